@@ -15,7 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from bench.harness import Row, Sizes, Took, anew, as_fast, in_turn, say, spark, timed, within
 from ferryman import Plan, run
-from ferryman.observe.progress import Silent
+from ferryman.observe import Silent
 from ferryman.queues import Queue
 from ferryman.queues.message import CONTENT
 from ferryman.sources import Queue as FromQueue

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from bench.processes import Watch, cpu_of_tree, forget_peaks
-from ferryman.observe.progress import Silent
+from ferryman.observe import Silent
 
 ROOT = Path(__file__).parents[1]
 XMX = "2g"

@@ -19,7 +19,7 @@ from bench.harness import ROOT, Row, Sizes, anew, say, timed
 from bench.processes import Watch
 from ferryman import Plan, account
 from ferryman.destinations import Null
-from ferryman.engine.scan.detect import detect_changes
+from ferryman.engine.scan.phase import detect_changes
 from ferryman.sources import Memory
 from ferryman.state.maintenance import maintain
 from ferryman.state.state import State, state_root

@@ -56,7 +56,7 @@ def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
 
 def _retried(made: Plan, state: Path) -> None:
     """A run that scans, finds all as it was, and has the retry as a wave of its own."""
-    from ferryman.operations.retry import retry
+    from ferryman.operations import retry
 
     retry(made, state=state)
     summary = run(made, state=state, spark=spark(), wait=0)

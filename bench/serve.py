@@ -18,8 +18,8 @@ from bench.harness import Row, Sizes, anew
 from ferryman import Plan
 from ferryman.destinations import Null
 from ferryman.intake import Queue
-from ferryman.reach import Reach
-from ferryman.service import Serving, on_spark, serve
+from ferryman.intake.service import Serving, on_spark, serve
+from ferryman.net.reach import Reach
 from ferryman.sources import Jobs
 
 BATCHES, JOBS = 20, 500

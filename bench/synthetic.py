@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ferryman.engine.scan.listing import LISTING, ListedPart, Listing
+from ferryman.engine.batches import LISTING
+from ferryman.engine.results import ListedPart, Listing
 from ferryman.plan import Plan, SourceNode
-from ferryman.records.events import table_of
-from ferryman.records.family import Published, encode_published
-from ferryman.records.schemas import DOCUMENTS, LEDGER
+from ferryman.records.families import Published, encode_published
+from ferryman.records.rows import DOCUMENTS, LEDGER, table_of
 from ferryman.sources import Memory
 from ferryman.state.outbox import due_stats
 from ferryman.state.state import SEQUENCE, SETTLED, WAVE, State
@@ -107,7 +107,7 @@ def blocks(count: int) -> Iterator[tuple[int, int]]:
 
 
 def empty_outbox(folder: Path) -> Any:
-    from ferryman.records.schemas import OUTBOX, OUTBOX_PARTITION
+    from ferryman.records.rows import OUTBOX, OUTBOX_PARTITION
 
     table = Table(folder, OUTBOX, OUTBOX_PARTITION)
     table.create()

@@ -16,7 +16,7 @@ from typing import Any
 import typer
 
 from ferryman.cli.app import app
-from ferryman.observe.log_file import JsonLog
+from ferryman.observe import JsonLog
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
 QUEUE = "ferryman intake"

@@ -17,7 +17,7 @@ from pathlib import Path
 # The engine is Spark's. What stands above it may load it when it is called: then the package itself
 # imports without Spark (`ferryman --help` must), while its modules need not.
 ENGINE = "ferryman.engine"
-ABOVE_ENGINE = ("ferryman.cli", "ferryman.service", "ferryman.demo", "ferryman.web")
+ABOVE_ENGINE = ("ferryman.cli", "ferryman.intake.service", "ferryman.demo", "ferryman.web")
 
 # Imports each module named on the command line, pyspark and py4j blocked. Prints {module: error}.
 PROBE = """

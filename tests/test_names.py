@@ -20,7 +20,7 @@ RETIRED = {
     r"\btap(s|ped)?\b": "a tee: `plan.tee`",
     r"\bsources\.Table\b": "sources.DataFrame",
     r"\bferryman docs\b": "ferryman deliveries",
-    r"\bferryman[./]consumers\b": "ferryman.service",
+    r"\bferryman[./]consumers\b": "ferryman.intake.service",
     r"\bferryman[./]settings\b": "ferryman.limits",
     r"universal=": "Unavailable or Misconfigured",
 }

@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from ferryman import net
+from ferryman.net import urls
 
 
 @pytest.mark.parametrize(
@@ -26,8 +26,8 @@ from ferryman import net
 )
 def test_what_is_shown_of_a_url(url: str, shown: str) -> None:
     """No user, password, query or fragment; of a query that there was one, unless it names a target."""
-    assert net.shown(url) == shown
-    assert net.plain(url) == shown.removesuffix("?…")
+    assert urls.shown(url) == shown
+    assert urls.plain(url) == shown.removesuffix("?…")
 
 
 @pytest.mark.parametrize(
@@ -42,13 +42,13 @@ def test_what_is_shown_of_a_url(url: str, shown: str) -> None:
 )
 def test_user_and_password_of_a_url(url: str, login: bytes) -> None:
     """They are no part of what is asked for, and sent byte for byte."""
-    parts, found = net.parted(url + "#part")
+    parts, found = urls.parted(url + "#part")
     assert parts.url == "http://host/x"
-    assert net.basic(found).removeprefix("Basic ") == base64.b64encode(login).decode()
+    assert urls.basic(found).removeprefix("Basic ") == base64.b64encode(login).decode()
 
 
 def test_what_passes() -> None:
     """Who says that a request was not handled, and servers in trouble; nothing that is the request's fault."""
-    assert [status for status in range(200, 500) if net.passes(status)] == [408, 425, 429]
-    assert all(map(net.passes, range(500, 600)))
-    assert all(map(net.passes, net.AWAY))
+    assert [status for status in range(200, 500) if urls.passes(status)] == [408, 425, 429]
+    assert all(map(urls.passes, range(500, 600)))
+    assert all(map(urls.passes, urls.AWAY))

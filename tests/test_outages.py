@@ -17,9 +17,9 @@ import requests
 import sqlalchemy as sa
 import urllib3
 
-from ferryman import durations
-from ferryman.outages import chain, is_connection
-from ferryman.sources.root import Root
+from ferryman import limits
+from ferryman.net.faults import causes, is_connection
+from ferryman.sources.folder import Root
 
 
 def named(module: str, name: str, *bases: type[Exception], **attributes: Any) -> Exception:
@@ -152,7 +152,7 @@ def test_the_chain_is_followed() -> None:
     assert not is_connection(raised(cut_off))
     one, other = RuntimeError("one"), RuntimeError("other")
     one.__cause__, other.__cause__ = other, one
-    assert list(chain(one)) == [one, other]
+    assert list(causes(one)) == [one, other]
     assert not is_connection(one)
 
 
@@ -174,7 +174,7 @@ def test_files_tell_what_the_device_said(tmp_path: Path, monkeypatch: pytest.Mon
     def failing(*_: object) -> bytes:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("ferryman.sources.root.os.read", failing)
+    monkeypatch.setattr("ferryman.sources.folder.os.read", failing)
     error = raised(lambda: Root(str(tmp_path)).read("a", 100))
     monkeypatch.undo()
     assert is_connection(error, reading=True)
@@ -198,9 +198,9 @@ def test_an_error_that_raises_when_it_is_asked() -> None:
 
 def test_durations() -> None:
     """As on the command line and in plans."""
-    assert [durations.seconds(t) for t in ("60", "90s", "15m", "2h", "1d", "500ms", " .5D ")] == [
+    assert [limits.seconds(t) for t in ("60", "90s", "15m", "2h", "1d", "500ms", " .5D ")] == [
         60, 90, 900, 7200, 86_400, 0.5, 43_200
     ]  # fmt: skip
     for text in ("", "d", "1w", "-1s", "1 d 2h", "nan", "inf"):
         with pytest.raises(ValueError, match="give seconds"):
-            durations.seconds(text)
+            limits.seconds(text)

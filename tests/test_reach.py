@@ -12,8 +12,8 @@ import pytest
 
 from ferryman.document import Document
 from ferryman.errors import UsageError
-from ferryman.net import answer
-from ferryman.reach import ENVIRONMENT, OWN_PLAN, HostPattern, NotAllowed, Reach, of_this_process, to_environment
+from ferryman.net.reach import ENVIRONMENT, OWN_PLAN, HostPattern, NotAllowed, Reach, of_this_process, to_environment
+from ferryman.net.urls import answer
 from ferryman.steps import fetch_url
 from tests.service.receiver import FileServer
 

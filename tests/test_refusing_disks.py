@@ -20,7 +20,7 @@ from ferryman.destinations.base import DestinationContext, Guarantee
 from ferryman.engine import driver
 from ferryman.errors import FerrymanError
 from ferryman.intake.queue import Queue as JobQueue
-from ferryman.operations.fsck import fsck
+from ferryman.operations import fsck
 from ferryman.plan import Plan
 from ferryman.queues import Queue
 from ferryman.routers import Duplicate

@@ -19,9 +19,9 @@ import sqlalchemy as sa
 
 from ferryman import Document, PermanentError, Plan, account, limits
 from ferryman.destinations import Sql
-from ferryman.engine.wave import Run, Summary
+from ferryman.engine.run import Run, Summary
 from ferryman.errors import TransientError
-from ferryman.observe.progress import Silent
+from ferryman.observe import Silent
 from ferryman.sources import Files, Listed
 from ferryman.state.state import State, state_root
 from ferryman.testing.inprocess import InProcess

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from ferryman import Plan, account
 from ferryman.destinations import Null
-from ferryman.engine.wave import Run, Summary
-from ferryman.observe.progress import Silent
+from ferryman.engine.run import Run, Summary
+from ferryman.observe import Silent
 from ferryman.sources import Csv, Files, JsonLines, Lines, Source
 from ferryman.state.state import State, state_root
 from ferryman.testing.inprocess import InProcess

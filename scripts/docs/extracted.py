@@ -11,11 +11,11 @@ from tests.steps import corpus
 
 from ferryman import Plan, account, steps
 from ferryman.destinations import Memory
-from ferryman.engine.wave import Run
-from ferryman.observe.progress import Silent
+from ferryman.engine.run import Run
+from ferryman.observe import Silent
 from ferryman.sources import Memory as Given
 from ferryman.state.state import State, state_root
-from ferryman.steps.formats import kinds
+from ferryman.steps import formats as kinds
 from ferryman.testing.inprocess import InProcess
 
 _SHOWN = 48

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from scripts.docs.svg import INK, PALE, Box, Picture
 
-from ferryman.records.statuses import MEANING, MOVES, TERMINAL, Status
+from ferryman.records.rows import MEANING, MOVES, TERMINAL, Status
 
 PERSON = (Status.RESTART, Status.FORCE, Status.DIRTY)
 """What a person says, or a source. All other moves are a run's, and are drawn."""

@@ -13,10 +13,10 @@ import ferryman.destinations
 import ferryman.sources
 import ferryman.steps
 from ferryman.destinations import Delivery, Destination, DestinationContext, Outcome, Sql
-from ferryman.destinations.sql.postgresql import faults as postgresql_faults
-from ferryman.destinations.sql.sqlite import faults
+from ferryman.destinations.sql import postgresql as postgresql_faults
+from ferryman.destinations.sql import sqlite
 from ferryman.errors import DeliveryError, TransientError
-from ferryman.plan.options import default_guarantee
+from ferryman.plan.plan import default_guarantee
 from ferryman.sources import Entry, Jobs, Log, Piece, Source
 from ferryman.testing.destinations import DestinationSuite
 from ferryman.testing.logs import LogSuite
@@ -95,10 +95,10 @@ def facts() -> str:
 
 def sqlite_errors() -> str:
     """What becomes of SQLite's errors."""
-    written = re.findall(r"sqlite3\.(SQLITE_\w+):", inspect.getsource(faults))
+    written = re.findall(r"sqlite3\.(SQLITE_\w+):", inspect.getsource(sqlite))
     codes = {getattr(sqlite3, name): name for name in written}
     lines = ["| SQLite says | outcome | about | what to do |", "|---|---|---|---|"]
-    lines += [f"| `{codes[code]}` | {_fault(fault)}" for code, fault in faults.FAULTS.items()]
+    lines += [f"| `{codes[code]}` | {_fault(fault)}" for code, fault in sqlite.FAULTS.items()]
     return "\n".join(lines)
 
 

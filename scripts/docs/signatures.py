@@ -37,9 +37,9 @@ def names(module_name: str) -> str:
 def answers() -> str:
     """What ``run``, ``preview`` and ``retry`` return, and what is raised."""
     from ferryman import errors
-    from ferryman.engine.preview.preview import Expected, Preview
+    from ferryman.engine.preview import Expected, Preview
     from ferryman.engine.summary import FlowSummary, Summary
-    from ferryman.operations.retry import Retried
+    from ferryman.operations import Retried
     from ferryman.plan import Handle
 
     tree = textwrap.dedent((inspect.getdoc(errors) or "").partition("::\n")[2].partition("Every message")[0]).strip(

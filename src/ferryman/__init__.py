@@ -15,12 +15,8 @@ from ferryman.plan import Flow, Plan
 
 if TYPE_CHECKING:
     from ferryman.destinations.sql.search import search
-    from ferryman.engine.preview.preview import preview
-    from ferryman.operations.fsck import fsck
-    from ferryman.operations.questions import deliveries, history, status, tables
-    from ferryman.operations.resolve import resolve
-    from ferryman.operations.retry import retry
-    from ferryman.operations.run import run
+    from ferryman.engine.preview import preview
+    from ferryman.operations import deliveries, fsck, history, resolve, retry, run, status, tables
 
 __all__ = [
     "Document",
@@ -47,16 +43,16 @@ __all__ = [
 __version__ = "0.1.0"
 
 _OPERATIONS: Final = {
-    "deliveries": "operations.questions",
-    "fsck": "operations.fsck",
-    "history": "operations.questions",
-    "preview": "engine.preview.preview",
-    "resolve": "operations.resolve",
-    "retry": "operations.retry",
-    "run": "operations.run",
+    "deliveries": "operations",
+    "fsck": "operations",
+    "history": "operations",
+    "preview": "engine.preview",
+    "resolve": "operations",
+    "retry": "operations",
+    "run": "operations",
     "search": "destinations.sql.search",
-    "status": "operations.questions",
-    "tables": "operations.questions",
+    "status": "operations",
+    "tables": "operations",
 }
 """Name -> its module, imported when the name is first used: a plan file needs none of them, nor what they import."""
 

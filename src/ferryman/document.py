@@ -12,7 +12,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from ferryman import durations, limits
+from ferryman import limits
+from ferryman import limits as durations
 from ferryman.errors import (
     BadDocument,
     PermanentError,

@@ -12,7 +12,7 @@ from typing import Final
 
 from ferryman import limits
 from ferryman.errors import describe
-from ferryman.outages import chain
+from ferryman.net.faults import causes
 
 _WORDS: Final = (
     *("failed to map segment", "cannot allocate memory", "can't start new thread", "failed to launch worker thread"),
@@ -26,7 +26,7 @@ _SAYING: Final = (ImportError, OSError, RuntimeError)
 
 def lacks_memory(error: BaseException) -> bool:
     """Did an allocation fail: Python's own, Arrow's, DuckDB's, one of C++, a thread's, a library's that is loaded?"""
-    return any(is_failed_allocation(each) for each in chain(error))
+    return any(is_failed_allocation(each) for each in causes(error))
 
 
 def is_failed_allocation(error: BaseException) -> bool:
@@ -48,7 +48,7 @@ def why_no_memory(error: BaseException, size: int | None = None) -> str:
     Args:
         size: bytes of what the memory was for.
     """
-    cause = next((each for each in chain(error) if is_failed_allocation(each)), error)
+    cause = next((each for each in causes(error) if is_failed_allocation(each)), error)
     found = [_mib(size)] if size is not None else []
     found.append(describe(cause).removesuffix(": "))
     return f"there is too little memory for it ({': '.join(found)}){_limited()}"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ferryman import Document
-from ferryman.cli import demo, demo_plan
+from ferryman.cli import demo_plan, start
 from ferryman.errors import BadDocument, UsageError
 
 STDLIB = Path(sysconfig.get_path("stdlib"))
@@ -89,14 +89,14 @@ def test_every_file_of_the_standard_library_can_be_read() -> None:
 
 def test_preparing_changes_nothing_that_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A plan that a person has changed is theirs."""
-    demo.prepare(tmp_path)
-    demo.prepare(tmp_path)
+    start.prepare(tmp_path)
+    start.prepare(tmp_path)
     assert capsys.readouterr().err == ""
 
     plan = tmp_path / "plan.py"
     plan.write_text("mine")
     (tmp_path / "broken" / "empty.txt").write_text("mine")
-    demo.prepare(tmp_path)
+    start.prepare(tmp_path)
 
     assert plan.read_text() == "mine"
     assert (tmp_path / "broken" / "empty.txt").read_text() == "mine"
@@ -108,4 +108,4 @@ def test_preparing_refuses_a_file(tmp_path: Path) -> None:
     (tmp_path / "taken").touch()
 
     with pytest.raises(UsageError, match="is a file"):
-        demo.prepare(tmp_path / "taken")
+        start.prepare(tmp_path / "taken")

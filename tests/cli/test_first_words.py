@@ -65,7 +65,7 @@ def test_a_run_says_that_its_state_is_new(
     def run(plan: Plan, *, state: Path, **_: Any) -> Summary:
         return run_plan(plan, state)
 
-    monkeypatch.setattr("ferryman.operations.run.run", run)
+    monkeypatch.setattr("ferryman.operations.run", run)
     assert start(["run", str(tmp_path / "plan.py")]) == 0
     assert capsys.readouterr().err.startswith(f"new state: {tmp_path}/.ferryman/small-v2. ")
     assert start(["run", str(tmp_path / "plan.py")]) == 0
@@ -113,8 +113,8 @@ def test_a_missing_extra_is_found_by_plan_check(
     def find_spec(name: str, *rest: Any) -> Any:
         return None if name == module else there(name, *rest)
 
-    for package in ("bucket", "jobs"):
-        monkeypatch.setattr(f"ferryman.sources.{package}.find_spec", find_spec)
+    for package in ("sources.bucket", "intake.source"):
+        monkeypatch.setattr(f"ferryman.{package}.find_spec", find_spec)
     plan = Plan("extras")
     plan.source("there", source).destination("out", Null())
     with pytest.raises(PlanError) as refused:

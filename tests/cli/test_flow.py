@@ -237,9 +237,9 @@ def test_an_interrupt_ends_the_flow_with_130(
     ferryman: Say, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     """All of it, also while one plan is at work; the next run goes on."""
-    from ferryman.engine import wave
+    from ferryman.engine import run
 
-    commit, armed = wave.commit_staged, [True]
+    commit, armed = run.commit_staged, [True]
 
     def interrupted(state: Any, *args: Any, **options: Any) -> Any:
         commit(state, *args, **options)
@@ -247,7 +247,7 @@ def test_an_interrupt_ends_the_flow_with_130(
             armed.clear()
             signal.raise_signal(number)
 
-    monkeypatch.setattr(wave, "commit_staged", interrupted)
+    monkeypatch.setattr(run, "commit_staged", interrupted)
     code, out, err = ferryman("run", "plan.py")
     assert (code, out) == (130, "")
     assert err[-1].startswith("interrupted: nothing is lost. Run the same command again")

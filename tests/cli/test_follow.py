@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ferryman.destinations import Queue as ToQueue
-from ferryman.operations.follow import follow
+from ferryman.operations import follow
 from ferryman.plan import Flow, Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Memory, Queue

@@ -43,7 +43,7 @@ def plan_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     def run(plan: Plan, *, state: Path, observer: Any, **_: Any) -> Summary:
         return run_plan(plan, state, observer=observer)
 
-    monkeypatch.setattr("ferryman.operations.run.run", run)
+    monkeypatch.setattr("ferryman.operations.run", run)
     (tmp_path / "plan.py").write_text(PLAN)
     return str(tmp_path / "plan.py")
 

@@ -9,10 +9,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
-from ferryman.observe import Observer, Silent, one_line, watching
-from ferryman.observe.log import logging_to
-from ferryman.observe.pace import Pace, duration
-from ferryman.observe.progress import Bar, LineProgress
+from ferryman.observe import Bar, LineProgress, Observer, Pace, Silent, duration, logging_to, one_line, watching
 
 
 def a_wave(observer: Observer) -> None:

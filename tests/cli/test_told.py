@@ -43,7 +43,7 @@ def test_retry_says_what_comes_of_it(
         got.update(options)
         return done
 
-    fake("ferryman.operations.retry", retry=retry)
+    fake("ferryman.operations", retry=retry)
 
     assert (
         start(
@@ -115,7 +115,7 @@ class Finding(NamedTuple):
 def test_fsck_ends_with_1_if_anything_is_damaged(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A line a finding: the file, what is wrong, what can be done."""
     findings = [Finding(Path("/x"), "3 bytes are missing", "restore it")]
-    fake("ferryman.operations.fsck", check=lambda root: findings)
+    fake("ferryman.operations", check=lambda root: findings)
 
     assert start(["fsck", "plan.py"]) == 1
     assert capsys.readouterr().out == f"/x: 3 bytes are missing; restore it\n{state}: 1 damaged or missing\n"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ferryman.cli.app import start
-from ferryman.engine.scan.reason import Reason
+from ferryman.engine.batches import Reason
 from tests.support.fakes import Fake
 
 
@@ -48,7 +48,7 @@ def previewed(fake: Fake, state: Path) -> SimpleNamespace:
         del found.asked["observer"]
         return found
 
-    fake("ferryman.engine.preview.preview", preview=preview)
+    fake("ferryman.engine.preview", preview=preview)
     return found
 
 
@@ -151,7 +151,7 @@ def test_preview_of_nothing_says_so(previewed: SimpleNamespace, capsys: pytest.C
 
 def test_every_reason_has_words() -> None:
     """Those of a scan but ``look``, which is read; and two of documents that are asked for."""
-    from ferryman.cli.preview import REASONS
+    from ferryman.cli.plan import REASONS
 
     assert set(REASONS) == {*map(str, Reason)} - {Reason.LOOK} | {"unchanged", "later"}
 
@@ -162,6 +162,6 @@ def test_an_interrupted_preview_ends_with_130(fake: Fake, state: Path, capsys: p
     def preview(plan: Any, **_: Any) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    fake("ferryman.engine.preview.preview", preview=preview)
+    fake("ferryman.engine.preview", preview=preview)
     assert start(["preview", "plan.py"]) == 130
     assert capsys.readouterr() == ("", "interrupted: nothing was written.\n")

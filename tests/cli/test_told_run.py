@@ -43,7 +43,7 @@ def test_run_hands_its_options_on(fake: Fake, state: Path, capsys: pytest.Captur
         got.update(options, plan=plan.key)
         return Summary()
 
-    fake("ferryman.operations.run", run=run)
+    fake("ferryman.operations", run=run)
 
     code = start(
         [
@@ -109,7 +109,7 @@ def test_deletes_are_allowed_everywhere_or_in_folders(
         got.update(options)
         return Summary()
 
-    fake("ferryman.operations.run", run=run)
+    fake("ferryman.operations", run=run)
     assert start(["run", *words, "plan.py", "--json"]) == 0
     assert got["allow_deletes"] == allowed
 
@@ -117,7 +117,7 @@ def test_deletes_are_allowed_everywhere_or_in_folders(
 def test_run_tells_what_is_left_and_what_to_type(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Counts, the newest few with their reasons, the commands that go on; the exit code is the run's."""
     fake(
-        "ferryman.operations.run",
+        "ferryman.operations",
         run=lambda plan, **_: Summary(3, 2, 2, dropped=1, rejected=3),
     )
     fake(
@@ -139,7 +139,7 @@ def test_run_tells_what_is_left_and_what_to_type(fake: Fake, state: Path, capsys
 
 def test_run_tells_that_something_is_pending(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What is pending is not lost: the next run sends it."""
-    fake("ferryman.operations.run", run=lambda plan, **_: Summary(exit=4, pending=7))
+    fake("ferryman.operations", run=lambda plan, **_: Summary(exit=4, pending=7))
     fake("ferryman.account", reasons=lambda root, status, limit, plan: [])
 
     assert start(["run", "plan.py"]) == 4
@@ -149,7 +149,7 @@ def test_run_tells_that_something_is_pending(fake: Fake, state: Path, capsys: py
 
 def test_a_run_without_news_says_so(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No wave: nothing had changed."""
-    fake("ferryman.operations.run", run=lambda plan, **_: Summary(waves=0, delivered=0))
+    fake("ferryman.operations", run=lambda plan, **_: Summary(waves=0, delivered=0))
 
     assert start(["run", "plan.py"]) == 0
     assert capsys.readouterr().out == "Nothing has changed since the last run.\n"
@@ -160,7 +160,7 @@ def test_a_run_that_only_held_something_back_does_not_say_so(
     fake: Fake, state: Path, capsys: pytest.CaptureFixture[str], code: int
 ) -> None:
     """Deletes, or a whole source, wait: something has changed."""
-    fake("ferryman.operations.run", run=lambda plan, **_: Summary(exit=code, waves=0, delivered=0))
+    fake("ferryman.operations", run=lambda plan, **_: Summary(exit=code, waves=0, delivered=0))
 
     assert start(["run", "plan.py"]) == code
     assert capsys.readouterr().out.startswith("Nothing was delivered.\n")
@@ -180,7 +180,7 @@ def test_an_interrupted_run_ends_with_130(
         signal.raise_signal(number)
         return Summary()
 
-    fake("ferryman.operations.run", run=run)
+    fake("ferryman.operations", run=run)
 
     assert start(["run", "plan.py"]) == 130
     assert capsys.readouterr() == ("", INTERRUPTED)
@@ -207,7 +207,7 @@ def test_an_interrupt_is_not_lost_in_spark(fake: Fake, state: Path, capsys: pyte
             observer.message("destination index: Spark: Answer from Java side is empty")
         return Summary()
 
-    fake("ferryman.operations.run", run=run)
+    fake("ferryman.operations", run=run)
 
     assert start(["run", "plan.py"]) == 130
     assert capsys.readouterr() == ("", INTERRUPTED)
@@ -233,7 +233,7 @@ def test_an_error_ends_with_its_code(
     def run(plan: Any, **_: Any) -> Summary:
         raise raised
 
-    fake("ferryman.operations.run", run=run)
+    fake("ferryman.operations", run=run)
 
     assert start(["run", "plan.py", "--json"]) == code
     captured = capsys.readouterr()
@@ -250,7 +250,7 @@ def test_progress_goes_to_stderr(fake: Fake, state: Path, capsys: pytest.Capture
         observer.settled(2, 0, 0)
         return Summary()
 
-    fake("ferryman.operations.run", run=run)
+    fake("ferryman.operations", run=run)
 
     assert start(["run", "plan.py", "--json"]) == 0
     lines = capsys.readouterr().err.splitlines()

@@ -11,18 +11,16 @@ from typing import Any
 
 import msgspec
 
-from ferryman import account, crash, limits
-from ferryman.engine import driver, wave
+from ferryman import account, crash, limits, operations
+from ferryman.engine import driver
+from ferryman.engine import run as wave
+from ferryman.engine.migration import migrate
+from ferryman.engine.run import Run
 from ferryman.engine.runner.base import Runner
-from ferryman.engine.wave import Run
 from ferryman.errors import StateLost
-from ferryman.observe.progress import Silent
-from ferryman.operations import fsck
-from ferryman.operations.migrate import migrate
-from ferryman.operations.resolve import resolve
-from ferryman.operations.retry import retry
-from ferryman.state.identity import plan_of
-from ferryman.state.state import State, state_root
+from ferryman.observe import Silent
+from ferryman.operations import resolve, retry
+from ferryman.state.state import State, plan_of, state_root
 from ferryman.storage import objects
 from ferryman.storage.files import below
 from ferryman.testing.inprocess import InProcess
@@ -294,7 +292,7 @@ def check_shape(job: Job, plan: Any, summary: wave.Summary | None) -> None:
         if older != where:
             old = plan_of(older)
             assert account.status(older, old)["balanced"]
-            assert fsck.check(older) == []
+            assert operations.check(older) == []
 
 
 def check_late(plan: Any, root: Path, job: Job) -> None:
@@ -302,7 +300,7 @@ def check_late(plan: Any, root: Path, job: Job) -> None:
 
     where = state_root(plan, root / "state")
     check(root, job.guarantee, account.status(where, plan), account.deliveries(where, status="in_doubt"))
-    assert fsck.check(where) == []
+    assert operations.check(where) == []
 
 
 def check(plan: Any, root: Path, job: Job) -> None:
@@ -315,7 +313,7 @@ def check(plan: Any, root: Path, job: Job) -> None:
     left = account.left_over(where, plan)
     for name in ("failed", "rejected", "pending", "in_doubt"):
         assert left[name] == status["destinations"]["log"][name], (left, status)
-    assert fsck.check(where) == []
+    assert operations.check(where) == []
     stray = [name for name in below(where) if ".tmp-" in name]
     assert not stray, stray
 

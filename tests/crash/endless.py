@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from ferryman.destinations.base import Delivery, Outcome
 from ferryman.document import Document
 from ferryman.errors import PermanentError, Unavailable
-from ferryman.observe.progress import Silent
-from ferryman.operations.retry import retry
+from ferryman.observe import Silent
+from ferryman.operations import retry
 from ferryman.plan import Plan
 from ferryman.sources import Files
 from tests.crash import scenario

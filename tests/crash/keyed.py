@@ -13,11 +13,10 @@ from typing import Any
 
 import msgspec
 
-from ferryman import Document, account, crash, limits
+from ferryman import Document, account, crash, limits, operations
 from ferryman.engine import driver
-from ferryman.engine.wave import Run, Summary
+from ferryman.engine.run import Run, Summary
 from ferryman.errors import PermanentError
-from ferryman.operations import fsck
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Queue
@@ -109,7 +108,7 @@ def check(root: Path, stage: int, summary: Summary) -> None:
     plan = make_plan(root)
     where = state_root(plan, root / "state")
     invariants.check(where, plan, summary)
-    assert fsck.check(where) == []
+    assert operations.check(where) == []
     assert states(where, "counts") == dict(words)
     lines = [json.loads(line) for line in (root / "index.jsonl").read_text().splitlines()]
     assert max(Counter(line["hash"] for line in lines).values()) == 1, "doubled"

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from ferryman import Document, crash, limits
-from ferryman.engine.wave import Summary
-from ferryman.operations.migrate import migrate
+from ferryman.engine.migration import migrate
+from ferryman.engine.run import Summary
 from ferryman.plan import Plan
 from ferryman.sources import Memory
 from ferryman.state.state import state_root

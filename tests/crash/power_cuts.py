@@ -14,9 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ferryman import Document, limits
+from ferryman import Document, limits, operations
 from ferryman.destinations import Queue as IntoQueue
-from ferryman.operations import fsck
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Memory, Queue
@@ -81,7 +80,7 @@ class World:
                 changes[body["key"]] = body["new"]
             assert changes == Counter(words)
             assert states(root, "listed_counts") == {"a": 1, "b": 1}
-        assert fsck.check(root) == []
+        assert operations.check(root) == []
 
 
 def starts_after_each_point(place: Path, kind: str, first: int, every: int) -> set[str]:

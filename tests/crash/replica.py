@@ -13,10 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from ferryman import Document, account, crash, limits
+from ferryman import Document, account, crash, limits, operations
 from ferryman.engine import driver
-from ferryman.engine.wave import Run, Summary
-from ferryman.operations import fsck
+from ferryman.engine.run import Run, Summary
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Changes, Queue
@@ -113,7 +112,7 @@ def check(root: Path, keeper: Plan, copy: Plan, summary: Summary) -> None:
     where = state_root(copy, root / "state")
     assert (summary.exit, summary.pending) == (0, 0), summary
     invariants.check(where, copy, summary)
-    assert fsck.check(where) == []
+    assert operations.check(where) == []
     lines = [json.loads(line) for line in (root / "shelf.jsonl").read_text().splitlines()]
     assert max(Counter(line["hash"] for line in lines).values()) == 1, "doubled"
     held: dict[str, dict[str, object]] = {}

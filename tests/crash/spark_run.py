@@ -11,10 +11,10 @@ import msgspec
 
 from ferryman import limits
 from ferryman.destinations.base import Delivery, Outcome
-from ferryman.engine import driver, wave
+from ferryman.engine import driver, run
+from ferryman.engine.migration import migrate
 from ferryman.engine.runner.sessions import start
 from ferryman.engine.runner.spark import SparkRunner
-from ferryman.operations.migrate import migrate
 from ferryman.plan import Plan
 from ferryman.sources import Files
 from ferryman.state.state import State, state_root
@@ -65,7 +65,7 @@ def main(job: child.Job) -> None:
         migrate(where, plan, older)
     with State.take(where, plan) as state, driver.check_plan_changes(state, accept_changes=False):
         spark = start("local[2,4]", CONF, "crash")
-        summary = wave.Run(state, SparkRunner(spark), child.Spoken(), wait=5, wave_bytes=wave_bytes).go()
+        summary = run.Run(state, SparkRunner(spark), child.Spoken(), wait=5, wave_bytes=wave_bytes).go()
         print(summary, flush=True)
 
 

@@ -19,18 +19,18 @@ from typing import Any
 
 import msgspec
 
-from ferryman import Document, account, crash, limits
+from ferryman import Document, account, crash, limits, operations
 from ferryman.destinations import Queue as ToQueue
 from ferryman.engine import driver
-from ferryman.engine.wave import Run
+from ferryman.engine.run import Run
 from ferryman.errors import StateLost
-from ferryman.operations import fsck
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.routers import Duplicate
 from ferryman.sources import Memory, Queue
 from ferryman.state.state import State, state_root
-from ferryman.storage import cache, objects
+from ferryman.storage import objects
+from ferryman.storage import objects as cache
 from ferryman.storage.disk import TEMPORARY
 from ferryman.testing.inprocess import InProcess
 from tests.crash.child import OVERTAKEN
@@ -158,7 +158,7 @@ def check(job: Job) -> None:
         else:
             have[line["id"]] = line["text"]
     assert have.keys() == (DOCUMENTS[job.stage - 1].keys() if job.documents else set())
-    assert fsck.check(root) == []
+    assert operations.check(root) == []
     assert account.status(root, plan)["balanced"]
 
 

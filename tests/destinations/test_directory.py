@@ -12,9 +12,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-from ferryman.destinations import Destination, DestinationContext, Directory, Guarantee, Outcome
-from ferryman.destinations.directory import writer
-from ferryman.destinations.directory.names import key, plain, unlike
+from ferryman.destinations import Destination, DestinationContext, Directory, Guarantee, Outcome, files
+from ferryman.destinations.files import key, plain, unlike
 from ferryman.errors import PermanentError, PlanError, TransientError
 from ferryman.testing.destinations import DestinationSuite, delete, delivery
 
@@ -201,7 +200,7 @@ def test_a_kill_between_file_and_index(tmp_path: Path, monkeypatch: pytest.Monke
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(writer.Shelf, "note", killed)
+        patched.setattr(files.Shelf, "note", killed)
         with pytest.raises(KeyboardInterrupt):
             opened(tmp_path, content=content).write(chunk)
     assert len(tree(tmp_path)) == 2, "the files are there, the index does not know"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 
-from ferryman.destinations.http import Http
+from ferryman.net.http import Http
 from tests.destinations.conftest import TlsServer
 from tests.support.receiver import Receiver
 

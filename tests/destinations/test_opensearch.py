@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ferryman.destinations import Delivery, OpenSearch, Outcome
-from ferryman.destinations.opensearch import body
+from ferryman.destinations import opensearch as body
 from ferryman.testing.destinations import delete, delivery
 from tests.destinations.search_index import SearchIndex, index, kinds, opened, opensearch
 from tests.servers.opensearch import OpenSearchServer

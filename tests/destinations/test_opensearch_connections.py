@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from ferryman.destinations import DestinationContext, Guarantee, OpenSearch
-from ferryman.destinations.opensearch import body, destination
+from ferryman.destinations import opensearch as body
+from ferryman.destinations import opensearch as destination
 from ferryman.errors import PermanentError, PlanError, TransientError
 from ferryman.testing.destinations import delivery
 from ferryman.testing.proxy import Proxy, ProxyFault

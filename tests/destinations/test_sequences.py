@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ferryman.destinations import Delivery, Outcome
-from ferryman.destinations.sequences import LastDelivery, compare
+from ferryman.destinations.base import LastDelivery, compare
 from ferryman.testing.destinations import delete, delivery
 
 deliveries = st.builds(

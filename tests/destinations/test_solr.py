@@ -13,7 +13,7 @@ import pytest
 
 from ferryman import Plan
 from ferryman.destinations import Delivery, Destination, DestinationContext, Guarantee, Outcome, Solr
-from ferryman.destinations.solr.client import Collection
+from ferryman.destinations.solr import Collection
 from ferryman.errors import PermanentError, PlanError, TransientError
 from ferryman.plan import DestinationNode
 from ferryman.sources import Memory

@@ -13,7 +13,8 @@ import pytest
 import sqlalchemy as sa
 
 from ferryman.destinations import Outcome, Sql
-from ferryman.destinations.sql.sqlite import SQLite, database, faults
+from ferryman.destinations.sql import sqlite
+from ferryman.destinations.sql.sqlite import SQLite
 from ferryman.errors import DeliveryError, PermanentError, TransientError
 from ferryman.testing.destinations import delivery
 from tests.destinations.sql_table import CONTEXT, opened, path, query, url
@@ -52,7 +53,7 @@ def test_what_is_no_database_is_refused(path: Path) -> None:
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("open_engine", [database.engine, database.reader])
+@pytest.mark.parametrize("open_engine", [sqlite.make_engine, sqlite.reader])
 @pytest.mark.parametrize(("query", "waits_ms"), [("", 30_000), ("?timeout=1.5", 1500)])
 def test_a_timeout_in_the_url_wins(
     path: Path, open_engine: Callable[[sa.URL], sa.Engine], query: str, waits_ms: int
@@ -138,13 +139,13 @@ def test_a_commit_waits_for_the_disk(path: Path, connections: list[sqlite3.Conne
     sql.close()
 
 
-@pytest.mark.parametrize("code", sorted(faults.FAULTS))
+@pytest.mark.parametrize("code", sorted(sqlite.FAULTS))
 def test_errors_say_what_to_do(code: int) -> None:
     """Every fault of SQLite that we know says where, what, and what happens next; detail codes mean the same."""
     error = sqlite3.OperationalError("it failed")
     for variant in (code, code | 3 << 8):
         error.sqlite_errorcode = variant
-        explained = faults.explain(error, "here")
+        explained = sqlite.explain(error, "here")
         assert isinstance(explained, TransientError | PermanentError)
         assert str(explained).startswith("here: it failed: ")
         assert str(explained).endswith(".")
@@ -155,13 +156,13 @@ def test_too_little_memory_is_about_the_document(code: int) -> None:
     """One that is too large must not keep all others from the database."""
     error = sqlite3.OperationalError("out of memory")
     error.sqlite_errorcode = code
-    explained = faults.explain(error, "here")
+    explained = sqlite.explain(error, "here")
     assert isinstance(explained, TransientError)
     assert not explained.universal
 
 
 def test_other_errors_are_left_alone() -> None:
     """What is not the database's is not explained away."""
-    assert faults.explain(KeyError("x"), "here") is None
+    assert sqlite.explain(KeyError("x"), "here") is None
     with pytest.raises(KeyError), SQLite().explained("here"):
         raise KeyError("x")

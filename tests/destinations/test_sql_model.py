@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ferryman.destinations import Delivery, Sql
-from ferryman.destinations.sequences import LastDelivery
-from ferryman.destinations.sql.sqlite import SQLite, full_text
+from ferryman.destinations.base import LastDelivery
+from ferryman.destinations.sql import sqlite
+from ferryman.destinations.sql.sqlite import SQLite
 from ferryman.testing.destinations import delete, delivery
 from tests.destinations.sql_table import matching, opened, query, verify_index
 from tests.destinations.test_sequences import one_by_one
@@ -45,7 +46,7 @@ def is_bad(one: Delivery) -> bool:
 
 @contextmanager
 def database() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(full_text, "IDS_PER_STATEMENT", 3):
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(sqlite, "IDS_PER_STATEMENT", 3):
         yield Path(folder) / "out.db"
 
 

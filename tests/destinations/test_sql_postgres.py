@@ -154,6 +154,6 @@ def test_wrong_arguments_are_refused_when_the_plan_is_built(make: Callable[[], S
 
 def test_a_missing_driver_is_named() -> None:
     """With what to install."""
-    with mock.patch("ferryman.databases.find_spec", return_value=None), pytest.raises(PlanError) as caught:
+    with mock.patch("ferryman.net.databases.find_spec", return_value=None), pytest.raises(PlanError) as caught:
         Sql("postgresql://host/db")
     assert "pip install 'ferryman[postgres]'" in str(caught.value)

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from ferryman.destinations import Outcome, Sql
-from ferryman.destinations.sql.postgresql import faults
+from ferryman.destinations.sql import postgresql
 from ferryman.errors import DeliveryError, PermanentError, TransientError
 from ferryman.testing.destinations import delivery
 from tests.destinations.postgres import Database, database, postgres
@@ -30,20 +30,20 @@ def fault(call: Callable[[], object]) -> DeliveryError:
     return caught.value
 
 
-@pytest.mark.parametrize("state", sorted(faults.FAULTS))
+@pytest.mark.parametrize("state", sorted(postgresql.FAULTS))
 def test_errors_say_what_to_do(database: Database, state: str) -> None:
     """Every SQLSTATE that we know, raised by the server itself: where, what, and what happens next."""
-    kind, remedy = faults.FAULTS[state]
+    kind, remedy = postgresql.FAULTS[state]
     with psycopg.connect(database.url) as connection, pytest.raises(psycopg.Error) as caught:
         connection.execute(f"DO $$ BEGIN RAISE EXCEPTION 'it failed' USING ERRCODE = '{state:0<5}'; END $$")
-    said = faults.explain(caught.value, "here")
+    said = postgresql.explain(caught.value, "here")
     assert type(said) is kind
     assert str(said) == f"here: it failed: {remedy}."
 
 
 def test_other_errors_are_left_alone() -> None:
     """What is not the database's is not explained away."""
-    assert faults.explain(KeyError("x"), "here") is None
+    assert postgresql.explain(KeyError("x"), "here") is None
 
 
 def test_a_server_that_is_down_and_one_that_refuses(database: Database) -> None:

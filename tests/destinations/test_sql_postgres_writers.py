@@ -11,7 +11,7 @@ import pytest
 from psycopg.errors import DeadlockDetected
 
 from ferryman.destinations import Delivery, Outcome, Sql
-from ferryman.destinations.sql.postgresql import writer
+from ferryman.destinations.sql import postgresql
 from ferryman.errors import TransientError
 from ferryman.testing.destinations import delete, delivery
 from tests.destinations.postgres import Database, database, postgres
@@ -69,7 +69,7 @@ def test_who_is_overtaken_begins_again(database: Database) -> None:
     sql, other = opened(Sql(database.url)), opened(Sql(database.url))
     sql.write([delivery("known", 1)])
     inner = sql._writer
-    assert isinstance(inner, writer.PostgresWriter)
+    assert isinstance(inner, postgresql.PostgresWriter)
     inner._new_expected = False
     put, rounds = inner._put, []
 
@@ -91,10 +91,12 @@ def test_a_delete_waits_for_those_who_upsert(database: Database) -> None:
     """While one is in the middle of upserting, a delete of the same new id is not done: nothing comes back after it."""
     Sql(database.url).check()
     with psycopg.connect(database.url) as upserting:
-        upserting.execute("SELECT pg_advisory_xact_lock_shared(%s, 'documents'::regclass::oid::int)", [writer.LOCKS])
+        upserting.execute(
+            "SELECT pg_advisory_xact_lock_shared(%s, 'documents'::regclass::oid::int)", [postgresql.LOCKS]
+        )
         deleting = opened(Sql(database.url))
         inner = deleting._writer
-        assert isinstance(inner, writer.PostgresWriter)
+        assert isinstance(inner, postgresql.PostgresWriter)
         inner._connection.execute("SET lock_timeout = '50ms'")
         with pytest.raises(TransientError, match="lock") as caught:
             deleting.write([delete("a", 2)])
@@ -110,12 +112,12 @@ def test_deadlocks_are_begun_again(database: Database) -> None:
     """A transaction that the server gives up for another's sake is repeated, a few times; then it is tried later."""
     sql = opened(Sql(database.url))
     inner = sql._writer
-    assert isinstance(inner, writer.PostgresWriter)
+    assert isinstance(inner, postgresql.PostgresWriter)
     real, times = inner._write, []
 
     def unlucky(chunk: list[Delivery]) -> list[Outcome]:
         times.append(1)
-        if len(times) < writer.TRIES:
+        if len(times) < postgresql.TRIES:
             raise DeadlockDetected("deadlock detected")
         return real(chunk)
 
@@ -125,7 +127,7 @@ def test_deadlocks_are_begun_again(database: Database) -> None:
         with pytest.raises(TransientError, match="other writers") as caught:
             sql.write([delivery("b", 2)])
         assert caught.value.universal
-        assert always.call_count == writer.TRIES
+        assert always.call_count == postgresql.TRIES
     sql.close()
 
 
@@ -151,6 +153,6 @@ def test_a_commit_waits_for_the_disk(database: Database) -> None:
     assert database.query("SHOW synchronous_commit") == [("off",)]
     sql = opened(Sql(database.url))
     inner = sql._writer
-    assert isinstance(inner, writer.PostgresWriter)
+    assert isinstance(inner, postgresql.PostgresWriter)
     assert inner._connection.execute("SHOW synchronous_commit").fetchone() == ("on",)
     sql.close()

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from ferryman.destinations import DestinationContext, Guarantee, Outcome, Webhook
-from ferryman.destinations.webhook.answers import STATUSES, meaning
+from ferryman.destinations.webhook import STATUSES, meaning
 from ferryman.errors import PermanentError, TransientError
-from ferryman.net import retry_after_s
+from ferryman.net.urls import retry_after_s
 from ferryman.testing.destinations import delivery
 from ferryman.testing.proxy import Proxy, ProxyFault
 from tests.destinations.conftest import TlsServer

@@ -16,8 +16,8 @@ import pytest
 
 from ferryman import crash
 from ferryman.crash import DRIVER, EXECUTOR, QUEUES
-from ferryman.records import schemas
-from ferryman.state.layout import FOLDERS, READERS
+from ferryman.records import rows as schemas
+from ferryman.state.state import FOLDERS, READERS
 
 ROOT = Path(__file__).parents[2]
 OVERVIEW = (ROOT / "docs" / "architecture.md").read_text("utf-8")

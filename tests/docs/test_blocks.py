@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from scripts.docs import blocks, moves, signatures
 
-from ferryman.records.statuses import MOVES, Status
+from ferryman.records.rows import MOVES, Status
 
 PAGES = [page for page in blocks.pages() if blocks.blocks_of(page)]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ferryman.records.statuses import TERMINAL, Status
-from ferryman.state.layout import FOLDERS
+from ferryman.records.rows import TERMINAL, Status
+from ferryman.state.state import FOLDERS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "glossary.md").read_text("utf-8")
 WORDS = [word for cell in re.findall(r"^\| ([^|]+?) \|", PAGE, re.MULTILINE) for word in cell.split(", ")]

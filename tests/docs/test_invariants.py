@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 from ferryman import Document
 from ferryman.destinations import Delivery, Outcome
-from ferryman.engine.commit.commit import commit_wave
+from ferryman.engine.commit import commit_wave
 from ferryman.errors import StateLost
 from tests.support.recorder import Recorder
 from tests.support.trial import Trial

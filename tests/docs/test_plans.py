@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from scripts.docs import blocks, plans
 
-from ferryman.plan import graph
+from ferryman.plan import check
 
 PAGE = (blocks.DOCS / "reference" / "plan.md").read_text("utf-8")
 NOT_BUILT = ("a source follows nothing", "the destination of errors follows nothing")
@@ -60,11 +60,11 @@ def test_each_plan_has_one_warning(case: plans.Case) -> None:
 
 
 def test_no_finding_is_missing() -> None:
-    """Every text that plan/graph.py can say is on the page, by its longest part that is always the same."""
+    """Every text that plan/check.py can say is on the page, by its longest part that is always the same."""
     page = " ".join(PAGE.split())
     texts = [
         max((str(part.value) for part in node.values if isinstance(part, ast.Constant)), key=len, default="")
-        for node in ast.walk(ast.parse(inspect.getsource(graph)))
+        for node in ast.walk(ast.parse(inspect.getsource(check)))
         if isinstance(node, ast.JoinedStr)
     ]
     said = [" ".join(text.split()) for text in texts if len(text) > 20]

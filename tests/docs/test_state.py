@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ferryman.records import schemas
-from ferryman.records.events import ORDINAL_COMMAND, ORDINAL_SENT, ORDINAL_STEPS
+from ferryman.records import rows as schemas
+from ferryman.records.rows import ORDINAL_COMMAND, ORDINAL_SENT, ORDINAL_STEPS
 from tests.crash import scenario
 from tests.support.trial import run_plan
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from ferryman.document import Document
+from ferryman.engine.migration import migrate
 from ferryman.errors import PermanentError, TransientError
-from ferryman.operations.migrate import migrate
 from ferryman.plan import Plan
-from ferryman.records import due
+from ferryman.records import rows
 from ferryman.sources import Files, Memory
 from ferryman.state.state import state_root
 from tests.support.trial import Trial, run_plan
@@ -26,8 +26,8 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ahead_s = 0.0
-        real = due.now_us
-        for module in ("wave", "pending", "logs", "scan.phase", "transform.phase"):
+        real = rows.now_us
+        for module in ("run", "pending", "logs", "scan.phase", "transform.phase"):
             monkeypatch.setattr(f"ferryman.engine.{module}.now_us", lambda: real() + int(self.ahead_s * 1e6))
 
 

@@ -12,12 +12,10 @@ from ferryman import account
 from ferryman.destinations import Queue as ToQueue
 from ferryman.document import Document
 from ferryman.engine import logs
-from ferryman.engine.transform.once import IN_DOUBT, result_of, run_once
-from ferryman.engine.transform.staged import NOTHING, Staged
+from ferryman.engine.migration import migrate
+from ferryman.engine.results import IN_DOUBT, NOTHING, Staged, result_of, run_once
 from ferryman.errors import PlanError, Unavailable
-from ferryman.operations.migrate import migrate
-from ferryman.operations.resolve import resolve
-from ferryman.operations.retry import retry
+from ferryman.operations import resolve, retry
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Memory, Queue

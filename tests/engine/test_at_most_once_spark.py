@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import ferryman
-from ferryman.operations.resolve import resolve
+from ferryman.operations import resolve
 from tests.support.invariants import check
 from tests.support.once import Once
 

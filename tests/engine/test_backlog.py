@@ -13,7 +13,7 @@ import pytest
 from ferryman import limits
 from ferryman.cli.options import size_bytes
 from ferryman.destinations.base import Delivery, Outcome
-from ferryman.engine.wave import Run
+from ferryman.engine.run import Run
 from ferryman.errors import UsageError
 from ferryman.limits import GIB, KIB, MIB
 from ferryman.plan import Plan

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ferryman.document import Document
-from ferryman.engine.wave import Run
+from ferryman.engine.run import Run
 from ferryman.sources import Memory
 from ferryman.sources.base import Listed
 from ferryman.testing.inprocess import InProcess

@@ -11,8 +11,8 @@ import pytest
 from ferryman.destinations import Outcome
 from ferryman.document import Document
 from ferryman.engine.driver import check_plan_changes
-from ferryman.engine.wave import Run, Summary
-from ferryman.observe.progress import Silent
+from ferryman.engine.run import Run, Summary
+from ferryman.observe import Silent
 from ferryman.plan import Plan
 from ferryman.routers import Duplicate
 from ferryman.sources import Files, Memory

@@ -15,12 +15,12 @@ import pytest
 
 from ferryman import limits
 from ferryman.destinations import Delivery, DestinationContext, Guarantee, Queue
-from ferryman.engine.deliver.callers import ProcessCaller
+from ferryman.engine.deliver.turn import ProcessCaller
 from ferryman.engine.runner.child import Child, Died
 from ferryman.engine.runner.fork_server import ForkServer, fork_server
 from ferryman.errors import WorkerDied
 from ferryman.queues import Queue as DurableQueue
-from ferryman.queues import merging
+from ferryman.queues import upkeep
 from tests.support.in_store import faulty, states
 
 __all__ = ["faulty", "states"]
@@ -205,7 +205,7 @@ def test_upkeep_that_fails_does_not_fail_the_append(
         raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr(merging, "maintain", fail)
+        patched.setattr(upkeep, "maintain", fail)
         assert [queue.append([{"n": n}]) for n in range(8)] == [[n + 1] for n in range(8)]
     queue.append([{"n": 8}])
     assert list((tmp_path / "orders" / "messages" / "_marks").iterdir())
@@ -220,7 +220,7 @@ def test_what_ends_the_process_does(
     def fail(_: object) -> None:
         raise error
 
-    monkeypatch.setattr(merging, "maintain", fail)
+    monkeypatch.setattr(upkeep, "maintain", fail)
     with pytest.raises(error):
         queue.append([{"n": 1}])
     assert queue.last_index == 1

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ferryman import account
-from ferryman.operations.retry import retry
+from ferryman.operations import retry
 from ferryman.plan import Plan
 from ferryman.sources import Memory
 from ferryman.state.state import state_root

@@ -12,7 +12,7 @@ import pytest
 
 from ferryman.engine.runner import class_sharing
 from ferryman.engine.runner.class_sharing import AGAIN_S, KEPT, KEPT_S, ClassArchive, java_options, make_later
-from ferryman.storage.lock import turn
+from ferryman.storage.locks import turn
 
 Environment = dict[str, str]
 

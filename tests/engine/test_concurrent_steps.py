@@ -158,7 +158,7 @@ def test_a_worker_with_too_many_hung_calls_is_ended(net: Network, monkeypatch: p
 @pytest.mark.rule("step.concurrency-hung")
 def test_a_coroutine_that_blocks_the_loop_ends_its_process(net: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody else's call can go on there."""
-    monkeypatch.setattr("ferryman.engine.transform.in_flight.step_queue._LOOP_GRACE_S", 0.2)
+    monkeypatch.setattr("ferryman.engine.transform.concurrent._LOOP_GRACE_S", 0.2)
 
     async def blocks(doc: Document) -> Document:
         if doc.id == "b":

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ferryman.engine.runner.child import Child, Died
-from ferryman.engine.runner.descriptors import Descriptors
+from ferryman.engine.runner.worker import Descriptors
 
 
 def test_a_file_that_is_another_now(tmp_path: Path) -> None:

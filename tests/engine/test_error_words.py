@@ -16,7 +16,7 @@ import pytest
 from ferryman import account, limits
 from ferryman.destinations.base import Delivery, Outcome
 from ferryman.document import Document
-from ferryman.engine.transform.node_errors import ErrorKind, Traces, classify_error
+from ferryman.engine.results import ErrorKind, Traces, classify_error
 from ferryman.errors import PermanentError, describe, plain_text, shortened, shown
 from ferryman.plan import Handle, Plan
 from ferryman.routers import Router

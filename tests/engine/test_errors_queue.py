@@ -14,7 +14,7 @@ from ferryman.destinations import Delivery, Outcome
 from ferryman.destinations import Queue as ToQueue
 from ferryman.document import Document
 from ferryman.errors import PermanentError, PlanError, TransientError
-from ferryman.operations.retry import retry
+from ferryman.operations import retry
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.routers import Duplicate

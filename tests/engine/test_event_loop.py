@@ -15,7 +15,7 @@ import pytest
 
 from ferryman.document import Document
 from ferryman.engine.transform import event_loop
-from ferryman.engine.transform.time_limit import limited
+from ferryman.engine.transform.calls import limited
 from ferryman.errors import Interrupted
 from ferryman.testing.inprocess import InProcess
 from tests.support.network import Network

@@ -10,9 +10,9 @@ import pytest
 
 from ferryman import Document, Dropped, PermanentError, Plan, account
 from ferryman.destinations import Null
-from ferryman.engine.preview import preview
-from ferryman.plan.forgotten import returns_nothing
-from ferryman.records import reasons
+from ferryman.engine import preview
+from ferryman.plan.calls import returns_nothing
+from ferryman.records import rows
 from ferryman.sources import Memory
 from ferryman.testing.inprocess import InProcess
 from tests.support.trial import run_plan
@@ -124,8 +124,8 @@ def test_an_error_says_where_it_is(tmp_path: Path) -> None:
     messages_of(plan, tmp_path)
     [delivery] = account.deliveries(tmp_path / "trial-v0", plan=plan)
     line = deeper.__code__.co_firstlineno + 1
-    assert reasons.reason_of(delivery["message"]) == f"step title: KeyError: 'title' ({__file__}:{line})"
-    trace = reasons.traceback_of(delivery["message"])
+    assert rows.reason_of(delivery["message"]) == f"step title: KeyError: 'title' ({__file__}:{line})"
+    trace = rows.traceback_of(delivery["message"])
     assert trace.startswith("Traceback (most recent call last):")
     assert "in broken" in trace
     assert trace.endswith("KeyError: 'title'")
@@ -137,7 +137,7 @@ def test_tracebacks_are_kept_of_some(tmp_path: Path) -> None:
     plan = plan_of(broken, 30)
     messages_of(plan, tmp_path)
     found = account.deliveries(tmp_path / "trial-v0", plan=plan)
-    assert sum(bool(reasons.traceback_of(row["message"] or "")) for row in found) == 20
+    assert sum(bool(rows.traceback_of(row["message"] or "")) for row in found) == 20
 
 
 def test_words_chosen_on_purpose_stand_alone(tmp_path: Path) -> None:
@@ -161,4 +161,4 @@ def test_a_long_traceback_is_cut(tmp_path: Path) -> None:
     plan = plan_of(endless, 1)
     messages_of(plan, tmp_path)
     [delivery] = account.deliveries(tmp_path / "trial-v0", plan=plan)
-    assert len(reasons.traceback_of(delivery["message"])) < reasons.LONGEST + 100
+    assert len(rows.traceback_of(delivery["message"])) < rows.LONGEST + 100

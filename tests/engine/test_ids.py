@@ -17,7 +17,7 @@ from ferryman.engine.scan.listing import ListFrame
 from ferryman.errors import UsageError
 from ferryman.plan import Plan
 from ferryman.sources import Csv, DataFrame, Files, JsonLines, Listed, Memory, Source, Sql
-from ferryman.sources.paths import id_of_text, text_of
+from ferryman.sources.base import id_of_text, text_of
 from tests.support.recorder import Recorder
 from tests.support.trial import run_plan
 

@@ -11,7 +11,7 @@ from ferryman import account
 from ferryman.destinations import Queue as ToQueue
 from ferryman.document import Document
 from ferryman.errors import PermanentError, PlanError, TransientError
-from ferryman.operations.retry import retry
+from ferryman.operations import retry
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Memory, Queue

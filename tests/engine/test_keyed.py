@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ferryman import Document, account, limits
-from ferryman.account.keyed import key_counts, key_states
+from ferryman.account.families import key_counts, key_states
 from ferryman.destinations import Queue as IntoQueue
 from ferryman.errors import Dropped, Misconfigured, PermanentError, TransientError, UsageError
 from ferryman.plan import Plan

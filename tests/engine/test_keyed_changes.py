@@ -13,7 +13,7 @@ import pytest
 from ferryman import Document, limits
 from ferryman.destinations import Queue as IntoQueue
 from ferryman.errors import PermanentError, PlanError, UsageError
-from ferryman.operations.retry import retry
+from ferryman.operations import retry
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.routers import Duplicate

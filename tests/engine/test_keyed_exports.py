@@ -11,13 +11,13 @@ import pytest
 from ferryman import Document, limits
 from ferryman.destinations import Queue as IntoQueue
 from ferryman.destinations.base import Delivery, Destination, Effect, Outcome
-from ferryman.engine.keyed.runs import RUN, merged, write_run
+from ferryman.engine.keyed.grouping import RUN, merged, write_run
 from ferryman.errors import TransientError
-from ferryman.operations.retry import retry
+from ferryman.operations import retry
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
-from ferryman.records.events import table_of
-from ferryman.records.keyed import bucket_of, key_hash, lane_number, lane_of
+from ferryman.records.keys import bucket_of, key_hash, lane_number, lane_of
+from ferryman.records.rows import table_of
 from ferryman.sources import Queue
 from tests.support.invariants import Files
 from tests.support.keyed import Counted, Words, count

@@ -13,8 +13,7 @@ from ferryman import Document, account
 from ferryman.destinations import Queue as IntoQueue
 from ferryman.destinations.base import Delivery, Outcome
 from ferryman.errors import PermanentError
-from ferryman.operations.resolve import resolve
-from ferryman.operations.retry import retry
+from ferryman.operations import resolve, retry
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.routers import Duplicate

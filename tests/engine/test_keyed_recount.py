@@ -12,7 +12,7 @@ import pytest
 from ferryman import Document
 from ferryman.destinations.base import Delivery, Outcome
 from ferryman.errors import PermanentError, TransientError
-from ferryman.operations.retry import retry
+from ferryman.operations import retry
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.routers import Duplicate

@@ -11,7 +11,7 @@ import pytest
 
 from ferryman import Document, account, crash, limits
 from ferryman.errors import PermanentError, TransientError, UsageError
-from ferryman.operations.run import run as run_whole
+from ferryman.operations import run as run_whole
 from ferryman.plan import Plan
 from ferryman.plan.flow import Flow
 from ferryman.queues import Queue as DurableQueue

@@ -14,7 +14,7 @@ from ferryman import Document, account
 from ferryman.destinations import Queue as IntoQueue
 from ferryman.destinations.base import Outcome
 from ferryman.errors import PermanentError
-from ferryman.operations.retry import retry
+from ferryman.operations import retry
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Queue

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from ferryman import Document, crash, limits
+from ferryman.engine.migration import migrate
 from ferryman.errors import Dropped
-from ferryman.operations.migrate import migrate
 from ferryman.plan import Plan
 from ferryman.routers import Duplicate
 from ferryman.sources import Memory

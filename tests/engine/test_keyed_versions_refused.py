@@ -12,10 +12,9 @@ import pytest
 from ferryman import Document, limits
 from ferryman.destinations import Queue as IntoQueue
 from ferryman.destinations.base import Delivery, Outcome
+from ferryman.engine.migration import migrate
 from ferryman.errors import PermanentError, TransientError, UsageError
-from ferryman.operations.migrate import migrate
-from ferryman.operations.resolve import resolve
-from ferryman.operations.retry import retry
+from ferryman.operations import resolve, retry
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.routers import Duplicate

@@ -17,9 +17,9 @@ import pytest
 from ferryman import account
 from ferryman.destinations import Outcome
 from ferryman.document import Document
-from ferryman.engine.wave import Summary
+from ferryman.engine.run import Summary
 from ferryman.errors import EngineError, TransientError, WorkerDied
-from ferryman.records.reasons import reason_of
+from ferryman.records.rows import reason_of
 from ferryman.routers import Duplicate, Router
 from ferryman.sources import Listed, Memory
 from ferryman.testing.inprocess import InProcess
@@ -233,9 +233,9 @@ def test_a_call_that_hangs_is_interrupted(net: Network) -> None:
 @pytest.mark.rule("timeout.stuck")
 def test_a_call_that_hangs_in_c_loses_its_process(net: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     """It cannot be interrupted: its process is ended, and it is found as one that kills."""
-    from ferryman.engine.transform import time_limit
+    from ferryman.engine.transform import calls
 
-    monkeypatch.setattr(time_limit, "_GRACE_S", 0.2)
+    monkeypatch.setattr(calls, "_GRACE_S", 0.2)
 
     def stuck(doc: Document) -> Document:
         if doc.id == "d02":

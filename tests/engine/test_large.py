@@ -14,17 +14,16 @@ import pytest
 
 from ferryman import limits
 from ferryman.destinations.base import Delivery, Outcome
-from ferryman.destinations.null import Null
+from ferryman.destinations.memory import Null
 from ferryman.document import Document
-from ferryman.engine.settle.settle import Rewrite, rewrite
+from ferryman.engine.settle import Rewrite, rewrite
 from ferryman.limits import KIB, MIB
 from ferryman.plan import Plan
-from ferryman.records.family import Published, decode_published, encode_published
-from ferryman.records.schemas import OUTBOX_CONTENT, OUTBOX_FILE
+from ferryman.records.families import Published, decode_published, encode_published
+from ferryman.records.rows import OUTBOX_CONTENT, OUTBOX_FILE
 from ferryman.sources import Memory
 from ferryman.state.outbox import OutboxWriter, first_sequence, split_family
-from ferryman.storage.groups import RowGroups
-from ferryman.storage.parquet import write_part
+from ferryman.storage.parquet import RowGroups, write_part
 from ferryman.testing.inprocess import InProcess
 from tests.support.trial import Interrupted, Trial, Until, run_plan
 

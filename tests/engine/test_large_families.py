@@ -14,9 +14,9 @@ import pytest
 
 from ferryman import account, limits
 from ferryman.document import Document
-from ferryman.engine.transform.recording import Recorder, Spool
+from ferryman.engine.transform.isolation import Recorder, Spool
 from ferryman.errors import Dropped, PermanentError, Unavailable
-from ferryman.records.family import Published, PublishedLines, decode_published, encode_published
+from ferryman.records.families import Published, PublishedLines, decode_published, encode_published
 from ferryman.routers import Duplicate
 from ferryman.testing.inprocess import InProcess
 from tests.support import NOT_SOON_S

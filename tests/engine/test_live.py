@@ -7,7 +7,7 @@ from pathlib import Path
 from ferryman import Document, Plan
 from ferryman.destinations import Null
 from ferryman.engine.live import FIRST, Follower, Live
-from ferryman.observe.progress import Silent
+from ferryman.observe import Silent
 from ferryman.sources import Memory
 from tests.support.trial import run_plan
 

@@ -15,7 +15,7 @@ from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.routers import ByField
 from ferryman.sources import Queue
-from ferryman.state.log_positions import LogPositions
+from ferryman.state.logs import LogPositions
 from ferryman.state.state import state_root
 from tests.support.invariants import rows
 from tests.support.trial import Interrupted, Until, Watch, run_plan

@@ -11,9 +11,9 @@ from ferryman import account
 from ferryman.destinations import Queue as ToQueue
 from ferryman.document import Document
 from ferryman.engine import driver
-from ferryman.engine.wave import Run
+from ferryman.engine.run import Run
 from ferryman.errors import PlanChanged, TransientError
-from ferryman.operations.retry import retry
+from ferryman.operations import retry
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Queue

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from ferryman import account
+from ferryman import account, operations
 from ferryman.destinations import Queue as IntoQueue
 from ferryman.engine import driver
-from ferryman.operations import fsck
-from ferryman.operations.migrate import migrate
+from ferryman.engine.migration import migrate
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.routers import Duplicate
@@ -76,7 +75,7 @@ def test_a_destination_that_is_new_misses_nothing(changing: Changing) -> None:
     assert changing.balanced(plan)
     changing.run(plan, "f")
     assert [line["id"] for line in changing.outs["two"].lines()] == ["in/3", "in/6"]
-    assert fsck.check(state_root(plan, changing.folder / "state")) == []
+    assert operations.check(state_root(plan, changing.folder / "state")) == []
 
 
 @pytest.mark.rule("log.led")

@@ -13,10 +13,10 @@ from ferryman.destinations import Outcome
 from ferryman.destinations import Queue as ToQueue
 from ferryman.document import Document
 from ferryman.errors import PermanentError, TransientError
-from ferryman.operations.retry import retry
+from ferryman.operations import retry
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
-from ferryman.records import due
+from ferryman.records import rows as due
 from ferryman.routers import Duplicate
 from ferryman.sources import Log, Queue
 from ferryman.state.state import state_root
@@ -307,7 +307,7 @@ def test_an_entry_that_a_step_wants_again(place: Path, monkeypatch: pytest.Monke
     retrying.run()
     assert retrying.run().waves == 0
     real = due.now_us
-    for module in ("wave", "pending", "logs", "scan.phase", "transform.phase"):
+    for module in ("run", "pending", "logs", "scan.phase", "transform.phase"):
         monkeypatch.setattr(f"ferryman.engine.{module}.now_us", lambda: real() + 2 * 3600 * 1_000_000)
     retrying.run()
     assert retrying.arrived() == ["in/1", "in/1"]

@@ -11,8 +11,8 @@ from ferryman import account, crash
 from ferryman.destinations import Delivery, Outcome
 from ferryman.destinations import Queue as ToQueue
 from ferryman.document import Document
+from ferryman.engine.migration import migrate
 from ferryman.errors import PermanentError, TransientError, Unavailable
-from ferryman.operations.migrate import migrate
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Log, Memory, Queue, Source

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from ferryman.engine.wave import Summary
+from ferryman.engine.run import Summary
 from ferryman.plan import Plan
 from ferryman.sources import Csv, Doubt, Files, Listed, Source
-from ferryman.sources.selection import FileSelection
+from ferryman.sources.files import FileSelection
 from ferryman.testing.inprocess import InProcess
 from tests.support.recorder import Recorder
 from tests.support.trial import run_plan
@@ -34,7 +34,7 @@ class Elsewhere(InProcess):
         self._calls += 1
         with pytest.MonkeyPatch.context() as patch:
             if self.blind and self._calls % 2 == 0:
-                from ferryman.sources.root import Root
+                from ferryman.sources.folder import Root
 
                 of_driver = Root.path_of
 

@@ -11,7 +11,7 @@ from pyspark import TaskContext
 
 from ferryman.plan import Plan
 from ferryman.sources import Doubt, Files, Listed
-from ferryman.sources.tree import Piece
+from ferryman.sources.folder import Piece
 from tests.support.recorder import Recorder
 from tests.support.trial import run_plan
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ferryman import limits
-from ferryman.engine.wave import Summary
+from ferryman.engine.run import Summary
 from ferryman.plan import Plan
 from ferryman.sources import Memory
 from tests.support.recorder import Recorder

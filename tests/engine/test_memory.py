@@ -16,19 +16,17 @@ from ferryman import account
 from ferryman.document import Document
 from ferryman.engine import logs
 from ferryman.engine.deliver import sending
-from ferryman.engine.keyed import group
-from ferryman.engine.keyed.calls import Row
-from ferryman.engine.keyed.update import Updating
+from ferryman.engine.keyed import grouping
+from ferryman.engine.keyed.update import Row, Updating
 from ferryman.engine.runner import child, fork_server
 from ferryman.engine.runner.fork_server import ForkServer
-from ferryman.engine.transform.outbox_buffer import OutboxBuffer
-from ferryman.engine.transform.recording import Spool
+from ferryman.engine.transform.isolation import Spool
+from ferryman.engine.transform.rows import OutboxBuffer
 from ferryman.errors import OutOfMemory
 from ferryman.memory import lacks_memory, why_no_memory
-from ferryman.operations.retry import retry
+from ferryman.operations import retry
 from ferryman.sources import Listed, Memory
-from ferryman.storage.groups import RowGroups
-from ferryman.storage.parquet import PartWriter
+from ferryman.storage.parquet import PartWriter, RowGroups
 from ferryman.testing.inprocess import InProcess
 from tests.support.keyed import Words
 from tests.support.network import Network
@@ -228,7 +226,7 @@ def sorting(patch: pytest.MonkeyPatch) -> None:
     def size(path: Path, rows: pa.Table, runs: int) -> int:
         return max(map(len, rows["fields"].drop_null().to_pylist()), default=0)
 
-    patch.setattr(group, "write_run", failing(group.write_run, size, no_arrow_memory))
+    patch.setattr(grouping, "write_run", failing(grouping.write_run, size, no_arrow_memory))
 
 
 def updating(patch: pytest.MonkeyPatch) -> None:

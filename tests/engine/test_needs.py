@@ -11,10 +11,10 @@ import pytest
 
 from ferryman.destinations import Null
 from ferryman.document import Document
-from ferryman.engine.nodes import Nodes
+from ferryman.engine.breakers import Nodes
 from ferryman.errors import PlanError
-from ferryman.needs import VARIABLE
 from ferryman.plan import Plan
+from ferryman.plan.nodes import VARIABLE
 from ferryman.routers import ByField
 from ferryman.sources import Memory
 from ferryman.testing.inprocess import InProcess

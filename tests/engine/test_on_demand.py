@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from ferryman.engine.batches import RowRange
 from ferryman.engine.runner.base import Runner
 from ferryman.engine.runner.on_demand import OnDemand, cores_of
-from ferryman.engine.scan.batches import RowRange
-from ferryman.engine.transform.look import _ranges
+from ferryman.engine.scan.phase import _ranges
 from ferryman.errors import TransientError, UsageError
 from ferryman.sources import Doubt, Files, Listed
 from ferryman.testing.inprocess import InProcess
@@ -174,8 +174,8 @@ import sys
 from pathlib import Path
 import ferryman
 from ferryman.destinations import Null
-from ferryman.engine.wave import Run
-from ferryman.observe.progress import Silent
+from ferryman.engine.run import Run
+from ferryman.observe import Silent
 from ferryman.sources import Files
 from ferryman.state.state import State
 from ferryman.testing.inprocess import InProcess

@@ -15,9 +15,9 @@ import pytest
 from ferryman.destinations import Outcome
 from ferryman.destinations.base import Delivery, Effect
 from ferryman.document import Document
-from ferryman.engine.deliver.precedence import SendOrder, order_of
+from ferryman.engine.order import SendOrder, order_of
 from ferryman.errors import TransientError
-from ferryman.records.row_results import Result, RowResult
+from ferryman.records.rows import Result, RowResult
 from ferryman.routers import Duplicate
 from ferryman.storage.parquet import write_part
 from ferryman.testing.inprocess import InProcess
@@ -64,7 +64,7 @@ def test_a_retrys_delete_waits_for_the_upsert_that_it_takes_back(place: Path, mo
     split = net.plan.step("split", splitting(mark), after="docs")
     split.step("flaky", failing_once(mark)).destination("out", out, backoff=0)
     # The destination's wait is long, the step's is none.
-    monkeypatch.setattr("ferryman.engine.deliver.outcomes.random", SimpleNamespace(uniform=lambda *_: NOT_SOON_S))
+    monkeypatch.setattr("ferryman.engine.deliver.turn.random", SimpleNamespace(uniform=lambda *_: NOT_SOON_S))
     net.put("a")
     assert net.run().exit == 0
     took = [(line["id"], line["op"]) for line in out.lines() if line["said"] == "ok"]

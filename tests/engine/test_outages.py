@@ -11,7 +11,7 @@ import pytest
 
 from ferryman import limits
 from ferryman.document import Document
-from ferryman.engine.wave import Run
+from ferryman.engine.run import Run
 from ferryman.errors import Misconfigured, Unavailable
 from ferryman.routers import Duplicate, Router
 from ferryman.sources.base import Listed

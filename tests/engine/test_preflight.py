@@ -12,12 +12,10 @@ import pytest
 import ferryman
 from ferryman.destinations import Directory, JsonLines, Queue, Sql
 from ferryman.engine import driver
-from ferryman.engine.preflight.checked import Checked, Look, checked
-from ferryman.engine.preflight.facts import PROOF, DriverView, proved
-from ferryman.engine.preflight.seen import Differs, differences
+from ferryman.engine.preflight import PROOF, Checked, Differs, DriverView, Look, checked, differences, proved
 from ferryman.errors import EngineError, UsageError
+from ferryman.intake.service import on_spark
 from ferryman.plan import Plan
-from ferryman.service import on_spark
 from ferryman.sources import Files
 from ferryman.sources import JsonLines as Lines
 from ferryman.testing.inprocess import InProcess

@@ -10,9 +10,7 @@ import pytest
 
 from ferryman import limits
 from ferryman.document import Document
-from ferryman.errors import (
-    UsageError,
-)
+from ferryman.errors import UsageError
 from ferryman.routers import ByField, Duplicate, Router
 from ferryman.sources import Files
 from tests.support import NOT_SOON_S

@@ -10,9 +10,9 @@ import pytest
 
 from ferryman.destinations import Queue as ToQueue
 from ferryman.document import Document
-from ferryman.engine.preview.preview import Preview
+from ferryman.engine.preview import Preview
 from ferryman.errors import PermanentError, TransientError, Unavailable, UsageError
-from ferryman.operations.retry import retry
+from ferryman.operations import retry
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Memory, Queue

@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 
 from ferryman.document import Document
-from ferryman.engine.preview.preview import Preview
-from ferryman.errors import (
-    StateForeign,
-)
-from ferryman.operations.migrate import migrate
+from ferryman.engine.migration import migrate
+from ferryman.engine.preview import Preview
+from ferryman.errors import StateForeign
 from ferryman.plan import Plan
 from ferryman.sources import Memory
 from ferryman.testing.inprocess import InProcess

@@ -15,16 +15,10 @@ from typing import Any
 import pytest
 
 from ferryman import limits
-from ferryman.engine.preview.preview import scratch
-from ferryman.engine.wave import Run
-from ferryman.errors import (
-    EngineError,
-    PlanError,
-    StateDamaged,
-    StateForeign,
-    UsageError,
-)
-from ferryman.observe.progress import Silent
+from ferryman.engine.preview import scratch
+from ferryman.engine.run import Run
+from ferryman.errors import EngineError, PlanError, StateDamaged, StateForeign, UsageError
+from ferryman.observe import Silent
 from ferryman.plan import Plan
 from ferryman.sources import Memory
 from ferryman.state.state import State

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import pytest
 
-from ferryman.engine.transform.reconcile import reconcile
-from ferryman.records.family import FailedMember, Owed, Published
+from ferryman.engine.transform.staging import reconcile
+from ferryman.records.families import FailedMember, Owed, Published
 
 
 @dataclasses.dataclass

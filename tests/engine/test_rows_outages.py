@@ -13,7 +13,7 @@ import pytest
 from ferryman.document import Document
 from ferryman.errors import Misconfigured
 from ferryman.sources import Csv, Files, JsonLines, Lines, Listed, Memory, Source
-from ferryman.sources.root import Root
+from ferryman.sources.folder import Root
 from tests.support.network import Network
 from tests.support.sleeper import Sleeper
 from tests.support.tiers import sampled

@@ -11,7 +11,7 @@ from bench import synthetic
 
 from ferryman import limits
 from ferryman.engine.scan.changes import SourceComparison
-from ferryman.engine.scan.detect import detect_changes
+from ferryman.engine.scan.phase import detect_changes
 from ferryman.errors import TransientError
 from ferryman.plan import Plan
 from ferryman.state.state import State

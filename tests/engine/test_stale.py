@@ -12,7 +12,7 @@ from ferryman.destinations import Outcome, Sql
 from ferryman.destinations.base import Delivery
 from ferryman.plan import Plan
 from ferryman.sources import Memory
-from ferryman.state import identity
+from ferryman.state import state
 from tests.support.recorder import Recorder
 from tests.support.trial import Trial, run_plan
 
@@ -43,7 +43,7 @@ def keeping(place: Path) -> Keeping:
 
 
 class Clock:
-    """In place of ``time`` in ``ferryman.state.identity``."""
+    """In place of ``time`` in ``ferryman.state.state``."""
 
     def __init__(self, behind_s: int) -> None:
         self._behind_s = behind_s
@@ -56,7 +56,7 @@ class Clock:
 
 def made_anew(place: Path, monkeypatch: pytest.MonkeyPatch, out: Recorder, text: str) -> Trial:
     """A state of its own, under a clock that is a year behind, over the same destination."""
-    monkeypatch.setattr(identity, "time", Clock(YEAR_S))
+    monkeypatch.setattr(state, "time", Clock(YEAR_S))
     (place / "anew").mkdir()
     trial = Trial(place / "anew").build(out=out)
     trial.put("a", "b", text=text)
@@ -131,7 +131,7 @@ def test_sql_tells_what_it_holds(place: Path, monkeypatch: pytest.MonkeyPatch, l
     if last == "delete":
         documents.clear()
         run_plan(plan, place / "state")
-    monkeypatch.setattr(identity, "time", Clock(YEAR_S))
+    monkeypatch.setattr(state, "time", Clock(YEAR_S))
     plan = Plan("second")
     plan.source("docs", Memory([{"id": "a", "raw": b"two"}])).destination("out", out)
     run_plan(plan, place / "state")

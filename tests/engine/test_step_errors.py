@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ferryman.document import Document
-from ferryman.records.reasons import reason_of
+from ferryman.records.rows import reason_of
 from tests.support import NOT_SOON_S
 from tests.support.invariants import rows
 from tests.support.scanning import counting

@@ -5,11 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ferryman.destinations import Null
-from ferryman.engine.nodes import Nodes
-from ferryman.engine.step_retries import StepDebt
-from ferryman.engine.transform.health import NodeReport
-from ferryman.engine.transform.node_errors import ErrorKind, NodeError
-from ferryman.engine.trouble import Troubles, backoff_s
+from ferryman.engine.breakers import Nodes, Troubles, backoff_s
+from ferryman.engine.results import ErrorKind, NodeError, NodeReport, StepDebt
 from ferryman.errors import Misconfigured, Unavailable
 from ferryman.plan import Plan
 from ferryman.sources import Memory

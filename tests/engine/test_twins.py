@@ -14,10 +14,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from ferryman.engine.transform import once
-from ferryman.engine.transform.once import IN_DOUBT, run_once
-from ferryman.engine.transform.staged import NOTHING, Staged
-from ferryman.state.layout import OPEN
+from ferryman.engine import results
+from ferryman.engine.results import IN_DOUBT, NOTHING, Staged, run_once
+from ferryman.state.state import OPEN
 from ferryman.storage import files, processes
 from ferryman.storage.files import StatePath, path_of
 from ferryman.storage.processes import EXPIRES_S, Process
@@ -55,7 +54,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr(once, "time", found)
+    monkeypatch.setattr(results, "time", found)
     monkeypatch.setattr(processes, "time", found)
     return found
 

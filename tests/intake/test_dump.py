@@ -56,10 +56,10 @@ def test_a_dump_is_restored(full: Queue, queue: Queue) -> None:
 
 def test_a_restore_that_was_killed_is_done_again(full: Queue, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """Paused in between, so that nobody starts on half a queue."""
-    from ferryman.intake import dump
+    from ferryman.intake import audit
 
     data = full.dump()
-    monkeypatch.setattr(dump, "COMMIT_NODES", 7)
+    monkeypatch.setattr(audit, "COMMIT_NODES", 7)
     commits = 0
     commit = queue.tree.commit
 

@@ -9,9 +9,7 @@ import pytest
 
 from ferryman.errors import UsageError
 from ferryman.intake import Queue
-from ferryman.intake.java_properties import CHARACTERS_MAX, properties_of
-from ferryman.intake.legacy import RECORD_BYTES_MAX, import_legacy, parsed
-from ferryman.intake.legacy_names import renamed
+from ferryman.intake.legacy import CHARACTERS_MAX, RECORD_BYTES_MAX, import_legacy, parsed, properties_of, renamed
 
 PLAIN = bytes.fromhex(
     "aced0005737200146a6176612e7574696c2e50726f706572746965733912d07a70363e980200014c000864656661756c74737400164c"

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ferryman.errors import UsageError
-from ferryman.intake.locks import KINDS
 from ferryman.intake.store import Create
+from ferryman.intake.tree import KINDS
 from tests.intake.conftest import Opening, layout
 
 NAMED = [kind for kind, what in KINDS.items() if not what.node]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ferryman.intake import Queue
-from ferryman.intake.redaction import without_secrets
-from ferryman.service.workspace import Workspace
+from ferryman.intake.audit import without_secrets
+from ferryman.intake.service.workspace import Workspace
 from tests.intake.command import Run, queue, run
 from tests.intake.conftest import started
 

@@ -15,7 +15,7 @@ import pytest
 
 from ferryman.errors import UsageError
 from ferryman.intake import Queue, QueueLost, QueueRefused
-from ferryman.intake.store.address import address
+from ferryman.intake.store.base import address
 from tests.intake.conftest import layout, started, zookeeper_url
 from tests.servers.zookeeper import Quorum, ZooKeeperServer
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from ferryman.intake import Queue, QueueLost, QueueRefused
-from ferryman.intake.store.address import address
+from ferryman.intake.store.base import address
 from tests.intake.conftest import started
 from tests.servers.zookeeper import ZooKeeperServer
 

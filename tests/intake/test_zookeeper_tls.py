@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ferryman.intake import Queue, QueueLost, QueueRefused
-from ferryman.intake.store.address import Tls, address
+from ferryman.intake.store.base import Tls, address
 from tests.intake.conftest import started
 from tests.servers import certificates
 from tests.servers.zookeeper import ZooKeeperServer

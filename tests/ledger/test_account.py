@@ -12,11 +12,10 @@ from ferryman.destinations import Null
 from ferryman.destinations.base import Effect, Outcome
 from ferryman.document import Document
 from ferryman.errors import PermanentError, UsageError
-from ferryman.operations.retry import retry
+from ferryman.operations import retry
 from ferryman.plan import Plan
 from ferryman.sources import Memory
-from ferryman.state.identity import plan_of
-from ferryman.state.state import state_root
+from ferryman.state.state import plan_of, state_root
 from tests.support import NOT_SOON_S
 from tests.support.recorder import Recorder
 from tests.support.situations import answer, step

@@ -7,7 +7,7 @@ import pytest
 from ferryman import account
 from ferryman.destinations.base import Delivery, Outcome
 from ferryman.plan import Plan
-from ferryman.records.schemas import LEDGER_COLUMNS
+from ferryman.records.rows import LEDGER_COLUMNS
 from ferryman.sources import Memory
 from tests.support.recorder import Recorder
 from tests.support.situations import answer, step

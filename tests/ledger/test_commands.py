@@ -12,7 +12,7 @@ from ferryman.destinations.base import Delivery, Outcome
 from ferryman.document import Document
 from ferryman.engine import commands
 from ferryman.errors import UsageError
-from ferryman.operations.retry import Retried
+from ferryman.operations import Retried
 from ferryman.sources import Memory
 from ferryman.state.commands import waiting
 from ferryman.state.state import State

@@ -14,9 +14,9 @@ import pytest
 from ferryman import limits
 from ferryman.engine.step_retries import step_debt
 from ferryman.limits import KIB
-from ferryman.observe.progress import Silent
-from ferryman.records.schemas import DOCUMENTS
-from ferryman.state import compaction, small_files
+from ferryman.observe import Silent
+from ferryman.records.rows import DOCUMENTS
+from ferryman.state import maintenance
 from ferryman.state.maintenance import maintain
 from ferryman.state.state import State
 from ferryman.storage import query
@@ -110,26 +110,26 @@ def test_what_counts_stays_as_it_is(
         assert maintain(state) == []
         found = rows(state.root, "documents")
         assert last_rows(found) == last_rows(written)
-    while compaction.has_outdated(state):
+    while maintenance.has_outdated(state):
         maintain(state)
     assert len(rows(state.root, "documents")) <= 2 * len(last_rows(written))
     again = State(state.root, state.plan)
     assert again.look()
-    assert not compaction.has_outdated(again), "what the last pass found is remembered durably"
+    assert not maintenance.has_outdated(again), "what the last pass found is remembered durably"
 
 
 def test_nothing_is_in_memory_but_a_row_group(state: State, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """However large the rows of families are, and however small on the disk."""
-    write = compaction.PartWriter.write
+    write = maintenance.PartWriter.write
 
     def checked(writer: Any, table: pa.Table) -> None:
         assert table.num_rows == 1 or table.nbytes <= 2 * limits.GROUP_BYTES
         write(writer, table)
 
-    monkeypatch.setattr(compaction.PartWriter, "write", checked)
+    monkeypatch.setattr(maintenance.PartWriter, "write", checked)
     for wave in range(1, 13):
         with monkeypatch.context() as patch:
-            patch.setattr(compaction.PartWriter, "write", write)
+            patch.setattr(maintenance.PartWriter, "write", write)
             add(state, [row(f"d{i}", wave, given="x" * 2 * KIB) for i in range(10 * (wave % 3), 40)])
         maintain(state)
     sizes = [content_size(path) for path in state.documents.paths()]
@@ -142,7 +142,7 @@ def test_two_documents_with_one_hash_are_two(state: State, small: None, monkeypa
     monkeypatch.setattr(query, "hashed", lambda texts: np.zeros(len(texts), np.uint64))
     for wave in range(1, 5):
         add(state, [row(f"d{i}", wave) for i in range(10)])
-    assert compaction.has_outdated(state)
+    assert maintenance.has_outdated(state)
     maintain(state)
     assert sorted(r["document"] for r in rows(state.root, "documents")) == sorted(f"d{i}" for i in range(10))
 
@@ -151,7 +151,7 @@ def test_a_table_without_outdated_rows_is_looked_at_once(state: State, small: No
     """And again when it has twice as many rows."""
     for wave in range(1, 9):
         add(state, [row(f"d{wave}-{i}", wave) for i in range(30)])
-    assert compaction.has_outdated(state)
+    assert maintenance.has_outdated(state)
     maintain(state)
     version = state.documents.version
     maintain(state)
@@ -167,14 +167,14 @@ def test_new_documents_are_not_outdated(trial: Trial, monkeypatch: pytest.Monkey
     monkeypatch.setattr(limits, "COMPACT_FILES", 1)
     with trial.take() as state:
         assert len(rows(state.root, "documents")) == 30
-        assert not compaction.has_outdated(state)
+        assert not maintenance.has_outdated(state)
     monkeypatch.undo()
     trial.put(*(f"d{turn}-{i}" for turn in range(3) for i in range(10)), text="changed")
     trial.run(checked=False)
     monkeypatch.setattr(limits, "COMPACT_FILES", 1)
     with trial.take() as state:
         assert len(rows(state.root, "documents")) == 60
-        assert compaction.has_outdated(state)
+        assert maintenance.has_outdated(state)
     trial.run()
     found = rows(trial.root, "documents")
     assert len(found) == len({r["document"] for r in found}) == 30
@@ -184,16 +184,16 @@ def test_small_files_are_left_for_longer_than_tiny_ones(
     state: State, small: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row that lies among many others is copied once there are a few times as many files."""
-    monkeypatch.setattr(small_files, "OFTEN", 3)
+    monkeypatch.setattr(maintenance, "OFTEN", 3)
     for wave in range(1, 12):
         add(state, [row(f"d{wave}-{i}", wave, given="x" * 100) for i in range(20)])
-        assert not list(small_files.small_batches(state.documents, list(state.documents.files.values())))
+        assert not list(maintenance.small_batches(state.documents, list(state.documents.files.values())))
     add(state, [row(f"d12-{i}", 12, given="x" * 100) for i in range(20)])
-    [batch, *_] = small_files.small_batches(state.documents, list(state.documents.files.values()))
+    [batch, *_] = maintenance.small_batches(state.documents, list(state.documents.files.values()))
     assert len(batch) > 1
     for wave in range(13, 17):
         add(state, [row(f"d{wave}", wave)])
-    assert sum(map(len, small_files.small_batches(state.documents, list(state.documents.files.values())))) == 16
+    assert sum(map(len, maintenance.small_batches(state.documents, list(state.documents.files.values())))) == 16
 
 
 def test_what_a_person_forced_is_still_due_in_a_merged_file(state: State, small: None) -> None:
@@ -221,7 +221,7 @@ def test_a_failure_is_skipped_and_told(
 
     with monkeypatch.context() as patch:
         for piece in pieces:
-            patch.setattr(compaction, piece, failing)
+            patch.setattr(maintenance, piece, failing)
         outdated, merge = maintain(state)
     assert outdated.startswith("outdated rows of documents could not be dropped")
     assert merge.startswith("small files of documents could not be merged")

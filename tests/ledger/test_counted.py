@@ -10,12 +10,13 @@ import pytest
 from ferryman import account, limits
 from ferryman.account.relations import View
 from ferryman.destinations.base import Outcome
-from ferryman.engine import counting
-from ferryman.engine.counting import Counting
+from ferryman.engine import run
+from ferryman.engine.run import Counting
 from ferryman.errors import StateDamaged
-from ferryman.operations.fsck import check
-from ferryman.state.layout import COUNTED
-from ferryman.storage import files, seals
+from ferryman.operations import check
+from ferryman.state.state import COUNTED
+from ferryman.storage import files
+from ferryman.storage import files as seals
 from ferryman.testing.inprocess import InProcess
 from tests.support.trial import Interrupted, Trial, Until
 
@@ -87,7 +88,7 @@ def test_after_a_wave_everything_is_counted_anew(trial: Trial, monkeypatch: pyte
     def killed(*_: object, **__: object) -> None:
         raise Interrupted
 
-    monkeypatch.setattr(counting, "keep_counted", killed)
+    monkeypatch.setattr(run, "keep_counted", killed)
     with pytest.raises(Interrupted):
         trial.run(observer=Until(3, phase), checked=False)
     found = questions(trial)
@@ -165,7 +166,7 @@ def test_an_endless_run_counts_in_a_small_part_of_the_time(trial: Trial, monkeyp
         counted.append(now[0])
         now[0] += 2
 
-    monkeypatch.setattr(counting, "keep_counted", keep_counted)
+    monkeypatch.setattr(run, "keep_counted", keep_counted)
     with trial.take() as state:
         counter = Counting(state, clock=lambda: now[0])
         for _ in range(12):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ferryman.records.delivery_hash import hasher
+from ferryman.records.rows import hasher
 
 NAMES = st.from_regex(r"[A-Za-z][A-Za-z0-9_.-]{0,8}", fullmatch=True)
 ROUTES = st.lists(NAMES, max_size=3).map("/".join)
@@ -100,7 +100,7 @@ def test_known_hashes(delivery: tuple[Any, ...], digest: str) -> None:
 
 def test_another_process_makes_the_same_hash() -> None:
     """Not by way of anything that Python draws by lot."""
-    code = "from ferryman.records.delivery_hash import hasher; print(hasher(*{!r})(*{!r}))"
+    code = "from ferryman.records.rows import hasher; print(hasher(*{!r})(*{!r}))"
     delivery, digest = VECTORS[0]
     done = subprocess.run(
         [sys.executable, "-c", code.format(delivery[:6], delivery[6:])], capture_output=True, text=True, check=True

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ferryman.errors import StateDamaged
-from ferryman.records.row_results import Result, RowResult, Rows
+from ferryman.records.rows import Result, RowResult, Rows
 from ferryman.state.journal import Journal
 from ferryman.storage import processes
 

@@ -11,8 +11,9 @@ import pytest
 from ferryman import limits
 from ferryman.destinations.base import Outcome
 from ferryman.limits import KIB
-from ferryman.records.schemas import OUTBOX_CONTENT
-from ferryman.state import maintenance, merging
+from ferryman.records.rows import OUTBOX_CONTENT
+from ferryman.state import maintenance
+from ferryman.state import maintenance as merging
 from ferryman.state.outbox import OutboxWriter
 from ferryman.storage.parquet import content_size
 from tests.support.invariants import rows

@@ -109,7 +109,7 @@ def test_of_a_large_state_the_summary_shows_the_newest(ran: Path, capsys: pytest
     """To count all reasons there takes seconds, and nobody asked."""
     from ferryman.cli.run import tell
     from ferryman.engine.summary import Summary
-    from ferryman.state.layout import COUNTED
+    from ferryman.state.state import COUNTED
 
     (ran / "moods-v1" / COUNTED).touch()
     tell(Summary(exit=3, rejected=14), ran / "moods-v1", plan_of(), "plan.py", None)

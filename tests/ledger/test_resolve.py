@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from ferryman import operations as operation
 from ferryman.destinations.base import Delivery
 from ferryman.document import Document
 from ferryman.errors import UsageError
-from ferryman.operations import resolve as operation
-from ferryman.operations.retry import Retried
+from ferryman.operations import Retried
 from ferryman.sources import Listed, Memory
 from tests.support.invariants import rows
 from tests.support.trial import Trial

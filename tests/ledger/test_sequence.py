@@ -109,7 +109,7 @@ def test_a_state_that_was_lost_and_made_anew_still_overwrites(trial: Trial, monk
     old = max(line["seq"] for line in trial.out.lines())
     shutil.rmtree(trial.root)
     later = (old // limits.SEQUENCE_PER_SECOND) + 1
-    monkeypatch.setattr("ferryman.state.identity.time", SimpleNamespace(time=lambda: float(later)))
+    monkeypatch.setattr("ferryman.state.state.time", SimpleNamespace(time=lambda: float(later)))
     trial.out.forget()
     trial.run()
     assert min(line["seq"] for line in trial.out.lines()) > old

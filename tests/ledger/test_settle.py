@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from ferryman.destinations.base import Delivery, Effect, Outcome
-from ferryman.engine.settle.settle import late_answers, read_fold, settle
-from ferryman.records.events import sent_events
-from ferryman.records.row_results import UNTOUCHED, Result, RowResult, Rows
+from ferryman.engine.settle import late_answers, read_fold, settle
+from ferryman.records.rows import UNTOUCHED, Result, RowResult, Rows, sent_events
 from ferryman.state.state import State
 from ferryman.storage.files import fsync_folder
 from ferryman.storage.parquet import read_part, write_part

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from ferryman.records.statuses import MEANING, MOVES, TERMINAL, Status, move
+from ferryman.records.rows import MEANING, MOVES, TERMINAL, Status, move
 
 GRID = """
               FORCE RESTART DIRTY PROCESSING ERROR BATCHED INDEXING INDEXED DROPPED DEAD ERROR_DOC

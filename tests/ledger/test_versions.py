@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from ferryman import account, crash
+from ferryman import account, crash, operations
 from ferryman.document import Document
 from ferryman.errors import PlanChanged, StateDamaged, StateForeign, StateLost, TransientError, UsageError
-from ferryman.operations import fsck
 from ferryman.state.state import SEQUENCE, State, state_root
-from ferryman.storage.lock import Lock
+from ferryman.storage.locks import Lock
 from tests.support import no_lock
 from tests.support.invariants import rows
 from tests.support.versions import MIGRATION_POINTS, Killed, Versions, down, kill_at, louder
@@ -110,7 +109,7 @@ def test_a_new_version_carries_on(many: Versions) -> None:
     assert summary.messages[0].startswith("plan version 2 continues from version 1: 0 documents are processed again")
     lines = many.out("out").lines()
     assert max(line["seq"] for line in lines[:3]) < lines[3]["seq"]
-    assert fsck.check(root) == []
+    assert operations.check(root) == []
     again = many.run(many.plan(2, louder), from_version=1)
     assert (again.waves, again.messages) == (0, [])
 
@@ -174,7 +173,7 @@ def test_what_had_failed_is_taken_up_again(many: Versions) -> None:
 
 def test_a_waiting_word_and_an_unsettled_wave_are_finished_first(many: Versions) -> None:
     """By the older version."""
-    from ferryman.operations.retry import retry
+    from ferryman.operations import retry
 
     many.run(many.plan(1))
     old = many.plan(1)
@@ -263,7 +262,7 @@ def test_one_that_slept_on_the_way_over(many: Versions, point: str, monkeypatch:
         asleep.setattr(crash, "point", sleep)
         many.run(many.plan(2), from_version=1)
     assert slept
-    assert fsck.check(state_root(many.plan(2), many.state)) == []
+    assert operations.check(state_root(many.plan(2), many.state)) == []
     many.run(many.plan(2))
     assert many.run(many.plan(2)).waves == 0
     assert many.out("out").counted() == {"a": 2, "b": 1, "c": 1}
@@ -297,7 +296,7 @@ def test_one_that_was_overtaken_by_a_run_of_the_older_version(
             many.run(many.plan(2), from_version=1)
     assert many.run(many.plan(2), from_version=1).exit == 0
     assert many.out("out").counted() == {"a": 2, "b": 1, "c": 1}
-    assert fsck.check(state_root(many.plan(2), many.state)) == []
+    assert operations.check(state_root(many.plan(2), many.state)) == []
 
 
 def test_a_run_of_the_older_version_that_slept_before_it_announced_itself(

@@ -9,14 +9,14 @@ from pathlib import Path
 import msgspec
 from deltalake import DeltaTable
 
-from ferryman import account, crash
+from ferryman import account, crash, operations
 from ferryman.engine import driver
+from ferryman.engine.run import Run, Summary
 from ferryman.engine.runner.base import Runner
-from ferryman.engine.wave import Run, Summary
-from ferryman.operations import fsck
 from ferryman.plan import Plan
 from ferryman.state.state import State, state_root
-from ferryman.storage import cache, files, mirror, objects
+from ferryman.storage import files, mirror, objects
+from ferryman.storage import objects as cache
 from ferryman.storage.files import StatePath
 from ferryman.testing.inprocess import InProcess
 from tests.matrix.cases import Case
@@ -110,7 +110,7 @@ def check(world: World, plan: Plan, summary: Summary, kills: int) -> None:
     status = account.status(where, plan)
     assert status["balanced"], status
     place = here(where, world.root)
-    assert place == where or fsck.check(where) == []  # else `invariants` does that
+    assert place == where or operations.check(where) == []  # else `invariants` does that
     invariants.check(place, plan, summary)
     world.check(place, kills)
 

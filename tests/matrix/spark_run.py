@@ -16,7 +16,7 @@ import msgspec
 
 from ferryman.engine.runner.sessions import start
 from ferryman.engine.runner.spark import SparkRunner
-from ferryman.storage import cache, mirror
+from ferryman.storage import mirror, objects
 from tests.matrix import child
 from tests.matrix.cases import Case
 from tests.servers.faulty_s3 import settings
@@ -44,7 +44,7 @@ class Job(msgspec.Struct):
 
 def main(job: Job) -> None:
     """Run all; what fails is raised."""
-    told = {**settings(job.store), cache.CACHE: f"{job.root}/cache", "PYTHONPATH": REPOSITORY}
+    told = {**settings(job.store), objects.CACHE: f"{job.root}/cache", "PYTHONPATH": REPOSITORY}
     os.environ.update(told)  # workers on this machine have what the JVM is started with
     conf = {"spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "2", "spark.locality.wait": "0"}
     if not job.master.startswith("local"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from ferryman.records.statuses import Status
+from ferryman.records.rows import Status
 from tests.model.actions import Step
 from tests.model.settling import guarantee
 from tests.model.state import (

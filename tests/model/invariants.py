@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from ferryman.records.statuses import Status
+from ferryman.records.rows import Status
 from tests.model.driver import STALE
 from tests.model.executor import OVERWRITTEN
 from tests.model.settling import ILLEGAL, guarantee

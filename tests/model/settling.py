@@ -2,18 +2,8 @@
 
 from __future__ import annotations
 
-from ferryman.records.statuses import Status, move
-from tests.model.state import (
-    UNTOUCHED,
-    Claim,
-    Config,
-    Fold,
-    Known,
-    Result,
-    Said,
-    State,
-    Waiting,
-)
+from ferryman.records.rows import Status, move
+from tests.model.state import UNTOUCHED, Claim, Config, Fold, Known, Result, Said, State, Waiting
 
 ILLEGAL = "an event that the ledger's table of moves does not know"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ferryman.crash import POINTS
-from ferryman.records.statuses import Status
+from ferryman.records.rows import Status
 from tests.docs.test_architecture import resolved
 from tests.model import pages
 from tests.model.actions import ACTIONS, NOT_MODELLED

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ferryman.crash import ONCE, POINTS, QUEUES
-from ferryman.records.statuses import Status
+from ferryman.records.rows import Status
 from tests.docs.test_architecture import resolved
 from tests.model import pages
 from tests.model.queues.actions import QUEUE_ACTIONS

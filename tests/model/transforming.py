@@ -7,14 +7,7 @@ from collections.abc import Iterator
 from tests.model import settling
 from tests.model.actions import Step
 from tests.model.moves import Moves, moved, name, take
-from tests.model.state import (
-    GONE,
-    Config,
-    Driver,
-    Known,
-    Staging,
-    State,
-)
+from tests.model.state import GONE, Config, Driver, Known, Staging, State
 
 
 def is_due(config: Config, state: State, document: int) -> bool:

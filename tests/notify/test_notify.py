@@ -18,7 +18,7 @@ from ferryman.destinations import Delivery, Outcome
 from ferryman.document import Document
 from ferryman.errors import PermanentError, PlanError
 from ferryman.plan import NotifyTarget, Plan, structure
-from ferryman.state.layout import NOTIFIED
+from ferryman.state.state import NOTIFIED
 from tests.support.mailbox import Mailbox
 from tests.support.receiver import Receiver, Reply, closed_port
 from tests.support.trial import Trial
@@ -136,10 +136,10 @@ def test_a_target_that_says_nothing_is_let_go(trial: Trial, monkeypatch: pytest.
     """One whose own time-out does not work either is left to itself."""
     import threading
 
-    from ferryman.notify import reporter
+    from ferryman import notify
 
     never = threading.Event()
-    monkeypatch.setattr(reporter, "send", lambda *_: never.wait(60))
+    monkeypatch.setattr(notify, "send", lambda *_: never.wait(60))
     monkeypatch.setattr(limits, "NOTIFY_GRACE_S", 0.05)
     trial.build(step)
     trial.put("a", text="bad")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ferryman import durations
+from ferryman import limits
 from ferryman.destinations import Null
 from ferryman.document import Document
 from ferryman.errors import PlanError
@@ -71,7 +71,7 @@ def test_a_plan_that_calls_once_at_most_calls_one_after_the_other(tmp_path: Path
     ("rate", "expected"), [(100, 100.0), (0.5, 0.5), ("100/s", 100.0), ("90 / min", 1.5), ("36/h", 0.01), ("2.5", 2.5)]
 )
 def test_rates_as_people_write_them(rate: object, expected: float) -> None:
-    assert durations.per_second(rate) == pytest.approx(expected)
+    assert limits.per_second(rate) == pytest.approx(expected)
 
 
 def test_the_picture_says_how_a_step_is_called() -> None:

@@ -9,8 +9,8 @@ import pytest
 from ferryman import Effect, Plan
 from ferryman.destinations import Destination
 from ferryman.errors import PlanError
-from ferryman.plan import SourceNode, graph
-from ferryman.plan.cycles import cycles
+from ferryman.plan import SourceNode, check
+from ferryman.plan.paths import cycles
 from ferryman.routers import ByField, Duplicate, RoundRobin
 from tests.plan.plans import Index, same, source
 
@@ -117,7 +117,7 @@ def test_a_source_that_follows_something() -> None:
         Plan("q").destination("c", Index(), after="a").plan.nodes[0],
     ]
 
-    assert graph.check("p", 0, nodes)[0] == ["a: a source follows nothing: remove its after=."]
+    assert check.check("p", 0, nodes)[0] == ["a: a source follows nothing: remove its after=."]
 
 
 @pytest.mark.rule("check.end")

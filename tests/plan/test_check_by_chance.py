@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ferryman import Effect, Plan
-from ferryman.plan import DestinationNode, Node, RouterNode, SourceNode, StepNode, graph
+from ferryman.plan import DestinationNode, Node, RouterNode, SourceNode, StepNode, check
 from tests.plan.plans import Index, good_plans, without
 
 
@@ -101,7 +101,7 @@ MUTATIONS: list[Mutation] = [
 def test_one_mistake_is_found_and_its_node_is_named(mutate: Mutation, plan: Plan, data: st.DataObject) -> None:
     """Whatever the plan, and wherever the mistake."""
     nodes, concerned = mutate(data, list(plan.nodes))
-    found, warnings = graph.check("random", 0, nodes)
+    found, warnings = check.check("random", 0, nodes)
 
     assert warnings == []
     named = "|".join(map(re.escape, concerned))

@@ -17,7 +17,7 @@ from ferryman import Document, Plan
 from ferryman.cli.app import start
 from ferryman.destinations import Null
 from ferryman.errors import PlanError
-from ferryman.plan.pickling import dumps
+from ferryman.plan.calls import dumps
 from ferryman.sources import Memory
 
 FILE = """
@@ -196,7 +196,7 @@ CASES = dict(
 )
 boxed = functools.lru_cache(maxsize=None)(abs)
 
-from ferryman.plan.pickling import dumps
+from ferryman.plan.calls import dumps
 
 THERE = "import json, pickle, sys; print(json.dumps({n: f() for n, f in pickle.load(sys.stdin.buffer).items()}))"
 subprocess.run([sys.executable, "-c", THERE], input=dumps(CASES), check=True)
@@ -260,7 +260,7 @@ import pickle, subprocess, sys
 from ferryman import Document, Plan
 from ferryman.destinations import Null
 from ferryman.plan.load import send_neighbours
-from ferryman.plan.pickling import dumps
+from ferryman.plan.calls import dumps
 from ferryman.sources import Memory
 import neighbour
 

@@ -18,10 +18,9 @@ from ferryman import Plan
 from ferryman.destinations import Queue as ToQueue
 from ferryman.destinations import Sql
 from ferryman.plan import picture
-from ferryman.plan.picture import lettering
-from ferryman.plan.picture.joined import title_of
-from ferryman.plan.picture.layers import Link, layered
-from ferryman.plan.picture.layout import LOOP, Arrow, Laid, Polyline, Rect, Size, laid
+from ferryman.plan.picture import drawing
+from ferryman.plan.picture.layout import LOOP, Arrow, Laid, Link, Polyline, Rect, Size, laid, layered
+from ferryman.plan.picture.textual import title_of
 from ferryman.routers import ByField, Duplicate, RoundRobin
 from ferryman.sources import Memory, Queue
 from tests.plan.plans import Index, Mail, any_plans, good_plans, same
@@ -209,7 +208,7 @@ def test_a_picture_of_any_plan(plan: Plan) -> None:
     """It is XML; each node is a box, each name that is not there too; each name that is followed is an edge."""
     root = parsed(plan)
     missing = {a for n in plan.nodes for a in n.after} - {n.name for n in plan.nodes}
-    wanted = Counter(lettering.printable(name) for name in [*(n.name for n in plan.nodes), *missing])
+    wanted = Counter(drawing.printable(name) for name in [*(n.name for n in plan.nodes), *missing])
     boxes = having(root, "node")
     titles = Counter(box.findtext(f"{SVG}title", "").rpartition(": ")[0] for box in boxes)
 
@@ -373,8 +372,8 @@ def test_labels_of_branches(mapping: dict[Any, str], default: str | None, labels
 
 def test_long_words_are_shortened_in_the_middle() -> None:
     """The ends tell more; the length is kept."""
-    assert lettering.shortened("sqlite:////data/index.db#documents", 20) == "sqlite://…#documents"
-    assert lettering.shortened("short", 5) == "short"
+    assert drawing.shortened("sqlite:////data/index.db#documents", 20) == "sqlite://…#documents"
+    assert drawing.shortened("short", 5) == "short"
 
 
 def test_the_title_names_the_strategy(tmp_path: Path) -> None:

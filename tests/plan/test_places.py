@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ferryman import Plan, places
+from ferryman import Plan
 from ferryman.cli.app import start
 from ferryman.destinations import Directory, JsonLines, OpenSearch, Sql
+from ferryman.net import places
 from ferryman.plan import picture
 from ferryman.plan.load import load_plan
 from ferryman.sources import Csv, Files, Jobs

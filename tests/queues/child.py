@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 from ferryman import crash, limits
 from ferryman.queues import Queue
-from ferryman.queues import keys as remembered
+from ferryman.queues import table as remembered
 from ferryman.queues.message import CONTENT
 from ferryman.queues.store import QueueStore
 from ferryman.storage import files, objects

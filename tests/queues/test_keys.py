@@ -9,7 +9,7 @@ import pytest
 
 from ferryman.errors import StateDamaged
 from ferryman.queues.entries import MessageFile
-from ferryman.queues.keys import RememberedKeys, key_name
+from ferryman.queues.table import RememberedKeys, key_name
 
 
 def files(*numbers: int) -> list[MessageFile]:

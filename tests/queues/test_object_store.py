@@ -15,7 +15,7 @@ from ferryman.plan import Plan
 from ferryman.queues import Queue
 from ferryman.queues.table import CommitUnknown
 from ferryman.state.state import state_root
-from ferryman.storage import cache, files
+from ferryman.storage import files, objects
 from tests.queues.test_processes import said, start
 from tests.queues.test_sleepers import bodies, meanwhile
 from tests.servers.faulty_s3 import FaultyS3
@@ -157,7 +157,7 @@ def test_many_processes(states: str, faulty: FaultyS3, messages: int, appenders:
 def test_killed(place: Path, states: str, faulty: FaultyS3, zygote: Zygote, point: str) -> None:
     """At a crash point, over a store that loses answers; the same work again: as if nothing had been."""
     faulty.fail(lost=0.05, refused=0.02, seed=7)
-    environment = {**faulty.settings, cache.CACHE: str(place / "cache")}
+    environment = {**faulty.settings, objects.CACHE: str(place / "cache")}
     code, out = zygote.run(verb="work", root=str(place), queues=states, arm=f"{point}:1", environment=environment)
     assert code == KILLED, f"{point} was not reached: {out}"
 

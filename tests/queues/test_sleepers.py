@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ferryman import limits
-from ferryman.queues import Queue, entries, merging
+from ferryman.queues import Queue, entries, upkeep
 from ferryman.queues.table import CommitUnknown
 from ferryman.storage import files
 
@@ -107,8 +107,8 @@ def test_a_merger(root: Path, monkeypatch: pytest.MonkeyPatch, others: int, wher
         for n in range(others):
             other.append([{"x": n + 4}])
 
-    monkeypatch.setattr(merging, "_LATE", 1)  # the other one does not wait for it
-    meanwhile(monkeypatch, merging, where, work, "before")
+    monkeypatch.setattr(upkeep, "_LATE", 1)  # the other one does not wait for it
+    meanwhile(monkeypatch, upkeep, where, work, "before")
     queue.append([{"x": 3}])
     assert bodies(Queue("orders", root)) == bodies(queue) == [*range(others + 4)]
     for n in range(20):

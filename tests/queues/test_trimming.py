@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 from ferryman import limits
 from ferryman.errors import UsageError
-from ferryman.queues import Queue, merging, trimming
+from ferryman.queues import Queue, upkeep
 from ferryman.queues.entries import MessageFile
 
 DAY_S = 86_400.0
@@ -22,8 +22,8 @@ DAY_S = 86_400.0
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds by which the clock of whoever trims is ahead."""
     ahead = [0.0]
-    before = trimming._before
-    monkeypatch.setattr(trimming, "_before", lambda keep_s: before(keep_s - ahead[0]))
+    before = upkeep._before
+    monkeypatch.setattr(upkeep, "_before", lambda keep_s: before(keep_s - ahead[0]))
     return ahead
 
 
@@ -88,7 +88,7 @@ def test_a_part_of_a_merged_file(root: Path, monkeypatch: pytest.MonkeyPatch) ->
     [file] = live(queue)
     born = [m.created.timestamp() for m in queue.read()]
     for n in range(5):
-        monkeypatch.setattr(trimming, "_before", lambda _, n=n: int((born[n] + born[n + 1]) / 2 * 1e6))
+        monkeypatch.setattr(upkeep, "_before", lambda _, n=n: int((born[n] + born[n + 1]) / 2 * 1e6))
         assert queue.trim(0) == 1
         assert queue.trim(0) == 0
         assert indices(queue) == [*range(n + 2, 7)]
@@ -222,11 +222,11 @@ def test_what_becomes_one_file() -> None:
         return [f.path for f in batch]
 
     small, half = 1000, limits.PART_BYTES // 2
-    assert merging.next_batch(made(*[(0, small)] * 3), 4) == []
-    assert found(merging.next_batch(made((1, small), *[(0, small)] * 4), 4)) == ["f1", "f2", "f3", "f4"]
-    assert found(merging.next_batch(made(*[(1, small)] * 4, (0, small)), 4)) == ["f0", "f1", "f2", "f3"]
-    assert found(merging.next_batch(made(*[(0, half)] * 4), 4)) == ["f0", "f1"]
-    assert merging.next_batch(made(*[(0, half + 1)] * 9), 4) == []
+    assert upkeep.next_batch(made(*[(0, small)] * 3), 4) == []
+    assert found(upkeep.next_batch(made((1, small), *[(0, small)] * 4), 4)) == ["f1", "f2", "f3", "f4"]
+    assert found(upkeep.next_batch(made(*[(1, small)] * 4, (0, small)), 4)) == ["f0", "f1", "f2", "f3"]
+    assert found(upkeep.next_batch(made(*[(0, half)] * 4), 4)) == ["f0", "f1"]
+    assert upkeep.next_batch(made(*[(0, half + 1)] * 9), 4) == []
 
 
 def test_what_cannot_be_merged_waits(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,15 +234,15 @@ def test_what_cannot_be_merged_waits(root: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(limits, "QUEUE_FILES", 2)
     queue = Queue("orders", root)
     queue.append([{"n": 0}])
-    write = merging.write_rows
+    write = upkeep.write_rows
 
     def full(*_: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(merging, "write_rows", full)
+    monkeypatch.setattr(upkeep, "write_rows", full)
     assert queue.append([{"n": 1}]) == [2]
     assert len(files(queue)) == 2
-    monkeypatch.setattr(merging, "write_rows", write)
+    monkeypatch.setattr(upkeep, "write_rows", write)
     assert queue.append([{"n": 2}]) == [3]
     assert len(files(queue)) == 1
     assert indices(queue) == [1, 2, 3]
@@ -264,7 +264,7 @@ def test_what_a_kill_left_is_removed(root: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_merger_that_is_stopped_is_not_waited_for(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody holds the turn to merge and does not merge: when it is too much, another does."""
-    from ferryman.storage.lock import turn
+    from ferryman.storage.locks import turn
 
     monkeypatch.setattr(limits, "QUEUE_FILES", 4)
     queue = Queue("orders", root)

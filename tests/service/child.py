@@ -11,8 +11,8 @@ import msgspec
 
 from ferryman import crash
 from ferryman.cli.app import start
-from ferryman.engine import wave  # noqa: F401 - loaded before the first fork
-from ferryman.service import isolation
+from ferryman.engine import run  # noqa: F401 - loaded before the first fork
+from ferryman.intake.service import isolation
 from tests.service import killer
 from tests.service.minting import minting_into
 from tests.service.place import Place

@@ -1,4 +1,4 @@
-"""Work that ends its process over a file that says so: here as in ``ferryman.service.isolated``.
+"""Work that ends its process over a file that says so: here as in ``ferryman.intake.service.isolation``.
 
 ``KILLS`` in a file's URL: SIGKILL while it is fetched. ``KILLS-ONCE``: only the first time, over all processes.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ferryman.service import fetch, isolated
+from ferryman.intake.service import fetch, isolation
 
 COMMAND = (sys.executable, "-m", __name__)
 KILLS, ONCE = "KILLS", "KILLS-ONCE"
@@ -43,4 +43,4 @@ def _is_first(url: str) -> bool:
 
 if __name__ == "__main__":
     install()
-    isolated.main(int(sys.argv[1]))
+    isolation.main(int(sys.argv[1]))

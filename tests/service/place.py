@@ -17,9 +17,9 @@ from ferryman.document import Document
 from ferryman.engine.runner.base import Runner
 from ferryman.errors import BadDocument
 from ferryman.intake import Queue
-from ferryman.observe.progress import Silent
-from ferryman.reach import Reach
-from ferryman.service import Serving, serve
+from ferryman.intake.service import Serving, serve
+from ferryman.net.reach import Reach
+from ferryman.observe import Silent
 from ferryman.sources import Jobs
 from ferryman.state.state import State
 from ferryman.testing.inprocess import InProcess

@@ -13,8 +13,8 @@ import pytest
 
 from ferryman.cli.app import start
 from ferryman.errors import UsageError
-from ferryman.service import bundles
-from ferryman.service.bundles import KEPT_S, ask
+from ferryman.intake.service import access
+from ferryman.intake.service.access import KEPT_S, ask
 from tests.service.child import CHILD
 from tests.service.place import Place
 from tests.support.zygote import Zygote
@@ -63,7 +63,7 @@ def test_the_token_follows_the_request(intake: Place, monkeypatch: pytest.Monkey
     (job,) = bad.token["jobs"]
     (intake.serving.work / "originals" / job / "files" / "0.txt").write_bytes(b"other")
     seen: list[tuple[str, str, str]] = []
-    add = bundles._add
+    add = access._add
 
     def adds(*args: Any) -> None:
         (id,) = intake.queue.list_assemblies("small", "Processing")
@@ -71,7 +71,7 @@ def test_the_token_follows_the_request(intake: Place, monkeypatch: pytest.Monkey
         seen.append((at_work.token["status"], at_work.status, at_work.token["delivery-node"]))
         add(*args)
 
-    monkeypatch.setattr(bundles, "_add", adds)
+    monkeypatch.setattr(access, "_add", adds)
     intake.serve()
     assert set(seen) == {("Processing", "Processing", socket.gethostname())}
     assert [(each.token["status"], each.status) for each in (good, bad)] == [
@@ -126,8 +126,8 @@ def test_a_bundle_expires(intake: Place) -> None:
     request = ask(intake.queue, ["object 0"], 0)
     intake.serve()
     path = Path(urlsplit(request.token["url"]).path)
-    from ferryman.service.bundles import Bundles
-    from ferryman.service.workspace import Workspace
+    from ferryman.intake.service.access import Bundles
+    from ferryman.intake.service.workspace import Workspace
 
     found = Bundles(intake.queue, Workspace(intake.serving.work), "small", lambda: None, lambda _: None)
     found.expire(time.time())

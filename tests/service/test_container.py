@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from ferryman import limits
-from ferryman.service import container
-from ferryman.service.errors import Corrupt
+from ferryman.intake.service import workspace
+from ferryman.intake.service.errors import Corrupt
 from ferryman.storage import disk
 
 
@@ -51,7 +51,7 @@ def test_zip_and_tar(tmp_path: Path) -> None:
         tarred(tmp_path / "x.tar", *members, mode="w"),
         tarred(tmp_path / "x.txz", *members, mode="w:xz"),
     ):
-        container.unpack(packed, tmp_path / "out")
+        workspace.unpack(packed, tmp_path / "out")
         assert files_in(tmp_path / "out") == dict(members)
 
 
@@ -59,7 +59,7 @@ def test_a_tar_that_ends_with_a_zip(tmp_path: Path) -> None:
     """It is a tar, though zipfile takes it for that zip; all of its files come out."""
     inner = zipped(tmp_path / "inner.zip", ("deep.txt", b"deep")).read_bytes()
     members = [("a.txt", b"one"), ("inner.zip", inner)]
-    container.unpack(tarred(tmp_path / "x.tar", *members, mode="w"), tmp_path / "out")
+    workspace.unpack(tarred(tmp_path / "x.tar", *members, mode="w"), tmp_path / "out")
     assert files_in(tmp_path / "out") == dict(members)
 
 
@@ -75,14 +75,14 @@ def test_climbing_paths(tmp_path: Path, name: str) -> None:
     inside = tmp_path / "in"
     for packed in (zipped(tmp_path / "x.zip", (name, b"x")), tarred(tmp_path / "x.tar", (name, b"x"), mode="w")):
         with pytest.raises(Corrupt, match="leads out"):
-            container.unpack(packed, inside)
+            workspace.unpack(packed, inside)
     assert set(tmp_path.iterdir()) == {inside, tmp_path / "x.zip", tmp_path / "x.tar"}
 
 
 def test_links(tmp_path: Path) -> None:
     """A link could lead anywhere."""
     with pytest.raises(Corrupt, match="is not a plain file, but a link"):
-        container.unpack(tarred(tmp_path / "x.tar", link("a", "/etc/passwd"), mode="w"), tmp_path / "in")
+        workspace.unpack(tarred(tmp_path / "x.tar", link("a", "/etc/passwd"), mode="w"), tmp_path / "in")
 
 
 def test_bombs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,12 +90,12 @@ def test_bombs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "UNPACK_FREE_BYTES", 1 << 20)
     bomb = zipped(tmp_path / "bomb.zip", ("a", b"\0" * (8 << 20)))
     with pytest.raises(Corrupt, match="as a decompression bomb does"):
-        container.unpack(bomb, tmp_path / "in")
+        workspace.unpack(bomb, tmp_path / "in")
     assert sum(map(len, files_in(tmp_path / "in").values())) <= 3 << 20
     with pytest.raises(Corrupt, match="more than 1000 bytes"):
-        container.unpack(bomb, tmp_path / "in", unpacked_bytes=1000)
+        workspace.unpack(bomb, tmp_path / "in", unpacked_bytes=1000)
     with pytest.raises(Corrupt, match="too many members"):
-        container.unpack(zipped(tmp_path / "x.zip", ("a", b"1"), ("b", b"2")), tmp_path / "in", members=1)
+        workspace.unpack(zipped(tmp_path / "x.zip", ("a", b"1"), ("b", b"2")), tmp_path / "in", members=1)
 
 
 ZIPS = {
@@ -122,9 +122,9 @@ def test_a_zips_directory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(zipfile.ZipInfo, "_decodeExtra", counted)
     with pytest.raises(Corrupt, match=r"too many members|its directory has"):
-        container.unpack(tmp_path / "x.zip", tmp_path / "in", members=1000)
+        workspace.unpack(tmp_path / "x.zip", tmp_path / "in", members=1000)
     assert made == []
-    container.unpack(tmp_path / "x.zip", tmp_path / "in", members=10_000)
+    workspace.unpack(tmp_path / "x.zip", tmp_path / "in", members=10_000)
     assert files_in(tmp_path / "in") == {"a.txt": b"text"}
 
 
@@ -133,7 +133,7 @@ def test_a_member_that_looks_like_a_directory(tmp_path: Path) -> None:
     content = b"PK\1\2" + bytes(500_000)
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as out:
         out.writestr("a.bin", content)
-    container.unpack(tmp_path / "x.zip", tmp_path / "in", members=1)
+    workspace.unpack(tmp_path / "x.zip", tmp_path / "in", members=1)
     assert files_in(tmp_path / "in") == {"a.bin": content}
 
 
@@ -146,7 +146,7 @@ def test_headers_of_a_tar_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             info.pax_headers = {"comment": "x" * (1 << 19)}
             out.addfile(info)
     with pytest.raises(Corrupt, match="as a decompression bomb does"):
-        container.unpack(tmp_path / "x.tgz", tmp_path / "in")
+        workspace.unpack(tmp_path / "x.tgz", tmp_path / "in")
 
 
 def test_an_xz_cannot_ask_for_any_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +154,7 @@ def test_an_xz_cannot_ask_for_any_memory(tmp_path: Path, monkeypatch: pytest.Mon
     packed = tarred(tmp_path / "x.txz", ("a", b"text"), mode="w:xz")
     monkeypatch.setattr(limits, "PACKED_MEMORY_BYTES", limits.MIB)
     with pytest.raises(Corrupt, match="neither zip nor tar"):
-        container.unpack(packed, tmp_path / "in")
+        workspace.unpack(packed, tmp_path / "in")
 
 
 def test_members_that_lie_over_each_other(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_members_that_lie_over_each_other(tmp_path: Path) -> None:
     end[12:16] = (9 * len(head)).to_bytes(4, "little")
     (tmp_path / "x.zip").write_bytes(raw[:at] + head * 9 + end)
     with pytest.raises(Corrupt, match="lie over each other"):
-        container.unpack(tmp_path / "x.zip", tmp_path / "in")
+        workspace.unpack(tmp_path / "x.zip", tmp_path / "in")
 
 
 def test_broken(tmp_path: Path) -> None:
@@ -180,13 +180,13 @@ def test_broken(tmp_path: Path) -> None:
     ):
         (tmp_path / "bad").write_bytes(content)
         with pytest.raises(Corrupt, match=why):
-            container.unpack(tmp_path / "bad", tmp_path / "in")
+            workspace.unpack(tmp_path / "bad", tmp_path / "in")
     twice = tarred(tmp_path / "t.tar", ("a", b"1"), ("./a", b"2"), mode="w")
     with pytest.raises(Corrupt, match="twice"):
-        container.unpack(twice, tmp_path / "in")
+        workspace.unpack(twice, tmp_path / "in")
     both = tarred(tmp_path / "t.tar", ("a", b"1"), ("a/b", b"2"), mode="w")
     with pytest.raises(Corrupt, match="both a file and a folder"):
-        container.unpack(both, tmp_path / "in")
+        workspace.unpack(both, tmp_path / "in")
 
 
 def header(kind: bytes, size: int) -> tarfile.TarInfo:
@@ -216,7 +216,7 @@ def test_a_long_header_is_not_read_into_memory(
 
     monkeypatch.setattr(tarfile._Stream, "read", counted)  # type: ignore[attr-defined]
     with pytest.raises(Corrupt, match="more than 1048576"):
-        container.unpack(packed, tmp_path / "out")
+        workspace.unpack(packed, tmp_path / "out")
     assert max(read) <= 1 << 20
 
 
@@ -228,7 +228,7 @@ def test_a_long_number_in_a_tar_is_refused(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "x.tgz", "w:gz", format=tarfile.PAX_FORMAT) as out:
         out.addfile(info)
     with pytest.raises(Corrupt, match="more than 256 digits"):
-        container.unpack(tmp_path / "x.tgz", tmp_path / "in")
+        workspace.unpack(tmp_path / "x.tgz", tmp_path / "in")
 
 
 def test_attributes_of_a_tar_count(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_attributes_of_a_tar_count(tmp_path: Path) -> None:
             info = tarfile.TarInfo(name)
             info.size, info.pax_headers = 2, {"comment": "12345", "mtime": "1700000000.25"}
             out.addfile(info, io.BytesIO(b"ok"))
-    container.unpack(tmp_path / "x.tar", tmp_path / "in")
+    workspace.unpack(tmp_path / "x.tar", tmp_path / "in")
     assert files_in(tmp_path / "in") == dict.fromkeys(names, b"ok")
 
 
@@ -249,7 +249,7 @@ def test_many_members_are_synced_at_once(tmp_path: Path, monkeypatch: pytest.Mon
     packed = tarred(tmp_path / "c.tar", *((f"{n}.txt", b"") for n in range(50)), mode="w")
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", synced.append)
-    container.unpack(packed, tmp_path / "out")
+    workspace.unpack(packed, tmp_path / "out")
     disk.fsync_tree(tmp_path / "out")
     assert len(files_in(tmp_path / "out")) == 50
     assert synced == []

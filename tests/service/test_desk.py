@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from ferryman.intake import JobState
-from ferryman.intake.acquire import Acquirer
-from ferryman.service import stages
-from ferryman.service.desk import Desk, Lookout
-from ferryman.service.fetch import Arrived
-from ferryman.service.stages import Done
+from ferryman.intake.queue import Acquirer
+from ferryman.intake.service import stages
+from ferryman.intake.service.fetch import Arrived
+from ferryman.intake.service.stages import Done
+from ferryman.intake.service.workers import Desk, Lookout
 from tests.service.place import Place, until
 
 

@@ -9,7 +9,7 @@ import pytest
 from ferryman.cli.app import start
 from ferryman.errors import UsageError
 from ferryman.intake import StateError
-from ferryman.service.edition import edited
+from ferryman.intake.service.payload import edited
 from tests.service.place import Place
 
 

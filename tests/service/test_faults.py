@@ -9,14 +9,16 @@ import pytest
 
 from ferryman import limits
 from ferryman.destinations import Sql
-from ferryman.engine.wave import Run
+from ferryman.engine.run import Run
 from ferryman.errors import PermanentError, UsageError
-from ferryman.intake import Queue, inventory
+from ferryman.intake import Queue
+from ferryman.intake import job as inventory
+from ferryman.intake import source as jobs
 from ferryman.intake.errors import QueueRefused
 from ferryman.intake.nodes import decoded, encoded
+from ferryman.intake.service import processing
 from ferryman.plan import Plan
-from ferryman.service import processing
-from ferryman.sources import Jobs, jobs
+from ferryman.sources import Jobs
 from tests.service.place import Place, to_text
 from tests.service.receiver import Redirecting
 from tests.service.test_fetch import fetcher

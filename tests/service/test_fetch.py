@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ferryman.errors import PermanentError, TransientError
-from ferryman.reach import Reach
-from ferryman.service.errors import Corrupt, Stopping
-from ferryman.service.fetch import Fetcher
+from ferryman.intake.service.errors import Corrupt, Stopping
+from ferryman.intake.service.fetch import Fetcher
+from ferryman.net.reach import Reach
 from tests.service.receiver import FileServer
 
 HERE = Reach(("/",), ("127.0.0.1",))

@@ -9,8 +9,8 @@ import pytest
 
 from ferryman.cli.app import start
 from ferryman.intake import JobState
+from ferryman.intake.service.manifest import NAME_BYTES, end_of, free_name, name_in, objects_of, rows_of
 from ferryman.intake.store import Set
-from ferryman.service.manifest import NAME_BYTES, end_of, free_name, name_in, objects_of, rows_of
 from tests.intake.conftest import brought
 from tests.service.place import Place
 from tests.support.tiers import sampled
@@ -220,7 +220,7 @@ def test_an_odd_receiver_stops_no_report(intake: Place) -> None:
 @pytest.mark.rule("intake.hostile")
 def test_a_fault_in_a_report_stops_no_other(intake: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody anticipated it: its batch is closed, and its message says why nothing was sent."""
-    from ferryman.service.callback import Callback
+    from ferryman.intake.service.reports import Callback
 
     inner = Callback.tell
 
@@ -264,7 +264,7 @@ def test_a_batch_damaged_before_its_report(intake: Place, name: str, caplog: pyt
 
 def test_batches_are_made_at_the_same_time(intake: Place) -> None:
     """One whose manifest takes long does not keep the others waiting."""
-    from ferryman.service.fetch import Fetcher
+    from ferryman.intake.service.fetch import Fetcher
 
     first = intake.submit(manifest_url=intake.manifest([intake.row("a.txt")], "slow.csv"))
     second = intake.submit(manifest_url=intake.manifest([intake.row("b.txt")], "quick.csv"))

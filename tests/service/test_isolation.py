@@ -12,10 +12,10 @@ import pytest
 
 from ferryman.crash import AT_WORK
 from ferryman.errors import PermanentError
-from ferryman.reach import Reach
-from ferryman.service import isolation
-from ferryman.service.at_work import ATTEMPTS, AtWork
-from ferryman.service.errors import ChildDied, Later, Stopping
+from ferryman.intake.service import isolation
+from ferryman.intake.service.errors import ChildDied, Later, Stopping
+from ferryman.intake.service.isolation import ATTEMPTS, AtWork
+from ferryman.net.reach import Reach
 from tests.intake.conftest import PATIENT_S, zookeeper_url
 from tests.servers.server import Server
 from tests.service import killer

@@ -10,8 +10,9 @@ import pytest
 
 from ferryman.document import Document
 from ferryman.errors import BadDocument, UsageError
-from ferryman.intake import Job, Queue, inventory
-from ferryman.intake.inventory import StoredFile
+from ferryman.intake import Job, Queue
+from ferryman.intake import job as inventory
+from ferryman.intake.job import StoredFile
 from ferryman.sources import Jobs, Listed, Source
 from ferryman.testing.sources import SourceSuite
 

@@ -15,7 +15,7 @@ from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import SMTP, AuthResult
 
 from ferryman.errors import FerrymanError, PermanentError, TransientError, UsageError
-from ferryman.service.mail import JOBS, BatchReports, Mail, is_address, mail_of, mail_server
+from ferryman.intake.service.reports import JOBS, BatchReports, Mail, is_address, mail_of, mail_server
 from tests.servers import certificates
 from tests.service.place import Place
 from tests.service.receiver import Receiver
@@ -187,8 +187,8 @@ TO = {"submitter": "anna@example.org"}
 def test_each_way_is_told_once(mailbox: tuple[KeptMails, str]) -> None:
     """While a URL has to be tried again, the mail is not sent again."""
     box, url = mailbox
-    from ferryman.reach import Reach
-    from ferryman.service.callback import Callback
+    from ferryman.intake.service.reports import Callback
+    from ferryman.net.reach import Reach
 
     with Receiver(503, 503) as receiver:
         told = BatchReports(Callback(reach=Reach((), ("127.0.0.1",)), tries=1, pause_s=0), Mail(url, pause_s=0))

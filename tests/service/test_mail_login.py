@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from ferryman.errors import PermanentError, TransientError
-from ferryman.service.callback import TRIES
-from ferryman.service.mail import Mail
+from ferryman.intake.service.reports import TRIES, Mail
 from tests.servers import certificates
 
 WHAT = {"id": "bid1/report", "batch": "bid1", "status": "Completed"}

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from ferryman.net import shown
-from ferryman.service.errors import Corrupt
-from ferryman.service.manifest import checked_digest, checked_path, objects_of, rows_of
+from ferryman.intake.service.errors import Corrupt
+from ferryman.intake.service.manifest import checked_digest, checked_path, objects_of, rows_of
+from ferryman.net.urls import shown
 
 BASE = "http://host/dir/manifest.csv"
 SHA = "a" * 64
@@ -70,8 +70,8 @@ LARGE = {
 
 READ = """
 import resource
-from ferryman.service.errors import Corrupt
-from ferryman.service.manifest import objects_of, rows_of
+from ferryman.intake.service.errors import Corrupt
+from ferryman.intake.service.manifest import objects_of, rows_of
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 text = {text}
 try:

@@ -14,9 +14,9 @@ import pytest
 from ferryman import Effect, Plan, Unavailable
 from ferryman.cli.app import start
 from ferryman.destinations import Delivery, Destination, Outcome
-from ferryman.engine.wave import Run
+from ferryman.engine.run import Run
 from ferryman.intake import Queue
-from ferryman.service.processing import Processing
+from ferryman.intake.service.processing import Processing
 from ferryman.sources import Jobs
 from ferryman.state.commands import queue_retry
 from tests.servers.server import Server

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ferryman.cli.app import start
-from ferryman.reach import Reach
+from ferryman.net.reach import Reach
 from tests.service.place import Place
 from tests.service.receiver import FileServer, Receiver, Redirecting
 

@@ -14,9 +14,9 @@ import pytest
 from ferryman import account
 from ferryman.errors import UsageError
 from ferryman.intake import Queue
-from ferryman.service import stages
-from ferryman.service.room import Room
-from ferryman.service.workspace import Space, Workspace
+from ferryman.intake.service import stages
+from ferryman.intake.service.stages import Room
+from ferryman.intake.service.workspace import Space, Workspace
 from tests.service.place import Place, until
 from tests.service.receiver import FileServer, Receiver
 
@@ -217,7 +217,7 @@ def test_a_graceful_stop(intake: Place) -> None:
 
 def test_lost_locks(intake: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A consumer whose session ended under its work changes nothing; the work is done again."""
-    from ferryman.service import stages as stations
+    from ferryman.intake.service import stages as stations
 
     inner = stations.Estimating.work
     lost = []

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from ferryman import reach
 from ferryman.errors import PermanentError, TransientError
-from ferryman.reach import Reach
-from ferryman.service.fetch import Fetcher
-from ferryman.service.slow import SlowHost, SlowHosts
+from ferryman.intake.service.fetch import Fetcher
+from ferryman.intake.service.hosts import SlowHost, SlowHosts
+from ferryman.net import reach
+from ferryman.net.reach import Reach
 from tests.service.dribble import Dribble
 from tests.service.place import Place, until
 from tests.service.receiver import Receiver

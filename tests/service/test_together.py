@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ferryman.service.together import ALONE, Finisher, Pledge, Unsynced, sync
+from ferryman.intake.service.finisher import ALONE, Finisher, Pledge, Unsynced, sync
 from ferryman.storage import disk, files
 
 

@@ -17,7 +17,7 @@ import pytest
 from ferryman.cli.app import start
 from ferryman.intake import Queue
 from ferryman.intake.nodes import skeleton
-from ferryman.service.bundles import ask
+from ferryman.intake.service.access import ask
 from tests.intake.conftest import NOW, NOW_S, layout
 from tests.servers.server import Server
 from tests.service.place import Place

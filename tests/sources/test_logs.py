@@ -14,7 +14,7 @@ from ferryman.document import Document
 from ferryman.errors import TransientError
 from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Entry, Listed, Log, Piece, Queue
-from ferryman.sources.combined import Alternating
+from ferryman.sources.log import Alternating
 from ferryman.testing.logs import LogSuite
 
 

@@ -11,7 +11,7 @@ from folders import scan, tree
 
 from ferryman.errors import UsageError
 from ferryman.sources import Files
-from ferryman.sources.about import FIELDS, mime_of, moment
+from ferryman.sources.files import FIELDS, mime_of, moment
 
 MAY = 1714557600
 

@@ -12,9 +12,9 @@ import fsspec
 import pytest
 
 from ferryman.errors import TransientError
-from ferryman.outages import is_connection
+from ferryman.net.faults import is_connection
 from ferryman.sources import Csv, Files, JsonLines, Lines, Listed
-from ferryman.sources.root import Root
+from ferryman.sources.folder import Root
 
 OUTAGES = {
     "device": OSError(errno.EIO, "Input/output error"),

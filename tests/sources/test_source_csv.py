@@ -14,8 +14,7 @@ from rows import documents, refusals, told
 
 from ferryman.errors import UsageError
 from ferryman.sources import Csv
-from ferryman.sources.physical import physical_lines
-from ferryman.sources.records import RecordRow
+from ferryman.sources.records import RecordRow, physical_lines
 
 
 def fields_of(folder: Path, data: str, **options: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from folders import refused, scan, tree
 from ferryman import limits
 from ferryman.errors import BadDocument, UsageError
 from ferryman.sources import Files, Listed
-from ferryman.sources.tree import FolderPiece
+from ferryman.sources.folder import FolderPiece
 
 # --- plain files ------------------------------------------------------------------------------------------------------
 

@@ -14,8 +14,7 @@ from folders import scan, tree, until_it_fails
 
 from ferryman.errors import UsageError
 from ferryman.sources import Doubt, Files
-from ferryman.sources.folder import Folder
-from ferryman.sources.tree import FolderPiece
+from ferryman.sources.folder import Folder, FolderPiece
 
 AsNobody = Callable[[Callable[[], Any]], Any]
 

@@ -13,7 +13,7 @@ from rows import documents, refusals, told
 
 from ferryman.errors import UsageError
 from ferryman.sources import JsonLines
-from ferryman.sources.pointer import Pointer
+from ferryman.sources.records import Pointer
 
 # The example of RFC 6901, section 5.
 RFC = {"foo": ["bar", "baz"], "": 0, "a/b": 1, "c%d": 2, "e^f": 3, "g|h": 4, "i\\j": 5, 'k"l': 6, " ": 7, "m~n": 8}

@@ -17,7 +17,7 @@ from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import TransientError, UsageError
 from ferryman.sources import Doubt, Lines
-from ferryman.sources.physical import physical_lines
+from ferryman.sources.records import physical_lines
 
 
 def lines_of(folder: Path, data: bytes, **options: Any) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from rows import documents, failures, rows, told
 from ferryman import limits
 from ferryman.errors import BadDocument, TransientError
 from ferryman.sources import Csv, Files, JsonLines, Lines
-from ferryman.sources import packed as packed_module
-from ferryman.sources.packed import read_unpacked
+from ferryman.sources import folder as packed_module
+from ferryman.sources.folder import read_unpacked
 
 Pack = Callable[[bytes], bytes]
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ferryman.sources import Files
-from ferryman.sources.paths import id_of, name_of, shown
+from ferryman.sources.base import id_of, name_of, shown
 
 any_name = st.binary(min_size=1, max_size=40).filter(
     lambda b: b"/" not in b and b"\0" not in b and b not in (b".", b"..")

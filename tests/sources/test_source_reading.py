@@ -13,7 +13,7 @@ from folders import scan, tree
 
 from ferryman.errors import BadDocument, TransientError
 from ferryman.sources import Files, Listed
-from ferryman.sources import root as root_module
+from ferryman.sources import folder as root_module
 
 AsNobody = Callable[[Callable[[], Any]], Any]
 

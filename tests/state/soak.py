@@ -14,9 +14,9 @@ from pathlib import Path
 
 from ferryman.destinations.base import Delivery, Outcome
 from ferryman.document import Document
-from ferryman.engine.wave import Run
+from ferryman.engine.run import Run
 from ferryman.errors import PermanentError
-from ferryman.observe.progress import Silent
+from ferryman.observe import Silent
 from ferryman.plan import Plan
 from ferryman.sources import Files
 from ferryman.state.state import State, state_root

@@ -10,7 +10,7 @@ import pytest
 from ferryman.destinations.base import Outcome
 from ferryman.document import Document
 from ferryman.errors import TransientError
-from ferryman.records.due import is_due_sql, wait_s
+from ferryman.records.rows import is_due_sql, wait_s
 from tests.support import NOT_SOON_S
 from tests.support.recorder import Recorder
 from tests.support.trial import Trial

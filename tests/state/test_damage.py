@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ferryman.errors import StateDamaged
-from ferryman.operations.fsck import check
+from ferryman.operations import check
 from ferryman.state.state import State
 from tests.support.damage import DATA, KINDS, damaged, entry, flip, live, made, refusal, tree
 from tests.support.trial import Trial, Watch

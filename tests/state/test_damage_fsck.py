@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from ferryman.errors import UsageError
-from ferryman.operations.fsck import check
+from ferryman.operations import check
 from ferryman.state.state import State
-from ferryman.storage import seals
+from ferryman.storage import files
 from tests.support.damage import KINDS, damaged, entry, flip, live, made, make, tree
 from tests.support.trial import Trial
 
@@ -83,8 +83,8 @@ def test_exit_codes_of_check(place: Path) -> None:
 
     shutil.copytree(trial.root, place / "other" / "small-v1")
     name = place / "other" / "small-v1" / "state.json"
-    found: Any = seals.unseal(name)
-    name.write_bytes(seals.sealed({**found, "plan": "small"}))  # the same state, under the name of the plan file's plan
+    found: Any = files.unseal(name)
+    name.write_bytes(files.sealed({**found, "plan": "small"}))  # the same state, under the name of the plan file's plan
     done = command(place / "other")
     assert (done.returncode, done.stderr) == (0, "")
     assert "all well" in done.stdout

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ferryman.errors import UsageError
-from ferryman.records.row_results import Rows
+from ferryman.records.rows import Rows
 from ferryman.state.journal import Journal
 from ferryman.storage import files
 from tests.support.trial import Trial

@@ -9,10 +9,10 @@ import pytest
 
 from ferryman import limits
 from ferryman.errors import StateForeign
-from ferryman.operations.fsck import check
+from ferryman.operations import check
 from ferryman.plan import Plan
 from ferryman.state.state import State
-from ferryman.storage import seals
+from ferryman.storage import files
 from tests.support.damage import damaged, made, refusal, tree
 from tests.support.trial import Trial
 
@@ -21,8 +21,8 @@ __all__ = ["damaged", "made"]
 
 def reseal(root: Path, **changes: object) -> None:
     path = root / "state.json"
-    found: Any = seals.unseal(path)
-    path.write_bytes(seals.sealed({**found, **changes}))
+    found: Any = files.unseal(path)
+    path.write_bytes(files.sealed({**found, **changes}))
 
 
 def test_a_newer_format_is_refused(damaged: Trial) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from ferryman import limits
 from ferryman.destinations.base import Delivery, Outcome
-from ferryman.observe.progress import Silent
+from ferryman.observe import Silent
 from tests.support.tiers import sampled
 from tests.support.trial import Trial
 

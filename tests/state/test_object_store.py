@@ -12,20 +12,18 @@ import pyarrow as pa
 import pytest
 
 import ferryman
-from ferryman import account, limits
+from ferryman import account, limits, operations
 from ferryman.destinations import Sql
-from ferryman.engine.wave import Run
+from ferryman.engine.run import Run
 from ferryman.errors import StateDamaged, StateForeign, StateHeld, StateLost, UsageError
-from ferryman.operations import fsck
-from ferryman.operations.retry import retry
+from ferryman.operations import retry
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
-from ferryman.records.contributions import contributions_of
-from ferryman.records.key_values import KeyFile, KeyValues
+from ferryman.records.keys import KeyFile, KeyValues, contributions_of
 from ferryman.sources import Files, Queue
 from ferryman.state.state import State, state_root
-from ferryman.storage import cache, files, mirror
-from ferryman.storage.lease import ObjectLease
+from ferryman.storage import files, mirror, objects
+from ferryman.storage.locks import ObjectLease
 from ferryman.storage.objects import ObjectPath
 from ferryman.testing.inprocess import InProcess
 from tests.servers.faulty_s3 import BUCKET, FaultyS3
@@ -79,7 +77,7 @@ def test_documents_come_change_and_go(states: str, tmp_path: Path) -> None:
     assert status["balanced"]
     assert status["destinations"]["out"]["delivered"] == 2
     assert [e["status"] for e in account.history(root, "two.txt", plan)] == ["INDEXED", "INDEXED"]
-    assert fsck.check(root) == []
+    assert operations.check(root) == []
     assert list((tmp_path / "cache").rglob(".tmp-*")) == []
 
 
@@ -98,7 +96,7 @@ def test_many_waves(states: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         counts.append(len(root.store.below(f"{root.key}/")))
     assert max(counts) <= 70, f"a wave makes some twelve objects: {counts}"
     assert len(delivered(tmp_path)) == 13
-    assert fsck.check(root) == []
+    assert operations.check(root) == []
     assert account.status(root, plan)["balanced"]
 
 
@@ -122,7 +120,7 @@ def test_two_drivers(states: str, tmp_path: Path) -> None:
     first.release()
     second.release()
     assert run_plan(plan, states, checked=False).delivered == 1
-    assert fsck.check(root) == []
+    assert operations.check(root) == []
 
 
 @pytest.mark.rule("store.lease")
@@ -144,11 +142,11 @@ def test_a_driver_that_slept(states: str, tmp_path: Path, monkeypatch: pytest.Mo
         with pytest.raises(StateLost, match="another driver"):
             table.commit("wave", info={"wave": 1})
     sleeper.release()
-    assert fsck.check(root) == []
+    assert operations.check(root) == []
     for entry in entries:  # killed before it saw that: nobody reads it any more
         files.replace(entry, b"an entry")
     mirror.forget_all()
-    assert fsck.check(root) == []
+    assert operations.check(root) == []
     assert run_plan(plan, states, checked=False).waves == 0
     assert account.status(root, plan)["balanced"]
 
@@ -170,7 +168,7 @@ def test_a_driver_that_slept_before_a_checkpoint(states: str, tmp_path: Path, mo
         with pytest.raises(StateLost, match="another driver"):
             table.checkpoint()
     mirror.forget_all()
-    assert fsck.check(root) == []
+    assert operations.check(root) == []
     write(tmp_path, two="2")
     assert run_plan(plan, states, checked=False).delivered == 1
 
@@ -199,12 +197,12 @@ class OnAnotherMachine(InProcess):
         self.start()  # nothing runs beside the driver
 
     def run(self, task: Any, items: Sequence[Any]) -> list[Any]:
-        before = os.environ[cache.CACHE]
-        os.environ[cache.CACHE] = str(self._folder)
+        before = os.environ[objects.CACHE]
+        os.environ[objects.CACHE] = str(self._folder)
         try:
             return super().run(task, items)
         finally:
-            os.environ[cache.CACHE] = before
+            os.environ[objects.CACHE] = before
 
 
 def test_executors_on_another_machine(states: str, tmp_path: Path) -> None:
@@ -315,7 +313,7 @@ def test_a_keyed_state_of_documents_that_change(states: str, tmp_path: Path) -> 
     found = {key: plan.state("letters", states).get(key) for key in "abc"}
     assert found == {"a": ["two.txt"], "b": None, "c": ["four.txt", "one.txt"]}
     assert account.status(state_root(plan, states), plan)["balanced"]
-    assert fsck.check(state_root(plan, states)) == []
+    assert operations.check(state_root(plan, states)) == []
 
 
 def test_a_file_of_a_keyed_state_that_is_gone(states: str, tmp_path: Path) -> None:
@@ -353,7 +351,7 @@ def test_the_lease_is_given_up(states: str, tmp_path: Path) -> None:
 def test_a_cache_of_somebody_else(states: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies are not read where another user may have put them."""
     (tmp_path / "theirs").mkdir()
-    monkeypatch.setenv(cache.CACHE, str(tmp_path / "theirs"))
+    monkeypatch.setenv(objects.CACHE, str(tmp_path / "theirs"))
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
     with pytest.raises(UsageError, match="belongs to another user"):
         run_plan(plan_of(tmp_path), states, checked=False)

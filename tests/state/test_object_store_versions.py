@@ -8,19 +8,18 @@ from typing import Any
 
 import pytest
 
-from ferryman import account, crash
-from ferryman.engine.wave import Summary
+from ferryman import account, crash, operations
+from ferryman.engine import migration as migration_of_versions
+from ferryman.engine.migration import migrate
+from ferryman.engine.run import Summary
 from ferryman.errors import StateDamaged, StateForeign, StateHeld, StateLost, UsageError
-from ferryman.operations import fsck
-from ferryman.operations import migrate as migration_of_versions
-from ferryman.operations.migrate import migrate
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Queue
 from ferryman.state.state import State, state_root
 from ferryman.storage import mirror
 from ferryman.storage.files import StatePath
-from ferryman.storage.lock import take_lock
+from ferryman.storage.locks import take_lock
 from ferryman.storage.objects import ObjectPath
 from tests.servers.faulty_s3 import FaultyS3
 from tests.state.test_object_store import total
@@ -143,7 +142,7 @@ def test_one_that_slept(many: InStore, point: str, monkeypatch: pytest.MonkeyPat
         asleep.setattr(crash, "point", sleep)
         many.run(many.plan(2), from_version=1)
     assert slept
-    assert fsck.check(state_root(many.plan(2), many.state)) == []
+    assert operations.check(state_root(many.plan(2), many.state)) == []
     many.run(many.plan(2))
     assert many.run(many.plan(2)).waves == 0
     assert many.out("out").counted() == {**dict.fromkeys(IDS, 1), IDS[0]: 2}

@@ -14,8 +14,8 @@ import pytest
 from ferryman import limits
 from ferryman.account import questions
 from ferryman.errors import EngineError, StateDamaged
-from ferryman.observe.progress import Silent
-from ferryman.operations.fsck import check
+from ferryman.observe import Silent
+from ferryman.operations import check
 from ferryman.storage.tables import Table
 from tests.support.trial import Trial
 
@@ -26,8 +26,8 @@ import sys
 from pathlib import Path
 from ferryman import account
 from ferryman.account import questions
-from ferryman.operations.fsck import check
-from ferryman.state.identity import plan_of
+from ferryman.operations import check
+from ferryman.state.state import plan_of
 from ferryman.state.state import State
 
 root, asked = Path(sys.argv[1]), 0
@@ -133,7 +133,7 @@ def test_a_killed_reader_keeps_nothing(trial: Trial) -> None:
     trial.put("a")
     trial.run()
     code = (
-        "import sys, time; from pathlib import Path; from ferryman.storage.lock import Readers\n"
+        "import sys, time; from pathlib import Path; from ferryman.storage.locks import Readers\n"
         "with Readers(Path(sys.argv[1])).reading(): print('reading', flush=True); time.sleep(600)"
     )
     command = [sys.executable, "-c", code, str(trial.root / "readers")]

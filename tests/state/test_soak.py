@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ferryman import account
-from ferryman.operations.retry import retry
+from ferryman.operations import retry
 from tests.state.soak import BROKEN, REFUSED, Soak, number_of
 from tests.support.trial import run_plan
 

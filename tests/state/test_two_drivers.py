@@ -16,7 +16,7 @@ from ferryman.errors import EngineError, StateHeld, StateLost
 from ferryman.plan.load import load_plan
 from ferryman.state.maintenance import sweep
 from ferryman.state.state import State
-from ferryman.storage.lock import Lock
+from ferryman.storage.locks import Lock
 from tests.support import no_lock
 from tests.support.recorder import Recorder, Store
 from tests.support.tiers import sampled

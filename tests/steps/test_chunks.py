@@ -171,7 +171,7 @@ def test_arguments_that_cannot_be_meant(monkeypatch: pytest.MonkeyPatch) -> None
     ):
         with pytest.raises(ValueError, match=r"[Gg]ive|leave"):
             steps.split_text(**options)  # type: ignore[arg-type]
-    from ferryman.steps import chunks
+    from ferryman.steps import text as chunks
 
     monkeypatch.setattr(chunks, "find_spec", lambda _: None)
     with pytest.raises(UsageError, match=r"pip install 'ferryman\[split\]'"):

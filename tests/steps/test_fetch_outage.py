@@ -14,7 +14,7 @@ import pytest
 
 from ferryman import limits
 from ferryman.document import Document
-from ferryman.engine.wave import Run
+from ferryman.engine.run import Run
 from ferryman.errors import Unavailable
 from ferryman.steps import fetch, fetch_url
 from ferryman.testing.inprocess import InProcess

@@ -13,7 +13,7 @@ from ferryman import Plan
 from ferryman.document import Document
 from ferryman.sources import Files
 from ferryman.steps import extract_text
-from ferryman.steps.formats.kinds import MARKDOWN, PLAIN, TROFF, kind_of
+from ferryman.steps.formats import MARKDOWN, PLAIN, TROFF, kind_of
 from ferryman.steps.formats.troff import troff
 from tests.support.recorder import Recorder
 from tests.support.trial import run_plan

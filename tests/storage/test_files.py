@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ferryman.errors import StateDamaged
-from ferryman.storage import files, seals
+from ferryman.storage import files
+from ferryman.storage import files as seals
 
 
 def names(folder: Path) -> list[str]:

@@ -11,9 +11,8 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from ferryman.storage import handles
-from ferryman.storage.handles import KEPT, OpenTable, newest, newest_to_read
-from ferryman.storage.log_entries import LogChanges, LogUnreadable, read_entry
+from ferryman.storage import delta
+from ferryman.storage.delta import KEPT, LogChanges, LogUnreadable, OpenTable, newest, newest_to_read, read_entry
 
 
 def commit(folder: Path, number: int) -> None:
@@ -108,7 +107,7 @@ def test_it_is_opened_again_where_the_log_was_trimmed_while_it_was_opened(
         return changes
 
     with monkeypatch.context() as patch:
-        patch.setattr(handles, "read_entry", overtaken)
+        patch.setattr(delta, "read_entry", overtaken)
         before = opened(tmp_path)
     assert opened(tmp_path) is not before
     assert told(opened(tmp_path)) == told(OpenTable(tmp_path))
@@ -128,7 +127,7 @@ def test_it_is_read_again_where_the_log_was_trimmed_under_its_eyes(
         return read_entry(path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(handles, "read_entry", overtaken)
+        patch.setattr(delta, "read_entry", overtaken)
         assert told(opened(tmp_path)) == told(OpenTable(tmp_path))
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from ferryman.errors import StateHeld
-from ferryman.storage import lease, objects, processes
-from ferryman.storage.lease import ObjectLease
+from ferryman.storage import locks, objects, processes
+from ferryman.storage.locks import ObjectLease
 from ferryman.storage.objects import ObjectPath
 from tests.servers.faulty_s3 import BUCKET, FaultyS3
 from tests.support.http_store import HttpStore
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 HOLD = """
 import sys, time
 from ferryman.storage import objects
-from ferryman.storage.lease import ObjectLease
+from ferryman.storage.locks import ObjectLease
 from ferryman.storage.objects import ObjectPath
 from tests.support.http_store import HttpStore
 objects.opened_by(HttpStore)
@@ -55,7 +55,7 @@ def path(faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixt
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each look at what machine this is gives another one; leases are short."""
     monkeypatch.setattr(processes, "machine", lambda: os.urandom(8).hex())
-    monkeypatch.setattr(lease, "_LOOK_S", 0.02)
+    monkeypatch.setattr(locks, "_LOOK_S", 0.02)
 
 
 @pytest.mark.rule("store.lease")
@@ -85,7 +85,7 @@ def test_a_holder_that_was_killed_here(path: ObjectPath) -> None:
 @pytest.mark.usefixtures("elsewhere")
 def test_a_holder_elsewhere_that_renews(path: ObjectPath, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is known to live as soon as it renews its lease."""
-    monkeypatch.setattr(lease, "RENEWED_S", 0.1)
+    monkeypatch.setattr(locks, "RENEWED_S", 0.1)
     first = ObjectLease.take(path)
     with pytest.raises(StateHeld):
         ObjectLease.take(path)
@@ -96,14 +96,14 @@ def test_a_holder_elsewhere_that_renews(path: ObjectPath, monkeypatch: pytest.Mo
 @pytest.mark.usefixtures("elsewhere")
 def test_a_holder_elsewhere_that_is_silent(path: ObjectPath, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its lease is free when the observer has waited long enough; it notices, and does not take it back."""
-    monkeypatch.setattr(lease, "EXPIRES_S", 0.3)
-    monkeypatch.setattr(lease, "RENEWED_S", 600.0)
+    monkeypatch.setattr(locks, "EXPIRES_S", 0.3)
+    monkeypatch.setattr(locks, "RENEWED_S", 600.0)
     first = ObjectLease.take(path)
     began = time.monotonic()
     second = ObjectLease.take(path)
     assert time.monotonic() - began >= 0.3
     first.release()
-    monkeypatch.setattr(lease, "EXPIRES_S", 60.0)  # a slow machine renews it late
+    monkeypatch.setattr(locks, "EXPIRES_S", 60.0)  # a slow machine renews it late
     with pytest.raises(StateHeld):  # it was looked at while another one took it
         _take_while(second, path)
     second.release()
@@ -121,14 +121,14 @@ def test_taking_over(path: ObjectPath) -> None:
     ObjectLease.take(path)
     began = time.monotonic()
     ObjectLease.take(path, take_over=True).release()
-    assert time.monotonic() - began < lease.EXPIRES_S
+    assert time.monotonic() - began < locks.EXPIRES_S
 
 
 @pytest.mark.usefixtures("elsewhere")
 def test_two_that_take_an_expired_one(path: ObjectPath, monkeypatch: pytest.MonkeyPatch) -> None:
     """One gets it."""
-    monkeypatch.setattr(lease, "EXPIRES_S", 0.2)
-    monkeypatch.setattr(lease, "RENEWED_S", 0.05)
+    monkeypatch.setattr(locks, "EXPIRES_S", 0.2)
+    monkeypatch.setattr(locks, "RENEWED_S", 0.05)
     path.store.put(path.key, b"damaged")
     got: list[ObjectLease] = []
     refused: list[StateHeld] = []
@@ -153,7 +153,7 @@ def test_a_store_that_is_away_while_it_is_held(
     path: ObjectPath, faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A renewal that fails is tried again; it is given up all the same at the end."""
-    monkeypatch.setattr(lease, "RENEWED_S", 0.05)
+    monkeypatch.setattr(locks, "RENEWED_S", 0.05)
     held = ObjectLease.take(path)
     faulty.fail(refused=0.5, lost=0.3, seed=3)
     before = path.store.get(path.key)

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from ferryman.errors import StateHeld
-from ferryman.storage import lock
-from ferryman.storage.lock import Lock, turn
+from ferryman.storage import locks
+from ferryman.storage.locks import Lock, turn
 
 Holder = multiprocessing.process.BaseProcess
 
@@ -141,12 +141,12 @@ def test_a_turn_that_is_not_ours_has_a_holder(place: Path, holder: Holder) -> No
     """Whoever waits in vain is told who has it; a turn whose owner did not sign has just another process."""
     with turn(place / "lock", 0) as ours:
         assert not ours
-    assert lock.holder(place / "lock").startswith(f"process {holder.pid} on {socket.gethostname()} since ")
+    assert locks.holder(place / "lock").startswith(f"process {holder.pid} on {socket.gethostname()} since ")
     with turn(place / "mine", 0, signed=True) as ours:
         assert ours
-        assert lock.holder(place / "mine").startswith(f"process {os.getpid()} on ")
+        assert locks.holder(place / "mine").startswith(f"process {os.getpid()} on ")
     with turn(place / "unsigned", 0):
-        assert lock.holder(place / "unsigned") == "another process"
+        assert locks.holder(place / "unsigned") == "another process"
 
 
 def test_a_turn_on_a_full_disk(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from ferryman.errors import FerrymanError, StateDamaged, StateLost
-from ferryman.storage.log import TableLog
+from ferryman.storage.delta import TableLog
 from ferryman.storage.tables import Table
 from tests.storage.conftest import APPLICATION, SCHEMA, add, make_table
 

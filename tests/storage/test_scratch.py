@@ -12,7 +12,7 @@ import pytest
 
 PROGRAM = """
 import os, sys
-from ferryman.storage.scratch import scratch_folder
+from ferryman.storage.disk import scratch_folder
 
 kept = [scratch_folder() for _ in range(2)]
 print(*(each.name for each in kept), flush=True)

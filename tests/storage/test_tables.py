@@ -17,8 +17,8 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
 from ferryman.errors import EngineError, StateDamaged, StateLost
+from ferryman.storage.delta import OpenTable
 from ferryman.storage.disk import TEMPORARY
-from ferryman.storage.handles import OpenTable
 from ferryman.storage.parquet import write_part
 from ferryman.storage.tables import Table
 from tests.storage.conftest import APPLICATION, SCHEMA, add, make_table

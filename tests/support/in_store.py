@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ferryman.storage import cache, mirror, objects
+from ferryman.storage import mirror, objects
+from ferryman.storage import objects as cache
 from tests.servers.faulty_s3 import BUCKET, FaultyS3
 from tests.support.http_store import HttpStore
 

@@ -14,14 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from ferryman import account
-from ferryman.engine.wave import Summary
-from ferryman.operations import fsck
+from ferryman import account, operations
+from ferryman.engine.run import Summary
 from ferryman.plan import Plan, SourceNode, destinations_of_sources, keyed_nodes, sources_of
-from ferryman.records.statuses import MOVES, Status
+from ferryman.records.rows import MOVES, Status
 from ferryman.sources import Log
-from ferryman.state.passed import AllNotHad, NotHad, passed_over
-from ferryman.state.state import SEQUENCE, SETTLED, WAVE, State
+from ferryman.state.state import SEQUENCE, SETTLED, WAVE, AllNotHad, NotHad, State, passed_over
 
 TABLES = ("outbox", "documents", "ledger")
 DERIVED = {Status.PROCESSING, Status.BATCHED}
@@ -89,7 +87,7 @@ def check(root: Path, plan: Plan, summary: Summary | None = None) -> None:
     elif summary is not None and summary.exit not in (0, 4):
         assert summary.exit == 3, summary
         assert summary.failed or summary.rejected or summary.in_doubt, summary
-    assert fsck.check(root) == []
+    assert operations.check(root) == []
     _check_files(root, tables)
 
 

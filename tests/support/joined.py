@@ -12,7 +12,7 @@ from ferryman.destinations import Queue as Into
 from ferryman.engine.flow import FlowRun, take_plans
 from ferryman.engine.runner.base import Runner
 from ferryman.engine.summary import FlowSummary
-from ferryman.observe.progress import Silent
+from ferryman.observe import Silent
 from ferryman.queues import Queue
 from ferryman.sources import Memory, Source
 from ferryman.state.state import state_root

@@ -9,8 +9,8 @@ from typing import Any
 
 from ferryman import account
 from ferryman.document import Document
-from ferryman.engine.wave import Summary
-from ferryman.operations.retry import Retried, retry
+from ferryman.engine.run import Summary
+from ferryman.operations import Retried, retry
 from ferryman.plan import Handle, Plan
 from ferryman.sources import Memory
 from ferryman.state.state import state_root

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ferryman.storage import lock
-from ferryman.storage.lock import Lock
+from ferryman.storage import locks
+from ferryman.storage.locks import Lock
 
 
 class NoLock:
@@ -26,4 +26,4 @@ def remove_locks() -> None:
 def remove_all_locks() -> None:
     """For the rest of this process: also those of queues and readers. Nobody waits for one, and nobody is kept out."""
     remove_locks()
-    lock._waited_for = lambda fd, kind, wait_s: True
+    locks._waited_for = lambda fd, kind, wait_s: True

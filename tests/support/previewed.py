@@ -12,7 +12,7 @@ import pytest
 
 import ferryman
 from ferryman.engine import driver
-from ferryman.engine.preview.preview import Preview
+from ferryman.engine.preview import Preview
 from ferryman.engine.runner.base import Runner
 from ferryman.plan import Plan
 from ferryman.testing.inprocess import InProcess

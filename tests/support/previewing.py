@@ -8,12 +8,8 @@ import pytest
 
 from ferryman.destinations import Outcome
 from ferryman.document import Document
-from ferryman.engine.preview.preview import Preview
-from ferryman.errors import (
-    Dropped,
-    PermanentError,
-    TransientError,
-)
+from ferryman.engine.preview import Preview
+from ferryman.errors import Dropped, PermanentError, TransientError
 from ferryman.state.state import State
 from tests.support import NOT_SOON_S
 from tests.support.invariants import rows

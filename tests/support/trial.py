@@ -8,10 +8,10 @@ from typing import Any
 
 from ferryman import account
 from ferryman.engine import driver
+from ferryman.engine.run import Run, Summary
 from ferryman.engine.runner.base import Runner
-from ferryman.engine.wave import Run, Summary
-from ferryman.observe.progress import Silent
-from ferryman.operations.retry import Retried, retry
+from ferryman.observe import Silent
+from ferryman.operations import Retried, retry
 from ferryman.plan import Plan
 from ferryman.sources import Memory
 from ferryman.sources.base import Source

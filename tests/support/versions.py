@@ -12,10 +12,10 @@ from ferryman import crash
 from ferryman.destinations import Outcome
 from ferryman.document import Document
 from ferryman.engine import driver
-from ferryman.engine.wave import Run, Summary
+from ferryman.engine.migration import migrate
+from ferryman.engine.run import Run, Summary
 from ferryman.errors import StateHeld
-from ferryman.observe.progress import Silent
-from ferryman.operations.migrate import migrate
+from ferryman.observe import Silent
 from ferryman.plan import Plan
 from ferryman.routers import Duplicate
 from ferryman.sources import Memory

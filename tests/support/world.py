@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 from ferryman.destinations.base import Delivery, Effect, Outcome
 from ferryman.document import Document
-from ferryman.engine.wave import Summary
+from ferryman.engine.run import Summary
 from ferryman.errors import PermanentError, TransientError, Unavailable
-from ferryman.operations.retry import retry
+from ferryman.operations import retry
 from ferryman.plan import Plan
 from ferryman.routers import ByField, Duplicate, RoundRobin, Router
 from ferryman.sources import Memory

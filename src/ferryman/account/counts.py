@@ -12,16 +12,18 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import duckdb
+import msgspec
 import numpy as np
 import pyarrow as pa
 
-from ferryman import limits
-from ferryman.records.events import ORDINAL_COMMAND
-from ferryman.records.family import had_sql
-from ferryman.records.statuses import TERMINAL, Status
-from ferryman.state.latest import DOCUMENT, HASHES, Columns, columns_of, every, last_of
-from ferryman.storage.query import quoted_list, stream
-from ferryman.storage.spread import Marks, Spread, look_up, part_of, partitions_for
+from ferryman import crash, limits
+from ferryman.records.families import had_sql
+from ferryman.records.rows import ORDINAL_COMMAND, TERMINAL, Status
+from ferryman.state.maintenance import DOCUMENT, HASHES, Columns, columns_of, every, last_of
+from ferryman.state.state import COUNTED, State
+from ferryman.storage import files
+from ferryman.storage import files as seals
+from ferryman.storage.query import Marks, Spread, look_up, part_of, partitions_for, quoted_list, stream
 
 _STATUSES: Final = list(Status)
 _ENDED: Final = [_STATUSES.index(each) for each in TERMINAL]
@@ -304,3 +306,68 @@ def _tally(codes: Any) -> dict[int, int]:
 def _position(names: Sequence[str], column: str) -> str:
     """A name's number, as SQL."""
     return f"list_position({quoted_list(names)}, {column}) - 1"
+
+
+# What ``status`` says of a large state, kept in a file beside its tables: counting ten million takes a minute.
+#
+# The file says of which wave it is. A kill, or a wave after it, leaves it behind: then everything is counted again.
+# Only questions depend on it, and ``fsck`` counts again and compares.
+
+_FORMAT: Final = 1
+
+WAVES: Final = 20
+"""Of so many last waves it is kept what they did."""
+
+
+class Counted(msgspec.Struct):
+    """What everything has come to.
+
+    Attributes:
+        of: wave and number of events; see ``moment``.
+        reached: source -> destinations, by which it was counted.
+        status: see ``account.status``.
+        waves: see ``account.waves``.
+    """
+
+    of: tuple[int, int, int]
+    reached: dict[str, list[str]]
+    status: dict[str, Any]
+    waves: list[dict[str, Any]]
+
+
+def moment(state: State) -> tuple[int, int, int]:
+    """Tells the contents of a loaded state's tables from all earlier ones: (format of the file, wave, events)."""
+    return _FORMAT, state.wave, sum(f.rows for f in state.ledger.files.values())
+
+
+def kept(state: State, reached: Mapping[str, Any] | None = None) -> Counted | None:
+    """What was kept, if it is of this very moment of a loaded state; None: it must be counted.
+
+    Args:
+        reached: only if it was counted by this; None: by whatever.
+
+    Raises:
+        StateDamaged: the file is not what was written.
+    """
+    path = state.root / COUNTED
+    if not files.exists(path) or state.settled < state.wave:
+        return None
+    try:
+        found = msgspec.convert(seals.unseal(path), Counted)
+    except msgspec.ValidationError:  # of another version of Ferryman
+        return None
+    if found.of != moment(state) or (reached is not None and found.reached != _comparable(reached)):
+        return None
+    return found
+
+
+def keep(state: State, reached: Mapping[str, Any], status: dict[str, Any], waves: list[dict[str, Any]]) -> None:
+    """Keep what was counted, durably."""
+    found = Counted(moment(state), _comparable(reached), status, waves)
+    files.replace(state.root / COUNTED, seals.sealed(found))
+    crash.point("counted.kept")
+
+
+def _comparable(reached: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Source -> destinations, as it is kept."""
+    return {source: sorted(names) for source, names in reached.items()}

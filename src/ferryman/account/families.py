@@ -6,17 +6,25 @@ their own, called after their file: ``products.csv#row=2``. They count as the fa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
+import duckdb
 
 from ferryman import limits
-from ferryman.account.questions import retry_read, view
+from ferryman.account.questions import named_damage, retry_read, view
 from ferryman.account.relations import View
-from ferryman.plan import Plan
-from ferryman.records.family import SEPARATOR, in_family
-from ferryman.records.statuses import TERMINAL
+from ferryman.errors import UsageError
+from ferryman.plan import Plan, keyed_nodes
+from ferryman.records.families import SEPARATOR, in_family
+from ferryman.records.keys import KEY_STATE
+from ferryman.records.rows import TERMINAL, Status, reason_of
+from ferryman.state.state import State
 from ferryman.storage.files import StatePath
-from ferryman.storage.query import quoted, quoted_list
+from ferryman.storage.query import connect, quoted, quoted_list, register
 
 _FAMILY: Final = f"split_part({{id}}, '{SEPARATOR}', 1)"
 
@@ -152,3 +160,162 @@ def _counts(origins: str, documents: str) -> str:
             count(*) FILTER (status = 'ERROR_DOC') AS rejected
         FROM ends GROUP BY ALL ORDER BY source, family
     """
+
+
+# What keyed nodes hold: how many keys have a state, and which.
+
+_T = TypeVar("_T")
+
+
+def key_counts(root: StatePath, plan: Plan) -> dict[str, int]:
+    """Keyed node -> how many keys have a state.
+
+    Raises:
+        StateDamaged, StateForeign: by name.
+    """
+    names = [node.name for node in keyed_nodes(plan.nodes)]
+    return {name: _asked(root, plan, name, _count) for name in names}
+
+
+def key_states(root: StatePath, plan: Plan, name: str, limit: int | None) -> list[dict[str, Any]]:
+    """The first states of a node by key: ``key``, ``value`` (JSON text), ``sequence``, ``wave``.
+
+    Raises:
+        UsageError: the plan has no such node.
+        StateDamaged, StateForeign: by name.
+    """
+    names = [node.name for node in keyed_nodes(plan.nodes)]
+    if name not in names:
+        raise UsageError(f"{name} is not a keyed node of this plan. It has: {', '.join(names) or 'none'}.")
+
+    def first(db: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
+        many = "" if limit is None else f"LIMIT {int(limit)}"
+        found = db.execute(f"SELECT key, value, sequence, wave FROM last ORDER BY key {many}")
+        columns = [column[0] for column in found.description or []]
+        return [dict(zip(columns, row, strict=True)) for row in found.fetchall()]
+
+    return _asked(root, plan, name, first)
+
+
+def _count(db: duckdb.DuckDBPyConnection) -> int:
+    [(number,)] = db.execute("SELECT count(*) FROM last").fetchall()
+    return int(number)
+
+
+def _asked(root: StatePath, plan: Plan, name: str, ask: Callable[[duckdb.DuckDBPyConnection], _T]) -> _T:
+    """What is found in ``last``, the last row of each key that has a state."""
+
+    def look() -> _T:
+        state = State(root, plan)
+        with (
+            state.readers.reading(),
+            tempfile.TemporaryDirectory(prefix="ferryman-", ignore_cleanup_errors=True) as spill,
+            named_damage(state, Path(spill)),
+            connect(Path(spill)) as db,
+        ):
+            table = state.keyed[name].state
+            if table.made:
+                table.load()
+            register(db, "states", table.paths(), KEY_STATE)
+            db.execute("""
+                CREATE TEMP VIEW last AS SELECT * FROM (
+                    SELECT * FROM states QUALIFY row_number() OVER (PARTITION BY bucket, key ORDER BY wave DESC) = 1
+                ) WHERE value IS NOT NULL
+            """)
+            return ask(db)
+
+    if not State(root, plan).exists:
+        raise UsageError(
+            f"{root}: there is no state of this plan yet. Run it first, or give the --state that it ran with."
+        )
+    return retry_read(root, look)
+
+
+# What became of documents, one by one: for who waits for their last delivery.
+
+FAILED: Final = frozenset({Status.DEAD, Status.ERROR_DOC, Status.INDEXING})
+"""Ends that an operator has to look at. INDEXING: the outcome is unknown."""
+
+
+class FailedDelivery(NamedTuple):
+    """A delivery that did not end well."""
+
+    document: str
+    destination: str
+    status: str
+    why: str
+
+
+class DocumentResult(NamedTuple):
+    """A source document's current revision, with all that was made from it."""
+
+    fingerprint: str
+    """Of what was processed last; "" if that could not be read."""
+    settled: bool
+    """Has every delivery ended, so that none is pending?"""
+    failures: tuple[FailedDelivery, ...]
+
+    def speaks_of(self, fingerprint: str) -> bool:
+        """Is it about this content? What could not be read has no fingerprint, and has failed."""
+        return self.fingerprint == fingerprint or (not self.fingerprint and bool(self.failures))
+
+
+def document_results(root: StatePath, plan: Plan, source: str, documents: Collection[str]) -> dict[str, DocumentResult]:
+    """Source documents (ids with prefix) -> what became of them; those that were never processed are not in it.
+
+    Raises:
+        StateDamaged: by name.
+    """
+
+    def look() -> dict[str, DocumentResult]:
+        with view(root, plan) as seen:
+            return _of(seen, source, documents)
+
+    return retry_read(root, look)
+
+
+def _of(seen: View, source: str, documents: Collection[str]) -> dict[str, DocumentResult]:
+    asked: dict[str, Any] = {"source": source, "wanted": list(documents)}
+    wanted = "(SELECT unnest($wanted::VARCHAR[]))"
+    known = seen.rows(
+        f"""
+        SELECT document,
+            arg_max({{fingerprint: fingerprint, revision: revision, owed: due IS NOT NULL OR forced}}, wave) AS last
+        FROM documents WHERE source = $source AND document IN {wanted} GROUP BY document
+        """,
+        asked,
+    )
+    current = {row["document"]: row["last"] for row in known}
+    open_ones = {document for document, last in current.items() if last["owed"]}
+    failures: dict[str, dict[FailedDelivery, None]] = defaultdict(dict)
+    ended = seen.rows(
+        f"""
+        SELECT origin, revision, arg_max({{document: document, destination: destination, status: status,
+            message: message}}, wave * 4 + ordinal) AS last
+        FROM ledger WHERE source = $source AND destination <> '' AND origin IN {wanted}
+        GROUP BY delivery_hash, origin, revision ORDER BY origin
+        """,
+        asked,
+    )
+    for row in ended:
+        origin, last = row["origin"], row["last"]
+        if origin not in current or row["revision"] != current[origin]["revision"]:
+            continue
+        status = Status(last["status"])
+        if status in FAILED:
+            found = FailedDelivery(
+                last["document"], last["destination"], status.value, reason_of(last["message"] or "")
+            )
+            failures[origin][found] = None
+        elif status not in TERMINAL:
+            open_ones.add(origin)
+    unsent = seen.rows(f"SELECT origin, revision FROM unsent WHERE source = $source AND origin IN {wanted}", asked)
+    open_ones |= {
+        row["origin"]
+        for row in unsent
+        if row["origin"] in current and row["revision"] == current[row["origin"]]["revision"]
+    }
+    return {
+        document: DocumentResult(last["fingerprint"] or "", document not in open_ones, tuple(failures[document]))
+        for document, last in current.items()
+    }

@@ -10,7 +10,7 @@ import contextlib
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar, Unpack
 
@@ -19,21 +19,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ferryman import limits
-from ferryman.account import kept_counts
-from ferryman.account.filters import Filter, FilterOptions
-from ferryman.account.kept_counts import Counted
-from ferryman.account.logs import combined_counts, log_counts
-from ferryman.account.relations import COUNTS, LEFT_OVER_STATUSES, View
+from ferryman.account import counts as kept_counts
+from ferryman.account.counts import Counted
+from ferryman.account.relations import COUNTS, LEFT_OVER_STATUSES, Filter, FilterOptions, View
 from ferryman.errors import EngineError, StateDamaged, UsageError
-from ferryman.plan import Plan, destinations_of_sources, errors_node, sources_of
-from ferryman.records.family import in_family
-from ferryman.records.schemas import DOCUMENTS, LEDGER, LEDGER_COLUMNS
-from ferryman.records.statuses import shown
-from ferryman.state.damage import damaged_data
-from ferryman.state.identity import plan_of
-from ferryman.state.layout import COUNTED, TABLES
-from ferryman.state.log_positions import RANGES
-from ferryman.state.state import SETTLED, WAVE, State
+from ferryman.plan import Plan, SourceNode, destinations_of_sources, errors_node, logs_read, sources_of
+from ferryman.records.families import in_family
+from ferryman.records.rows import DOCUMENTS, LEDGER, LEDGER_COLUMNS, shown
+from ferryman.sources.log import CombinedLog, Log, Positions
+from ferryman.state.logs import RANGES, LogPositions, stands_at
+from ferryman.state.state import COUNTED, SETTLED, TABLES, WAVE, State, damaged_data, plan_of
 from ferryman.storage import files, parquet
 from ferryman.storage.files import StatePath, disk_full
 from ferryman.storage.mirror import log_of
@@ -360,3 +355,70 @@ def _reading(root: StatePath, plan: Plan | None, ask: Callable[[View], _T]) -> _
             return ask(seen)
 
     return retry_read(root, look)
+
+
+# How far a plan has read its logs.
+
+
+def log_counts(state: State | None, plan: Plan) -> dict[str, dict[str, Any]]:
+    """Of each log: ``positions`` (partition -> the place that comes next), ``read`` (entries processed) and ``lag``
+    (places that are not processed yet; None: the log cannot be asked, or is not where it was).
+
+    Args:
+        state: None: the plan has never run.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for node in logs_read(plan.nodes):
+        assert isinstance(node.source, Log)
+        found[node.name] = counts = _counts(None if state is None else LogPositions(state, node.name), node.source)
+        if isinstance(node.source, CombinedLog):
+            found |= dict(zip(node.after, _inputs(node.source, counts["positions"]), strict=True))
+    return found
+
+
+def combined_counts(plan: Plan, sources: dict[str, dict[str, Any]]) -> dict[str, int]:
+    """Of each join and alts, how many entries of its inputs came to it.
+
+    Args:
+        sources: as ``log_counts`` has them.
+    """
+    nodes = [n for n in plan.nodes if isinstance(n, SourceNode) and isinstance(n.source, CombinedLog)]
+    return {n.name: sum(sources[name]["read"] for name in n.after) for n in nodes}
+
+
+class _Found(NamedTuple):
+    """What a log says of itself."""
+
+    identities: Mapping[str, str]
+    begin: Positions
+    end: Positions
+    nothing: str
+
+
+def _inputs(log: CombinedLog, positions: dict[str, int]) -> Iterator[dict[str, Any]]:
+    for name, each in log.inputs.items():
+        found = _ask(each)
+        if found is None:
+            yield {"positions": {}, "read": 0, "lag": None}
+            continue
+        mine = log.positions_of(name, positions)
+        read = sum(at - found.begin.get(partition, at) for partition, at in mine.items())
+        missing = not mine or (read and found.nothing)
+        yield {"positions": mine, "read": read, "lag": None if missing else each.lag(mine, found.end)}
+
+
+def _counts(kept: LogPositions | None, log: Log) -> dict[str, Any]:
+    read, found = 0 if kept is None else kept.read, _ask(log)
+    if found is None or (read and found.nothing and not isinstance(log, CombinedLog)):
+        return {"positions": {} if kept is None else kept.every(), "read": read, "lag": None}
+    positions = stands_at(kept, log, found.identities, found.begin, found.end)
+    return {"positions": positions, "read": read, "lag": log.lag(positions, found.end)}
+
+
+def _ask(log: Log) -> _Found | None:
+    """None: it does not say. Who counts need not reach what a run reads, and a run says what is wrong."""
+    try:
+        log.check()
+        return _Found(log.identities(), log.begin(), log.end(), log.nothing())
+    except Exception:
+        return None

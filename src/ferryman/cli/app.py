@@ -2,34 +2,52 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import traceback
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from types import ModuleType
 from typing import Annotated, cast
 
 import typer
 
-from ferryman.cli import (
-    demo,
-    documents,
-    fsck,
-    init,
-    plan,
-    preview,
-    queue,
-    resolve,
-    retry,
-    run,
-    search,
-    state,
-    status,
-    warm_up,
-)
+from ferryman.cli import account, decide, plan, queue, run
+from ferryman.cli import plan as preview
+from ferryman.cli import start as demo
+from ferryman.cli import start as init
+from ferryman.cli import start as search
 from ferryman.cli.intake import app as intake_app
-from ferryman.cli.options import Asked
-from ferryman.cli.terminal import error, tolerate_any_text
+from ferryman.cli.options import Asked, Verbose
+from ferryman.cli.terminal import error, note, say, tolerate_any_text
 from ferryman.errors import FerrymanError, PlanError
 from ferryman.memory import is_failed_allocation, why_no_memory
+
+# ``ferryman warm-up``: let Spark start in half the time, before the first run.
+
+
+def warm_up(verbose: Verbose = False) -> None:
+    """Prepare this machine, so that Spark starts in half the time.
+
+    Writes an archive of Spark's classes, 170 MB, into your cache folder (~/.cache/ferryman), in some 20 s. A first run
+    does it too, in the background after its end; a container's image needs this command. Does nothing if the archive is
+    there. Ends with 1 if it cannot be made: Spark then starts without it.
+    """
+    from ferryman.engine.runner.class_sharing import ClassArchive
+
+    archive = ClassArchive.of_machine()
+    if archive is None:
+        note("There is no Java, or no cache folder of your own for an archive of Spark's classes. Spark starts so.")
+        raise typer.Exit(1)
+    if archive.find() is None:
+        note("starting Spark once, and writing its classes to an archive; this takes some 20 s")
+    made = archive.make()
+    if made is None:
+        note(f"There is no archive of Spark's classes in {archive.folder}: it cannot be made. Spark starts without.")
+        raise typer.Exit(1)
+    say(made)
+
 
 BadUsage = cast("type[Exception]", typer.BadParameter.__mro__[1])
 """What typer raises for options and arguments that are wrong; it carries a click of its own, so no import names it."""
@@ -68,17 +86,17 @@ app.command()(init.init)
 app.command()(demo.demo)
 app.command(cls=run.RunCommand)(run.run)
 app.command()(preview.preview)
-app.command()(status.status)
-app.command()(documents.deliveries)
-app.command()(documents.history)
-app.command()(retry.retry)
-app.command()(resolve.resolve)
+app.command()(account.status)
+app.command()(account.deliveries)
+app.command()(account.history)
+app.command()(decide.retry)
+app.command()(decide.resolve)
 app.command()(search.search)
-app.command()(fsck.fsck)
-app.command()(warm_up.warm_up)
+app.command()(account.fsck)
+app.command()(warm_up)
 app.add_typer(plan.app)
 app.add_typer(queue.app)
-app.add_typer(state.app)
+app.add_typer(account.app)
 app.add_typer(intake_app)
 
 
@@ -101,7 +119,7 @@ def start(args: list[str]) -> int:
 
 def _told(raised: Exception, verbose: bool) -> int:
     """Say what went wrong in the way that suits it; the exit code."""
-    from ferryman.storage.folder import in_words  # most commands do without
+    from ferryman.storage.files import in_words  # most commands do without
 
     code = FAULT
     match raised:
@@ -138,3 +156,36 @@ def _usage(raised: Exception) -> None:
         return
     told = message.replace(": Value error, ", ": ")  # pydantic's, by which typer checks
     error(f"{told} `{path} --help` lists what it accepts.")
+
+
+# A quick start for verbs that only ask the ledger.
+
+ASKING = {
+    **dict.fromkeys(("status", "deliveries", "history", "retry", "fsck"), "ferryman.account.questions"),
+    "queue": "ferryman.queues",
+}
+"""Verbs that need no Spark -> what they need."""
+
+
+class _NoPandas(MetaPathFinder):
+    """Finds pandas nowhere."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        if name == "pandas":
+            raise ImportError("pandas is not needed here, and takes a second to load", name=name)
+
+
+def load_ledger(args: list[str]) -> None:
+    """If this is one of those verbs, import the ledger now, and pandas not.
+
+    pyarrow imports pandas on its way wherever it is installed, which is half of all the time that `status` takes. What
+    it once failed to import it never looks for again: so this is for a process that does nothing else. A plan file may
+    import pandas itself, as ever.
+    """
+    if args[:1] and args[0] in ASKING and "--help" not in args:
+        finder = _NoPandas()
+        sys.meta_path.insert(0, finder)
+        try:
+            importlib.import_module(ASKING[args[0]])
+        finally:
+            sys.meta_path.remove(finder)

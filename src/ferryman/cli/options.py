@@ -7,16 +7,14 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from ferryman import durations, needs
+from ferryman import limits
 from ferryman.errors import UsageError
+from ferryman.plan import nodes
 from ferryman.storage.files import StatePath, exists
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass
@@ -148,7 +146,7 @@ def spark_settings(texts: list[str] | None) -> dict[str, str]:
 
 def copies_in(cache: Path | None) -> dict[str, str]:
     """The cache of this process and of what it starts, as Spark settings, see ``CacheDir``."""
-    from ferryman.storage.cache import CACHE
+    from ferryman.storage.objects import CACHE
 
     if cache is None:
         return {}
@@ -165,13 +163,13 @@ def machines_have(has: list[str] | None) -> dict[str, str]:
     """
     found = [name.strip() for text in has or [] for name in text.split(",")]
     for name in found:
-        if not needs.is_name(name):
+        if not nodes.is_name(name):
             raise UsageError(f"--has {name}: give a name of letters, digits and -_. as in --has gpu.")
     if not found:
         return {}
-    every = ",".join(sorted({*needs.here(), *found}))
-    os.environ[needs.VARIABLE] = every
-    return {f"spark.executorEnv.{needs.VARIABLE}": every}
+    every = ",".join(sorted({*nodes.here(), *found}))
+    os.environ[nodes.VARIABLE] = every
+    return {f"spark.executorEnv.{nodes.VARIABLE}": every}
 
 
 def notify_targets(texts: list[str] | None) -> list[str]:
@@ -196,7 +194,7 @@ def seconds(option: str, text: str | None) -> float | None:
     if text is None:
         return None
     try:
-        return durations.seconds(text)
+        return limits.seconds(text)
     except ValueError:
         raise UsageError(f"{option} {text}: give seconds, or a number with ms, s, m, h or d: 60, 60s, 2m.") from None
 
@@ -221,7 +219,7 @@ def status_name(text: str | None) -> str | None:
     Raises:
         UsageError: there is no such status; names all.
     """
-    from ferryman.records.statuses import stored
+    from ferryman.records.rows import stored
 
     try:
         if text is not None:

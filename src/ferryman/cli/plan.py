@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Annotated
+import json as json_text
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ferryman.cli.options import FlowSpec, StateDir, Verbose
-from ferryman.cli.terminal import block, json_line, say
+from ferryman.cli import terminal
+from ferryman.cli.options import Conf, FlowSpec, Has, Json, Master, StateDir, Verbose, machines_have, spark_settings
+from ferryman.cli.terminal import CODE, Interrupt, block, json_line, say
 from ferryman.errors import UsageError
+from ferryman.observe import one_line
 
 if TYPE_CHECKING:
+    from ferryman.engine.preview import Expected, Preview
     from ferryman.plan.load import Runnable
+
 
 app = typer.Typer(name="plan", help="Check or draw a plan.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -83,10 +91,220 @@ def show(
 
 
 def _with_counts(plan: Runnable, state: str | None, spec: str) -> str:
-    from ferryman.cli.drawn_counts import svg_with_counts
-    from ferryman.cli.status import states_of, status_of
+    from ferryman.cli.account import states_of, status_of, svg_with_counts
     from ferryman.plan.load import plan_file
 
     plan.check()
     states = states_of(plan, state, plan_file(spec))
     return svg_with_counts(plan, states, {name: status_of(*each) for name, each in states.items()})
+
+
+# ``ferryman preview``: what a run would do, on a few documents, before it does it.
+
+LIMIT = 20
+"""Documents that are transformed, unless another number is asked for: what a user reads."""
+
+REASONS = {
+    "new": "new",
+    "changed": "changed",
+    "retry": "to be tried again",
+    "forced": "asked for by `retry --force`",
+    "again": "processed in every run",
+    "gone": "deleted at the source",
+    "unchanged": "unchanged",
+    "later": "failed, not due yet",
+}
+
+
+def preview(
+    plan: FlowSpec,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", min=1, help="Transform at most this many documents.")
+    ] = LIMIT,
+    document: Annotated[
+        str | None,
+        typer.Option(
+            "--doc",
+            metavar="ID",
+            show_default=False,
+            help="Transform only the document with this id, even if a run would skip it.",
+        ),
+    ] = None,
+    state: StateDir = None,
+    master: Master = "local[*]",
+    conf: Conf = None,
+    has: Has = None,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Show what a run would do, on a few documents.
+
+    Lists the sources and runs the steps. Says of each destination what it would get, what would be dropped, refused or
+    fail, and why. Writes nothing, calls no destination, and may be used beside a run. Its scratch files go where TMPDIR
+    says (on a cluster: a folder that executors see, too) and are removed.
+
+    Of a flow each plan is previewed by itself, with what its queues have now.
+
+    With --json the output is one JSON object, of a flow {"flow", "plans": {NAME: such an object}}:
+
+    \b
+    plan, version    of the plan
+    limit, document  as asked for; limit is null with --doc
+    documents        those that were transformed: source, document (the id), and
+                     reason: new, changed, retry, forced, again, gone; with
+                     --doc, if a run would leave it alone, unchanged or later
+    destinations     by name: the lists gets, dropped, refused, errors; and
+                     waiting, how many rows of earlier waves it gets first
+    more             how many more documents the run would process, by reason
+    unread           how many more it would read, to see if they have changed
+    stopped          why it would stop: the plan has changed; the rest is what
+                     it would do if told to go on
+    complete         false if a listing is incomplete
+    messages         what else you should know
+
+    \b
+    Each row of the lists has source, document, parent, origin, version,
+    revision, operation, route, branches, delivery_hash and attempt, as the
+    ledger would. What a destination gets has fields, text (null if there is
+    none, or if it is not UTF-8) and bytes (its size), too; the others have
+    status and message, and errors have attempts, the most that there can be.
+    """
+    from ferryman.plan import Flow
+    from ferryman.plan.load import load, plan_file, spec_of
+
+    settings = {**machines_have(has), **spark_settings(conf)}
+    loaded = load(plan)
+    if document is not None and isinstance(loaded, Flow):
+        one = terminal.command("preview", spec_of(plan, loaded, loaded.plans[0]), "--doc", document, state=state)
+        raise UsageError(f"--doc is for one plan of flow {loaded.name}, as in {one}.")
+    found = _previewed(
+        loaded, plan_file(plan), state, verbose=verbose, limit=limit, document=document, master=master, conf=settings
+    )
+    if json:
+        objects = {name: each.as_dict() for name, each in found.items()}
+        terminal.json_line(
+            {"flow": loaded.name, "plans": objects} if isinstance(loaded, Flow) else objects[loaded.name]
+        )
+        return
+    for name, each in found.items():
+        if isinstance(loaded, Flow):
+            terminal.say(f"plan {name}")
+        _tell(each, verbose)
+    terminal.say(f"Nothing was written. To do it: {terminal.command('run', plan, state=state)}")
+
+
+def _previewed(
+    plan: Runnable, file: Path | None, state: str | None, *, verbose: bool = False, **options: Any
+) -> dict[str, Preview]:
+    """The preview of a plan, or of each of a flow, by name; with progress on stderr.
+
+    Raises:
+        typer.Exit: with 130, when the user interrupts.
+    """
+    from ferryman.observe import logging_to, watching
+    from ferryman.plan import Flow
+    from ferryman.state.state import state_root
+
+    for warning in plan.check():
+        if verbose:
+            terminal.note(f"warning: {warning}")
+    folder = state_root(plan.plans[0] if isinstance(plan, Flow) else plan, state, file).parent
+    with Interrupt() as interrupt:
+        try:
+            with watching(sys.stderr, verbose) as observer, logging_to(observer, verbose):
+                options |= {"state": folder, "observer": interrupt.heeding(observer)}
+                if isinstance(plan, Flow):  # what is imported loads Spark: after what can be refused without it
+                    from ferryman.engine.preview import preview_flow
+
+                    del options["document"]
+                    return preview_flow(plan, **options)
+                from ferryman.engine.preview import preview
+
+                return {plan.name: preview(plan, **options)}
+        except BaseException:
+            if not interrupt.asked:
+                raise
+            interrupt.say("interrupted: nothing was written.")
+            raise typer.Exit(CODE) from None
+
+
+def _tell(found: Preview, verbose: bool) -> None:
+    """All of it, for people; ``verbose``: tracebacks, too."""
+    line = _drawn if sys.stdout.isatty() else terminal.say
+    terminal.say(_heading(found))
+    for name, expected in found.destinations.items():
+        for text in _of_destination(name, expected, verbose):
+            line(text)
+    if found.more:
+        more = ", ".join(f"{count} {REASONS[reason]}" for reason, count in found.more.items())
+        terminal.say(f"A run would process {sum(found.more.values())} more: {more}")
+    if found.unread:
+        terminal.say(f"It would read {found.unread} more known documents, to see whether they have changed.")
+
+
+def _heading(found: Preview) -> str:
+    """``3 documents: 2 new, 1 changed``."""
+    if not found.documents:
+        return "A run would process nothing: nothing has changed since the last one, and nothing is due."
+    counts: dict[str, int] = {}
+    for each in found.documents:
+        counts[each["reason"]] = counts.get(each["reason"], 0) + 1
+    what = ", ".join(f"{count} {REASONS[reason]}" for reason, count in counts.items())
+    number = len(found.documents)
+    return f"{number} {'document' if number == 1 else 'documents'}: {what}"
+
+
+def _of_destination(name: str, expected: Expected, verbose: bool) -> Iterator[str]:
+    """What a destination would get, and what not, a line each."""
+    if expected.waiting:
+        yield f"{name} first gets what is pending: {expected.waiting} from earlier waves"
+    deliveries = "1 delivery" if len(expected.gets) == 1 else f"{len(expected.gets)} deliveries"
+    yield f"{name} would get {deliveries}{':' if expected.gets else ''}"
+    for row in expected.gets:
+        yield f"  {row['operation']} {_which(row)}"
+        if row["fields"]:
+            yield f"    fields: {json_text.dumps(row['fields'], ensure_ascii=False)}"
+        if row["text"]:
+            yield f"    text: {row['text']}"
+        elif row["bytes"]:
+            yield f"    {row['bytes']} bytes that are not UTF-8 text"
+    for rows, what in ((expected.dropped, "dropped"), (expected.refused, "refused")):
+        if rows:
+            yield f"{name}: {len(rows)} {what}:"
+            for row in rows:
+                yield f"  {_which(row)}: {_why(row)}"
+                yield from _trace(row) if verbose else ()
+    if expected.errors:
+        yield f"{name}: {len(expected.errors)} would fail, and be tried again:"
+        for row in expected.errors:
+            yield f"  {_which(row)} (attempt {row['attempt']} of {row['attempts']}): {_why(row)}"
+            yield from _trace(row) if verbose else ()
+
+
+def _which(row: dict[str, Any]) -> str:
+    """A delivery's document, and its route if it has one."""
+    return f"{row['document']} by {row['route']}" if row["route"] else str(row["document"])
+
+
+def _why(row: dict[str, Any]) -> str:
+    from ferryman.records.rows import reason_of
+
+    return reason_of(row["message"] or "no reason was given").removeprefix(f"{row['document']}: ")
+
+
+def _trace(row: dict[str, Any]) -> Iterator[str]:
+    from ferryman.records.rows import traceback_of
+
+    yield from (f"    {line}" for line in traceback_of(row["message"] or "").splitlines())
+
+
+def _drawn(text: str) -> None:
+    """A line on a terminal: content is cut at its edge; headings stand out."""
+    from rich.console import Console
+    from rich.text import Text
+
+    drawn = Text(one_line(text), style="" if text.startswith(" ") else "bold")
+    of_content = text.startswith(("    fields: ", "    text: "))
+    if of_content:
+        drawn.stylize("dim")
+    Console().print(drawn, no_wrap=of_content, overflow="ellipsis" if of_content else "fold", crop=of_content)

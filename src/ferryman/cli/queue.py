@@ -13,7 +13,7 @@ import typer
 from ferryman.cli.options import Json, Verbose, seconds
 from ferryman.cli.terminal import json_line, json_lines, say, table, when
 from ferryman.errors import UsageError
-from ferryman.observe.progress import plural
+from ferryman.observe import plural
 
 if TYPE_CHECKING:
     from ferryman.queues import Message, Queue

@@ -10,7 +10,6 @@ import typer
 from typer.core import TyperCommand
 
 from ferryman.cli import terminal
-from ferryman.cli.interrupt import CODE, Interrupt
 from ferryman.cli.options import (
     CacheDir,
     Conf,
@@ -33,6 +32,7 @@ from ferryman.cli.options import (
     size_bytes,
     spark_settings,
 )
+from ferryman.cli.terminal import CODE, Interrupt
 from ferryman.errors import UsageError, message_of
 from ferryman.storage.files import StatePath, exists, names
 
@@ -244,8 +244,7 @@ def run_watched(
     Raises:
         typer.Exit: with 130, when the user interrupts; a message says how to continue.
     """
-    from ferryman.observe import watching
-    from ferryman.observe.log import logging_to
+    from ferryman.observe import logging_to, watching
 
     for warning in plan.check():
         if verbose:
@@ -255,7 +254,7 @@ def run_watched(
         try:
             with watching(sys.stderr, verbose, *log) as observer, logging_to(observer, verbose):
                 from ferryman.engine.summary import FlowSummary
-                from ferryman.operations.run import run as run_plan  # loads Spark: after all that can be refused
+                from ferryman.operations import run as run_plan  # loads Spark: after all that can be refused
 
                 for name, (each, root) in states.items():
                     if not has_run(root) and not options.get("from_version"):
@@ -280,7 +279,7 @@ def run_watched(
 
 def run_flow(flow: Flow, spec: str, state: str | None, *, json: bool, verbose: bool, log: Log, **options: Any) -> int:
     """Run a flow, and print what was done; its exit code."""
-    from ferryman.cli.status import states_of
+    from ferryman.cli.account import states_of
     from ferryman.plan.load import plan_file, spec_of
 
     if options.pop("reset_state"):
@@ -373,8 +372,8 @@ def _counts(summary: Summary) -> str:
 def _examples(root: StatePath, plan: Plan, status: str, heading: str, *, many: bool) -> None:
     """The first few documents of a status, with the reason of each; of many, the most frequent reasons."""
     from ferryman import account
-    from ferryman.records.reasons import reason_of
-    from ferryman.state.layout import COUNTED
+    from ferryman.records.rows import reason_of
+    from ferryman.state.state import COUNTED
 
     if many and not exists(root / COUNTED):  # of a large state that takes seconds after each run
         found = account.reasons(root, status=status, limit=REASONS, plan=plan)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
+import logging
 import os
 import shlex
 import shutil
+import signal
 import sys
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from types import FrameType
+from typing import Any, Final, Self, TextIO
 
-from ferryman.observe.progress import one_line
+from ferryman.observe import Forwarding, Observer, one_line
 
 PAD_MAX = 48
 """Columns are padded up to this width: one very long id shall not push all others out of sight."""
@@ -115,3 +120,87 @@ def tolerate_any_text(*streams: TextIO) -> None:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="backslashreplace")
+
+
+# Ctrl-C, SIGTERM and the end of a terminal (SIGHUP), also while Spark is being waited for.
+
+CODE: Final = 130
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupt:
+    """While it is entered, the first signal interrupts the run and the second ends this process at once.
+
+    A KeyboardInterrupt alone does not do: the bridge to the JVM may turn it into an error of its own, which looks like
+    a failed Spark job, and the run goes on. So ``asked`` remembers it, ``heeding`` looks at that, and so does whoever
+    catches what the run raised.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: dict[int, Any] = {}
+        self._cancel: Callable[[int, FrameType | None], Any] | None = None
+
+    def __enter__(self) -> Self:
+        for number in SIGNALS:
+            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # nohup: it goes on without its terminal
+            self._before[number] = signal.signal(number, self._heard)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        logging.disable(logging.NOTSET)
+
+    def say(self, text: str) -> None:
+        """To stderr, if somebody is there: after SIGHUP it may be a terminal that has gone."""
+        with contextlib.suppress(OSError):
+            note(text)
+
+    def heeding(self, observer: Observer) -> Observer:
+        """The same observer, which raises KeyboardInterrupt at its next word once that was asked for."""
+        return _Heeding(observer, self)
+
+    def look(self) -> None:
+        """Raise if it was asked for; and be the one who is told, although Spark's start made itself that."""
+        if self.asked:
+            raise KeyboardInterrupt
+        current = signal.getsignal(signal.SIGINT)
+        if callable(current) and current != self._heard:
+            self._cancel = current  # Spark's own: cancels its jobs, then raises KeyboardInterrupt
+            signal.signal(signal.SIGINT, self._heard)
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            os._exit(CODE)  # killing is safe at any moment, this run's promise
+        self.asked = True
+        logging.disable(logging.CRITICAL)  # what breaks from here on, breaks because we asked for it
+        warnings.simplefilter("ignore")
+        if self._cancel is not None:
+            self._cancel(number, frame)
+        raise KeyboardInterrupt
+
+
+class _Heeding(Forwarding):
+    """See ``Interrupt.heeding``."""
+
+    def __init__(self, observer: Observer, interrupt: Interrupt) -> None:
+        super().__init__(observer)
+        self._interrupt = interrupt
+
+    def phase(self, wave: int, name: str) -> None:
+        self._interrupt.look()
+        super().phase(wave, name)
+
+    def taken_up(self, documents: int) -> None:
+        self._interrupt.look()
+        super().taken_up(documents)
+
+    def settled(self, delivered: int, pending: int, failed: int) -> None:
+        self._interrupt.look()
+        super().settled(delivered, pending, failed)
+
+    def message(self, text: str) -> None:
+        self._interrupt.look()
+        super().message(text)

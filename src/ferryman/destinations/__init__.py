@@ -6,18 +6,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Guarantee, Outcome
-from ferryman.destinations.jsonlines import JsonLines
-from ferryman.destinations.memory import Memory
-from ferryman.destinations.null import Null
+from ferryman.destinations.memory import Memory, Null
 
 if TYPE_CHECKING:
-    from ferryman.destinations.directory import Directory
-    from ferryman.destinations.job_identifiers import JobIdentifiers
+    from ferryman.destinations.files import Directory, JsonLines
     from ferryman.destinations.opensearch import OpenSearch
     from ferryman.destinations.queue import Queue
     from ferryman.destinations.solr import Solr
     from ferryman.destinations.sql import Sql
     from ferryman.destinations.webhook import Webhook
+    from ferryman.intake.destination import JobIdentifiers
 
 __all__ = [
     "Delivery",
@@ -39,18 +37,19 @@ __all__ = [
 ]
 
 _HEAVY: Final = {
-    "Directory": "directory",
-    "JobIdentifiers": "job_identifiers",
-    "OpenSearch": "opensearch",
-    "Queue": "queue",
-    "Solr": "solr",
-    "Sql": "sql",
-    "Webhook": "webhook",
+    "Directory": "destinations.files",
+    "JobIdentifiers": "intake.destination",
+    "JsonLines": "destinations.files",
+    "OpenSearch": "destinations.opensearch",
+    "Queue": "destinations.queue",
+    "Solr": "destinations.solr",
+    "Sql": "destinations.sql",
+    "Webhook": "destinations.webhook",
 }
 """On demand, from these modules: SQLAlchemy, pyarrow and urllib3 take longer to load than all of Ferryman."""
 
 
 def __getattr__(name: str) -> Any:
     if name in _HEAVY:
-        return getattr(import_module(f"ferryman.destinations.{_HEAVY[name]}"), name)
+        return getattr(import_module(f"ferryman.{_HEAVY[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -18,12 +18,15 @@ no second ``write``: the three are in doubt until an operator resolves them.
 
 from __future__ import annotations
 
+import base64
 import enum
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
 from ferryman.document import Operation, decode_fields, encode_fields
+from ferryman.errors import BadDocument
 
 
 class Effect(enum.Enum):
@@ -278,3 +281,86 @@ class Destination:
 
     def close(self) -> None:
         """Once a task, after the last ``write``."""
+
+
+# A delivery as JSON: what goes into files of lines, and what is posted.
+
+_encode = msgspec.json.Encoder().encode
+
+
+def payload(delivery: Delivery) -> bytes:
+    """An object with ``hash``, ``sequence``, ``operation``, ``id``, ``parent_id``, ``origin_id``, ``source``,
+    ``version``, ``route``, ``fields`` and ``text``; raw bytes that are not UTF-8 as ``raw_base64``. Equal on every
+    attempt.
+
+    Raises:
+        BadDocument, ValueError, TypeError: it holds what JSON cannot hold.
+    """
+    told: dict[str, Any] = {
+        "hash": delivery.hash,
+        "sequence": delivery.sequence,
+        "operation": delivery.operation,
+        "id": delivery.id,
+        "parent_id": delivery.parent_id,
+        "origin_id": delivery.origin_id,
+        "source": delivery.source,
+        "version": delivery.version,
+        "route": delivery.route,
+        "fields": msgspec.Raw(delivery._fields_json),
+        "text": None,
+    }
+    if delivery.raw is not None:
+        try:
+            told["text"] = delivery.raw.decode()
+        except UnicodeDecodeError:
+            told["raw_base64"] = base64.b64encode(delivery.raw).decode("ascii")
+    return _encode(told)
+
+
+def payloads(chunk: list[Delivery], outcomes: list[Outcome | None]) -> list[tuple[int, bytes]]:
+    """(position, payload) of those that JSON can hold; the others get a permanent outcome."""
+    made = []
+    for position, delivery in enumerate(chunk):
+        try:
+            made.append((position, payload(delivery)))
+        except (BadDocument, ValueError, TypeError) as e:
+            outcomes[position] = Outcome.permanent(f"{shown_id(delivery)}: {e}")
+    return made
+
+
+def shown_id(delivery: Delivery) -> str:
+    """The id in a message, which must be text, also if the id is not."""
+    return delivery.id.encode(errors="replace").decode()
+
+
+# Which of several deliveries of one id counts: the rule of destinations that keep one row an id.
+
+
+class LastDelivery(NamedTuple):
+    """The last delivery of an id that took effect, as the destination remembers it (a tombstone too)."""
+
+    sequence: int
+    hash: str
+
+
+def compare(chunk: Sequence[Delivery], known: dict[str, LastDelivery]) -> tuple[list[Outcome], dict[str, Delivery]]:
+    """Outcomes in the chunk's order, and for each id the delivery that must be in force after the chunk, if it is new.
+
+    ``known`` holds what the destination has of these ids; it is not changed. The result is the same as if the
+    deliveries had come one at a time in the order of their sequences: an equal hash is a no-op (ok), a lower sequence
+    than the one in force is stale, anything else wins.
+    """
+    outcomes = [Outcome.ok()] * len(chunk)
+    winners: dict[str, Delivery] = {}
+    in_force = dict(known)
+    for position in sorted(range(len(chunk)), key=lambda i: chunk[i].sequence):
+        delivery = chunk[position]
+        last = in_force.get(delivery.id)
+        if last is not None and last.hash == delivery.hash:
+            continue
+        if last is not None and last.sequence > delivery.sequence:
+            outcomes[position] = Outcome.stale()
+            continue
+        in_force[delivery.id] = LastDelivery(delivery.sequence, delivery.hash)
+        winners[delivery.id] = delivery
+    return outcomes, winners

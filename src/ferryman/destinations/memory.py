@@ -19,8 +19,8 @@ from urllib.parse import quote
 
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Guarantee, Outcome
 from ferryman.errors import EngineError, Misconfigured, Unavailable
-from ferryman.storage.folder import explained, told
-from ferryman.storage.lock import lock_within
+from ferryman.storage.files import explained, told
+from ferryman.storage.locks import lock_within
 
 _FRAME: Final = struct.Struct("<QI")
 """Before each chunk's pickle: its length and CRC-32, so that a torn one is known."""
@@ -192,3 +192,20 @@ def _own_folder() -> str:
 def _remove(folder: str, owner: int) -> None:
     if os.getpid() == owner:  # not in a forked child
         shutil.rmtree(folder, ignore_errors=True)
+
+
+# A destination that takes everything and keeps nothing.
+
+
+class Null(Destination):
+    """Says ok to all and does nothing: to measure a plan without its destinations, or to end a path on purpose.
+
+    It keeps any guarantee: where nothing happens, nothing happens twice.
+    """
+
+    effect = Effect.IDEMPOTENT
+    transactional = True
+    facts: ClassVar[Facts] = Facts(stored="nothing")
+
+    def write(self, chunk: list[Delivery]) -> list[Outcome]:
+        return [Outcome.ok()] * len(chunk)

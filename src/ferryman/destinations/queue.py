@@ -14,11 +14,11 @@ from ferryman import limits
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Outcome
 from ferryman.errors import BadDocument, Misconfigured, Unavailable, plain_text
 from ferryman.queues import Queue as DurableQueue
-from ferryman.queues.explained import explained_queue
 from ferryman.queues.message import CONTENT, text_of
-from ferryman.queues.once import SEQUENCE, WRITER
 from ferryman.queues.place import check_name, root_of, uri_of
-from ferryman.queues.trimming import seconds_of
+from ferryman.queues.queue import explained_queue
+from ferryman.queues.store import SEQUENCE, WRITER
+from ferryman.queues.upkeep import seconds_of
 
 
 class Queue(Destination):

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from ferryman.engine import migration
-from ferryman.engine.preflight.checked import checked
+from ferryman.engine.preflight import checked
 from ferryman.engine.runner.base import Runner
 from ferryman.engine.runner.class_sharing import make_later
 from ferryman.engine.runner.java import check_java
@@ -22,7 +22,7 @@ from ferryman.sources import DataFrame
 from ferryman.state.state import State, state_root
 from ferryman.storage.files import StatePath, disk_full
 
-_READING: Final = ("ferryman.engine.scan.listing", "ferryman.engine.transform.look")
+_READING: Final = ("ferryman.engine.scan.listing", "ferryman.engine.scan.phase")
 """Modules of the tasks that may run before Spark has started."""
 
 

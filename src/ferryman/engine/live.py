@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from ferryman.observe.progress import Observer
+from ferryman.observe import Observer
 
 FIRST: Final = 20
 """Documents of a task whose errors are told as they happen, in the first wave of a run; and errors that are told."""

@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
-from typing import Any, NamedTuple, NoReturn
+from pathlib import Path
+from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 
 from ferryman import limits
-from ferryman.engine.commit.intake import Intake, end_intake
-from ferryman.engine.held_exports import HeldExports
-from ferryman.engine.intakes import Intakes
-from ferryman.engine.nodes import Nodes
-from ferryman.engine.ranges import EntryRange
-from ferryman.engine.scan.listing import ListedPart, Listing, Only, outage_of
-from ferryman.engine.scan.log_batches import LogBatch, LogSplit
-from ferryman.engine.scan.log_looks import LogLook, entries_that_wait, look_at, pieces_of
-from ferryman.engine.transform.log_entries import Blocked
-from ferryman.engine.transform.staged import NOTHING, Staged
+from ferryman.engine.batches import EntryRange, HeldEntry, LogBatch, LogSplit
+from ferryman.engine.breakers import Nodes
+from ferryman.engine.once import Intake, Intakes, end_intake
+from ferryman.engine.results import NONE, NOTHING, Blocked, ListedPart, Listing, Only, Staged, outage_of
 from ferryman.errors import Misconfigured, StateLost, UsageError, message_of
 from ferryman.plan import ExportsNode, SourceNode, errors_node, keyed_nodes, logs_read
 from ferryman.plan.keyed import counted_once, sources_above
-from ferryman.records.due import now_us
-from ferryman.records.keyed import lanes, place_id
-from ferryman.sources.log import Log
-from ferryman.state.log_positions import Head, LogPositions, reader_of
+from ferryman.records.keys import lane_number, lanes, place_id, place_of
+from ferryman.records.rows import now_us, wait_s
+from ferryman.sources.log import Log, Piece, Positions
+from ferryman.state.logs import Head, LogPositions, held_rows, reader_of, stands_at
 from ferryman.state.state import State
+from ferryman.storage.query import connect, quoted_list
 
 Again = Callable[[Sequence[LogSplit]], list[Staged]]
 """Runs tasks."""
@@ -365,3 +361,260 @@ class Logs:
 
 _LEAST = 256
 """Entries of a task: fewer cost more to hand out than to process."""
+
+
+# Exports that a step could not take, and those of their keys that came later: what is tried again, and when.
+#
+# They are rows of ``documents``, named by their places (``records.keyed.export_name``), their keys as fingerprints.
+# The earliest of a key is its head. Once it is due, it and what is behind it go their way again, in their order; a
+# head that failed for good holds its key until an operator retries it.
+
+_ENDED: Final = -1
+"""Due time of what has failed for good."""
+_MOST: Final = 50_000
+"""Entries that go their way again in one wave: 1 KB each."""
+
+Numbers = np.ndarray[Any, Any]
+
+
+class _HeldRows(NamedTuple):
+    """Entries in the order of their revisions, an array a column."""
+
+    revision: Numbers
+    key: Numbers
+    due: Numbers
+
+
+class HeldExports:
+    """Of one keyed node, as of the last commit.
+
+    Args:
+        ended_holds: does what has failed for good hold the later ones of its key?
+    """
+
+    def __init__(self, state: State, node: str, *, ended_holds: bool) -> None:
+        self._state = state
+        self._node = node
+        self._ended_holds = ended_holds
+        self._files: frozenset[str] | None = None
+        none = np.array([], np.int64)
+        self._found, self._heads = _HeldRows(none, none, none), none
+
+    def __len__(self) -> int:
+        return len(self._now().key)
+
+    @property
+    def behind(self) -> int:
+        """How many wait for one that has failed for good."""
+        found = self._now()
+        stuck = found.due[self._heads] == _ENDED
+        return int((stuck & (found.due != _ENDED)).sum())
+
+    def held(self) -> dict[str, frozenset[int]]:
+        """Keys of which later exports wait, by their lanes."""
+        found: dict[str, set[int]] = defaultdict(set)
+        for key in np.unique(self._now().key).tolist():
+            found[f"lane{lane_number(key)}"].add(key)
+        return {lane: frozenset(keys) for lane, keys in found.items()}
+
+    def wait_s(self, now_us: int) -> float | None:
+        """Seconds until a head is due; None: none will be."""
+        dues = self._head_dues()
+        longest_s = self._state.plan.longest_backoff_s
+        return wait_s(int(dues.min()), now_us, longest_s) if len(dues) else None
+
+    def splits(self, log: Log, ready: set[str], now_us: int) -> Iterator[LogSplit]:
+        """What is due and what is behind it, in its order.
+
+        Args:
+            ready: lanes that may be read now.
+        """
+        found = self._now()
+        longest_s = self._state.plan.longest_backoff_s
+        dues = found.due[self._heads]
+        due = np.array([each != _ENDED and not wait_s(each, now_us, longest_s) for each in dues.tolist()], bool)
+        chosen = found.revision[due][:_MOST].tolist()
+        by_lane: dict[str, list[int]] = {}
+        for revision in chosen:
+            lane, place = place_of(revision)
+            if lane in ready:
+                by_lane.setdefault(lane, []).append(place)
+        known = self._details(chosen)
+        for lane, places in by_lane.items():
+            yield from self._of_lane(log, lane, places, known)
+
+    def _of_lane(
+        self, log: Log, lane: str, places: Sequence[int], known: dict[tuple[str, int], tuple[Any, ...]]
+    ) -> Iterator[LogSplit]:
+        for piece in log.pieces({lane: places[0]}, {lane: places[-1] + 1}, places[-1] + 1):
+            mine = [HeldEntry(at, known[lane, at]) for at in places if piece.start <= at < piece.end]
+            if mine:
+                yield LogSplit(self._node, piece, held_back=tuple(mine))
+
+    def _head_dues(self) -> Numbers:
+        found = self._now()
+        dues = found.due[np.unique(self._heads)]
+        waiting: Numbers = dues[dues != _ENDED]
+        return waiting
+
+    def _now(self) -> _HeldRows:
+        files = frozenset(self._state.documents.files)
+        if files != self._files:
+            self._files, self._found = files, self._read()
+            self._heads = _heads(self._found)
+        return self._found
+
+    def _read(self) -> _HeldRows:
+        rows = held_rows(self._state, self._node, "revision, fingerprint::BIGINT, coalesce(due, -1)")
+        found = _HeldRows(*(np.array(column, np.int64) for column in zip(*rows, strict=True))) if rows else None
+        if found is None:
+            return _HeldRows(*(np.array([], np.int64) for _ in _HeldRows._fields))
+        found = _HeldRows(*(column[np.argsort(found.revision)] for column in found))
+        return found if self._ended_holds else _HeldRows(*(column[found.due != _ENDED] for column in found))
+
+    def _details(self, revisions: Sequence[int]) -> dict[tuple[str, int], tuple[Any, ...]]:
+        if not revisions:
+            return {}
+        names = "version, revision, fingerprint, operation, given, due, failed, held, again"
+        among = f"revision IN ({', '.join(map(str, revisions))})"
+        return {place_of(row[1]): row for row in held_rows(self._state, self._node, names, among)}
+
+
+def _heads(rows: _HeldRows) -> Numbers:
+    """Of each row, where the first of its key is; rows are in the order of their revisions within each lane."""
+    order = np.lexsort((rows.revision, rows.key))
+    begins = np.ones(len(order), bool)
+    begins[1:] = rows.key[order][1:] != rows.key[order][:-1]
+    found = np.empty(len(order), np.int64)
+    found[order] = order[begins][np.cumsum(begins) - 1] if len(order) else 0
+    return found
+
+
+# A look at a log: where it ends now, where the plan stands in it, and which entries wait. Nothing is noted there.
+
+Tell = Callable[[str], None]
+
+_ENTRY_BYTES: Final = limits.KIB
+"""Of an entry, where its log does not say how large its pieces are."""
+
+
+_ANOTHER: Final = (
+    "is not what was read before: it was deleted and made again, or the plan names another one now; it is read from "
+    "its beginning"
+)
+_ANOTHER_AGAIN: Final = "is not what was read last, but what was read before that; it is read on from there"
+
+
+class LogLook(NamedTuple):
+    """A log as it was when it was looked at."""
+
+    identities: Mapping[str, str]
+    positions: dict[str, int]
+    end: Positions
+    replay: int
+    read: int
+    moved: str = ""
+    """The last move of the reader, which the next commit follows; see ``Log.moved``."""
+    missing: str = ""
+    """Logs that the plan has read and that are not there now, for people; "": all are."""
+
+    def lag(self, log: Log) -> int:
+        """Entries that the plan has not come to."""
+        return log.lag(self.positions, self.end)
+
+    def partitions(self, log: Log) -> dict[str, list[str]]:
+        """See ``LogPositions.transactions``."""
+        return {name: log.partitions_of(name, self.positions) for name in self.identities}
+
+
+def entries_that_wait(logs: Collection[str], documents: Sequence[Path], folder: Path, now_us: int) -> Only:
+    """Source -> entries of these logs that are to be read again, by their ids: a retry is due, an operator or a step
+    wants it.
+
+    Args:
+        documents: files of the table.
+        folder: for scratch files.
+    """
+    if not logs or not documents:
+        return NONE
+    query = f"""
+        SELECT source, document FROM (
+            SELECT * FROM read_parquet({quoted_list(map(str, documents))}) WHERE source IN {quoted_list(logs)}
+            QUALIFY row_number() OVER (PARTITION BY source, document ORDER BY wave DESC) = 1
+        ) WHERE forced OR due <= {int(now_us)} OR again <= {int(now_us)}
+    """
+    found: dict[str, set[str]] = defaultdict(set)
+    with connect(folder) as db:
+        for source, document in db.execute(query).fetchall():
+            found[source].add(document)
+    return {source: frozenset(ids) for source, ids in found.items()}
+
+
+def look_at(
+    name: str,
+    log: Log,
+    kept: LogPositions | None,
+    tell: Tell,
+    reader: str = "",
+    before: LogLook | None = None,
+    refuse: Callable[[Sequence[str]], None] | None = None,
+) -> LogLook:
+    """What a source's log has, and how far its plan is.
+
+    Args:
+        kept: None: the plan has no state yet.
+        reader: by which name the log knows the plan; "": whoever looks has none.
+        before: the last look, if this is another one; what that has said is not said again.
+        refuse: raises for those of its logs that are others now; None: they are read from their beginning.
+
+    Raises:
+        UsageError, Unavailable, Misconfigured: of the log.
+    """
+    log.check()
+    identities, end = log.identities(), dict(log.end())
+    missing = _tell_of_absence(name, log, [] if kept is None else kept.missing(identities), before, tell)
+    begin, moved = log.begin(), log.moved(reader) if reader else None
+    replay, read = (0, 0) if kept is None else (kept.replay, kept.read)
+    positions = stands_at(kept, log, identities, begin, end)
+    if kept is not None and (replaced := kept.replaced(identities)):
+        if refuse is not None:
+            refuse(replaced)
+        for each in replaced:
+            known = kept.of(identities, {each: log.partitions_of(each, end)})
+            tell(f"source {name}: {log.place_of(each)} {_ANOTHER_AGAIN if known else _ANOTHER}")
+        replay = kept.next_replay()
+    if moved is not None and not (kept is not None and kept.has_followed(moved.token)):
+        positions |= moved.positions
+        replay = 1 if kept is None else kept.next_replay()
+        if before is None or before.moved != moved.token:
+            places = ", ".join(f"{partition} {at}" for partition, at in moved.positions.items())
+            tell(f"source {name}: was moved, and goes on at {places}")
+    return LogLook(identities, positions, end, replay, read, moved.token if moved else "", missing)
+
+
+def _tell_of_absence(name: str, log: Log, gone: Sequence[str], before: LogLook | None, tell: Tell) -> str:
+    """``LogLook.missing``; says it, or that there is nothing to read yet, unless it was said before.
+
+    Args:
+        gone: logs that were known and do not say now which they are.
+    """
+    nothing = log.nothing()
+    missing = ", ".join(str(log.place_of(each)) for each in gone) if nothing else ""
+    if missing and (before is None or before.missing != missing):
+        tell(f"source {name}: {missing} is not there any more: it was deleted, or its folder is away")
+    elif before is None and nothing and not missing:
+        tell(f"source {name}: {nothing}")
+    return missing
+
+
+def pieces_of(name: str, log: Log, seen: LogLook, start: Positions, most: int, tell: Tell) -> Iterator[Piece]:
+    """What lies between, see ``Log.pieces``; says what is not kept any more."""
+    begun: set[str] = set()
+    for piece in log.pieces(start, seen.end, most):
+        for partition, first in ((piece.partition, piece.start), *((each, at) for each, at, _ in piece.inputs)):
+            if partition not in begun and first > (missed := start[partition]):
+                gone = f"{partition} {missed} to {first - 1}"
+                tell(f"source {name}: {gone} are not kept any more: they were removed before they were read")
+            begun.add(partition)
+        size = piece.bytes or _ENTRY_BYTES * (piece.end - piece.start)
+        yield log.pinned(piece._replace(bytes=size), seen.identities)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +16,42 @@ import numpy as np
 import pyarrow as pa
 
 from ferryman import crash
-from ferryman.engine.commit.commit import commit_wave
-from ferryman.engine.settle.settle import in_process, settle
-from ferryman.plan import Plan, changed_sources, keyed_nodes, structure
+from ferryman.engine import commands
+from ferryman.engine.commit import commit_wave
+from ferryman.engine.once import recover_intake
+from ferryman.engine.settle import in_process, settle
+from ferryman.errors import UsageError
+from ferryman.plan import KeyedNode, Plan, changed_sources, keyed_nodes, logs_read, sources_of, structure
 from ferryman.plan.keyed import counted_once, sources_above
 from ferryman.plan.structure import DELIVERED, Structure, keyed_of, reached
-from ferryman.records.events import EVENT_OF_ROW, ORDINAL_COMMAND, table_of
-from ferryman.records.family import had_sql
-from ferryman.records.schemas import DOCUMENTS, LEDGER, OUTBOX_KEPT
-from ferryman.records.statuses import Status
+from ferryman.records.families import had_sql
+from ferryman.records.keys import FOLDER, FORGOTTEN, PUBLISHED, feed_of, lanes, place_id
+from ferryman.records.rows import DOCUMENTS, EVENT_OF_ROW, LEDGER, ORDINAL_COMMAND, OUTBOX_KEPT, Status, table_of
 from ferryman.sources import Log
-from ferryman.state.latest import chosen_by_file, every, last_of
-from ferryman.state.layout import MIGRATION
-from ferryman.state.log_positions import LogPositions
-from ferryman.state.passed import note_passed_over
-from ferryman.state.state import State
-from ferryman.storage import files, seals
-from ferryman.storage.groups import RowGroups
-from ferryman.storage.parquet import Part, PartWriter, read_part, write_part
+from ferryman.state.commands import waiting
+from ferryman.state.keyed import MERGED
+from ferryman.state.logs import RANGES, LogPositions, counted_and_failed, reader_of, unfinished
+from ferryman.state.maintenance import chosen_by_file, every, last_of
+from ferryman.state.state import (
+    IDENTITY,
+    MIGRATED,
+    MIGRATION,
+    NOTIFIED,
+    PASSED,
+    SEQUENCE,
+    SETTLED,
+    WAVE,
+    State,
+    note_passed_over,
+    sender_of,
+)
+from ferryman.storage import files
+from ferryman.storage import files as seals
+from ferryman.storage.files import StatePath
+from ferryman.storage.locks import take_lock
+from ferryman.storage.parquet import Part, PartWriter, RowGroups, read_part, write_part
 from ferryman.storage.query import connect, quoted_list, verify
+from ferryman.storage.tables import Table, carry_table
 
 
 def is_pending(state: State) -> bool:
@@ -180,3 +197,240 @@ def _restarted(documents: pa.Table, why: str) -> pa.Table:
         ordinal=ORDINAL_COMMAND,
         created=dt.datetime.now(dt.UTC),
     )
+
+
+# State by key when a new version continues from an older one: what can be carried over, and how it is.
+#
+# A keyed node that both versions have keeps its states, what it was given of documents, and the numbers of its
+# exports. The documents whose way has changed are read again and replace what they were. That is right only where
+# nothing is under way at the node or below it, and where what is in its state can be taken out again by the node as it
+# is now.
+
+
+def refuse_unfit(old: State, plan: Plan, *, begun: bool) -> None:
+    """Refuse what could not be right.
+
+    Args:
+        old: the older state, settled.
+        begun: it was fenced for this version before, when nothing was waiting.
+
+    Raises:
+        UsageError: why; nothing was changed.
+    """
+    before = old.remembered()
+    keyed = keyed_of(before)
+    if not keyed and not keyed_nodes(plan.nodes):
+        return
+    version = old.plan.version
+    if bad := [*_unlike(old, plan, before, version)]:
+        raise UsageError("\n".join(f"--from-version {version}: {each}" for each in bad))
+    if begun or not keyed:
+        return
+    logs = [name for name in counted_once(plan.nodes) if name not in keyed]
+    found = [*unfinished(old, keyed, before), *counted_and_failed(old, logs, keyed)]
+    found += [f"`{command.verb}` by {command.who} is queued, and was not carried out" for command in waiting(old)]
+    if found:
+        raise UsageError(
+            f"--from-version {version}: this plan keeps state by key, and version {version} is not done with what it "
+            f"was given:\n  " + "\n  ".join(found) + f"\nRun version {version} to its end first; retry what has "
+            "failed, or give it up with `ferryman resolve --as dropped`. Nothing was changed."
+        )
+
+
+def carried_nodes(old: State, plan: Plan) -> list[KeyedNode]:
+    """Keyed nodes that both versions have."""
+    had = keyed_of(old.remembered())
+    return [node for node in keyed_nodes(plan.nodes) if node.name in had]
+
+
+def remembered_of(old: State, plan: Plan) -> dict[str, Any]:
+    """What the new state keeps of keyed nodes beside itself: by which name those know the changes of a node's state who
+    read them from the older version; and all that there ever were, for the places of their exports are used once."""
+    return {
+        "feeds": {node.name: feed_of(old.root, node.name) for node in carried_nodes(old, plan)},
+        "keyed": sorted(ever_keyed(old)),
+    }
+
+
+def ever_keyed(old: State) -> set[str]:
+    """The keyed nodes of this version and of those before it."""
+    return keyed_of(old.remembered()).union(old.identity().get("keyed", ()))
+
+
+def carry(old: State, new: State) -> None:
+    """Fill the tables of the nodes that both versions have; one commit a table. Exports have all been carried on: only
+    their places are kept, also for a node that comes back."""
+    both = {node.name for node in carried_nodes(old, new.plan)}
+    for node in keyed_nodes(new.plan.nodes):
+        ours = new.keyed[node.name]
+        places = LogPositions(old, node.name).of({"": ""}, {"": lanes()})
+        numbers = {place_id(lane): place for lane, place in places.items() if place}
+        if node.name in both:
+            theirs = old.keyed[node.name]
+            numbers = {place_id(lane): theirs.exports.number(place_id(lane)) for lane in lanes()}
+            _copy(theirs.state, ours.state, (PUBLISHED, MERGED, FORGOTTEN))
+            _copy(theirs.contributions, ours.contributions, (PUBLISHED, MERGED))
+            numbers[PUBLISHED] = theirs.exports.number(PUBLISHED)
+            readers = old.root / FOLDER / node.name
+            for name in files.names(readers):  # what they have not had of deletions is kept
+                files.make_folder(new.root / FOLDER / node.name)
+                files.publish(new.root / FOLDER / node.name / name, files.read(readers / name))
+        if any(numbers.values()):
+            ours.exports.commit("version", transactions={key: number for key, number in numbers.items() if number})
+
+
+def _copy(source: Table, target: Table, applications: Iterable[str]) -> None:
+    numbers = {each: source.number(each) for each in applications}
+    carry_table(source, target, {key: number for key, number in numbers.items() if number})
+
+
+def _unlike(old: State, plan: Plan, before: Structure, version: int) -> Iterator[str]:
+    """What the two plans have that does not fit together."""
+    after, ever = structure(plan), ever_keyed(old)
+    for name in sorted(after):
+        was_keyed = name in ever and (name not in before or before[name].kind == "keyed")
+        if (name in before or was_keyed) and was_keyed != (after[name].kind == "keyed"):
+            was = "keyed" if was_keyed else before[name].kind
+            yield f"{name} is a {after[name].kind} node now, and was a {was} node before: give it another name."
+    documents = {n.name for n in sources_of(plan.nodes) if not isinstance(n.source, Log)}
+    for node in carried_nodes(old, plan):
+        if before[node.name].code != after[node.name].code and old.keyed[node.name].contributions.files:
+            yield (
+                f"{node.name}: its update or key has changed since version {version}, and what the older one has made "
+                "of documents could not be taken back by the newer one. Give the node another name: then it counts "
+                "all documents from scratch. Or leave out --from-version."
+            )
+        if left := _left_behind(old, node.name, documents):
+            yield (
+                f"{node.name}: has counted documents of {', '.join(left)}, of which this version would never hear "
+                "again: they would stay counted. Give the node another name: then it counts all documents "
+                "from scratch. Or leave out --from-version."
+            )
+
+
+def _left_behind(old: State, node: str, documents: set[str]) -> list[str]:
+    """Sources of which the node has documents, and that the new plan does not list."""
+    table = old.keyed[node].contributions
+    if not table.files:
+        return []
+    rows = f"read_parquet({quoted_list(map(str, table.paths()))})"
+    with connect(old.spill) as db:
+        known = {source for (source,) in db.execute(f"SELECT DISTINCT source FROM {rows}").fetchall()}
+        if not (gone := known - documents):
+            return []
+        found = db.execute(f"""
+            SELECT DISTINCT source FROM (
+                SELECT source, fields FROM {rows} WHERE source IN (SELECT unnest({quoted_list(gone)}))
+                QUALIFY row_number() OVER (PARTITION BY source, document, key ORDER BY wave DESC) = 1
+            ) WHERE fields IS NOT NULL ORDER BY source
+        """).fetchall()
+    return [source for (source,) in found]
+
+
+# A new version of a plan continues from the state of an older one, and from its deliveries.
+#
+# ``migrate`` makes the new state, before anything runs:
+#
+# 1. become the older state's driver, and finish what it left
+# 2. fence it: from now on nobody drives it any more
+# 3. build the new state in its place, but for state.json, with the older one's data files and its positions in logs
+# 4. give it its state.json, which makes it one; until then the older state is held, so that only one makes it
+#
+# A crash before 4 leaves what the same command builds on; and, after 2, a state from which only this version may
+# migrate. Nothing is removed on the way: a run that slept meanwhile might remove what is in use. The first wave of the
+# new state is ``engine.migration``'s.
+
+
+def migrate(root: StatePath, plan: Plan, from_version: int) -> None:
+    """Make the state of a plan from the one of an older version; nothing if that was done before.
+
+    Raises:
+        UsageError: there is no such state, it is not an older one, this version has a state of its own, or a state by
+            key cannot be carried over.
+        StateHeld, StateDamaged, StateForeign: of the older state, or what is in the new one's place is not a state.
+    """
+    older = Plan(plan.name, from_version)
+    older_root = root.parent / older.key
+    if from_version >= plan.version:
+        raise UsageError(f"--from-version {from_version}: this is version {plan.version}: give an older one.")
+    if files.exists(root / IDENTITY):
+        if State(root, plan).identity().get("from") != from_version:
+            raise UsageError(
+                f"{root}: version {plan.version} has a state of its own. To continue with it, leave out --from-version."
+            )
+        return
+    if not files.exists(older_root / IDENTITY):
+        raise UsageError(f"{older_root}: there is no state of version {from_version}. Give the version that ran here.")
+    State(root, plan).refuse_foreign_folder()
+    with State.take(older_root, older, successor=plan.version) as old:  # 1
+        if files.exists(root / IDENTITY):  # made by another who was faster
+            return
+        if old.wave > old.settled:
+            settle(old, old.wave, in_process, plan)
+        recover_intake(old, in_process, plan)
+        begun = files.exists(old.root / MIGRATED)
+        refuse_unfit(old, plan, begun=begun)
+        if not keyed_of(old.remembered()):  # else there is none, or it came when we had begun
+            for command in waiting(old):
+                commands.apply(old, command)
+        old.check_ours()
+        old.close_for(plan.version)  # 2
+        crash.point("version.fenced")
+        old.check_ours()  # whoever announces itself after this look finds the state closed
+        _make(old, State(root, plan), from_version)
+
+
+def _make(old: State, new: State, from_version: int) -> None:
+    files.make_folder(new.root)
+    lock = take_lock(new.root / "lock")
+    try:
+        if new.exists:
+            raise _had_another(new)
+        _build(old, new, from_version)  # 3
+        crash.point("version.built")
+        new.publish_identity()  # 4
+    finally:
+        lock.release()
+
+
+def _build(old: State, new: State, from_version: int) -> None:
+    """The new state's folder: made as ever, then filled with the older one's data files in one commit a table. All of
+    it may be done again."""
+    readers = [
+        reader_of(old, name) for name, node in old.remembered().items() if node.kind in ("source", "join", "alts")
+    ]
+    sender = sender_of(old.root)._asdict()
+    more = {"from": from_version, "readers": readers, "sender": sender, **remembered_of(old, new.plan)}
+    wave = old.wave
+    new.create(more, remembered=old.remembered(), named=False)
+    for table in new.tables:
+        table.log.mend()
+    new.journal.close(wave)
+    new.load()
+    files.publish(new.root / MIGRATION, seals.sealed({"from": from_version}))
+    new.announce(after=old.epoch)  # the files that it gets are named after that one's epochs
+    if new.exists:  # by another one, while this one slept; from now on one of the two can commit
+        raise _had_another(new)
+    numbers = {SETTLED: wave}
+    carry_table(old.ledger, new.ledger, numbers)
+    carry_table(old.documents, new.documents, numbers)
+    carry(old, new)
+    sequence = max(old.next_sequence, new.next_sequence)
+    transactions = {**numbers, WAVE: wave, SEQUENCE: sequence, **_positions(old, new.plan)}
+    carry_table(old.outbox, new.outbox, transactions)
+    for name in (NOTIFIED, PASSED):  # the waves' numbers go on: nobody is told of the past again
+        if files.exists(noted := old.root / name):
+            files.publish(new.root / name, files.read(noted))
+
+
+def _positions(old: State, plan: Plan) -> dict[str, int]:
+    """How far the older version has read the logs that this one has under the same names. The logs are not asked: one
+    that is away is read on where it was, like the others."""
+    names = {node.name for node in logs_read(plan.nodes)} | ever_keyed(old)
+    logs = [LogPositions(old, name) for name in sorted(names)]
+    found = {key: number for log in logs for key, number in log.all_transactions().items()}
+    return {**found, RANGES: ranges} if (ranges := old.outbox.number(RANGES)) else found
+
+
+def _had_another(new: State) -> UsageError:
+    return UsageError(f"{new.root}: version {new.plan.version} was given a state by another run just now.")

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from typing import Final
+
+import numpy as np
+
+from ferryman import limits
 from ferryman.engine import step_retries
+from ferryman.engine.breakers import Nodes
 from ferryman.engine.deliver.dispatch import Dispatcher
 from ferryman.engine.logs import Logs
-from ferryman.engine.nodes import Nodes
-from ferryman.engine.step_retries import Hashes, StepDebt
-from ferryman.engine.unlisted import Unlisted
-from ferryman.records.due import now_us, wait_s
+from ferryman.engine.results import StepDebt
+from ferryman.engine.step_retries import Hashes
+from ferryman.limits import GIB, KIB, MIB
+from ferryman.plan import Plan, sources_of
+from ferryman.records.rows import now_us, wait_s
 from ferryman.state.outbox import pending_rows
 from ferryman.state.state import State
 
@@ -84,3 +93,107 @@ class PendingWork:
     def sources_back(self) -> bool:
         """May a source be asked again of which known documents could not be looked at?"""
         return any(not self._nodes.blocked(source) for source in self.unseen)
+
+
+# How much is pending in the outbox: a scan stops reading documents while it is too much.
+
+
+class Backlog:
+    """Of a state.
+
+    Args:
+        max_bytes: more than this, as it lies on the disk, is too much.
+    """
+
+    def __init__(self, state: State, max_bytes: int) -> None:
+        self._state = state
+        self._max_bytes = max_bytes
+
+    @property
+    def too_large(self) -> bool:
+        return sum(self._pending().values()) > self._max_bytes
+
+    def describe(self, over: bool) -> str:
+        """Why no more documents are read, and what to do.
+
+        Args:
+            over: the run ends so; else it goes on once there is room.
+        """
+        pending = self._pending()
+        each = ", ".join(f"{name}: {size_text(size)}" for name, size in pending.most_common())
+        size, most = size_text(sum(pending.values())), size_text(self._max_bytes)
+        why = f"{size} are pending ({each}), more than the limit of {most} (--max-pending)"
+        if over:
+            how = "run again when the destination is back"
+            return f"the scan stopped early: {why}. What is pending is kept; the rest is read later: {how}."
+        return f"the scan waits: {why}. What is pending is kept; the rest is read once there is room."
+
+    def _pending(self) -> Counter[str]:
+        """Destination -> bytes."""
+        found: Counter[str] = Counter()
+        for file in self._state.outbox.files.values():
+            if pending := pending_rows(file):
+                found[file.partition["destination"]] += file.size * pending // file.rows
+        return found
+
+
+def size_text(size: int) -> str:
+    """As a user reads it: 4.2 GiB."""
+    for unit, name in _UNITS:
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size} bytes"
+
+
+_UNITS: Final = ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
+
+
+# Documents that are to be tried again and that no source lists: they are not looked for all the time.
+
+_NONE: Final[Hashes] = np.empty(0, np.uint64)
+
+
+class Unlisted:
+    """What was looked for in vain, by the hashes of ``retries``; forgotten after ``limits.UNLISTED_AGAIN_S``.
+
+    Args:
+        clock: monotonic time in seconds.
+    """
+
+    def __init__(self, plan: Plan, clock: Callable[[], float]) -> None:
+        self._sources = {n.name: n.source for n in sources_of(plan.nodes)}
+        self._clock = clock
+        self._hashes = _NONE
+        self._until = 0.0
+
+    @property
+    def hashes(self) -> Hashes:
+        """What is not to be looked for now."""
+        if len(self._hashes) and self._clock() >= self._until:
+            self.forget()
+        return self._hashes
+
+    def add(self, hashes: Hashes) -> None:
+        """These were looked for in vain just now."""
+        self._hashes = np.union1d(self._hashes, hashes)
+        self._until = self._clock() + limits.UNLISTED_AGAIN_S
+
+    def forget(self) -> None:
+        """Look for all of it again."""
+        self._hashes = _NONE
+
+    def describe(self, documents: Mapping[str, Collection[str]]) -> list[str]:
+        """What is pending, and why nobody lists it: a line a source.
+
+        Args:
+            documents: source -> ids.
+        """
+        return [self._line(source, ids) for source, ids in documents.items()]
+
+    def _line(self, source: str, ids: Collection[str]) -> str:
+        what = f"{len(ids)} documents are" if len(ids) > 1 else "1 document is"
+        example = f"such as {min(ids)}" if len(ids) > 1 else min(ids)
+        known = self._sources.get(source)
+        why = "" if known is None or not known.comes_again else f"{known.comes_again} "
+        again = f"It is looked for again every {limits.UNLISTED_AGAIN_S:g} s."
+        return f"source {source}: {what} to be tried again and not listed: {example}. {why}{again}"

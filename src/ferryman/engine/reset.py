@@ -15,17 +15,16 @@ import pyarrow.compute as pc
 
 from ferryman import crash
 from ferryman.document import content_version
-from ferryman.engine.commit.commit import commit_wave
-from ferryman.engine.settle.settle import in_process, settle
+from ferryman.engine.commit import commit_wave
+from ferryman.engine.settle import in_process, settle
 from ferryman.errors import Unavailable, UsageError, message_of
 from ferryman.plan import Node, SourceNode, keyed_nodes, successors
 from ferryman.plan.keyed import keyed_above, sources_above
-from ferryman.records.events import table_of
-from ferryman.records.keyed import CONTRIBUTIONS, EXPORTS_FILE, KEY_STATE, file_stats, lane_of, lanes
+from ferryman.records.keys import CONTRIBUTIONS, EXPORTS_FILE, KEY_STATE, file_stats, lane_of, lanes
+from ferryman.records.rows import table_of
 from ferryman.sources import Log
-from ferryman.state.log_positions import LogPositions, reader_of
+from ferryman.state.logs import LogPositions, failed_entries, reader_of, unfinished
 from ferryman.state.state import State
-from ferryman.state.unfinished import failed_entries, unfinished
 from ferryman.storage.parquet import Part, PartWriter
 from ferryman.storage.query import connect, quoted_list, stream, verify
 from ferryman.storage.tables import Table

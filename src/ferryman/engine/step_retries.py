@@ -7,18 +7,18 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from itertools import product
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import duckdb
 import numpy as np
 import pyarrow as pa
 
+from ferryman.engine.results import StepDebt
 from ferryman.plan import keyed_nodes
-from ferryman.records.due import latest_us
-from ferryman.state.latest import DOCUMENT, Columns, every, last_of
+from ferryman.records.rows import latest_us
+from ferryman.state.maintenance import DOCUMENT, Columns, every, last_of
 from ferryman.state.state import State
-from ferryman.storage.query import connect, quoted_list, stream, verify
-from ferryman.storage.spread import hashed
+from ferryman.storage.query import connect, hashed, quoted_list, stream, verify
 
 _NAMED: Final = pa.schema([("h", pa.uint64()), ("source", pa.string()), ("document", pa.string())])
 _NEVER: Final = 1 << 62
@@ -31,22 +31,6 @@ def _waits(state: State) -> str:
     """Of rows of ``documents``: do they wait? What keyed nodes export is read by its place, see ``held_exports``."""
     exports = [node.name for node in keyed_nodes(state.plan.nodes)]
     return f"(due IS NOT NULL OR forced){f' AND source NOT IN {quoted_list(exports)}' if exports else ''}"
-
-
-class StepDebt(NamedTuple):
-    """Documents of which failed steps owe something, by what they wait for.
-
-    Attributes:
-        held: nodes in trouble, as ``documents`` has them; None: they wait for their time only.
-        owed: deliveries.
-        due: when the first of them is due, µs since 1970; 0: an operator waits for it.
-        unlisted: they were looked for in vain.
-    """
-
-    held: str | None
-    owed: int
-    due: int
-    unlisted: bool = False
 
 
 def step_debt(state: State, unlisted: Hashes | None = None) -> list[StepDebt]:

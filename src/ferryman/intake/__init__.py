@@ -3,15 +3,14 @@
 ``Queue.open(url)`` is the door. Everything else is reached through it.
 """
 
-from ferryman.intake.access import Assembly
 from ferryman.intake.audit import AuditFinding
 from ferryman.intake.batch import Batch
 from ferryman.intake.errors import BatchExists, ItemLocked, LockLost, NodeInvalid, QueueLost, QueueRefused, StateError
+from ferryman.intake.items import Assembly, Report
 from ferryman.intake.job import Job
-from ferryman.intake.locks import Locks
 from ferryman.intake.queue import Cleanup, Queue
-from ferryman.intake.report import Report
 from ferryman.intake.states import AccessState, BatchState, JobState
+from ferryman.intake.tree import Locks
 
 __all__ = [
     "AccessState",

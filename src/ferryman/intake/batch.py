@@ -8,11 +8,9 @@ from typing import Any, ClassVar, Final
 from ferryman.errors import UsageError
 from ferryman.intake import nodes
 from ferryman.intake.errors import LockLost, NodeInvalid, StateError
-from ferryman.intake.item import Item, StatusNode
-from ferryman.intake.job import Job, checked_priority
-from ferryman.intake.new_job import creation
+from ferryman.intake.items import Item, Report, StatusNode
+from ferryman.intake.job import Job, checked_priority, creation
 from ferryman.intake.nodes import BATCH_UUIDS, BATCHES, JOBS, batch_path, encoded, job_path, mapped, submission_uuid
-from ferryman.intake.report import Report
 from ferryman.intake.states import BATCH, BatchState, JobList, JobState, Transitions, list_of
 from ferryman.intake.store import Check, Create, Delete, Op, Set
 from ferryman.intake.tree import NodeTree

@@ -11,7 +11,7 @@ from typing import Any, Final
 from ferryman.errors import plain_text
 from ferryman.intake.batch import Batch
 from ferryman.intake.errors import NodeInvalid
-from ferryman.intake.item import Item, StatusNode
+from ferryman.intake.items import Item, StatusNode
 from ferryman.intake.job import Job, retries_in
 from ferryman.intake.nodes import (
     BATCHES,

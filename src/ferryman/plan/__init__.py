@@ -1,20 +1,23 @@
 """What is to be done, as frozen data."""
 
 from ferryman.plan.flow import Flow, Joint
-from ferryman.plan.keyed_nodes import ExportsNode, KeyedNode, keyed_nodes, source_named, sources_of
 from ferryman.plan.nodes import (
     AltsNode,
     CalledNode,
     DestinationNode,
+    ExportsNode,
     JoinNode,
+    KeyedNode,
     Limits,
     Node,
     Policy,
     RouterNode,
     SourceNode,
     StepNode,
+    keyed_nodes,
+    source_named,
+    sources_of,
 )
-from ferryman.plan.notice import NotifyTarget
 from ferryman.plan.paths import (
     End,
     conflicting_sources,
@@ -26,7 +29,7 @@ from ferryman.plan.paths import (
     successors,
     target_of,
 )
-from ferryman.plan.plan import Handle, Plan
+from ferryman.plan.plan import Handle, NotifyTarget, Plan
 from ferryman.plan.structure import Differences, NodeRecord, changed_sources, changes, structure
 
 __all__ = [

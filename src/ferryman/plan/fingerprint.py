@@ -14,8 +14,7 @@ from pathlib import PurePath
 from types import CodeType
 from typing import Any
 
-from ferryman.plan.keyed_nodes import KeyedNode
-from ferryman.plan.nodes import DestinationNode, JoinNode, Node, RouterNode, SourceNode, StepNode
+from ferryman.plan.nodes import DestinationNode, JoinNode, KeyedNode, Node, RouterNode, SourceNode, StepNode
 
 
 def fingerprint(nodes: Sequence[Node]) -> str:

@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ferryman import places
 from ferryman.destinations.base import Destination
 from ferryman.errors import PlanError
-from ferryman.plan.cycles import cycles
-from ferryman.plan.graph import NAME
-from ferryman.plan.keyed_nodes import KeyedNode
-from ferryman.plan.nodes import DestinationNode, SourceNode
+from ferryman.net import places
+from ferryman.plan.check import NAME
+from ferryman.plan.nodes import DestinationNode, KeyedNode, SourceNode
+from ferryman.plan.paths import cycles
 from ferryman.plan.plan import Plan
 from ferryman.sources.base import Source
 from ferryman.sources.log import feed_name

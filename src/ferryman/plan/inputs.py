@@ -6,11 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal, get_args
 
 from ferryman.plan.calls import called_twice
-from ferryman.plan.keyed_nodes import KeyedNode
-from ferryman.plan.nodes import AltsNode, JoinNode, Node, SourceNode
+from ferryman.plan.nodes import AltsNode, JoinNode, KeyedNode, Node, SourceNode
 from ferryman.sources.base import Source
-from ferryman.sources.combined import CombinedLog
-from ferryman.sources.log import Log, feed_name
+from ferryman.sources.log import CombinedLog, Log, feed_name
 
 Strategy = Literal["at-most-once"]
 

@@ -10,14 +10,25 @@ from typing import TYPE_CHECKING, Any
 from ferryman import limits
 from ferryman.destinations.base import Guarantee
 from ferryman.errors import UsageError
-from ferryman.plan.combining import Combiner, Combining, Value
-from ferryman.plan.keyed_nodes import Key, KeyedNode, KeyedState, UpdateFunction, exports_of, keyed_nodes
-from ferryman.plan.nodes import Node, Policy, SourceNode
+from ferryman.plan.nodes import (
+    Combiner,
+    Combining,
+    Key,
+    KeyedNode,
+    KeyedState,
+    Node,
+    Policy,
+    SourceNode,
+    UpdateFunction,
+    Value,
+    exports_of,
+    keyed_nodes,
+)
 from ferryman.sources.log import Log
 
 if TYPE_CHECKING:
     from ferryman.plan.plan import Handle, Plan
-    from ferryman.records.key_states import KeyStates
+    from ferryman.records.keys import KeyStates
 
 
 class KeyedPlan:
@@ -129,7 +140,7 @@ class KeyedPlan:
         known = [node.name for node in keyed_nodes(self.nodes)]
         if name not in known:
             raise UsageError(f"{name} is not a keyed node of this plan. It has: {', '.join(known) or 'none'}.")
-        from ferryman.records.key_states import KeyStates  # it would make each start slower
+        from ferryman.records.keys import KeyStates  # it would make each start slower
         from ferryman.storage.files import path_of
 
         where = path_of(Path(".ferryman") if state is None else state)

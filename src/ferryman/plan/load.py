@@ -20,9 +20,9 @@ from typing import TypeVar
 import cloudpickle
 
 from ferryman.errors import FerrymanError, UsageError
-from ferryman.places import relative_to
+from ferryman.net.places import relative_to
+from ferryman.plan.calls import cannot_be_pickled
 from ferryman.plan.flow import Flow
-from ferryman.plan.pickling import cannot_be_pickled
 from ferryman.plan.plan import Plan
 
 FORMS = "give a Python file that makes a Plan (plan.py), one plan of it (plan.py:name), or package.module:name"

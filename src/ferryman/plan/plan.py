@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ferryman import limits
 from ferryman.destinations.base import Destination, Effect, Guarantee
 from ferryman.errors import PlanError
-from ferryman.needs import names
-from ferryman.plan import graph
-from ferryman.plan.extras import missing_extras
+from ferryman.net import urls
+from ferryman.plan import check
+from ferryman.plan.calls import cannot_be_pickled, forgotten_returns
 from ferryman.plan.fingerprint import fingerprint
-from ferryman.plan.forgotten import forgotten_returns
 from ferryman.plan.inputs import Strategy, bad_strategy
 from ferryman.plan.keyed import KeyedHandle, KeyedPlan
 from ferryman.plan.nodes import (
@@ -25,14 +27,11 @@ from ferryman.plan.nodes import (
     SourceNode,
     StepFunction,
     StepNode,
+    names,
 )
-from ferryman.plan.notice import NotifyTarget
-from ferryman.plan.options import called, default_guarantee, name_of, patience_of
-from ferryman.plan.pickling import cannot_be_pickled
-from ferryman.routers.base import Router
+from ferryman.routers import Router
 from ferryman.sources.base import Source
-from ferryman.sources.combined import Alternating, Joined
-from ferryman.sources.log import Log
+from ferryman.sources.log import Alternating, Joined, Log
 
 
 class Plan(KeyedPlan):
@@ -309,7 +308,7 @@ class Plan(KeyedPlan):
         Raises:
             PlanError: every reason found, each naming the node and what to do.
         """
-        findings, warnings = graph.check(self.name, self.version, self.nodes)
+        findings, warnings = check.check(self.name, self.version, self.nodes)
         findings += bad_strategy(self.strategy, self.nodes)
         findings += [finding for target in self._notified for finding in target.findings()]
         findings += cannot_be_pickled(self.nodes)
@@ -390,3 +389,128 @@ def _names(after: Any) -> tuple[str, ...]:
     if isinstance(after, str) or not isinstance(after, Iterable):
         after = [after]
     return tuple(dict.fromkeys(a.name if isinstance(a, Handle) else name_of(a) for a in after))
+
+
+# Is what a plan's sources and destinations are made with installed? Asked before Spark is started.
+
+
+def missing_extras(nodes: Sequence[Node]) -> Iterator[str]:
+    """A finding for each source and destination that needs what is not installed, with the command that installs it.
+
+    Steps say it themselves when they are made.
+    """
+    for node in nodes:
+        match node:
+            case SourceNode(source=Source() as port):
+                missing = port.not_installed()
+            case DestinationNode(destination=Destination() as port):
+                missing = port.not_installed()
+            case _:
+                continue
+        if missing:
+            yield f"{node.name}: {missing}."
+
+
+# Whom a plan tells of what goes wrong.
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyTarget:
+    """One that is notified.
+
+    Attributes:
+        to: an http or https URL, ``mailto:ADDRESS``, or a command line.
+        secret: what posts to a URL are signed with; ``${NAME}`` in it, and in ``to``, is filled in from the
+            environment when a digest is sent.
+        timeout_s: seconds that sending a digest may take.
+    """
+
+    to: str
+    secret: str | None = None
+    timeout_s: float = limits.NOTIFY_TIMEOUT_S
+
+    @property
+    def kind(self) -> str:
+        """``url``, ``mail`` or ``command``."""
+        if self.to.lower().startswith(("http://", "https://", "${")):
+            return "url"
+        return "mail" if self.to.lower().startswith("mailto:") else "command"
+
+    @property
+    def shown(self) -> str:
+        """Its address as it may be shown: without passwords."""
+        match self.kind:
+            case "url":
+                return urls.plain(self.to)
+            case "mail":
+                return self.to.partition("?")[0]
+        return self.to.split()[0] if self.to.split() else self.to
+
+    def findings(self) -> Iterator[str]:
+        """Why it can never be told anything; each with what to do."""
+        where = f"notify {self.shown!r}"
+        scheme = _SCHEME.match(self.to)
+        if not self.to.strip() or not self.to.isprintable():
+            yield f"{where}: give a URL, mailto:ADDRESS or a command, on one line."
+        elif self.kind == "url" and "${" not in self.to and not _is_url(self.to):
+            yield f"{where}: this is not a URL: correct it."
+        elif self.kind == "command" and scheme:
+            yield f"{where}: {scheme[1]} is not known here: give an http or https URL, mailto:ADDRESS or a command."
+        elif self.kind == "command" and not _is_command(self.to):
+            yield f"{where}: a quote is not closed: correct the command."
+        elif self.kind == "mail" and "@" not in self.shown:
+            yield f"{where}: give an address, as in mailto:me@example.org."
+        if self.secret is not None and (not self.secret or self.kind != "url"):
+            yield f"{where}: a secret signs what is posted to a URL: leave it out, or give secret='${{HOOK_SECRET}}'."
+        if not 0 < self.timeout_s <= limits.NOTIFY_TIMEOUT_MAX_S:
+            yield (
+                f"{where}: timeout_s={self.timeout_s!r}: give seconds above 0, at most "
+                f"{limits.NOTIFY_TIMEOUT_MAX_S:g}: a run waits for it."
+            )
+
+
+def _is_url(text: str) -> bool:
+    try:
+        return bool(urls.split(text)[1].hostname)
+    except ValueError:
+        return False
+
+
+def _is_command(text: str) -> bool:
+    try:
+        return bool(shlex.split(text))
+    except ValueError:
+        return False
+
+
+# Options of nodes as they are given, made what a node holds.
+
+
+def name_of(given: object) -> str:
+    """A name; what is not text in angle brackets, for ``check`` to refuse."""
+    return given if isinstance(given, str) else f"<{given!r}>"
+
+
+def called(brake: int | None, patience: float | str, attempts: int | None) -> dict[str, Any]:
+    """Policy of a node that is called before the commit."""
+    return {"brake": brake, "patience_s": patience_of(patience), "attempts": attempts}
+
+
+def patience_of(given: float | str) -> float:
+    """Seconds; what is not a duration as it is, for ``check`` to refuse."""
+    if not isinstance(given, str):
+        return given
+    try:
+        return limits.seconds(given)
+    except ValueError:
+        return given  # type: ignore[return-value]
+
+
+def default_guarantee(destination: Destination) -> Guarantee:
+    """The best it can keep: semantics of the three guarantees, by what the destination declares."""
+    if getattr(destination, "transactional", False):
+        return Guarantee.EXACTLY_ONCE
+    effect = getattr(destination, "effect", None)
+    return Guarantee.AT_LEAST_ONCE if effect is Effect.IDEMPOTENT else Guarantee.AT_MOST_ONCE

@@ -9,8 +9,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from ferryman.plan.fingerprint import code_of
-from ferryman.plan.keyed_nodes import KeyedNode
-from ferryman.plan.nodes import DestinationNode, JoinNode, Node, RouterNode, SourceNode, StepNode
+from ferryman.plan.nodes import DestinationNode, JoinNode, KeyedNode, Node, RouterNode, SourceNode, StepNode
 from ferryman.plan.plan import Plan
 
 

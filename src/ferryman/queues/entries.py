@@ -66,7 +66,7 @@ class LogEntry(NamedTuple):
     transactions: Mapping[str, int] = {}
 
 
-def first_entry(identity: str) -> bytes:
+def first_queue_entry(identity: str) -> bytes:
     """The entry that makes the table; its id is the queue's."""
     fields = [
         {"name": name, "type": kind, "nullable": name != "index", "metadata": {}} for name, kind in COLUMNS.items()

@@ -9,18 +9,18 @@ import re
 import shutil
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ferryman import crash, limits, places
+from ferryman import crash, limits
 from ferryman.errors import StateForeign, UsageError
-from ferryman.queues import object_place
-from ferryman.queues.entries import first_entry
+from ferryman.net import places
+from ferryman.queues.entries import first_queue_entry
 from ferryman.storage import files
 from ferryman.storage.disk import write_synced
-from ferryman.storage.files import StatePath, fsync_folder, make_folder, path_of, probe, stamp
+from ferryman.storage.files import StatePath, fsync_folder, make_folder, path_of, probe, sealed, stamp, unseal, unsealed
 from ferryman.storage.objects import ObjectPath, is_url
-from ferryman.storage.seals import sealed, unseal
 
 IDENTITY: Final = "queue.json"
 FORMAT: Final = 1
@@ -99,7 +99,7 @@ def identity_of(folder: StatePath) -> Identity | None:
     said: Any = unseal(path)
     if said["format"] > FORMAT:
         raise StateForeign(f"{path}: format {said['format']}, this Ferryman knows up to {FORMAT}. Nothing was touched.")
-    return None if object_place.is_deleted(said) else Identity(said["id"], said["created"], found)
+    return None if is_deleted(said) else Identity(said["id"], said["created"], found)
 
 
 def stamp_of(folder: StatePath) -> tuple[int | str, ...]:
@@ -116,7 +116,7 @@ def stamp_of(folder: StatePath) -> tuple[int | str, ...]:
 def make(folder: StatePath) -> None:
     """Make a queue if there is none, durably and whole: a folder under another name first, which is then changed."""
     if isinstance(folder, ObjectPath):
-        object_place.make(folder / IDENTITY, _said, str(uuid.uuid4()))
+        make_object(folder / IDENTITY, _said, str(uuid.uuid4()))
         return
     root = folder.parent
     if root.exists() and not root.is_dir():
@@ -129,7 +129,7 @@ def make(folder: StatePath) -> None:
         for below in ("messages/_delta_log", "messages/_marks", "keys", "tailers"):
             (new / below).mkdir(parents=True)
         probe(new)
-        write_synced(new / "messages" / "_delta_log" / f"{0:020d}.json", first_entry(identity))
+        write_synced(new / "messages" / "_delta_log" / f"{0:020d}.json", first_queue_entry(identity))
         for lock in ("appending", "merging"):
             (new / lock).touch()
         write_synced(new / IDENTITY, sealed(_said(identity)))
@@ -156,7 +156,7 @@ def _said(identity: str) -> dict[str, Any]:
 def remove(folder: StatePath, identity: str) -> None:
     """Delete the queue of this id, all or nothing, durably."""
     if isinstance(folder, ObjectPath):
-        object_place.remove(folder / IDENTITY, identity, _said)
+        remove_object(folder / IDENTITY, identity, _said)
         return
     gone = folder.with_name(f"{_DELETED}{uuid.uuid4().hex}")
     folder.rename(gone)
@@ -184,3 +184,58 @@ def remove_left_over(root: StatePath) -> None:
             old = time.time() - path.stat().st_mtime > limits.TEMPORARY_S
             if path.name.startswith(_DELETED) or (path.name.startswith(_NEW) and old):
                 shutil.rmtree(path, ignore_errors=True)
+
+
+# Where a queue lives in an object store: ``queue.json`` names it, and what it consists of lies below its id.
+#
+# A store has no folder that could be renamed. So ``queue.json`` is what makes a queue, and what deletes it: it is
+# replaced as the version that was seen, which of several processes one can. A queue that was made again has another
+# id, and shares no object with the one before.
+
+_NOBODY = ""
+"""The id in ``queue.json`` of a queue that was deleted."""
+
+
+def make_object(pointer: ObjectPath, new: Callable[[str], dict[str, Any]], identity: str) -> None:
+    """Make a queue if there is none: the beginning of its log, then ``queue.json``.
+
+    What a kill has left of others goes when ours is made. Whoever slept while he made one of them has seen an older
+    ``queue.json``, and cannot replace it any more.
+
+    Args:
+        new: id -> what ``queue.json`` says.
+    """
+    folder = pointer.parent
+    files.probe(folder)
+    found = files.read_version(pointer)
+    if found is not None and _id(pointer, found[0]) != _NOBODY:
+        return
+    left_over, _ = folder.store.children(folder.key)  # before ours is made: after it, one of another id may be newer
+    home = folder / identity
+    files.replace(home / "messages" / "_delta_log" / f"{0:020d}.json", first_queue_entry(identity))
+    crash.point("queue.built")
+    made = files.replace_version(pointer, sealed(new(identity)), None if found is None else found[1])
+    crash.point("queue.named")
+    for name in left_over if made else [identity]:  # somebody else was faster: nobody can use ours
+        files.remove_folder(folder / name)
+    crash.point("queue.made")
+
+
+def remove_object(pointer: ObjectPath, identity: str, new: Callable[[str], dict[str, Any]]) -> None:
+    """Delete the queue of this id, unless somebody else has."""
+    found = files.read_version(pointer)
+    if found is not None and _id(pointer, found[0]) == identity:
+        files.replace_version(pointer, sealed({**new(_NOBODY), "was": identity}), found[1])
+    crash.point("queue.renamed")
+    files.remove_folder(pointer.parent / identity)
+    crash.point("queue.removed")
+
+
+def is_deleted(said: dict[str, Any]) -> bool:
+    """Does ``queue.json`` say that there is no queue any more?"""
+    return bool(said["id"] == _NOBODY)
+
+
+def _id(pointer: ObjectPath, data: bytes) -> str:
+    said: Any = unsealed(pointer, data)
+    return str(said["id"])

@@ -13,9 +13,8 @@ from typing import Any, Final
 from ferryman import crash, limits
 from ferryman.errors import ReaderHeld
 from ferryman.storage import files
-from ferryman.storage.files import StatePath, fsync_folder
-from ferryman.storage.lock import holder, turn
-from ferryman.storage.seals import sealed, unsealed
+from ferryman.storage.files import StatePath, fsync_folder, sealed, unsealed
+from ferryman.storage.locks import holder, turn
 
 _NOTES: Final = 63
 """So many other handles have a reader's object remember their last notes, each of which may ask for its own."""

@@ -5,23 +5,23 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ferryman import limits
-from ferryman.errors import EngineError, UsageError
-from ferryman.queues import merging, once, place, reading, trimming
-from ferryman.queues.appending import append_rows
-from ferryman.queues.keys import key_name
+from ferryman.errors import EngineError, Misconfigured, StateFolderError, Unavailable, UsageError, describe
+from ferryman.queues import place, upkeep
+from ferryman.queues import store as once
+from ferryman.queues import store as reading
 from ferryman.queues.message import ROWS, Message, content_of, messages_of
-from ferryman.queues.once import RepeatingWriter
-from ferryman.queues.store import QueueStore
+from ferryman.queues.store import QueueStore, RepeatingWriter, append_rows
+from ferryman.queues.table import key_name
 from ferryman.queues.tailer import Tailer
-from ferryman.storage.files import fsync_folder
-from ferryman.storage.folder import told, told_calls
-from ferryman.storage.lock import turn
+from ferryman.storage.files import StatePath, explained, fsync_folder, told, told_calls
+from ferryman.storage.locks import turn
 from ferryman.storage.objects import ObjectPath
 
 
@@ -46,7 +46,7 @@ class Queue:
         self.name = place.check_name(name)
         self.root = place.root_of(root)
         self.folder = self.root / name
-        self._keep_s = None if keep is None else trimming.seconds_of(keep)
+        self._keep_s = None if keep is None else upkeep.seconds_of(keep)
         self._open: QueueStore | None = None
         self._there()
 
@@ -102,10 +102,10 @@ class Queue:
     def _append(self, rows: pa.Table, key: str | None = None, writer: RepeatingWriter | None = None) -> range:
         store = self._made()
         indices = append_rows(store, rows, key, writer)
-        with merging.left_for_later():
-            if self._keep_s is not None and trimming.too_old(store, self._keep_s):
-                trimming.trim(store, self._keep_s, exact=False)
-            merging.maintain(store)
+        with upkeep.left_for_later():
+            if self._keep_s is not None and upkeep.too_old(store, self._keep_s):
+                upkeep.trim(store, self._keep_s, exact=False)
+            upkeep.maintain(store)
         return indices
 
     def appended(self, key: str) -> range | None:
@@ -209,9 +209,9 @@ class Queue:
 
         A message that a registered reader has not read stays, and all after it, unless ``force``.
         """
-        keep_s = trimming.seconds_of(keep)
+        keep_s = upkeep.seconds_of(keep)
         store = self._there()
-        return 0 if store is None else trimming.trim(store, keep_s, force=force)
+        return 0 if store is None else upkeep.trim(store, keep_s, force=force)
 
     def delete(self) -> None:
         """Delete the queue with its messages and readers. A queue made later under its name is another one."""
@@ -284,3 +284,24 @@ class Queue:
 
     def __repr__(self) -> str:
         return f"Queue({self.name!r}, root={str(self.root)!r})"
+
+
+# Errors of a queue in the words that a source or a destination answers with.
+
+
+@contextmanager
+def explained_queue(folder: StatePath) -> Iterator[None]:
+    """What goes wrong inside is about the whole queue.
+
+    Raises:
+        Misconfigured: it was deleted, is damaged, or cannot be read or written.
+        Unavailable: no room, no memory, or a disk in trouble.
+    """
+    try:
+        with explained(folder):
+            yield
+    except (StateFolderError, UsageError) as e:
+        raise Misconfigured(str(e)) from e
+    except (EngineError, MemoryError, pa.ArrowException) as e:
+        # Not one message's fault: those behind it wait, and keep their order.
+        raise Unavailable(str(e) or describe(e)) from e

@@ -11,10 +11,10 @@ from typing import Self
 
 from ferryman import limits
 from ferryman.errors import UsageError
-from ferryman.queues import reading
+from ferryman.queues import store as reading
 from ferryman.queues.message import Message, messages_of
 from ferryman.queues.store import QueueStore
-from ferryman.storage.folder import told_calls
+from ferryman.storage.files import told_calls
 
 
 @told_calls(lambda tailer: tailer._store.folder)

@@ -6,17 +6,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from ferryman.sources.base import Doubt, Listed, Source
-from ferryman.sources.csv import Csv
 from ferryman.sources.dataframe import DataFrame
 from ferryman.sources.files import Files
-from ferryman.sources.jsonlines import JsonLines
-from ferryman.sources.lines import Lines
 from ferryman.sources.log import Entry, Log, Piece
 from ferryman.sources.memory import Memory
+from ferryman.sources.records import Csv, JsonLines, Lines
 
 if TYPE_CHECKING:
+    from ferryman.intake.source import Jobs
     from ferryman.sources.changes import Changes
-    from ferryman.sources.jobs import Jobs
     from ferryman.sources.queue import Queue
     from ferryman.sources.sql import Sql
 
@@ -39,11 +37,11 @@ __all__ = [
     "Sql",
 ]
 
-_HEAVY: Final = {"Changes": "changes", "Jobs": "jobs", "Queue": "queue", "Sql": "sql"}
+_HEAVY: Final = {"Changes": "sources.changes", "Jobs": "intake.source", "Queue": "sources.queue", "Sql": "sources.sql"}
 """On demand, from these modules: SQLAlchemy takes longer to load than all of Ferryman, and few plans read a queue."""
 
 
 def __getattr__(name: str) -> Any:
     if name in _HEAVY:
-        return getattr(import_module(f"ferryman.sources.{_HEAVY[name]}"), name)
+        return getattr(import_module(f"ferryman.{_HEAVY[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -19,11 +19,8 @@ from urllib.parse import quote
 
 from ferryman import limits
 from ferryman.errors import BadDocument, TransientError, UsageError, plain_text
-from ferryman.sources.base import EMPTY, MISSING, THERE, Doubt, Listed
-from ferryman.sources.globs import Globs
-from ferryman.sources.paths import id_of_key, key_of, shown_key
-from ferryman.sources.root import LEAVE_OUT, too_large
-from ferryman.sources.tree import FileContent, Found, Piece, pieces, walked
+from ferryman.sources.base import EMPTY, MISSING, THERE, Doubt, Listed, id_of_key, key_of, shown_key
+from ferryman.sources.folder import LEAVE_OUT, FileContent, Found, Globs, Piece, pieces, too_large, walked
 
 _SECRET: Final = re.compile(r"secret|token|pass|key|cred|sas|sign|auth|conn", re.IGNORECASE)
 _USER: Final = re.compile(r"(?<=://)[^/@]*@")

@@ -73,7 +73,10 @@ class DataFrame(Source):
             UsageError: ``read`` returned no DataFrame, or one without the id's column, with two columns of one name,
                 or with a type that cannot become JSON; names the column.
         """
-        from ferryman.sources.arrow import bad_id, check_names  # brings pyarrow, which building a plan does not need
+        from ferryman.sources.arrow import (
+            bad_id,  # brings pyarrow, which building a plan does not need
+            check_names,
+        )
 
         if self._read is None:
             raise UsageError("DataFrame: its function stays in the program that made it; a pickled copy cannot read.")

@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ferryman.records.events import table_of
-from ferryman.records.keyed import EXPORTS_FILE, export_revision, key_hash, lanes
+from ferryman.records.keys import EXPORTS_FILE, export_revision, key_hash, lanes
+from ferryman.records.rows import table_of
 from ferryman.sources.log import Piece
 from ferryman.sources.log_rows import ROWS
-from ferryman.storage.groups import RowGroups
+from ferryman.storage.parquet import RowGroups
 
 
 def rows_of(piece: Piece) -> Iterator[pa.Table]:

@@ -17,8 +17,8 @@ from ferryman.sources.log import Log, Piece, Positions
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from ferryman.storage.delta import DataFile, OpenTable
     from ferryman.storage.files import StatePath
-    from ferryman.storage.handles import DataFile, OpenTable
 
 
 class Exports(Log):
@@ -42,7 +42,7 @@ class Exports(Log):
         """Of each lane the place that its next export gets."""
         if (table := self._table()) is None:
             return {}
-        from ferryman.records.keyed import lanes, place_id
+        from ferryman.records.keys import lanes, place_id
 
         return {lane: table.transaction(place_id(lane)) for lane in lanes()}
 
@@ -74,7 +74,7 @@ class Exports(Log):
     def _table(self) -> OpenTable | None:
         if self.folder is None:
             return None
-        from ferryman.storage.handles import newest_to_read
+        from ferryman.storage.delta import newest_to_read
         from ferryman.storage.mirror import log_folder
 
         place = log_folder(self.folder)

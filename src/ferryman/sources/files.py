@@ -2,18 +2,108 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import mimetypes
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final, Literal
+from urllib.parse import quote, unquote_to_bytes
 
 from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import UsageError
-from ferryman.sources.about import checked_base_url, checked_names, mime_of, moment, name_of_file, web_address
-from ferryman.sources.base import Detect, Doubt, Listed
-from ferryman.sources.packed import read_unpacked
-from ferryman.sources.selection import FileSelection, FileSource
-from ferryman.sources.tree import Piece
+from ferryman.net import places
+from ferryman.sources.base import Detect, Doubt, Listed, Source
+from ferryman.sources.folder import FileTree, Folder, Globs, Piece, read_unpacked
+
+# Which files a source takes; and what the sources of files have in common.
+
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(?:://|::.*://)")  # fsspec chains them: zip::s3://bucket/a.zip
+
+
+@dataclass(frozen=True, slots=True, repr=False)  # its URL and its options may have secrets in them
+class FileSelection:
+    """Which files a source takes: its arguments of these names."""
+
+    root: str | os.PathLike[str]
+    include: str | Sequence[str]
+    exclude: str | Sequence[str] | None
+    storage_options: Mapping[str, Any] | None
+
+    def tree(self, source: str, max_bytes: int | None) -> FileTree:
+        """The files: in a folder of this machine, or in what a URL leads to.
+
+        Args:
+            source: its name, for messages.
+            max_bytes: files of more are listed as refused; None: no limit.
+
+        Raises:
+            UsageError: the arguments cannot be meant.
+        """
+        path = os.fspath(self.root)
+        if not isinstance(path, str) or not path:
+            raise UsageError(f"{source}({self.root!r}): give the folder as text; '.' is the current one.")
+        globs = Globs(self.include, self.exclude)
+        if path.startswith("file://"):
+            path = path.removeprefix("file://")
+        if _URL.match(path):
+            from ferryman.sources.bucket import Bucket  # fsspec takes its time
+
+            return Bucket(path, globs, max_bytes, dict(self.storage_options or {}))
+        if self.storage_options:
+            raise UsageError(f"{source}(storage_options=…): they are for URLs; {path!r} is a folder of this machine.")
+        return Folder(places.absolute(path), globs, max_bytes)
+
+
+class FileSource(Source):
+    """Base of the sources whose documents are files, or are in files.
+
+    Args:
+        max_bytes: largest document.
+        max_file_bytes: largest file that is not refused; None: no limit.
+    """
+
+    encodes_ids = True
+
+    def __init__(
+        self,
+        files: FileSelection,
+        max_bytes: int,
+        max_file_bytes: int | None,
+        *,
+        prefix: str,
+        detect: Detect,
+        max_deleted: float,
+    ) -> None:
+        super().__init__(prefix=prefix, detect=detect, max_deleted=max_deleted)
+        name = type(self).__name__
+        if not isinstance(max_bytes, int) or max_bytes < 1:
+            raise UsageError(f"{name}(max_bytes={max_bytes!r}): give a whole number of bytes, at least 1.")
+        self.include = files.include
+        self.exclude = files.exclude
+        self.max_bytes = max_bytes
+        self._tree = files.tree(name, max_file_bytes)
+        self.root = self._tree.where
+
+    def place(self) -> str | None:
+        return self.root
+
+    def local_paths(self) -> tuple[str, ...]:
+        return () if _URL.match(self.root) else (self.root,)
+
+    def not_installed(self) -> str:
+        return self._tree.not_installed()
+
+    def __repr__(self) -> str:
+        left_out = "" if self.exclude is None else f", exclude={self.exclude!r}"
+        return f"{type(self).__name__}({self.root!r}, include={self.include!r}{left_out})"
+
+    def contradiction(self, doubt: Doubt) -> str:
+        """Does this machine see a file or folder that a worker did not find, or found empty?"""
+        return self._tree.contradiction(doubt)
 
 
 class Files(FileSource):
@@ -154,3 +244,111 @@ class Files(FileSource):
             "mime": lambda: mime_of(name),
         }
         return {field: say[field]() for field in self.fields}
+
+
+# What ``Files`` says of a file beside its bytes: the fields of its document.
+
+FIELDS: Final = ("uri", "name", "size", "modified", "mime")
+
+_UNKNOWN: Final = "application/octet-stream"
+_WEB: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^?#]+")
+_PACKED: Final = {"gzip": "application/gzip", "bzip2": "application/x-bzip2", "xz": "application/x-xz"}
+_OFFICE: Final = "application/vnd.openxmlformats-officedocument"
+_OPEN_DOCUMENT: Final = "application/vnd.oasis.opendocument"
+_TYPES: Final = {
+    "7z": "application/x-7z-compressed",
+    "doc": "application/msword",
+    "docx": f"{_OFFICE}.wordprocessingml.document",
+    "epub": "application/epub+zip",
+    "jsonl": "application/jsonl",
+    "md": "text/markdown",
+    "msg": "application/vnd.ms-outlook",
+    "ndjson": "application/x-ndjson",
+    "odp": f"{_OPEN_DOCUMENT}.presentation",
+    "ods": f"{_OPEN_DOCUMENT}.spreadsheet",
+    "odt": f"{_OPEN_DOCUMENT}.text",
+    "parquet": "application/vnd.apache.parquet",
+    "pptx": f"{_OFFICE}.presentationml.presentation",
+    "rst": "text/x-rst",
+    "rtf": "application/rtf",
+    "toml": "application/toml",
+    "webp": "image/webp",
+    "xlsx": f"{_OFFICE}.spreadsheetml.sheet",
+    "yaml": "application/yaml",
+    "yml": "application/yaml",
+    "zst": "application/zstd",
+}
+"""Types that Python's own table does not have. The system's table is not asked: machines differ in it."""
+
+_python = mimetypes.MimeTypes()
+_python.types_map = ({}, {})
+for _each in (mimetypes._types_map_default, {f".{end}": kind for end, kind in _TYPES.items()}):  # type: ignore[attr-defined]
+    for _end, _kind in _each.items():
+        _python.add_type(_kind, _end)
+
+
+def name_of_file(id: str) -> str:
+    """Its name without folders; what no text can hold of it stays encoded, as in the id."""
+    last = id.rpartition("/")[2]
+    try:
+        return unquote_to_bytes(last).decode()
+    except UnicodeDecodeError:
+        return last
+
+
+def mime_of(name: str) -> str:
+    """The media type by the end of a file's name."""
+    stem, dot, ends = name.partition(".")
+    return _mime_of_ends(ends) if stem and dot else _mime_of(name)
+
+
+@lru_cache(maxsize=1024)
+def _mime_of_ends(ends: str) -> str:
+    return _mime_of(f"x.{ends}")
+
+
+def _mime_of(name: str) -> str:
+    kind, packed = _python.guess_type(f"file:///{quote(name)}", strict=True)
+    if packed is not None:
+        return _PACKED.get(packed, _UNKNOWN)
+    return kind or _UNKNOWN
+
+
+def moment(seconds: float | None) -> str | None:
+    """ISO 8601 in UTC; None where there is no such time."""
+    try:
+        return None if seconds is None else _second(int(seconds))
+    except (OverflowError, OSError, ValueError):
+        return None
+
+
+@lru_cache(maxsize=1024)
+def _second(seconds: int) -> str:
+    return dt.datetime.fromtimestamp(seconds, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def web_address(base_url: str, id: str) -> str:
+    """A file's address below the one of the root."""
+    return f"{base_url.rstrip('/')}/{quote(unquote_to_bytes(id))}"
+
+
+def checked_base_url(url: Any) -> str | None:
+    """
+    Raises:
+        UsageError: it is not an absolute URL.
+    """
+    if url is not None and (not isinstance(url, str) or not _WEB.fullmatch(url)):
+        raise UsageError(f"Files(base_url={url!r}): give the root's address, as in 'https://example.org/corpus'.")
+    return url
+
+
+def checked_names(option: str, names: Any) -> tuple[str, ...]:
+    """
+    Raises:
+        UsageError: there is no such field.
+    """
+    found = FIELDS if names is True else () if names is False else (names,) if isinstance(names, str) else tuple(names)
+    unknown = [name for name in found if name not in FIELDS]
+    if unknown:
+        raise UsageError(f"Files({option}={names!r}): {unknown[0]!r} is not one of {', '.join(FIELDS)}.")
+    return found

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
+import re
 import socket
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import pairwise
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import quote_from_bytes
 
 from ferryman import limits
-from ferryman.errors import TransientError
-from ferryman.sources.base import EMPTY, MISSING, THERE, Doubt, Listed
-from ferryman.sources.globs import Globs
-from ferryman.sources.paths import id_of, name_of, shown
-from ferryman.sources.root import LEAVE_OUT, Root, Stream, relative, special, too_large, user
-from ferryman.sources.tree import FileContent, Found, Piece, pieces, walked
+from ferryman.errors import BadDocument, TransientError, UsageError
+from ferryman.net import compressed
+from ferryman.net.faults import is_connection
+from ferryman.sources.base import EMPTY, MISSING, THERE, Doubt, Listed, id_of, name_of, shown
 
 _TRUST_NS: Final = int(limits.FINGERPRINT_TRUST_S * 1e9)
 _BROKEN_LINK: Final = {
@@ -252,3 +256,589 @@ class File:
     def open(self, listed: Listed) -> Stream:
         folder, name = os.path.split(os.path.realpath(self.where))
         return Root(folder).open(id_of(name))
+
+
+# Which paths of a tree are taken: globs to include, globs to exclude.
+#
+# A glob is matched against the whole path relative to the root, case-sensitively: ``*`` and ``?`` stay within one
+# name, ``[a-z]`` and ``[!a-z]`` are one character, ``**`` between slashes is any number of folders (also none),
+# ``{a,b}`` is either. A name in brackets, ``[*]``, stands for itself. Names that begin with a dot are names like any
+# other.
+
+_BRACES = re.compile(r"(?<!\[)\{([^{}]*,[^{}]*)\}")
+
+
+class Globs:
+    """Includes and excludes over paths relative to a root, with ``/`` between names; "" is the root itself.
+
+    An include takes files. An exclude wins over every include, and one that matches a folder leaves out all that is
+    in it, as with rsync and .gitignore: ``build``, ``**/node_modules``, ``**/.*``.
+
+    Raises:
+        UsageError: a glob that can match nothing (absolute, with ``..``, empty), naming it.
+    """
+
+    def __init__(self, include: str | Sequence[str], exclude: str | Sequence[str] | None) -> None:
+        included = _parsed("include", include)
+        excluded = _parsed("exclude", exclude or [])
+        if not included:
+            raise UsageError("include=[] would take no file at all: leave it out to take every file, or give a glob.")
+        self.everything = (["**", "*"] in included or ["**"] in included) and not excluded
+        """Nothing is left out: ``takes`` need not be asked."""
+        self._included = _either(included, _path)
+        self._reached = _either(included, _reach)
+        self._excluded = _either(excluded, lambda glob: _path(glob) + _BELOW)
+        self._pruned = _either(excluded, lambda glob: _path(glob[:-1] if glob[-1] == "**" else glob) + _BELOW)
+
+    def takes(self, path: str) -> bool:
+        """Is the file at this path taken?"""
+        return self._included.fullmatch(path) is not None and self._excluded.fullmatch(path) is None
+
+    def walks(self, folder: str) -> bool:
+        """Can anything below this folder be taken? False only if nothing can."""
+        return self._reached.fullmatch(folder) is not None and self._pruned.fullmatch(folder) is None
+
+
+_BELOW = "(?:/.*)?"
+_NOTHING = "(?!)"
+
+
+def _either(globs: list[list[str]], regex: Callable[[list[str]], str]) -> re.Pattern[str]:
+    return re.compile("|".join(f"(?:{regex(glob)})" for glob in globs) or _NOTHING, re.DOTALL)
+
+
+def _parsed(option: str, globs: str | Sequence[str]) -> list[list[str]]:
+    """Each glob as the list of its names, braces expanded."""
+    whole = [globs] if isinstance(globs, str) else list(globs)
+    return [_names(option, glob) for one in whole for glob in _expanded(option, one)]
+
+
+def _expanded(option: str, glob: object) -> list[str]:
+    if not isinstance(glob, str):
+        raise UsageError(f"{option}={glob!r}: give a glob, or a list of globs, as text.")
+    braces = _BRACES.search(glob)
+    if braces is None:
+        return [glob]
+    rest = glob[: braces.start()], glob[braces.end() :]
+    return [full for choice in braces[1].split(",") for full in _expanded(option, choice.join(rest))]
+
+
+def _names(option: str, glob: str) -> list[str]:
+    if glob.startswith("/"):
+        raise UsageError(f"{option}={glob!r}: globs are relative to the root of the source, without a leading slash.")
+    names = [name for name in glob.split("/") if name not in ("", ".")]
+    if ".." in names:
+        raise UsageError(f"{option}={glob!r}: a glob cannot climb out of the root; start the source further up.")
+    if not names:
+        raise UsageError(f"{option}={glob!r} matches nothing; '**/*' is every file.")
+    if glob.endswith("/"):
+        names.append("**")
+    names = names[:1] + [name for before, name in pairwise(names) if (before, name) != ("**", "**")]
+    try:
+        re.compile(_path(names))
+    except re.error as e:
+        raise UsageError(f"{option}={glob!r} is not a glob: {e.msg}.") from None
+    return names
+
+
+def _path(names: list[str]) -> str:
+    """Regular expression of the paths that match."""
+    parts = [("(?:.*/)?" if name == "**" else _name(name) + "/") for name in names[:-1]]
+    last = names[-1:] or ["**"]
+    return "".join(parts) + (".*" if last == ["**"] else _name(last[0]))
+
+
+def _reach(names: list[str]) -> str:
+    """Regular expression of the folders in which, or below which, a path may match."""
+    if "**" in names[:1]:
+        return ".*"
+    if len(names) == 1:
+        return ""
+    return f"(?:{_name(names[0])}(?:/{_reach(names[1:])})?)?"
+
+
+_TOKEN = re.compile(r"\*+|\?|\[(!?)(\]?[^\]]*)\]|.", re.DOTALL)
+
+
+def _name(glob: str) -> str:
+    if not glob.strip("*"):
+        return "[^/]+"  # the root, "", is not a name
+    return _TOKEN.sub(_token, glob)
+
+
+def _token(found: re.Match[str]) -> str:
+    text = found[0]
+    if text[0] == "*":
+        return "[^/]*"
+    if text == "?":
+        return "[^/]"
+    if len(text) == 1:
+        return re.escape(text)
+    characters = re.sub(r"([\\\[\]&~|^])", r"\\\1", found[2])
+    return f"(?!/)[{'^' if found[1] else ''}{characters}]"
+
+
+# Compressed files, known by their first bytes and read as what is in them.
+
+
+def unpacked(stream: io.RawIOBase | io.BytesIO, path: str, size: int) -> io.BufferedReader:
+    """The bytes of a file: unpacked if it is gzip, bzip2, xz or zstd, as they are if not.
+
+    Closing what is returned closes the stream. It streams: memory does not grow with the file.
+
+    Args:
+        path: for messages.
+        size: bytes of the packed file, 0 if not known; see ``limits.PACKED_RATIO``.
+
+    Raises:
+        BadDocument: while reading: the packed bytes are damaged or break off, or unpack to far too many.
+    """
+    plain: io.BufferedReader = io.BufferedReader(stream, compressed.CHUNK_BYTES)
+    if kind := compressed.kind_of(plain):
+        return io.BufferedReader(_Told(plain, f"{path}: {kind} data", size), compressed.CHUNK_BYTES)
+    return plain
+
+
+def read_unpacked(data: bytes, path: str, limit_bytes: int) -> bytes:
+    """The same of a file that is in memory already.
+
+    Raises:
+        BadDocument: see above; or it unpacks to more than the limit.
+    """
+    if not compressed.kind(data):
+        return data
+    with unpacked(io.BytesIO(data), path, len(data)) as stream:
+        whole = stream.read(limit_bytes + 1)
+    if len(whole) > limit_bytes:
+        raise BadDocument(
+            f"{path}: more than the limit of {limit_bytes} bytes when unpacked. Raise max_bytes, {LEAVE_OUT}."
+        )
+    return whole
+
+
+class _Told(compressed.Unpacked):
+    """Unpacked bytes, with damages and bombs told in words."""
+
+    def __init__(self, packed: io.BufferedReader, what: str, size: int) -> None:
+        super().__init__(packed, self._count)
+        self._what = what
+        self._most = max(limits.PACKED_FREE_BYTES, size * limits.PACKED_RATIO)
+        self._made = 0
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            return super().readinto(buffer)
+        except compressed.DAMAGES as e:  # an error of reading comes as Ferryman's
+            raise BadDocument(
+                f"{self._what} that cannot be unpacked after byte {self._made} ({e}). Make the file again, {LEAVE_OUT}."
+            ) from None
+
+    def _count(self, size: int) -> None:
+        self._made += size
+        if self._made > self._most:
+            raise BadDocument(
+                f"{self._what} that unpack to more than {self._most} bytes, {limits.PACKED_RATIO} times the file: "
+                f"it looks like a decompression bomb. Unpack the file if it is not, {LEAVE_OUT}."
+            )
+
+
+# The folder that a source of files may not leave.
+
+LEAVE_OUT: Final = "or leave it out with exclude=…"
+"""How every message about a file ends: the way out that is always there."""
+
+# A named pipe that took a file's place after the listing must not hang the worker: without a writer, a blocking open
+# of one waits forever.
+_OPEN: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
+
+class Root:
+    """A folder, and the reading of files that are really in it, whatever links lead where.
+
+    ``path`` is absolute; it may itself be a link, also one that is turned to another folder while we work.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._start = path.rstrip(os.sep) + os.sep
+        self._real_start: str | None = None
+
+    def path_of(self, name: str) -> str:
+        """Absolute path of a relative one; "" is the root itself."""
+        return self._start + name if name else self.path
+
+    def shown(self, id: str) -> str:
+        """Absolute path of a document, for messages."""
+        return shown(self._start) + id
+
+    def check(self) -> None:
+        """
+        Raises:
+            UsageError: the root is not there, is not a folder, or may not be read.
+        """
+        root = shown(self.path)
+        try:
+            os.scandir(self.path).close()
+        except FileNotFoundError:
+            raise UsageError(f"{root}: there is no such folder. Make it, or start at one that exists.") from None
+        except NotADirectoryError:
+            folder, name = os.path.split(root)
+            raise UsageError(
+                f"{root}: is not a folder. Start Files at the folder it is in: Files({folder!r}, include={name!r})."
+            ) from None
+        except PermissionError:
+            raise UsageError(f"{root}: {user()} may not read this folder. Allow it: chmod a+rx.") from None
+        except OSError:
+            pass  # a fault of the moment: the listing meets it again, and is incomplete
+
+    def way_to(self, real_path: str) -> str | None:
+        """The way from the root to a path without links ("" for the root itself); None if it is not in the root."""
+        return relative(real_path, os.path.realpath(self.path))
+
+    def read(self, id: str, limit_bytes: int) -> tuple[bytes, float]:
+        """The bytes of a file as they are now, in one go, and when it was modified (seconds since 1970).
+
+        Raises:
+            BadDocument: this user may not read it; it is no longer a file, larger than the limit, or out of the root.
+            TransientError: it was deleted, or the disk failed.
+        """
+        try:
+            opened, about = self._open(id)
+            try:
+                return self._bytes(id, opened, about.st_size, limit_bytes), about.st_mtime
+            finally:
+                os.close(opened)
+        except OSError as e:
+            raise self._why(id, e) from e  # whether it was the device is asked of the cause
+
+    def open(self, id: str) -> Stream:
+        """A file's bytes to be read piece by piece; the caller closes it.
+
+        Raises:
+            FileNotFoundError: it was deleted.
+            BadDocument, TransientError: as ``read`` says; the stream too.
+        """
+        try:
+            opened, about = self._open(id)
+        except FileNotFoundError:
+            raise
+        except OSError as e:
+            raise self._why(id, e) from e
+        return Stream(opened, about.st_size, self.shown(id))
+
+    def _open(self, id: str) -> tuple[int, os.stat_result]:
+        """An open file that is really in the root, and what the system says of it."""
+        try:
+            path = self._start + name_of(id)
+            opened = os.open(path, _OPEN)
+        except ValueError:
+            raise BadDocument(f"{id!r} is not the id of a file: no file name can be made of it.") from None
+        try:
+            about = os.fstat(opened)
+            if stat.S_ISDIR(about.st_mode):
+                raise TransientError(
+                    f"{self.shown(id)}: became a folder after it was listed. The next scan looks inside."
+                )
+            if not stat.S_ISREG(about.st_mode):
+                raise BadDocument(special(self.shown(id), about.st_mode))
+            self._stay_inside(id, path, opened)
+        except BaseException:
+            os.close(opened)
+            raise
+        return opened, about
+
+    def _bytes(self, id: str, opened: int, size: int, limit: int) -> bytes:
+        if size > limit:
+            raise BadDocument(too_large(self.shown(id), size, limit))
+        data = os.read(opened, size + 1)
+        if len(data) == size:
+            return data  # it ends where it should: one byte more was asked for
+        # It grows or shrinks under our hands, or is larger than one call reads.
+        parts, total = [], 0
+        while data:
+            parts.append(data)
+            total += len(data)
+            if total > limit:
+                raise BadDocument(too_large(self.shown(id), max(total, os.fstat(opened).st_size), limit))
+            data = os.read(opened, max(size - total, limits.MIB))
+        return b"".join(parts)
+
+    def _stay_inside(self, id: str, path: str, opened: int) -> None:
+        """Refuse a file outside of the root, wherever a link on its way may lead by now. The open file itself is asked:
+        between a look at its path and its opening the path may change."""
+        if self._real_start is None:
+            self._real_start = _real_start(self.path)
+        where = _real_path(opened)
+        if where is not None and self._real_start and where.startswith(self._real_start):
+            return
+        # This system does not tell, or the root is a link that was turned meanwhile: ask once more, by path.
+        self._real_start = None
+        real = os.path.realpath(path)
+        if self.way_to(real) is None:
+            raise BadDocument(
+                f"{self.shown(id)}: leads out of the root {shown(self.path)} to {shown(real)}; it was not read. "
+                f"Put the file inside, start the source further up, {LEAVE_OUT}."
+            )
+        if not os.path.samestat(os.stat(real), os.fstat(opened)):
+            raise TransientError(f"{self.shown(id)}: was replaced while it was opened.")
+
+    def _why(self, id: str, error: OSError) -> BadDocument | TransientError:
+        """What an error of the system means for the document."""
+        path = self.shown(id)
+        match error.errno:
+            case errno.ENOENT | errno.ENOTDIR:
+                return TransientError(f"{path}: deleted after it was listed. The next scan handles it.")
+            case errno.EACCES | errno.EPERM:
+                return BadDocument(f"{path}: {user()} may not read this file. Allow it (chmod a+r), {LEAVE_OUT}.")
+            case errno.ELOOP:
+                return BadDocument(f"{path}: a link that leads in a circle. Fix or remove it, {LEAVE_OUT}.")
+            case errno.ENXIO:
+                return BadDocument(special(path, stat.S_IFSOCK))
+            case _:
+                return TransientError(f"{path}: cannot be read now: {error.strerror}.")
+
+
+class Stream(io.FileIO):
+    """An open file. One that becomes shorter meanwhile is being rewritten: its end is not taken for an end."""
+
+    def __init__(self, opened: int, size: int, path: str) -> None:
+        super().__init__(opened)
+        self._size = size
+        self._path = path
+
+    def readinto(self, buffer: Any) -> int:
+        """
+        Raises:
+            TransientError: the disk failed, or the file became shorter.
+        """
+        try:
+            got = super().readinto(buffer) or 0
+            if not got and len(buffer) and os.fstat(self.fileno()).st_size < self._size:
+                raise TransientError(f"{self._path}: became shorter while it was read")
+        except OSError as e:
+            raise TransientError(f"{self._path}: cannot be read now: {e.strerror}") from e
+        return got
+
+
+def too_large(path: str, size: int, limit: int) -> str:
+    """Why a file over the limit is refused. Sizes in bytes."""
+    return f"{path}: {size} bytes, more than the limit of {limit}. Allow it with max_bytes={size}, {LEAVE_OUT}."
+
+
+def special(path: str, mode: int) -> str:
+    """Why something that is neither file nor folder is refused."""
+    kind = "a named pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
+    return f"{path}: {kind}, not a file; it is not read. Take it out of the folder, {LEAVE_OUT}."
+
+
+def relative(path: str, folder: str) -> str | None:
+    """The way from a folder down to a path, "" for itself; None if it is not in it. Both absolute and without links."""
+    if path == folder:
+        return ""
+    start = folder.rstrip(os.sep) + os.sep
+    return path[len(start) :] if path.startswith(start) else None
+
+
+def user() -> str:
+    """Who we are, for messages about rights: names of users differ between machines."""
+    return f"this user (uid {os.geteuid()})" if hasattr(os, "geteuid") else "this user"
+
+
+def _real_path(opened: int) -> str | None:
+    """Where an open file is, links resolved; None where the system does not tell."""
+    try:
+        return os.readlink(f"/proc/self/fd/{opened}")
+    except OSError:
+        return None
+
+
+def _real_start(folder: str) -> str:
+    """The real path of a folder, with a slash at its end; "" where the system does not tell."""
+    opened = os.open(folder, _OPEN)
+    try:
+        real = _real_path(opened)
+        return "" if real is None else real.rstrip(os.sep) + os.sep
+    finally:
+        os.close(opened)
+
+
+# Files below a root, wherever that is: in a folder of this machine, or in what fsspec reaches.
+
+
+class FolderPiece(NamedTuple):
+    """A folder of a piece."""
+
+    id: str
+    below: str | None
+    """None: the folders below belong to it too. Else they are pieces of their own: ``names_hash`` of their names."""
+
+
+Piece = list[FolderPiece]
+"""A piece of a listing."""
+
+_NAMED_FOLDERS: Final = 3  # folders that an error names; a broken mount may have thousands
+
+
+class FileContent(NamedTuple):
+    """A file as it was read."""
+
+    data: bytes
+    modified_s: float | None
+    """When it was modified (seconds since 1970); None: not known."""
+
+
+class OneFile(Protocol):
+    """A root that is itself a file. The plan names it, so a link may lead anywhere."""
+
+    def shown(self, id: str) -> str:
+        """See ``FileTree``."""
+
+    def listed(self) -> Listed:
+        """Its entry: the id is its name.
+
+        Raises:
+            TransientError: it was deleted, or cannot be looked at.
+        """
+
+    def open(self, listed: Listed) -> io.RawIOBase:
+        """See ``FileTree``."""
+
+
+class FileTree(Protocol):
+    """Files below a root, by ids relative to it. Travels to the workers; opens nothing before it is asked."""
+
+    @property
+    def where(self) -> str:
+        """The root: a path or a URL, without secrets."""
+
+    def not_installed(self) -> str:
+        """See ``Source``."""
+
+    def shown(self, id: str) -> str:
+        """A file's whole path or URL for a message: on one line, without secrets."""
+
+    def check(self) -> None:
+        """
+        Raises:
+            UsageError: the root is not there, is not a folder, or may not be read.
+        """
+
+    def is_file(self) -> bool:
+        """Is the root itself a file?"""
+
+    def alone(self) -> OneFile:
+        """The root, if it is a file."""
+
+    def pieces(self) -> list[Piece]:
+        """Up to ``limits.SMALL_LISTING_PARTS`` pieces: folders are opened from the top until there are enough."""
+
+    def listing(self, piece: Piece) -> Iterator[Listed | Doubt]:
+        """Every file of these folders, in an order that stays; and folders that are not as they may be elsewhere.
+
+        Raises:
+            TransientError: some folders could not be read; raised after all the others were listed.
+        """
+
+    def still_there(self, ids: Iterable[str]) -> str:
+        """See ``Source``."""
+
+    def contradiction(self, doubt: Doubt) -> str:
+        """See ``Source``."""
+
+    def uri(self, id: str) -> str:
+        """Where a file can be opened: absolute, without secrets."""
+
+    def read(self, listed: Listed, limit_bytes: int) -> FileContent:
+        """A file's bytes as they are now.
+
+        Raises:
+            BadDocument: this user may not read it; it is no longer a file, or larger than the limit.
+            TransientError: it was deleted, or reading failed.
+        """
+
+    def open(self, listed: Listed) -> io.RawIOBase:
+        """The same bytes, to be read piece by piece, however many there are; the caller closes it.
+
+        Raises:
+            FileNotFoundError: it was deleted.
+            BadDocument, TransientError: as ``read``; the stream too.
+        """
+
+
+def pieces(folders: Callable[[str], list[str]], id_of: Callable[[str], str]) -> list[Piece]:
+    """See ``FileTree.pieces``; ``folders`` says the names of the folders in a folder, and may raise."""
+    walked: list[tuple[str, list[str]]] = []  # their folders are pieces of their own, so they bring only their files
+    whole: list[str] = []
+    waiting = deque([""])
+    while waiting and len(walked) + len(whole) + len(waiting) < limits.SMALL_LISTING_PARTS:
+        folder = waiting.popleft()
+        try:
+            below = folders(folder)
+            waiting.extend(below)
+            walked.append((folder, below))
+        except Exception:
+            whole.append(folder)  # its listing meets the same and can say so without stopping the others
+    found = [FolderPiece(id_of(folder), names_hash(below)) for folder, below in walked]
+    found += [FolderPiece(id_of(folder), None) for folder in (*whole, *waiting)]
+    parts = min(len(found), limits.SMALL_LISTING_PARTS)
+    cuts = [len(found) * i // parts for i in range(parts + 1)]
+    return [found[start:end] for start, end in pairwise(cuts)]
+
+
+def names_hash(names: Iterable[str]) -> str:
+    """What two machines that see the same names have in common."""
+    both = "\0".join(sorted(names)).encode("utf-8", "surrogatepass")
+    return blake2b(both, digest_size=16).hexdigest()
+
+
+@dataclass(slots=True)
+class Found:
+    """What is found in a folder beside its files."""
+
+    below: list[str]
+    """Folders in it, whole names."""
+    troubles: list[str] = field(default_factory=list)
+    """What went wrong, here and before."""
+    outages: list[Exception] = field(default_factory=list)
+    """Of the errors that led to it, those of the device and of the connection."""
+    seen: str = ""
+    """MISSING or EMPTY, if it is."""
+
+    def fail(self, why: str, error: Exception) -> None:
+        """Something could not be looked at."""
+        self.troubles.append(why)
+        if is_connection(error, reading=True):
+            self.outages.append(error)
+
+
+def walked(
+    piece: Piece,
+    name_of: Callable[[str], str],
+    folder: Callable[[str, Found], Iterator[Listed]],
+    id_of: Callable[[str], str],
+    remedy: str,
+) -> Iterator[Listed | Doubt]:
+    """See ``FileTree.listing``.
+
+    Args:
+        folder: lists the folder of a name, and notes what it finds.
+    """
+    troubles: list[str] = []
+    outages: list[Exception] = []
+    doubts: list[Doubt] = []
+    for id, names in piece:
+        waiting = [name_of(id)]
+        while waiting:
+            name = waiting.pop()
+            found = Found([], troubles, outages)
+            yield from folder(name, found)
+            if found.seen:
+                doubts.append(Doubt(id_of(name), found.seen))
+            if names is None:
+                waiting.extend(reversed(found.below))
+            elif names_hash(found.below) != names:
+                doubts.extend(Doubt(id_of(each), THERE) for each in found.below)
+    yield from doubts[: limits.DOUBTS]
+    if troubles:
+        more = f"; and {len(troubles) - _NAMED_FOLDERS} more" if len(troubles) > _NAMED_FOLDERS else ""
+        raise TransientError(f"{'; '.join(troubles[:_NAMED_FOLDERS])}{more}. {remedy}") from next(iter(outages), None)

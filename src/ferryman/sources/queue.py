@@ -16,9 +16,9 @@ from ferryman.document import Document, content_version, encode_fields
 from ferryman.errors import BadDocument, Misconfigured, QueueReplaced, Unavailable, UsageError
 from ferryman.queues import Message
 from ferryman.queues import Queue as DurableQueue
-from ferryman.queues.explained import explained_queue
 from ferryman.queues.message import messages_of
 from ferryman.queues.place import check_name, root_of, uri_of
+from ferryman.queues.queue import explained_queue
 from ferryman.records.provenance import Provenance, encode
 from ferryman.sources.base import Listed
 from ferryman.sources.log import Entry, Log, Moved, OnError, Piece, Positions

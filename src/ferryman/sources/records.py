@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import codecs
+import csv
+import io
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from hashlib import blake2b
+from typing import Any, Final, Literal, NamedTuple, get_args
 
+import msgspec
+
+from ferryman import limits
 from ferryman.document import Document
-from ferryman.errors import BadDocument, TransientError, Unavailable
-from ferryman.outages import is_connection
-from ferryman.sources.base import MISSING, Detect, Doubt, Listed
-from ferryman.sources.packed import unpacked
-from ferryman.sources.paths import id_of_text
-from ferryman.sources.physical import Physical, checked_encoding, physical_lines
-from ferryman.sources.selection import FileSelection, FileSource
+from ferryman.errors import BadDocument, TransientError, Unavailable, UsageError
+from ferryman.net.faults import is_connection
+from ferryman.sources.base import MISSING, Detect, Doubt, Listed, id_of_text
+from ferryman.sources.files import FileSelection, FileSource
+from ferryman.sources.folder import LEAVE_OUT, unpacked
 
 
 class RecordRow(NamedTuple):
@@ -162,3 +170,541 @@ def bad_id(id: str) -> str:
     if not id:
         return "it has no id"
     return "" if id.splitlines() == [id] else f"its id has a line end in it: {id!r}"
+
+
+# Rows of CSV files.
+
+
+class Csv(Records):
+    """Every row of every CSV file below ``root`` that the globs take, as a document: each column is a field, as text.
+
+    ``Csv("products.csv", id="sku")``, ``Csv("exports", include="**/*.tsv.gz", delimiter="\\t", content="body")``.
+
+    **Ids** are the file's path relative to the root and the number of the row: ``products.csv#row=2`` is the first one
+    below the header, as spreadsheets count, blank rows included. A cell with line ends in it shifts no numbers. With
+    ``id=`` an id is the text of that column: then it does not matter in which file and row it stands, and of several
+    rows with one id the last counts.
+
+    **Content.** Without ``content=`` a document is fields only. With it, that column is ``raw``, in UTF-8, and is no
+    field.
+
+    **Format.** RFC 4180, and what ``delimiter``, ``quote`` and ``escape`` say: cells in quotes may hold delimiters,
+    line ends, and quotes, doubled. The first row is the header; a column without a name is called by its place,
+    ``column_3``. Give ``columns=`` for files that have no header. Nothing is trimmed, and nothing is guessed: ``007``
+    stays text, and an empty cell is "". Make numbers and dates of them in a step.
+
+    **Bad input.** A row with more or fewer cells than the header, with text after a closing quote, or with bytes that
+    are not in this encoding, ends as ERROR_DOC, named by file and line; the others go on. Where a quote is closed wrong
+    some lines later, or never, nobody knows where the next row begins: this row is refused, the rest of the file is not
+    read, and nothing is deleted. So it is with a row of more than ``max_bytes``. With ``id=`` nothing is deleted while
+    there are refused rows: whose they are is not known. A header with two columns of one name, or without the column
+    of ``id=`` or ``content=``, makes the listing incomplete. About files, see ``Lines``.
+
+    Args:
+        root: a folder, a file, or a URL.
+        include: one glob or several.
+        exclude: one glob or several.
+        id: name of the column that holds the id.
+        content: name of the column that holds the document's text.
+        columns: names of the columns, where the first row is not a header.
+        delimiter: one character between cells.
+        quote: one character around cells; None: there are no quotes.
+        escape: one character that makes the next one mean itself; None: quotes in quotes are doubled.
+        encoding: of the files. A byte order mark in a file wins.
+        max_bytes: longest row (bytes).
+        storage_options: see ``Files``.
+        prefix, detect, max_deleted: see ``Source``.
+
+    Raises:
+        UsageError: an argument that cannot be meant. Whether the root exists is asked later, by ``check``.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        include: str | Sequence[str] = "**/*",
+        exclude: str | Sequence[str] | None = None,
+        *,
+        id: str | None = None,
+        content: str | None = None,
+        columns: Sequence[str] | None = None,
+        delimiter: str = ",",
+        quote: str | None = '"',
+        escape: str | None = None,
+        encoding: str = "utf-8",
+        max_bytes: int = limits.MAX_LINE_BYTES,
+        storage_options: Mapping[str, Any] | None = None,
+        prefix: str = "",
+        detect: Detect = "content",
+        max_deleted: float = limits.MAX_DELETED,
+    ) -> None:
+        files = FileSelection(root, include, exclude, storage_options)
+        super().__init__(files, encoding, max_bytes, prefix=prefix, detect=detect, max_deleted=max_deleted)
+        self.id = id
+        self.content = content
+        self.columns = None if columns is None else list(columns)
+        self.ids_in_rows = id is not None
+        self._format: dict[str, Any] = {
+            "delimiter": delimiter,
+            "quotechar": quote,
+            "escapechar": escape,
+            "quoting": csv.QUOTE_NONE if quote is None else csv.QUOTE_MINIMAL,
+            "doublequote": escape is None,
+            "strict": True,
+        }
+        try:
+            if {"\r", "\n"}.intersection((delimiter, quote, escape)):
+                raise ValueError("a line end ends the row")
+            csv.reader([], **self._format)
+        except (TypeError, ValueError, csv.Error) as e:
+            raise UsageError(f"Csv(delimiter={delimiter!r}, quote={quote!r}, escape={escape!r}): {e}.") from None
+        if self.columns is not None and (why := self._wrong(self.columns)):
+            raise UsageError(f"Csv(columns={columns!r}): {why}.")
+
+    def rows(self, lines: Iterator[Physical]) -> Iterator[RecordRow]:
+        csv.field_size_limit(max(csv.field_size_limit(), self.max_bytes))  # Python's own, for all: ours is the feed's
+        feed = _Feed(lines, self.max_bytes)
+        reader = csv.reader(feed, **self._format)
+        columns = self.columns
+        number = 0
+        while True:
+            feed.begin()
+            try:
+                cells = next(reader, None)
+            except csv.Error as e:
+                feed.wrong = feed.wrong or _explain_csv(str(e))
+            if feed.first == 0:
+                return
+            number += 1
+            if columns is None and feed.wrong:
+                raise UnreadableRecords(f"line {feed.first}: the header cannot be read: {feed.wrong}")
+            if feed.wrong:
+                yield RecordRow(f"row={number}", feed.first, {}, refused=feed.wrong)
+                if feed.lost:
+                    raise UnreadableRecords(f"line {feed.first}: {feed.wrong}. Where the next row begins is not known")
+            elif columns is None:
+                columns = self._header(feed.first, cells)
+            elif cells:
+                yield self._row(f"row={number}", feed.first, columns, cells)
+
+    def _header(self, line: int, cells: list[str] | None) -> list[str] | None:
+        """The columns by the header; None if the row was blank."""
+        if not cells:
+            return None
+        columns = [name or f"column_{at}" for at, name in enumerate(cells, 1)]
+        if why := self._wrong(columns):
+            raise UnreadableRecords(f"line {line}: {why}")
+        return columns
+
+    def _wrong(self, columns: list[str]) -> str:
+        """Why these cannot be the columns."""
+        if not columns:
+            return "give a name for each column"
+        twice = [name for name, times in Counter(columns).items() if times > 1]
+        if twice:
+            return f"two columns are called {', '.join(map(repr, twice))}: give them names of their own"
+        for option, name in (("id", self.id), ("content", self.content)):
+            if name is not None and name not in columns:
+                return f"there is no column {name!r} for {option}=. There are: {', '.join(columns)}"
+        return ""
+
+    def _row(self, name: str, line: int, columns: list[str], cells: list[str]) -> RecordRow:
+        if len(cells) != len(columns):
+            why = f"{len(cells)} cells, but there are {len(columns)} columns. Correct the row"
+            return RecordRow(name, line, {}, refused=why)
+        fields: dict[str, Any] = dict(zip(columns, cells, strict=True))
+        id = None if self.id is None else fields[self.id]
+        if id is not None and (refused := bad_id(id)):
+            return RecordRow(name, line, {}, refused=f"{refused} (in column {self.id!r})")
+        raw = None if self.content is None else fields.pop(self.content).encode()
+        return RecordRow(name, line, fields, raw, id)
+
+
+class _Feed:
+    """What the reader of Python's reads: lines, with what is to be known of those that made a row."""
+
+    def __init__(self, lines: Iterator[Physical], limit_bytes: int) -> None:
+        self._lines = lines
+        self._limit = limit_bytes
+        self.begin()
+
+    def begin(self) -> None:
+        """The next line is a row's first one."""
+        self.first = 0
+        """Its number; 0: there was none."""
+        self.wrong = ""
+        self._last = 0
+        self._bytes = 0
+        self._too_long = False
+
+    @property
+    def lost(self) -> bool:
+        """If the row is wrong: is it not known where the next one begins?"""
+        return self._last > self.first or self._too_long
+
+    def __iter__(self) -> _Feed:
+        return self
+
+    def __next__(self) -> str:
+        number, line, wrong = next(self._lines)  # its end is the row's, also in the middle
+        self.first = self.first or number
+        self._last = number
+        self._bytes += len(line)
+        self.wrong = self.wrong or wrong
+        if self._bytes > self._limit + 2 or (wrong and not line):
+            self._too_long = True
+            self.wrong = wrong or f"a row of more than {self._limit} bytes. Raise max_bytes, or close the quote"
+            raise csv.Error
+        return line.decode()
+
+
+def _explain_csv(error: str) -> str:
+    """What Python's reader says, in words that help."""
+    if error == "unexpected end of data":
+        return "a quote that is never closed. Close it, or double it if it is part of the text"
+    if "expected after" in error:
+        return "text after a closing quote. Double the quote if it is part of the text"
+    return f"not CSV: {error}"
+
+
+# JSON objects, one a line.
+
+_KINDS: Final = {list: "an array", str: "text", bool: "a boolean", type(None): "null"}
+
+_decode = msgspec.json.Decoder().decode
+
+
+class JsonLines(Records):
+    """Every line of every file below ``root`` that the globs take, as a document: a JSON object, whose members are the
+    fields.
+
+    ``JsonLines("products.jsonl", id="sku")``, ``JsonLines("exports", include="**/*.jsonl.gz", id="/meta/id",
+    content="/body")``.
+
+    **Ids** are the file's path relative to the root and the line's number: ``exports/a.jsonl#line=12``. With ``id=`` an
+    id is what stands there in the object, text or a number: then it does not matter in which file and line an object
+    stands, and of several with one id the last counts.
+
+    **Content.** Without ``content=`` a document is fields only. With it, the text that stands there is ``raw``, in
+    UTF-8, and is not a field; where there is none, or null, the document has no ``raw``.
+
+    **Bad input.** A line that is not a JSON object (``NaN`` and numbers that no double can hold are not JSON), is
+    longer than ``max_bytes``, or has no id where ``id=`` says, ends as ERROR_DOC, named by file and line; the others go
+    on. With ``id=`` nothing is deleted while there are such lines: whose they are is not known. Of two members of one
+    name the last counts. Blank lines are passed by, but they count. About files, see ``Lines``.
+
+    Args:
+        root: a folder, a file, or a URL.
+        include: one glob or several.
+        exclude: one glob or several.
+        id: a JSON pointer (RFC 6901), ``/meta/id``, or a member's name, ``id``.
+        content: a JSON pointer, or a member's name.
+        encoding: of the files. A byte order mark in a file wins.
+        max_bytes: longest line (bytes).
+        storage_options: see ``Files``.
+        prefix, detect, max_deleted: see ``Source``.
+
+    Raises:
+        UsageError: an argument that cannot be meant. Whether the root exists is asked later, by ``check``.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        include: str | Sequence[str] = "**/*",
+        exclude: str | Sequence[str] | None = None,
+        *,
+        id: str | None = None,
+        content: str | None = None,
+        encoding: str = "utf-8",
+        max_bytes: int = limits.MAX_LINE_BYTES,
+        storage_options: Mapping[str, Any] | None = None,
+        prefix: str = "",
+        detect: Detect = "content",
+        max_deleted: float = limits.MAX_DELETED,
+    ) -> None:
+        files = FileSelection(root, include, exclude, storage_options)
+        super().__init__(files, encoding, max_bytes, prefix=prefix, detect=detect, max_deleted=max_deleted)
+        self.id = _pointer("id", id)
+        self.content = _pointer("content", content)
+        self.ids_in_rows = self.id is not None
+
+    def rows(self, lines: Iterator[Physical]) -> Iterator[RecordRow]:
+        for number, line, wrong in lines:
+            if wrong:
+                yield RecordRow(f"line={number}", number, {}, refused=wrong)
+            elif not line.isspace():
+                yield self._row(number, line)
+
+    def _row(self, number: int, line: bytes) -> RecordRow:
+        name = f"line={number}"
+        try:
+            value = _decode(line)
+        except (ValueError, RecursionError) as e:
+            return RecordRow(name, number, {}, refused=f"no JSON: {e}")
+        if not isinstance(value, dict):
+            return RecordRow(name, number, {}, refused=f"{_KINDS.get(type(value), 'a number')}, not a JSON object")
+        id = None
+        if self.id is not None:
+            id = self.id.of(value)
+            if id is not None and (isinstance(id, bool) or not isinstance(id, str | int | float)):
+                return RecordRow(name, number, {}, refused=f"its id, at {self.id}, is neither text nor a number")
+            id = "" if id is None else str(id)
+            if refused := bad_id(id):
+                return RecordRow(name, number, {}, refused=f"{refused} (at {self.id})")
+        raw = None
+        if self.content is not None:
+            text = self.content.take(value)
+            if not isinstance(text, str | None):
+                return RecordRow(name, number, {}, id=id, refused=f"its content, at {self.content}, is not text")
+            raw = None if text is None else text.encode()
+        return RecordRow(name, number, value, raw, id)
+
+
+def _pointer(option: str, text: str | None) -> Pointer | None:
+    try:
+        return None if text is None else Pointer(text)
+    except ValueError as e:
+        raise UsageError(f"JsonLines({option}={text!r}): {e}.") from None
+
+
+# Lines of text files.
+
+LineId = Literal["line", "content"]
+Blank = Literal["skip", "keep"]
+
+
+class Lines(Records):
+    """Every line of every file below ``root`` that the globs take, as a document: the line's text is ``raw``, in UTF-8
+    and without its line end; there are no fields.
+
+    ``Lines("sonnets.txt")``, ``Lines("logs", include="**/*.log*", encoding="latin-1")``, ``Lines("s3://bucket/logs")``.
+
+    **Ids** are the file's path relative to the root and the line's number: ``logs/app.log#line=12``. So a changed line
+    is one changed document, and a line at the end is one more; but one that is put in at the top shifts all that
+    follow, and each is sent again. With ``id="content"`` a line is known by what is in it, wherever it stands
+    (``logs/app.log#content=`` and 32 hex digits): then equal lines of a file are one document, which the run counts as
+    duplicates, and a changed line is one document deleted and one new.
+
+    **Lines** end with LF or CR LF. Blank ones (white space only) are no documents, but they count: numbers are those
+    that an editor shows. ``blank="keep"`` makes documents of them.
+
+    **Files** are found and named as by ``Files``, the root may be a single file, or a URL that fsspec reads. Those that
+    are gzip, bzip2, xz or zstd by their first bytes are unpacked. They stream: only one line is held in memory.
+
+    **Bad input.** A line that is not text in this encoding, or longer than ``max_bytes``, ends as ERROR_DOC; the others
+    go on. A file that cannot be read to its end (rights, a broken disk, damaged compressed data, a link out of the
+    root) makes the listing incomplete: what could be read goes on, nothing is deleted in this scan, and the run says
+    which file and why. The lines of a file that was deleted are deleted.
+
+    Args:
+        root: a folder, a file, or a URL.
+        include: one glob or several.
+        exclude: one glob or several.
+        id: what a line is known by: "line", its number, or "content".
+        blank: "skip" or "keep".
+        encoding: of the files. A byte order mark in a file wins.
+        max_bytes: longest line (bytes).
+        storage_options: see ``Files``.
+        prefix, detect, max_deleted: see ``Source``.
+
+    Raises:
+        UsageError: an argument that cannot be meant. Whether the root exists is asked later, by ``check``.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        include: str | Sequence[str] = "**/*",
+        exclude: str | Sequence[str] | None = None,
+        *,
+        id: LineId = "line",
+        blank: Blank = "skip",
+        encoding: str = "utf-8",
+        max_bytes: int = limits.MAX_LINE_BYTES,
+        storage_options: Mapping[str, Any] | None = None,
+        prefix: str = "",
+        detect: Detect = "content",
+        max_deleted: float = limits.MAX_DELETED,
+    ) -> None:
+        files = FileSelection(root, include, exclude, storage_options)
+        super().__init__(files, encoding, max_bytes, prefix=prefix, detect=detect, max_deleted=max_deleted)
+        for name, value, choices in (("id", id, get_args(LineId)), ("blank", blank, get_args(Blank))):
+            if value not in choices:
+                raise UsageError(f"Lines({name}={value!r}): choose one of {', '.join(choices)}.")
+        self.id = id
+        self.blank = blank
+
+    def rows(self, lines: Iterator[Physical]) -> Iterator[RecordRow]:
+        keep, by_content = self.blank == "keep", self.id == "content"
+        for number, line, wrong in lines:
+            if wrong:
+                yield RecordRow(f"line={number}", number, {}, refused=wrong)
+            elif keep or not line.isspace():
+                text = line[:-2] if line.endswith(b"\r\n") else line.removesuffix(b"\n")
+                name = f"content={blake2b(text, digest_size=16).hexdigest()}" if by_content else f"line={number}"
+                yield RecordRow(name, number, {}, text)
+
+
+# The lines of a file, as UTF-8, whatever encoding the file has.
+
+Physical = tuple[int, bytes, str]
+"""Number from 1, the line in UTF-8 with its line end, and what is wrong with it: the line is "" if it is too long."""
+
+_BOMS: Final = (  # the longer ones first: UTF-32's begins with UTF-16's
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+_CHUNK_BYTES: Final = 64 * limits.KIB
+
+
+def checked_encoding(source: str, encoding: str) -> str:
+    """Python's name of an encoding.
+
+    Raises:
+        UsageError: there is none of this name, or it is not a text encoding.
+    """
+    try:
+        found = codecs.lookup(encoding)
+        "".encode(encoding)  # base64 and its like are codecs too
+    except (LookupError, TypeError):
+        raise UsageError(
+            f"{source}(encoding={encoding!r}): not a text encoding; give one such as 'utf-8' or 'cp1252'."
+        ) from None
+    return "utf-8" if found.name == "utf-8-sig" else found.name
+
+
+def physical_lines(stream: io.BufferedReader, encoding: str, limit_bytes: int, path: str) -> Iterator[Physical]:
+    """Lines end with LF or CR LF; the last one need not. A byte order mark is left out, and wins over ``encoding``.
+
+    A line over the limit is passed by without being held.
+
+    Args:
+        limit_bytes: longest line (bytes in the file; in UTF-8 where the encoding's line end is not one byte, as
+            UTF-16's).
+
+    Raises:
+        BadDocument: invalid UTF-16 or the like: where the next line begins cannot be known.
+    """
+    head = stream.peek(4)[:4]
+    for mark, marked in _BOMS:
+        if head.startswith(mark):
+            stream.read(len(mark))
+            encoding = marked
+            break
+    if "\n".encode(encoding) != b"\n":
+        stream = io.BufferedReader(_AsUtf8(stream, encoding, path), _CHUNK_BYTES)
+        encoding = "utf-8"
+    number, is_utf8 = 0, encoding == "utf-8"
+    readline = stream.readline
+    while line := readline(limit_bytes + 2):
+        number += 1
+        if len(line) > limit_bytes and len(line.rstrip(b"\r\n")) > limit_bytes:
+            while not line.endswith(b"\n") and (line := readline(_CHUNK_BYTES)):
+                pass
+            yield number, b"", f"more than {limit_bytes} bytes. Raise max_bytes, or shorten the line"
+            continue
+        try:
+            text = line.decode(encoding)
+            yield number, line if is_utf8 else text.encode(), ""
+        except UnicodeError as e:
+            yield (
+                number,
+                line.decode(encoding, "replace").encode(errors="replace"),
+                _explain_undecodable(e, line, encoding),
+            )
+
+
+def _explain_undecodable(error: UnicodeError, line: bytes, encoding: str) -> str:
+    at = error.start if isinstance(error, UnicodeDecodeError) else 0
+    return (
+        f"not {encoding} text: byte {at} of the line (0x{line[at]:02x}). Save the file in this encoding, or give its "
+        "own: encoding='latin-1'"
+    )
+
+
+class _AsUtf8(io.RawIOBase):
+    """A stream of another encoding."""
+
+    def __init__(self, stream: io.BufferedReader, encoding: str, path: str) -> None:
+        self._stream = stream
+        self._encoding = encoding
+        self._decoder = codecs.getincrementaldecoder(encoding)()
+        self._path = path
+        self._left = b""
+        self._read = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._left:
+            data = self._stream.read1(_CHUNK_BYTES)
+            try:
+                self._left = self._decoder.decode(data, final=not data).encode()
+            except UnicodeError as e:
+                raise BadDocument(
+                    f"{self._path}: not {self._encoding} text after byte {self._read}: {getattr(e, 'reason', e)}. "
+                    f"Save the file again, {LEAVE_OUT}."
+                ) from None
+            self._read += len(data)
+            if not data:
+                break
+        part, self._left = self._left[: len(buffer)], self._left[len(buffer) :]
+        buffer[: len(part)] = part
+        return len(part)
+
+
+# JSON pointers (RFC 6901): where in a JSON value something is.
+
+_INDEX: Final = re.compile(r"0|[1-9][0-9]*")
+_BAD_ESCAPE: Final = re.compile(r"~(?![01])")
+
+
+class Pointer:
+    """``/meta/id``, ``/tags/0``, ``/a~1b`` for the name ``a/b``, ``~0`` for ``~``. A text without a slash at its
+    beginning, which is not a pointer, stands for that name: ``id``.
+
+    Raises:
+        ValueError: it is empty, which would be the whole value, or has a ``~`` that escapes nothing.
+    """
+
+    def __init__(self, text: str) -> None:
+        if not isinstance(text, str) or not text:
+            raise ValueError("give a JSON pointer, as '/meta/id', or a name")
+        self.text = text
+        if not text.startswith("/"):
+            self._steps = [text]
+        elif _BAD_ESCAPE.search(text):
+            raise ValueError("in a JSON pointer ~ is written ~0, and a / that is part of a name ~1")
+        else:
+            self._steps = [step.replace("~1", "/").replace("~0", "~") for step in text[1:].split("/")]
+
+    def __str__(self) -> str:
+        return self.text
+
+    def of(self, value: Any) -> Any:
+        """What is there; None if nothing is."""
+        for step in self._steps:
+            value = _below(value, step)
+        return value
+
+    def take(self, value: Any) -> Any:
+        """The same, taken out of the object that it is in; what is in an array stays there."""
+        for step in self._steps[:-1]:
+            value = _below(value, step)
+        found = _below(value, self._steps[-1])
+        if isinstance(value, dict):
+            value.pop(self._steps[-1], None)
+        return found
+
+
+def _below(value: Any, step: str) -> Any:
+    if isinstance(value, dict):
+        return value.get(step)
+    if isinstance(value, list) and _INDEX.fullmatch(step) and int(step) < len(value):
+        return value[int(step)]
+    return None

@@ -17,9 +17,10 @@ from typing import Final, NamedTuple
 import msgspec
 
 from ferryman import crash
-from ferryman.records.statuses import Status
+from ferryman.records.rows import Status
 from ferryman.state.state import State
-from ferryman.storage import files, seals
+from ferryman.storage import files
+from ferryman.storage import files as seals
 from ferryman.storage.files import StatePath
 
 

@@ -26,9 +26,10 @@ from typing import Any, Final
 
 import msgspec
 
-from ferryman.records.key_results import UpdateResult
-from ferryman.records.row_results import Result, Rows
-from ferryman.storage import files, seals
+from ferryman.records.keys import UpdateResult
+from ferryman.records.rows import Result, Rows
+from ferryman.storage import files
+from ferryman.storage import files as seals
 from ferryman.storage.files import StatePath
 from ferryman.storage.processes import Process
 

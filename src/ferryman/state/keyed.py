@@ -14,11 +14,11 @@ from ferryman import crash
 from ferryman.errors import StateDamaged, UsageError
 from ferryman.plan import Plan, keyed_nodes
 from ferryman.plan.structure import Structure, keyed_of
-from ferryman.records.change_readers import FORGOTTEN
-from ferryman.records.keyed import (
+from ferryman.records.keys import (
     CONTRIBUTIONS,
     EXPORTS,
     EXPORTS_PARTITION,
+    FORGOTTEN,
     KEY_STATE,
     PUBLISHED,
     bucket_of,
@@ -27,8 +27,8 @@ from ferryman.records.keyed import (
 )
 from ferryman.sources.exports import Exports
 from ferryman.storage import files
+from ferryman.storage.delta import DataFile
 from ferryman.storage.files import StatePath
-from ferryman.storage.handles import DataFile
 from ferryman.storage.parquet import Part
 from ferryman.storage.tables import Table
 

@@ -7,24 +7,41 @@ written and not committed is swept with the rest.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import duckdb
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ferryman import crash, limits
 from ferryman.errors import describe
-from ferryman.state.compaction import Outdated, find_outdated, has_outdated, write_merged, write_staying
-from ferryman.state.key_maintenance import carried_on, key_merges, write_merged_keys
-from ferryman.state.keyed import KeyedTables
-from ferryman.state.merging import merge_outbox_files, outbox_merges
-from ferryman.state.small_files import small_batches
+from ferryman.records.keys import CONTRIBUTIONS, FORGOTTEN, KEY_STATE, PUBLISHED, file_stats, lanes, needed_from
+from ferryman.state.keyed import MERGED, KeyedTables
+from ferryman.state.logs import LogPositions, lowest_places
+from ferryman.state.outbox import OutboxWriter, due_stats, row_groups, split_family
 from ferryman.state.state import KEPT, State
+from ferryman.storage.delta import DataFile
 from ferryman.storage.files import fsync_folder, listed, remove_temporary
-from ferryman.storage.handles import DataFile
+from ferryman.storage.parquet import Part, PartWriter, RowGroups, content_size, read_part
+from ferryman.storage.query import (
+    Marks,
+    Spread,
+    connect,
+    part_of,
+    partitions_for,
+    quoted_list,
+    read_rows,
+    register,
+    stream,
+    verify,
+)
 from ferryman.storage.tables import Table
 
 _NO_NUMBERS: Final[Mapping[str, int]] = MappingProxyType({})
@@ -174,3 +191,453 @@ def _replace(
     table.commit("compact", adds=new, removes=removes, transactions=numbers, data_change=False)
     state.retire(table, removes)
     crash.point("compact.removed")
+
+
+# The last row of each document in ``documents``, found by hashes, a part of the documents at a time.
+#
+# However many there are, and however long their ids, this takes the same memory; what is wide of a row is left where
+# it lies, and is read from there by file and row.
+
+DOCUMENT: Final = "source || chr(0) || document"
+"""A document, as SQL; its hash is ``h``."""
+
+HASHES: Final = pa.schema([("h", pa.uint64())])
+
+Columns = dict[str, np.ndarray[Any, Any]]
+
+_PLACE: Final = (("h", pa.uint64()), ("wave", pa.int64()), ("file", pa.int32()), ("row", pa.int64()))
+
+
+def every(
+    db: duckdb.DuckDBPyConnection,
+    paths: Sequence[Path],
+    rows: int,
+    folder: Path,
+    more: Mapping[str, tuple[str, pa.DataType]],
+    any_row: str = "",
+    marked: Marks | None = None,
+) -> Iterator[Columns]:
+    """All rows of some documents at a time, in the order of the files: each document's hash ``h``; the number of its
+    file's path, ``file``, and its ``row`` there. ``last_of`` leaves the last row of each document.
+
+    Args:
+        paths: data files that have been compared with their checksums.
+        rows: of all the files.
+        folder: for what does not fit into memory.
+        more: name -> SQL of a ``documents`` row, and its type: further columns, none of them nullable.
+        any_row: only documents of which a row meets this condition, in SQL, and perhaps some others.
+        marked: these, too.
+    """
+    schema = pa.schema([*_PLACE, *((name, kind) for name, (_, kind) in more.items())])
+    parts = partitions_for(rows, 0, limits.COMPARED_ROWS, 1)
+    spread = Spread(folder, "latest", schema, parts)
+    if any_row and paths:
+        marked = marked or Marks()
+        files = f"read_parquet({quoted_list(map(str, paths))})"
+        for batch in stream(db, f"SELECT {DOCUMENT} FROM {files} WHERE {any_row}", HASHES):
+            marked.add(batch.column(0).to_numpy())
+    columns = ", ".join([DOCUMENT, "wave", "file", "file_row_number", *(sql for sql, _ in more.values())])
+    for batch in read_rows(db, paths, columns, schema):
+        if marked is not None:
+            batch = batch.filter(pa.array(marked.among(batch.column(0).to_numpy())))
+        spread.add(batch, part_of(batch.column(0).to_numpy(), parts))
+    spread.close()
+    for part in range(parts):
+        yield columns_of(spread.read(part))
+
+
+def chosen_by_file(rows: Columns, chosen: np.ndarray[Any, Any]) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
+    """(file, the chosen rows in it), file by file."""
+    files, places = rows["file"][chosen], rows["row"][chosen]
+    order = np.argsort(files, kind="stable")
+    files, places = files[order], places[order]
+    start = 0
+    for end in [*(np.flatnonzero(files[1:] != files[:-1]) + 1).tolist(), len(files)] if len(files) else []:
+        yield int(files[start]), places[start:end]
+        start = end
+
+
+def columns_of(table: pa.Table) -> Columns:
+    """As arrays."""
+    return {name: table[name].to_numpy() for name in table.column_names}
+
+
+def last_of(rows: Columns, by: str = "wave") -> Columns:
+    """Of rows of the same ``h`` the last by this column."""
+    order = np.lexsort((rows[by], rows["h"]))
+    hashes = rows["h"][order]
+    last = np.append(hashes[1:] != hashes[:-1], True)[: len(hashes)]
+    return {name: column[order[last]] for name, column in rows.items()}
+
+
+# Rows of ``documents`` and of the ledger in fewer files, without the outdated: those whose document has a newer row.
+#
+# Files are read and written a row group at a time. What is looked at to find outdated rows takes the same memory
+# however many there are: hashes, a part of the documents at a time.
+
+_CHECK = {"check": (f"md5_number_lower({DOCUMENT})", pa.uint64())}
+"""A second hash: what is dropped is gone, so two documents must not be taken for one."""
+
+Rows = np.ndarray[Any, Any]
+"""Numbers of rows of a file, ascending."""
+
+
+class Outdated(NamedTuple):
+    """What is to be dropped of ``documents``.
+
+    Attributes:
+        kept: documents; each has one row that counts.
+        groups: of files that are to become one: each with its rows that stay.
+    """
+
+    kept: int
+    groups: list[list[tuple[DataFile, Rows]]]
+
+
+def has_outdated(state: State) -> bool:
+    """Are so many rows of ``documents`` outdated, perhaps, that it is worth a look? Costs nothing."""
+    files = state.documents.files.values()
+    if len(files) < limits.COMPACT_FILES and sum(f.size for f in files) < limits.PART_BYTES:
+        return False
+    rows = sum(f.rows for f in files)
+    return rows - state.documents.transactions[KEPT] >= limits.OUTDATED_SHARE * rows
+
+
+def find_outdated(state: State) -> Outdated:
+    """Which files are to be freed of outdated rows.
+
+    Those that have the most of them, up to ``OUTDATED_BYTES``; those that have few are left alone.
+    """
+    files = list(state.documents.files.values())
+    stays = _last_documents(state, files)
+    least = limits.OUTDATED_SHARE / 2
+    worth = [
+        (float(mask.mean()), file, mask)
+        for file, mask in zip(files, stays, strict=True)
+        if not mask.all() and mask.mean() <= 1 - least
+    ]
+    staying: dict[str, Rows] = {}
+    sizes: list[tuple[int, DataFile]] = []
+    total = 0
+    for share, file, mask in sorted(worth, key=lambda each: each[0]):
+        size = content_size(state.documents.path(file.path)) if share else 0  # or else it is not read
+        if sizes and total + size > limits.OUTDATED_BYTES:
+            break
+        total += size
+        staying[file.path] = np.flatnonzero(mask)
+        sizes.append((int(size * share), file))
+    kept = sum(int(mask.sum()) for mask in stays)
+    return Outdated(kept, [[(file, staying[file.path]) for file in batch] for batch in fitting(sizes)])
+
+
+def write_staying(state: State, group: list[tuple[DataFile, Rows]]) -> Part | None:
+    """Write one file with what stays of a group; None: nothing does.
+
+    Raises:
+        StateDamaged: a file is missing, or not what was written.
+    """
+    table = state.documents
+    picked = (rows for file, staying in group if len(staying) for rows in _picked(table, file, staying))
+    return _written(table, picked, state.epoch)
+
+
+def write_merged(state: State, table: Table, files: list[DataFile]) -> Part | None:
+    """Write one file with all rows of several; the ledger's in their order.
+
+    Raises:
+        StateDamaged: a file is missing, or not what was written.
+    """
+    every_row: Iterable[pa.Table] = (rows for file in files for rows in _picked(table, file, None))
+    if table is state.ledger:
+        every_row = [pa.concat_tables(every_row).sort_by([("wave", "ascending"), ("ordinal", "ascending")])]
+    return _written(table, every_row, state.epoch)
+
+
+def _last_documents(state: State, files: list[DataFile]) -> list[Rows]:
+    """Of each file, which rows are the last ones of their documents."""
+    stays = [np.zeros(file.rows, bool) for file in files]
+    paths = state.documents.paths(file.path for file in files)
+    verify(paths)
+    with tempfile.TemporaryDirectory(dir=state.spill) as folder, connect(Path(folder)) as db:
+        for rows in every(db, paths, sum(file.rows for file in files), Path(folder), _CHECK):
+            for number, places in chosen_by_file(rows, _last(rows)):
+                stays[number][places] = True
+    return stays
+
+
+def _last(rows: Columns) -> Rows:
+    """Positions of the last rows of their documents, by wave."""
+    order = np.lexsort((rows["wave"], rows["check"], rows["h"]))
+    h, check = rows["h"][order], rows["check"][order]
+    last = np.append((h[1:] != h[:-1]) | (check[1:] != check[:-1]), True)[: len(h)]
+    found: Rows = order[last]
+    return found
+
+
+def _picked(table: Table, file: DataFile, rows: Rows | None) -> Iterator[pa.Table]:
+    with RowGroups(str(table.path(file.path)), table.schema.names, verified=True) as groups:
+        yield from groups.all() if rows is None else groups.pick(rows)
+
+
+def _written(table: Table, rows: Iterable[pa.Table], epoch: int) -> Part | None:
+    """A file of the table; nothing is left of it after an error."""
+    writer: PartWriter | None = None
+    dues: list[pa.ChunkedArray] = []
+    try:
+        for group in gathered(rows):
+            writer = writer or PartWriter(table.folder, table.schema, epoch=epoch)
+            writer.write(group)
+            if "forced" in table.schema.names:  # an operator waits for it: it is due
+                dues.append(pc.if_else(group["forced"], pc.fill_null(group["due"], 0), group["due"]))
+        if writer is None:
+            return None
+        return writer.finish(due_stats(pa.chunked_array(dues).to_pylist()) if dues else None)
+    except BaseException:
+        if writer is not None:
+            writer.abandon()
+        raise
+
+
+# Keeping the files of keyed nodes few: outdated states are dropped, and exports that the plan has carried on.
+
+
+def carried_on(state: State, name: str, tables: KeyedTables) -> list[DataFile]:
+    """Files of exports that the plan has carried on whole, once they are worth a commit. What a step could not take is
+    read again."""
+    reached = LogPositions(state, name).of({"": ""}, {"": lanes()})
+    found = [
+        file
+        for file in tables.exports.files.values()
+        if int(file.partition["first_place"]) + file.rows <= reached.get(file.partition["lane"], 0)
+    ]
+    if found and (kept := lowest_places(state, name)):
+        found = [f for f in found if int(f.partition["first_place"]) + f.rows <= kept.get(f.partition["lane"], _NEVER)]
+    many = len(found) >= limits.COMPACT_FILES or sum(file.size for file in found) >= limits.PART_BYTES
+    return found if many else []
+
+
+_NEVER: Final = 1 << 62
+"""No place is as high."""
+
+
+class _Kind(NamedTuple):
+    """A table of which the last row of each counts.
+
+    Attributes:
+        whose: columns that tell one from another.
+        gone: the column that is null in a row that says so.
+    """
+
+    schema: pa.Schema
+    whose: str
+    gone: str
+
+
+_KINDS: Final = {
+    "state": _Kind(KEY_STATE, "bucket, key", "value"),
+    "contributions": _Kind(CONTRIBUTIONS, "bucket, key, source, document", "fields"),
+}
+"""By folder."""
+
+
+def key_merges(table: Table) -> Iterator[list[DataFile]]:
+    """Files of states, or of contributions, to be merged: all, if most rows may be outdated, or the small ones."""
+    files = list(table.files.values())
+    rows = sum(file.rows for file in files)
+    outdated = rows - table.transactions[MERGED]
+    if len(files) >= limits.COMPACT_FILES and outdated >= limits.OUTDATED_SHARE * rows:
+        yield files
+    else:
+        yield from small_batches(table, files)
+
+
+def write_merged_keys(state: State, table: Table, files: list[DataFile]) -> tuple[list[Part], dict[str, int]]:
+    """Write the last rows of files; and the numbers that their commit carries.
+
+    Raises:
+        StateDamaged: a file is missing, or not what was written.
+    """
+    paths = table.paths(file.path for file in files)
+    verify(paths)
+    if len(files) < len(table.files):
+        return list(_last_keys(state, table, paths, forget=0)), {}
+    needed = needed_from(state.root, table.name) if table.folder.parent.name == "state" else None
+    upto = 1 + table.transactions[PUBLISHED] if needed is None else needed
+    parts = list(_last_keys(state, table, paths, forget=upto))
+    numbers = {MERGED: sum(part.rows for part in parts)}
+    if table.folder.parent.name == "state" and (last := _last_gone(state, paths, upto)):
+        numbers[FORGOTTEN] = max(last, table.transactions[FORGOTTEN])
+    return parts, numbers
+
+
+def _last_gone(state: State, paths: list[Path], before: int) -> int:
+    """The last wave before this one that has removed states; 0: none has."""
+    query = (
+        f"SELECT max(wave) FROM read_parquet({quoted_list(map(str, paths))}) WHERE value IS NULL AND wave < {before}"
+    )
+    with connect(state.spill) as db:
+        found = db.execute(query).fetchone()
+    return 0 if found is None or found[0] is None else int(found[0])
+
+
+def _last_keys(state: State, table: Table, paths: list[Path], *, forget: int) -> Iterator[Part]:
+    """The last rows, by bucket and key. What was gone before wave ``forget`` is forgotten: no older row is left."""
+    schema, whose, gone = _KINDS[table.folder.parent.name]
+    query = f"""
+        SELECT {", ".join(schema.names)} FROM read_parquet({quoted_list(map(str, paths))})
+        QUALIFY row_number() OVER (PARTITION BY {whose} ORDER BY wave DESC) = 1
+        AND ({gone} IS NOT NULL OR wave >= {forget})
+        ORDER BY {whose}
+    """
+    with connect(state.spill) as db:
+        batches = stream(db, query, schema)
+        while (first := next(batches, None)) is not None:
+            yield _part(table, state.epoch, chain([first], batches))
+
+
+def _part(table: Table, epoch: int, batches: Iterator[pa.RecordBatch]) -> Part:
+    """A file of as many of these rows as belong into one."""
+    writer = PartWriter(table.folder, _KINDS[table.folder.parent.name].schema, epoch=epoch)
+    buckets: list[int] = []
+    waves: list[int] = []
+    size = 0
+    try:
+        for batch in batches:
+            writer.write(pa.Table.from_batches([batch]))
+            buckets += [batch["bucket"][0].as_py(), batch["bucket"][-1].as_py()]
+            waves += pc.min_max(batch["wave"]).as_py().values()
+            size += batch.nbytes
+            if size >= limits.PART_BYTES:
+                break
+        return writer.finish(file_stats((buckets[0], buckets[-1]), (min(waves), max(waves))))
+    except BaseException:
+        writer.abandon()
+        raise
+
+
+# Merging small outbox files: of rows that wait, or are kept for review, for long.
+#
+# Content is copied a row group at a time, and a file is merged with others of its class of size: so a row is copied a
+# few times, however many waves it waits, and nothing of its size is in memory. Sequences stay what they are.
+
+
+def outbox_merges(state: State) -> list[list[DataFile]]:
+    """Files of the outbox of which each list is to become one file: their destination is one, their order that of the
+    outbox."""
+    if any(state.journal.claims(number) for number in state.journal.passes()):
+        return []  # a late worker may still answer for rows by their file
+    by_destination: dict[str, list[DataFile]] = defaultdict(list)
+    for file in sorted(state.outbox.files.values(), key=_key):
+        by_destination[file.partition["destination"]].append(file)
+    return [batch for files in by_destination.values() for batch in small_batches(state.outbox, list(_alone(files)))]
+
+
+def merge_outbox_files(state: State, files: list[DataFile]) -> Part | None:
+    """Write one file in place of several, without what is kept for a version that is not the document's any more.
+
+    None: nothing stays.
+    """
+    folder, key = state.outbox.folder, _key(files[0])
+    outdated = _outdated(state, files)
+    with OutboxWriter(folder, epoch=state.epoch) as writer:
+        for rows in gathered(_shifted(state, files, key)):
+            writer.write(rows.filter(pc.invert(pc.is_in(rows["delivery_hash"], value_set=outdated))))
+        return writer.finish()
+
+
+def _alone(files: list[DataFile]) -> Iterator[DataFile]:
+    """But for those of split families: one lane sends them, in their order, and they stay neighbours."""
+    for before, file, after in zip([None, *files[:-1]], files, [*files[1:], None], strict=True):
+        if not (before and split_family(before, file)) and not (after and split_family(file, after)):
+            yield file
+
+
+def _shifted(state: State, files: list[DataFile], key: int) -> Iterator[pa.Table]:
+    """The files' rows, numbered so that their sequences stay under the first one's key."""
+    for file in files:
+        for rows in row_groups(state.outbox.path(file.path)):
+            shifted = pc.add(rows["row"], _key(file) - key)
+            yield rows.set_column(rows.schema.get_field_index("row"), "row", shifted)
+
+
+def _outdated(state: State, files: list[DataFile]) -> pa.Array:
+    """Delivery hashes of rows kept for review whose document has a newer revision: nobody sends them again."""
+    kept = pa.concat_tables([_kept(state, file) for file in files])
+    if not kept.num_rows or not state.documents.files:
+        return pa.array([], pa.string())
+    with connect(state.spill) as db:
+        db.register("kept", kept)
+        register(db, "documents", state.documents.paths(), state.documents.schema)
+        found = db.execute("""
+            SELECT DISTINCT k.delivery_hash FROM kept k
+            JOIN documents d ON k.source = d.source AND k.origin = d.document AND d.revision > k.revision
+        """).fetchall()
+    return pa.array([digest for (digest,) in found], pa.string())
+
+
+def _kept(state: State, file: DataFile) -> pa.Table:
+    names = ["source", "origin", "revision", "delivery_hash"]
+    rows = read_part(state.outbox.path(file.path), [*names, "due"])
+    return rows.filter(pc.is_null(rows["due"])).select(names)
+
+
+def _key(file: DataFile) -> int:
+    return int(file.partition["first_sequence"])
+
+
+# Which small files of a table become one: bounded by their bytes, and each row is copied a few times only.
+
+_SMALL: Final = 4
+"""A file is small if its content is less than this part of ``PART_BYTES``."""
+_TINY: Final = 8
+"""And tiny if it has less than this part of what is small."""
+OFTEN: Final = 8
+"""So many times as many small files are left as they are as tiny ones. A large first run makes them, and a query opens
+hundreds in a moment: to copy its rows would cost more."""
+
+
+def small_batches(table: Table, files: Sequence[DataFile]) -> Iterator[list[DataFile]]:
+    """Of the small ones among these files of a table: neighbours of which each list is to become one file.
+
+    A file is merged with others of its class of size, tiny or not, and only where they have become many: so a row is
+    copied twice or so, however many waves it stays.
+    """
+    if len(files) < limits.COMPACT_FILES:
+        return
+    small = limits.PART_BYTES // _SMALL
+    tiny: list[tuple[int, DataFile]] = []
+    others: list[tuple[int, DataFile]] = []
+    for file in files:
+        if (size := content_size(table.path(file.path))) < small:
+            (tiny if size < small // _TINY else others).append((size, file))
+    for each, most in ((tiny, limits.COMPACT_FILES), (others, OFTEN * limits.COMPACT_FILES)):
+        if len(each) >= most:
+            yield from (batch for batch in fitting(each) if len(batch) > 1)
+
+
+def fitting(files: Iterable[tuple[int, DataFile]]) -> Iterator[list[DataFile]]:
+    """(bytes, file): neighbours whose content fits into one file."""
+    batch: list[DataFile] = []
+    total = 0
+    for size, file in files:
+        if batch and total + size > limits.PART_BYTES:
+            yield batch
+            batch, total = [], 0
+        batch.append(file)
+        total += size
+    if batch:
+        yield batch
+
+
+def gathered(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Small tables as larger ones, so that a merged file has few row groups."""
+    held: list[pa.Table] = []
+    size = 0
+    for table in tables:
+        if held and size + table.nbytes > limits.GROUP_BYTES:
+            yield pa.concat_tables(held)
+            held, size = [], 0
+        held.append(table)
+        size += table.nbytes
+    if held:
+        yield pa.concat_tables(held)

@@ -9,12 +9,11 @@ from typing import Any, Final, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ferryman.records.keyed import lane_number
-from ferryman.records.schemas import OUTBOX_FILE, OUTBOX_KEPT
+from ferryman.records.keys import lane_number
+from ferryman.records.rows import OUTBOX_FILE, OUTBOX_KEPT
+from ferryman.storage.delta import DataFile
 from ferryman.storage.files import StatePath
-from ferryman.storage.groups import RowGroups
-from ferryman.storage.handles import DataFile
-from ferryman.storage.parquet import Part, PartWriter
+from ferryman.storage.parquet import Part, PartWriter, RowGroups
 
 _TOLD: Final = ("due", "origin", "key_hash")
 """Columns of which a file's statistics say the least and the greatest value."""

@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import itertools
+import time
+import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import duckdb
 import msgspec
 
 from ferryman import crash, limits
-from ferryman.errors import EngineError, PlanChanged, StateDamaged, StateForeign, StateHeld, StateLost
+from ferryman.errors import EngineError, PlanChanged, StateDamaged, StateForeign, StateHeld, StateLost, UsageError
 from ferryman.plan import Differences, NodeRecord, Plan, changes, structure
-from ferryman.plan.structure import Structure
-from ferryman.records import schemas
-from ferryman.state.damage import damaged_data, refuse_headless, sealed_files
-from ferryman.state.identity import IDENTITY, folder_name, identity_of, new_identity, refuse_if_migrated
+from ferryman.plan.structure import Structure, reached
+from ferryman.records import rows
 from ferryman.state.journal import Journal
 from ferryman.state.keyed import create_all, create_missing, keyed_tables, missing, there
-from ferryman.state.layout import FOLDERS, MIGRATED, PLAN, READERS, remove_scratch, strange
-from ferryman.state.passed import note_passed_over
-from ferryman.storage import files, seals
-from ferryman.storage.files import StatePath
-from ferryman.storage.folder import of_the_disk
-from ferryman.storage.handles import DataFile
-from ferryman.storage.lease import ObjectLease
-from ferryman.storage.lock import Lock, Readers, take_lock
-from ferryman.storage.parquet import Part
+from ferryman.storage import disk, files
+from ferryman.storage import files as seals
+from ferryman.storage.delta import DataFile
+from ferryman.storage.disk import TEMPORARY
+from ferryman.storage.files import StatePath, of_the_disk
+from ferryman.storage.locks import Lock, ObjectLease, Readers, take_lock
+from ferryman.storage.parquet import Part, verify
 from ferryman.storage.tables import Table, taken_over
 
 WAVE: Final = "ferryman.wave"
@@ -67,9 +67,9 @@ class State:
     def __init__(self, root: StatePath, plan: Plan) -> None:
         self.root = root
         self.plan = plan
-        self.outbox = Table(root / "outbox", schemas.OUTBOX, schemas.OUTBOX_PARTITION)
-        self.documents = Table(root / "documents", schemas.DOCUMENTS, [])
-        self.ledger = Table(root / "ledger", schemas.LEDGER, [])
+        self.outbox = Table(root / "outbox", rows.OUTBOX, rows.OUTBOX_PARTITION)
+        self.documents = Table(root / "documents", rows.DOCUMENTS, [])
+        self.ledger = Table(root / "ledger", rows.LEDGER, [])
         self._core = (self.outbox, self.documents, self.ledger)
         self.keyed = keyed_tables(plan, root)
         self.journal = Journal(root / "journal")
@@ -410,3 +410,310 @@ class State:
         ours = self.epoch or self._epoch_before
         if (epoch := self.outbox.number_now(self.application)) > ours:
             raise taken_over(self.root, epoch, ours) from error
+
+
+# What of a state is looked at for damage beside the logs of its tables.
+
+
+def sealed_files(state: State) -> list[StatePath]:
+    """Commands that wait, the journal, and notes of what happened to the state."""
+    if not state.exists:
+        return []
+    there = files.sizes(state.root)
+    folders = [state.commands, *(state.journal.folder / str(number) for number in state.journal.passes())]
+    found = [state.root / name for name in (MIGRATED, MIGRATION, PASSED) if name in there]
+    found += [folder / name for folder in folders for name in files.sizes(folder)]
+    return sorted((path for path in found if not path.name.startswith(TEMPORARY)), key=str)
+
+
+def damaged_data(state: State) -> StateDamaged | None:
+    """The first data file that is not what was written, all of them read: for a query that failed over one."""
+    for table in state.tables:
+        for file in (*table.files.values(), *state.staged(table)):
+            try:
+                what = verify(table.path(file.path))
+            except StateDamaged as e:
+                return e
+            if what is not None:
+                return StateDamaged(str(table.folder / file.path), what)
+    return None
+
+
+def refuse_headless(root: StatePath, tables: Iterable[Table]) -> None:
+    """
+    Raises:
+        StateDamaged: there is no state.json, but tables with something in them, or what a run with --from-version has
+            begun, and may go on with.
+    """
+    begun = files.exists(root / MIGRATION)
+    if begun or any(any(table.log.versions()) for table in tables):  # more than the making of an empty table
+        what = "this state was only begun: run --from-version again" if begun else "the tables are not empty"
+        raise StateDamaged(str(root / IDENTITY), f"the file is missing, and {what}")
+
+
+# Whose state is this? What ``state.json`` says.
+
+IDENTITY: Final = "state.json"
+"""The last file that is made of a state: it says that the rest is there."""
+
+
+def folder_name(plan: Plan) -> str:
+    """``<plan>-v<version>``.
+
+    Raises:
+        UsageError: it is not a plan, but the name of its file, or a flow.
+    """
+    if not isinstance(plan, Plan):
+        raise UsageError(f"{plan!r} is not a Plan: import it from its file, as in `from papers import plan`.")
+    return plan.key
+
+
+def new_identity(plan: Plan, more: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a state that is made now; ``more`` is kept in it too."""
+    return {
+        "format": limits.FORMAT,
+        "plan": plan.name,
+        "version": plan.version,
+        "id": str(uuid.uuid4()),
+        "created": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        "first_sequence": int(time.time()) * limits.SEQUENCE_PER_SECOND,
+        **more,
+    }
+
+
+def identity_of(root: StatePath, plan: Plan) -> dict[str, Any]:
+    """What the state of a plan says of itself.
+
+    Raises:
+        StateDamaged: it cannot be read.
+        StateForeign: it is of another plan, or of a format that we do not know.
+    """
+    path = root / IDENTITY
+    try:
+        found: Any = seals.unseal(path)
+    except OSError as e:
+        raise StateDamaged(str(path), f"cannot be read ({e.strerror})") from e
+    if found["format"] > limits.FORMAT:
+        raise StateForeign(
+            f"{path}: format {found['format']}, this Ferryman knows up to {limits.FORMAT}. "
+            "Nothing was touched. Use the newer Ferryman that wrote it."
+        )
+    if found["format"] < limits.FORMAT:
+        raise StateForeign(
+            f"{path}: format {found['format']}, which an older Ferryman wrote; this one writes {limits.FORMAT}. "
+            "Nothing was touched. Finish its runs with the older one, then begin a new state with --state."
+        )
+    if (found["plan"], found["version"]) != (plan.name, plan.version):
+        raise StateForeign(
+            f"{root} is the state of plan {found['plan']} version {found['version']}, not of {plan.name} "
+            f"version {plan.version}. Nothing was touched. Give another --state, or the right plan."
+        )
+    return dict(found)
+
+
+def refuse_if_migrated(root: StatePath, successor: int | None) -> None:
+    """
+    Raises:
+        StateForeign: another version than ``successor`` continues from this state.
+    """
+    if not files.exists(path := root / MIGRATED):
+        return
+    if (to := msgspec.convert(seals.unseal(path), dict[str, int])["to"]) != successor:
+        raise StateForeign(
+            f"{root}: version {to} of this plan continues from this state. Nothing was touched. "
+            "Run that version; status, deliveries and history of this one can still be read."
+        )
+
+
+def id_of(root: StatePath) -> str:
+    """What no other state has; "" if there is none. An older state has only the time of its making.
+
+    Raises:
+        StateDamaged: its name cannot be read.
+    """
+    path = root / IDENTITY
+    if not files.exists(path):
+        return ""
+    found: Any = seals.unseal(path)
+    return str(found.get("id", found["first_sequence"]))
+
+
+class Sender(NamedTuple):
+    """Under which name a state delivers."""
+
+    state: str
+    """Its id; of a state that continues from an older version's: that one's."""
+    version: int
+    """Of the plan, in the state that the id is of."""
+
+
+def sender_of(root: StatePath) -> Sender:
+    """What no other state delivers under, but that of a newer version which continues from it: what was sent and not
+    recorded comes again from there, and must be known again.
+
+    Args:
+        root: of the state, which is there.
+
+    Raises:
+        StateDamaged: its name cannot be read.
+    """
+    found: Any = seals.unseal(root / IDENTITY)
+    taken: dict[str, Any] | None = found.get("sender")
+    return Sender(**taken) if taken else Sender(id_of(root), found["version"])
+
+
+def plan_of(root: StatePath) -> Plan:
+    """An empty plan of the name and version that a state says it is of: enough to read it.
+
+    Raises:
+        StateDamaged: the state's name cannot be read.
+    """
+    path = root / IDENTITY
+    if not files.exists(path):
+        return Plan(root.name)
+    found: Any = seals.unseal(path)
+    return Plan(found["plan"], found["version"])
+
+
+# What lies in a state's folder, by name.
+
+PLAN: Final = "plan.json"
+"""What the plan was when it last ran."""
+
+MIGRATED: Final = "migrated.json"
+"""Which newer version of the plan continues from this state."""
+MIGRATION: Final = "migration.json"
+"""The state continues from an older version's, and its first wave is still to come; see ``engine.migration``."""
+
+NOTIFIED: Final = "notified.json"
+"""What each target of ``--notify`` was told."""
+
+PASSED: Final = "passed.json"
+"""What destinations have not had of logs; see ``state.passed``."""
+
+COUNTED: Final = "counted.json"
+"""What ``status`` says of a large state; see ``counted``."""
+
+READERS: Final = "readers"
+"""Locked by whoever reads just now; see ``storage.lock.Readers``."""
+
+ONCE: Final = "once"
+"""In a driver's scratch folder: where tasks begin that run once at most, a folder for each wave."""
+OPEN: Final = "open"
+"""A file of such a folder: as long as it is there, tasks may begin."""
+
+FOLDERS: Final = ("outbox", "documents", "ledger", "journal", "journal/closed", "commands", "staging")
+TABLES: Final = FOLDERS[:3]
+
+
+def strange(root: StatePath) -> Iterator[str]:
+    """What is here and is not a part of a state in the making, nor half written."""
+    expected = {
+        "lock",
+        PLAN,
+        READERS,
+        *FOLDERS,
+        *(f"{t}/_delta_log" for t in TABLES),
+        *(f"{t}/_delta_log/{0:020d}.json" for t in TABLES),
+    }
+    for name in files.below(root):
+        folder, _, last = name.rpartition("/")
+        half = last.startswith(disk.TEMPORARY) or (folder.endswith("_delta_log") and "#" in last)
+        if not half and name not in expected:
+            yield last
+
+
+def remove_scratch(folder: StatePath, part: str = "") -> None:
+    """Remove a driver's scratch folder, or a part of it. First of all no task begins any more that may run once at
+    most: what tells that it has begun goes, too."""
+    once = folder / ONCE
+    files.remove_all(once / wave / OPEN for wave in files.names(once))
+    files.remove_folder(folder / part if part else folder)
+
+
+# What a log's destinations have not had: entries that were read before a plan led them there.
+#
+# Such entries have no delivery at a destination, and are not missing there. It is noted when a plan has changed,
+# beside its structure, and holds for the structure that it was noted for: a change that a kill has cut short did not
+# happen.
+
+
+class NotHad(msgspec.Struct, frozen=True, array_like=True):
+    """What a destination has not had of a log.
+
+    Attributes:
+        missed: entries that were read while nothing led them there.
+        left: entries that had been read when the way there was taken out; None: it is there.
+    """
+
+    missed: int
+    left: int | None = None
+
+
+AllNotHad = dict[str, dict[str, NotHad]]
+"""Log -> destination -> what it has not had; all others have had everything."""
+
+
+class _Noted(msgspec.Struct, frozen=True):
+    """The file: what held ``before`` a change, and what holds since the plan has the structure of this ``digest``."""
+
+    digest: str
+    before: AllNotHad
+    after: AllNotHad
+
+
+_NOTHING: Final = NotHad(0)
+
+READ: Final = "ferryman.read."
+"""Begins the application id of how many entries were read of a log."""
+
+
+def passed_over(root: StatePath, plan: Structure) -> AllNotHad:
+    """What holds under this structure, the one that the plan had when it ran last.
+
+    Args:
+        root: of the state.
+
+    Raises:
+        StateDamaged: the file is not what was written.
+    """
+    path = root / PASSED
+    if not files.exists(path):
+        return {}
+    noted = msgspec.convert(seals.unseal(path), _Noted)
+    return noted.after if noted.digest == _digest(plan) else noted.before
+
+
+def note_passed_over(root: StatePath, before: Structure, after: Structure, transactions: Mapping[str, int]) -> None:
+    """A plan has changed: note what its destinations have not had.
+
+    Args:
+        transactions: of the outbox, all of them: they say how much was read of each log, also of one that the plan does
+            not have any more.
+    """
+    known = passed_over(root, before)
+    read = {key.removeprefix(READ): number for key, number in transactions.items() if key.startswith(READ)}
+    found = {
+        log: _passed_over_of(log, known.get(log, {}), before, after, number) for log, number in read.items() if number
+    }
+    found = {log: mine for log, mine in found.items() if mine}
+    if found or files.exists(root / PASSED):
+        files.replace(root / PASSED, seals.sealed(_Noted(_digest(after), known, found)))
+
+
+def _passed_over_of(
+    log: str, known: Mapping[str, NotHad], before: Structure, after: Structure, read: int
+) -> dict[str, NotHad]:
+    had, has = reached(before, log), reached(after, log)
+    found = dict(known)
+    for name in has - had:
+        its = known.get(name, NotHad(0, 0))
+        found[name] = NotHad(its.missed + read - (its.left or 0))
+    for name in had - has:
+        found[name] = NotHad(known.get(name, _NOTHING).missed, read)
+    return {name: its for name, its in found.items() if its != _NOTHING}
+
+
+def _digest(plan: Structure) -> str:
+    edges = {name: [node.kind, *node.after] for name, node in sorted(plan.items())}
+    return blake2b(msgspec.json.encode(edges), digest_size=8).hexdigest()

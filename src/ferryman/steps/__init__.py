@@ -9,14 +9,10 @@ They are frozen dataclasses in small letters, as PEP 8 has it for what is used a
 the plan's picture, and makes its arguments part of the plan's fingerprint.
 """
 
-from ferryman.steps.chunks import split_text
-from ferryman.steps.dates import reformat_date
-from ferryman.steps.drop import drop_if
 from ferryman.steps.extract import extract_text
 from ferryman.steps.fetch import fetch_url
-from ferryman.steps.fields import copy_field, drop_fields, rename_field, set_field
-from ferryman.steps.sizes import format_size
-from ferryman.steps.text import fill_template, keep_matches, replace_matches, split, trim, url_encode
+from ferryman.steps.fields import copy_field, drop_fields, drop_if, format_size, reformat_date, rename_field, set_field
+from ferryman.steps.text import fill_template, keep_matches, replace_matches, split, split_text, trim, url_encode
 from ferryman.steps.unpack import unpack
 from ferryman.steps.xml import read_xml
 

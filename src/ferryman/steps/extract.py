@@ -13,9 +13,8 @@ from urllib.parse import unquote
 from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import BadDocument, DeliveryError, Dropped, Unsupported, UsageError, describe
-from ferryman.steps.formats.content import Attachment, Content, Unreadable, cleaned
-from ferryman.steps.formats.kinds import MAIL, ContentKind, kind_of
-from ferryman.steps.values import Plain, keys_of
+from ferryman.steps.fields import Plain, keys_of
+from ferryman.steps.formats import MAIL, Attachment, Content, ContentKind, Unreadable, cleaned, kind_of
 
 Unknown = Literal["refuse", "drop", "pass"]
 """What becomes of content that no reader is for."""

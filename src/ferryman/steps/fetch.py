@@ -12,10 +12,12 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Final
 from urllib.parse import urljoin
 
-from ferryman import limits, net, reach
+from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import BadDocument, PermanentError, TransientError, Unavailable
-from ferryman.steps.values import one_name, refused, values
+from ferryman.net import reach
+from ferryman.net import urls as net
+from ferryman.steps.fields import one_name, refused, values
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse, PoolManager

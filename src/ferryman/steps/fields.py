@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from reprlib import Repr
+from typing import Any, Final, Literal, get_args
+from zoneinfo import ZoneInfo
+
+from humanize import naturalsize
 
 from ferryman.document import Document, encode_fields
-from ferryman.errors import BadDocument
-from ferryman.steps.values import names, one_name
+from ferryman.errors import BadDocument, Dropped
 
 How = Literal["replace", "append", "if-empty"]
 
@@ -151,3 +156,390 @@ def _as_list(value: Any) -> list[Any]:
 def _two_names(field: str, to: str) -> None:
     if one_name(field, "field") == one_name(to, "to"):
         raise ValueError(f"field and to are both {to!r}: give two names.")
+
+
+# The step that changes dates.
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_UNITS: Final = {"epoch_second": timedelta(seconds=1), "epoch_millis": timedelta(milliseconds=1)}
+"""Names of Elasticsearch and OpenSearch for numbers since 1970."""
+
+_SAMPLE: Final = datetime(2016, 11, 28, 23, 45, 56, 789012, UTC)
+_BLANKS: Final = (datetime(2000, 1, 1), datetime(2004, 2, 15))  # noqa: DTZ001 - the text says the zone, or nothing does
+"""What fills the gaps of a text: where both do not come to the same day, the text does not say the day.
+
+They are more than a week apart, so that "Monday" alone is not a date.
+"""
+
+_ZONE_SIGN: Final = re.compile(r"\b(?:UTC|GMT)\s*(?=[+-]\d)")
+"""``GMT+0200`` is what everybody writes for ``+0200``; the parser would take it as POSIX does, the other way round."""
+
+_COMMENT: Final = re.compile(r"\s*\([^()]*\)$")
+"""Mail and JavaScript repeat the zone's name at the end, in parentheses."""
+
+
+@dataclass(frozen=True, slots=True)
+class reformat_date:
+    """Reformat dates: by default as ISO 8601 in UTC, ``2024-05-01T10:00:00Z``.
+
+    A list is treated element by element. Without the field nothing is done.
+
+    >>> reformat_date("modified")(Document("a", modified="Wed, 01 May 2024 12:00:00 +0200"))["modified"]
+    '2024-05-01T10:00:00Z'
+    >>> reformat_date("day", "%Y-%m-%d", formats="%d.%m.%Y")(Document("a", day="1.5.2024"))["day"]
+    '2024-05-01'
+
+    Without ``formats`` the text is read as ISO 8601, and what is not that, by dateutil: ``1 May 2024 10:00``,
+    ``05/01/2024``, dates of mails. It must say year, month and day; without a time of day it is midnight. Of
+    ``01/02/2024`` the first number is the month, unless ``day_first`` says otherwise: where it matters, give
+    ``formats``. A year of two digits is the one nearest to today. Names of time zones other than UTC and GMT mean
+    different things to different people and are refused. Of an hour that the clocks go through twice it is the first.
+
+    Args:
+        fields: one name or several.
+        to: what to write, as in ``strftime``; None: ISO 8601.
+        formats: how dates are written, one format or several, tried in this order: as in ``strptime``, or
+            "epoch_second" or "epoch_millis" for numbers since 1970 (also as text). What ``strptime`` is not told is the
+            first of January, and midnight.
+        from_zone: IANA name of the time zone that times are of which say none.
+        to_zone: IANA name of the time zone to write times in.
+        day_first: without ``formats``: read ``01/02/2024`` as the first of February.
+
+    Raises:
+        BadDocument: a value is not a date that can be read so, or is before the year 1 or after 9999.
+        ValueError: when the step is made: no name, an unknown zone, or an invalid format.
+    """
+
+    fields: str | Sequence[str]
+    to: str | None = None
+    formats: str | Sequence[str] = ()
+    from_zone: str = "UTC"
+    to_zone: str = "UTC"
+    day_first: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fields", names(self.fields))
+        formats = (self.formats,) if isinstance(self.formats, str) else tuple(self.formats)
+        object.__setattr__(self, "formats", formats)
+        for wanted in formats:
+            _check_format(wanted)
+        _zone(self.from_zone)
+        _zone(self.to_zone)
+        if self.to is not None and (not self.to or self.to in _UNITS):
+            raise ValueError(f"to={self.to!r}: give a format of strftime, or None for ISO 8601.")
+        if formats and self.day_first:
+            raise ValueError("day_first is for dates without formats: the formats say it already.")
+
+    def __call__(self, doc: Document) -> Document:
+        return each(doc, self.fields, self._rewritten, NUMBER_OR_TEXT)
+
+    def _rewritten(self, value: str | int | float) -> str:
+        moment = self._by_formats(value) if self.formats else self._guessed(value)
+        try:
+            if moment.tzinfo is None:
+                moment = moment.replace(tzinfo=_zone(self.from_zone))
+            moment = moment.astimezone(_zone(self.to_zone))
+        except OverflowError:
+            raise ValueError("is before the year 1 or after 9999.") from None
+        if self.to is not None:
+            return moment.strftime(self.to)
+        text = moment.isoformat()
+        return text.removesuffix("+00:00") + "Z" if text.endswith("+00:00") else text
+
+    def _by_formats(self, value: str | int | float) -> datetime:
+        for wanted in self.formats:
+            try:
+                if wanted in _UNITS:
+                    return _EPOCH + float(value) * _UNITS[wanted]
+                if isinstance(value, str):
+                    return datetime.strptime(value.strip(), wanted)  # noqa: DTZ007 - the zone follows
+            except (ValueError, OverflowError):
+                continue
+        raise ValueError(f"is not a date as in {' or '.join(map(repr, self.formats))}.")
+
+    def _guessed(self, value: str | int | float) -> datetime:
+        if not isinstance(value, str):
+            raise ValueError("is a number. Say what it counts: formats='epoch_second' or 'epoch_millis'.")
+        try:
+            return datetime.fromisoformat(value.strip())
+        except ValueError:
+            return _parsed(value, self.day_first)
+
+
+def _parsed(text: str, day_first: bool) -> datetime:
+    """What dateutil makes of it.
+
+    Raises:
+        ValueError: nothing, or no certain day.
+    """
+    from dateutil import parser  # it takes longer to load than the rest of a plan
+
+    text = _ZONE_SIGN.sub("", _COMMENT.sub("", text.strip()))
+    try:
+        first, second = (parser.parse(text, default=blank, dayfirst=day_first, tzinfos=_offset) for blank in _BLANKS)
+    except _UnknownZone as e:
+        raise ValueError(f"{e}") from None
+    except (ValueError, ArithmeticError):  # it does arithmetic with numbers of any length
+        raise ValueError("is not a date that can be read. Say how it is written: formats=….") from None
+    if first != second:
+        raise ValueError("does not say year, month and day. Say how it is written: formats=….")
+    found: datetime = first
+    return found
+
+
+class _UnknownZone(Exception):
+    """A time zone's name that may be several."""
+
+
+def _offset(name: str | None, seconds: int | None) -> tzinfo | None:
+    """The zone of a parsed date; None where it says none."""
+    if name is None and seconds is None:
+        return None
+    if seconds is None or (seconds and name):
+        raise _UnknownZone(f"names the time zone {name}, which is not known for certain. Write its offset, as +02:00.")
+    return timezone(timedelta(seconds=seconds))
+
+
+def _zone(name: str) -> ZoneInfo:
+    try:
+        return ZoneInfo(name)
+    except (KeyError, ValueError, OSError, TypeError):
+        raise ValueError(f"time zone {name!r}: give an IANA name, such as 'UTC' or 'Europe/Paris'.") from None
+
+
+def _check_format(wanted: str) -> None:
+    """It reads what it writes, the year at least."""
+    if wanted in _UNITS:
+        return
+    try:
+        if datetime.strptime(_SAMPLE.strftime(wanted), wanted).year == _SAMPLE.year:  # noqa: DTZ007
+            return
+        why = "has no year"
+    except (ValueError, TypeError) as e:
+        why = str(e)
+    raise ValueError(f"format {wanted!r}: {why}. Give one of strptime, as '%d.%m.%Y', or {' or '.join(_UNITS)}.")
+
+
+# The step that lets documents go.
+
+
+@dataclass(frozen=True, slots=True)
+class drop_if:
+    """Let documents go that a condition is true of, and say why. They end as DROPPED, with the reason.
+
+    >>> step = drop_if(lambda doc: doc.get("draft"), "a draft")
+    >>> step(Document("a", title="Henry V")).fields
+    {'title': 'Henry V'}
+
+    Args:
+        condition: a function of the document; true: it is dropped. What it raises is the document's error.
+        why: the reason, a line for people.
+
+    Raises:
+        ValueError: when the step is made: the condition cannot be called, or no reason is given.
+    """
+
+    condition: Callable[[Document], Any]
+    why: str
+
+    def __post_init__(self) -> None:
+        if not callable(self.condition):
+            raise ValueError(f"condition={self.condition!r}: give a function of the document.")
+        if not isinstance(self.why, str) or not self.why.strip():
+            raise ValueError(f"why={self.why!r}: say in words why documents are dropped.")
+
+    def __call__(self, doc: Document) -> Document:
+        if self.condition(doc):
+            raise Dropped(self.why)
+        return doc
+
+
+# Steps that change numbers.
+
+Units = Literal["decimal", "binary"]
+
+_LARGEST: Final = 10**33
+"""Above a thousand quettabytes there are no names of units."""
+
+
+@dataclass(frozen=True, slots=True)
+class format_size:
+    """A number of bytes as people read it: 1500000 as ``1.5 MB``.
+
+    A list is treated element by element. Without the field nothing is done. The number is then lost: where it is still
+    needed, ``copy_field`` first.
+
+    >>> format_size("size")(Document("a", size=1_500_000))["size"]
+    '1.5 MB'
+    >>> format_size("size", units="binary")(Document("a", size="1048576"))["size"]
+    '1.0 MiB'
+
+    Args:
+        fields: one name or several. A value is a number, or a text of digits.
+        units: "decimal": kB, MB, … are powers of 1000; "binary": KiB, MiB, … are powers of 1024.
+        digits: decimal places, 0 to 9. Bytes themselves have none.
+
+    Raises:
+        BadDocument: a value is not a number, is less than 0, or not finite.
+        ValueError: when the step is made: no name, other units, other digits.
+    """
+
+    fields: str | Sequence[str]
+    units: Units = "decimal"
+    digits: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fields", names(self.fields))
+        if self.units not in get_args(Units):
+            raise ValueError(f"units={self.units!r}: choose one of {', '.join(get_args(Units))}.")
+        if self.digits not in range(10):
+            raise ValueError(f"digits={self.digits!r}: give a number from 0 to 9.")
+
+    def __call__(self, doc: Document) -> Document:
+        return each(doc, self.fields, self._written, NUMBER_OR_TEXT)
+
+    def _written(self, size: int | float | str) -> str:
+        if isinstance(size, str):
+            if not (size.isascii() and size.isdigit()):
+                raise ValueError("is not a number of bytes. Give a number, or a text of digits.")
+            size = int(size)
+        if not 0 <= size < _LARGEST:
+            raise ValueError("is not a size: give a number of bytes from 0 on.")
+        return naturalsize(size, binary=self.units == "binary", format=f"%.{self.digits}f")
+
+
+# What all steps hold to: which fields they were given, and one value or a list of values alike.
+
+Kinds = tuple[type, ...]
+"""Classes of the values that a step takes: one of the two below."""
+
+TEXT: Final[Kinds] = (str,)
+NUMBER_OR_TEXT: Final[Kinds] = (int, float, str)
+
+_CALLED: Final = {TEXT: "text", NUMBER_OR_TEXT: "a number or text"}
+
+
+class Plain:
+    """A step whose every argument has a default: ``Plan.step("text", extract_text)`` is ``extract_text()``."""
+
+    __slots__ = ()
+
+    def __new__(cls, doc: Document | None = None, /, **_options: Any) -> Any:
+        return object.__new__(cls) if doc is None else cls()(doc)
+
+    def __call__(self, doc: Document) -> Any:
+        """What comes of the document."""
+        raise NotImplementedError
+
+
+_short = Repr()
+_short.maxstring = _short.maxother = 60
+
+_SHOWN: Final = 80
+"""Characters of a value in a message, which is a line; the value may be a book."""
+
+
+def names(given: str | Sequence[str]) -> tuple[str, ...]:
+    """One name of a field or several, as a tuple.
+
+    Raises:
+        ValueError: none, or one that is not text or empty.
+    """
+    found = (given,) if isinstance(given, str) else tuple(given)
+    if not found or not all(isinstance(name, str) and name for name in found):
+        raise ValueError(f"fields {given!r}: give the name of a field, or a list of names.")
+    return found
+
+
+def one_name(given: str, argument: str) -> str:
+    """The name of one field, as it was given.
+
+    Raises:
+        ValueError: no text, or empty; names the argument.
+    """
+    if not isinstance(given, str) or not given:
+        raise ValueError(f"{argument}={given!r}: give the name of a field.")
+    return given
+
+
+def values(doc: Document, name: str, kinds: Kinds = TEXT) -> list[Any] | None:
+    """The values of a field that may hold one or a list of them, nulls left out; None where there is no field.
+
+    Raises:
+        BadDocument: a value of another kind.
+    """
+    held = doc.get(name)
+    if held is None:
+        return None
+    found = [value for value in _all(held) if value is not None]
+    for value in found:
+        _check(doc, name, value, kinds)
+    return found
+
+
+def each(doc: Document, fields: Sequence[str], change: Callable[[Any], Any], kinds: Kinds = TEXT) -> Document:
+    """The document with every value of these fields changed: a value by itself, a list element by element.
+
+    Fields that are not there, and nulls, stay as they are. ``change`` says by ``ValueError`` why it cannot.
+
+    Raises:
+        BadDocument: a value of another kind, or one that cannot be changed.
+    """
+    for name in fields:
+        held = doc.get(name)
+        if held is None:
+            continue
+        changed = [_changed(doc, name, value, change, kinds) for value in _all(held)]
+        doc[name] = changed if isinstance(held, (list, tuple)) else changed[0]
+    return doc
+
+
+def keys_of(names: Iterable[str]) -> Iterator[str]:
+    """A key for each name, no two alike: of several with one name the second is ``name-2``; without one its place."""
+    taken: set[str] = set()
+    for place, name in enumerate(names):
+        first = name or str(place)
+        key = next(key for key in (first, *(f"{first}-{n}" for n in range(2, place + 3))) if key not in taken)
+        taken.add(key)
+        yield key
+
+
+def is_list(doc: Document, name: str) -> bool:
+    """Does the field hold a list of values?"""
+    return isinstance(doc.get(name), (list, tuple))
+
+
+def shown(value: Any) -> str:
+    """A value in a message, cut short."""
+    text = _short.repr(value)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
+
+
+def refused(doc: Document, name: str, why: str) -> BadDocument:
+    """The error of a value that a step cannot take."""
+    return BadDocument(f"{doc.id}: field {name!r} {why}")
+
+
+def _all(held: Any) -> Sequence[Any]:
+    return held if isinstance(held, (list, tuple)) else [held]
+
+
+def _changed(doc: Document, name: str, value: Any, change: Callable[[Any], Any], kinds: Kinds) -> Any:
+    if value is None:
+        return None
+    _check(doc, name, value, kinds)
+    try:
+        return change(value)
+    except ValueError as e:
+        raise refused(doc, name, f"holds {shown(value)}: {e}") from None
+
+
+def _check(doc: Document, name: str, value: Any, kinds: Kinds) -> None:
+    if not isinstance(value, kinds) or isinstance(value, bool):
+        called = _CALLED[kinds]
+        raise refused(
+            doc,
+            name,
+            f"holds {shown(value)}, a {type(value).__name__}, where {called} is needed. "
+            f"Make {called} of it in a step before this one, or give other fields.",
+        )

@@ -8,7 +8,7 @@ from typing import ClassVar
 from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import Dropped
-from ferryman.steps.values import Plain
+from ferryman.steps.fields import Plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import BadDocument, UsageError
-from ferryman.steps.formats.content import line
-from ferryman.steps.formats.package import parsed
+from ferryman.steps.formats import line
+from ferryman.steps.formats.office import parsed
 
 if TYPE_CHECKING:
     from lxml.etree import XPath, _Element

@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Final
 
 from ferryman.errors import StateDamaged, StateLost
-from ferryman.storage.files import StatePath, replace
-from ferryman.storage.log import ONE_MARK as _CHECKPOINT
-from ferryman.storage.log import TableLog
+from ferryman.storage.delta import ONE_MARK as _CHECKPOINT
+from ferryman.storage.delta import TableLog
+from ferryman.storage.disk import scratch_folder
+from ferryman.storage.files import StatePath, checksum, replace, sealed
 from ferryman.storage.objects import ObjectPath, StoredObject
-from ferryman.storage.scratch import scratch_folder
-from ferryman.storage.seals import checksum, sealed
 
 _MARKS: Final = "_marks"
 _AT_ONCE: Final = 8

@@ -11,10 +11,15 @@ other programs take them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import shutil
+import tempfile
+import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
@@ -318,3 +323,182 @@ def walk(folder: ObjectPath) -> Iterator[tuple[ObjectPath, StoredObject]]:
     """All objects below a folder."""
     for found in folder.store.below(f"{folder.key}/"):
         yield ObjectPath(folder.bucket, found.key), found
+
+
+# Local copies of objects that never change: data files, fetched once to a machine and read there as files.
+#
+# A copy has the path of its object below the cache's folder, so also its name, which holds the checksum of a data
+# file.
+
+CACHE: Final = "FERRYMAN_CACHE"
+"""Names the cache's folder, in the environment of driver and executors; without it, one in the system's temporary
+folder."""
+_KEPT_S: Final = 7 * 86_400
+"""A copy that nobody has opened for so long is removed when a process first looks into the cache."""
+_TOUCHED_S: Final = 3600
+_AT_ONCE: Final = 8
+"""Objects that are fetched at a time."""
+_looked: set[Path] = set()
+
+
+def folder() -> Path:
+    """Of this machine's copies: only its user can read it."""
+    given = os.environ.get(CACHE)
+    found = Path(given) if given else Path(tempfile.gettempdir(), f"ferryman-cache-{os.geteuid()}")
+    if found not in _looked:
+        found.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if found.stat().st_uid != os.geteuid():
+            raise UsageError(f"{found}: this cache belongs to another user. Give a folder of your own: --cache DIR.")
+        _looked.add(found)
+        _clear(found)
+    return found
+
+
+def copy_of(path: ObjectPath) -> Path:
+    """Where the copy of an object is, there or not."""
+    return folder() / path.bucket.replace("://", "-") / path.key
+
+
+def fetch(path: ObjectPath) -> Path:
+    """A copy of an object that never changes.
+
+    Raises:
+        FileNotFoundError: there is no such object.
+        EngineError: the store is away.
+    """
+    copy = copy_of(path)
+    try:
+        if time.time() - copy.stat().st_mtime > _TOUCHED_S:
+            os.utime(copy)
+    except FileNotFoundError:
+        data = path.store.get(path.key)
+        if data is None:
+            raise FileNotFoundError(2, "no such object", str(path)) from None
+        with new_copy(copy) as made:
+            made.write_bytes(data)
+    return copy
+
+
+def fetch_all(paths: Iterable[ObjectPath]) -> list[Path]:
+    """Copies of many, several at a time."""
+    wanted = list(paths)
+    if sum(not copy_of(path).exists() for path in wanted) < 2:
+        return [fetch(path) for path in wanted]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(fetch, wanted))
+
+
+@contextlib.contextmanager
+def new_copy(copy: Path) -> Iterator[Path]:
+    """A file to write, which becomes this copy at the end: others see it whole or not at all."""
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    made = copy.with_name(f".new-{uuid.uuid4().hex}")
+    try:
+        yield made
+        made.replace(copy)
+    finally:
+        made.unlink(missing_ok=True)
+
+
+def drop(path: ObjectPath) -> None:
+    """Its object is removed."""
+    copy_of(path).unlink(missing_ok=True)
+
+
+def drop_folder(path: ObjectPath) -> None:
+    """All objects below are removed."""
+    shutil.rmtree(copy_of(path), ignore_errors=True)
+
+
+def _clear(place: Path) -> None:
+    before = time.time() - _KEPT_S
+    for folder_, _, names in os.walk(place):
+        for name in names:
+            with contextlib.suppress(OSError):
+                path = os.path.join(folder_, name)
+                if os.stat(path).st_mtime < before:
+                    os.unlink(path)
+
+
+# One list of a folder in an object store, by which many questions about it are answered.
+
+_YOUNG: Final = float("inf")
+"""When what was written since the list was changed: nobody may take it for old."""
+
+
+class ListedStore:
+    """A store, of which everything below a folder was listed. What the thread changes by it meanwhile is known too."""
+
+    def __init__(self, store: ObjectStore, folder: str) -> None:
+        self._store = store
+        self._folder = f"{folder}/"
+        self._found = {each.key: each for each in store.below(self._folder)}
+
+    def covers(self, folder: str) -> bool:
+        return f"{folder}/".startswith(self._folder)
+
+    def create(self, key: str, data: bytes) -> str | None:
+        tag = self._store.create(key, data)
+        self._note(key, len(data), tag)
+        return tag
+
+    def put(self, key: str, data: bytes | Path, if_match: str | None = None) -> str | None:
+        tag = self._store.put(key, data, if_match)
+        self._note(key, len(data) if isinstance(data, bytes) else data.stat().st_size, tag)
+        return tag
+
+    def get(self, key: str) -> bytes | None:
+        return None if self._is_missing(key) else self._store.get(key)
+
+    def get_tagged(self, key: str) -> tuple[bytes, str] | None:
+        return None if self._is_missing(key) else self._store.get_tagged(key)
+
+    def head(self, key: str) -> StoredObject | None:
+        return self._found.get(key) if key.startswith(self._folder) else self._store.head(key)
+
+    def below(self, prefix: str) -> list[StoredObject]:
+        if not prefix.startswith(self._folder):
+            return self._store.below(prefix)
+        return sorted(each for each in self._found.values() if each.key.startswith(prefix))
+
+    def children(self, folder: str) -> tuple[list[str], list[StoredObject]]:
+        if not self.covers(folder):
+            return self._store.children(folder)
+        start = len(folder) + 1
+        inside = [(each.key[start:].partition("/"), each) for each in self.below(f"{folder}/")]
+        return sorted({name for (name, slash, _), _ in inside if slash}), [
+            e for (_, slash, _), e in inside if not slash
+        ]
+
+    def copy(self, key: str, to: str) -> None:
+        self._store.copy(key, to)
+        if found := self._found.get(key):
+            self._note(to, found.size, found.tag)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        self._store.delete(keys)
+        for key in keys:
+            self._found.pop(key, None)
+
+    def _is_missing(self, key: str) -> bool:
+        return key.startswith(self._folder) and key not in self._found
+
+    def _note(self, key: str, size: int, tag: str | None) -> None:
+        if tag is not None and key.startswith(self._folder):
+            self._found[key] = StoredObject(key, size, _YOUNG, tag)
+
+
+@contextlib.contextmanager
+def listed(folder: ObjectPath) -> Iterator[None]:
+    """In this block this thread sees the folder as it is now, but for its own changes: for places where nobody else
+    changes what is looked at, or where the moment does not matter."""
+    known = stand_ins.get()
+    last = known.get(folder.bucket)
+    if isinstance(last, ListedStore) and last.covers(folder.key):
+        yield
+        return
+    before = stand_ins.set(MappingProxyType({**known, folder.bucket: ListedStore(store_at(folder.bucket), folder.key)}))
+    try:
+        yield
+    finally:
+        stand_ins.reset(before)

@@ -13,7 +13,7 @@ from typing import Any
 
 from ferryman.engine.runner.base import Answer, Item, Runner, no_memory_is_death
 from ferryman.errors import EngineError, WorkerDied
-from ferryman.plan.pickling import dumps
+from ferryman.plan.calls import dumps
 
 
 class InProcess(Runner):

@@ -10,9 +10,9 @@ import msgspec
 
 from ferryman import crash, limits
 from ferryman.engine import driver, logs
-from ferryman.engine.wave import Run
+from ferryman.engine.run import Run
 from ferryman.errors import StateLost
-from ferryman.operations.retry import retry
+from ferryman.operations import retry
 from ferryman.state.state import State, state_root
 from ferryman.testing.inprocess import InProcess
 from tests.crash import child

@@ -9,9 +9,9 @@ import msgspec
 
 from ferryman import crash, limits
 from ferryman.engine import driver, logs
-from ferryman.engine.wave import Run
+from ferryman.engine.run import Run
 from ferryman.errors import StateLost
-from ferryman.operations.resolve import resolve
+from ferryman.operations import resolve
 from ferryman.state.state import State, state_root
 from ferryman.testing.inprocess import InProcess
 from tests.crash import child

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from ferryman.records.statuses import Status
+from ferryman.records.rows import Status
 from tests.model.keyed.driver import OUTBOX, STALE
 from tests.model.keyed.settling import as_named
 from tests.model.keyed.tasks import EARLY, UNCOMMITTED

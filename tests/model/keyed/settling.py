@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ferryman.records.statuses import Status
+from ferryman.records.rows import Status
 from tests.model.keyed.tasks import LATE
 from tests.model.keyed.world import Fold, KeyedConfig, State, Tables, Update
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from ferryman.records.statuses import Status
+from ferryman.records.rows import Status
 from tests.model.queues.driver import STALE
 from tests.model.queues.settling import effective_waits
 from tests.model.queues.world import ERRORS, NAMES, OUT, REFUSAL, QueueConfig, State

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from ferryman.records.statuses import Status
+from ferryman.records.rows import Status
 from tests.model.queues.world import ERRORS, REFUSAL, Fold, QueueConfig, Row, State, Undone
 
 BY_THEMSELVES: Final = "messages about what was refused are committed by themselves"

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import typer
 
-from ferryman.cli.intake import access, admin, at_work, listing, serve, submit, whole
+from ferryman.cli.intake import admin, listing, serve, submit
+from ferryman.cli.intake import admin as access
+from ferryman.cli.intake import admin as at_work
+from ferryman.cli.intake import admin as whole
 
 app = typer.Typer(
     name="intake",

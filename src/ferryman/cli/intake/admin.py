@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json as json_text
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from ferryman import crash
-from ferryman.cli.intake.options import Collection, Ids, QueueUrl, batch_of, each, item, job_of, opened
-from ferryman.cli.options import Json, Verbose
+from ferryman.cli.intake.listing import OfState, or_error, told_rows
+from ferryman.cli.intake.options import Collection, Ids, QueueUrl, batch_of, each, is_id, item, job_of, opened
+from ferryman.cli.options import Json, Verbose, seconds
 from ferryman.cli.terminal import error, json_line, note, say, table
 from ferryman.errors import UsageError
+from ferryman.limits import MIB
+
+if TYPE_CHECKING:
+    from ferryman.intake import Assembly, Queue
+
 
 Priority = Annotated[
     int | None, typer.Option("--priority", metavar="N", min=0, show_default=False, help="Give jobs this priority.")
@@ -47,7 +56,7 @@ def release(ids: Ids = None, collection: Collection = None, queue: QueueUrl = No
     Of a collection: it is not on hold any more, and all its held jobs are Pending again. `unlock collection NAME`
     ends the hold alone.
     """
-    from ferryman.intake.acquire import collection_of
+    from ferryman.intake.queue import collection_of
 
     with opened(queue) as found:
         _one_of(ids, collection)
@@ -105,7 +114,7 @@ def requeue(
     with opened(queue) as found:
 
         def again(name: str) -> str:
-            from ferryman.service.edition import edited
+            from ferryman.intake.service.payload import edited
 
             job = job_of(found, name)
             configuration = edited(job, edits) if edits else None
@@ -206,7 +215,7 @@ def lock(
     It stays locked until somebody unlocks it. Locks of inventory and local ids live with the process that works there:
     they are listed, and cannot be taken by hand.
     """
-    from ferryman.intake.locks import KINDS
+    from ferryman.intake.tree import KINDS
 
     with opened(queue) as found:
         if kind is None:
@@ -246,7 +255,7 @@ def _edits(manifest: str | None, changes: list[str] | None) -> dict[str, str]:
 
 
 def _moved(one: object, state: str, message: str) -> str:
-    from ferryman.intake.item import Item
+    from ferryman.intake.items import Item
 
     assert isinstance(one, Item)
     one.set_status(state, message)
@@ -256,7 +265,7 @@ def _moved(one: object, state: str, message: str) -> str:
 def _released(one: object) -> str:
     """Only what is held: that a failed job could be Pending too is another verb's work."""
     from ferryman.intake import StateError
-    from ferryman.intake.item import Item
+    from ferryman.intake.items import Item
 
     assert isinstance(one, Item)
     if one.status != "Held":
@@ -273,3 +282,282 @@ def _queue_of(access: str | None) -> str:
 def _one_of(ids: list[str] | None, collection: str | None) -> None:
     if not ids and collection is None:
         raise UsageError("give ids of jobs or batches, or --collection NAME.")
+
+
+# ``ferryman intake access``: ask for originals, and look what became of it.
+
+LOOK_S: Final = 0.5
+"""Between two looks at a request that is waited for."""
+
+
+def access(
+    objects: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[OBJECT]...", show_default=False, help="What to fetch: jobs (jid…), or local or primary ids."
+        ),
+    ] = None,
+    wait: Annotated[
+        str | None,
+        typer.Option(
+            "--wait", metavar="TIME", show_default=False, help="Wait until the bundle is ready, at most this long: 2m."
+        ),
+    ] = None,
+    small: Annotated[
+        int,
+        typer.Option(
+            "--small", metavar="MIB", min=0, help="Largest bundle that goes to the queue of small ones (MiB)."
+        ),
+    ] = 256,
+    state: OfState = None,
+    queue: QueueUrl = None,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Ask for a zip of delivered originals; without OBJECT, list access requests.
+
+    It is put together by `ferryman intake serve`, small ones apart from large ones, and lies ready for a week. The
+    token says when it is expected, and then where it is.
+    """
+    longest = seconds("--wait", wait)
+    with opened(queue) as found:
+        if not objects:
+            _list(found, state, json)
+            return
+        from ferryman.intake.service.access import ask
+
+        request = ask(found, objects, time.time(), small_bytes=small * MIB)
+        if longest is not None:
+            _wait(request, longest)
+        token, status = request.token, request.status
+        if json:
+            json_line({"id": f"{request.size}/{request.id}", "status": status, "token": token})
+            return
+        say(f"{request.size}/{request.id}: {status}")
+        if status == "Completed":
+            say(f"{token['url']} until {token['expires']}")
+        elif status == "Failed":
+            say(request.message)
+            raise typer.Exit(1)
+        else:
+            say(f"expected at {token['anticipated-availability-time']}")
+
+
+def _wait(request: Assembly, longest_s: float) -> None:
+    give_up = time.monotonic() + longest_s
+    while request.status in ("Pending", "Processing") and (left := give_up - time.monotonic()) > 0:
+        time.sleep(min(LOOK_S, left))
+
+
+def _list(queue: Queue, state: str | None, json: bool) -> None:
+    """The small ones, then the large ones, oldest first."""
+    rows = []
+    for size in ("small", "large"):
+        for name in queue.list_assemblies(size, state):
+            request = or_error(lambda n=name, s=size: queue.load_assembly(s, n))
+            row: dict[str, Any] = {"id": f"{size}/{name}"}
+            if isinstance(request, str):
+                rows.append({**row, "status": None, "message": request})
+                continue
+            told = {"status": request.status, "last_modified": request.last_modified, "message": request.message}
+            rows.append({**row, **told, "token": request.token})
+    told_rows(rows, ("id", "status", "last_modified", "message"), json)
+
+
+# ``ferryman intake unlock``, ``fail``, ``prioritize``: operator commands for what is at work or waits.
+
+ITEMS: Final = ("job", "batch", "access")
+"""What may stand before an id."""
+
+
+def unlock(
+    kind: Annotated[
+        str,
+        typer.Argument(
+            metavar="KIND|ID",
+            show_default=False,
+            help="A job (jid…), a batch (bid…), an access request (small/qid…); or a kind of lock: as for lock, "
+            "inventory, localid.",
+        ),
+    ],
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", show_default=False, help="Its name.")] = None,
+    queue: QueueUrl = None,
+    verbose: Verbose = False,
+) -> None:
+    """Take a lock away, also from the process that works under it.
+
+    Of a job, a batch or a request: whoever works at it cannot change it any more, and it can be acquired again, in the
+    same state. Do this when its process hangs; one that has died loses its locks by itself.
+    """
+    with opened(queue) as found:
+        if is_id(kind) and name is not None:
+            raise UsageError(f"unlock {kind}: this is an id, which has no name ({name!r} was given).")
+        if is_id(kind) or kind in ITEMS:
+            one = kind if is_id(kind) else name or ""
+            each([one], lambda one: "unlocked" if item(found, one).revoke() else "was not locked")
+        else:
+            _unlock_kind(found, kind, name)
+
+
+def _unlock_kind(queue: Queue, kind: str, name: str | None) -> None:
+    was = queue.locks.revoke(kind, name)
+    say(f"{kind} {name or ''}: {'unlocked' if was else 'was not locked'}")
+
+
+def fail(
+    ids: Annotated[list[str], typer.Argument(metavar="ID...", show_default=False, help="Jobs, batches, small/qid….")],
+    message: Message = "",
+    queue: QueueUrl = None,
+    verbose: Verbose = False,
+) -> None:
+    """Give up what is at work or waits: a job becomes Failed, and can be requeued or deleted.
+
+    Its lock is taken away in the same change, so that whoever works at it cannot go on.
+    """
+    with opened(queue) as found:
+
+        def failed(name: str) -> str:
+            one = item(found, name)
+            one.fail(message or "given up by an operator", revoke=True)
+            return one.status
+
+        each(ids, failed)
+
+
+def prioritize(
+    ids: Annotated[
+        list[str], typer.Argument(metavar="ID...", show_default=False, help="Jobs (jid…), or batches: their jobs.")
+    ],
+    priority: Annotated[
+        int, typer.Option("--priority", metavar="N", min=0, show_default=False, help="0 is most urgent.")
+    ],
+    queue: QueueUrl = None,
+    verbose: Verbose = False,
+) -> None:
+    """Give jobs that wait another priority. One that somebody works at keeps its own."""
+    with opened(queue) as found:
+
+        def changed(name: str) -> str:
+            job_of(found, name).set_priority(priority)
+            return f"priority {priority}"
+
+        names = []
+        for name in ids:
+            names += batch_of(found, name).processing_jobs if name.startswith("bid") else [name]
+        each(names, changed)
+
+
+# ``ferryman intake audit``, ``dump``, ``restore``, ``import-legacy``: the queue as a whole.
+
+
+def audit(
+    repair: Annotated[bool, typer.Option("--repair", help="Repair what can be repaired safely.")] = False,
+    queue: QueueUrl = None,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Hold every node of the queue against its layout.
+
+    A row a finding. What was changed less than an hour ago is a warning: it may be somebody's work of this moment. The
+    command ends with 1 if there are others, and they were not repaired.
+    """
+    with opened(queue) as found:
+        findings = found.audit(repair=repair)
+        left = [one for one in findings if one.level == "FAIL" and not one.text.endswith("Repaired.")]
+    if json:
+        json_line([one._asdict() for one in findings])
+    elif findings:
+        table(("level", "rule", "path", "what"), [[f.level, f.rule, f.path, f.text] for f in findings])
+    else:
+        note("Every node is as it should be.")
+    if left:
+        raise typer.Exit(1)
+
+
+def dump(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", show_default=False, help="Output file. Default: standard output.")
+    ] = None,
+    with_secrets: Annotated[
+        bool,
+        typer.Option(
+            "--with-secrets", help="Keep passwords and tokens in URLs: only so can what needs them be fetched again."
+        ),
+    ] = False,
+    queue: QueueUrl = None,
+    verbose: Verbose = False,
+) -> None:
+    """Write the whole queue as JSON, in a file that only its owner can read.
+
+    URLs are written without user, password and query, unless you ask for them. On ZooKeeper it is read while others
+    change it: pause it first, for a dump of one moment.
+    """
+    from ferryman.intake.audit import dump_without_secrets
+    from ferryman.storage.disk import write_private
+
+    with opened(queue) as found:
+        data = found.dump() if with_secrets else dump_without_secrets(found.dump())
+    if file is None:
+        json_line(data)
+        return
+    scratch = file.with_name(f"{file.name}.part")
+    write_private(scratch, json_text.dumps(data, indent=1))
+    scratch.replace(file)
+    say(f"{file}: {len(data['nodes'])} nodes")
+
+
+def restore(
+    file: Annotated[Path, typer.Argument(metavar="FILE", show_default=False, help="A dump.")],
+    queue: QueueUrl = None,
+    verbose: Verbose = False,
+) -> None:
+    """Make the nodes of a dump in an empty queue.
+
+    Ids that were given before are not given again. Killed in the middle, it leaves the queue paused: type the same
+    again.
+    """
+    try:
+        data = json_text.loads(file.read_text("utf-8"))
+    except ValueError as e:
+        raise UsageError(f"{file}: this is not JSON ({e}). Give a file that `ferryman intake dump` wrote.") from None
+    with opened(queue) as found:
+        found.restore(data)
+    say(f"{len(data['nodes'])} nodes restored")
+
+
+def import_legacy(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE", show_default=False, help="A folder with one file per record, or zookeeper://HOST/PATH."
+        ),
+    ],
+    queue: QueueUrl = None,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Take over records of the older queue (mrtQ-…).
+
+    Their payloads are JSON, XML, or Java's properties, as text or serialized; of what Java serialized nothing else is
+    read, and no code is run.
+
+    Ingest's properties get their names here: profile, type, filename, responseForm, objectID, localID, digestType
+    and digestValue, and creator, title and date as metadata. Others keep theirs.
+
+    Each becomes a job in the state that it was in, of the batch that it names. What cannot be read is named and
+    skipped; the command ends with 1 then. Typed again, it takes over only what is not there yet.
+    """
+    from ferryman.intake import legacy
+
+    with opened(queue) as found:
+        done = legacy.import_legacy(found, legacy.records_at(source))
+    if json:
+        json_line({"jobs": dict(done.jobs), "known": done.known, "skipped": dict(done.skipped)})
+    else:
+        for record, job in done.jobs:
+            say(f"{record}: {job}")
+        note(f"{len(done.jobs)} imported, {len(done.known)} were already there, {len(done.skipped)} skipped")
+    for _, why in done.skipped:
+        error(why)
+    if done.skipped:
+        raise typer.Exit(1)

@@ -76,7 +76,7 @@ def show(
 ) -> None:
     """Tell all that is known of a batch, a job or an access request."""
     from ferryman.intake import Batch, Job, overview
-    from ferryman.intake.redaction import without_secrets
+    from ferryman.intake.audit import without_secrets
 
     with opened(queue) as found:
         one = item(found, name)
@@ -116,7 +116,7 @@ def or_error(load: Any) -> Any:
 
 
 def told_rows(rows: list[dict[str, Any]], columns: tuple[str, ...], json: bool) -> None:
-    from ferryman.intake.redaction import without_secrets
+    from ferryman.intake.audit import without_secrets
 
     rows = without_secrets(rows)
     if json:

@@ -17,7 +17,6 @@ import typer
 
 from ferryman.cli import terminal
 from ferryman.cli.intake.options import QueueUrl, opened
-from ferryman.cli.interrupt import CODE, SIGNALS
 from ferryman.cli.options import (
     Conf,
     Has,
@@ -33,6 +32,7 @@ from ferryman.cli.options import (
     seconds,
     spark_settings,
 )
+from ferryman.cli.terminal import CODE, SIGNALS
 from ferryman.errors import UsageError
 
 if TYPE_CHECKING:
@@ -140,14 +140,13 @@ def serve(
     again: the work is found where it was. Further processes that serve the same queue share all work but the plan's,
     and take that over when the first one ends.
     """
-    from ferryman.observe import watching
-    from ferryman.observe.log import logging_to
+    from ferryman.intake.service import Serving
+    from ferryman.intake.service import serve as serving
+    from ferryman.intake.service.processing import jobs_sources
+    from ferryman.intake.service.reports import mail_server
+    from ferryman.net.reach import Reach
+    from ferryman.observe import logging_to, watching
     from ferryman.plan.load import load_plan, plan_file
-    from ferryman.reach import Reach
-    from ferryman.service import Serving
-    from ferryman.service import serve as serving
-    from ferryman.service.mail import mail_server
-    from ferryman.service.processing import jobs_sources
     from ferryman.state.state import state_root
 
     settings = {**machines_have(has), **spark_settings(conf)}
@@ -173,7 +172,7 @@ def serve(
 
         @contextmanager
         def driving() -> Iterator[tuple[State, Runner]]:
-            from ferryman.service import on_spark
+            from ferryman.intake.service import on_spark
 
             with on_spark(loaded, root.parent, master, settings, accept_changes, preflight=preflight) as driver:
                 graceful.listen()  # Spark's start has put itself in the place of who hears Ctrl-C

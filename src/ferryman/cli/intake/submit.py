@@ -15,7 +15,7 @@ from ferryman.cli.options import Json, Verbose, seconds
 from ferryman.cli.terminal import json_line, say
 from ferryman.errors import UsageError
 from ferryman.intake.nodes import time_text
-from ferryman.net import split
+from ferryman.net.urls import split
 
 if TYPE_CHECKING:
     from ferryman.intake import Batch
@@ -129,8 +129,8 @@ def submit(
 
 
 def _checked(url: str) -> str:
-    from ferryman.service.errors import Corrupt
-    from ferryman.service.manifest import checked_url
+    from ferryman.intake.service.errors import Corrupt
+    from ferryman.intake.service.manifest import checked_url
 
     try:
         return checked_url(url)
@@ -139,8 +139,8 @@ def _checked(url: str) -> str:
 
 
 def _refuse_bad_names(collection: str | None, local_ids: list[str] | None) -> None:
-    from ferryman.service.errors import Corrupt
-    from ferryman.service.payload import checked_name
+    from ferryman.intake.service.errors import Corrupt
+    from ferryman.intake.service.payload import checked_name
 
     try:
         for kind, name in (("collection", collection), *(("local_id", name) for name in local_ids or [])):

@@ -8,12 +8,12 @@ from typing import Any, ClassVar, Final, get_args
 
 import sqlalchemy as sa
 
-from ferryman import databases
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Outcome
 from ferryman.destinations.sql.backends import BACKENDS, dialect_of
 from ferryman.destinations.sql.dialect import Dialect, Writer
 from ferryman.destinations.sql.layout import RESERVED, STANDARD, Layout, Mode
 from ferryman.errors import Misconfigured, PlanError, UsageError
+from ferryman.net import databases
 
 REFUSED: Final = "the database refuses it"
 """Begins the reasons of refused deliveries: without the id, so that what is wrong with all of them reads alike."""

@@ -15,19 +15,17 @@ everybody.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar, NamedTuple
 
 import sqlalchemy as sa
 
 from ferryman.destinations.base import Delivery, Outcome
 from ferryman.destinations.sql.layout import ColumnTypes, Layout
 from ferryman.errors import DeliveryError, Misconfigured, PermanentError
-
-if TYPE_CHECKING:
-    from ferryman.destinations.sql.searching import Hit, Term
 
 
 class Writer(ABC):
@@ -123,3 +121,42 @@ def other_columns(where: str, indexed: tuple[str, ...], wanted: tuple[str, ...],
         f"{where}: the full-text index has the columns {', '.join(indexed)}, the plan says {', '.join(wanted)}. "
         f"Correct the plan, or {drop}: the next run makes it again from the table.",
     )
+
+
+# What is looked for in a full-text index, and what is found.
+
+SNIPPET_WORDS = 16
+"""Words of a snippet: about a line."""
+
+_TERM = re.compile(r'"([^"]*)"?(\*?)|([^\s"]+)')
+
+
+class Term(NamedTuple):
+    """A word, or several that must follow each other."""
+
+    phrase: str
+    is_prefix: bool
+    """The last word may go on."""
+
+
+class Hit(NamedTuple):
+    """A document that was found."""
+
+    id: str
+    title: str | None
+    """The column ``title``, if there is one."""
+    snippet: str
+    """Where the words stand."""
+    rank: float
+    """As the database gives it, turned so that the lower is the better: BM25 on SQLite, ``ts_rank`` on PostgreSQL."""
+
+
+def terms_of(text: str) -> list[Term]:
+    """What a user typed: words, ``"in quotes"``, ``begin*``. No other sign has a meaning, and nothing is an error."""
+    terms = []
+    for phrase, star, word in _TERM.findall(text):
+        if word:
+            phrase, star = word.rstrip("*"), "*" if word.endswith("*") else ""
+        if any(character.isalnum() for character in phrase):
+            terms.append(Term(phrase, bool(star)))
+    return terms

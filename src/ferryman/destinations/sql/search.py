@@ -6,10 +6,10 @@ import os
 
 import sqlalchemy as sa
 
-from ferryman import databases
 from ferryman.destinations.sql.backends import BACKENDS, dialect_of
-from ferryman.destinations.sql.searching import Hit, terms_of
+from ferryman.destinations.sql.dialect import Hit, terms_of
 from ferryman.errors import DeliveryError, UsageError
+from ferryman.net import databases
 
 __all__ = ["Hit", "search"]
 

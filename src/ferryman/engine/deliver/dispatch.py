@@ -6,27 +6,24 @@ import os
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import numpy as np
 
 from ferryman.destinations.base import Destination
-from ferryman.engine.deliver.callers import Hung, ThreadCaller
-from ferryman.engine.deliver.key_heads import KeyHeads, lanes_together
-from ferryman.engine.deliver.lane import Lane, LaneReport, Pass, context_of
-from ferryman.engine.deliver.precedence import SendOrder, order_of
-from ferryman.engine.deliver.turn import OutboxFile
+from ferryman.engine.breakers import Troubles
+from ferryman.engine.deliver.sending import Lane, LaneReport, Pass, context_of
+from ferryman.engine.deliver.turn import Hung, ThreadCaller
 from ferryman.engine.keyed.phase import KeyUpdates
+from ferryman.engine.order import KeyHeads, OutboxFile, SendOrder, lanes_together, order_of
 from ferryman.engine.runner.base import PickledPlan, Runner
-from ferryman.engine.trouble import Troubles
 from ferryman.errors import EngineError, PermanentError, StateForeign, WorkerDied, message_of
 from ferryman.plan import DestinationNode, KeyedNode, errors_node
-from ferryman.state.identity import sender_of
 from ferryman.state.outbox import first_sequence, has_exports, has_others, pending_rows, split_family
-from ferryman.state.state import State
-from ferryman.storage.handles import DataFile
+from ferryman.state.state import State, sender_of
+from ferryman.storage.delta import DataFile
 
 _UNASKED: Final = "ferryman.unasked "
 """Application ids, with the name of a destination that did not say what it has of this state: the next free sequence
@@ -310,3 +307,70 @@ def _together(files: Sequence[DataFile]) -> list[list[DataFile]]:
         else:
             found.append([file])
     return found
+
+
+# Deliver, in the driver: what destinations hold that is newer than what we send, and how we get above it.
+
+_ABOVE: Final = (
+    "destination {name} holds deliveries newer than this state: an earlier state, now lost, was written under another "
+    "clock, or another plan writes there. What is delivered from now on counts as newer."
+)
+_STALE: Final = (
+    "destination {name}: {count} deliveries were stale: it has something newer under their ids and kept it. After a "
+    "kill this is expected. Otherwise another plan writes there, or this state was created again while the clock "
+    "was behind: `ferryman retry --force --destination {name}` sends everything once more."
+)
+
+
+class Newer:
+    """Counts stale deliveries, and sees to it that sequences are above those that a destination holds.
+
+    Else a state created again under a clock that is behind would deliver nothing, and every delivery would seem done.
+    """
+
+    def __init__(self, state: State, dispatcher: Dispatcher, tell: Callable[[str], None]) -> None:
+        self._state = state
+        self._dispatcher = dispatcher
+        self._tell = tell
+        self._counted: Counter[str] = Counter()
+        """Destination -> stale deliveries since the last report."""
+        self._ask: set[str] = set()
+        """Destinations to be asked before the next commit."""
+
+    def note(self, stale: Mapping[str, int]) -> None:
+        """What a wave has met: destination -> stale deliveries."""
+        self._counted.update(stale)
+        self._ask |= stale.keys()
+
+    def refuse_old_copy(self) -> None:
+        """Ask all destinations, when a run begins: see ``Dispatcher.refuse_old_copy``.
+
+        Raises:
+            StateForeign: the state is an old copy; nothing was sent.
+        """
+        for node in self._state.plan.nodes:
+            if isinstance(node, DestinationNode) and self._state.wave:
+                self._dispatcher.refuse_old_copy(node.name)
+
+    def before_commit(self) -> None:
+        """Ask all destinations when the state is new, else those at which something was stale."""
+        if not self._state.wave:
+            self._ask |= {n.name for n in self._state.plan.nodes if isinstance(n, DestinationNode)}
+        self._go_above()
+
+    def report(self) -> bool:
+        """Say how many were stale since the last time. Have sequences jumped, so that a commit must keep that?"""
+        for name, count in self._counted.items():
+            self._tell(_STALE.format(name=name, count=count))
+        self._counted.clear()
+        return self._go_above()
+
+    def _go_above(self) -> bool:
+        jumped = False
+        for name in sorted(self._ask):
+            held = self._dispatcher.highest_sequence(name)
+            if held is not None and self._state.skip_sequences(held):
+                self._tell(_ABOVE.format(name=name))
+                jumped = True
+        self._ask.clear()
+        return jumped

@@ -13,24 +13,22 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from ferryman import crash, limits
-from ferryman.engine.deliver.key_heads import rows_behind
-from ferryman.engine.deliver.precedence import order_of
-from ferryman.engine.keyed.group import GroupFile, Grouping, SortedRun, range_starts
+from ferryman.engine.breakers import Troubles
+from ferryman.engine.keyed.grouping import GroupFile, Grouping, SortedRun, range_starts
 from ferryman.engine.keyed.update import KeyRange, KeyReport, Updating
+from ferryman.engine.order import order_of, rows_behind
 from ferryman.engine.runner.base import IsolatingRunner, PickledPlan, Runner, run_isolating
-from ferryman.engine.trouble import Troubles
 from ferryman.errors import WorkerDied
 from ferryman.plan import KeyedNode, errors_node, keyed_nodes
 from ferryman.plan.keyed import sources_above
-from ferryman.records.due import wait_of_file_s
-from ferryman.records.key_values import key_file
-from ferryman.records.keyed import BUCKETS
+from ferryman.records.keys import BUCKETS, key_file
+from ferryman.records.rows import wait_of_file_s
 from ferryman.sources import Log
 from ferryman.state.keyed import may_hold
 from ferryman.state.outbox import first_sequence, has_exports, pending_rows
 from ferryman.state.state import State
+from ferryman.storage.delta import DataFile
 from ferryman.storage.files import remove_folder
-from ferryman.storage.handles import DataFile
 
 
 class KeyUpdates:

@@ -7,30 +7,42 @@ A task's files are durable before it publishes, once, which they are: two tasks 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ferryman import crash, limits
-from ferryman.engine.deliver.outcomes import Tries
-from ferryman.engine.keyed.callers import ChildCaller, DirectCaller, UpdateCaller
-from ferryman.engine.keyed.calls import KeyCalls, NodeTrouble, Row
-from ferryman.engine.keyed.group import range_starts
-from ferryman.engine.keyed.output import Output
-from ferryman.engine.keyed.runs import merged
+from ferryman.document import Document, check_size, content_version, decode_fields, encode_fields, encode_value, is_text
+from ferryman.engine.keyed.grouping import KeyTask, merged, range_starts
+from ferryman.engine.results import OF_NODE, TRANSIENT, ErrorKind, NodeError, StepTimeout, Traces, Tries, classify_error
 from ferryman.engine.runner.base import PickledPlan
-from ferryman.engine.runner.child import end_copy_of
-from ferryman.engine.transform.time_limit import signals_noticed
-from ferryman.plan import KeyedNode, successors
-from ferryman.records.due import latest_us
-from ferryman.records.key_values import KeyFile, KeyRow, KeyValues
+from ferryman.engine.runner.child import Child, Died, TooLong, end_copy_of
+from ferryman.engine.transform.calls import can_interrupt, limited, signals_noticed
+from ferryman.errors import BadDocument, Dropped, PermanentError, WorkerDied, plain_text, shown, unless_interrupt
+from ferryman.plan import KeyedNode, Policy, successors
+from ferryman.records.keys import (
+    CONTRIBUTIONS,
+    EXPORTS_FILE,
+    KEY_STATE,
+    KeyFile,
+    KeyRow,
+    KeyValues,
+    UpdateResult,
+    file_stats,
+    lane_of,
+)
+from ferryman.records.rows import LEDGER, UNTOUCHED, RowResult, Status, latest_us, sent_events, table_of, with_traceback
 from ferryman.state.journal import Journal
-from ferryman.storage.files import path_of
-from ferryman.storage.groups import values
+from ferryman.storage.files import StatePath, fsync_folder, path_of, remove
+from ferryman.storage.parquet import Part, PartWriter, values
 
 
 class KeyRange(NamedTuple):
@@ -162,3 +174,519 @@ class _RangeUpdate:
         for at, (key, *row, due, attempt, since, transient) in enumerate(zip(*columns, strict=True)):
             due = 0 if due is not None and due > self._latest else due
             yield key, Row._make((at, *row, due, Tries(attempt, since, transient)))
+
+
+# What an ``update`` returns, checked: a state that JSON can hold, and documents to export.
+
+
+class Export(NamedTuple):
+    """A document to export, as it is kept."""
+
+    key: str
+    document: str
+    operation: str
+    fields: bytes | None
+    raw: bytes | None
+    version: str
+
+
+def returned(key: str, given: Any) -> tuple[str | None, list[Export]]:
+    """The new state as JSON (None: there is none), and the exports, of what an ``update`` has returned.
+
+    Raises:
+        PermanentError: it is not a pair of these.
+    """
+    if not isinstance(given, tuple) or len(given) != 2:
+        raise PermanentError(f"returned a {type(given).__name__}: return a pair: the new state, and what to export")
+    state, exports = given
+    return _state(state), [_export(key, each) for each in _each(exports)]
+
+
+def _state(state: Any) -> str | None:
+    if state is None:
+        return None
+    try:
+        encoded = encode_value(state, "a state that")
+    except BadDocument as e:
+        raise PermanentError(f"returned {e}") from None
+    check_size(encoded, None)
+    return encoded.decode()
+
+
+def _each(exports: Any) -> Iterator[Any]:
+    if exports is None:
+        return
+    if isinstance(exports, Document | Mapping):
+        yield exports
+    elif isinstance(exports, Iterable) and not isinstance(exports, str | bytes):
+        yield from exports
+    else:
+        raise PermanentError(f"returned a {type(exports).__name__} to export: give documents, a list of them, or None")
+
+
+def _export(key: str, given: Any) -> Export:
+    if not isinstance(given, Document):
+        if not isinstance(given, Mapping):
+            raise PermanentError(
+                f"returned a {type(given).__name__} among its exports: give documents or dicts of fields"
+            )
+        given = Document.of(key, dict(given))
+    id = given.id
+    if not isinstance(id, str) or not id:
+        raise PermanentError(f"returned an export with the id {shown(id)}: an id is text that is not empty")
+    if not is_text(id):
+        raise PermanentError(f"returned an export with the id {shown(id)}, which has half a character in it")
+    if given.operation == "delete":
+        return Export(key, id, "delete", None, None, content_version(b"", None))
+    fields, raw = encode_fields(given.fields), given.raw
+    if raw is not None and not isinstance(raw, bytes):
+        raise BadDocument(f"{id} has a {type(raw).__name__} as raw, which must be bytes or None")
+    check_size(fields, raw)
+    return Export(key, id, "upsert", fields, raw, content_version(fields, raw))
+
+
+# Who calls an ``update``: this process, or a child of it once a worker has died over one.
+#
+# In a child a call that ends its process costs nothing but the child. It is made again with half of its documents,
+# until the one stands alone that does it.
+
+Returned = tuple[str | None, list[Export]]
+"""The new state as JSON, None if there is none, and the exports."""
+
+_decode = msgspec.json.decode
+
+
+class UpdateCaller(Protocol):
+    """Calls an ``update``."""
+
+    def call(self, key: str, value: str | None, documents: Sequence[Document]) -> Returned:
+        """What it returns, checked; what it raises is raised here.
+
+        Args:
+            value: the state as JSON; None: there is none.
+
+        Raises:
+            StepTimeout: it took longer than ``timeout=``.
+            PermanentError: it has returned what it may not, or it ends its process over this one document.
+        """
+        ...
+
+    def end(self) -> None:
+        """No more calls."""
+
+
+class DirectCaller:
+    """Calls it in this process."""
+
+    def __init__(self, node: KeyedNode) -> None:
+        self._node = node
+        self._timeout_s = node.timeout if can_interrupt() else None
+
+    def call(self, key: str, value: str | None, documents: Sequence[Document]) -> Returned:
+        """See ``UpdateCaller.call``."""
+        state = None if value is None else _decode(value)
+        if self._timeout_s is None:
+            return returned(key, self._node.update(key, state, [*documents]))
+        with limited(self._timeout_s, _too_long(self._node)):
+            given = self._node.update(key, state, [*documents])
+            return returned(key, given)  # exports may be made as they are asked for
+
+    def end(self) -> None:
+        """Nothing is left."""
+
+
+class ChildCaller:
+    """Calls it in a child process."""
+
+    def __init__(self, node: KeyedNode) -> None:
+        self._node = node
+        self._child = Child(partial(_update, node))
+
+    def call(self, key: str, value: str | None, documents: Sequence[Document]) -> Returned:
+        """See ``UpdateCaller.call``."""
+        attempts = self._node.policy.attempts if len(documents) == 1 else 1
+        for _ in range(attempts):
+            try:
+                found: Returned = self._child.ask((key, value, [*documents]), self._node.timeout)
+                return found
+            except TooLong:
+                raise StepTimeout(_too_long(self._node)) from None
+            except Died as e:
+                death = e
+        raise PermanentError(death.said(attempts, size=sum(len(doc.raw or b"") for doc in documents)))
+
+    def end(self) -> None:
+        """No more calls."""
+        self._child.end()
+
+
+def _update(node: KeyedNode, request: tuple[str, str | None, list[Document]]) -> Any:  # pragma: no cover - the child
+    key, value, documents = request
+    return returned(key, node.update(key, None if value is None else _decode(value), documents))
+
+
+def _too_long(node: KeyedNode) -> str:
+    return f"it took longer than timeout={node.timeout:g} s"
+
+
+# The calls of an ``update``, key by key: with the documents of a key in their order, as many as one call may get.
+#
+# A call that raises is made again with half of its documents, until the bad one stands alone. Only that one fails;
+# those behind it wait for it, for the state that they are to change is not there yet.
+
+_UNEXPLAINED: Final = (ErrorKind.UNFORESEEN, ErrorKind.CONNECTION)
+"""Errors that may be the node's own."""
+
+
+class NodeTrouble(Exception):
+    """``update`` itself is in trouble: what it was not called for waits."""
+
+    def __init__(self, why: str, *, permanent: bool, blameless: bool) -> None:
+        super().__init__(why)
+        self.permanent = permanent
+        self.blameless = blameless
+        """The failures of this task are not the documents' own either."""
+
+
+class Row(NamedTuple):
+    """A document of a key."""
+
+    at: int
+    """Its row in the table at hand."""
+    document: str
+    operation: str
+    fields: bytes | None
+    raw: bytes | None
+    sequence: int
+    fault: str | None
+    holds: bool
+    source: str
+    route: str
+    revision: int
+    task: str
+    kept: bool
+    previous: bytes | None
+    due: int | None
+    tries: Tries
+
+    @property
+    def size(self) -> int:
+        return len(self.fields or b"") + len(self.raw or b"") + len(self.previous or b"")
+
+    @property
+    def stays(self) -> bool:
+        """Does its key have something of it afterwards?"""
+        return self.task == KeyTask.COUNT and self.operation == "upsert"
+
+    def as_document(self) -> Document:
+        """What ``update`` gets."""
+        doc = Document.of(self.document, decode_fields(self.fields or b"{}") if self.stays else {})
+        doc.raw, doc.operation = (self.raw, "upsert") if self.stays else (None, "delete")
+        doc.previous = None if self.previous is None else decode_fields(self.previous)
+        return doc
+
+
+class KeyCalls:
+    """Calls ``update`` for one key after the other.
+
+    Attributes:
+        results: of the rows of the table at hand: None, or what was noted; see ``Output.events``.
+    """
+
+    def __init__(self, node: KeyedNode, output: Output, caller: UpdateCaller, now_us: int) -> None:
+        self._node = node
+        self._caller = caller
+        self._output = output
+        self._now_us = now_us
+        self._traces = Traces()
+        self._failures = self._successes = 0
+        self._key: str | None = None
+        self.results: list[RowResult | None] = []
+
+    def begin(self, sequences: Sequence[int]) -> None:
+        """The next table has these rows: until something becomes of one, it waits."""
+        self.results = [RowResult(sequence, UNTOUCHED, "", 0, None) for sequence in sequences]
+
+    def is_open(self, key: str) -> bool:
+        """Were these the last documents of this key that came?"""
+        return self._key == key
+
+    def open(self, key: str, bucket: int, known: KeyRow | None) -> None:
+        """From now on documents of this key come."""
+        self.close()
+        self._key, self._bucket = key, bucket
+        self._before = self._value = None if known is None else known.value
+        self._sequence = 0 if known is None else known.sequence
+        self._held = False
+
+    def close(self) -> None:
+        """There are no more documents of the key: its state is what the last call returned."""
+        if self._key is not None and self._value != self._before:
+            self._output.state(self._key, self._value, self._sequence, self._bucket)
+        self._key = None
+
+    def take(self, rows: Sequence[Row], due_us: int) -> None:
+        """Some documents of the key, in their order.
+
+        Args:
+            due_us: what is due later waits, unless others wait for it.
+        """
+        self._held = self._held or not any(row.due is not None and row.due <= due_us for row in rows)
+        batch: list[Row] = []
+        size = 0
+        for row in rows:
+            if batch and (size + row.size > self._node.buffer_bytes or row.fault or row.due is None):
+                self._call(batch)
+                batch, size = [], 0
+            self._held = self._held or row.due is None
+            if self._held:
+                return
+            if row.task == KeyTask.NOTHING:
+                self.results[row.at] = None
+                continue
+            if row.fault:
+                self._fail(row, NodeError(ErrorKind.UNFORESEEN, self._node.name, row.fault))
+                continue
+            batch.append(row)
+            size += row.size
+        if batch:
+            self._call(batch)
+
+    def _call(self, rows: Sequence[Row]) -> None:
+        if self._held:
+            return
+        assert self._key is not None
+        try:
+            value, exports = self._caller.call(self._key, self._value, [row.as_document() for row in rows])
+        except Dropped as e:
+            self._drop(rows, plain_text(e) or f"dropped by {self._node.name}")
+        except WorkerDied:  # there is no child to call it: no document is to blame
+            raise
+        except BaseException as e:
+            self._failed(rows, unless_interrupt(e))
+        else:
+            self._value, self._sequence = value, max(self._sequence, rows[-1].sequence)
+            self._successes += 1
+            self._output.exports(exports)
+            for row in rows:
+                self._note(row)
+
+    def _note(self, row: Row) -> None:
+        """The key has what it was given of this document."""
+        assert self._key is not None
+        if row.task == KeyTask.WITHDRAW:
+            self._output.withdrawn += 1  # and it is still to come to its new key
+        else:
+            self.results[row.at] = None
+        if row.kept:
+            whose = (row.source, row.document, row.route, row.revision)
+            self._output.contribution(self._key, whose, (row.fields or b"{}") if row.stays else None, self._bucket)
+
+    def _drop(self, rows: Sequence[Row], why: str) -> None:
+        self._successes += 1
+        for row in rows:
+            self.results[row.at] = RowResult(row.sequence, Status.DROPPED, why, row.tries.attempt + 1, None)
+
+    def _failed(self, rows: Sequence[Row], error: Any) -> None:
+        fault = classify_error(error, self._node.name, f"update of {self._node.name}", traces=self._traces)
+        if fault.kind in OF_NODE:
+            raise NodeTrouble(fault.text, permanent=fault.kind is ErrorKind.MISCONFIGURED, blameless=False)
+        if len(rows) > 1:
+            half = len(rows) // 2
+            self._call(rows[:half])
+            self._call(rows[half:])
+        else:
+            self._fail(rows[0], fault)
+
+    def _fail(self, row: Row, fault: NodeError) -> None:
+        """This document fails; those behind it wait, unless it has failed for good where nothing holds the others."""
+        self._failures += fault.kind in _UNEXPLAINED
+        if self._is_broken(fault):
+            why = f"{fault.text}. So did the first {self._failures} calls, and none succeeded"
+            raise NodeTrouble(why, permanent=fault.kind is ErrorKind.UNFORESEEN, blameless=True)
+        self.results[row.at] = result = result_of(row.sequence, row.tries, fault, self._node.policy, self._now_us)
+        self._held = row.holds or result.status == Status.ERROR
+
+    def _is_broken(self, fault: NodeError) -> bool:
+        """Has ``update`` done nothing but fail, and for no reason that it gave?"""
+        brake = self._node.brake
+        return brake is not None and fault.kind in _UNEXPLAINED and not self._successes and self._failures >= brake
+
+
+# What a task writes of the keys that it updates: their states, their exports, and what became of their documents.
+
+_ROWS: Final = 16_384
+"""Rows that are held as Python objects."""
+
+_DONE: Final = (Status.INDEXED, Status.DROPPED)
+
+
+def dealt(rows: Sequence[Sequence[Any]], column: int) -> list[Sequence[Any]]:
+    """The first row of each value of the column, then the second of each, and so on: a destination takes one export of
+    a key at a time, and neighbours that are of other keys go together."""
+    turns: Counter[Any] = Counter()
+    numbers = []
+    for row in rows:
+        turns[row[column]] += 1
+        numbers.append(turns[row[column]])
+    return [rows[at] for at in sorted(range(len(rows)), key=numbers.__getitem__)]
+
+
+class _Table:
+    """A data file in the making, row by row.
+
+    Args:
+        dealt_by: number of a column by which rows are ``dealt``; None: they stand as they come.
+    """
+
+    def __init__(self, folder: StatePath, schema: pa.Schema, epoch: int, dealt_by: int | None = None) -> None:
+        self._open: Callable[[], PartWriter] = lambda: PartWriter(folder, schema, epoch=epoch)
+        self._schema = schema
+        self._dealt_by = dealt_by
+        self._file: PartWriter | None = None
+        self._rows: list[Sequence[Any]] = []
+        self._size = 0
+
+    def add(self, row: Sequence[Any], size: int = 0) -> None:
+        """Values in the order of the columns; ``size``: bytes of its content."""
+        self._rows.append(row)
+        self._size += size
+        if len(self._rows) >= _ROWS or self._size >= limits.GROUP_BYTES:
+            self._flush()
+
+    def write(self, table: pa.Table) -> None:
+        """Rows that are a table already."""
+        if table.num_rows:
+            if self._file is None:
+                self._file = self._open()
+            self._file.write(table)
+
+    def finish(self, stats: dict[str, Any] | None = None) -> Part | None:
+        """The file, fsynced; None: it has no row."""
+        self._flush()
+        return None if self._file is None else self._file.finish(stats)
+
+    def abandon(self) -> None:
+        """Forget the file."""
+        if self._file is not None:
+            self._file.abandon()
+
+    def _flush(self) -> None:
+        if self._rows:
+            if self._dealt_by is not None:
+                self._rows = dealt(self._rows, self._dealt_by)
+            columns = [*map(list, zip(*self._rows, strict=True))]
+            self.write(table_of(self._schema, len(self._rows), **dict(zip(self._schema.names, columns, strict=True))))
+        self._rows, self._size = [], 0
+
+
+class Output:
+    """The files of one task.
+
+    Args:
+        first_bucket: of its range.
+        followed: does something follow the node?
+    """
+
+    def __init__(self, root: StatePath, node: str, wave: int, epoch: int, first_bucket: int, *, followed: bool) -> None:
+        self._node = node
+        self._wave = wave
+        self._lane = lane_of(first_bucket)
+        self._followed = followed
+        self._state = _Table(root / "state" / node, KEY_STATE, epoch)
+        self._exports = _Table(root / "exports" / node, EXPORTS_FILE, epoch, EXPORTS_FILE.get_field_index("key"))
+        self._ledger = _Table(root / "ledger", LEDGER, epoch)
+        self._contributions = _Table(root / "contributions" / node, CONTRIBUTIONS, epoch)
+        self._folders = {name: root / name / node for name in ("state", "exports", "contributions")}
+        self._folders["ledger"] = root / "ledger"
+        self.withdrawn = 0
+        """Documents of which a former key was told that they are gone."""
+        self._buckets: list[int] = []
+        self._leaving: Counter[int] = Counter()
+        self._counts: Counter[str] = Counter()
+
+    def state(self, key: str, value: str | None, sequence: int, bucket: int) -> None:
+        """The new state of a key, JSON; None: it has none any more."""
+        self._state.add((key, value, sequence, self._wave, bucket), len(value or "") + len(key))
+        self._buckets = [min([bucket, *self._buckets]), max([bucket, *self._buckets])]
+
+    def contribution(self, key: str, whose: tuple[str, str, str, int], fields: bytes | None, bucket: int) -> None:
+        """What a key has now of a document (source, id, route, revision), as JSON; None: nothing."""
+        size = len(key) + sum(map(len, whose[:3])) + len(fields or b"")
+        self._contributions.add((key, *whose, fields, self._wave, bucket), size)
+
+    def exports(self, exports: Sequence[Export]) -> None:
+        """In their order; nobody carries on those of a node that nothing follows."""
+        for each in exports if self._followed else ():
+            size = len(each.key) + len(each.document) + len(each.fields or b"") + len(each.raw or b"")
+            self._exports.add(each, size)  # keys may be large, too
+
+    def events(self, rows: pa.Table, results: Sequence[RowResult | None]) -> None:
+        """What became of documents: of each of the rows of a run, None if it went into the state."""
+        noted = [result for result in results if result is not None]
+        events = sent_events(rows.rename_columns({"sequence": "row"}), noted, self._node, self._wave)
+        self._ledger.write(events)
+        columns = (rows[name].to_pylist() for name in ("file", "operation"))
+        for file, operation, result in zip(*columns, results, strict=True):
+            status = Status.INDEXED if result is None else result.status
+            if status != UNTOUCHED:
+                self._leaving[file] += status in _DONE
+            self._counts["deleted"] += result is None and operation == "delete"
+            self._counts["sent"] += status != UNTOUCHED
+            self._counts["failed"] += status in (Status.DEAD, Status.ERROR_DOC)
+
+    def finish(self, number: int) -> UpdateResult:
+        """Write what is left; the files and their names are durable when this returns."""
+        first, last = self._buckets or (0, 0)
+        state = self._state.finish(file_stats((first, last), (self._wave, self._wave)))
+        ledger, exports, contributions = (t.finish() for t in (self._ledger, self._exports, self._contributions))
+        parts = {"ledger": ledger, "state": state, "exports": exports, "contributions": contributions}
+        for name in (name for name, part in parts.items() if part is not None):
+            fsync_folder(self._folders[name])
+        count = self._counts
+        return UpdateResult(
+            self._node,
+            number,
+            self._lane,
+            ledger,
+            state,
+            exports,
+            contributions,
+            dict(self._leaving),
+            count["sent"],
+            count["deleted"],
+            count["failed"],
+            self.withdrawn,
+        )
+
+    def remove(self, result: UpdateResult) -> None:
+        """Remove the files: another task has done the same before."""
+        for name, folder in self._folders.items():
+            if (part := getattr(result, name)) is not None:
+                remove(folder / part.path)
+
+    def abandon(self) -> None:
+        """Forget the files, after an error."""
+        for each in (self._state, self._exports, self._ledger, self._contributions):
+            each.abandon()
+
+
+# What a failed call means for its document: tried again, failed or rejected.
+
+
+def result_of(sequence: int, before: Tries, fault: NodeError, policy: Policy, now_us: int) -> RowResult:
+    """What is noted of a document whose attempt failed."""
+    attempt, since, transient = before.attempt + 1, before.since, before.transient
+    why = with_traceback(fault.text, fault.trace)
+    if fault.kind is ErrorKind.PERMANENT:
+        return RowResult(sequence, Status.ERROR_DOC, why, attempt, None)
+    waited_s = None
+    if fault.kind in TRANSIENT:
+        since, transient = since or now_us, (transient or 0) + 1
+        waited_s = (now_us - since) / 1e6
+    if policy.limits.passed(attempt, transient or 0, waited_s):
+        why = with_traceback(f"{fault.text} (attempt {attempt}, the last)", fault.trace)
+        return RowResult(sequence, Status.DEAD, why, attempt, None)
+    patient = waited_s is not None and policy.patience_s is not None
+    wait = random.uniform(0, policy.longest_wait_s(attempt, patient=patient))
+    return RowResult(sequence, Status.ERROR, why, attempt, now_us + int(wait * 1e6), since, transient)

@@ -14,7 +14,7 @@ from ferryman import limits
 from ferryman.errors import EngineError, OutOfMemory, WorkerDied
 from ferryman.memory import lacks_memory, why_no_memory
 from ferryman.plan import Plan
-from ferryman.plan.pickling import dumps
+from ferryman.plan.calls import dumps
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")

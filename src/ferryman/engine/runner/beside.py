@@ -22,8 +22,8 @@ import cloudpickle
 
 from ferryman.engine.runner.base import Answer, Item
 from ferryman.engine.runner.fork_server import die_with
-from ferryman.engine.runner.imports import ImportPath
-from ferryman.plan.pickling import dumps
+from ferryman.engine.runner.worker import ImportPath
+from ferryman.plan.calls import dumps
 
 MOST: Final = 8
 """Processes: what they do is reading, and the memory of each is that of a worker."""

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from ferryman.engine.runner.descriptors import Descriptors
 from ferryman.engine.runner.fork_server import ForkServer, fork_server
+from ferryman.engine.runner.worker import Descriptors
 from ferryman.errors import (
     Misconfigured,
     PermanentError,
@@ -26,7 +26,7 @@ from ferryman.errors import (
     describe,
 )
 from ferryman.memory import lacks_memory, why_no_memory
-from ferryman.plan.pickling import dumps
+from ferryman.plan.calls import dumps
 
 _PLACE_BYTES: Final = 64 * 1024
 """What a child may say of where it is; longer words are cut."""

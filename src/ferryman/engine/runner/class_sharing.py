@@ -30,7 +30,7 @@ from typing import Final, Self
 
 from ferryman.engine.runner.java import java_command
 from ferryman.storage.files import fsync_file
-from ferryman.storage.lock import turn
+from ferryman.storage.locks import turn
 
 LIMIT_S: Final = 180.0
 """Making one takes 20 s of one core. A machine that needs nine times as long is better left alone."""

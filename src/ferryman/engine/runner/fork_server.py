@@ -21,8 +21,8 @@ from typing import Final
 from ferryman.errors import WorkerDied
 
 _LOADED: Final = (
-    "ferryman.engine.deliver.callers",
-    "ferryman.engine.keyed.callers",
+    "ferryman.engine.deliver.turn",
+    "ferryman.engine.keyed.update",
     "ferryman.engine.transform.isolation",
 )
 """Modules of what children do."""

@@ -18,18 +18,17 @@ from itertools import starmap
 from typing import Any
 
 import pyarrow as pa
-from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql.functions import spark_partition_id
 
 from ferryman.engine.runner.base import Answer, Item, QueryFailed, Runner, no_memory_is_death, set_outcome
-from ferryman.engine.runner.descriptors import answering
-from ferryman.engine.runner.imports import ImportPath
 from ferryman.engine.runner.reasons import packed, reason, unpacked
 from ferryman.engine.runner.sessions import is_alive, shown, was_stopped
+from ferryman.engine.runner.worker import ImportPath, answering
 from ferryman.errors import EngineError, FerrymanError, OutOfMemory, WorkerDied, describe, plain_text
-from ferryman.plan.pickling import dumps
+from ferryman.plan.calls import dumps
 
 _PARTED = 100_000
 """Numbers in a range that has more of them than any Spark has cores."""

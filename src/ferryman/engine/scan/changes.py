@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import duckdb
 import numpy as np
@@ -12,18 +13,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ferryman import limits
-from ferryman.engine.scan.batches import Splitter
-from ferryman.engine.scan.candidates import LIVE, SETTLED, WAITING, Queries, find_candidates
-from ferryman.engine.scan.listing import Listing
-from ferryman.engine.scan.order import SourceOrder
-from ferryman.engine.scan.reason import Reason
-from ferryman.engine.scan.unconfirmed import UNCONFIRMED, unconfirmed, unconfirmed_of
-from ferryman.records.due import is_due_sql
-from ferryman.records.events import table_of
+from ferryman.engine.batches import LISTED, SLICE, Reason
+from ferryman.engine.results import Listing
+from ferryman.engine.scan.cut import Splitter
+from ferryman.records.families import Published, encode_published
+from ferryman.records.rows import OUTBOX, OUTBOX_CONTENT, OUTBOX_PARTITION, is_due_sql, table_of
+from ferryman.storage import parquet
 from ferryman.storage.files import here
-from ferryman.storage.parquet import unpacked_bytes
-from ferryman.storage.query import quoted, quoted_list, read_rows, stream
-from ferryman.storage.spread import Spread, half_of, part_of, partitions_for
+from ferryman.storage.parquet import RowGroups, unpacked_bytes
+from ferryman.storage.query import (
+    Marks,
+    Spread,
+    half_of,
+    look_up,
+    part_of,
+    partitions_for,
+    quoted,
+    quoted_list,
+    read_rows,
+    stream,
+)
 from ferryman.storage.tables import Table
 
 _LISTED: Final = pa.schema(
@@ -389,3 +398,274 @@ def due_now(now_us: int, longest_s: float, waiting: Collection[str]) -> str:
 
 def _rows_of(paths: list[str]) -> str:
     return f"read_parquet({quoted_list(map(here, paths))})"
+
+
+# Scan: of which ids do the listing and ``documents`` not say the same?
+#
+# Only hashes are compared, 24 bytes a row, a part of them at a time: whatever the sizes, and whatever the query engine
+# does, this takes the same memory. What is found is looked at again by its whole id, so that two ids of one hash do
+# not matter.
+
+_LISTED_HASHES: Final = pa.schema([("h", pa.uint64()), ("v", pa.uint64()), ("f", pa.uint64())])
+_KNOWN_HASHES: Final = pa.schema([*_LISTED_HASHES, ("wave", pa.int64()), ("flags", pa.uint8())])
+_TAKEN_HASHES: Final = pa.schema([("h", pa.uint64())])
+
+SETTLED: Final = 1
+"""It may be left alone if its version is the same."""
+LIVE: Final = 2
+"""It is at the source, as far as is known."""
+WAITING: Final = 4
+"""A failed step or an operator waits for it."""
+
+
+_Array = np.ndarray[Any, Any]
+
+
+class Candidates(Marks):
+    """What has to be looked at by its id. Some more may be among it.
+
+    Attributes:
+        known: documents of the source that were there when it was last listed.
+        any_known: was anything ever known of it?
+        special: ids that are listed twice, or taken by a conflicting source; as hashes.
+        rows: rows of listing and ``documents`` that are suspect, about.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known = 0
+        self.any_known = False
+        self.special = 0
+        self.rows = 0
+
+
+class Queries:
+    """The rows to compare, as queries of one connection.
+
+    Args:
+        listed: ``h`` of the id, ``v`` of the version, ``f`` of the fingerprint, a row each.
+        known: the same of ``documents``, with ``wave`` and ``flags``.
+        taken: ``h`` of ids that are taken by a conflicting source; None: there is none.
+    """
+
+    def __init__(self, db: duckdb.DuckDBPyConnection, listed: str, known: str, taken: str | None) -> None:
+        self.listed = (f"SELECT h, v, f FROM ({listed})", _LISTED_HASHES)
+        self.known = (f"SELECT h, v, f, wave, flags FROM ({known})", _KNOWN_HASHES)
+        self.taken = None if taken is None else (f"SELECT h FROM ({taken})", _TAKEN_HASHES)
+        self._db = db
+
+    def stream(self, query: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """A query's rows in these columns, few at a time."""
+        return stream(self._db, query, schema)
+
+
+def find_candidates(queries: Queries, folder: Path, rows: int, *, only_waiting: bool, with_gone: bool) -> Candidates:
+    """Compare.
+
+    Args:
+        rows: of listing and ``documents``, about.
+        only_waiting: only what is WAITING.
+        with_gone: also what is LIVE and not listed.
+    """
+    parts = partitions_for(rows, 0, limits.COMPARED_ROWS, 1)
+    spreads = [
+        None if of is None else _spread(queries, of, folder / f"compared-{name}", parts)
+        for name, of in (("listed", queries.listed), ("known", queries.known), ("taken", queries.taken))
+    ]
+    found = Candidates()
+    for part in range(parts):
+        listed, known, taken = ({} if s is None else _columns(s.read(part)) for s in spreads)
+        _compare(found, listed, known, taken.get("h"), only_waiting, with_gone)
+    return found
+
+
+def _spread(queries: Queries, of: tuple[str, pa.Schema], path: Path, parts: int) -> Spread:
+    spread = Spread(path.parent, path.name, of[1], parts)
+    for batch in queries.stream(*of):
+        spread.add(batch, part_of(batch.column(0).to_numpy(), parts))
+    spread.close()
+    return spread
+
+
+def _columns(table: pa.Table) -> dict[str, _Array]:
+    return {name: table[name].to_numpy() for name in table.column_names}
+
+
+def _compare(
+    found: Candidates,
+    listed: dict[str, _Array],
+    known: dict[str, _Array],
+    taken: _Array | None,
+    only_waiting: bool,
+    with_gone: bool,
+) -> None:
+    """One part: the last row of each known id beside what is listed."""
+    order = np.lexsort((known["wave"], known["h"]))
+    ids = known["h"][order]
+    last = np.append(ids[1:] != ids[:-1], True)[: len(ids)]
+    known = {name: column[order[last]] for name, column in known.items()}
+    ids, flags = known["h"], known["flags"]
+    live = (flags & LIVE) != 0
+    found.known += int(live.sum())
+    found.any_known |= bool(len(ids))
+    order = np.argsort(listed["h"])  # those of one id together
+    listed = {name: column[order] for name, column in listed.items()}
+    hashes = listed["h"]
+    at, there = look_up(ids, hashes)
+    twice = _twice(hashes)
+    clash = np.isin(hashes, taken) if taken is not None else np.zeros(len(hashes), bool)
+    found.special += int((twice | clash).sum())
+    if only_waiting:
+        suspect = there.copy()
+        suspect[there] = (flags[at[there]] & WAITING) != 0
+        _mark(found, hashes[suspect | clash], ids[:0])
+        return
+    same = there.copy()
+    pairs = at[there]
+    equal = (listed["v"][there] == known["v"][pairs]) | (listed["f"][there] == known["f"][pairs])
+    same[there] = equal & ((flags[pairs] & SETTLED) != 0)
+    looked_for = np.zeros(len(ids), bool)
+    looked_for[at[there]] = True
+    gone = ids[live & ~looked_for] if with_gone else ids[:0]
+    _mark(found, hashes[~same | twice | clash], gone)
+
+
+def _twice(hashes: _Array) -> _Array:
+    """Which of them, in ascending order, are there more than once?"""
+    equal = np.append(hashes[1:] == hashes[:-1], False)[: len(hashes)]
+    found: _Array = equal | np.append(False, equal[:-1])[: len(hashes)]
+    return found
+
+
+def _mark(found: Candidates, listed: _Array, gone: _Array) -> None:
+    found.add(listed)
+    found.add(gone)
+    found.rows += 2 * len(listed) + len(gone)
+
+
+# What is processed, back in its source's order: tasks read documents one after another, as the source has them.
+
+
+class SourceOrder:
+    """Makes rows of a wave batch out of compared rows.
+
+    Args:
+        paths: of the listing's files.
+        starts: place of the first row of each, and the number of all.
+        files: of ``documents``, by their numbers.
+        clash: why a document is refused whose id is another source's.
+    """
+
+    def __init__(self, paths: list[str], starts: np.ndarray[Any, Any], files: list[str], clash: str) -> None:
+        self._paths = paths
+        self._starts = starts
+        self._files = pa.array(files, pa.string())
+        self._clash = clash
+
+    def taken_up(self, compared: pa.Table) -> Iterator[pa.Table]:
+        """Rows that are listed: by place, but those that clash come after all others."""
+        if not compared.num_rows:
+            return
+        columns = (compared[name].to_numpy() for name in ("place", "clash"))
+        order = np.lexsort(tuple(columns))
+        compared = compared.combine_chunks().take(pa.array(order))
+        place, clash = compared["place"].to_numpy(), compared["clash"].to_numpy()
+        number = np.searchsorted(self._starts, place, side="right") - 1
+        ends = np.flatnonzero(np.append((np.diff(number) != 0) | (clash[1:] != clash[:-1]), True)) + 1
+        start = 0
+        for end in ends.tolist():
+            path, first = self._paths[number[start]], self._starts[number[start]]
+            with RowGroups(path, LISTED) as file:
+                for listed in file.pick(place[start:end] - first):
+                    rows = compared.slice(start, listed.num_rows)
+                    yield self._slice_rows(path, listed, rows, clashing=bool(clash[start]))
+                    start += listed.num_rows
+
+    def gone(self, compared: pa.Table) -> pa.Table:
+        """Rows that are not listed."""
+        nothing = {"size": 0, "fingerprint": "", "location": ""}
+        return table_of(SLICE, compared.num_rows, id=compared["id"], **nothing, **self._said(compared))
+
+    def _slice_rows(self, path: str, listed: pa.Table, rows: pa.Table, *, clashing: bool) -> pa.Table:
+        columns: dict[str, Any] = {name: listed[name] for name in LISTED} | {"part": path}
+        if clashing:
+            columns |= {"part": None, "version": None, "refused": self._clash}
+        return table_of(SLICE, rows.num_rows, **columns, **self._said(rows))
+
+    def _said(self, rows: pa.Table) -> dict[str, Any]:
+        """Columns that the compared says."""
+        return {
+            "reason": rows["reason"],
+            "known_file": self._files.take(rows["file"].combine_chunks()),
+            "known_row": rows["row"],
+            "known_size": pc.fill_null(rows["size"], 0),
+            "unconfirmed": rows["unconfirmed"],
+            "unsure": rows["unsure"],
+        }
+
+
+# Rows that no destination has confirmed: they wait in the outbox, or are held there for review.
+#
+# A delete leaves ``given`` when it is committed. Until it is confirmed the document may still be there; so a newer
+# version, or a document that vanishes, takes it up again, or a delete that ends as DEAD would be forgotten with the
+# revision that it belongs to.
+#
+# An upsert stands in ``given`` from its commit on, with its content where a step has asked for that. Until it is
+# confirmed nobody knows what the destination has; so its family's contents are forgotten, and all of it is sent again.
+
+UNCONFIRMED: Final = pa.schema(
+    [
+        ("h", pa.uint64()),
+        ("destination", pa.string()),
+        ("origin", pa.string()),
+        ("document", pa.string()),
+        ("route", pa.string()),
+        ("revision", pa.int64()),
+        ("waits", pa.bool_()),
+    ]
+)
+"""A row that waits, or is held for review: ``document`` is null if it is an upsert. ``h``: the hash of its origin."""
+
+_COLUMNS: Final = pa.schema([f for f in OUTBOX if f.name not in (*OUTBOX_PARTITION, *OUTBOX_CONTENT)])
+
+_OF_VERDICT: Final = """
+    SELECT u.origin, u.document, u.route, u.destination
+    FROM unconfirmed u JOIN compared v ON u.origin = v.id
+    WHERE u.waits OR u.revision = v.revision  -- what is held for an older revision was processed when that ended
+    ORDER BY ALL
+"""
+
+
+def unconfirmed(db: duckdb.DuckDBPyConnection, outbox: Table, source: str) -> Iterator[pa.RecordBatch]:
+    """All such rows of a source."""
+    by_destination: dict[str, list[str]] = defaultdict(list)
+    for file in outbox.files.values():
+        by_destination[file.partition["destination"]].append(file.path)
+    for destination, paths in by_destination.items():
+        db.register("outbox", parquet.scan(outbox.paths(paths), _COLUMNS))
+        yield from stream(
+            db,
+            f"""
+            SELECT origin, {quoted(destination)}, origin, CASE operation WHEN 'delete' THEN document END,
+                route, revision, due IS NOT NULL
+            FROM outbox WHERE source = {quoted(source)}
+            """,
+            UNCONFIRMED,
+        )
+        db.unregister("outbox")
+
+
+def unconfirmed_of(db: duckdb.DuckDBPyConnection, compared: pa.Table) -> tuple[list[str | None], list[bool]]:
+    """Of each compared row (``id``, ``revision``), from the relation ``unconfirmed``: deletes that count as given,
+    as ``given`` has them, for they are not taken out yet; and whether an upsert of its family waits."""
+    deletes: dict[str, list[Published]] = defaultdict(list)
+    unsure: set[str] = set()
+    db.register("compared", compared)
+    for origin, document, route, destination in db.execute(_OF_VERDICT).fetchall():
+        if document is None:
+            unsure.add(origin)
+        else:
+            deletes[origin].append(Published(document[len(origin) :], route, destination))
+    db.unregister("compared")
+    ids = compared["id"].to_pylist()
+    return [encode_published(deletes[id]) if id in deletes else None for id in ids], [id in unsure for id in ids]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import socket
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, groupby
 from operator import itemgetter
-from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,13 +26,14 @@ from ferryman.document import (
     raw_bytes,
     storable_id,
 )
+from ferryman.engine.batches import CONTENT, LISTING, content_path
 from ferryman.engine.live import Live
+from ferryman.engine.results import NONE, ListedPart, Listing, Only, Outage, outage_of
 from ferryman.engine.runner.base import PickledPlan, QueryFailed, Runner
 from ferryman.errors import (
     BadDocument,
     EngineError,
     Misconfigured,
-    Unavailable,
     UsageError,
     WorkerDied,
     as_exception,
@@ -43,29 +43,11 @@ from ferryman.errors import (
     shown,
     unless_interrupt,
 )
-from ferryman.outages import is_connection
 from ferryman.plan import Plan, SourceNode, source_named, sources_of
-from ferryman.plan.pickling import pickling_error
-from ferryman.records.events import table_of
+from ferryman.plan.calls import pickling_error
+from ferryman.records.rows import table_of
 from ferryman.sources import DataFrame, Doubt, Listed, Log, Source
 from ferryman.storage.files import StatePath, disk_full, path_of, share, to_write
-
-LISTING: Final = pa.schema(
-    [
-        pa.field("row", pa.int64()),
-        pa.field("id", pa.string()),
-        pa.field("size", pa.int64()),
-        pa.field("fingerprint", pa.string()),
-        pa.field("location", pa.string()),
-        pa.field("refused", pa.string()),
-        pa.field("version", pa.string()),
-    ]
-)
-"""One row a listed document. ``version`` is null where the content is read later."""
-
-CONTENT: Final = pa.schema([pa.field("row", pa.int64()), pa.field("fields", pa.binary()), pa.field("raw", pa.binary())])
-"""Content of the same rows, in a file beside it: sources that have it at hand stage it too, so that what was hashed is
-what is fed, also if the table changes meanwhile. Most of it is not looked at again once all is known."""
 
 _TASKS_A_SLOT: Final = 4
 """Listing tasks for each task slot: enough to even out folders of different sizes."""
@@ -81,66 +63,6 @@ _TOLD_ROWS: Final = 256
 
 _GROUP_ROWS: Final = 16_384
 _GROUP_BYTES: Final = 16 * limits.MIB
-
-
-def content_path(listing: str) -> str:
-    """Where the content of a listing file's rows is."""
-    return f"{listing}.content"
-
-
-class Outage(NamedTuple):
-    """Why a source cannot be listed that is away, or has to be repaired."""
-
-    why: str
-    permanent: bool
-    """Somebody has to repair it."""
-
-
-class ListedPart(NamedTuple):
-    """What one piece of a listing came to."""
-
-    source: str
-    path: str
-    rows: int
-    bytes: int
-    failure: str | None
-    """Why the piece is incomplete."""
-    host: str = ""
-    """Where it was listed."""
-    doubts: tuple[Doubt, ...] = ()
-    """What the driver is to look at again."""
-    outage: Outage | None = None
-    """If it is incomplete by a fault of the source as a whole."""
-
-
-class Listing(NamedTuple):
-    """All pieces of one source, in its own order."""
-
-    source: SourceNode
-    parts: list[ListedPart]
-
-    @property
-    def rows(self) -> int:
-        return sum(p.rows for p in self.parts)
-
-    @property
-    def bytes(self) -> int:
-        return sum(p.bytes for p in self.parts)
-
-    @property
-    def failures(self) -> list[str]:
-        return [p.failure for p in self.parts if p.failure is not None]
-
-    @property
-    def outage(self) -> Outage | None:
-        """What is permanent counts most."""
-        return max((p.outage for p in self.parts if p.outage), key=lambda each: each.permanent, default=None)
-
-
-Only = Mapping[str, frozenset[str]]
-"""Source -> ids of the documents that are wanted; nothing of the other sources."""
-
-NONE: Final[Only] = MappingProxyType({})
 
 
 def list_sources(
@@ -289,18 +211,6 @@ class ListFrame:
                     pass
                 return out.finish(message_of(e))._replace(outage=outage_of(e))
             return out.finish()
-
-
-def outage_of(error: BaseException) -> Outage | None:
-    """What of a source that raised this; None: it is a fault of what was read, and asking again would not help."""
-    cause = error.__cause__ if isinstance(error, QueryFailed) and error.__cause__ is not None else error
-    if isinstance(cause, Misconfigured):
-        return Outage(message_of(error), permanent=True)
-    if isinstance(error, Unavailable | WorkerDied) or is_connection(error, reading=True):
-        return Outage(message_of(error), permanent=False)
-    if isinstance(error, UsageError | QueryFailed):
-        return Outage(message_of(error), permanent=True)
-    return None
 
 
 def _looked_at_again(source: Source, part: ListedPart) -> ListedPart:

@@ -3,25 +3,40 @@ changes are cut into."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from ferryman import crash, limits
 from ferryman.engine import step_retries
-from ferryman.engine.live import Follower
+from ferryman.engine.batches import Reason, RowRange, TaskSplit, WaveBatch, kept
+from ferryman.engine.breakers import Nodes
+from ferryman.engine.live import Follower, Live
 from ferryman.engine.logs import Logs
-from ferryman.engine.nodes import Nodes
-from ferryman.engine.outcomes import describe_listing
-from ferryman.engine.pending import PendingWork
+from ferryman.engine.pending import PendingWork, Unlisted
+from ferryman.engine.results import ErrorKind, Listing, classify_error
 from ferryman.engine.runner.base import PickledPlan, Runner
-from ferryman.engine.scan.detect import ChangeSet, detect_changes
-from ferryman.engine.scan.guard import Allowed
+from ferryman.engine.scan.changes import SourceComparison, due_now
+from ferryman.engine.scan.cut import Splitter
 from ferryman.engine.scan.listing import list_sources
-from ferryman.engine.transform.look import look_early
-from ferryman.engine.unlisted import Unlisted
-from ferryman.observe.progress import Observer
-from ferryman.records.due import now_us
+from ferryman.engine.summary import describe_listing
+from ferryman.engine.transform.block import Block
+from ferryman.engine.transform.reader import listed_of, version_of, version_unread
+from ferryman.observe import Observer
+from ferryman.plan import conflicting_sources, source_named
+from ferryman.records.rows import DOCUMENTS, now_us
+from ferryman.sources import Source
 from ferryman.state.state import State
 from ferryman.storage import files
+from ferryman.storage.files import StatePath, local_all, path_of, workplace
+from ferryman.storage.parquet import RowGroups
+from ferryman.storage.query import connect, register
 
 _SCRATCH = "scan"
 """The folder of a listing."""
@@ -119,3 +134,306 @@ class ScanPhase:
     def end(self) -> None:
         """All that it has found went through a wave, or is listed again."""
         files.remove_folder(self._state.staging / _SCRATCH)
+
+
+# Scan, second half: the driver compares a finished listing once, then cuts it into waves.
+#
+# What is new, changed, pending (a failed step is due) or gone is decided by a join of the listing with the
+# ``documents`` table, a part of the ids at a time: whatever there is of them, no more is in memory than a few parts.
+# Contents are not touched; documents whose content was not read while listing are marked ``look``: the worker that
+# reads them decides.
+
+
+class ChangeSet(NamedTuple):
+    """What has changed by a listing, cut into waves."""
+
+    slices: list[WaveBatch]
+    notes: list[str]
+    """What you should know: duplicates, incomplete listings."""
+    complete: bool
+    too_many: list[str]
+    """Why deletes wait for an operator: messages that name ``--allow-deletes``."""
+
+
+def detect_changes(
+    listings: list[Listing],
+    state: State,
+    folder: StatePath,
+    *,
+    now_us: int,
+    only_owed: bool = False,
+    waiting: Collection[str] = (),
+    allow_deletes: Allowed = False,
+    slots: int = 2,
+    wave_bytes: int = limits.WAVE_BYTES,
+) -> ChangeSet:
+    """Detect the changes of all sources by their listings, then cut. The same for a run and for a preview.
+
+    Args:
+        state: what is known; it is only read.
+        only_owed: process only what a failed step or an operator is waiting for; nothing counts as deleted.
+        waiting: what documents are ``held`` by that are not due now, whatever their time says.
+        allow_deletes: see ``guard.Allowed``.
+        slots: tasks that run at once; a small scan is cut so that all have work.
+    """
+    notes = [_incomplete(x, why) for x in listings for why in x.failures]
+    desk = workplace(folder)
+    files = kept(state.documents, desk / "known")
+    conflicts = conflicting_sources(state.plan.nodes)
+    due = due_now(now_us, state.plan.longest_backoff_s, waiting)
+    with connect(desk) as db:
+        register(db, "documents", local_all(map(path_of, files)), DOCUMENTS)
+        comparisons: dict[str, SourceComparison] = {}
+        for listing in listings:
+            name = listing.source.name
+            others = {other: comparisons.get(other) for other in conflicts.get(name, ())}
+            place = Path(tempfile.mkdtemp(dir=desk))
+            comparisons[name] = SourceComparison(
+                db, place, listing, state.documents, files, state.outbox, due, now_us, only_owed, others
+            )
+        for c in comparisons.values():
+            if c.duplicates:
+                notes.append(
+                    f"source {c.name}: {c.duplicates} duplicate ids, the last of each is kept: {', '.join(c.examples)}"
+                )
+        cutter = Splitter(folder, slots, sum(x.rows for x in listings), sum(x.bytes for x in listings), wave_bytes)
+        for comparison in comparisons.values():
+            comparison.cut_taken_up(cutter)
+        held = [hold_back(comparisons[x.source.name], x, allow_deletes) for x in listings]
+        notes += [_incomplete(x, h.contradicted) for x, h in zip(listings, held, strict=True) if h.contradicted]
+        for comparison, h in zip(comparisons.values(), held, strict=True):
+            comparison.cut_gone(cutter, h.released)  # last: what replaces them elsewhere is delivered first
+        complete = not any(x.failures for x in listings) and not any(h.contradicted for h in held)
+        return ChangeSet(cutter.finish(), notes, complete, [why for h in held for why in h.too_many])
+
+
+def _incomplete(listing: Listing, why: str) -> str:
+    return f"source {listing.source.name}: incomplete listing, nothing of it is deleted: {why}"
+
+
+# Deletes that are held back: too much is missing at once, or the driver sees what was not listed.
+#
+# A document that is not listed any more is deleted everywhere. So before that, some of these documents are looked for
+# on this machine, which need not be the one that listed them; and what is too much for a source, or for one of its
+# first-level folders, waits for an operator. Everything else goes on.
+
+Allowed = bool | Collection[str]
+"""Whether an operator allows deletes beyond ``max_deleted``: of everything, or of these first-level folders."""
+
+
+@dataclass
+class HeldDeletes:
+    """What of a source is not deleted in this scan.
+
+    Attributes:
+        contradicted: why its listing is incomplete after all; "" if it is not.
+        too_many: why deletes wait for an operator, a message each.
+    """
+
+    contradicted: str = ""
+    too_many: list[str] = field(default_factory=list)
+    _all: bool = False
+    _folders: set[str] = field(default_factory=set)
+    _allowed: frozenset[str] = frozenset()
+    _trim: int = 0
+
+    def released(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Those of the missing documents that are deleted."""
+        if self.contradicted:
+            return rows.slice(0, 0)
+        if not self._all and not self._folders:
+            return rows
+        folders = _folders_of(rows.column("id"), self._trim)
+        if self._all:
+            return rows.filter(pc.is_in(folders, pa.array(sorted(self._allowed), pa.string())))
+        return rows.filter(pc.invert(pc.is_in(folders, pa.array(sorted(self._folders), pa.string()))))
+
+
+def hold_back(comparison: SourceComparison, listing: Listing, allowed: Allowed) -> HeldDeletes:
+    """What must not be deleted of what the comparison found missing."""
+    source: Source = listing.source.source
+    if not comparison.gone:
+        return HeldDeletes()
+    contradicted = _contradiction(comparison, source, listing)
+    if contradicted or allowed is True:
+        return HeldDeletes(contradicted)
+    trim = len(source.prefix)
+    words = frozenset(word.rstrip("/") for word in allowed) if allowed else frozenset()
+    names = words | {word.removeprefix(source.prefix) for word in words}
+    gone = _counts((batch.column("id") for batch in comparison.missing()), trim)
+    spoken_for = sum(gone[name] for name in names)
+    share = source.max_deleted
+    if comparison.gone - spoken_for > share * comparison.known:
+        why = too_many(comparison.name, "", comparison.gone, comparison.known, share, "")
+        return HeldDeletes(too_many=[why], _all=True, _allowed=names & gone.keys(), _trim=trim)
+    held = HeldDeletes(_trim=trim)
+    known = _known(comparison, gone, trim) if share < 1 else Counter[str]()
+    for folder in sorted(known.keys() - names):
+        if known[folder] >= limits.GUARDED_DOCUMENTS and gone[folder] > share * known[folder]:
+            held._folders.add(folder)
+            told = source.prefix + folder
+            held.too_many.append(too_many(comparison.name, told, gone[folder], known[folder], share, f"={told}"))
+    return held
+
+
+def too_many(source: str, folder: str, gone: int, known: int, share: float, option: str) -> str:
+    """Why deletes wait for an operator, and how to allow them."""
+    where = f"source {source}, folder {folder}" if folder else f"source {source}"
+    return (
+        f"{where}: {gone} of {known} documents are missing, more than max_deleted={share:g} allows. They were not "
+        f"deleted; everything else continues. If they were removed on purpose, run again with --allow-deletes{option}."
+    )
+
+
+def _contradiction(comparison: SourceComparison, source: Source, listing: Listing) -> str:
+    """What is there for this machine though it was not listed; "" if nothing is."""
+    there = source.still_there(_some(comparison, source))
+    if not there:
+        return ""
+    hosts = sorted({part.host for part in listing.parts if part.host})
+    listed = f" (it was listed on {', '.join(hosts[:5])}{', …' if len(hosts) > 5 else ''})" if hosts else ""
+    return f"{there}, but not in the listing{listed}. Every machine must see the same there: mount it on all of them."
+
+
+def _some(comparison: SourceComparison, source: Source) -> Iterator[str]:
+    """Missing documents by their own ids: a few of each folder."""
+    looked_at: Counter[str] = Counter()
+    left = limits.LOOKED_AT_AGAIN
+    for batch in comparison.missing():
+        for id in batch.column("id").to_pylist():
+            own = source.own_id(id)
+            folder = own.rpartition("/")[0]
+            looked_at[folder] += 1
+            if looked_at[folder] <= limits.LOOKED_AT_A_FOLDER:
+                yield own
+                left -= 1
+                if not left:
+                    return
+
+
+def _known(comparison: SourceComparison, gone: Counter[str], trim: int) -> Counter[str]:
+    """How many documents there were in each folder that may be too empty now.
+
+    Those that are missing, and those that are listed and not new.
+    """
+    least = comparison.max_deleted * limits.GUARDED_DOCUMENTS
+    folders = [name for name, count in gone.items() if count > least]
+    if not folders:
+        return Counter()
+    listed: Counter[str] = Counter()
+    for path in comparison.paths:
+        with RowGroups(path, ["id"]) as file:
+            listed += _counts((rows["id"] for rows in file.all()), trim, folders)
+    new = _counts((batch.column("id") for batch in comparison.taken_up(Reason.NEW)), trim, folders)
+    return Counter({name: gone[name] + max(0, listed[name] - new[name]) for name in folders})
+
+
+def _counts(columns: Iterable[Any], trim: int, only: list[str] | None = None) -> Counter[str]:
+    """Documents by their first-level folders."""
+    counts: Counter[str] = Counter()
+    for ids in columns:
+        folders = _folders_of(ids, trim)
+        if only is not None:
+            folders = folders.filter(pc.is_in(folders, pa.array(only, pa.string())))
+        for each in pc.value_counts(folders.drop_null()).to_pylist():
+            counts[each["values"]] += each["counts"]
+    return counts
+
+
+def _folders_of(ids: Any, trim: int) -> Any:
+    """The first-level folder of each id, null where it is in none."""
+    names = pc.utf8_slice_codeunits(ids, start=trim)
+    return pc.struct_field(pc.extract_regex(names, r"^(?P<folder>[^/#]+)/"), "folder")
+
+
+# While Spark has not started: which of the documents that are to be looked at have changed?
+#
+# Where a source compares contents, each scan reads them all. If there is nothing else to do, they are read beside
+# Spark, which starts only if one has changed.
+
+_BLOCK: Final = 4096
+"""Rows handled at a time: what is held as Python objects."""
+
+_FEW: Final = 0.25
+"""The part of a task's rows that may have changed, if only they are processed: more are quicker read in one piece."""
+
+
+def look_early(changes: ChangeSet, shipped: PickledPlan, runner: Runner, live: Follower) -> ChangeSet:
+    """The same without documents that are as they were; as it is if Spark is there, or needed anyway."""
+    tasks = [task for batch in changes.slices for task in batch.tasks]
+    if (
+        not tasks
+        or runner.started
+        or not all(task.compared and task.reasons().keys() <= {Reason.LOOK} for task in tasks)
+    ):
+        return changes
+    with live.following() as folder:
+        changed = iter(runner.run_early(FindChanged(shipped, folder), tasks))
+    left = []
+    for batch in changes.slices:
+        some = [_only(task, next(changed)) for task in batch.tasks]
+        if some := [task for task in some if task.pieces]:
+            left.append(batch._replace(tasks=[task._replace(number=n) for n, task in enumerate(some)]))
+    return changes._replace(slices=left)
+
+
+@dataclass(frozen=True, slots=True)
+class FindChanged:
+    """Task: read the documents of one cut; which of its rows are not as they were?
+
+    When the source is away the rest is left to who knows what to do then: it counts as changed.
+    """
+
+    shipped: PickledPlan
+    live: str = ""
+
+    def __call__(self, cut: TaskSplit) -> list[int]:
+        source = source_named(self.shipped.plan().nodes, cut.source).source
+        live = Live(self.live)
+        changed: list[int] = []
+        row, away = 0, False
+        for rows in cut.tables():
+            for at in range(0, rows.num_rows, _BLOCK):
+                block = Block(rows.slice(at, _BLOCK), cut.revision)
+                for i in range(len(block)):
+                    same, away = (False, True) if away else _compared(source, cut.source, block, i)
+                    if not same:
+                        changed.append(row)
+                    row += 1
+                    live.add(1)
+        live.flush()
+        return changed
+
+
+def _compared(source: Source, name: str, block: Block, i: int) -> tuple[bool, bool]:
+    """Is the document as it was? Is the source away?"""
+    known = block.known(i)
+    if source.detect != "content" and block.refused[i] is None and (known is None or known.fingerprint):
+        return False, False  # its fingerprint is to be remembered, whatever its content is
+    try:
+        version = version_of(source, source.read(listed_of(source, block, i)))
+    except Exception as e:
+        fault = classify_error(e, name, "reading it", reading=True)
+        permanent = fault.kind is ErrorKind.PERMANENT
+        return permanent and block.is_known_as(i, version_unread(fault, "")), not permanent
+    return source.detect == "content" and block.is_known_as(i, version), False
+
+
+def _only(task: TaskSplit, rows: Sequence[int]) -> TaskSplit:
+    """The task with these of its rows."""
+    if len(rows) > _FEW * task.rows:
+        return task
+    return task._replace(pieces=list(_ranges(task.pieces, iter(rows))))
+
+
+def _ranges(pieces: Sequence[RowRange], rows: Iterator[int]) -> Iterator[RowRange]:
+    """These rows of the pieces, in order, neighbours together."""
+    row, start = next(rows, None), 0
+    for path, first, end in pieces:
+        stop = start + end - first
+        while row is not None and row < stop:
+            begun, last = row, row
+            while (row := next(rows, None)) is not None and row == last + 1 and row < stop:
+                last = row
+            yield RowRange(path, first + begun - start, first + last + 1 - start)
+        start = stop

@@ -6,10 +6,10 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from ferryman.engine.scan.reason import Reason
-from ferryman.records.family import FailedMember, decode_failures, decode_held
-from ferryman.records.keyed import export_name
-from ferryman.storage.groups import values
+from ferryman.engine.batches import Reason
+from ferryman.records.families import FailedMember, decode_failures, decode_held
+from ferryman.records.keys import export_name
+from ferryman.storage.parquet import values
 
 KNOWN: Final = [
     "known_version",

@@ -23,54 +23,14 @@ first time have failed so since the last success, in this wave and those before.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Collection
 
 from ferryman import limits
-from ferryman.engine.transform.node_errors import OF_NODE, ErrorKind, NodeError
-from ferryman.needs import here, listed
+from ferryman.engine.results import OF_NODE, ErrorKind, NodeError, NodeReport, NodeStates
 from ferryman.plan import CalledNode, Plan, StepNode
+from ferryman.plan.nodes import here, listed
 
 _COUNTED = (ErrorKind.CONNECTION, ErrorKind.UNFORESEEN)
-
-
-@dataclass(frozen=True, slots=True)
-class NodeStates:
-    """What a run knows of its nodes when a wave begins."""
-
-    blocked: frozenset[str] = frozenset()
-    """They are not called now."""
-    proven: frozenset[str] = frozenset()
-    """A call of theirs has succeeded in this run, since they were in trouble last."""
-    failing: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Node -> batch -> documents that met unforeseen errors there; since the last call that has succeeded."""
-    unreached: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Node -> some of the documents that met errors of the connection there at their first try; since the last call
-    that has succeeded."""
-
-
-class NodeReport(NamedTuple):
-    """What a task has seen of a node."""
-
-    node: str
-    well: bool
-    """A call succeeded."""
-    faults: tuple[NodeError, ...]
-    """Its trouble, and that of single scopes."""
-    stopped: bool
-    """By its brake: nobody said that it is in trouble."""
-    lacking: bool = False
-    """It was not called, for this machine has not what it needs."""
-    failing: tuple[tuple[str, int], ...] = ()
-    """(batch, documents) that met unforeseen errors there; since the last call that has succeeded."""
-    unreached: tuple[str, ...] = ()
-    """Some of the documents that met errors of the connection there at their first try; since the last call that has
-    succeeded."""
-    nones: int = 0
-    """Calls that returned None, of a step that has returned nothing else."""
-    made: bool = False
-    """A call returned a document."""
 
 
 class NodeHealth:

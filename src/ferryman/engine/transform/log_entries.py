@@ -8,44 +8,19 @@ with a node shows only then (``health``). It tells the driver where it came to, 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
-from ferryman.engine.scan.log_batches import LogSplit
+from ferryman.engine.batches import LogSplit
+from ferryman.engine.results import Blocked, ErrorKind, NodeError, classify_error
 from ferryman.engine.transform.block import Block
-from ferryman.engine.transform.ends import Met
-from ferryman.engine.transform.node_errors import ErrorKind, NodeError, classify_error
+from ferryman.engine.transform.walk import Met
 from ferryman.errors import unless_interrupt
 from ferryman.plan import ExportsNode, Plan, errors_node, source_named
-from ferryman.records.family import FailedMember, Owed
+from ferryman.records.families import FailedMember, Owed
 from ferryman.sources.log import Log
-from ferryman.state.log_positions import Head, number_of
+from ferryman.state.logs import number_of
 
 _BLOCK: Final = 4096
-
-
-class Blocked(NamedTuple):
-    """The first entry of a task that cannot be processed now."""
-
-    place: int
-    id: str
-    why: str
-    stop: bool
-    """It failed for good, and the plan stops there; or somebody has to repair the source."""
-    held: tuple[str, ...] = ()
-    """Nodes in trouble that it waits for; see ``family.encode_held``."""
-    due: int | None = None
-    """When it is tried again, µs since 1970."""
-    attempt: int = 0
-    transient: int = 0
-    since: int | None = None
-
-    def head(self, replay: int) -> Head:
-        """What it has had, for its next attempt.
-
-        Args:
-            replay: of the log.
-        """
-        return Head(self.place, number_of(self.id), self.attempt, self.transient, self.since or 0, replay)
 
 
 class LogEntries:

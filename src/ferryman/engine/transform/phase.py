@@ -12,17 +12,16 @@ from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
 
-from ferryman.engine.commit.intake import commit_intake
+from ferryman.engine.batches import LogBatch, LogSplit, TaskSplit, WaveBatch
+from ferryman.engine.breakers import Nodes
 from ferryman.engine.live import Follower
 from ferryman.engine.logs import Logs
-from ferryman.engine.nodes import Nodes
+from ferryman.engine.once import commit_intake
+from ferryman.engine.results import Staged
 from ferryman.engine.runner.base import PickledPlan, Runner, run_isolating
-from ferryman.engine.scan.batches import TaskSplit, WaveBatch
-from ferryman.engine.scan.log_batches import LogBatch, LogSplit
-from ferryman.engine.transform.staged import Staged
 from ferryman.engine.transform.task import Transform
 from ferryman.errors import WorkerDied
-from ferryman.records.due import now_us
+from ferryman.records.rows import now_us
 from ferryman.state.state import State
 from ferryman.storage import files
 

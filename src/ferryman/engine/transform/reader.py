@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from ferryman.document import Document, called_by, content_version, decode_fields, encode_fields
-from ferryman.engine.scan.batches import TaskSplit
-from ferryman.engine.scan.log_batches import LogSplit
-from ferryman.engine.scan.reason import Reason
+from ferryman.engine.batches import LogSplit, Reason, TaskSplit, content_path
+from ferryman.engine.results import ErrorKind, NodeError, classify_error
 from ferryman.engine.transform.block import Block
-from ferryman.engine.transform.contents import Contents
-from ferryman.engine.transform.ends import Stage
 from ferryman.engine.transform.health import NodeHealth
-from ferryman.engine.transform.node_errors import ErrorKind, NodeError, classify_error
-from ferryman.engine.transform.taken import Taken
-from ferryman.engine.transform.walk import Walk
+from ferryman.engine.transform.staging import Stager, Trail
+from ferryman.engine.transform.walk import Stage, Walk
 from ferryman.errors import BadDocument, unless_interrupt
 from ferryman.plan import Plan, StepNode, source_named
 from ferryman.sources import Listed, Log, Source
+from ferryman.storage.parquet import ArrowBatches, values
 
 UNREAD: Final = "unread"
 """Version of a document that could not be read: any content that can be read later differs from it."""
@@ -179,3 +180,85 @@ def version_unread(fault: NodeError, fingerprint: str) -> str:
     """Of one that could not be read."""
     unread = f"{UNREAD}:{fault.text if fault.kind is ErrorKind.PERMANENT else fingerprint}"
     return content_version(unread.encode("utf-8", "surrogatepass"), None)
+
+
+# Content that was staged while listing, on its way back: fields and raw bytes of rows that were processed.
+
+_COLUMNS = ["fields", "raw"]
+
+
+class Contents:
+    """Reads the listing's files back. What is processed comes in their order, so every batch is read once."""
+
+    def __init__(self) -> None:
+        self._file: ArrowBatches | None = None
+
+    def of(self, compared: pa.Table) -> tuple[list[bytes | None], list[bytes | None]]:
+        """Fields and raw bytes of each compared row; None where they were not staged."""
+        nothing: list[bytes | None] = [None] * compared.num_rows
+        if compared["version"].null_count == compared.num_rows:
+            return nothing, nothing
+        fields: list[bytes | None] = []
+        raws: list[bytes | None] = []
+        for run in pc.value_counts(compared["part"]).to_pylist():  # rows of one file lie together
+            rows = compared["row"].slice(len(fields), run["counts"])
+            if run["values"] is None:
+                fields += nothing[: len(rows)]
+                raws += nothing[: len(rows)]
+                continue
+            for content in self._open(run["values"]).pick(rows.to_numpy()):
+                fields += values(content["fields"])
+                raws += values(content["raw"])
+        return fields, raws
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _open(self, path: str) -> ArrowBatches:
+        if self._file is None or self._file.path != content_path(path):
+            self.close()
+            self._file = ArrowBatches(content_path(path), _COLUMNS)
+        return self._file
+
+
+# What becomes of a row that a task takes up, and the same said to what it stages.
+
+
+class Taken(enum.Enum):
+    """What becomes of a row."""
+
+    KNOWN = enum.auto()
+    """It is as it was."""
+    TOUCHED = enum.auto()
+    """It is as it was, but for its fingerprint."""
+    GONE = enum.auto()
+    FIRST = enum.auto()
+    """It goes its whole way."""
+    AGAIN = enum.auto()
+    """It goes on where it failed."""
+    UNREAD = enum.auto()
+    """It could not be read; what that means shows when the task is through."""
+
+
+def stage_row(
+    stager: Stager, i: int, taken: Taken, fault: NodeError | None, walk: Trail | None, go: Callable[[], None] | None
+) -> bool:
+    """Stage what became of row ``i``; was it not as it was?
+
+    Args:
+        fault: why it could not be read.
+        walk: what it met on its way, once ``go`` has run; None of both: it did not set out.
+    """
+    if taken is Taken.KNOWN:
+        return False
+    if fault is not None:
+        stager.unread(i, fault)
+    elif walk is not None and go is not None:
+        stager.walked(i, walk, go, retry=taken is Taken.AGAIN)
+    elif taken is Taken.GONE:
+        stager.gone(i)
+    else:
+        stager.touched(i)
+    return taken is not Taken.TOUCHED

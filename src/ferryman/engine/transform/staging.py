@@ -2,51 +2,154 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import itertools
 import os
-from collections.abc import Callable, Collection, Mapping
-from typing import Final
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol, Self
 
 from ferryman import crash, limits
-from ferryman.document import Again, Document, Operation
+from ferryman.document import Again, Document, Operation, encode_fields
+from ferryman.engine.batches import Reason
+from ferryman.engine.results import TRANSIENT, ErrorKind, Mark, NodeError, NodeReport, Staged
 from ferryman.engine.runner.child import end_copy_of
-from ferryman.engine.scan.reason import Reason
 from ferryman.engine.transform.block import Block
-from ferryman.engine.transform.document_stage import same_again
-from ferryman.engine.transform.ends import Met
-from ferryman.engine.transform.error_messages import ErrorMessages
-from ferryman.engine.transform.facts import StagedFacts
-from ferryman.engine.transform.health import NodeHealth, NodeReport
+from ferryman.engine.transform.health import NodeHealth
 from ferryman.engine.transform.log_entries import LogEntries
-from ferryman.engine.transform.node_errors import NodeError
-from ferryman.engine.transform.reconcile import WalkOutcome, reconcile
-from ferryman.engine.transform.staged import Mark, Staged
-from ferryman.engine.transform.unchanged import Unchanged
-from ferryman.engine.transform.undecided import (
-    Failed,
-    Left,
-    Trail,
-    Undecided,
-    Unread,
-    Unreader,
-    places_of,
-    retry_at,
-    spend,
-    undecided,
+from ferryman.engine.transform.rows import (
+    Content,
+    DeliveryHashes,
+    DocumentStage,
+    EventStage,
+    OutboxBuffer,
+    OutboxStage,
+    Untaken,
+    same_again,
 )
-from ferryman.plan import CalledNode, KeyedNode, Limits, Plan, target_of
-from ferryman.records.family import (
+from ferryman.engine.transform.walk import Met, Walk
+from ferryman.plan import (
+    CalledNode,
+    DestinationNode,
+    KeyedNode,
+    Limits,
+    Plan,
+    ends,
+    errors_node,
+    source_named,
+    target_of,
+)
+from ferryman.records.families import (
     FailedMember,
     Owed,
     Published,
     PublishedLines,
+    ancestry,
     content_of,
     decode_published,
     encode_held,
     encode_published,
+    parent_of,
 )
-from ferryman.records.reasons import with_traceback
-from ferryman.records.statuses import Status
+from ferryman.records.rows import Status, error_fields, error_route, failed_message, with_traceback
+from ferryman.sources import Log
 from ferryman.storage.files import StatePath
+
+# Single facts that a transform task stages: events of the ledger, rows of ``documents``.
+
+
+class StagedFacts:
+    """Of the documents of one task."""
+
+    def __init__(
+        self, plan: Plan, source: str, root: StatePath, wave: int, now_us: int, epoch: int, entries: LogEntries | None
+    ) -> None:
+        self._now_us = now_us
+        self._nodes = {n.name: n for n in plan.nodes if isinstance(n, DestinationNode)}
+        self._hashes = DeliveryHashes((plan.name, plan.version, source))
+        node = source_named(plan.nodes, source)
+        changed = isinstance(node.source, Log) and node.source.repeats_ids  # of an id, each goes on in its order
+        in_order = {name for name, each in self._nodes.items() if changed or each.destination.in_order}
+        self._source = source
+        self._ends = [(e.destination, "/".join(e.route)) for e in ends(plan.nodes)[node.entry]] if changed else []
+        self._outbox = OutboxStage(root, source, epoch, self._hashes, in_order, deletes_in_order=changed)
+        self._documents = DocumentStage(root, source, wave, epoch)
+        self._events = EventStage(root, source, wave, epoch)
+        self._block: Block
+        self._i = 0
+        """Row of the block that the walk is at."""
+        self._wishes = Wishes(now_us)
+        self._entries = entries
+        self._counts = dict.fromkeys(("dropped", "error_doc", "dead"), 0)
+
+    def buffer(self, end: tuple[str, str], branches: str) -> OutboxBuffer:
+        """Where upserts of this kind are gathered."""
+        return self._outbox.buffer(end, branches, "upsert")
+
+    def untaken(self, end: tuple[str, str], branches: str, why: str) -> Untaken:
+        """A delivery that documents do not come to."""
+        return Untaken(*end, branches, why, self._hashes.of(end, "upsert"))
+
+    def went(self, i: int, deliveries: Sequence[Content], untaken: Sequence[Untaken], published: str) -> None:
+        """Row ``i`` of a block of new documents went its way, alone, and met nothing."""
+        self._outbox.add_origin(self._block, i, deliveries)
+        self._documents.add_new(i, published)
+        if untaken:
+            self._events.add_untaken(self._block, i, untaken)
+            self._counts["dropped"] += len(untaken)
+
+    def _relative(self, member: str) -> Document:
+        """A member of the family that is being staged: enough of it for an event."""
+        origin = self._block.ids[self._i]
+        doc = Document.of(origin + member, {})
+        doc.parent_id = parent_of(doc.id) if member else None
+        return doc
+
+    def _event(
+        self,
+        doc: Document,
+        end: tuple[str, str],
+        branches: str,
+        status: Status,
+        message: str,
+        attempt: int,
+        due: int | None = None,
+        operation: Operation = "upsert",
+        past: tuple[str, int] | None = None,
+    ) -> None:
+        """An event of the ledger, of the delivery that the document now makes, or of a past version and revision."""
+        i = self._i
+        version, revision = past or (self._block.versions[i], self._block.revision(i))
+        digest = self._hashes.of(end, operation)(doc.id, version, revision) if end[0] else ""
+        delivery = (operation, end[1], branches, end[0], digest)
+        origin = self._block.ids[i]
+        parent = None if doc.id == origin else parent_of(doc.id)  # not what a step may have made of parent_id
+        self._events.add(doc.id, parent, origin, version, revision, *delivery, status.value, message, attempt, due)
+        if (count := status.value.lower()) in self._counts and past is None:
+            self._counts[count] += 1
+
+    def _remember(
+        self,
+        i: int,
+        operation: Operation = "upsert",
+        *,
+        given: str,
+        due: int | None = None,
+        failures: list[FailedMember] | None = None,
+        held: str | None = None,
+        again: int | None = None,
+    ) -> None:
+        """A row of ``documents``. ``again``: the wish of before, where that still counts."""
+        block, failures = self._block, failures or []
+        again, said = self._wishes.fulfil(block.ids[i], again)
+        if said:
+            self._i = i
+            self._event(Document.of(block.ids[i], {}), ("", ""), "", Status.DIRTY, said, 0)
+        if self._entries is not None and again is None and not failures and block.known(i) is None:
+            return  # its place says that it was processed
+        self._documents.remember(block, i, operation, given=given, due=due, failures=failures, held=held, again=again)
+
 
 _End = tuple[str, str]
 
@@ -386,3 +489,339 @@ class Stager(StagedFacts):
                     why = "superseded by a newer version"
                     past = (known.version, known.revision)
                     self._event(doc, owed.end, failure.branches, Status.DROPPED, why, owed.attempt, past=past)
+
+
+# Final failures of steps, routers and sources as messages for the plan's error queue.
+#
+# A message is a row of the outbox like any other, in the commit that says of the input that it failed: so there is one
+# for each failure, whatever is killed, and an input never has both an output and an error on one path. What a
+# destination refuses becomes a message when the wave settles (``settle.refused``).
+
+
+class ErrorMessages:
+    """Of one task."""
+
+    def __init__(self, plan: Plan, source: str, wave: int, outbox: OutboxStage, name: str) -> None:
+        self._plan = plan
+        self._kinds = {n.name: n.kind for n in plan.nodes}
+        self._source = source
+        self._wave = wave
+        self._outbox = outbox
+        self._name = name
+
+    @classmethod
+    def of(cls, plan: Plan, source: str, wave: int, outbox: OutboxStage) -> Self | None:
+        """None: the plan has no error queue."""
+        node = errors_node(plan.nodes)
+        return None if node is None else cls(plan, source, wave, outbox, node.name)
+
+    def add(self, block: Block, i: int, met: Met, owed: Sequence[Owed]) -> None:
+        """A member of the family of row ``i`` failed for good on the way to those deliveries that are not open."""
+        ended = [o.destination for o in owed if not o.open]
+        if not ended:
+            return
+        fields = error_fields(
+            kind=self._kinds.get(met.node, "step"),
+            cause=met.fault.text,
+            where=met.node,
+            plan=(self._plan.name, self._plan.version),
+            destinations=ended,
+            messages=[failed_message(met.doc.id, self._source, block.entry_fields(i))],
+        )
+        doc = Document.of(met.doc.id, {})
+        doc.parent_id = met.doc.parent_id
+        end = (self._name, error_route(met.node, met.route, self._wave))
+        self._outbox.upsert(block, i, doc, end, met.branches, encode_fields(fields), None)
+
+
+# What a new version leaves of what the old one gave: what stays given, what is to be taken out, what is replaced.
+
+
+class WalkOutcome(Protocol):
+    """What a walk leaves, beside what it said; see ``Walk``. ``failures`` are all of the family's by now."""
+
+    @property
+    def failures(self) -> list[FailedMember]: ...
+    @property
+    def reached(self) -> list[FailedMember]: ...
+    @property
+    def kept(self) -> list[str]: ...
+
+
+class Reconciliation(NamedTuple):
+    """The old version's deliveries by what becomes of them."""
+
+    stays: PublishedLines
+    """It stays given, for now."""
+    gone: PublishedLines
+    """The new version does not make them, nor may it still."""
+    replaced: list[tuple[Published, str]]
+    """Another way leads, or may still lead, to the same place: no delete, and why."""
+
+
+def reconcile(
+    old: Iterable[Published],
+    made: Collection[Published],
+    walk: WalkOutcome,
+    target: Callable[[str], str],
+    *,
+    retry: bool,
+) -> Reconciliation:
+    """Compare what was given with what a walk has made.
+
+    A whole walk speaks of all the family; a retry only of what lies below the failures that it reached, but for members
+    that it dropped. Where the walk failed, the old version stays: the new one may still come.
+
+    Args:
+        made: what the walk gave.
+        target: destination -> the place that it writes to.
+    """
+    places, kept = {_mark(g.place) for g in made}, set(walk.kept)
+    reached, failed = _Below(walk.reached), _Below(walk.failures)
+    found = Reconciliation(PublishedLines(), PublishedLines(), [])
+    stale = PublishedLines()
+    for each in old:
+        if (place := _mark(each.place)) in places:
+            continue
+        spoken_of = not retry or (reached.has(each) and kept.isdisjoint(ancestry(each.member)))
+        if spoken_of and not failed.has(each):
+            stale.append(each)
+        else:
+            found.stays.append(each)
+            places.add(place)
+    targets = {_mark((g.member, target(g.destination))) for g in stale}
+    if targets:
+        ways = (_mark((g.member, target(g.destination))) for g in itertools.chain(made, found.stays))
+        targets.intersection_update([way for way in ways if way in targets])
+    for each in stale:
+        if _mark((each.member, target(each.destination))) in targets:
+            found.replaced.append((each, "replaced: the new version reaches the same destination by another path"))
+        elif (heir := failed.heir(each, target)) is not None:
+            found.replaced.append((each, "kept: the new version may still reach the same destination by another path"))
+            if (place := _mark(heir.place)) not in places:  # if it never comes, deleting is its business
+                places.add(place)
+                found.stays.append(heir)
+        else:
+            found.gone.append(each)
+    return found
+
+
+_mark = hash
+"""64 bits that stand for a place: of a million members, names would take ten times the memory, and that two of them
+have the same is as likely as 1 in 10⁷."""
+
+
+class _Below:
+    """What lies below failures, by the member that failed: a family may be large."""
+
+    def __init__(self, failures: Iterable[FailedMember]) -> None:
+        self._owed: dict[str, list[Owed]] = defaultdict(list)
+        for failure in failures:
+            self._owed[failure.member] += failure.owed
+        self._ends = {member: {o.end for o in owed} for member, owed in self._owed.items()}
+
+    def has(self, given: Published) -> bool:
+        """Would one of the failures have given that, had it not failed?"""
+        end = (given.destination, given.route)
+        return any(end in self._ends.get(member, ()) for member in ancestry(given.member))
+
+    def heir(self, given: Published, target: Callable[[str], str]) -> Published | None:
+        """A missing delivery that would overwrite that one."""
+        for member in ancestry(given.member):
+            for owed in self._owed.get(member, ()):
+                if target(owed.destination) == target(given.destination):
+                    return Published(given.member, owed.route, owed.destination)
+        return None
+
+
+# Children that need not be sent again: a destination has them as they are, from the version before.
+
+_COMPARED: Final = (Reason.LOOK, Reason.CHANGED)
+"""Why a document is processed whose version before counts: its content differs, and nothing but that. Where a step's
+error is pending, or an operator has all sent again, all is sent."""
+
+
+class Unchanged:
+    """Knows what the version before gave, of one document after the other.
+
+    What waits in the outbox is not known to be there: ``scan.unconfirmed_of`` has forgotten its content.
+    """
+
+    def __init__(self, plan: Plan, source: str) -> None:
+        targets = {node.name: target_of(node) for node in plan.nodes if isinstance(node, DestinationNode)}
+        ways = [(end.destination, targets[end.destination]) for end in ends(plan.nodes)[source]]
+        places = Counter(place for _, place in ways)
+        self._shared = frozenset(name for name, place in ways if places[place] > 1)
+        """Destinations to whose place several ways lead: what is there may have come by another one."""
+        self._block: Block
+        self._i = 0
+        self._had: frozenset[int] | None = None
+        """Hashes of what the version before gave with a content, once that is asked for."""
+
+    def begin(self, block: Block, i: int) -> None:
+        """What is asked from now on is about this row's family."""
+        self._block, self._i, self._had = block, i, None
+
+    def has(self, given: Published) -> bool:
+        """Was just this given, with this content?"""
+        if self._had is None:
+            known = self._block.known(self._i)
+            compared = known is not None and self._block.reasons[self._i] in _COMPARED
+            had = decode_published(known.given) if known is not None and compared else ()
+            self._had = frozenset(hash(each) for each in had if each.content)
+        return hash(given) in self._had and given.destination not in self._shared
+
+
+# Failures of which it is not known yet whose they are: the document's own, or those of the step, router or source.
+#
+# That shows when a task is through; see ``Stager.decide``.
+
+
+class Undecided(NamedTuple):
+    """A family of which a step, a router or the source failed.
+
+    Attributes:
+        failures: where it had failed before, and has ended.
+        given: what the walk published.
+    """
+
+    i: int
+    met: list[Met]
+    failures: list[FailedMember]
+    reached: list[FailedMember]
+    kept: list[str]
+    given: list[Published] | PublishedLines
+    retry: bool
+
+
+class Unread(NamedTuple):
+    """A document that could not be read."""
+
+    i: int
+    fault: NodeError
+
+
+class Trail(WalkOutcome, Protocol):
+    """What a walk came to, before it is known whose fault its failures are; see ``Walk``."""
+
+    @property
+    def met(self) -> list[Met]: ...
+
+
+class Unreader(Protocol):
+    """Goes on with a document that could not be read; see ``DocumentReader``."""
+
+    walk: Walk
+
+    def unread(self, block: Block, i: int, fault: NodeError) -> tuple[Any, Callable[[], None] | None]: ...
+
+
+class Left(NamedTuple):
+    """What a walk has left; see ``WalkOutcome``."""
+
+    failures: list[FailedMember]
+    reached: list[FailedMember]
+    kept: list[str]
+
+
+class Failed(NamedTuple):
+    """A delivery that failed and is tried again."""
+
+    doc: Document
+    end: tuple[str, str]
+    branches: str
+    why: str
+    attempt: int
+    patient: bool
+    """Its attempts are limited by time, not by number."""
+
+
+class Spent(NamedTuple):
+    """What an attempt that failed has made of a delivery.
+
+    Attributes:
+        status: of its event; None: it is tried again, the event comes with its due time.
+    """
+
+    owed: Owed
+    status: Status | None
+    why: str
+    patient: bool
+
+
+def spend(fault: NodeError, owed: Owed, limits: Limits, now_us: int) -> Spent:
+    """An attempt of a delivery is spent on a fault of its own; is it tried again?"""
+    attempt, transient, since = owed.attempt + 1, owed.transient, owed.since
+    if fault.kind is ErrorKind.PERMANENT:
+        return Spent(Owed(*owed.end, attempt, False, since, transient), Status.ERROR_DOC, fault.text, False)
+    waited_s = None
+    if fault.kind in TRANSIENT:
+        since, transient = since or now_us, transient + 1
+        waited_s = (now_us - since) / 1e6
+    last = limits.passed(attempt, transient, waited_s)
+    why = f"{fault.text} (attempt {attempt}, the last)" if last else fault.text
+    return Spent(
+        Owed(*owed.end, attempt, not last, since, transient),
+        Status.DEAD if last else None,
+        with_traceback(why, fault.trace),
+        waited_s is not None and limits.patience_s is not None,
+    )
+
+
+def undecided(i: int, walk: Trail, given: list[Published] | PublishedLines, block: Block) -> Undecided:
+    """Of a document that could not be read, once that is known to be its own fault."""
+    return Undecided(i, walk.met, walk.failures, walk.reached, walk.kept, given, block.to_retry(i) is not None)
+
+
+def places_of(failures: list[FailedMember]) -> set[tuple[str, tuple[str, str]]]:
+    """(member, end) of deliveries of which the ledger has events."""
+    return {(f.member, o.end) for f in failures for o in f.owed}
+
+
+def retry_at(failed: Sequence[Failed], nodes: Mapping[str, DestinationNode], now_us: int) -> int:
+    """When a family's failures are tried again, µs since 1970: together, so that the origin is read once."""
+    longest = max(nodes[f.end[0]].policy.longest_wait_s(f.attempt, patient=f.patient) for f in failed)
+    return now_us + int(random.uniform(0, longest) * 1e6)
+
+
+# Documents that a step wants to be read again later.
+
+
+class Wishes:
+    """Of one task, by origin."""
+
+    def __init__(self, now_us: int) -> None:
+        self._now_us = now_us
+        self._of: dict[str, Again] = {}
+
+    def __contains__(self, origin: object) -> bool:
+        return origin in self._of
+
+    def add(self, origin: str, wish: Again) -> None:
+        """Of several times the earliest counts."""
+        if (before := self._of.get(origin)) is None or wish.after_s < before.after_s:
+            self._of[origin] = wish
+
+    def of(self, origin: str) -> Again | None:
+        return self._of.get(origin)
+
+    def put_back(self, origin: str, wish: Again | None) -> None:
+        """What it was before."""
+        self._of.pop(origin, None)
+        if wish is not None:
+            self._of[origin] = wish
+
+    def fulfil(self, origin: str, before: int | None) -> tuple[int | None, str]:
+        """When it is read again, µs since 1970, and what the ledger says of that; "": nothing new.
+
+        Args:
+            before: the time of before, where it still counts.
+        """
+        wish = self._of.pop(origin, None)
+        if wish is None:
+            return before, ""
+        at = self._now_us + int(wish.after_s * 1e6)
+        if before is not None and before <= at:
+            return before, ""
+        when = dt.datetime.fromtimestamp(at // 1_000_000, dt.UTC).strftime("%Y-%m-%d %H:%M:%S")
+        return at, f"partial: it is read again after {when} UTC" + (f" ({wish.why})" if wish.why else "")

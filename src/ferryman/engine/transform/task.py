@@ -13,30 +13,23 @@ from functools import partial
 from typing import Any, Final, Self
 
 from ferryman.document import Document
+from ferryman.engine.batches import LogSplit, TaskSplit
 from ferryman.engine.live import FIRST, Live
+from ferryman.engine.results import NodeError, NodeStates, Staged, run_once, sync_names
 from ferryman.engine.runner.base import PickledPlan
-from ferryman.engine.scan.batches import TaskSplit
-from ferryman.engine.scan.log_batches import LogSplit
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.block_walk import BlockWalk
-from ferryman.engine.transform.health import NodeStates, health
-from ferryman.engine.transform.in_flight.first_batches import first_batches
-from ferryman.engine.transform.in_flight.flights import Flights
-from ferryman.engine.transform.in_flight.reader import ConcurrentReader
+from ferryman.engine.transform.calls import one_by_one, signals_noticed
+from ferryman.engine.transform.concurrent import ConcurrentReader, Flights, first_batches
+from ferryman.engine.transform.health import health
 from ferryman.engine.transform.isolation import IsolatedReader, Weights
 from ferryman.engine.transform.log_entries import LogEntries
-from ferryman.engine.transform.node_errors import NodeError
-from ferryman.engine.transform.once import run_once
-from ferryman.engine.transform.reader import DocumentReader
-from ferryman.engine.transform.staged import Staged, sync_names
+from ferryman.engine.transform.reader import DocumentReader, Taken, stage_row
 from ferryman.engine.transform.staging import Stager
-from ferryman.engine.transform.step_calls import one_by_one
-from ferryman.engine.transform.taken import Taken, stage_row
-from ferryman.engine.transform.time_limit import signals_noticed
 from ferryman.memory import lacks_memory
 from ferryman.plan import StepNode
 from ferryman.plan.paths import called_below
-from ferryman.state.identity import id_of
+from ferryman.state.state import id_of
 from ferryman.storage.files import path_of
 
 _BLOCK: Final = 4096

@@ -7,19 +7,21 @@ machine's own clock since it was started, which no setting of the time changes, 
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
+from weakref import WeakSet, ref
 
+from ferryman.errors import FerrymanError
+from ferryman.intake.errors import QueueLost, QueueRefused
 from ferryman.intake.nodes import name_of, parent_of
 from ferryman.intake.store.base import Check, Conflict, Create, Delete, Op, SessionLost, Set, StoredNode, Why
-from ferryman.intake.store.lease import Lease, boot_id
-from ferryman.intake.store.sqlite_file import connected, plain, told
-from ferryman.intake.store.sqlite_watch import SqliteWatch, State, Watches
 
 REAP_S: Final = 1.0
 """How often a handle looks for dead sessions, unless one is in its way: their nodes are seen by nobody anyhow."""
@@ -289,3 +291,316 @@ class _Transaction:
             self._using.release()
         if isinstance(raised, sqlite3.Error):
             raise plain(self._path, raised) from raised
+
+
+# A session's lease in a SQLite queue, and the thread that renews it.
+
+RENEWALS: Final = 3
+"""Renewals in the time that a lease lasts: one that comes late, or fails, loses nothing."""
+
+RENEWAL_BUSY_S: Final = 5.0
+"""How long a renewal waits for other processes' changes."""
+
+
+def boot_id() -> str:
+    """What tells one start of this machine from another; "" where nobody says."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        return ""
+
+
+class Lease:
+    """The one session of a handle: begun when it is first needed, renewed until ``end``."""
+
+    def __init__(self, path: Path, timeout_s: float, monotonic: Callable[[], float]) -> None:
+        self._path, self._timeout_s, self._monotonic = path, timeout_s, monotonic
+        self._changing = threading.Lock()
+        self._session = 0
+        self._until = 0.0
+        self._stop = threading.Event()
+
+    def session(self) -> int:
+        """The session's number; a new one if the last has ended."""
+        with self._changing:
+            if self._session and self._until > self._monotonic():
+                return self._session
+            self._stop.set()  # of the thread of a session that was lost
+            self._stop = threading.Event()
+            with self._connected() as connection:
+                until = self._monotonic() + self._timeout_s
+                made = connection.execute("INSERT INTO session (boot, expires) VALUES (?, ?)", (boot_id(), until))
+                self._session, self._until = int(made.lastrowid or 0), until
+            renewing = threading.Thread(
+                target=self._renew, args=(self._session, self._stop), name="intake lease", daemon=True
+            )
+            renewing.start()
+            return self._session
+
+    def alive(self, session: int) -> bool:
+        """Is it ours, and has its lease not run out?"""
+        return session == self._session != 0 and self._until > self._monotonic()
+
+    def lost(self, session: int) -> None:
+        """The file says that it has ended."""
+        with self._changing:
+            if session == self._session:
+                self._session, self._until = 0, 0.0
+                self._stop.set()
+
+    def end(self) -> int:
+        """Stop renewing. Returns the session, for its row to be removed; 0 if there is none."""
+        with self._changing:
+            self._stop.set()
+            session, self._session, self._until = self._session, 0, 0.0
+            return session
+
+    def _renew(self, session: int, stop: threading.Event) -> None:
+        while not stop.wait(self._timeout_s / RENEWALS):
+            try:
+                with self._connected() as connection:
+                    now = self._monotonic()
+                    until = now + self._timeout_s
+                    asked = "UPDATE session SET expires = ? WHERE id = ? AND expires > ?"
+                    done = connection.execute(asked, (until, session, now))
+            except sqlite3.Error:
+                continue  # the next one, or the lease runs out
+            if not done.rowcount:
+                self.lost(session)
+                return
+            if session == self._session:
+                self._until = until
+
+    def _connected(self) -> _Connected:
+        return _Connected(self._path)
+
+
+class _Connected:
+    """A connection of its own for a moment, in one transaction: the thread's work waits for nobody else's here."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> sqlite3.Connection:
+        self._connection = sqlite3.connect(self._path, timeout=RENEWAL_BUSY_S, isolation_level=None)
+        self._connection.execute("PRAGMA synchronous=NORMAL")
+        self._connection.execute("BEGIN IMMEDIATE")
+        return self._connection
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self._connection.execute("COMMIT" if kind is None else "ROLLBACK")
+        finally:
+            self._connection.close()
+
+
+# The file of a queue in SQLite: what makes it one, and its errors as ours.
+
+MARK: Final = 0x46725179
+"""SQLite's application id of our files ("FrQy"): another database is not taken for a queue."""
+
+FORMAT: Final = 2
+"""Of the tables. A newer one is refused; format 1 had no ``creation``, and gets it when it is opened."""
+
+BUSY_S: Final = 30.0
+"""How long a change waits for other processes' changes, which take a millisecond each."""
+
+CHECKPOINT_PAGES: Final = 8192
+"""The log is folded into the file at 32 MiB: pages that change all the time are written once, not a thousand times."""
+
+TABLES: Final = """
+CREATE TABLE node (
+  parent TEXT NOT NULL, name TEXT NOT NULL, data BLOB NOT NULL, version INTEGER NOT NULL DEFAULT 0,
+  children INTEGER NOT NULL DEFAULT 0, numbered INTEGER NOT NULL DEFAULT 0, owner INTEGER NOT NULL DEFAULT 0,
+  creation INTEGER NOT NULL DEFAULT 0, created REAL NOT NULL, modified REAL NOT NULL,
+  PRIMARY KEY (parent, name)) WITHOUT ROWID;
+CREATE INDEX node_owner ON node (owner) WHERE owner != 0;
+CREATE TABLE session (id INTEGER PRIMARY KEY AUTOINCREMENT, boot TEXT NOT NULL, expires REAL NOT NULL);
+"""
+
+_MAKING: Final = threading.Lock()
+"""Whoever closes a file gives up all locks that this process has on it, those of other connections too (POSIX). SQLite
+knows that of its own files. So a database that is there is never opened here, and no thread connects to one while it
+is made."""
+
+
+def connected(path: Path) -> sqlite3.Connection:
+    """A connection to a queue's file, made if it is not there.
+
+    Raises:
+        QueueRefused: it cannot be opened, or is something else.
+    """
+    with _MAKING, suppress(OSError):  # SQLite says what is wrong; its own other files get the mode of this one
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    with told(path):
+        connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        try:
+            connection.execute("PRAGMA synchronous=NORMAL")
+            connection.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
+            (mark,) = connection.execute("PRAGMA application_id").fetchone()
+            if mark != MARK:
+                _made(connection, path)
+            _upgrade(connection, path)
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def _made(connection: sqlite3.Connection, path: Path) -> None:
+    """Make the tables in an empty file; several processes may try it at once."""
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        if connection.execute("PRAGMA application_id").fetchone()[0] == MARK:
+            return
+        if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            raise QueueRefused(f"{path}: this is not a queue database. Name another file for the queue.")
+        for statement in TABLES.split(";")[:-1]:
+            connection.execute(statement)
+        connection.execute("INSERT INTO node (parent, name, data, created, modified) VALUES ('', '', x'', 0, 0)")
+        connection.execute(f"PRAGMA application_id={MARK}")
+        connection.execute(f"PRAGMA user_version={FORMAT}")
+        connection.execute("COMMIT")
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+
+def _upgrade(connection: sqlite3.Connection, path: Path) -> None:
+    """Bring the tables of an older format to this one."""
+    (found,) = connection.execute("PRAGMA user_version").fetchone()
+    if found > FORMAT:
+        raise QueueRefused(f"{path}: this queue was made by a newer Ferryman (format {found}). Use that one.")
+    if found == FORMAT:
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        if connection.execute("PRAGMA user_version").fetchone()[0] != FORMAT:  # no other process was faster
+            connection.execute("ALTER TABLE node ADD COLUMN creation INTEGER NOT NULL DEFAULT 0")
+            connection.execute(f"PRAGMA user_version={FORMAT}")
+    finally:
+        connection.execute("COMMIT")
+
+
+@contextmanager
+def told(path: Path) -> Iterator[None]:
+    """SQLite's errors as ours."""
+    try:
+        yield
+    except sqlite3.Error as e:
+        raise plain(path, e) from e
+
+
+def plain(path: Path, error: sqlite3.Error) -> Exception:
+    """An error of SQLite's as ours: about this file, and what to do."""
+    text = str(error)
+    if isinstance(error, sqlite3.OperationalError):
+        if "locked" in text or "busy" in text:
+            return QueueLost(f"{path}: other processes have been changing this queue for {BUSY_S:g} s. Try again.")
+        if "unable to open" in text or "readonly" in text:
+            return QueueRefused(f"{path}: {text}. Name a file in a folder that exists and may be written to.")
+        return QueueLost(f"{path}: {text}. Fix this, and run the same command again: nothing was half done.")
+    if isinstance(error, sqlite3.ProgrammingError):
+        return QueueLost(f"{path}: this queue was closed.")
+    return QueueRefused(f"{path}: {text}. If it was a queue, restore it from a dump.")
+
+
+# Watches of a store in SQLite: one thread a handle asks whether other processes have changed the file.
+
+POLL_S: Final = 0.1
+"""How often it asks while there are watches: this costs microseconds."""
+
+State = tuple[int, int] | None
+"""Of a node: its children now, and how many it had in all; None if it is not there."""
+
+
+class Watches:
+    """All watches of a handle.
+
+    Args:
+        asked: another value after other processes have changed the file. It may raise: then all watches look.
+    """
+
+    def __init__(self, asked: Callable[[], int]) -> None:
+        self._asked = asked
+        self._lock = threading.Lock()
+        self._all: WeakSet[SqliteWatch] = WeakSet()
+        self._thread: threading.Thread | None = None
+
+    def add(self, watch: SqliteWatch) -> None:
+        before = self._asked()  # without the lock: who commits has the file's, and wants this one
+        with self._lock:
+            self._all.add(watch)
+            if self._thread is None:
+                self._thread = threading.Thread(target=_poll, args=(ref(self), before), name="queue watch", daemon=True)
+                self._thread.start()
+
+    def remove(self, watch: SqliteWatch) -> None:
+        with self._lock:
+            self._all.discard(watch)
+
+    def tell(self, paths: Iterable[str]) -> None:
+        """This handle changes the children of these nodes, or makes or removes them."""
+        if self._all:
+            named = set(paths)
+            self._set(lambda watch: watch.path in named)
+
+    def _set(self, chosen: Callable[[SqliteWatch], bool]) -> None:
+        with self._lock:
+            watches = [watch for watch in self._all if chosen(watch)]
+        for watch in watches:
+            watch.event.set()
+
+    def look(self, seen: int) -> int | None:
+        """Ask once. Returns the value now; None when nobody watches any more: the thread ends."""
+        with self._lock:
+            if not self._all:
+                self._thread = None
+                return None
+        try:
+            now = self._asked()
+        except FerrymanError:  # whoever waits meets it too
+            now = -1
+        if now != seen:
+            self._set(lambda watch: True)
+        return now
+
+
+def _poll(watches: ref[Watches], seen: int) -> None:
+    """The thread, which does not keep a handle that nobody else keeps."""
+    while True:
+        time.sleep(POLL_S)
+        there = watches()
+        now = there.look(seen) if there is not None else None
+        if now is None:
+            return
+        seen = now
+
+
+class SqliteWatch:
+    """Waits for a change of a node's children. ``state``: reads the node."""
+
+    def __init__(self, watches: Watches, path: str, state: Callable[[], State]) -> None:
+        self._watches, self.path, self._state = watches, path, state
+        self.event = threading.Event()
+        """Something may have changed, or it is closed."""
+        self._closed = False
+        watches.add(self)
+        self._before = state()
+
+    def wait(self, timeout_s: float) -> bool:
+        give_up = time.monotonic() + timeout_s
+        while self.event.wait(max(0.0, give_up - time.monotonic())):
+            self.event.clear()
+            if self._closed:
+                return False
+            if self._state() != self._before:
+                self.event.set()  # and stays so
+                return True
+        return False
+
+    def close(self) -> None:
+        self._closed = True
+        self._watches.remove(self)
+        self.event.set()

@@ -9,18 +9,29 @@ servers if it was sent: so a lock that was lost can never be used again.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
+from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from ferryman.intake.errors import QueueLost, QueueRefused
 from ferryman.intake.nodes import DIGITS, lock_of, name_of, parent_of
-from ferryman.intake.store.address import address
-from ferryman.intake.store.base import Check, Conflict, Create, Delete, Op, SessionLost, Set, StoredNode, Why
-from ferryman.intake.store.client import client_of
-from ferryman.intake.store.listing import FolderListing
-from ferryman.intake.store.zookeeper_watch import ZooKeeperWatch, ZooKeeperWatches
+from ferryman.intake.store.base import (
+    Address,
+    Check,
+    Conflict,
+    Create,
+    Delete,
+    Op,
+    SessionLost,
+    Set,
+    StoredNode,
+    Tls,
+    Why,
+    address,
+)
 
 CONNECT_S: Final = 15.0
 """How long the first connection may take: a quorum that has just lost its leader needs some seconds for another."""
@@ -373,3 +384,221 @@ def _node(data: bytes, stat: Any) -> StoredNode:
     numbered = (stat.cversion + stat.numChildren) // 2
     times = stat.ctime / 1000, stat.mtime / 1000
     return StoredNode(data or b"", stat.version, stat.numChildren, numbered, stat.ephemeralOwner, stat.czxid, *times)
+
+
+# A client of ZooKeeper's servers, as a queue's URL says.
+
+log = logging.getLogger("ferryman.intake")
+
+RECONNECT_MAX_S: Final = 1.0
+"""Longest pause between two tries to reach a server again: kazoo would wait up to a minute, six sessions long."""
+
+TRIES_A_SESSION: Final = 3
+"""Times that a server is tried at least while a session may still live. One that is just starting may take a connection
+and never answer (ZooKeeper 3.9 does): kazoo waits for it for a session divided by the servers that it was given."""
+
+
+def client_of(at: Address, session_timeout_s: float) -> tuple[Any, Any]:
+    """A kazoo client that is not started yet, and the ACL of what it makes; None for an open one.
+
+    Raises:
+        QueueRefused: kazoo, or with SASL pure-sasl, is not installed.
+    """
+    client, security = _kazoo()
+    acl, login = None, None
+    if at.sasl:
+        acl = [security.make_acl("sasl", at.user, all=True)]
+    elif at.user:
+        acl = [security.make_digest_acl(at.user, at.password, all=True)]
+        login = [("digest", f"{at.user}:{at.password}")]
+    if not at.user and not at.is_local:
+        log.warning(
+            "%s: anyone who reaches these servers may change this queue: give user:password@ in its URL", at.shown
+        )
+    made = client.KazooClient(
+        hosts=",".join([at.hosts] * -(-TRIES_A_SESSION // len(at.hosts.split(",")))),
+        timeout=session_timeout_s,
+        auth_data=login,
+        default_acl=acl,
+        **_secure(at.tls),
+        **_known(at),
+        connection_retry={"max_tries": -1, "delay": 0.1, "backoff": 2, "max_delay": RECONNECT_MAX_S},
+    )
+    return made, acl
+
+
+def _secure(tls: Tls | None) -> dict[str, Any]:
+    """kazoo's words for it."""
+    if tls is None:
+        return {}
+    files = {"ca": tls.ca or None, "certfile": tls.cert or None, "keyfile": tls.key or None}
+    return {"use_ssl": True, "verify_certs": True, "check_hostname": tls.check_hostname, **files}
+
+
+def _known(at: Address) -> dict[str, Any]:
+    """How the user proves to the servers who it is."""
+    if not at.sasl:
+        return {}
+    try:
+        import puresasl.client  # noqa: F401 - kazoo loads it when it connects
+    except ImportError:
+        raise QueueRefused(
+            "sasl=true needs the package pure-sasl, which is not installed: pip install 'ferryman[intake]'"
+        ) from None
+    return {"sasl_options": {"mechanism": "DIGEST-MD5", "username": at.user, "password": at.password}}
+
+
+def _kazoo() -> tuple[Any, Any]:
+    try:
+        from kazoo import client, security
+    except ImportError:
+        raise QueueRefused(
+            "a queue on ZooKeeper needs the package kazoo, which is not installed: pip install 'ferryman[intake]'"
+        ) from None
+    # What it has to say, its errors say: nobody shall be told twice, unless a program asks for its log.
+    logging.getLogger("kazoo").addHandler(logging.NullHandler())
+    return client, security
+
+
+# A folder's children as a server gave them, for a second.
+
+LISTING_S: Final = 1.0
+"""A listing is kept so long for acquiring: of 100 000 jobs it costs 0.2 s, each acquisition then one change."""
+
+HELD_S: Final = 3.0
+"""A job that somebody held is left alone for so long, as long as there are others: of thousands that are worked at,
+asking for each lock once a second would take longer than a second."""
+
+ASKED_FIRST: Final = 8
+"""Names that are asked for together at first, then twice as many each time: others are most often a little ahead."""
+
+ASKED_MAX: Final = 256
+"""Names that are asked for together at most."""
+
+
+class FolderListing:
+    """The children of a folder, each given once, for a second. Those that were held lately are left out of the next."""
+
+    def __init__(self) -> None:
+        self._using = threading.Lock()
+        self._names: list[str] = []
+        self._next = 0
+        self._read_at = float("-inf")
+        self._held: dict[str, float] = {}
+
+    def is_old(self) -> bool:
+        return time.monotonic() - self._read_at > LISTING_S
+
+    def renew(self, names: list[str], *, all_of_them: bool = False) -> None:
+        """Start again. ``all_of_them``: also those that were held lately; they are asked for."""
+        with self._using:
+            now = time.monotonic()
+            self._held = {name: at for name, at in self._held.items() if now - at < HELD_S and not all_of_them}
+            self._names = [name for name in names if name not in self._held]
+            self._next, self._read_at = 0, now
+
+    def take(self) -> str | None:
+        """The next name; None if all were given. Whoever takes it holds it, or has found that another does."""
+        with self._using:
+            if self._next == len(self._names):
+                return None
+            self._next += 1
+            name = self._names[self._next - 1]
+            self._held[name] = time.monotonic()
+            return name
+
+    def step_over(self, are_held: Callable[[Sequence[str]], list[bool]]) -> None:
+        """Go on to the next name that nobody holds."""
+        with self._using:
+            size = ASKED_FIRST
+            while some := self._names[self._next : self._next + size]:
+                size = min(2 * size, ASKED_MAX)
+                held = are_held(some)
+                free = held.index(False) if False in held else len(some)
+                self._held.update(dict.fromkeys(some[:free], time.monotonic()))
+                self._next += free
+                if free < len(some):
+                    return
+
+    def add(self, name: str) -> None:
+        """This handle has made it just now."""
+        with self._using:
+            self._held.pop(name, None)
+            insort(self._names, name, lo=self._next)
+
+
+# Watches of a store on ZooKeeper: all that look at a node share one at the servers, which stays until it has told.
+#
+# Setting one reads the names of all children: of thousands of batches, at each look, that would be most of what an
+# idle queue costs.
+
+Arm = Callable[[str, Callable[[object], None]], None]
+"""Sets a watch at the servers: of a path, and what is called when it tells."""
+
+
+class ZooKeeperWatches:
+    """Of one handle."""
+
+    def __init__(self, arm: Arm) -> None:
+        self._arm = arm
+        self._lock = threading.Lock()
+        self._armed: dict[str, _Armed] = {}
+
+    def watch(self, path: str) -> ZooKeeperWatch:
+        """Look at a node from now on. What has just changed may be told once more."""
+        watch = ZooKeeperWatch(self._forget)
+        with self._lock:
+            armed = self._armed.get(path)
+            if armed is not None:
+                armed.watches.add(watch)
+                watch.armed = armed
+                return watch
+        armed = _Armed({watch})
+        watch.armed = armed
+        self._arm(path, lambda _: self._tell(path, armed))  # also when the connection is lost: then nobody knows
+        with self._lock:
+            if not armed.told:
+                self._armed[path] = armed
+        return watch
+
+    def _tell(self, path: str, armed: _Armed) -> None:
+        with self._lock:
+            armed.told = True
+            if self._armed.get(path) is armed:
+                del self._armed[path]
+            watches = list(armed.watches)
+        for watch in watches:
+            watch.tell()
+
+    def _forget(self, watch: ZooKeeperWatch) -> None:
+        with self._lock:
+            if watch.armed is not None:
+                watch.armed.watches.discard(watch)
+
+
+class _Armed:
+    """A watch at the servers, and all that share it."""
+
+    def __init__(self, watches: set[ZooKeeperWatch]) -> None:
+        self.watches = watches
+        self.told = False
+
+
+class ZooKeeperWatch:
+    """Of one who waits."""
+
+    def __init__(self, forget: Callable[[ZooKeeperWatch], None]) -> None:
+        self._forget = forget
+        self._told, self._closed = threading.Event(), False
+        self.armed: _Armed | None = None
+
+    def tell(self) -> None:
+        self._told.set()
+
+    def wait(self, timeout_s: float) -> bool:
+        return self._told.wait(timeout_s) and not self._closed
+
+    def close(self) -> None:
+        self._closed = True
+        self._forget(self)
+        self._told.set()

@@ -6,6 +6,8 @@ tell colours apart.
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -14,11 +16,9 @@ from typing import NamedTuple
 from xml.sax.saxutils import escape
 
 from ferryman.plan.flow import Flow
-from ferryman.plan.picture import lettering
-from ferryman.plan.picture.joined import Drawable
-from ferryman.plan.picture.joined import drawn as drawn_of
 from ferryman.plan.picture.layout import Arrow, Laid, Polyline, Rect, Size, VerticalSegment, laid
-from ferryman.plan.picture.sketch import MISSING, Box, Edge, Sketch
+from ferryman.plan.picture.textual import MISSING, Box, Drawable, Edge, Sketch
+from ferryman.plan.picture.textual import drawn as drawn_of
 
 MARGIN = 24.0
 HEAD = 64.0
@@ -88,7 +88,7 @@ def svg(what: Drawable, counts: Mapping[str, BoxCounts] = MappingProxyType({}), 
     sizes = [_size(box, rows) for box, rows in zip(drawn.boxes, every, strict=True)]
     place = laid(sizes, [Arrow(e.start, e.end, _label_size(e.label)) for e in drawn.edges])
     legend = list(_legend(drawn, place, "closes a cycle" if isinstance(what, Flow) else "closes a cycle (refused)"))
-    titles = [lettering.width(title, TITLE_PX, bold=True), lettering.width(subtitle, FACT_PX)]
+    titles = [text_width(title, TITLE_PX, bold=True), text_width(subtitle, FACT_PX)]
     narrowest = max([*titles, *(w for _, w in legend)])
     width = max(place.width, narrowest) + 2 * MARGIN
     left = (width - place.width) / 2
@@ -130,25 +130,25 @@ def _told(drawn: Sketch) -> str:
 def _lines(box: Box) -> list[str]:
     """What stands in a box below its name: the kind with the type, a target on its own line, the rest together."""
     type_name, *rest = box.facts
-    rows = [lettering.shortened(f"{box.kind} · {type_name}", FACT_SIGNS)]
+    rows = [shortened(f"{box.kind} · {type_name}", FACT_SIGNS)]
     for fact in rest:
         joined = f"{rows[-1]}, {fact}"
         if len(rows) > 1 and len(joined) <= FACT_SIGNS and "://" not in rows[-1]:
             rows[-1] = joined
         else:
-            rows.append(lettering.shortened(fact, FACT_SIGNS))
+            rows.append(shortened(fact, FACT_SIGNS))
     return rows
 
 
 def _size(box: Box, rows: Sequence[str]) -> Size:
-    name = lettering.width(lettering.shortened(box.name, NAME_SIGNS), NAME_PX, bold=True)
-    widest = max([name, *(lettering.width(row, FACT_PX) for row in rows)])
+    name = text_width(shortened(box.name, NAME_SIGNS), NAME_PX, bold=True)
+    widest = max([name, *(text_width(row, FACT_PX) for row in rows)])
     side = PADDING + (8 if box.kind in ("router", "join", "alts") else 0)
     return Size(max(NARROWEST, round(widest + 2 * side)), 30.0 + LINE_PX * len(rows))
 
 
 def _node(box: Box, rows: Sequence[str], at: Rect, counts: BoxCounts) -> str:
-    words = [_text(at.middle, at.y + 20, lettering.shortened(box.name, NAME_SIGNS), "name")]
+    words = [_text(at.middle, at.y + 20, shortened(box.name, NAME_SIGNS), "name")]
     words += [_text(at.middle, at.y + 36 + LINE_PX * i, row, "fact") for i, row in enumerate(rows)]
     below = at.y + 36 + LINE_PX * len(rows)
     for look, row in zip(("count", "count bad"), counts, strict=True):
@@ -196,7 +196,7 @@ def _edges(edges: Sequence[Edge], place: Laid) -> Iterator[str]:
         if way.label:
             x, y, w, h = way.label
             yield f'<rect class="halo" x="{_n(x)}" y="{_n(y)}" width="{_n(w)}" height="{_n(h)}"/>'
-            yield _text(way.label.middle, y + h - 5, lettering.shortened(edge.label, FACT_SIGNS), "label")
+            yield _text(way.label.middle, y + h - 5, shortened(edge.label, FACT_SIGNS), "label")
 
 
 def _path(way: Polyline) -> str:
@@ -220,7 +220,7 @@ def _loop(box: Rect) -> str:
 def _label_size(label: str) -> Size | None:
     if not label:
         return None
-    return Size(lettering.width(lettering.shortened(label, FACT_SIGNS), FACT_PX) + 8, LINE_PX + 2)
+    return Size(text_width(shortened(label, FACT_SIGNS), FACT_PX) + 8, LINE_PX + 2)
 
 
 # --- legend -------------------------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ def _legend(drawn: Sketch, place: Laid, cycle: str) -> Iterator[tuple[str, float
 
 def _sample(shape: str, words: str) -> tuple[str, float]:
     text = _text(SAMPLE.width + 8, 13.0, words, "fact left")
-    return f"{shape}{text}", SAMPLE.width + 8 + lettering.width(words, FACT_PX) + 20
+    return f"{shape}{text}", SAMPLE.width + 8 + text_width(words, FACT_PX) + 20
 
 
 def _in_rows(parts: Sequence[tuple[str, float]], width: float) -> Iterator[tuple[str, float, int]]:
@@ -305,9 +305,42 @@ def _text(x: float, y: float, words: str, look: str) -> str:
 
 
 def _escaped(words: str) -> str:
-    return escape(lettering.printable(words))
+    return escape(printable(words))
 
 
 def _n(number: float) -> str:
     """Tenths of a pixel are enough, and the same on every machine."""
     return f"{round(number, 1):g}" if abs(number) < 1e5 else f"{number:.0f}"
+
+
+# How wide words are, and how to shorten them, without asking a font: which one will be used is not known here.
+
+NARROW, WIDE = frozenset("iljtfrI.,:;'|!()[]/ "), frozenset("mwMWQOGD@%—…")
+EMS_NARROW, EMS_WIDE, EMS_ELSE, EMS_EAST_ASIAN = 0.36, 0.92, 0.6, 1.05
+"""Widths in parts of the font's size; a little more than the usual fonts without serifs have."""
+
+
+def text_width(words: str, px: float, *, bold: bool = False) -> float:
+    """Pixels that the words take at most in a font of this size, or a little less."""
+    return sum(map(_ems, words)) * px * (1.1 if bold else 1.0)
+
+
+def shortened(words: str, most: int) -> str:
+    """At most so many signs; the middle is left out, for the ends of names and paths tell more."""
+    if len(words) <= most:
+        return words
+    head = (most - 1) // 2
+    return f"{words[:head]}…{words[len(words) - (most - 1 - head) :]}"
+
+
+def printable(words: str) -> str:
+    """What XML cannot hold (control characters, halves of surrogate pairs) as the replacement sign."""
+    return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", words)
+
+
+def _ems(sign: str) -> float:
+    if sign in NARROW:
+        return EMS_NARROW
+    if sign in WIDE:
+        return EMS_WIDE
+    return EMS_EAST_ASIAN if unicodedata.east_asian_width(sign) in "WF" else EMS_ELSE

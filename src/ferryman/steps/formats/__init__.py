@@ -4,3 +4,320 @@ Everything here works on bytes at hand and loads its library when it is called. 
 ``Unreadable``, which says why and what to do; ``extract_text`` makes the document's error of it. Other exceptions of a
 library mean that the content is broken.
 """
+
+from __future__ import annotations
+
+import re
+import zipfile
+from dataclasses import dataclass, field
+from datetime import datetime
+from io import BytesIO
+from typing import Any, Final, NamedTuple
+
+from ferryman.errors import DeliveryError
+
+# What reading yields: text, fields, and parts that are documents of their own.
+
+_CONTROL: Final = bytes({*range(0x20), 0x7F} - set(b"\t\n\f\r"))
+_NO_CHARACTERS: Final = "\ufffe\uffff"
+"""What no text has and many destinations refuse."""
+
+_NEWLINES: Final = ("\r\n", "\r", "\u2028", "\x85")
+_PAGES: Final = ("\f", "\u2029")
+_GAP: Final = re.compile("\n{3,}")
+_DATE: Final = re.compile(r"\d{4}(-\d\d(-\d\d)?)?")
+
+
+class Unreadable(Exception):
+    """It cannot be read: why, and what to do, in words."""
+
+
+class Attachment(NamedTuple):
+    """Something inside that is a document of its own, an attachment."""
+
+    name: str
+    """Its file name, or "" where it has none."""
+    raw: bytes
+    type: str = ""
+    """Its MIME type, as the outside says; "" where it says none."""
+
+
+@dataclass(slots=True)
+class Content:
+    """Text as it is read; paragraphs are apart by a blank line.
+
+    Attributes:
+        fields: title, author, created, modified, language, pages, …: what is known, as JSON values.
+        verbatim: its white space means something.
+    """
+
+    text: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    parts: list[Attachment] = field(default_factory=list)
+    verbatim: bool = False
+
+
+def cleaned(text: str, verbatim: bool = False) -> str:
+    """Text that every destination takes: no control characters, no lone surrogates, one way to end a line.
+
+    Unless it is to stay ``verbatim``, no blanks at the ends of lines either, and no more than one blank line in a row.
+    """
+    for newline in _NEWLINES:
+        text = text.replace(newline, "\n")  # most have none of them, which is seen faster than by a pattern
+    text = text.encode("utf-8", "replace").translate(None, _CONTROL).decode()
+    for none in _NO_CHARACTERS:
+        text = text.replace(none, "")
+    if not verbatim:
+        for page in _PAGES:
+            text = text.replace(page, "\n\n")
+        text = "\n".join(map(str.rstrip, text.split("\n")))
+        if "\n\n\n" in text:
+            text = _GAP.sub("\n\n", text)
+        text = text.strip()
+    return text
+
+
+def line(text: str | None) -> str:
+    """Text of a field: one line, "" for nothing."""
+    return " ".join(cleaned(text).split()) if text else ""
+
+
+def moment(text: str | None) -> str:
+    """A date as ISO 8601, "" where it is not one; UTC ends in Z; without a zone it stays without."""
+    text = line(text)
+    if _DATE.fullmatch(text):
+        return text
+    try:
+        return written(datetime.fromisoformat(text))
+    except ValueError:
+        return ""
+
+
+def written(when: datetime) -> str:
+    """ISO 8601, whole seconds; UTC as Z."""
+    return when.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+# What some content is: told by its bytes, with the name's ending as a hint where bytes do not say.
+
+
+class ContentKind(NamedTuple):
+    """A kind of content.
+
+    Attributes:
+        type: its MIME type.
+        label: as a message names it.
+        reader: module and function below ``formats``; "" for what is known, and not read.
+        advice: what to do where it is not read.
+        locked: of a kind that is read, but this one is encrypted.
+    """
+
+    type: str
+    label: str
+    reader: str = ""
+    advice: str = ""
+    locked: bool = False
+
+
+_OFFICE: Final = "application/vnd.openxmlformats-officedocument."
+_ODF: Final = "application/vnd.oasis.opendocument."
+
+PDF: Final = ContentKind("application/pdf", "PDF", "pdf.pdf")
+DOCX: Final = ContentKind(_OFFICE + "wordprocessingml.document", "DOCX", "office.docx")
+PPTX: Final = ContentKind(_OFFICE + "presentationml.presentation", "PPTX", "office.pptx")
+XLSX: Final = ContentKind(_OFFICE + "spreadsheetml.sheet", "XLSX", "office.xlsx")
+XLSB: Final = ContentKind("application/vnd.ms-excel.sheet.binary.macroenabled.12", "XLSB", "office.xls")
+XLS: Final = ContentKind("application/vnd.ms-excel", "XLS", "office.xls")
+ODT: Final = ContentKind(_ODF + "text", "ODT", "office.odf")
+ODP: Final = ContentKind(_ODF + "presentation", "ODP", "office.odf")
+ODS: Final = ContentKind(_ODF + "spreadsheet", "ODS", "office.odf")
+EPUB: Final = ContentKind("application/epub+zip", "EPUB", "markup.epub")
+HTML: Final = ContentKind("text/html", "HTML", "markup.html")
+XML: Final = ContentKind("application/xml", "XML", "markup.xml")
+RTF: Final = ContentKind("application/rtf", "RTF", "plain.rtf")
+MARKDOWN: Final = ContentKind("text/markdown", "Markdown", "plain.markdown")
+MAIL: Final = ContentKind("message/rfc822", "e-mail", "mail.mail")
+TROFF: Final = ContentKind("text/troff", "a manual page", "troff.troff")
+PLAIN: Final = ContentKind("text/plain", "plain text", "plain.plain")
+
+READ: Final = (PDF, DOCX, PPTX, XLSX, XLSB, XLS, ODT, ODP, ODS, EPUB, HTML, XML, RTF, MARKDOWN, MAIL, TROFF, PLAIN)
+"""All that is read."""
+
+ZIP: Final = ContentKind("application/zip", "a zip archive", advice="Unpack it with steps.unpack() before")
+TAR: Final = ContentKind("application/x-tar", "a tar archive", advice="Unpack it with steps.unpack() before")
+UNKNOWN: Final = ContentKind("application/octet-stream", "binary data of an unknown kind")
+_LOCKED: Final = ContentKind(
+    "application/x-ole-storage", "an encrypted Office file", advice="Save it without a password", locked=True
+)
+_OLD: Final = "Save it in the newer format (DOCX, PPTX)"
+_DOC: Final = ContentKind("application/msword", "a Word file of before 2007", advice=_OLD)
+_PPT: Final = ContentKind("application/vnd.ms-powerpoint", "a PowerPoint file of before 2007", advice=_OLD)
+_OLE: Final = ContentKind("application/x-ole-storage", "a file of an older Office program", advice=_OLD)
+
+_ZIP_MAGIC: Final = (b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")
+"""Of one with members, of an empty one, of a part of several."""
+
+_OLE_MAGIC: Final = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
+_STREAMS: Final = (
+    ("EncryptedPackage", _LOCKED),
+    ("WordDocument", _DOC),
+    ("PowerPoint Document", _PPT),
+    ("Workbook", XLS),
+    ("WORKBOOK", XLS),
+    ("Book", XLS),
+)
+"""What is in Office files of before 2007, and in encrypted ones of later."""
+
+_PACKAGES: Final = (DOCX, PPTX, XLSX, XLSB, ODT, ODP, ODS, EPUB)
+_MAGIC: Final = (
+    (b"\x89PNG\r\n\x1a\n", ContentKind("image/png", "a PNG picture")),
+    (b"\xff\xd8\xff", ContentKind("image/jpeg", "a JPEG picture")),
+    (b"GIF8", ContentKind("image/gif", "a GIF picture")),
+    (b"II*\0", ContentKind("image/tiff", "a TIFF picture")),
+    (b"MM\0*", ContentKind("image/tiff", "a TIFF picture")),
+    (b"\x1f\x8b", ContentKind("application/gzip", "gzip-compressed data")),
+    (b"BZh", ContentKind("application/x-bzip2", "bzip2-compressed data")),
+    (b"\xfd7zXZ\0", ContentKind("application/x-xz", "xz-compressed data")),
+    (b"\x28\xb5\x2f\xfd", ContentKind("application/zstd", "zstd-compressed data")),
+    (b"7z\xbc\xaf\x27\x1c", ContentKind("application/x-7z-compressed", "a 7z archive")),
+    (b"Rar!\x1a\x07", ContentKind("application/vnd.rar", "a rar archive")),
+    (b"\x7fELF", ContentKind("application/x-elf", "a program")),
+    (b"MZ", ContentKind("application/vnd.microsoft.portable-executable", "a Windows program")),
+    (b"ID3", ContentKind("audio/mpeg", "an MP3 recording")),
+    (b"OggS", ContentKind("audio/ogg", "an Ogg recording")),
+    (b"fLaC", ContentKind("audio/flac", "a FLAC recording")),
+    (b"SQLite format 3\0", ContentKind("application/vnd.sqlite3", "an SQLite database")),
+    (b"PAR1", ContentKind("application/vnd.apache.parquet", "a Parquet file")),
+)
+"""What is not a document, so that a message can name it."""
+
+_BY_ENDING: Final = {
+    "md": MARKDOWN,
+    "markdown": MARKDOWN,
+    "html": HTML,
+    "htm": HTML,
+    "xhtml": HTML,
+    "xml": XML,
+    "eml": MAIL,
+    "txt": PLAIN,
+}
+"""Hints for content that is text."""
+
+_HEAD_BYTES: Final = 4096
+"""Looked at for what a text is."""
+
+_PDF_BYTES: Final = 1024
+"""Within which a PDF must say so; its readers allow that much before it."""
+
+_TAR_MAGIC: Final = slice(257, 262)
+
+_HTML: Final = re.compile(
+    rb"(?:\s|<!--.*?-->|<\?xml[^>]*\?>)*<(?:!doctype\s+html|html|head|body)\b", re.IGNORECASE | re.DOTALL
+)
+_HEADER: Final = re.compile(
+    rb"(?:From|To|Received|Return-Path|Message-ID|MIME-Version|Date|Subject|Delivered-To|X-[\w-]+|Content-Type):",
+    re.IGNORECASE,
+)
+_HEADERS: Final = 3
+"""So many of a mail's own headers within its first lines make it one, whatever its name is."""
+
+_TEXT_BOMS: Final = (b"\xff\xfe", b"\xfe\xff", b"\xef\xbb\xbf")
+
+
+_PACKED: Final = (".gz", ".bz2", ".xz", ".zst")
+"""Endings that a source may have left in the name of what it has unpacked."""
+
+_TROFF_ENDING: Final = re.compile(r"\d[a-z]{0,8}|man|mdoc|ms|me|mom|troff|roff|t|tr")
+_MANUAL: Final = re.compile(
+    rb"(?:[.'](?:\\?[\"#].*|[ \t]*)?\r?\n|\r?\n)*"
+    rb"[.'][ \t]*(?:TH[ \t]+\S|Dd\b|Dt[ \t]+\S|so[ \t]+\S+\s*\Z)"
+)
+"""What a manual page begins with, after its comments."""
+_REQUEST: Final = re.compile(
+    rb"^[.'][ \t]*(?:TH|Dd|Dt|SH|Sh|TL|NH|PP|LP|IP|de|ds|nr|if|ie|so)(?:[ \t]+\S|[ \t]*\r?$)", re.MULTILINE
+)
+
+
+def kind_of(raw: bytes, name: str = "") -> ContentKind:
+    """What it is.
+
+    Args:
+        name: a file's name or path, for its ending.
+    """
+    name = name.lower()
+    for packed in _PACKED:
+        name = name.removesuffix(packed)
+    head, ending = raw[:_HEAD_BYTES], name.rpartition(".")[2]
+    if b"%PDF-" in head[:_PDF_BYTES]:
+        return PDF
+    if head.startswith(_ZIP_MAGIC):
+        return _zipped(raw, ending)
+    if head.startswith(_OLE_MAGIC):
+        return _compound(raw, ending)
+    if head.lstrip().startswith(b"{\\rtf"):
+        return RTF
+    for magic, kind in _MAGIC:
+        if head.startswith(magic):
+            return kind
+    if head[_TAR_MAGIC] == b"ustar":
+        return TAR
+    return _textual(head, ending)
+
+
+def _textual(head: bytes, ending: str) -> ContentKind:
+    if b"\0" in head and not head.startswith(_TEXT_BOMS):
+        return UNKNOWN
+    hint = _BY_ENDING.get(ending)
+    if _HTML.match(head):
+        return HTML
+    if hint is not None:
+        return hint
+    if _MANUAL.match(head) or (head[:1] in b".'" and _TROFF_ENDING.fullmatch(ending) and _REQUEST.search(head)):
+        return TROFF
+    if head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<?xml"):
+        return XML
+    lines = head.split(b"\n\n" if b"\r\n\r\n" not in head else b"\r\n\r\n")[0].splitlines()
+    if sum(1 for line in lines if _HEADER.match(line)) >= _HEADERS and _HEADER.match(lines[0]):
+        return MAIL
+    return PLAIN
+
+
+def _zipped(raw: bytes, ending: str) -> ContentKind:
+    """By what is in it: a package says its type, or has the parts of one."""
+    try:
+        archive = zipfile.ZipFile(BytesIO(raw))
+        names = set(archive.namelist())
+        if "mimetype" in names and archive.getinfo("mimetype").file_size < _HEAD_BYTES:
+            said = archive.read("mimetype").strip().decode("ascii", "replace").removesuffix("-template")
+            for kind in (ODT, ODP, ODS, EPUB):
+                if said == kind.type:
+                    return kind
+    except DeliveryError:  # the step's time is up
+        raise
+    except Exception:  # there is hardly one that a damaged archive does not raise
+        return _torn(raw, ending)
+    for kind, part in ((XLSB, "xl/workbook.bin"), (XLSX, "xl/workbook.xml"), (PPTX, "ppt/presentation.xml")):
+        if part in names:
+            return kind
+    if "[Content_Types].xml" in names and any(name.startswith("word/") for name in names):
+        return DOCX
+    return ZIP
+
+
+def _torn(raw: bytes, ending: str) -> ContentKind:
+    """A zip archive that broke off has no table of contents, but often its first members; else its name tells."""
+    for kind in (ODT, ODP, ODS, EPUB):
+        if f"mimetype{kind.type}".encode() in raw[:_HEAD_BYTES]:
+            return kind
+    for kind, part in ((DOCX, b"word/"), (XLSX, b"xl/"), (PPTX, b"ppt/")):
+        if part in raw:
+            return kind
+    return next((kind for kind in _PACKAGES if kind.label.lower() == ending), ZIP)
+
+
+def _compound(raw: bytes, ending: str) -> ContentKind:
+    """By the names of its streams, which are UTF-16; where there are several, for one may hold others, by its name."""
+    found = [kind for stream, kind in _STREAMS if stream.encode("utf-16-le") in raw]
+    if not found:
+        return _OLE
+    return XLS if XLS in found and ending == "xls" and found[0] != _LOCKED else found[0]

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from ferryman import limits
-from ferryman.archives import members as archives
-from ferryman.archives.members import BROKEN, Budget, Flaw, Member, TooMuch
 from ferryman.document import Document
 from ferryman.errors import BadDocument, DeliveryError, describe
-from ferryman.steps.formats import kinds
+from ferryman.net import archives
+from ferryman.net.archives import BROKEN, Budget, Flaw, Member, TooMuch
+from ferryman.steps import formats
 
 _WHY: Final = {
     Flaw.OUTSIDE: "has a path that leads out of the archive. Pack it again with paths below one folder",
@@ -31,7 +31,7 @@ _SHOWN: Final = 200
 
 def is_archive(raw: bytes) -> bool:
     """Is it one to be unpacked? An office document is none, though it is a zip inside."""
-    return kinds.kind_of(raw) == kinds.ZIP if raw.startswith(b"PK") else archives.is_archive(io.BytesIO(raw))
+    return formats.kind_of(raw) == formats.ZIP if raw.startswith(b"PK") else archives.is_archive(io.BytesIO(raw))
 
 
 def children(

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ferryman.errors import DeliveryError
 from ferryman.limits import KIB
-from ferryman.steps.formats.content import Attachment, Content, cleaned, line, written
+from ferryman.steps.formats import Attachment, Content, cleaned, line, written
 from ferryman.steps.formats.markup import html
 
 HEADER_CHARS: Final = 4 * KIB

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
-from ferryman.steps.formats.content import Content, Unreadable, line, moment
-from ferryman.steps.formats.package import Package, described, local, parsed
+from ferryman.steps.formats import Content, Unreadable, line, moment
+from ferryman.steps.formats.office import Package, described, local, parsed
 from ferryman.steps.formats.plain import decoded
 
 if TYPE_CHECKING:

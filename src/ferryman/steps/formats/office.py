@@ -6,14 +6,20 @@ models leave out: text boxes, footnotes, comments, headers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+import posixpath
+import re
+import zipfile
+from collections.abc import Iterable, Iterator
+from datetime import date, datetime, time, timedelta
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, Final
 
-from ferryman.steps.formats.content import Content, Unreadable
-from ferryman.steps.formats.package import Package, core_fields, described, local, related
+from ferryman import limits
+from ferryman.steps.formats import Content, Unreadable, line, moment, written
 
 if TYPE_CHECKING:
     from lxml.etree import _Element
+
 
 _UNSEEN: Final = ("{*}Fallback", "{*}del", "{*}moveFrom", "{*}instrText", "{*}tracked-changes")
 """What a reader does not see: deleted text, codes of fields, the second form of what is there already."""
@@ -154,3 +160,188 @@ def _below(element: _Element, names: frozenset[str]) -> Iterator[_Element]:
             yield each
         else:
             yield from _below(each, names)
+
+
+# Formats that are zip archives inside: DOCX, ODT, EPUB and their like.
+
+_CORE: Final = "docProps/core.xml"
+"""Where Office keeps title and author."""
+
+
+class Package:
+    """A zip archive in memory. Its declared sizes are looked at before anything is unpacked.
+
+    Raises:
+        Unreadable: it would unpack to more than is taken, or is encrypted.
+        zipfile.BadZipFile: it is broken.
+    """
+
+    def __init__(self, raw: bytes) -> None:
+        self._zip = zipfile.ZipFile(BytesIO(raw))
+        self._infos = {info.filename: info for info in self._zip.infolist()}
+        unpacked = sum(info.file_size for info in self._infos.values())
+        if unpacked > limits.EXTRACT_UNPACKED_BYTES:
+            raise Unreadable(
+                f"it unpacks to {unpacked} bytes, more than {limits.EXTRACT_UNPACKED_BYTES}: a decompression bomb, or "
+                "too large. Leave it out, or split it"
+            )
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._infos
+
+    @property
+    def names(self) -> list[str]:
+        """Of all members, in their order."""
+        return list(self._infos)
+
+    def read(self, name: str) -> bytes:
+        """A member's bytes, never more than it declares.
+
+        Raises:
+            Unreadable: it is not there, is encrypted, or is larger than one part may be.
+        """
+        info = self._infos.get(name)
+        if info is None:
+            raise Unreadable(f"its part {name} is missing: the file is broken. Save it again")
+        if info.flag_bits & 1:
+            raise Unreadable("it is encrypted. Save it without a password")
+        if info.file_size > limits.EXTRACT_PART_BYTES:
+            raise Unreadable(
+                f"its part {name} unpacks to {info.file_size} bytes, more than {limits.EXTRACT_PART_BYTES}. Split it"
+            )
+        return self._zip.read(info)
+
+    def xml(self, name: str) -> _Element:
+        """A member as XML."""
+        return parsed(self.read(name))
+
+
+def parsed(raw: bytes) -> _Element:
+    """The root of untrusted XML: no entity is resolved, nothing is loaded, and depth and sizes are bounded."""
+    from lxml import etree
+
+    parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False, huge_tree=False)
+    return etree.fromstring(raw, parser)
+
+
+def core_fields(package: Package) -> dict[str, Any]:
+    """Title, author, dates and language that an Office file says of itself."""
+    return described(package.xml(_CORE)) if _CORE in package else {}
+
+
+def described(root: _Element) -> dict[str, Any]:
+    """The same from Dublin Core elements anywhere below: Office, OpenDocument and EPUB all use them."""
+    found: dict[str, list[str]] = {}
+    for element in root.iter("{*}*"):
+        name = local(element)
+        if element.text and element.text.strip():
+            found.setdefault(name, []).append(element.text)
+    fields = {
+        "title": line(found.get("title", [""])[0]),
+        "author": "; ".join(map(line, found.get("initial-creator") or found.get("creator") or [])),
+        "created": moment((found.get("created") or found.get("creation-date") or [""])[0]),
+        "modified": moment((found.get("modified") or found.get("date") or [""])[0]),
+        "language": line(found.get("language", [""])[0]),
+    }
+    return {name: value for name, value in fields.items() if value}
+
+
+def related(package: Package, part: str) -> dict[str, str]:
+    """Targets of an Office part's relationships, by their ids."""
+    folder, name = posixpath.split(part)
+    rels = f"{folder}/_rels/{name}.rels".lstrip("/")
+    if rels not in package:
+        return {}
+    return {
+        element.get("Id", ""): posixpath.normpath(posixpath.join("/", folder, element.get("Target", "")))[1:]
+        for element in package.xml(rels).iter("{*}Relationship")
+        if element.get("TargetMode") != "External"
+    }
+
+
+def local(element: _Element) -> str:
+    """An element's name without its namespace; "" for comments and the like."""
+    tag = element.tag
+    return tag.rpartition("}")[2] if isinstance(tag, str) else ""
+
+
+# Spreadsheets: XLSX, XLSB and XLS, read by calamine.
+
+_LAST_ROW: Final = re.compile(rb'<(?:\w+:)?row\b[^>]*?\br="(\d{1,9})"')
+_COLUMN: Final = re.compile(rb'\br="([A-Z]{1,3})\d')
+_COLUMNS: Final = 16_384
+"""Columns of a sheet, at most."""
+
+_TAIL_BYTES: Final = limits.MIB
+
+
+def xlsx(raw: bytes) -> Content:
+    """Values of the cells: a block a sheet, headed by its name; a line a row, tabs between cells; no empty rows."""
+    package = Package(raw)
+    for name in package.names:
+        if name.startswith("xl/worksheets/") and name.endswith(".xml"):
+            _bounded(name, package.read(name))
+    content = xls(raw)
+    content.fields = core_fields(package) | content.fields
+    return content
+
+
+def xls(raw: bytes) -> Content:
+    """The same of the older binary formats."""
+    from python_calamine import CalamineError, load_workbook
+
+    try:
+        book = load_workbook(BytesIO(raw))
+        blocks = []
+        for name in book.sheet_names:
+            rows = ("\t".join(_cells(row)) for row in book.get_sheet_by_name(name).iter_rows())
+            blocks.append("\n".join([name, *(row for row in rows if row)]))
+    except CalamineError as e:
+        if "password" in str(e).lower():
+            raise Unreadable("it is encrypted. Save it without a password") from None
+        raise
+    return Content("\n\n".join(blocks), {"pages": len(book.sheet_names)})
+
+
+def _bounded(name: str, sheet: bytes) -> None:
+    """Refuse what would take the process: the reader makes a full grid of a sheet, however few of its cells are used.
+
+    Raises:
+        Unreadable: too large a grid.
+    """
+    rows = max((int(row) for row in _LAST_ROW.findall(sheet[-_TAIL_BYTES:])), default=1)
+    if rows * _COLUMNS <= limits.EXTRACT_CELLS:
+        return
+    columns = max((_number(letters) for letters in set(_COLUMN.findall(sheet))), default=1)
+    if rows * columns > limits.EXTRACT_CELLS:
+        raise Unreadable(
+            f"{name} spans {rows} rows and {columns} columns, more than {limits.EXTRACT_CELLS} cells. "
+            "Delete the stray cells at its end, or split it"
+        )
+
+
+def _number(letters: bytes) -> int:
+    """A column's number: A is 1, AA 27."""
+    number = 0
+    for letter in letters:
+        number = number * 26 + letter - 64
+    return number
+
+
+def _cells(row: Iterable[Any]) -> list[str]:
+    """Texts of a row, without empty ones at its end."""
+    texts = [_shown(value) for value in row]
+    while texts and not texts[-1]:
+        texts.pop()
+    return texts
+
+
+def _shown(value: Any) -> str:
+    match value:
+        case float() if value.is_integer():
+            return str(int(value))
+        case datetime():
+            return written(value)
+        case date() | time() | timedelta():
+            return str(value)
+    return str(value).replace("\n", " ").replace("\t", " ")

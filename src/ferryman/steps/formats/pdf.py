@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from ferryman import limits
-from ferryman.steps.formats.content import Content, Unreadable, line, written
+from ferryman.steps.formats import Content, Unreadable, line, written
 
 _HYPHEN: Final = re.compile("[\ufffe\x02](?:\r?\n)?")
 """A hyphen that PDFium found at the end of a line only; the word goes on."""

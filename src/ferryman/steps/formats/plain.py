@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from ferryman import limits
-from ferryman.steps.formats.content import Content, line, moment
+from ferryman.steps.formats import Content, line, moment
 
 _BOMS: Final = (
     (codecs.BOM_UTF8, "utf-8-sig"),

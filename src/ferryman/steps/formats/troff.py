@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Iterator
 from typing import Final
 
-from ferryman.steps.formats.content import Content, line
+from ferryman.steps.formats import Content, line
 from ferryman.steps.formats.plain import decoded
 
 _FONTS: Final = frozenset({"B", "I", "SM", "SB", "R", "CW", "UL"})

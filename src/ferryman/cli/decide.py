@@ -1,0 +1,127 @@
+"""``ferryman retry``: try again what failed."""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+import typer
+
+from ferryman.cli.account import say_unread, ways_back
+from ferryman.cli.options import OfDestination, OfSource, OfStatus, PlanSpec, StateDir, Verbose, status_name
+from ferryman.cli.terminal import command, say
+
+
+def retry(
+    plan: PlanSpec,
+    status: OfStatus = None,
+    document: Annotated[
+        str | None, typer.Option("--doc", metavar="ID", show_default=False, help="Only this document.")
+    ] = None,
+    destination: OfDestination = None,
+    source: OfSource = None,
+    force: Annotated[bool, typer.Option("--force", help="Re-read and re-send everything, changed or not.")] = False,
+    dirty: Annotated[
+        bool, typer.Option("--dirty", help="Have the next scan read them, even if their fingerprints are unchanged.")
+    ] = False,
+    why: Annotated[str, typer.Option("--why", metavar="TEXT", show_default=False, help="Stored in the ledger.")] = "",
+    state: StateDir = None,
+    verbose: Verbose = False,
+) -> None:
+    """Make failed documents due again.
+
+    Resets the attempts of pending, failed and rejected deliveries: they are due now, and the next run sends them.
+    Starts no Spark. Without a filter: all of them. What was delivered is left alone unless --force asks for it.
+    --dirty is for documents that have changed where no fingerprint shows it: they are read, and sent if they differ.
+    While a run holds the state, the request is queued, and that run applies it.
+    """
+    from ferryman.operations import retry
+    from ferryman.plan.load import load_plan, plan_file
+    from ferryman.state.state import state_root
+
+    loaded = load_plan(plan)
+    root = state_root(loaded, state, plan_file(plan))
+    done = retry(
+        loaded,
+        state=root.parent,
+        status=status_name(status),
+        document=document,
+        destination=destination,
+        source=source,
+        force=force,
+        dirty=dirty,
+        why=why,
+    )
+    again = command("run", plan, state=state)
+    if done.queued:
+        say(f"Queued: the current run, or the next one, will apply it: {again}")
+        for name, advice in ways_back(loaded).items():
+            if source in (None, name):
+                say(f"source {name}: what has to be read again waits until it is listed. {advice}")
+    elif done.count == 0:
+        say("Nothing matches: nothing was changed.")
+    elif done.count is None:
+        say(f"What matches is due now. Next: {again}")
+    else:
+        say(f"{done.count} due now. Next: {again}")
+        say_unread(loaded, root)
+
+
+# ``ferryman resolve``: record what became of deliveries in doubt.
+
+
+class Word(enum.StrEnum):
+    """What may have become of a delivery."""
+
+    DELIVERED = "delivered"
+    FAILED = "failed"
+    DROPPED = "dropped"
+    PENDING = "pending"
+
+
+def resolve(
+    plan: PlanSpec,
+    word: Annotated[
+        Word,
+        typer.Option(
+            "--as",
+            show_default=False,
+            help="delivered: they took effect. failed: they did not, and must not be sent again. "
+            "pending: they did not, send them. dropped: give them up, also those that failed or were rejected.",
+        ),
+    ],
+    document: Annotated[
+        str | None, typer.Option("--doc", metavar="ID", show_default=False, help="Only this document.")
+    ] = None,
+    destination: OfDestination = None,
+    source: OfSource = None,
+    why: Annotated[str, typer.Option("--why", metavar="TEXT", show_default=False, help="Stored in the ledger.")] = "",
+    state: StateDir = None,
+    verbose: Verbose = False,
+) -> None:
+    """Record what became of deliveries in doubt; give up those that failed.
+
+    Under at-most-once, what was in flight when a sender was killed is never sent again by itself: look whether the
+    destination has it, and record that here. `ferryman deliveries PLAN --status in_doubt` lists them. Starts no Spark.
+    An export of a keyed node that failed holds the later ones of its key: `--as dropped` lets them go on without it.
+    While a run holds the state, the command is queued, and that run applies it.
+    """
+    from ferryman.operations import resolve
+    from ferryman.plan.load import load_plan, plan_file
+    from ferryman.state.state import state_root
+
+    loaded = load_plan(plan)
+    root = state_root(loaded, state, plan_file(plan))
+    done = resolve(
+        loaded, word.value, state=root.parent, document=document, destination=destination, source=source, why=why
+    )
+    again = command("run", plan, state=state)
+    if done.queued:
+        say(f"Queued: the current run, or the next one, will apply it: {again}")
+    elif not done.count:
+        what = "failed or is in doubt" if word is Word.DROPPED else "is in doubt"
+        say(f"Nothing that matches {what}: nothing was changed.")
+    elif word is Word.PENDING:
+        say(f"{done.count} due now. Next: {again}")
+    else:
+        say(f"{done.count} recorded as {word.value}.")

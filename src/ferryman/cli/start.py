@@ -1,0 +1,248 @@
+"""``ferryman init``: a commented plan file to start from, and something to try it on."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ferryman.cli.options import Conf, Json, Master, Verbose, spark_settings
+from ferryman.cli.terminal import command, json_line, note, program, say
+from ferryman.errors import UsageError
+from ferryman.storage.files import StatePath
+
+if TYPE_CHECKING:
+    from ferryman.engine.run import Summary
+    from ferryman.plan import Plan
+
+
+PLAN_NAME = "my-documents"
+"""The name in ``init_plan.py``, replaced by the folder's."""
+
+SAMPLES = {
+    "kill-it.md": """# What happens after kill -9
+
+Run the plan, kill it at any moment, run it again: every document arrives, and none arrives twice.
+Ferryman commits what it is going to do before it sends anything, and records what arrived.
+""",
+    "change-it.md": """# Change this file
+
+Write something here and run the plan again. Only this document is sent: the others are known to be unchanged.
+Touching a file without changing it sends nothing: the content counts, not the date.
+""",
+    "notes/delete-it.txt": """Delete this file
+
+Then run the plan again: the document is deleted from the index, too. If more than half of all files are missing,
+nothing is deleted until you allow it.
+""",
+}
+"""Files to try the plan on; each says what can be tried with it."""
+
+
+def init(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", show_default=False, help="Where to put it; created if it does not exist.")
+    ],
+    verbose: Verbose = False,
+) -> None:
+    """Write a plan file to start from.
+
+    It is commented, comes with a few sample documents, and runs as it is. This command says what to type next. It
+    overwrites nothing: a plan.py that is there is an error, and a documents/ folder that is there is taken as it is.
+    """
+    file = directory / "plan.py"
+    if directory.exists() and not directory.is_dir():
+        raise UsageError(f"{directory} is a file: name a folder, or one that is not there yet.")
+    if file.exists():
+        raise UsageError(f"{file} already exists; nothing was written: name another folder, or move it away.")
+    documents = directory / "documents"
+    with_samples = not documents.exists()
+    directory.mkdir(parents=True, exist_ok=True)
+    if with_samples:
+        for name, text in SAMPLES.items():
+            _write(documents / name, text)
+    _write(file, template().replace(f'"{PLAN_NAME}"', f'"{plan_name(directory)}"'))
+    say(f"{file}: a plan that indexes the files of {documents}{' (3 samples)' if with_samples else ''}.")
+    say("Next:")
+    for words in (
+        ["preview", str(file)],
+        ["run", str(file)],
+        ["search", str(directory / "index.db"), "kill"],
+        ["status", str(file)],
+    ):
+        say(f"  {program()} {shlex.join(words)}")
+
+
+def template() -> str:
+    """The plan file, as it is written."""
+    return Path(__file__).with_name("init_plan.py").read_text("utf-8")
+
+
+def plan_name(directory: Path) -> str:
+    """The folder's name as a plan's: letters, digits, ``_.-``, beginning with a letter."""
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", directory.resolve().name).strip("-.")
+    return name if re.match(r"[A-Za-z]", name) else PLAN_NAME
+
+
+def _write(path: Path, text: str) -> None:
+    """A new file; one that is there is never touched."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("x", encoding="utf-8") as file:
+        file.write(text)
+
+
+# ``ferryman demo``: real files, some of them broken on purpose, indexed and searched.
+
+SEARCHES = ("regular expression", "parse json")
+SHOWN = 3
+"""Hits told of each search."""
+BROKEN = "broken"
+"""Source (and folder) of the files that are broken on purpose."""
+
+
+def demo(
+    directory: Annotated[Path, typer.Option("--dir", metavar="DIR", help="Working directory.")] = Path("ferryman-demo"),
+    master: Master = "local[*]",
+    conf: Conf = None,
+    verbose: Verbose = False,
+) -> None:
+    """Index and search Python's standard library.
+
+    That of the Python which runs Ferryman, and a few files that are broken on purpose, go into a SQLite database.
+    Ends with 0 when no other files than those were refused. Run it twice, kill it, change its plan: see what happens.
+    """
+    from ferryman.cli.run import carried
+    from ferryman.plan.load import load_plan
+
+    prepare(directory)
+    file, state = directory / "plan.py", directory / "state"
+    say(f"The plan is {file}: it indexes the standard library of this Python.")
+    plan = load_plan(str(file))
+    began = time.monotonic()
+    root, summary = carried(
+        plan,
+        file.absolute(),
+        str(state),
+        verbose=verbose,
+        master=master,
+        conf=spark_settings(conf),
+    )
+    code = _told(summary, root, plan, time.monotonic() - began)
+    _searched(directory / "index.db")
+    _next(directory)
+    raise typer.Exit(code)
+
+
+def prepare(directory: Path) -> None:
+    """The plan file and the broken files. What is there stays as it is.
+
+    Raises:
+        UsageError: the folder's name is taken by a file.
+    """
+    if directory.exists() and not directory.is_dir():
+        raise UsageError(f"{directory} is a file: name another folder with --dir.")
+    broken = directory / BROKEN
+    if not broken.exists():
+        (broken / "folder.txt").mkdir(parents=True)
+        (broken / "folder.txt" / "inside.txt").write_text("This file is in order. Its folder is named like a file.\n")
+        (broken / "empty.txt").touch()
+        (broken / "undecodable.txt").write_bytes("This café is Latin-1, and not UTF-8.\n".encode("latin-1"))
+        (broken / "dangling.txt").symlink_to("there-is-no-such-file.txt")
+        (broken / "loop.txt").symlink_to("loop.txt")
+    file = directory / "plan.py"
+    text = Path(__file__).with_name("demo_plan.py").read_text("utf-8")
+    if not file.exists():
+        file.write_text(text, "utf-8")
+    elif file.read_text("utf-8") != text:
+        note(f"{file} has been changed: your version is run. Remove it to get the demo's version back.")
+
+
+def _told(summary: Summary, root: StatePath, plan: Plan, seconds: float) -> int:
+    """What was indexed and what was refused; the demo's exit code."""
+    from ferryman import account
+    from ferryman.observe import plural
+
+    if summary.waves:
+        say(f"{plural(summary.delivered, 'document', 'documents')} delivered to the index in {seconds:.0f} s.")
+    else:
+        say("Nothing has changed since the last run: nothing was sent.")
+    refused: list[dict[str, Any]] = account.deliveries(root, status="rejected", plan=plan)
+    on_purpose = [row for row in refused if row["source"] == BROKEN]
+    if on_purpose:
+        say(f"{len(on_purpose)} files were rejected. They are broken on purpose; each is listed with its reason:")
+    for row in on_purpose:
+        say(f"  {row['document']}: {row['message'].removeprefix(row['document'] + ': ')}")
+    for row in refused:
+        if row["source"] != BROKEN:
+            say(f"NOT EXPECTED: {row['document']} was rejected: {row['message']}")
+    as_it_should = len(on_purpose) == len(refused) and not (summary.failed or summary.pending or summary.in_doubt)
+    return 0 if as_it_should and summary.exit in (0, 3) else summary.exit
+
+
+def _searched(index: Path) -> None:
+    for text in SEARCHES:
+        say()
+        say(f"$ {program()} search {index} '{text}' --limit {SHOWN}")
+        show(found(str(index), text, limit=SHOWN))
+
+
+def _next(directory: Path) -> None:
+    file, state, index = str(directory / "plan.py"), str(directory / "state"), directory / "index.db"
+    where = f" --dir {directory}" if directory != Path("ferryman-demo") else ""
+    demo_again = f"{program()} demo{where}"
+    say()
+    say("Try next:")
+    say(f"  {program()} search {index} 'your words'")
+    say(f"  {command('status', file, state=state)}")
+    say(f"  {command('history', file, 'broken/undecodable.txt', state=state)}")
+    say(f"  {demo_again}    # again: nothing has changed")
+    say(f"  rm -r {directory}; {demo_again} & sleep 15; kill -9 $!; {demo_again}    # killed: nothing is lost")
+
+
+# ``ferryman search``: full-text search in what the ``Sql`` destination wrote.
+
+
+def search(
+    db: Annotated[
+        str,
+        typer.Argument(metavar="DB", show_default=False, help="An SQLite file, or the URL given to Sql in the plan."),
+    ],
+    text: Annotated[str, typer.Argument(metavar="TEXT", show_default=False, help="Words to look for.")],
+    table: Annotated[str, typer.Option("--table", metavar="NAME", help="The Sql destination's table.")] = "documents",
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="Show at most this many hits.")] = 10,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Search what the Sql destination wrote.
+
+    Full text, best hits first; the plan says Sql(…, full_text=[…]). Starts no Spark.
+    """
+    hits = found(db, text, table, limit)
+    if json:
+        json_line(hits)
+        return
+    show(hits)
+    if not hits:
+        from ferryman.net.databases import shown
+
+        note(f"Nothing found for {text!r} in {shown(db)}.")
+
+
+def found(db: str, text: str, table: str = "documents", limit: int = 10) -> list[dict[str, object]]:
+    """The hits as ``{"id", "title", "snippet", "rank"}``, best first."""
+    from ferryman.destinations.sql.search import search as in_index
+
+    hits = in_index(db, text, table=table, limit=limit)
+    return [{"id": h.id, "title": h.title, "snippet": h.snippet, "rank": h.rank} for h in hits]
+
+
+def show(hits: list[dict[str, object]]) -> None:
+    """A line a hit: its id, its title, and where the words stand."""
+    for hit in hits:
+        title = f"  {hit['title']}" if hit["title"] and hit["title"] != hit["id"] else ""
+        snippet = " ".join(str(hit["snippet"] or "").split())
+        say(f"{hit['id']}{title}" + (f" — {snippet}" if snippet else ""))

@@ -1,0 +1,515 @@
+"""A file a document."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import unicodedata
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from hashlib import blake2b, sha256
+from pathlib import Path
+from typing import Any, ClassVar, Final, Literal, NamedTuple, get_args
+from urllib.parse import unquote_to_bytes
+
+import sqlalchemy as sa
+
+from ferryman.destinations.base import (
+    Delivery,
+    Destination,
+    DestinationContext,
+    Effect,
+    Facts,
+    LastDelivery,
+    Outcome,
+    compare,
+    payload,
+    payloads,
+    shown_id,
+)
+from ferryman.destinations.sql import sqlite
+from ferryman.destinations.sql.sqlite import SQLite
+from ferryman.document import encode_fields
+from ferryman.errors import BadDocument, Misconfigured, PlanError
+from ferryman.net import places
+from ferryman.storage import disk, files
+from ferryman.storage.files import explained
+
+__all__ = ["Directory"]
+
+
+# What the file of a document is called.
+
+NAME_BYTES: Final = 240
+"""Of one name: 255 are what file systems take, and what comes to be put before or behind it needs some."""
+
+PATH_BYTES: Final = 1000
+"""Of a whole path below the directory: a quarter of what Linux takes, all that macOS takes."""
+
+STEM_CHARACTERS: Final = 60
+SUFFIX_CHARACTERS: Final = 10
+"""Of an id, in a name that is made up: enough for a reader to recognise it, and for a program to know its kind."""
+
+_UNSAFE: Final = re.compile(r'[%/\\:*?"<>|~\x00-\x1f\x7f-\x9f\u2028\u2029]')
+"""What some file system refuses, what would begin another folder, line ends, and ``~``, by which we name clashes."""
+
+
+def plain(id: str) -> str | None:
+    """The path that an id asks for: its parts between slashes are folders, what is percent-encoded in it is decoded.
+
+    ``None`` if no file can be called so: a name or path that is too long, an empty name.
+
+    Raises:
+        UnicodeEncodeError: the id is not text.
+    """
+    names = [_safe(name) for name in id.split("/")]
+    if names[0].casefold() == ".ferryman":
+        names[0] = "%2E" + names[0][1:]
+    path = "/".join(names)
+    if len(path.encode()) > PATH_BYTES or any(not name or len(name.encode()) > NAME_BYTES for name in names):
+        return None
+    return path
+
+
+def unlike(id: str, suffix: str = "") -> str:
+    """A path that no other id has, for one that cannot have its plain one: its beginning, ``~``, a hash of the id."""
+    stem, dot, own = id.rpartition("/")[2].rpartition(".")
+    if not stem or not own.isascii() or not own.isalnum() or len(own) > SUFFIX_CHARACTERS:
+        stem, own = stem + dot + own, ""
+    begin = re.sub(r"[^A-Za-z0-9._ -]", "_", stem)[:STEM_CHARACTERS].strip(" .")
+    return f"{begin}~{blake2b(id.encode(), digest_size=16).hexdigest()}{'.' if own else ''}{own}{suffix}"
+
+
+def key(path: str) -> str:
+    """Equal for two paths that some file system takes for one."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
+
+
+def _safe(name: str) -> str:
+    decoded = name
+    if "%" in name:
+        try:
+            decoded = unquote_to_bytes(name).decode()
+        except UnicodeDecodeError:
+            return _encoded(name.replace("%", "\0")).replace("%00", "%")  # bytes that are no text stay encoded
+    safe = _encoded(decoded)
+    if safe in (".", ".."):
+        return safe.replace(".", "%2E")
+    if safe[-1:] in (".", " "):
+        return safe[:-1] + f"%{ord(safe[-1]):02X}"
+    return safe
+
+
+def _encoded(name: str) -> str:
+    return _UNSAFE.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), name)
+
+
+def below(folder: str, path: str) -> str:
+    """The path in the operating system's words."""
+    return os.path.join(folder, *path.split("/"))
+
+
+Content = Literal["raw", "json"]
+By = Literal["id", "content"]
+
+
+class Directory(Destination):
+    """Keeps a file a document in a folder: ``Directory("out")`` puts ``histories/henryv.txt`` where its id says.
+
+    **Content.** ``content="raw"``: the raw bytes as they are; of a document without any, its fields as a JSON object.
+    ``content="json"``: the object that ``JsonLines`` writes, with fields, text, hash and sequence, and ``.json`` behind
+    the name.
+
+    **Names.** The id is the path; what is percent-encoded in it is decoded, so that files from ``Files`` get their own
+    names back. Characters that some file system refuses are percent-encoded, and names that lead elsewhere (``..``)
+    too. Where a name is too long, or another id has it (``a`` and ``a/b``; ``A`` and ``a``, which not every file system
+    tells apart), the file is in the top folder with a name that ends in ``~`` and a hash of the id. An id keeps its
+    name. A file that was there before is not touched: the document that asks for its name is refused.
+
+    **Archive.** ``by="content"`` keeps raw bytes under their own hash, ``sha256/ab/cd/abcd…``: equal content once,
+    never changed and never removed; ``sha256sum`` verifies it. The index tells which id has which.
+
+    **The index**, ``.ferryman/index.db`` (SQLite), has id, path, sequence and delivery hash of every document, deletes
+    included. So an older version never replaces a newer one, and does not come back after its delete. Do not remove it:
+    files would be taken for somebody else's. ``SELECT id, path FROM documents WHERE operation = 'upsert'`` lists all.
+
+    A file appears whole, under its name, or not at all, and is durable before it is confirmed. A kill between file and
+    index leaves a newer file than the index says; it is sent again, which changes nothing. So it is
+    at-least-once, and what is there in the end is right; in the second after a kill, an older version of just that
+    document may be there. One writer at a time, on the machine of the folder: SQLite's locks do not hold on network
+    file systems.
+
+    Raises:
+        PlanError: when it is made: an argument that cannot be meant.
+    """
+
+    effect = Effect.IDEMPOTENT
+    single_writer = True
+    compares_sequences = True
+    keyed_by_id = True
+
+    facts: ClassVar[Facts] = Facts(
+        stored="a file a document; its index has the hash and sequence of each document, and of each delete",
+        limits=(f"a name of more than {NAME_BYTES} bytes, or a path of more than {PATH_BYTES}, is made up",),
+        outcomes=(
+            ("no room, a disk in trouble", "transient, about all"),
+            ("no right to write", "permanent, about all"),
+            ("a file of this name was there before", "permanent"),
+        ),
+    )
+
+    def __init__(self, directory: str | Path, content: Content = "raw", by: By = "id") -> None:
+        """``directory`` is made if it is not there. A relative one is meant from the plan file's
+        folder; in a program, from the current one."""
+        self.directory = Path(places.absolute(directory))
+        self.content: Content = content
+        self.by: By = by
+        self._engine: sa.Engine | None = None
+        findings = []
+        if content not in get_args(Content):
+            findings.append(f"content={content!r}: use 'raw' or 'json'")
+        if by not in get_args(By):
+            findings.append(f"by={by!r}: use 'id' or 'content'")
+        if by == "content" and content == "json":
+            findings.append("by='content' keeps raw bytes: leave content= out")
+        if findings:
+            raise PlanError([f"Directory({str(directory)!r}): {finding}" for finding in findings])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_engine": None}
+
+    def target(self) -> str:
+        return self.directory.as_uri()
+
+    def local_paths(self) -> tuple[str, ...]:
+        return (str(self.directory),)
+
+    def check(self) -> None:
+        """Make the folder and its index, and clean up after killed writers.
+
+        Raises:
+            TransientError: no room, or somebody holds the index for too long.
+            PermanentError: no right to write here.
+        """
+        with explained(self.directory), SQLite().explained(self.target()):
+            files.make_folder(self.directory / INDEX / "new")
+            engine = self._index()
+            sqlite.prepare(engine)
+            with engine.connect() as connection, connection.begin():  # no writer is at work
+                DOCUMENTS.create(connection, checkfirst=True)
+                for left in (self.directory / INDEX / "new").iterdir():
+                    left.unlink(missing_ok=True)
+
+    def highest_sequence(self) -> int | None:
+        """Of files and deletes."""
+        taken = sa.select(sa.func.max(DOCUMENTS.c.sequence)).where(DOCUMENTS.c.operation != "new")
+        engine = self._index()
+        with explained(self.directory), SQLite().explained(self.target()), engine.connect() as connection:
+            found: int | None = connection.scalar(taken)
+        engine.dispose()
+        return found
+
+    def open(self, context: DestinationContext) -> None:
+        self._engine = self._index()
+
+    def write(self, chunk: list[Delivery]) -> list[Outcome]:
+        """1. reserve names 2. write files 3. put them under their names, remove others 4. note it in the index.
+
+        Raises:
+            Unavailable: no room, or a disk in trouble.
+            Misconfigured: no right to write here.
+        """
+        if self._engine is None:
+            raise Misconfigured(f"{self.target()}: write before open")
+        outcomes: dict[int, Outcome] = {}
+        bodies = dict(self._bodies(chunk, outcomes))
+        with explained(self.directory), SQLite().explained(self.target()), self._engine.connect() as connection:
+            shelf = Shelf(self.directory, connection)
+            with connection.begin():  # a name is ours, durably, before there is a file of that name
+                refused = shelf.reserve({chunk[i].id: body for i, body in bodies.items()})  # 1
+            for position in [i for i in bodies if chunk[i].id in refused]:
+                outcomes[position] = Outcome.permanent(refused[chunk[position].id])
+                del bodies[position]
+            deliveries = {position: chunk[position] for position in bodies}
+            with connection.begin():
+                compared, winners = compare(list(deliveries.values()), shelf.known({d.id for d in deliveries.values()}))
+                body_of = {delivery.hash: bodies[position] for position, delivery in deliveries.items()}
+                won = [(delivery, body_of[delivery.hash]) for delivery in winners.values()]
+                shelf.put({delivery.id: body for delivery, body in won})  # 2, 3
+                shelf.note(won)  # 4
+        outcomes |= dict(zip(deliveries, compared, strict=True))
+        return [outcomes[position] for position in range(len(chunk))]
+
+    def _bodies(self, chunk: list[Delivery], outcomes: dict[int, Outcome]) -> Iterator[tuple[int, Body]]:
+        """What each delivery puts into the directory, by its position; the others get an outcome."""
+        for position, delivery in enumerate(chunk):
+            try:
+                delivery.id.encode()
+                yield position, self._body(delivery)
+            except (BadDocument, ValueError, TypeError) as e:
+                outcomes[position] = Outcome.permanent(f"{shown_id(delivery)}: {e}")
+
+    def _body(self, delivery: Delivery) -> Body:
+        suffix = ".json" if self.content == "json" else ""
+        if delivery.operation == "delete":
+            return Body(None, suffix, self.by == "content")
+        if self.by == "content":
+            if delivery.raw is None:
+                raise BadDocument("it has no raw bytes to archive. Leave such documents out with a router.")
+            digest = sha256(delivery.raw).hexdigest()
+            return Body(delivery.raw, by_content=True, content=f"sha256/{digest[:2]}/{digest[2:4]}/{digest}")
+        if self.content == "json":
+            return Body(payload(delivery) + b"\n", suffix)
+        return Body(encode_fields(delivery.fields) + b"\n" if delivery.raw is None else delivery.raw)
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.dispose()
+
+    def _index(self) -> sa.Engine:
+        return sqlite.make_engine(sa.make_url("sqlite://").set(database=str(self.directory / INDEX / "index.db")))
+
+
+# One ``write`` into a directory of files: what each id's file is called, and how it gets there.
+
+INDEX: Final = ".ferryman"
+"""The folder in the directory that is ours: the index, and files that are being written."""
+
+DOCUMENTS: Final = sa.Table(
+    "documents",
+    sa.MetaData(),
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("path", sa.Text, nullable=False),
+    sa.Column("path_key", sa.Text, unique=True),
+    sa.Column("sequence", sa.BigInteger, nullable=False),
+    sa.Column("delivery_hash", sa.Text, nullable=False),
+    sa.Column("operation", sa.Text, nullable=False),
+    sqlite_with_rowid=False,
+)
+"""What the directory has: the last delivery of each id, a delete too. Operation "new": its name is reserved only.
+Without ``path_key`` the path is one by content, which many ids may have."""
+
+_SLICE: Final = 500
+"""Values in one ``IN (…)``: below what every SQLite takes."""
+
+
+class Body(NamedTuple):
+    """What a delivery puts into the directory.
+
+    Attributes:
+        data: None: it is a delete.
+        suffix: behind the document's name.
+        by_content: it is called by its content, not by its id.
+        content: that path.
+    """
+
+    data: bytes | None
+    suffix: str = ""
+    by_content: bool = False
+    content: str = ""
+
+
+class Shelf:
+    """A directory and its index, inside a transaction that holds the index's write lock."""
+
+    def __init__(self, folder: Path, connection: sa.Connection) -> None:
+        self._folder = str(folder)
+        self._new = folder / INDEX / "new"
+        self._connection = connection
+
+    def known(self, ids: Iterable[str]) -> dict[str, LastDelivery]:
+        """The last delivery of each id."""
+        d = DOCUMENTS.c
+        rows = self._rows(ids, d.id, d.sequence, d.delivery_hash, d.operation)
+        return {row.id: LastDelivery(row.sequence, row.delivery_hash) for row in rows if row.operation != "new"}
+
+    def reserve(self, wanted: Mapping[str, Body]) -> dict[str, str]:
+        """Give each id a name that is its alone; which ids cannot have one, with the reason."""
+        d = DOCUMENTS.c
+        have = {row.id: row.path for row in self._rows(wanted, d.id, d.path)}
+        refused = {}
+        for id, body in wanted.items():
+            if id in have and (body.by_content or not self._in_the_way(have[id])):
+                continue
+            path = "" if body.by_content else next(self._free(id, body.suffix), None)
+            if path is None:
+                asked = below(self._folder, plain(id + body.suffix) or unlike(id, body.suffix))
+                refused[id] = (
+                    f"{asked} already existed and was not written by Ferryman. Move it away, or use another folder."
+                )
+                continue
+            names = {"path": path, "path_key": None if body.by_content else key(path)}
+            if id in have:
+                self._connection.execute(sa.update(DOCUMENTS).where(d.id == id).values(names))
+            else:
+                row = {"id": id, **names, "sequence": -1, "delivery_hash": "", "operation": "new"}
+                self._connection.execute(sa.insert(DOCUMENTS).values(row))
+        return refused
+
+    def put(self, bodies: Mapping[str, Body]) -> None:
+        """Make the directory hold these: whole files under their names, durably; deleted ones are gone."""
+        d = DOCUMENTS.c
+        paths = {row.id: row.path for row in self._rows(bodies, d.id, d.path)}
+        placed = []
+        touched = set()
+        for id, body in bodies.items():
+            if body.data is None:
+                continue
+            if body.content and os.path.exists(below(self._folder, body.content)):
+                touched.add(Path(below(self._folder, body.content)).parent)  # its name may not be durable yet
+                continue
+            temporary = self._new / uuid.uuid4().hex
+            disk.write_synced(temporary, body.data)
+            placed.append((temporary, Path(below(self._folder, body.content or paths[id]))))
+        for temporary, path in placed:
+            files.make_folder(path.parent)
+            os.replace(temporary, path)
+            touched.add(path.parent)
+        for id, body in bodies.items():
+            if body.data is None and not body.by_content and id in paths:
+                touched |= self._remove(Path(below(self._folder, paths[id])))
+        for folder in touched:
+            with suppress(FileNotFoundError):  # the last file of it went after it was touched
+                files.fsync_folder(folder)
+
+    def note(self, deliveries: Iterable[tuple[Delivery, Body]]) -> None:
+        """These are what is there now."""
+        for delivery, body in deliveries:
+            values = {"sequence": delivery.sequence, "delivery_hash": delivery.hash, "operation": delivery.operation}
+            if body.content:
+                values["path"] = body.content
+            self._connection.execute(sa.update(DOCUMENTS).where(DOCUMENTS.c.id == delivery.id).values(values))
+
+    # --- names --------------------------------------------------------------------------------------------------------
+
+    def _free(self, id: str, suffix: str) -> Iterator[str]:
+        """Names that this id could have, best first."""
+        for path in (plain(id + suffix), unlike(id, suffix)):
+            if path is None or self._in_the_way(path) or self._taken(id, path):
+                continue
+            if not os.path.lexists(below(self._folder, path)):
+                yield path
+
+    def _taken(self, id: str, path: str) -> bool:
+        """Has another id this name, or a folder in it, or is it another id's folder?"""
+        asked, column = key(path), DOCUMENTS.c.path_key
+        names = asked.split("/")
+        folders = ["/".join(names[:n]) for n in range(1, len(names) + 1)]
+        below_it = (column > f"{asked}/") & (column < f"{asked}0")  # 0 follows the slash
+        found = sa.select(DOCUMENTS.c.id).where(column.in_(folders) | below_it, DOCUMENTS.c.id != id)
+        return self._connection.execute(found.limit(1)).first() is not None
+
+    def _in_the_way(self, path: str) -> bool:
+        """Is there a folder where the file should be, or a file where a folder should be?"""
+        full = Path(below(self._folder, path))
+        if full.is_dir():
+            return True
+        return any(parent.is_file() for parent in full.parents if len(parent.parts) > len(Path(self._folder).parts))
+
+    def _remove(self, path: Path) -> set[Path]:
+        """Remove a file, and the folders that are empty then; folders that have changed."""
+        with suppress(FileNotFoundError, NotADirectoryError):
+            path.unlink()
+        folder = path.parent
+        with suppress(OSError):  # it is not empty
+            while folder != Path(self._folder):
+                with suppress(FileNotFoundError):  # a kill came after it was removed
+                    folder.rmdir()
+                folder = folder.parent
+        return {folder}
+
+    def _rows(self, ids: Iterable[str], *columns: sa.Column) -> Iterator[sa.Row]:  # type: ignore[type-arg]
+        every: Sequence[str] = list(ids)
+        for start in range(0, len(every), _SLICE):
+            some = every[start : start + _SLICE]
+            yield from self._connection.execute(sa.select(*columns).where(DOCUMENTS.c.id.in_(some))).all()
+
+
+# Deliveries as lines of JSON in a folder: a file a chunk.
+
+STALE_S: Final = 3600.0
+"""A temporary file older than this is a killed writer's: no ``write`` takes nearly as long."""
+
+
+class JsonLines(Destination):
+    """A folder of files ``<first sequence>-<last sequence>-<chunk>.jsonl``; each appears whole, or not at all.
+
+    A line is an object with ``hash``, ``sequence``, ``operation`` ("upsert" or "delete"), ``id``, ``parent_id``,
+    ``origin_id``, ``source``, ``version``, ``route`` (a list), ``fields`` and ``text``: the raw bytes decoded as
+    UTF-8, null without raw. Raw bytes that are not UTF-8 stand as base64 in ``raw_base64``, and ``text`` is null.
+
+    The folder is a log: a new version is a new line, so is a delete. **How to read it:** sort the files by name, skip
+    a line whose ``hash`` you have seen, and of an ``id`` take the line with the highest ``sequence``. A hash can stand
+    in two files: after a kill a chunk is written again, and if it is cut the same it makes the same file, but rows
+    that were not sure to have arrived may be cut differently then. Nothing that was confirmed is ever overwritten.
+
+    A killed writer leaves at most a file whose name begins with a dot. Ignore it; it is removed later.
+    """
+
+    effect = Effect.IDEMPOTENT
+
+    facts: ClassVar[Facts] = Facts(
+        stored="a line a delivery, deletes too, with hash and sequence",
+        limits=("a file has `rows` lines at most, and ends at the plan's `batch_bytes`",),
+        outcomes=(
+            ("no room, a disk in trouble", "transient, about all"),
+            ("no right to write", "permanent, about all"),
+            ("fields that are no JSON", "permanent"),
+        ),
+    )
+
+    def __init__(self, directory: str | Path, rows: int | None = None) -> None:
+        """``directory`` is made if it is not there. A relative one is meant from the plan file's
+        folder; in a program, from the current one.
+
+        Args:
+            rows: lines a file at most; a plan's own ``batch=`` wins. None: 500. A file also ends at the plan's
+                ``batch_bytes=``, 5 MiB by default, and where a pass of delivering ends.
+
+        Raises:
+            PlanError: ``rows`` is below 1.
+        """
+        if rows is not None and rows < 1:
+            raise PlanError([f"JsonLines({str(directory)!r}): rows={rows}: give 1 or more"])
+        self.directory = Path(places.absolute(directory))
+        self.preferred_batch = rows  # type: ignore[misc]  # of this one
+
+    def target(self) -> str:
+        return self.directory.as_uri()
+
+    def local_paths(self) -> tuple[str, ...]:
+        return (str(self.directory),)
+
+    def check(self) -> None:
+        """Make the folder, and clean up after killed writers."""
+        with explained(self.directory):
+            files.make_folder(self.directory)
+            files.fsync_folder(self.directory)
+            long_ago = time.time() - STALE_S
+            for temporary in self.directory.glob(f"{disk.TEMPORARY}*"):
+                with suppress(FileNotFoundError):
+                    if temporary.stat().st_mtime < long_ago:
+                        temporary.unlink()
+
+    def write(self, chunk: list[Delivery]) -> list[Outcome]:
+        """Write the chunk's file.
+
+        Raises:
+            Unavailable: no room, or a disk in trouble; no file was made.
+            Misconfigured: no right to write here.
+        """
+        outcomes: list[Outcome | None] = [None] * len(chunk)
+        if lines := payloads(chunk, outcomes):
+            name = _name([chunk[position] for position, _ in lines])
+            with explained(self.directory):
+                files.replace(self.directory / name, b"\n".join(line for _, line in lines) + b"\n")
+        return [outcome or Outcome.ok() for outcome in outcomes]
+
+
+def _name(chunk: list[Delivery]) -> str:
+    """The same for the same deliveries, and another one for any others, so that no file replaces a different one."""
+    sequences = [d.sequence for d in chunk]
+    digest = blake2b("".join(d.hash for d in chunk).encode(), digest_size=4).hexdigest()
+    return f"{min(sequences):016d}-{max(sequences):016d}-{digest}.jsonl"

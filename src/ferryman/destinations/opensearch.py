@@ -1,0 +1,723 @@
+"""A destination in a search engine: one document an id, with its delivery's hash and sequence in it."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol
+from urllib.parse import quote
+
+import msgspec
+
+from ferryman import limits
+from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Guarantee, Outcome
+from ferryman.document import encode_fields
+from ferryman.errors import BadDocument, Misconfigured, PermanentError, PlanError, Unavailable
+from ferryman.net import places, urls
+from ferryman.net.http import Answer, Auth, Http, NotSent, Unanswered
+
+__all__ = ["OpenSearch"]
+
+
+# What the server says of a bulk request and of each of its items, and what that means for the deliveries.
+
+
+class ErrorMeaning(NamedTuple):
+    """What becomes of a delivery: ``kind`` of its outcome, whether that is about all, and what to do."""
+
+    kind: str
+    universal: bool = False
+    remedy: str = ""
+
+
+ITEM: Final[dict[int, ErrorMeaning]] = {
+    200: ErrorMeaning("ok"),
+    201: ErrorMeaning("ok"),
+    404: ErrorMeaning("ok"),  # a delete of what is not there; an index that is not there has an error with it
+    409: ErrorMeaning("stale"),
+    400: ErrorMeaning("permanent", remedy="Correct the field in a step, or the mappings"),
+    413: ErrorMeaning("permanent", remedy="Make it smaller in a step, or split it"),
+    401: ErrorMeaning("permanent", True, "Correct auth="),
+    403: ErrorMeaning("permanent", True, "Give the user the right to write to the index"),
+    429: ErrorMeaning("transient", True, "It is sent again when the server has room"),
+    503: ErrorMeaning("transient", True, "It is sent again when the shard is there"),
+}
+"""Status of an item -> its meaning. One that is not here (500) is a transient outcome of its delivery."""
+
+TYPES: Final[dict[str, ErrorMeaning]] = {
+    "index_not_found_exception": ErrorMeaning("permanent", True, "Run again: Ferryman creates the index"),
+    "index_closed_exception": ErrorMeaning("permanent", True, "Open the index"),
+    "cluster_block_exception": ErrorMeaning("transient", True, "Lift the block: often the disk is full"),
+    "circuit_breaking_exception": ErrorMeaning("transient", True, "It is sent again when the server has memory"),
+}
+"""Type of an item's error -> its meaning, whatever the status."""
+
+REQUEST: Final[dict[int, ErrorMeaning]] = {
+    400: ErrorMeaning("halve", remedy="Correct the document in a step"),
+    413: ErrorMeaning("halve", remedy="Make it smaller in a step, split it, or raise http.max_content_length"),
+    401: ErrorMeaning("permanent", True, "Correct auth="),
+    403: ErrorMeaning("permanent", True, "Give the user the right to write to the index"),
+    404: ErrorMeaning("permanent", True, "Correct the url"),
+    405: ErrorMeaning("permanent", True, "Correct the url"),
+    429: ErrorMeaning("transient", True, "It is sent again when the server has room"),
+    502: ErrorMeaning("unknown", True),
+    503: ErrorMeaning("transient", True, "It is sent again when the server is there"),
+    504: ErrorMeaning("unknown", True),
+}
+"""Status of a whole answer -> its meaning. ``halve``: the request is sent in halves, until the one document that is
+meant stands alone: for that one it is permanent. ``unknown``: it may have taken effect."""
+
+
+def of_request(status: int) -> ErrorMeaning:
+    """The meaning of an answer that is not a 200."""
+    if status in REQUEST:
+        return REQUEST[status]
+    if status >= 500:
+        return ErrorMeaning("unknown")
+    return ErrorMeaning("permanent", True, "Correct the url: redirects are not followed")
+
+
+def told() -> Iterator[tuple[str, str]]:
+    """The tables above, as the reference shows them."""
+    for where, meanings in (("item", ITEM), ("error of an item", TYPES), ("whole answer", REQUEST)):
+        for said, meaning in meanings.items():
+            kind = "permanent, once it stands alone" if meaning.kind == "halve" else meaning.kind
+            about = ", about all" if meaning.universal else ""
+            yield f"{where} `{said}`", f"{kind}{about}" + (f": {meaning.remedy}" if meaning.remedy else "")
+    yield "an item with any other status", "transient"
+    yield "a whole answer of any other 5xx", "unknown; the chunk is sent again in halves"
+    yield "no connection", "transient, about all"
+    yield "a request without a whole answer", "unknown, about all: the chunk is sent again"
+
+
+class _Cause(msgspec.Struct):
+    type: str = ""
+    reason: str | None = None
+
+
+class ErrorCause(msgspec.Struct):
+    """Why an item, or a whole request, was refused."""
+
+    type: str = ""
+    reason: str | None = None
+    caused_by: _Cause | None = None
+
+    def __str__(self) -> str:
+        """Type and reason, without the document's id and value: the same words for the same trouble."""
+        said = _told(self.reason)
+        if said in ("", "failed to parse") and self.caused_by is not None:
+            said = f"{said}: {_told(self.caused_by.reason) or self.caused_by.type}".removeprefix(": ")
+        return f"{said} ({self.type})" if said else self.type
+
+
+class BulkItem(msgspec.Struct):
+    """The answer to one line of a request."""
+
+    status: int
+    error: ErrorCause | None = None
+
+    def outcome(self, target: str) -> Outcome:
+        meaning = ITEM.get(self.status, _UNCLEAR)
+        if self.error is not None:
+            meaning = TYPES.get(self.error.type, _UNCLEAR if self.status == 404 else meaning)
+        if meaning.kind == "ok":
+            return Outcome.ok()
+        if meaning.kind == "stale":
+            return Outcome.stale()
+        why = f"{target} refuses it: {self.error or self.status}"
+        return Outcome(meaning.kind, f"{why}. {meaning.remedy}." if meaning.remedy else why, meaning.universal)
+
+
+_UNCLEAR: Final = ErrorMeaning("transient")
+
+
+class _Bulk(msgspec.Struct):
+    errors: bool
+    items: list[dict[str, BulkItem]]
+
+
+class _Refusal(msgspec.Struct):
+    error: ErrorCause | str = ""
+
+
+FILTER: Final = "errors,items.*.status,items.*.error.type,items.*.error.reason,items.*.error.caused_by"
+"""What is asked for of an answer: a tenth of it, so it is read in a tenth of the time."""
+
+_decode_bulk = msgspec.json.Decoder(_Bulk).decode
+_decode_refusal = msgspec.json.Decoder(_Refusal).decode
+
+
+def read_items(body: bytes) -> list[BulkItem]:
+    """Of each line of a request, in their order.
+
+    Raises:
+        ValueError: this is not an answer to a bulk request.
+    """
+    return [item for each in _decode_bulk(body).items for item in each.values()]
+
+
+def refusal(body: bytes) -> str:
+    """Why a request was refused, as far as the answer says so."""
+    try:
+        return str(_decode_refusal(body).error)
+    except ValueError:
+        return body.decode("utf-8", "replace").strip()
+
+
+def _told(reason: str | None) -> str:
+    """A reason without the parts that differ from document to document."""
+    text = reason or ""
+    text = re.sub(r"^\[\d+:\d+\] ", "", text)  # line and column
+    text = re.sub(r",? (?:in|from) document with id '.*$", "", text, flags=re.DOTALL)
+    return re.sub(r"\.? Preview of field's value: '.*$", "", text, flags=re.DOTALL).strip().rstrip(".")
+
+
+# Deliveries as lines of a bulk request.
+
+ID_BYTES: Final = 512
+"""Longest id that the server takes, in UTF-8; one that is longer would have the whole request refused."""
+
+REQUEST_BYTES: Final = 10 * limits.MIB
+"""A request closes at this size: the least that hosted clusters take. JSON is longer than what it was made of, so a
+chunk may need several. One document alone may be larger: then it is the server's to refuse it."""
+
+OBJECT: Final = "_ferryman"
+"""Where a document keeps what Ferryman knows of it."""
+
+_SHOWN_CHARACTERS: Final = 80
+"""Of an id that is too long."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class BulkRow(NamedTuple):
+    """A delivery's lines in a request."""
+
+    position: int
+    """In the chunk."""
+    lines: bytes
+
+
+class BulkWriter:
+    """Makes rows of deliveries.
+
+    Args:
+        text: name of the field for the decoded raw bytes; None: they are left out.
+    """
+
+    def __init__(self, text: str | None) -> None:
+        self._text = text
+        self._text_key = b"" if text is None else _encode(text) + b":"
+        self._own_key = _encode(OBJECT) + b":"
+
+    def rows(self, chunk: list[Delivery], outcomes: list[Outcome | None]) -> Iterator[BulkRow]:
+        """A row for each delivery that fits a request; the others have their outcome noted."""
+        for position, delivery in enumerate(chunk):
+            try:
+                id = _encode(delivery.id)
+                if refused := _refused(delivery.id):
+                    outcomes[position] = Outcome.permanent(refused)
+                elif delivery.operation == "delete":
+                    yield BulkRow(position, _action(b"delete", id, delivery.sequence))
+                else:
+                    yield BulkRow(
+                        position, _action(b"index", id, delivery.sequence) + self._source(delivery, id) + b"\n"
+                    )
+            except (BadDocument, ValueError, TypeError) as e:
+                shown = delivery.id.encode(errors="replace").decode()  # the reason must be text, if the id is none
+                outcomes[position] = Outcome.permanent(f"{shown}: {e}")
+
+    def _source(self, delivery: Delivery, id: bytes) -> bytes:
+        """The fields as they are, without decoding them; then what Ferryman adds."""
+        fields = delivery._fields_json or encode_fields(delivery.fields)
+        if self._own_key in fields and OBJECT in delivery.fields:
+            raise BadDocument(f"it has a field {OBJECT!r}, which Ferryman writes itself. Rename the field in a step.")
+        pieces = [fields[:-1]]
+        if delivery.raw is not None and self._text is not None and not self._has_text(delivery, fields):
+            pieces.append(self._text_key + _encode(delivery.text()))
+        pieces.append(self._own_key + _own(delivery, id))
+        return pieces[0] + (b"," if len(pieces[0]) > 1 else b"") + b",".join(pieces[1:]) + b"}"
+
+    def _has_text(self, delivery: Delivery, fields: bytes) -> bool:
+        """Is there a field of that name? Then a step made it, and the bytes are what it made it of."""
+        return self._text_key in fields and self._text in delivery.fields
+
+
+def pieces(rows: Iterator[BulkRow], most: int = REQUEST_BYTES) -> Iterator[list[BulkRow]]:
+    """Rows cut into requests of this size."""
+    piece: list[BulkRow] = []
+    size = 0
+    for row in rows:
+        if piece and size + len(row.lines) > most:
+            yield piece
+            piece, size = [], 0
+        piece.append(row)
+        size += len(row.lines)
+    if piece:
+        yield piece
+
+
+def _refused(id: str) -> str:
+    size = len(id) if id.isascii() else len(id.encode())
+    if size > ID_BYTES:
+        shown = id[:_SHOWN_CHARACTERS]
+        return f"{shown}…: its id has {size} bytes, {ID_BYTES} is the most. Give it a shorter one in the source."
+    return "" if size else "its id is empty. Give it one in the source."
+
+
+def _action(operation: bytes, id: bytes, sequence: int) -> bytes:
+    """``external_gte``: what has a lower version than what is there is refused, an equal one is written again. Equal
+    is only the same delivery, with the same bytes."""
+    return b'{"%s":{"_id":%s,"version":%d,"version_type":"external_gte"}}\n' % (operation, id, sequence)
+
+
+def _own(d: Delivery, id: bytes) -> bytes:
+    return b'{"hash":"%s","sequence":%d,"origin":%s,"parent":%s,"source":%s,"version":%s,"route":%s}' % (
+        d.hash.encode(),
+        d.sequence,
+        id if d.origin_id == d.id else _encode(d.origin_id),
+        b"null" if d.parent_id is None else _encode(d.parent_id),
+        _encode(d.source),
+        _encode(d.version),
+        b"[]" if not d.route else _encode(d.route),
+    )
+
+
+# The index: made as the plan wants it, or checked whether it is.
+
+GC_DELETES_S: Final = 600
+"""How long an index that we make remembers deletes. An older upsert that comes while a delete is remembered is refused;
+nothing of ours is sent a minute late. Ten times that, for requests that wait in the server, at some 100 bytes of its
+memory a delete."""
+
+GC_DELETES_LEAST_S: Final = 60
+"""The server's default: as long as a write may take."""
+
+OWN_FIELDS: Final[dict[str, Any]] = {
+    "dynamic": False,
+    "properties": {
+        "hash": {"type": "keyword"},
+        "sequence": {"type": "long"},
+        "origin": {"type": "keyword"},
+        "parent": {"type": "keyword"},
+        "source": {"type": "keyword"},
+        "version": {"type": "keyword"},
+        "route": {"type": "keyword"},
+    },
+}
+
+_UNITS: Final = {"nanos": 1e-9, "micros": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+_EXISTS: Final = "resource_already_exists_exception"
+
+_log = logging.getLogger("ferryman")
+
+
+class Ask(Protocol):
+    """A request whose answer is whole, and no refusal but those that are waited for."""
+
+    def __call__(self, method: str, path: str, body: Any = None, *, expected: tuple[int, ...] = ()) -> Answer: ...
+
+
+class Index:
+    """An index by its name, or by an alias that means one."""
+
+    def __init__(
+        self, ask: Ask, name: str, mappings: Mapping[str, Any], settings: Mapping[str, Any], *, shown: str
+    ) -> None:
+        self._ask = ask
+        self._path = f"/{quote(name, safe='')}"
+        self._mappings = wanted(mappings)
+        self._settings = {"index.gc_deletes": f"{GC_DELETES_S}s", **settings}
+        self._shown = shown
+
+    def prepare(self) -> None:
+        """Make it, or look whether it is fit; fields that it lacks are added. Two drivers may do so at once.
+
+        Raises:
+            Misconfigured: its mappings contradict the plan's, or the name means something else.
+        """
+        found = self._find()
+        if found is None:
+            found = self._make() or self._find()
+        if found is not None:
+            self._check(found)
+
+    def _find(self) -> dict[str, Any] | None:
+        answer = self._ask("GET", f"{self._path}?flat_settings=true", expected=(404,))
+        if answer.status == 404:
+            return None
+        found: dict[str, Any] = msgspec.json.decode(answer.body)
+        return found
+
+    def _make(self) -> dict[str, Any] | None:
+        """None: it is there now, made by us or by somebody who was faster; then what they made is to be checked."""
+        body = {"settings": self._settings, "mappings": self._mappings}
+        answer = self._ask("PUT", self._path, body, expected=(400,))
+        if answer.status == 400 and _EXISTS not in (why := refusal(answer.body)):
+            raise Misconfigured(
+                f"{self._shown} cannot be made: {why}. Correct index=, mappings= or settings=.",
+            )
+        return None
+
+    def _check(self, found: dict[str, Any]) -> None:
+        if len(found) != 1:
+            raise Misconfigured(
+                f"{self._shown} is an alias of {len(found)} indices: a document that changes would be in two of them. "
+                "Name one index, or an alias of one.",
+            )
+        [(name, there)] = found.items()
+        if "data_stream" in there:
+            raise Misconfigured(
+                f"{self._shown} is a data stream, which keeps every version of a document. Name an index.",
+            )
+        self._check_memory(name, there.get("settings", {}))
+        if _lacks(self._mappings, there.get("mappings", {})):
+            self._add_fields()
+
+    def _check_memory(self, name: str, settings: Mapping[str, str]) -> None:
+        """Exactly-once needs that the server remembers a delete for as long as an older upsert may be on its way."""
+        remembered = settings.get("index.gc_deletes")
+        if remembered is not None and 0 <= seconds(remembered) < GC_DELETES_LEAST_S:
+            _log.warning(
+                "%s: index.gc_deletes is %s, so that an upsert which arrives late, after a kill, may bring a deleted "
+                "document back. Set it to %ss or more: PUT /%s/_settings",
+                self._shown, remembered, GC_DELETES_S, name,
+            )  # fmt: skip
+
+    def _add_fields(self) -> None:
+        answer = self._ask("PUT", f"{self._path}/_mapping", self._mappings, expected=(400,))
+        if answer.status == 400:
+            raise Misconfigured(
+                f"{self._shown}: the index's mappings contradict the plan's: {refusal(answer.body)}. Correct "
+                "mappings=, or name a new index and give the plan a higher version.",
+            )
+
+
+def wanted(mappings: Mapping[str, Any]) -> dict[str, Any]:
+    """The plan's mappings with Ferryman's own object."""
+    return {**mappings, "properties": {**mappings.get("properties", {}), OBJECT: OWN_FIELDS}}
+
+
+def seconds(time_value: str) -> float:
+    """A time as settings have it (``60s``); infinite for what means no end (``-1``) or is not a time."""
+    found = re.fullmatch(r"(\d+)(\w+)", time_value)
+    return int(found[1]) * _UNITS[found[2]] if found and found[2] in _UNITS else float("inf")
+
+
+def _lacks(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    """Is there anything in ours that is not, or is otherwise, in theirs? What they have beside is theirs."""
+    for key, value in ours.items():
+        if key not in theirs:
+            if not (key == "type" and value == "object" and "properties" in theirs):  # the server leaves that out
+                return True
+        elif isinstance(value, Mapping) and isinstance(theirs[key], Mapping):
+            if _lacks(value, theirs[key]):
+                return True
+        elif str(value).lower() != str(theirs[key]).lower():  # it has some numbers and truths as text
+            return True
+    return False
+
+
+WRITE_S: Final = limits.SEND_TIMEOUT_S - 10
+"""Time a ``write`` has, with all its requests: after it nothing is sent any more, so nothing arrives late."""
+
+SHARD_S: Final = 30
+"""Time the server waits for a shard that is not there: less than we wait, so that it is the server who says so."""
+
+CHECK_S: Final = 30.0
+"""Time a question of ``check`` gets: making an index waits for its shards."""
+
+_JSON: Final = {"content-type": "application/json"}
+_NDJSON: Final = {"content-type": "application/x-ndjson"}
+
+Refresh = bool | Literal["wait_for"]
+
+
+class OpenSearch(Destination):
+    """Writes documents into an index of OpenSearch, or of Elasticsearch, which is made if it is not there.
+
+    ``OpenSearch("https://search.example.org:9200", "plays", auth=("ferryman", "${OPENSEARCH_PASSWORD}"))`` keeps one
+    document an id. Its ``_id`` is the document's id, its source the document's fields, ``text`` (the raw bytes decoded
+    as UTF-8; left out without raw, and where a step has made a field of that name), and ``_ferryman``: an object with
+    ``hash``, ``sequence``, ``origin``, ``parent``, ``source``, ``version`` and ``route`` of its delivery. What is
+    written can be searched after the index's next refresh.
+
+    **Exactly-once.** A document and its delivery's hash are one write. Each write has the delivery's sequence as its
+    external version (``external_gte``), so the server refuses what is older than what it has, a deleted document
+    included; we call that *stale*. A delivery that comes again, after a kill or a lost answer, has the version that is
+    there: the same bytes are written again, which changes nothing. Nothing is tried again inside of a write.
+
+    The server remembers a delete for ``index.gc_deletes``: 10 minutes in an index that is made here; an index with less
+    than a minute is warned of. No request is sent later than 50 s after its write began, and the delete of a document
+    waits until its upserts have a result. So an old upsert can bring back a deleted document only if a worker was
+    stopped and continued at just the wrong instant, or the server itself held a request for longer than that, or was
+    restarted meanwhile; its next change, or ``ferryman retry --force``, corrects it.
+
+    Args:
+        url: of the server or cluster; a path in it goes before the index. ``${NAME}`` in it and in ``auth`` is filled
+            in from the environment of the driver and the workers: then it is in no plan file, state, message or log.
+        index: its name, or an alias of one index.
+        mappings: as the server's create-index API takes them: ``{"properties": {"title": {"type": "text"}}}``. An index
+            that is there gets the fields that it lacks; one that contradicts them is refused.
+        text: name of the field for the decoded raw bytes. None: they are left out.
+        auth: ``(user, password)``, an API key as text, or a whole header: ``"Bearer ${TOKEN}"``.
+        refresh: False: the index refreshes by its own settings. True: each request makes it, so that what was written
+            is found at once, at a price. "wait_for": each request waits for it.
+        settings: of an index that is made here: ``{"number_of_shards": 3}``.
+        ca: a PEM file with the authorities to trust; None: the system's.
+
+    Raises:
+        PlanError: when it is made: an argument that cannot be meant.
+    """
+
+    effect = Effect.IDEMPOTENT
+    transactional = True
+    compares_sequences = True
+    keyed_by_id = True
+
+    preferred_batch: ClassVar[int | None] = 1000
+    """Twice what clients send by default: half as many answers to wait for, and still about 1 MB of short documents."""
+
+    facts: ClassVar[Facts] = Facts(
+        stored="the document, with its delivery's hash and sequence in `_ferryman`; of a delete nothing, and for "
+        f"`index.gc_deletes` ({GC_DELETES_S} s in an index that is made here) the server remembers its sequence",
+        limits=(
+            f"an id has {ID_BYTES} bytes at most",
+            f"a request has {REQUEST_BYTES >> 20} MiB at most, or one document",
+            f"a `write` has {WRITE_S:g} s",
+            "fields, depths and sizes: the index's own settings and `http.max_content_length`",
+        ),
+        outcomes=tuple(told()),
+        tested=("OpenSearch 2.19", "Elasticsearch 7.17", "Elasticsearch 8.19"),
+    )
+
+    def __init__(
+        self,
+        url: str,
+        index: str,
+        mappings: Mapping[str, Any] | None = None,
+        text: str | None = "text",
+        auth: Auth | None = None,
+        refresh: Refresh = False,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        ca: str | Path | None = None,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self.index = index
+        self.mappings = dict(mappings or {})
+        self.text = text
+        self.auth = auth
+        self.refresh: Refresh = refresh
+        self.settings = dict(settings or {})
+        self.ca = None if ca is None else places.absolute(ca)
+        self._http: Http | None = None
+        self._writer = BulkWriter(text)
+        self._once = False
+        if findings := list(self._findings()):
+            raise PlanError([f"OpenSearch({urls.plain(url)!r}, {index!r}): {finding}" for finding in findings])
+
+    def _findings(self) -> Iterator[str]:
+        if not self.url.startswith(("http://", "https://", "${")):
+            yield "the url is not an http or https URL"
+        if self.auth is not None and "@" in self.url:
+            yield "the url and auth= both name a user: leave one of them out"
+        if self.auth is not None and not (isinstance(self.auth, str) or _is_pair(self.auth)):
+            yield "auth= is neither (user, password) nor text"
+        if not self.index or self.index != self.index.lower() or set(self.index) & set(' "*\\<|,>/?#:'):
+            yield 'an index has a name of lower-case characters, without spaces and without "*\\<|,>/?#:'
+        elif self.index[0] in "-_+." or len(self.index.encode()) > 255:
+            yield "the index's name begins with one of -_+. or is longer than 255 bytes"
+        if self.refresh not in (True, False, "wait_for"):
+            yield f"refresh={self.refresh!r}: give True, False or 'wait_for'"
+        if self.text == OBJECT or OBJECT in self.mappings.get("properties", {}):
+            yield f"{OBJECT} is reserved for Ferryman: give the field another name"
+        if "mappings" in self.mappings or any(isinstance(v, Mapping) and "type" in v for v in self.mappings.values()):
+            yield "mappings: put the fields under 'properties': mappings={'properties': {'title': {'type': 'text'}}}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_http": None}
+
+    def __repr__(self) -> str:
+        return f"OpenSearch({self.target()!r})"
+
+    def target(self) -> str:
+        return f"{urls.plain(self.url)}/{self.index}"
+
+    def check(self) -> None:
+        """Make the index, or look whether it is fit; any number of drivers may do so at once.
+
+        Raises:
+            TransientError: no connection, no answer, or the server has no room for now.
+            PermanentError: refused credentials, no right, mappings that contradict the plan's, a certificate that is
+                not trusted, an environment variable that is not set.
+        """
+        http = self._connection()
+
+        def ask(method: str, path: str, body: Any = None, *, expected: tuple[int, ...] = ()) -> Answer:
+            return self._ask(http, method, path, body, expected)
+
+        try:
+            Index(ask, self.index, self.mappings, self.settings, shown=self.target()).prepare()
+        except msgspec.DecodeError as e:
+            raise self._stranger() from e
+        finally:
+            http.close()
+
+    def highest_sequence(self) -> int | None:
+        """Of the documents: the server tells nobody what it remembers of deletes."""
+        http = self._connection()
+        index = f"/{quote(self.index, safe='')}"
+        query = {"size": 0, "aggs": {"highest": {"max": {"field": f"{OBJECT}.sequence"}}}}
+        try:
+            self._ask(http, "POST", f"{index}/_refresh", None, ())
+            answer = self._ask(http, "POST", f"{index}/_search", query, ())
+            highest = msgspec.json.decode(answer.body)["aggregations"]["highest"]["value"]
+        finally:
+            http.close()
+        return None if highest is None else int(highest)
+
+    def open(self, context: DestinationContext) -> None:
+        self._once = context.guarantee is Guarantee.AT_MOST_ONCE
+        self._http = self._connection()
+
+    def close(self) -> None:
+        http, self._http = self._http, None
+        if http is not None:
+            http.close()
+
+    def write(self, chunk: list[Delivery]) -> list[Outcome]:
+        """One request, or as many as the chunk's size needs; none of them is repeated.
+
+        Raises:
+            ConnectionError: a request was sent and has no answer: it may have taken effect.
+            ServerFault: the server failed over it: it may have taken effect.
+        """
+        give_up = time.monotonic() + WRITE_S
+        outcomes: list[Outcome | None] = [None] * len(chunk)
+        stop: Outcome | None = None
+        for piece in pieces(self._writer.rows(chunk, outcomes)):
+            if stop is None:
+                stop = self._send(piece, outcomes, give_up)
+            else:
+                _note(piece, outcomes, stop)
+        return [outcome or Outcome.ok() for outcome in outcomes]
+
+    # --- one request --------------------------------------------------------------------------------------------------
+
+    def _send(self, piece: list[BulkRow], outcomes: list[Outcome | None], give_up: float) -> Outcome | None:
+        """Note what becomes of these rows; an outcome that is about all others too."""
+        left_s = give_up - time.monotonic()
+        if left_s <= 0:
+            return _note(piece, outcomes, Outcome.unavailable(f"{self.target()}: it is too slow"))
+        if self._http is None:
+            raise Misconfigured(f"{self.target()}: write before open")
+        body = b"".join(row.lines for row in piece)
+        try:
+            answer = self._http.request("POST", self._bulk_path(), body, timeout_s=left_s, headers=_NDJSON)
+        except NotSent as e:
+            kind = "permanent" if e.permanent else "transient"
+            return _note(piece, outcomes, Outcome(kind, f"{self.target()}: {e}", True))
+        except Unanswered as e:
+            return self._unknown(piece, outcomes, ConnectionError(f"{self.target()}: it was sent, but {e}"))
+        if answer.status == 200:
+            return self._read_answer(piece, outcomes, answer)
+        return self._refused(piece, outcomes, answer, give_up)
+
+    def _read_answer(self, piece: list[BulkRow], outcomes: list[Outcome | None], answer: Answer) -> Outcome | None:
+        try:
+            items = read_items(answer.body)
+        except ValueError:  # broken off in its headers, or from somebody else: then `check` says so
+            lost = f"{self.target()}: its answer is not a bulk answer"
+            return self._unknown(piece, outcomes, ConnectionError(lost))
+        if len(items) != len(piece):
+            lost = f"{self.target()}: it answered {len(items)} of {len(piece)} documents"
+            return self._unknown(piece, outcomes, ConnectionError(lost))
+        stop = None
+        for row, item in zip(piece, items, strict=True):
+            outcome = outcomes[row.position] = item.outcome(self.target())
+            stop = outcome if outcome.universal else stop
+        return stop
+
+    def _refused(
+        self, piece: list[BulkRow], outcomes: list[Outcome | None], answer: Answer, give_up: float
+    ) -> Outcome | None:
+        assert self._http is not None
+        meaning = of_request(answer.status)
+        why = self._why(self._http, answer)
+        if meaning.kind == "unknown":
+            return self._unknown(piece, outcomes, ConnectionError(why) if meaning.universal else ServerFault(why))
+        if meaning.kind == "halve" and len(piece) > 1:
+            middle = len(piece) // 2
+            stop = self._send(piece[:middle], outcomes, give_up)
+            if stop is not None:
+                return _note(piece[middle:], outcomes, stop)
+            return self._send(piece[middle:], outcomes, give_up)
+        kind = "permanent" if meaning.kind == "halve" else meaning.kind
+        stop = _note(piece, outcomes, Outcome(kind, f"{why}. {meaning.remedy}.", meaning.universal))
+        return stop if meaning.universal else None
+
+    def _unknown(self, piece: list[BulkRow], outcomes: list[Outcome | None], error: Exception) -> Outcome | None:
+        """Under at-most-once what other requests have said stays said; else all of it may be sent again."""
+        if not self._once:
+            raise error
+        _note(piece, outcomes, Outcome("unknown", str(error)))
+        return Outcome.unavailable(str(error))
+
+    def _bulk_path(self) -> str:
+        assert self._http is not None
+        options = f"timeout={SHARD_S}s&filter_path={FILTER}"
+        if self.refresh:
+            options += f"&refresh={'wait_for' if self.refresh == 'wait_for' else 'true'}"
+        return f"{self._http.path.rstrip('/')}/{quote(self.index, safe='')}/_bulk?{options}"
+
+    # --- the server ---------------------------------------------------------------------------------------------------
+
+    def _connection(self) -> Http:
+        auth = self.auth
+        if isinstance(auth, str) and " " not in auth:
+            auth = f"ApiKey {auth}"
+        return Http(self.url, shown=self.target(), auth=auth, ca=self.ca)
+
+    def _ask(self, http: Http, method: str, path: str, body: Any, expected: tuple[int, ...]) -> Answer:
+        """For ``check``: here any failure is about the whole destination."""
+        sent = None if body is None else msgspec.json.encode(body)
+        try:
+            answer = http.request(method, http.path.rstrip("/") + path, sent, timeout_s=CHECK_S, headers=_JSON)
+        except NotSent as e:
+            raise (Misconfigured if e.permanent else Unavailable)(f"{self.target()}: {e}") from e
+        except Unanswered as e:
+            raise Unavailable(f"{self.target()}: {e}") from e
+        if "content-length" not in answer.headers and "transfer-encoding" not in answer.headers:
+            raise Unavailable(f"{self.target()}: its answer broke off in the headers")
+        if answer.status == 200 or answer.status in expected:
+            return answer
+        meaning = of_request(answer.status)
+        why = self._why(http, answer) + (f". {meaning.remedy}." if meaning.remedy else "")
+        raise (Unavailable if meaning.kind in ("transient", "unknown") else Misconfigured)(why)
+
+    def _why(self, http: Http, answer: Answer) -> str:
+        shown = http.shown(refusal(answer.body))
+        return f"{self.target()}: answered {answer.status} {answer.reason}".rstrip() + (f" ({shown})" if shown else "")
+
+    def _stranger(self) -> PermanentError:
+        return Misconfigured(
+            f"{self.target()}: what answers there is neither OpenSearch nor Elasticsearch. Correct the url.",
+        )
+
+
+class ServerFault(Exception):
+    """The server failed over a request; it may have taken effect."""
+
+
+def _note(piece: list[BulkRow], outcomes: list[Outcome | None], outcome: Outcome) -> Outcome:
+    for row in piece:
+        outcomes[row.position] = outcome
+    return outcome
+
+
+def _is_pair(auth: Any) -> bool:
+    return isinstance(auth, tuple) and len(auth) == 2 and all(isinstance(each, str) for each in auth)

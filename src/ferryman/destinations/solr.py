@@ -1,0 +1,636 @@
+"""A destination in Apache Solr: a document a document."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar
+from urllib.parse import quote, unquote, urlencode
+
+import msgspec
+
+from ferryman import limits
+from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Outcome, shown_id
+from ferryman.errors import BadDocument, Misconfigured, PermanentError, PlanError, Unavailable
+from ferryman.net import urls
+from ferryman.net.http import Answer, Auth, Http, NotSent, Unanswered
+
+__all__ = ["Solr"]
+
+
+# What is asked of a collection of Solr, and what its answers mean.
+
+GET_BYTES: Final = limits.MIB
+"""Of ids in one request: half of what Solr takes as a form by default (``formdataUploadLimitInKB``)."""
+
+CHAIN: Final = "DocBasedVersionConstraintsProcessorFactory"
+
+LOG_ACTIVE: Final = 3
+"""State of a transaction log that has been read to its end."""
+
+THESE: Final = (400, 413, 500)
+"""Statuses that speak of the documents that were sent."""
+
+CONFLICT: Final = 409
+
+_FOR_A_PERSON: Final = {
+    301: "correct the URL",
+    302: "correct the URL",
+    401: "correct auth=",
+    403: "correct auth=, or what this user may do",
+    404: "make the collection, or correct the URL",
+    405: "correct the URL",
+    407: "correct the URL",
+}
+"""Statuses that waiting does not fix, and what does."""
+
+_Result = TypeVar("_Result")
+
+
+def told() -> Iterator[tuple[str, str]]:
+    """(Answer, what becomes of the deliveries), for the reference."""
+    yield "200, the id among what was taken", "ok"
+    yield "the same hash is there", "ok"
+    yield "a higher sequence is there", "stale"
+    yield "409, or 200 without the id", "somebody was faster: it is read and compared again"
+    yield "400, 413", "permanent, once it stands alone, with Solr's words"
+    yield "500", "transient, once it stands alone"
+    for status, remedy in _FOR_A_PERSON.items():
+        yield str(status), f"permanent, about all: {remedy}"
+    yield ", ".join(map(str, urls.NOT_TAKEN)), "transient, about all"
+    yield "any other, no connection, no answer", "transient, about all; it may have taken effect, and is sent again"
+
+
+class StoredVersion(NamedTuple):
+    """What the collection has of an id. A tombstone has no hash."""
+
+    sequence: int
+    hash: str | None
+    version: int
+    """Solr's own number of this state of the document: a write that names it is refused if it has changed."""
+
+
+class Reply(NamedTuple):
+    """What became of an update: 200, 409 (somebody was faster, or it is too old) or one of ``THESE``.
+
+    Attributes:
+        taken: ids that took effect, as far as Solr tells; also of an update that it refused in the end.
+        why: Solr's words.
+    """
+
+    status: int
+    taken: set[str]
+    why: str
+
+
+class Collection:
+    """A collection, core or alias, by its URL."""
+
+    def __init__(self, http: Http, shown: str, names: Names, timeout_s: float) -> None:
+        self._http = http
+        self._shown = shown
+        self._names = names
+        self._timeout_s = timeout_s
+        self._path = http.path.rstrip("/")
+        self._awake_at = 0
+        """Number of the connection by which it was seen to be awake."""
+
+    def check(self, versions: bool) -> None:
+        """Is it there, and has it what is needed?
+
+        Raises:
+            TransientError, ConnectionError: it cannot be asked.
+            PermanentError: it is not fit; says what to do.
+        """
+        unique = self._json(self._ask("GET", "/schema/uniquekey")).get("uniqueKey")
+        if unique != "id":
+            raise self._unfit(f"its unique key is {unique!r}: Ferryman needs id")
+        for name in self._names[1:]:
+            path = f"/schema/fields/{quote(name, safe='')}?includeDynamic=true"
+            if self._request("GET", path).status == 404:
+                raise self._unfit(f"its schema has no field {name}: add it, or a dynamic field that it falls under")
+        if versions:
+            config = self._ask("GET", "/config/updateRequestProcessorChain").body
+            if CHAIN.encode() not in config:
+                raise self._unfit(f"no update chain of it has a {CHAIN}: add one, or leave versions= out")
+
+    def known(self, ids: Iterable[str]) -> dict[str, StoredVersion]:
+        """What is there of these ids now, committed or not (a real-time get)."""
+        self._awake()
+        found: dict[str, StoredVersion] = {}
+        names = self._names
+        for form in self._forms(ids):
+            told = self._json(self._ask("POST", "/get", form, _FORM))
+            # Of one id Solr answers {"doc": …}, of several {"response": …}.
+            for doc in told["response"]["docs"] if "response" in told else filter(None, [told.get("doc")]):
+                sequence, digest = _one(doc.get(names.sequence)), _one(doc.get(names.hash))
+                found[doc["id"]] = StoredVersion(
+                    -1 if sequence is None else int(sequence), digest, int(doc["_version_"])
+                )
+        return found
+
+    def update(self, body: bytes, **parameters: str) -> Reply:
+        """Send documents or deletes.
+
+        Raises:
+            Unavailable: it was not sent, or not taken.
+            ConnectionError: it may have taken effect, or not.
+            Misconfigured: for an operator to fix.
+        """
+        self._awake()
+        query = urlencode({"versions": "true", "failOnVersionConflicts": "false", "wt": "json", **parameters})
+        answer = self._request("POST", f"/update?{query}", body, _JSON)
+        if answer.fine or answer.status in (CONFLICT, *THESE):
+            told = self._json(answer)
+            why = self._http.shown(str(told.get("error", {}).get("msg", answer.reason)))
+            self._about_the_collection(why)
+            pairs = [*told.get("adds", ()), *told.get("deletes", ())]
+            return Reply(200 if answer.fine else answer.status, set(pairs[::2]), why)
+        raise self._failed(answer)
+
+    def highest_sequence(self) -> int | None:
+        """Of the documents that are there, and of deletes that leave one. Commits what is not committed yet.
+
+        Raises:
+            TransientError, ConnectionError: it cannot be asked.
+            Misconfigured: for an operator to fix.
+        """
+        self._awake()
+        self._ask("POST", "/update?commit=true&wt=json", b"{}", _JSON)
+        field = self._names.sequence
+        form = urlencode(
+            {"q": "*:*", "rows": "0", "wt": "json", "stats": "true", "stats.field": f"{{!max=true}}{field}"}
+        )
+        told = self._json(self._ask("POST", "/select", form.encode(), _FORM))
+        highest = (told["stats"]["stats_fields"].get(field) or {}).get("max")
+        return None if highest is None else int(highest)
+
+    def _awake(self) -> None:
+        """A server that stands alone takes writes while it reads its transaction log after a crash, and does not see
+        what it has not read yet: an older version would replace a newer one. In a cloud it waits by itself."""
+        self._sent(lambda: self._http.connect(self._timeout_s))
+        connection = self._http.connections
+        if connection == self._awake_at:
+            return
+        # A core that is still loading calls its log read: one that answers has begun to read it.
+        self._ask("POST", "/get", urlencode({"id": ""}).encode(), _FORM)
+        base, _, name = self._path.rpartition("/")
+        log = f"solr.core.{unquote(name)}:TLOG.state"
+        answer = self._request("GET", f"/admin/metrics?{urlencode({'key': log, 'wt': 'json'})}", base=base)
+        state = (
+            self._json(answer).get("metrics", {}).get(log) if answer.fine else None
+        )  # None: it is not for us to know
+        if connection != self._http.connections:
+            raise Unavailable(f"{self._shown}: it closed the connection while it was asked")
+        if state not in (None, LOG_ACTIVE):
+            raise Unavailable(f"{self._shown}: it has not read its transaction log to the end yet")
+        self._awake_at = connection
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def _forms(self, ids: Iterable[str]) -> Iterable[bytes]:
+        names = self._names
+        head = urlencode({"wt": "json", "fl": f"id,_version_,{names.sequence},{names.hash}"})
+        form = head
+        for id in ids:
+            form += "&" + urlencode({"id": id})
+            if len(form) > GET_BYTES:
+                yield form.encode()
+                form = head
+        if form != head:
+            yield form.encode()
+
+    def _ask(self, method: str, path: str, body: bytes | None = None, kind: str = "") -> Answer:
+        answer = self._request(method, path, body, kind)
+        if not answer.fine:
+            raise self._failed(answer)
+        return answer
+
+    def _request(
+        self, method: str, path: str, body: bytes | None = None, kind: str = "", *, base: str | None = None
+    ) -> Answer:
+        headers = {"content-type": kind} if kind else {}
+        path = (self._path if base is None else base) + path
+        return self._sent(lambda: self._http.request(method, path, body, timeout_s=self._timeout_s, headers=headers))
+
+    def _sent(self, send: Callable[[], _Result]) -> _Result:
+        try:
+            return send()
+        except NotSent as e:
+            if e.permanent:
+                raise Misconfigured(f"{self._shown}: {e}") from e
+            raise Unavailable(f"{self._shown}: {e}") from e
+        except Unanswered as e:
+            raise ConnectionError(f"{self._shown}: {e}") from e
+
+    def _json(self, answer: Answer) -> dict[str, Any]:
+        try:
+            found = msgspec.json.decode(answer.body)
+        except msgspec.DecodeError:
+            found = None
+        if not isinstance(found, dict):
+            if answer.fine:
+                raise self._unfit("its answer is not JSON: is this the URL of a collection?")
+            return {"error": {"msg": self._http.shown(answer.body) or answer.reason}}
+        return found
+
+    # --- what it means ------------------------------------------------------------------------------------------------
+
+    def _failed(self, answer: Answer) -> Exception:
+        said = str(self._json(answer).get("error", {}).get("msg", "")) if answer.body[:1] == b"{" else ""
+        why = f"{self._shown}: answered {answer.status} {answer.reason}".rstrip()
+        why += f" ({self._http.shown(said)})" if said else ""
+        if remedy := _FOR_A_PERSON.get(answer.status):
+            return Misconfigured(f"{why}. To fix it: {remedy}; then run again.")
+        return Unavailable(why) if answer.status in urls.NOT_TAKEN else ConnectionError(why)
+
+    def _about_the_collection(self, why: str) -> None:
+        """Some words are no document's fault, though they come with a document's status."""
+        if "must specify doc version param" in why:
+            raise self._unfit(f"its update chain compares versions ({why}): say versions=, with this parameter's name")
+        for name in self._names[1:]:
+            if f"unknown field '{name}'" in why:
+                raise self._unfit(f"its schema has no field {name}: add it, or a dynamic field that it falls under")
+
+    def _unfit(self, why: str) -> PermanentError:
+        return Misconfigured(f"{self._shown}: {why}; then run again.")
+
+
+_JSON: Final = "application/json"
+_FORM: Final = "application/x-www-form-urlencoded"
+
+
+def _one(value: Any) -> Any:
+    """A field's value; a schema that was guessed makes lists of all."""
+    return value[0] if isinstance(value, list) and value else value
+
+
+TIMEOUT_S: Final = 30.0
+"""Time a request gets: a bulk of some MiB takes a second; a server that merges segments may need more."""
+
+WRITE_S: Final = limits.SEND_TIMEOUT_S - TIMEOUT_S - 5
+"""After this no more requests are begun in a ``write``, so that the last one may take all its time."""
+
+ROUNDS: Final = 8
+"""How often an id that somebody else writes at the same time is read again before it is left for later."""
+
+COMMIT_WITHIN_MS: Final = 1000
+"""What was sent can be found after this: soon for a user, and few commits for the server."""
+
+
+class Solr(Destination):
+    """Writes documents into a collection of Apache Solr, which must be there.
+
+    ``Solr("http://localhost:8983/solr/plays")`` keeps a document an id: the fields as they are, ``id``, ``text`` (the
+    raw bytes decoded as UTF-8; not set without raw), ``ferryman_hash_s`` and ``ferryman_sequence_l``. A list is a field
+    with several values; an object, and what is deeper in a list, is JSON text; null is left out. Fields called as
+    Solr's own (``_version_``, ``_root_`` …) are refused.
+
+    **Without** ``versions`` it is at-least-once: what a kill leaves in doubt is sent again, and changes nothing. Before
+    each write the collection is asked what it has (a real-time get, committed or not), and the write names that state
+    (``_version_``): if another writer was faster, it is compared again. So an older version never replaces a newer one.
+    **The limit**: Solr forgets what is deleted. A writer that was killed can, in the second after, bring back a
+    document that its successor has deleted; it stays until it is deleted again.
+
+    **With** ``versions`` it is exactly-once. The collection's update chain must have a
+    ``DocBasedVersionConstraintsProcessorFactory`` whose ``versionField`` is the sequence's and whose
+    ``deleteVersionParam`` is what you give: ``versions="ferryman_sequence"``. It refuses what is older, also than a
+    delete, of which it keeps a document with hardly more than the id: leave those out with ``fq=ferryman_hash_s:*``.
+    Hash and document are one write. Such deletes go one by one.
+
+    Ids of 32 766 bytes are Solr's limit, and so are terms of a field that is not analysed.
+
+    Args:
+        url: of the collection, core or alias: ``…/solr/<name>``. ``${NAME}`` in it, and in ``auth``, is filled in from
+            the environment of the driver and the workers.
+        text: name of the field for the text.
+        commit_within_ms: milliseconds until what was sent can be found (``commitWithin``); None: as the collection
+            commits by itself.
+        versions: the ``deleteVersionParam`` of the collection's chain.
+        auth: user and password, or all that the header ``Authorization`` says: ``"Bearer ${TOKEN}"``.
+        ca: a PEM file with the authorities to trust; None: the system's.
+        hash_field, sequence_field: names of these fields.
+
+    A chunk that Solr refuses is sent on without the document that it stopped at, which is tried alone: its refusal is a
+    permanent outcome of this document. What Solr confirmed survives the end of its process; a power cut, only if its
+    transaction log is synced (``<str name="syncLevel">FSYNC</str>``) or there are replicas.
+
+    Raises:
+        PlanError: when it is made: an argument that cannot be meant.
+    """
+
+    effect = Effect.IDEMPOTENT
+    transactional = False
+    compares_sequences = False
+    keyed_by_id = True
+
+    facts: ClassVar[Facts] = Facts(
+        stored="the document, with its delivery's hash and sequence; of a delete nothing. With `versions=` it is "
+        "exactly-once: a delete leaves a document with id and sequence",
+        limits=(
+            "an id, and a term that is not analysed, has 32 766 bytes at most",
+            f"a `write` begins requests for {WRITE_S:g} s",
+        ),
+        outcomes=tuple(told()),
+        tested=("Solr 9.10, one server",),
+    )
+
+    def __init__(
+        self,
+        url: str,
+        text: str = "text",
+        commit_within_ms: int | None = COMMIT_WITHIN_MS,
+        versions: str | None = None,
+        *,
+        auth: Auth | None = None,
+        ca: str | None = None,
+        hash_field: str = "ferryman_hash_s",
+        sequence_field: str = "ferryman_sequence_l",
+    ) -> None:
+        self.url = url.rstrip("/")
+        self.names = Names(text, hash_field, sequence_field)
+        self.commit_within_ms = commit_within_ms
+        self.versions = versions
+        self.auth = auth
+        self.ca = ca
+        self.transactional = versions is not None  # type: ignore[misc]  # of this one
+        self.compares_sequences = versions is not None  # type: ignore[misc]
+        self._http: Http | None = None
+        if findings := list(self._findings()):
+            raise PlanError([f"Solr({urls.plain(url)!r}): {finding}" for finding in findings])
+
+    def _findings(self) -> Iterator[str]:
+        if not self.url.startswith(("http://", "https://", "${")) or "?" in self.url:
+            yield "the url is not an http or https URL of a collection: http://localhost:8983/solr/plays"
+        if len({"id", *self.names}) < 4 or not all(self.names):
+            yield "id, text, hash_field and sequence_field need names of their own"
+        if self.versions == "":
+            yield "versions is empty: name the chain's deleteVersionParam, or leave it out"
+        if self.commit_within_ms is not None and self.commit_within_ms < 1:
+            yield f"commit_within_ms={self.commit_within_ms}: give 1 or more, or None"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_collection"} | {"_http": None}
+
+    def target(self) -> str:
+        return urls.plain(self.url)
+
+    def check(self) -> None:
+        """Is the collection there, with the fields and the chain that are needed? Changes nothing.
+
+        Raises:
+            TransientError, ConnectionError: it does not answer.
+            PermanentError: it is not fit, or this user may not ask; says what to do.
+        """
+        http = self._connection()
+        try:
+            Collection(http, self.target(), self.names, TIMEOUT_S).check(self.versions is not None)
+        finally:
+            http.close()
+
+    def highest_sequence(self) -> int | None:
+        """Of the documents; with ``versions=`` of deletes, too."""
+        http = self._connection()
+        try:
+            return Collection(http, self.target(), self.names, TIMEOUT_S).highest_sequence()
+        finally:
+            http.close()
+
+    def open(self, context: DestinationContext) -> None:
+        self._http = self._connection()
+        self._collection = Collection(self._http, self.target(), self.names, TIMEOUT_S)
+
+    def close(self) -> None:
+        if self._http is not None:
+            self._http.close()
+
+    def write(self, chunk: list[Delivery]) -> list[Outcome]:
+        """Write it, each id's deliveries in the order of their sequences.
+
+        Raises:
+            TransientError, ConnectionError: Solr is away, or was away before all of it was confirmed.
+            Misconfigured: no such collection, no right to write.
+        """
+        if self._http is None:
+            raise Misconfigured(f"{self.target()}: write before open")
+        outcomes: dict[int, Outcome] = {}
+        writing = _Writing(self._collection, self._parameters(), self.versions, outcomes)
+        for layer in self._layers(chunk, outcomes):
+            writing.settle(layer)
+        return [outcomes[position] for position in range(len(chunk))]
+
+    def _layers(self, chunk: list[Delivery], outcomes: dict[int, Outcome]) -> list[list[UpdateRow]]:
+        """Each id once in a layer; of several deliveries of one id, the older ones in earlier layers."""
+        layers: list[list[UpdateRow]] = []
+        seen: dict[str, int] = defaultdict(int)
+        for position in sorted(range(len(chunk)), key=lambda i: chunk[i].sequence):
+            delivery = chunk[position]
+            try:
+                delivery.id.encode()
+                body = document(delivery, self.names) if delivery.operation == "upsert" else {}
+                encoded(body)
+            except (BadDocument, UnicodeEncodeError) as e:
+                outcomes[position] = Outcome.permanent(f"{shown_id(delivery)}: {e}")
+                continue
+            depth = seen[delivery.id]
+            seen[delivery.id] += 1
+            if depth == len(layers):
+                layers.append([])
+            layers[depth].append(UpdateRow(position, delivery, body))
+        return layers
+
+    def _parameters(self) -> dict[str, str]:
+        return {} if self.commit_within_ms is None else {"commitWithin": str(self.commit_within_ms)}
+
+    def _connection(self) -> Http:
+        return Http(self.url, shown=self.target(), auth=self.auth, ca=self.ca)
+
+
+class UpdateRow(NamedTuple):
+    """A delivery of a chunk, with its place in it and the document that is made of it ({} of a delete)."""
+
+    position: int
+    delivery: Delivery
+    body: dict[str, Any]
+
+
+class _Writing:
+    """One ``write``: rows, each of another id, are sent until each has an outcome.
+
+    Args:
+        parameters: of every update.
+        outcomes: position -> outcome; filled.
+    """
+
+    def __init__(
+        self, collection: Collection, parameters: dict[str, str], versions: str | None, outcomes: dict[int, Outcome]
+    ) -> None:
+        self._collection = collection
+        self._parameters = parameters
+        self._versions = versions
+        self._outcomes = outcomes
+        self._until = time.monotonic() + WRITE_S
+
+    def settle(self, rows: list[UpdateRow]) -> None:
+        """1. What has the collection? 2. Compare. 3. Send what is newer, naming what was seen. 4. What is not confirmed
+        was seen by somebody else too: again from 1."""
+        for _ in range(ROUNDS):
+            known = self._collection.known(row.delivery.id for row in rows)  # 1
+            rows = [row for row in rows if not self._is_settled(row, known.get(row.delivery.id))]  # 2
+            rows = self._upserts([r for r in rows if r.body], known) + self._deletes(
+                [r for r in rows if not r.body], known
+            )  # 3
+            if not rows:
+                return
+        for row in rows:
+            self._outcomes[row.position] = Outcome.transient("other writers change this document at the same time")
+
+    def _is_settled(self, row: UpdateRow, known: StoredVersion | None) -> bool:
+        """Needs this row not be sent?"""
+        if known is None:
+            if row.body or self._versions is not None:
+                return False
+            self._outcomes[row.position] = Outcome.ok()  # nothing is there to delete
+        elif row.delivery.hash == known.hash or row.delivery.sequence == known.sequence:
+            self._outcomes[row.position] = Outcome.ok()
+        elif row.delivery.sequence < known.sequence:
+            self._outcomes[row.position] = Outcome.stale()
+        else:
+            return False
+        return True
+
+    def _upserts(self, rows: list[UpdateRow], known: dict[str, StoredVersion]) -> list[UpdateRow]:
+        """Send documents; those that are still open."""
+        waiting: list[UpdateRow] = []
+        groups = [rows] if rows else []
+        while groups:
+            group = groups.pop(0)
+            if time.monotonic() > self._until:
+                self._too_late(group)
+                continue
+            body = b"[" + b",".join(encoded(self._conditional(row, known)) for row in group) + b"]"
+            reply = self._collection.update(body, **self._parameters)
+            rest = self._confirmed(group, reply)
+            if reply.status in (200, CONFLICT):
+                waiting += rest
+            elif len(group) == 1 and rest:
+                self._refused(group[0], reply)
+            elif rest:
+                # It stopped at the first one that it had not taken, or, in a cloud, at one of them.
+                groups = [part for part in (rest[:1], rest[1:]) if part] + groups
+        return waiting
+
+    def _deletes(self, rows: list[UpdateRow], known: dict[str, StoredVersion]) -> list[UpdateRow]:
+        """Send deletes; those that are still open."""
+        if not rows:
+            return []
+        if self._versions is None:
+            orders = [{"id": row.delivery.id, "_version_": known[row.delivery.id].version} for row in rows]
+            body = b"{" + b",".join(b'"delete":' + msgspec.json.encode(order) for order in orders) + b"}"
+            return self._answered(rows, self._collection.update(body, **self._parameters))
+        waiting: list[UpdateRow] = []
+        for row in rows:
+            if time.monotonic() > self._until:
+                self._too_late([row])
+                continue
+            parameters = {**self._parameters, self._versions: str(row.delivery.sequence)}
+            reply = self._collection.update(msgspec.json.encode({"delete": {"id": row.delivery.id}}), **parameters)
+            waiting += self._answered([row], reply)
+        return waiting
+
+    def _answered(self, rows: list[UpdateRow], reply: Reply) -> list[UpdateRow]:
+        """Deletes after their answer; those that are still open."""
+        rest = self._confirmed(rows, reply)
+        if reply.status in (200, CONFLICT):
+            return rest
+        for row in rest:
+            self._refused(row, reply)
+        return []
+
+    def _conditional(self, row: UpdateRow, known: dict[str, StoredVersion]) -> dict[str, Any]:
+        """The document, to be taken only if what is there is what we have seen (-1: nothing)."""
+        seen = known.get(row.delivery.id)
+        return row.body | {"_version_": -1 if seen is None else seen.version}
+
+    def _confirmed(self, rows: list[UpdateRow], reply: Reply) -> list[UpdateRow]:
+        """Note what was taken; the rest."""
+        rest = []
+        for row in rows:
+            if row.delivery.id in reply.taken:
+                self._outcomes[row.position] = Outcome.ok()
+            else:
+                rest.append(row)
+        return rest
+
+    def _refused(self, row: UpdateRow, reply: Reply) -> None:
+        id = row.delivery.id
+        # Of the same trouble the same words: many of them in a row are the collection's trouble, not the documents'.
+        said = reply.why.replace(f"[doc={id}] ", "").replace(f"document id {id} ", "document ")
+        why = f"Solr refuses it ({reply.status}): {said}"
+        self._outcomes[row.position] = Outcome.transient(why) if reply.status == 500 else Outcome.permanent(why)
+
+    def _too_late(self, rows: list[UpdateRow]) -> None:
+        for row in rows:
+            self._outcomes[row.position] = Outcome.unavailable(
+                f"the chunk was not done within {WRITE_S:g} s",
+            )
+
+
+# A delivery as a document of Solr.
+
+_SOLRS_OWN: Final = ("_version_", "_root_", "_nest_path_", "_nest_parent_", "_childDocuments_")
+"""Fields with a meaning: a document that sets them would no longer be one of ours."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Names(NamedTuple):
+    """What fields are called in the collection."""
+
+    text: str
+    hash: str
+    sequence: str
+
+
+def document(delivery: Delivery, names: Names) -> dict[str, Any]:
+    """The fields as they are, ``id``, the text, hash and sequence.
+
+    Numbers, texts and truth values stay what they are, a list of them is a field with several values; None is left
+    out. Anything deeper is JSON text: Solr would take an object for an order to change the document that is there.
+
+    Raises:
+        BadDocument: a field has a name that Solr or Ferryman keeps for itself.
+    """
+    made: dict[str, Any] = {}
+    for name, value in delivery.fields.items():
+        if name in _SOLRS_OWN or name in names[1:]:
+            raise BadDocument(f"a field is called {name}, which has a meaning of its own. Rename it in a step.")
+        if isinstance(value, list):
+            made[name] = [_flat(each) for each in value if each is not None]
+        elif value is not None:
+            made[name] = _flat(value)
+    if delivery.raw is not None:
+        made[names.text] = delivery.text()
+    return made | {"id": delivery.id, names.hash: delivery.hash, names.sequence: delivery.sequence}
+
+
+def encoded(document: dict[str, Any]) -> bytes:
+    """As JSON.
+
+    Raises:
+        BadDocument: it holds what JSON cannot hold.
+    """
+    try:
+        return _encode(document)
+    except (ValueError, TypeError, OverflowError, RecursionError) as e:
+        for name, value in document.items():
+            try:
+                _encode({name: value})
+            except Exception:
+                raise BadDocument(f"field {name!r} holds what JSON cannot hold ({e}). Change it in a step.") from None
+        raise BadDocument(f"its fields are not JSON: {e}") from None
+
+
+def _flat(value: Any) -> Any:
+    return _encode(value).decode() if isinstance(value, (dict, list)) else value

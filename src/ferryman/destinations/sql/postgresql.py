@@ -1,0 +1,609 @@
+"""Writing to PostgreSQL: chunks as transactions, COPY for the rows, any number of writers.
+
+Two writers that meet (a late worker and its successor, or two lanes) must leave what one after the other would:
+
+1. Each transaction of an upsert table takes an advisory lock: shared if it only upserts, alone if it deletes. So no
+   tombstone comes up while somebody upserts, and an id that is neither in the table nor among the tombstones can be
+   put in.
+2. New rows are copied straight in. If the server says that a key is there, the transaction is taken back, and the rows
+   are merged: the known ones are read and locked, ``compare`` says what is newer, and that goes in through a temporary
+   table with ON CONFLICT, which compares the sequences once more: somebody may have put the id in since. Whoever was
+   overtaken so begins again.
+3. Rows are locked in the order of their ids, by all alike: there is no ring of writers that wait for each other. Where
+   one comes about all the same (a foreign program), the server ends one of them, which begins again.
+4. A connection that is lost, be it in the middle of the commit, is reported as it is: the server is down. The next
+   ``write`` makes it again, and when the chunk comes again, the hashes tell what is there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import msgspec
+import psycopg
+import sqlalchemy as sa
+from psycopg.errors import CharacterNotInRepertoire, UniqueViolation, UntranslatableCharacter
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.exc import DBAPIError
+
+from ferryman.destinations.base import Delivery, LastDelivery, Outcome, compare
+from ferryman.destinations.sql import dialect
+from ferryman.destinations.sql.dialect import SNIPPET_WORDS, Dialect, Hit, Term, other_columns
+from ferryman.destinations.sql.layout import Layout
+from ferryman.errors import DeliveryError, Misconfigured, PermanentError, TransientError, Unavailable
+from ferryman.net import databases
+
+TRIES: Final = 5
+"""Transactions for a chunk that meets others: each time one of those has got through."""
+
+LOCKS: Final = 0x0FE227A1
+"""First half of the key of our advisory locks; the second is the table's number."""
+
+
+class _Overtaken(Exception):
+    """Another writer has put in, meanwhile, an id that was not there."""
+
+
+class PostgresWriter(dialect.Writer):
+    """Writes chunks into a table that ``prepare`` has found fit."""
+
+    def __init__(self, url: sa.URL, layout: Layout) -> None:
+        self._url = url
+        self._layout = layout
+        self._sql = _Statements(layout)
+        self._new_expected = True
+        """Most chunks are all new or all known, as the one before."""
+        self._replaces_nul = False
+        """Only while a chunk is repeated that has one: to look for it in every row takes longer than to send it."""
+        self._connection = connect(url)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def write(self, chunk: list[Delivery]) -> list[Outcome]:
+        if self._connection.closed:
+            self._connection = connect(self._url)
+        self._replaces_nul = False
+        for _ in range(TRIES):
+            try:
+                return self._write(chunk)
+            except _Overtaken:
+                continue
+            except psycopg.Error as e:
+                if is_meant(e) and not self._replaces_nul:
+                    self._replaces_nul = True
+                elif not is_passing(e):
+                    raise
+        raise Unavailable(f"other writers changed the same ids, {TRIES} times in a row; it is tried again.")
+
+    def _write(self, chunk: list[Delivery]) -> list[Outcome]:
+        appends = self._layout.appends
+        if self._new_expected and self._can_be_new(chunk):
+            try:
+                with self._transaction() as cursor:
+                    if appends or not self._buried(cursor, chunk):
+                        self._copy(cursor, self._sql.copy, sorted(chunk, key=self._key))
+                        return [Outcome.ok()] * len(chunk)
+            except UniqueViolation:  # of our key; or of somebody's own, who is heard again below
+                pass
+            self._new_expected = False
+        with self._transaction(alone=any(d.operation == "delete" for d in chunk)) as cursor:
+            return self._append(cursor, chunk) if appends else self._merge(cursor, chunk)
+
+    def _key(self, delivery: Delivery) -> str:
+        return delivery.hash if self._layout.appends else delivery.id
+
+    def _can_be_new(self, chunk: list[Delivery]) -> bool:
+        if len(set(map(self._key, chunk))) < len(chunk):
+            return False
+        return self._layout.appends or all(d.operation == "upsert" for d in chunk)
+
+    @contextmanager
+    def _transaction(self, alone: bool = False) -> Iterator[psycopg.Cursor[Any]]:
+        with self._connection.transaction(), self._connection.cursor() as cursor:
+            if not self._layout.appends:
+                cursor.execute(self._sql.lock_alone if alone else self._sql.lock_shared)
+            yield cursor
+
+    def _append(self, cursor: psycopg.Cursor[Any], chunk: list[Delivery]) -> list[Outcome]:
+        """A hash that is there is passed over: nothing else can be known."""
+        inserted = self._put(cursor, self._sql.insert, list({d.hash: d for d in chunk}.values()))
+        self._new_expected = inserted == len(chunk)
+        return [Outcome.ok()] * len(chunk)
+
+    def _merge(self, cursor: psycopg.Cursor[Any], chunk: list[Delivery]) -> list[Outcome]:
+        """Compare with what is there, and make of each id what its last delivery says."""
+        ids = sorted({d.id for d in chunk})
+        known = self._known(cursor, self._sql.known, ids)
+        buried = self._buried(cursor, chunk)
+        outcomes, winners = compare(chunk, buried | known)
+        upserts = [d for d in winners.values() if d.operation == "upsert"]
+        deletes = [d for d in winners.values() if d.operation == "delete"]
+        if upserts and self._put(cursor, self._sql.upsert, upserts) < len(upserts):
+            raise _Overtaken
+        if deletes:
+            values = [d.id for d in deletes], [d.sequence for d in deletes], [d.hash for d in deletes]
+            cursor.execute(self._sql.bury, values)
+            cursor.execute(self._sql.delete, [values[0]])
+        if raised := [d.id for d in upserts if d.id in buried]:
+            cursor.execute(self._sql.unbury, [raised])
+        self._new_expected = not known
+        return outcomes
+
+    def _buried(self, cursor: psycopg.Cursor[Any], chunk: list[Delivery]) -> dict[str, LastDelivery]:
+        """Those of the ids that were deleted. There are often no tombstones at all: one glance."""
+        if cursor.execute(self._sql.any_buried).fetchone() is None:
+            return {}
+        return self._known(cursor, self._sql.buried, [d.id for d in chunk])
+
+    def _known(self, cursor: psycopg.Cursor[Any], query: bytes, ids: Collection[str]) -> dict[str, LastDelivery]:
+        return {id: LastDelivery(sequence, digest) for id, sequence, digest in cursor.execute(query, [list(ids)])}
+
+    def _put(self, cursor: psycopg.Cursor[Any], statement: bytes, chunk: list[Delivery]) -> int:
+        """Through a temporary table. How many rows were inserted or replaced."""
+        cursor.execute(self._sql.make_stage)
+        self._copy(cursor, self._sql.copy_to_stage, chunk)
+        put = cursor.execute(statement).rowcount
+        cursor.execute(self._sql.drop_stage)
+        return put
+
+    def _copy(self, cursor: psycopg.Cursor[Any], statement: bytes, chunk: list[Delivery]) -> None:
+        rows = self._layout.rows(chunk)
+        if self._replaces_nul:
+            rows = (replaced(row, self._layout.names) for row in rows)
+        with cursor.copy(statement) as copy:
+            for row in rows:
+                copy.write_row(row)
+
+
+class _Statements:
+    """SQL for one table. Names go in once, here."""
+
+    def __init__(self, layout: Layout) -> None:
+        columns = [name for name in layout.names if name != layout.key]
+        names = {
+            "documents": _quoted(layout.table),
+            "tombstones": _quoted(layout.tombstones.name),
+            "stage": _quoted("ferryman_stage"),
+            "columns": ", ".join(map(_quoted, layout.names)),
+            "key": _quoted(layout.key),
+            "changes": ", ".join(f"{_quoted(name)} = excluded.{_quoted(name)}" for name in columns),
+            "number": f"{_literal(_quoted(layout.table))}::regclass::oid::int",
+            "locks": str(LOCKS),
+        }
+
+        def made(template: str) -> bytes:
+            if "%s" in template:  # then a percent sign in a name is psycopg's too
+                return template.format_map({key: name.replace("%", "%%") for key, name in names.items()}).encode()
+            return template.format_map(names).encode()
+
+        self.lock_shared = made("SELECT pg_advisory_xact_lock_shared({locks}, {number})")
+        self.lock_alone = made("SELECT pg_advisory_xact_lock({locks}, {number})")
+        self.copy = made("COPY {documents} ({columns}) FROM STDIN")
+        self.make_stage = made(
+            "CREATE TEMPORARY TABLE {stage} ON COMMIT DROP AS SELECT {columns} FROM {documents} WITH NO DATA"
+        )
+        self.copy_to_stage = made("COPY {stage} ({columns}) FROM STDIN")
+        self.drop_stage = made("DROP TABLE {stage}")
+        put = 'INSERT INTO {documents} AS there ({columns}) SELECT {columns} FROM {stage} ORDER BY {key} COLLATE "C" '
+        self.insert = made(put + "ON CONFLICT ({key}) DO NOTHING")
+        self.upsert = made(
+            put + "ON CONFLICT ({key}) DO UPDATE SET {changes} WHERE there.sequence <= excluded.sequence"
+        )
+        self.known = made(
+            'SELECT id, sequence, delivery_hash FROM {documents} WHERE id = ANY(%s) ORDER BY id COLLATE "C" FOR UPDATE'
+        )
+        self.any_buried = made("SELECT 1 FROM {tombstones} LIMIT 1")
+        self.buried = made("SELECT id, sequence, delivery_hash FROM {tombstones} WHERE id = ANY(%s)")
+        self.bury = made(
+            "INSERT INTO {tombstones} (id, sequence, delivery_hash) SELECT * FROM unnest(%s::text[], %s::bigint[], "
+            "%s::text[]) ON CONFLICT (id) DO UPDATE SET sequence = excluded.sequence, "
+            "delivery_hash = excluded.delivery_hash"
+        )
+        self.delete = made("DELETE FROM {documents} WHERE id = ANY(%s)")
+        self.unbury = made("DELETE FROM {tombstones} WHERE id = ANY(%s)")
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+# The full-text index of one PostgreSQL table: a generated column with its words, and a GIN index over it.
+#
+# ``fts`` is made by the server from the columns that are searched, whoever writes the row. Its words are as FTS5 cuts
+# them: letters and digits of any script, without case (as far as the database's locale knows it) or accents; every
+# other sign parts words, also those that PostgreSQL's parser would keep together (paths, hosts, hyphens). A comment on
+# the column names what it was made of.
+
+COLUMN: Final = "fts"
+
+SUFFIX: Final = "_fts"
+"""Of the index."""
+
+_MADE_OF: Final = "ferryman full text: "
+"""The comment's beginning; a JSON list of columns follows."""
+
+_JOINTS: Final = "./@_:-&=?<>+~#"
+"""What the parser would take for parts of words, hosts, paths, tags or numbers."""
+
+_SNIPPET_CHARACTERS: Final = 1_000_000
+"""Of a document, where a snippet is looked for: ten hits are shown at once."""
+
+_MARKS: Final = ("\x02", "\x03")
+"""Around found words, until Python puts in what is asked for: nothing has to be escaped."""
+
+
+def columns_of(connection: sa.Connection, table: str) -> tuple[str, ...] | None:
+    """The columns that this table's index is made of; None if it has none."""
+    comment = connection.execute(
+        sa.text(
+            "SELECT col_description(attrelid, attnum) FROM pg_attribute "
+            "WHERE attrelid = to_regclass(:table) AND attname = :name AND NOT attisdropped"
+        ),
+        {"table": quoted(table), "name": COLUMN},
+    ).scalar()
+    if comment is None or not comment.startswith(_MADE_OF):
+        return None
+    return tuple(json.loads(comment.removeprefix(_MADE_OF)))
+
+
+def create(connection: sa.Connection, table: str, columns: Sequence[str]) -> None:
+    """Make column and index, with all rows that the table has already; it is locked meanwhile."""
+    text = " || ' ' || ".join(f"coalesce({quoted(name)}::text, '')" for name in columns)
+    name = quoted(table)
+    comment = (_MADE_OF + json.dumps(list(columns), ensure_ascii=False)).replace("'", "''")
+    words = f"to_tsvector('pg_catalog.simple', {_folded(text)})"
+    for statement in (
+        f"ALTER TABLE {name} ADD COLUMN {COLUMN} tsvector GENERATED ALWAYS AS ({words}) STORED",
+        f"CREATE INDEX {quoted(table + SUFFIX)} ON {name} USING gin ({COLUMN})",
+        f"COMMENT ON COLUMN {name}.{COLUMN} IS '{comment}'",
+    ):
+        connection.exec_driver_sql(statement.replace("%", "%%"))
+
+
+def find(connection: sa.Connection, table: str, terms: list[Term], limit: int, mark: tuple[str, str]) -> list[Hit]:
+    """The best rows that have all of the terms."""
+    there = {column["name"] for column in sa.inspect(connection).get_columns(table)}
+    shown = ", ".join(f"{_in_text(name)}::text" for name in columns_of(connection, table) or ())
+    title = quoted("title") + "::text" if "title" in there else "NULL"
+    query, values = _query(terms)
+    rows = connection.execute(
+        sa.text(
+            f"""
+            WITH asked AS (SELECT {query} AS query, {query.replace("folded_", "typed_")} AS typed),
+            found AS (
+                SELECT id, {title} AS title, left(concat_ws(' … ', {shown}), {_SNIPPET_CHARACTERS}) AS text,
+                    ts_rank({COLUMN}, query) AS rank
+                FROM {_in_text(table)}, asked WHERE {COLUMN} @@ query ORDER BY rank DESC, id LIMIT :limit
+            )
+            SELECT id, title, ts_headline('simple', text, query || typed, :options), rank FROM found, asked
+            ORDER BY rank DESC, id
+            """
+        ),
+        values | {"limit": limit, "options": _options()},
+    )
+    return [Hit(id, title, _marked(snippet, mark), -rank) for id, title, snippet, rank in rows]
+
+
+def quoted(name: str) -> str:
+    """A name as SQL writes it, whatever is in it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _in_text(name: str) -> str:
+    """The same in ``sa.text``, where a colon begins a parameter."""
+    return quoted(name).replace(":", r"\:")
+
+
+def _folded(text: str) -> str:
+    """SQL that takes accents and joints from an SQL expression. Text that is all ASCII has no accents, and most is."""
+    plain = f"CASE WHEN octet_length({text}) = char_length({text}) THEN {text} ELSE {_without_accents(text)} END"
+    return f"translate({plain}, '{_JOINTS}', '{' ' * len(_JOINTS)}')"
+
+
+def _without_accents(text: str) -> str:
+    return rf"regexp_replace(normalize({text}, NFD), '[\u0300-\u036F]', '', 'g')"
+
+
+def _query(terms: list[Term]) -> tuple[str, dict[str, Any]]:
+    """SQL of a tsquery, with the values of its parameters: ``folded_…`` without accents, ``typed_…`` as they are."""
+    parts: list[str] = []
+    values: dict[str, Any] = {}
+    for number, (phrase, is_prefix) in enumerate(terms):
+        head, last = phrase, ""
+        if is_prefix:
+            head, last = " ".join(phrase.split()[:-1]), re.sub(r"['\\\0]", " ", phrase.split()[-1])
+        part = f"phraseto_tsquery('simple', :folded_{number})"
+        values |= _both(number, head)
+        if is_prefix:
+            part += f" <-> to_tsquery('simple', '''' || :folded_{number}_last || ''':*')"
+            values |= _both(f"{number}_last", last)
+        parts.append(f"({part})")
+    return " && ".join(parts), values
+
+
+def _both(name: int | str, text: str) -> dict[str, str]:
+    text = text.replace("\0", " ").translate(dict.fromkeys(map(ord, _JOINTS), " "))
+    decomposed = unicodedata.normalize("NFD", text)
+    return {f"folded_{name}": re.sub("[\u0300-\u036f]", "", decomposed), f"typed_{name}": text}
+
+
+def _options() -> str:
+    start, stop = _MARKS
+    return f"StartSel={start}, StopSel={stop}, MaxWords={SNIPPET_WORDS}, MinWords={SNIPPET_WORDS // 2}"
+
+
+def _marked(snippet: str, mark: tuple[str, str]) -> str:
+    for sign, text in zip(_MARKS, mark, strict=True):
+        snippet = snippet.replace(sign, text)
+    return snippet
+
+
+# The PostgreSQL dialect of ``Sql``.
+
+NAME_BYTES = 63
+"""Longer names are cut by PostgreSQL, so that two could become one."""
+
+
+class PostgreSQL(Dialect):
+    """A server; any number of writers; a generated column and a GIN index for full text."""
+
+    single_writer = False
+    column_type = sa.Text()
+    key_type = sa.Text(collation="C")
+    json_type = JSONB()
+    reserved = (COLUMN,)
+
+    def mistakes(self, url: sa.URL, table: str, columns: tuple[str, ...]) -> Iterator[str]:
+        if url.drivername != databases.POSTGRESQL_DRIVER:
+            yield f"{url.drivername} is not supported: write postgresql://, which uses psycopg 3"
+        if len(table.encode(errors="replace")) + len("_tombstones") > NAME_BYTES:
+            yield f"the table's name is too long: PostgreSQL takes {NAME_BYTES} bytes, with _tombstones at its end"
+
+    def place(self, url: sa.URL) -> str:
+        hosts = url.query.get("host", "")
+        host = url.host or (hosts if isinstance(hosts, str) else ",".join(hosts))
+        return sa.URL.create("postgresql", host=host or None, port=url.port, database=url.database).render_as_string()
+
+    def prepare(self, url: sa.URL, layout: Layout, columns: tuple[str, ...], where: str) -> None:
+        with engine(url).connect() as connection, connection.begin():
+            encoding = connection.exec_driver_sql("SHOW server_encoding").scalar_one()
+            if encoding != "UTF8":
+                raise Misconfigured(
+                    f"{where}: the database's encoding is {encoding}, which lacks some characters. Create one with "
+                    "ENCODING 'UTF8', then run again."
+                )
+            # The first of several drivers makes everything, the others wait and find it.
+            lock = sa.text("SELECT pg_advisory_xact_lock(:locks, hashtext(:table))")
+            connection.execute(lock, {"locks": LOCKS, "table": layout.table})
+            layout.create(connection, where)
+            if columns:
+                self._index(connection, layout.table, columns, where)
+
+    def _index(self, connection: sa.Connection, table: str, columns: tuple[str, ...], where: str) -> None:
+        indexed = columns_of(connection, table)
+        if indexed is None:
+            create(connection, table, columns)
+        elif indexed != columns:
+            raise other_columns(where, indexed, columns, f"ALTER TABLE {table} DROP COLUMN {COLUMN}")
+
+    def writer(self, url: sa.URL, layout: Layout) -> PostgresWriter:
+        return PostgresWriter(url, layout)
+
+    def explain(self, error: BaseException, where: str) -> DeliveryError | None:
+        return explain(error, where)
+
+    def open_reader(self, url: sa.URL) -> sa.Engine:
+        return engine(url, read_only=True)
+
+    def is_indexed(self, connection: sa.Connection, table: str) -> bool:
+        return columns_of(connection, table) is not None
+
+    def find(
+        self, connection: sa.Connection, table: str, terms: list[Term], limit: int, mark: tuple[str, str]
+    ) -> list[Hit]:
+        return find(connection, table, terms, limit, mark)
+
+
+# Connections to PostgreSQL, and how a session is set up.
+
+CONNECT_TIMEOUT_S: Final = 10
+"""A server that does not answer by then is down; a host that drops packets would else take two minutes."""
+
+LOCK_TIMEOUT_S: Final = 30
+"""How long to wait for another writer's rows: half of what a ``write`` may take in all."""
+
+IDLE_TIMEOUT_S: Final = 60
+"""A writer that stands still in the middle of a transaction (stopped, swapped out, cut off) holds its rows no longer
+than this: the server ends its session."""
+
+_SETTINGS: Final = (
+    f"SET lock_timeout = '{LOCK_TIMEOUT_S}s'",
+    f"SET idle_in_transaction_session_timeout = '{IDLE_TIMEOUT_S}s'",
+    # Every commit waits for the disk: our own "delivered" must not survive a power cut that the rows do not.
+    "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'",
+)
+
+
+def connect(url: sa.URL) -> psycopg.Connection[Any]:
+    """A session for a writer: a transaction only where one is asked for, each commit on disk.
+
+    No prepared statements: behind a pooler (PgBouncer) the next transaction may be another server process's.
+    """
+    _, options = url.get_dialect()().create_connect_args(url)
+    connection = psycopg.connect(**_patient(dict(options)), autocommit=True, prepare_threshold=None)
+    for statement in _SETTINGS:
+        connection.execute(statement)
+    return connection
+
+
+def engine(url: sa.URL, *, read_only: bool = False) -> sa.Engine:
+    """An engine without a pool."""
+    options = {"options": f"{url.query.get('options', '')} -c default_transaction_read_only=on"} if read_only else {}
+    return sa.create_engine(url, poolclass=sa.NullPool, connect_args=_patient(dict(url.query)) | options)
+
+
+def _patient(options: dict[str, Any]) -> dict[str, Any]:
+    return {"connect_timeout": CONNECT_TIMEOUT_S, "application_name": "ferryman"} | options
+
+
+# What PostgreSQL's errors mean: whom they are about, and what to do.
+
+NodeError = tuple[type[DeliveryError], str]
+"""Kind of error, what to do."""
+
+_AGAIN: Final = "it is tried again"
+
+FAULTS: Final[dict[str, NodeError]] = {
+    # SQLSTATE, or its first two letters for all that have no line of their own
+    "08": (Unavailable, f"the connection was lost; {_AGAIN}"),
+    "22": (PermanentError, "change the document in a step, or the table's column"),
+    "23": (PermanentError, "change the document in a step, or the table's constraint"),
+    "25": (Unavailable, f"the session was ended in the middle of a transaction; {_AGAIN}"),
+    "25006": (Unavailable, f"the server only reads (a standby?): give the URL of the primary; {_AGAIN}"),
+    "28": (Misconfigured, "correct user and password, or pg_hba.conf, then run again"),
+    "3D": (Misconfigured, "create the database, or correct the URL, then run again"),
+    "3F": (Misconfigured, "create the schema, or correct the search_path, then run again"),
+    "40": (Unavailable, f"other writers changed the same rows, again and again; {_AGAIN}"),
+    "42": (Misconfigured, "the table is not as Ferryman made it: restore it, or drop it, then run again"),
+    "42501": (Misconfigured, "grant this user the right, then run again"),
+    "42P01": (Unavailable, "the table was dropped in use; the next wave makes it again"),
+    "44": (PermanentError, "change the document in a step, or the view's condition"),
+    "53": (Unavailable, f"the server lacks a resource (disk, memory, connections); {_AGAIN}"),
+    "54": (PermanentError, "shorten it, or split it, in a step"),
+    "55": (Unavailable, f"another session holds a lock; {_AGAIN}"),
+    "57": (Unavailable, f"the server ended the session; {_AGAIN}"),
+    "57014": (TransientError, f"the statement took longer than the server allows; {_AGAIN} with fewer rows"),
+    "57P04": (Misconfigured, "the database was dropped: create it, then run again"),
+    "58": (Unavailable, f"the server's disk reports an error; {_AGAIN}"),
+    "P0": (PermanentError, "a trigger refuses it: change the document in a step, or the trigger"),
+    "XX": (Unavailable, f"an internal error of the server, see its log; {_AGAIN}"),
+    "XX001": (Misconfigured, "restore the database from a copy, then run again"),
+    "XX002": (Misconfigured, "REINDEX the table, then run again"),
+}
+
+_REFUSALS: Final = {
+    # A refused connection has no SQLSTATE, only words.
+    "password authentication failed": "28",
+    "authentication failed": "28",
+    "no password supplied": "28",
+    "no pg_hba.conf entry": "28",
+    "is not permitted to log in": "28",
+    "permission denied for database": "42501",
+    "certificate verify failed": "28",
+    "does not support SSL": "28",
+}
+
+
+def explain(error: BaseException, where: str) -> DeliveryError | None:
+    """What an error means for the delivery, or for the whole database; None for what is not PostgreSQL's."""
+    if isinstance(error, DeliveryError):
+        return error
+    cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    if isinstance(cause, UnicodeEncodeError):
+        return PermanentError(
+            f"{where}: a lone surrogate at character {cause.start} is not text. Replace it in a step."
+        )
+    if not isinstance(cause, psycopg.Error):
+        return None
+    if cause.sqlstate is None and isinstance(cause, psycopg.DataError):  # psycopg's own: it was never sent
+        return PermanentError(f"{where}: {_said(cause)}: change the document in a step.")
+    found = _fault(cause)
+    if found is None:
+        return None
+    kind, remedy = found
+    return kind(f"{where}: {_said(cause)}: {remedy}.")
+
+
+def is_passing(error: psycopg.Error) -> bool:
+    """A deadlock, a serialisation failure: the same transaction, begun again at once, finds other circumstances."""
+    return error.sqlstate in ("40001", "40P01")
+
+
+def _fault(error: psycopg.Error) -> NodeError | None:
+    state = error.sqlstate
+    if state is not None:
+        return FAULTS.get(state) or FAULTS.get(state[:2])
+    text = str(error)
+    for words, refusal in _REFUSALS.items():
+        if words in text:
+            return FAULTS[refusal]
+    if 'database "' in text and "does not exist" in text:
+        return FAULTS["3D"]
+    if 'role "' in text and "does not exist" in text:
+        return FAULTS["28"]
+    return FAULTS["08"] if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) else None
+
+
+def _said(error: psycopg.Error) -> str:
+    """The server's words in one line, with the place in the data where it says one. What a row holds is not shown."""
+    said = error.diag.message_primary or str(error).strip() or type(error).__name__
+    if error.diag.column_name:
+        said = f"{said} (column {error.diag.column_name})"
+    elif error.diag.constraint_name and error.diag.constraint_name not in said:
+        said = f"{said} ({error.diag.constraint_name})"
+    return " ".join(said.split())
+
+
+# What PostgreSQL cannot store: NUL, as a character of text and as ``\u0000`` in JSON.
+#
+# In text and fields U+FFFD stands for it, as for bytes that are no text. An id must stay as it is.
+
+_NAMES_OF: Final = ("id", "parent_id", "origin_id")
+"""Columns that name documents."""
+
+_encode = msgspec.json.Encoder(order="sorted").encode
+
+Row = tuple[Any, ...]
+
+
+def is_meant(error: psycopg.Error) -> bool:
+    """Is it of the kind that a NUL makes? psycopg finds it in text, the server in JSON."""
+    own = isinstance(error, psycopg.DataError) and error.sqlstate is None
+    return own or isinstance(error, UntranslatableCharacter | CharacterNotInRepertoire)
+
+
+def replaced(row: Row, names: tuple[str, ...]) -> Row:
+    """The row without NULs.
+
+    Raises:
+        PermanentError: an id has one.
+    """
+    for name, value in zip(names, row, strict=True):
+        if name in _NAMES_OF and value is not None and "\0" in value:
+            raise PermanentError(
+                f"{value.replace(chr(0), '␀')}: PostgreSQL has no NUL characters, and this {name} has one. Give the "
+                "document another id: with another character in its place it could equal another document's id."
+            )
+    return tuple(
+        _in_json(value) if name == "fields" else value.replace("\0", "\ufffd") if type(value) is str else value
+        for name, value in zip(names, row, strict=True)
+    )
+
+
+def _in_json(fields: str | None) -> str | None:
+    """``\\u0000`` may be a NUL, or a backslash and five characters: only JSON itself knows."""
+    if fields is None or r"\u0000" not in fields:
+        return fields
+    return _encode(_in_value(msgspec.json.decode(fields))).decode()
+
+
+def _in_value(value: Any) -> Any:
+    match value:
+        case str():
+            return value.replace("\0", "\ufffd")
+        case list():
+            return [_in_value(each) for each in value]
+        case dict():
+            return {_in_value(name): _in_value(each) for name, each in value.items()}
+        case _:
+            return value

@@ -1,0 +1,558 @@
+"""Writing to SQLite: chunks as transactions that take the write lock."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.types import UserDefinedType
+
+from ferryman.destinations.base import Delivery, LastDelivery, Outcome, compare
+from ferryman.destinations.sql import dialect
+from ferryman.destinations.sql.dialect import SNIPPET_WORDS, Dialect, Hit, Term, other_columns
+from ferryman.destinations.sql.layout import Layout
+from ferryman.errors import DeliveryError, Misconfigured, PermanentError, TransientError, Unavailable, UsageError
+from ferryman.limits import KIB, MIB
+from ferryman.net import databases
+
+
+class _NotNew(Exception):
+    """Some of the chunk's ids are known already: the quick way does not do."""
+
+
+class SqliteWriter(dialect.Writer):
+    """Writes chunks into a table that ``prepare`` has found fit.
+
+    Every transaction takes the write lock before it reads: hashes and sequences that it has seen still hold when it
+    commits, whoever else writes.
+    """
+
+    def __init__(self, url: sa.URL, layout: Layout) -> None:
+        self._layout = layout
+        self._statements = Statements(layout, numbered=False)
+        self._full_text: FullText | None = None
+        self._schema: int | None = None
+        self._connection = make_engine(url).connect()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def write(self, chunk: list[Delivery]) -> list[Outcome]:
+        if self._layout.appends:
+            with self._transaction() as connection:
+                self._insert(connection, chunk)  # a hash that is there is passed over: nothing else can be known
+            return [Outcome.ok()] * len(chunk)
+        if len({d.id for d in chunk}) == len(chunk) and all(d.operation == "upsert" for d in chunk):
+            try:
+                with self._transaction() as connection:
+                    self._insert_new(connection, chunk)
+                return [Outcome.ok()] * len(chunk)
+            except _NotNew:
+                pass
+        with self._transaction() as connection:
+            return self._merge(connection, chunk)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sa.Connection]:
+        with self._connection.begin():
+            schema = read_schema(self._connection)
+            if schema != self._schema:  # the first one, or somebody has given the table an index meanwhile
+                self._full_text = FullText.of(self._connection, self._layout.table)
+                self._statements = Statements(self._layout, numbered=self._full_text is not None)
+                self._schema = schema
+            yield self._connection
+
+    def _insert_new(self, connection: sa.Connection, chunk: list[Delivery]) -> None:
+        """The quick way for what was never here, which is most: no look-up, the insert itself finds what is there.
+
+        Raises:
+            _NotNew: an id is there, or was deleted; the transaction must be rolled back.
+        """
+        if self._buried(connection, [d.id for d in chunk], at_most=1) or self._insert(connection, chunk) < len(chunk):
+            raise _NotNew
+
+    def _insert(self, connection: sa.Connection, chunk: list[Delivery]) -> int:
+        """Insert what is not there, and index it. How many were inserted."""
+        statements, full_text = self._statements, self._full_text
+        if full_text is None:
+            return _execute(connection, statements.insert, statements.rows(chunk))
+        rowid = full_text.last_rowid(connection)
+        inserted = _execute(connection, statements.insert, statements.rows(chunk, full_text.next_row(connection)))
+        full_text.add_newer(connection, rowid)
+        return inserted
+
+    def _merge(self, connection: sa.Connection, chunk: list[Delivery]) -> list[Outcome]:
+        """Compare with what is there, and make of each id what its last delivery says."""
+        layout, statements, full_text = self._layout, self._statements, self._full_text
+        ids = {d.id for d in chunk}
+        rows = self._known(connection, layout.documents, ids)
+        buried = self._buried(connection, ids)
+        outcomes, winners = compare(chunk, buried | rows)
+        upserts = [d for d in winners.values() if d.operation == "upsert"]
+        deletes = [d for d in winners.values() if d.operation == "delete"]
+        if full_text is not None:
+            full_text.remove(connection, winners.keys() & rows.keys())
+        if upserts:
+            first = 0 if full_text is None else full_text.next_row(connection)
+            _execute(connection, statements.upsert, statements.rows(upserts, first))
+        _execute(connection, statements.bury, ((d.id, d.sequence, d.hash) for d in deletes))
+        self._delete(connection, layout.documents, [d.id for d in deletes if d.id in rows])
+        self._delete(connection, layout.tombstones, [d.id for d in upserts if d.id in buried])
+        if full_text is not None:
+            full_text.add(connection, [d.id for d in upserts])
+        return outcomes
+
+    def _buried(
+        self, connection: sa.Connection, ids: Collection[str], at_most: int | None = None
+    ) -> dict[str, LastDelivery]:
+        """Those of the ids that were deleted. There are often no tombstones at all: one glance."""
+        tombstones = self._layout.tombstones
+        if connection.execute(sa.select(tombstones.c.id).limit(1)).first() is None:
+            return {}
+        return self._known(connection, tombstones, ids, at_most)
+
+    def _known(
+        self, connection: sa.Connection, table: sa.Table, ids: Collection[str], at_most: int | None = None
+    ) -> dict[str, LastDelivery]:
+        found: dict[str, LastDelivery] = {}
+        for some in slices(ids):
+            query = sa.select(table.c.id, table.c.sequence, table.c.delivery_hash).where(table.c.id.in_(some))
+            for id, sequence, digest in connection.execute(query.limit(at_most)):
+                found[id] = LastDelivery(sequence, digest)
+        return found
+
+    def _delete(self, connection: sa.Connection, table: sa.Table, ids: Collection[str]) -> None:
+        for some in slices(ids):
+            connection.execute(sa.delete(table).where(table.c.id.in_(some)))
+
+
+def _execute(connection: sa.Connection, statement: str, rows: Iterator[tuple[Any, ...]]) -> int:
+    """A statement for each row, through the driver's own cursor: SQLAlchemy would want all rows in a list. Rows hit."""
+    cursor = connection.connection.cursor()
+    cursor.executemany(statement, rows)  # type: ignore[arg-type]  # any iterable does for sqlite3
+    return int(cursor.rowcount)
+
+
+# The full-text index of one SQLite table: FTS5 over the table's own text, without a second copy of it.
+#
+# The index ``<table>_fts`` is an external-content table: it keeps tokens and reads the text from ``<table>`` where it
+# is asked for. Entries are found by ``fts_row``, a number of each row that neither VACUUM nor a dump changes (SQLite's
+# own rowid may change). Whoever writes the table must take an entry out *before* its row changes, with the same
+# values: ``remove``, change the rows, ``add``. Somebody else's changes are not seen; ``INSERT INTO
+# documents_fts(documents_fts) VALUES('rebuild')`` repairs the index after them.
+
+ROW: Final = "fts_row"
+"""Column with the number of a row in the index; made when the table gets an index."""
+
+SUFFIX: Final = "_fts"
+
+TOKENIZER: Final = "unicode61 remove_diacritics 2"
+"""Words of any script, without case or accents ("Bronte" finds "Brontë"; 2: also where two accents are stacked)."""
+
+HASH_BYTES: Final = 8 * MIB
+"""FTS5 collects a transaction's words in memory up to this size: one segment for a whole chunk of 5 MiB of text."""
+
+SEGMENTS: Final = 64
+"""Segments of one size (the most that FTS5 allows) before it merges them, a little with each chunk; FTS5's own 4 makes
+it rewrite the index five times in a million documents, this once. Each segment costs a search about 0.05 ms."""
+
+PAGE_OVERHEAD_BYTES: Final = 46
+"""What SQLite needs of a page beside a leaf of the index: FTS5's own default is 4050 of 4096."""
+
+IDS_PER_STATEMENT: Final = 10_000
+"""Bound values a statement: SQLite allows 32766 by default."""
+
+
+class FullText:
+    """The index of a table; only inside a transaction that writes."""
+
+    def __init__(self, table: str, columns: Sequence[str]) -> None:
+        self.columns = tuple(columns)
+        names = ", ".join(map(quoted, self.columns))
+        self._table, self._index = quoted(table), quoted(table + SUFFIX)
+        self._row_index = quoted(f"{table}{SUFFIX}_row")
+        source = f"SELECT {quoted(ROW)}, {names} FROM {self._table}"
+        self._insert_new = f"INSERT INTO {self._index}(rowid, {names}) {source} WHERE rowid > ?"
+        self._insert = sa.text(f"INSERT INTO {self._index}(rowid, {names}) {source} WHERE id IN :ids").bindparams(
+            sa.bindparam("ids", expanding=True)
+        )
+        self._delete = sa.text(
+            f"INSERT INTO {self._index}({self._index}, rowid, {names}) SELECT 'delete', {quoted(ROW)}, {names} "
+            f"FROM {self._table} WHERE id IN :ids AND {quoted(ROW)} IS NOT NULL"
+        ).bindparams(sa.bindparam("ids", expanding=True))
+
+    @classmethod
+    def of(cls, connection: sa.Connection, table: str) -> FullText | None:
+        """The index that this table has, if it has one."""
+        columns = connection.exec_driver_sql(f"PRAGMA table_info({quoted(table + SUFFIX)})").fetchall()
+        return cls(table, [column[1] for column in columns]) if columns else None
+
+    def create(self, connection: sa.Connection) -> None:
+        """Make the index, with all rows that the table has already."""
+        known = {column[1] for column in connection.exec_driver_sql(f"PRAGMA table_info({self._table})")}
+        if ROW not in known:
+            connection.exec_driver_sql(f"ALTER TABLE {self._table} ADD COLUMN {quoted(ROW)} INTEGER")
+        connection.exec_driver_sql(
+            f"UPDATE {self._table} SET {quoted(ROW)} = rowid + (SELECT coalesce(max({quoted(ROW)}), 0) "
+            f"FROM {self._table}) WHERE {quoted(ROW)} IS NULL"
+        )
+        connection.exec_driver_sql(
+            f"CREATE UNIQUE INDEX IF NOT EXISTS {self._row_index} ON {self._table}({quoted(ROW)})"
+        )
+        names = ", ".join(map(quoted, self.columns))
+        connection.exec_driver_sql(
+            f"CREATE VIRTUAL TABLE {self._index} USING fts5({names}, content={self._table}, "
+            f'content_rowid={quoted(ROW)}, tokenize="{TOKENIZER}")'
+        )
+        page_bytes = connection.exec_driver_sql("PRAGMA page_size").scalar_one()
+        for option, value in (
+            ("automerge", SEGMENTS),
+            ("crisismerge", 2 * SEGMENTS),
+            ("hashsize", HASH_BYTES),
+            ("pgsz", page_bytes - PAGE_OVERHEAD_BYTES),
+        ):
+            connection.exec_driver_sql(f"INSERT INTO {self._index}({self._index}, rank) VALUES(?, ?)", (option, value))
+        self._command(connection, "rebuild")
+
+    def last_rowid(self, connection: sa.Connection) -> int:
+        """The table's highest rowid: what is inserted now gets a higher one."""
+        return int(connection.exec_driver_sql(f"SELECT coalesce(max(rowid), 0) FROM {self._table}").scalar_one())
+
+    def next_row(self, connection: sa.Connection) -> int:
+        """The first number that no row has."""
+        query = f"SELECT coalesce(max({quoted(ROW)}), 0) + 1 FROM {self._table}"
+        return int(connection.exec_driver_sql(query).scalar_one())
+
+    def add_newer(self, connection: sa.Connection, rowid: int) -> None:
+        """Index the rows that were inserted after this rowid was the table's highest."""
+        connection.exec_driver_sql(self._insert_new, (rowid,))
+
+    def add(self, connection: sa.Connection, ids: Iterable[str]) -> None:
+        """Index the rows of these ids, as they are now."""
+        for some in slices(ids):
+            connection.execute(self._insert, {"ids": some})
+
+    def remove(self, connection: sa.Connection, ids: Iterable[str]) -> None:
+        """Take the rows of these ids out of the index; before they are changed."""
+        for some in slices(ids):
+            connection.execute(self._delete, {"ids": some})
+
+    def verify(self, connection: sa.Connection) -> None:
+        """Compare the whole index with the table: FTS5 raises (a damaged database) where they differ."""
+        self._command(connection, "integrity-check", 1)
+
+    def _command(self, connection: sa.Connection, command: str, rank: int = 0) -> None:
+        connection.exec_driver_sql(f"INSERT INTO {self._index}({self._index}, rank) VALUES(?, ?)", (command, rank))
+
+
+def quoted(name: str) -> str:
+    """A name as SQL writes it, whatever is in it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def slices(ids: Iterable[str]) -> Iterator[list[str]]:
+    """Ids in lists that fit into one statement."""
+    left = iter(ids)
+    while some := list(islice(left, IDS_PER_STATEMENT)):
+        yield some
+
+
+# The SQLite dialect of ``Sql``.
+
+_FTS_WORDS: Final = ("rank", "rowid")
+"""What FTS5 calls columns of its own."""
+
+
+class _Untyped(UserDefinedType[Any]):
+    """A column of no type, as SQLite allows: it keeps numbers as numbers and text as text, whatever comes."""
+
+    cache_ok = True
+
+    def get_col_spec(self, **_: Any) -> str:
+        return ""
+
+
+class SQLite(Dialect):
+    """A file; one writer at a time; FTS5 for full text."""
+
+    single_writer = True
+    column_type = _Untyped()
+    key_type = sa.Text()
+    json_type = sa.JSON()
+    reserved = (ROW,)
+
+    def mistakes(self, url: sa.URL, table: str, full_text: tuple[str, ...]) -> Iterator[str]:
+        if databases.is_in_memory(url):
+            yield f"{url}: a database in memory is private to one process. Give a file: sqlite:///index.db"
+        if table.lower().startswith("sqlite_"):
+            yield "SQLite keeps names with sqlite_ for itself: give the table another one"
+        for name in full_text:
+            if name.lower() in _FTS_WORDS:
+                yield f"full_text: FTS5 has a meaning of its own for {name!r}; copy the field into another column"
+
+    def place(self, url: sa.URL) -> str:
+        return url.set(drivername="sqlite", password=None, query={}).render_as_string()
+
+    def prepare(self, url: sa.URL, layout: Layout, full_text: tuple[str, ...], where: str) -> None:
+        engine = make_engine(url)
+        prepare(engine)
+        with engine.connect() as connection, connection.begin():
+            layout.create(connection, where)
+            if not full_text:
+                return
+            index = FullText.of(connection, layout.table)
+            if index is None:
+                FullText(layout.table, full_text).create(connection)
+            elif index.columns != full_text:
+                raise other_columns(where, index.columns, full_text, f"DROP TABLE {layout.table}{SUFFIX}")
+
+    def writer(self, url: sa.URL, layout: Layout) -> SqliteWriter:
+        return SqliteWriter(url, layout)
+
+    def explain(self, error: BaseException, where: str) -> DeliveryError | None:
+        return explain(error, where)
+
+    def open_reader(self, url: sa.URL) -> sa.Engine:
+        path = str(url.database)
+        if not path.startswith("file:") and not os.path.isfile(path):
+            raise UsageError(
+                f"{path}: there is no such file. Give the database that the plan's Sql destination writes."
+            )
+        return reader(url)
+
+    def is_indexed(self, connection: sa.Connection, table: str) -> bool:
+        return FullText.of(connection, table) is not None
+
+    def find(
+        self, connection: sa.Connection, table: str, terms: list[Term], limit: int, mark: tuple[str, str]
+    ) -> list[Hit]:
+        known = {column[1] for column in connection.exec_driver_sql(f"PRAGMA table_info({quoted(table)})")}
+        title = "d.title" if "title" in known else "NULL"
+        index, documents, row = quoted(table + SUFFIX), quoted(table), quoted(ROW)
+        statement = (
+            f"SELECT d.id, {title}, snippet({index}, -1, ?, ?, '…', {SNIPPET_WORDS}), {index}.rank FROM {index} "
+            f"JOIN {documents} AS d ON d.{row} = {index}.rowid WHERE {index} MATCH ? ORDER BY {index}.rank LIMIT ?"
+        )
+        rows = connection.exec_driver_sql(statement, (*mark, _query(terms), limit))
+        return [
+            Hit(id, None if title is None else str(title), snippet or "", rank) for id, title, snippet, rank in rows
+        ]
+
+
+def _query(terms: list[Term]) -> str:
+    """Terms as FTS5 reads them: strings side by side, so that no character has a meaning but ``"`` and a last ``*``."""
+    return " ".join(f'"{phrase}"{"*" if is_prefix else ""}' for phrase, is_prefix in terms)
+
+
+# SQLite's files, locks and settings.
+
+BUSY_TIMEOUT_S: Final = 30.0
+"""How long to wait for another writer's transaction: half of what a ``write`` may take in all."""
+
+PAGE_BYTES: Final = 16 * KIB
+"""Page size of a database we make: 1 to 2 µs a document less than SQLite's 4 KiB with a full-text index."""
+
+CACHE_BYTES: Final = 64 * MIB
+"""Pages kept in memory by a writer: holds the upper parts of the indexes, and the segments that FTS5 merges."""
+
+WAL_BYTES: Final = 64 * MIB
+"""The log is copied into the database at this size: pages that many chunks change are then copied once."""
+
+
+def make_engine(url: sa.URL) -> sa.Engine:
+    """An engine without a pool whose transactions take the write lock at their start.
+
+    A transaction that reads first and writes later would fail at its first write if another process wrote in between;
+    with BEGIN IMMEDIATE what was read (hashes, sequences) still holds when it is written.
+    """
+    made = sa.create_engine(
+        url,
+        poolclass=sa.NullPool,
+        connect_args={"isolation_level": None, "check_same_thread": False, **_patience(url)},
+    )
+    sa.event.listen(made, "connect", _settle_in)
+    sa.event.listen(made, "begin", _begin)
+    return made
+
+
+def reader(url: sa.URL) -> sa.Engine:
+    """An engine that changes nothing, and makes no file."""
+    made = sa.create_engine(url, poolclass=sa.NullPool, connect_args=_patience(url))
+    sa.event.listen(made, "connect", lambda connection, _record: connection.execute("PRAGMA query_only = ON"))
+    return made
+
+
+def _patience(url: sa.URL) -> dict[str, float]:
+    """How long others may hold the lock: what the URL says wins."""
+    return {} if "timeout" in url.query else {"timeout": BUSY_TIMEOUT_S}
+
+
+def _settle_in(connection: sqlite3.Connection, _record: Any) -> None:
+    for pragma in (
+        # Every commit waits for the disk: our own "delivered" must not survive a power cut that the rows do not.
+        "synchronous = FULL",
+        f"cache_size = -{CACHE_BYTES // KIB}",
+        # Debian's SQLite overwrites freed pages with zeros through the log: FAST does it only where it costs no write.
+        "secure_delete = FAST",
+    ):
+        connection.execute(f"PRAGMA {pragma}")
+    page_bytes = connection.execute("PRAGMA page_size").fetchone()[0]
+    connection.execute(f"PRAGMA wal_autocheckpoint = {WAL_BYTES // page_bytes}")
+
+
+def _begin(connection: sa.Connection) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def read_schema(connection: sa.Connection) -> int:
+    """A number that changes when a table or an index is made, changed or dropped, by anyone."""
+    return int(connection.exec_driver_sql("PRAGMA schema_version").scalar_one())
+
+
+def prepare(made: sa.Engine) -> None:
+    """Make the file, if it is not there, and have readers and one writer side by side (WAL). Safe to race."""
+    path = made.url.database or ""
+    folder = os.path.dirname(path)
+    if not path.startswith("file:") and not os.path.isdir(folder):
+        raise Misconfigured(f"{path}: there is no folder {folder}. Make it, or correct the URL, then run again.")
+    with made.connect() as connection:
+        driver = connection.connection.driver_connection
+        assert isinstance(driver, sqlite3.Connection)
+        _patiently(lambda: _to_wal(driver))
+
+
+def _to_wal(driver: sqlite3.Connection) -> None:
+    if driver.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
+        return
+    if driver.execute("PRAGMA page_count").fetchone()[0] == 0:
+        driver.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+    mode = driver.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+    if mode != "wal":
+        raise Misconfigured(
+            f"this file system or build of SQLite keeps journal_mode={mode}; Ferryman writes in WAL mode. "
+            "Put the database on a local disk, then run again."
+        )
+
+
+def _patiently(act: Callable[[], None]) -> None:
+    """SQLite does not wait for a lock when it changes the journal mode: two who make one file would collide."""
+    give_up = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            return act()
+        except sqlite3.OperationalError as e:
+            if e.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                raise
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(0.02)
+
+
+# What SQLite's errors mean: whom they are about, and what to do.
+
+FAULTS: Final[dict[int, tuple[type[DeliveryError], str]]] = {
+    # primary result code: (error, what to do)
+    sqlite3.SQLITE_BUSY: (Unavailable, "another program holds its write lock; it is tried again"),
+    sqlite3.SQLITE_LOCKED: (Unavailable, "another connection holds its lock; it is tried again"),
+    sqlite3.SQLITE_FULL: (Unavailable, "make room on the disk; it is tried again"),
+    sqlite3.SQLITE_IOERR: (Unavailable, "the disk reports an error; it is tried again"),
+    sqlite3.SQLITE_NOMEM: (TransientError, "the sender has too little memory for it; it is tried again"),
+    sqlite3.SQLITE_PROTOCOL: (Unavailable, "its locks are in dispute; it is tried again"),
+    sqlite3.SQLITE_INTERRUPT: (TransientError, "the statement was interrupted; it is tried again"),
+    sqlite3.SQLITE_CANTOPEN: (Misconfigured, "make its folder, or correct the URL, then run again"),
+    sqlite3.SQLITE_READONLY: (Misconfigured, "make the file and its folder writable, then run again"),
+    sqlite3.SQLITE_PERM: (Misconfigured, "make the file readable and writable, then run again"),
+    sqlite3.SQLITE_AUTH: (Misconfigured, "make the file readable and writable, then run again"),
+    sqlite3.SQLITE_NOTADB: (Misconfigured, "give the path of an SQLite database or of no file, then run again"),
+    sqlite3.SQLITE_CORRUPT: (
+        Misconfigured,
+        "restore the file from a copy, or delete it and run `ferryman retry --force`",
+    ),
+    sqlite3.SQLITE_TOOBIG: (PermanentError, "shorten it in a step"),
+    sqlite3.SQLITE_CONSTRAINT: (PermanentError, "change the document in a step, or the table's constraint"),
+    sqlite3.SQLITE_MISMATCH: (PermanentError, "change the document in a step, or the table's column"),
+}
+
+
+def explain(error: BaseException, where: str) -> DeliveryError | None:
+    """What an error means for the delivery, or for the whole database; None for what is not SQLite's."""
+    if isinstance(error, DeliveryError):
+        return error
+    cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    if isinstance(cause, UnicodeEncodeError):
+        return PermanentError(
+            f"{where}: a lone surrogate at character {cause.start} is not text. Replace it in a step."
+        )
+    if isinstance(cause, OverflowError):
+        return PermanentError(f"{where}: {cause} (64 bit). Store the number as text in a step.")
+    if isinstance(cause, sqlite3.ProgrammingError) and "binding parameter" in str(cause):
+        return PermanentError(f"{where}: {cause}. Make it text or a number in a step.")
+    if not isinstance(cause, sqlite3.Error):
+        return None
+    code = getattr(cause, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+    code = sqlite3.SQLITE_NOMEM if code == sqlite3.SQLITE_IOERR_NOMEM else code & 0xFF  # the rest is detail
+    if code in FAULTS:
+        kind, remedy = FAULTS[code]
+        return kind(f"{where}: {cause}: {remedy}.")
+    if "no such table" in str(cause):
+        return Unavailable(f"{where}: {cause}: it was dropped in use; the next wave makes it again.")
+    if "no such module: fts5" in str(cause):
+        return Misconfigured(f"{where}: this Python's SQLite has no FTS5: leave full_text= out, or use another.")
+    if "no such column" in str(cause) or "has no column" in str(cause):
+        return Misconfigured(f"{where}: {cause}: the table was changed; restore the column, or drop the table.")
+    return None
+
+
+# SQL of SQLite for lists of rows, as its own driver takes it.
+
+
+class Statements:
+    """What is run for each row, and the rows. ``numbered``: the table has a full-text index.
+
+    Attributes:
+        insert: what is new; what is there is passed over.
+        upsert: insert or replace.
+        bury: insert or replace a tombstone (id, sequence, hash).
+    """
+
+    def __init__(self, layout: Layout, numbered: bool) -> None:
+        self._layout = layout
+        self._numbered = numbered
+        documents = layout.documents
+        if numbered:
+            documents = documents.to_metadata(sa.MetaData())
+            documents.append_column(sa.Column(ROW, sa.Integer()))
+        insert = sqlite.insert(documents).on_conflict_do_nothing(index_elements=[layout.key])
+        self.insert = _compiled(insert)
+        self.upsert = _compiled(_upsert(documents, [name for name in layout.names if name != layout.key]))
+        self.bury = _compiled(_upsert(layout.tombstones, ["sequence", "delivery_hash"]))
+
+    def rows(self, chunk: list[Delivery], first: int = 0) -> Iterator[tuple[Any, ...]]:
+        """Parameters of ``insert`` and ``upsert``, numbered from ``first``; one at a time.
+
+        Raises:
+            BadDocument: fields that JSON cannot hold.
+        """
+        rows = self._layout.rows(chunk)
+        return ((*row, number) for number, row in enumerate(rows, first)) if self._numbered else rows
+
+
+def _upsert(table: sa.Table, replaced: list[str]) -> sqlite.Insert:
+    insert = sqlite.insert(table)
+    changes: dict[str, Any] = {name: insert.excluded[name] for name in replaced}
+    if ROW in table.columns:  # a row keeps its number
+        changes[ROW] = sa.func.coalesce(table.c[ROW], insert.excluded[ROW])
+    return insert.on_conflict_do_update(index_elements=[column.name for column in table.primary_key], set_=changes)
+
+
+def _compiled(statement: sqlite.Insert) -> str:
+    """SQL with a ``?`` for each column, in their order: what the driver's ``executemany`` takes without detours."""
+    return str(statement.compile(dialect=sqlite.dialect(paramstyle="qmark")))

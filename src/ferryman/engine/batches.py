@@ -1,0 +1,487 @@
+"""What a wave processes of logs: pieces that are read where they lie. Nothing is listed or compared."""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ferryman.plan import Plan, logs_read
+from ferryman.plan.paths import destinations_of_sources
+from ferryman.records.families import Published, decode_published, encode_published
+from ferryman.records.rows import ORDINAL_STEPS, PENDING, RANGE, Status, events, hasher, table_of
+from ferryman.sources.log import Log, Piece
+from ferryman.sources.log_rows import ROWS
+from ferryman.state.logs import RANGES, Head
+from ferryman.state.state import State
+from ferryman.storage.parquet import RowGroups
+from ferryman.storage.query import connect, quoted_list
+from ferryman.storage.tables import Table
+
+# What ``documents`` says of a document that is processed: read where it lies, by file and row, by the task itself.
+#
+# A family of many members has a long row there. The driver comparisons without it, and nothing of it is written twice.
+
+KNOWN: Final = {
+    "known_version": "version",
+    "known_revision": "revision",
+    "known_fingerprint": "fingerprint",
+    "known_operation": "operation",
+    "given": "given",
+    "due": "due",
+    "failed": "failed",
+    "held": "held",
+    "again": "again",
+}
+"""Columns that a compared row has from its document's last row in ``documents``, and what they are called there."""
+
+
+def kept(table: Table, folder: Path) -> list[str]:
+    """The table's files under names of their own in ``folder``, where they stay whatever becomes of the table between
+    waves. In an object store they stay until the next scan.
+
+    Where there are no links across (a preview in another file system) they are read where they are.
+    """
+    if not isinstance(table.folder, Path):
+        return [str(table.folder / name) for name in table.files]
+    folder.mkdir(exist_ok=True)
+    found = []
+    for path in table.paths():
+        link = folder / path.name
+        if not link.exists():
+            try:
+                os.link(path, link)
+            except FileNotFoundError:
+                raise
+            except OSError:
+                link = path
+        found.append(str(link))
+    return found
+
+
+def joined(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Rows of a slice with what is known of each, in the columns of ``schema``.
+
+    Raises:
+        StateDamaged: a file of ``documents`` is missing, or not what was written.
+    """
+    known = _known(rows["known_file"], rows["known_row"].to_numpy())
+    columns = {name: known[name] if name in KNOWN else rows[name] for name in schema.names}
+    columns["given"] = _amended(columns["given"], rows["unconfirmed"], rows["unsure"])
+    return pa.table([columns[name] for name in schema.names], schema=schema)
+
+
+def _known(files: pa.ChunkedArray, rows: np.ndarray[Any, Any]) -> pa.Table:
+    """The columns of ``KNOWN`` for these rows of these files; null where there is no file."""
+    names = list(KNOWN.values())
+    encoded = files.combine_chunks().dictionary_encode()
+    codes = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False)
+    places, tables = [], []
+    for code, path in enumerate(encoded.dictionary.to_pylist()):
+        mine = np.flatnonzero(codes == code)
+        mine = mine[np.argsort(rows[mine], kind="stable")]
+        with RowGroups(path, names, verified=True) as file:
+            tables += [table.select(names) for table in file.pick(rows[mine].astype(np.int64))]
+        places.append(mine)
+    if not tables:
+        return pa.table({name: pa.nulls(len(files)) for name in KNOWN})
+    found = np.full(len(files), -1, np.int64)
+    order = np.concatenate(places)
+    found[order] = np.arange(len(order))
+    every = pa.concat_tables(tables).combine_chunks()
+    every = every.take(pa.array(found, mask=found < 0))
+    there = pc.equal(every["operation"], "upsert")
+    every = every.set_column(names.index("given"), "given", pc.if_else(there, every["given"], ""))  # a deleted one
+    return every.rename_columns(list(KNOWN))
+
+
+def _amended(given: pa.ChunkedArray, unconfirmed: pa.ChunkedArray, unsure: pa.ChunkedArray) -> Any:
+    """What was given, with what ``unconfirmed`` has found out of it."""
+    found = pc.or_(pc.is_valid(unconfirmed), unsure)
+    if not pc.any(found).as_py():
+        return given
+    columns = (column.to_pylist() for column in (given, unconfirmed, unsure))
+    return pa.array([_with(*row) for row in zip(*columns, strict=True)], pa.string())
+
+
+def _with(given: str | None, unconfirmed: str | None, unsure: bool) -> str | None:
+    if unconfirmed is None and not unsure:
+        return given
+    every: Iterable[Published] = decode_published(given or "")
+    if unconfirmed is not None:
+        every = {each.place: each for each in (*every, *decode_published(unconfirmed))}.values()
+    return encode_published((Published(*each.place) for each in every) if unsure else every)
+
+
+COMPARED: Final = pa.schema(
+    [
+        pa.field("part", pa.string()),
+        pa.field("row", pa.int64()),
+        pa.field("id", pa.string()),
+        pa.field("size", pa.int64()),
+        pa.field("fingerprint", pa.string()),
+        pa.field("location", pa.string()),
+        pa.field("refused", pa.string()),
+        pa.field("version", pa.string()),
+        pa.field("reason", pa.string()),
+        pa.field("known_version", pa.string()),
+        pa.field("known_revision", pa.int64()),
+        pa.field("known_fingerprint", pa.string()),
+        pa.field("known_operation", pa.string()),
+        pa.field("given", pa.string()),
+        pa.field("due", pa.int64()),
+        pa.field("failed", pa.string()),
+        pa.field("held", pa.string()),
+        pa.field("again", pa.int64()),
+    ]
+)
+"""One row a document that a wave processes; ``part`` and ``row`` say where its listing row is (null for ``gone``)."""
+
+
+SLICE: Final = pa.schema(
+    [
+        *(f for f in COMPARED if f.name not in KNOWN),
+        pa.field("known_file", pa.string()),
+        pa.field("known_row", pa.int64()),
+        pa.field("known_size", pa.int64()),
+        pa.field("unconfirmed", pa.string()),
+        pa.field("unsure", pa.bool_()),
+    ]
+)
+"""The same as it lies in a slice's file: where the row in ``documents`` is, and its bytes, instead of what it says."""
+
+
+LISTED: Final = ["row", "id", "size", "fingerprint", "location", "refused", "version"]
+"""Columns that a compared row has from its listing."""
+
+
+class RowRange(NamedTuple):
+    """Rows ``first`` ≤ n < ``end`` of a file."""
+
+    path: str
+    first: int
+    end: int
+
+
+class TaskSplit(NamedTuple):
+    """What one transform task takes."""
+
+    source: str
+    pieces: list[RowRange]
+    compared: bool
+    """Pieces of a slice's file; else of the listing itself, where all is new."""
+    number: int = 0
+    """Of this task in its wave."""
+    revision: int = 1
+    """Of documents that nothing is known of."""
+
+    @property
+    def rows(self) -> int:
+        return sum(p.end - p.first for p in self.pieces)
+
+    def after(self, rows: int) -> TaskSplit:
+        """The same without its first rows."""
+        pieces = []
+        for path, first, end in self.pieces:
+            passed = min(rows, end - first)
+            rows -= passed
+            if first + passed < end:
+                pieces.append(RowRange(path, first + passed, end))
+        return self._replace(pieces=pieces)
+
+    def reasons(self) -> Counter[str]:
+        """How many rows are processed for which reason."""
+        found: Counter[str] = Counter()
+        if not self.compared:
+            found[Reason.NEW] = self.rows
+        for path, first, end in self.pieces if self.compared else ():
+            with RowGroups(path, ["reason"]) as file:
+                for rows in file.between(first, end):
+                    found.update(rows["reason"].to_pylist())
+        return found
+
+    def tables(self) -> Iterator[pa.Table]:
+        """The rows in COMPARED's columns, a row group or less at a time."""
+        for rows in self.slices():
+            yield joined(rows, COMPARED)
+
+    def slices(self) -> Iterator[pa.Table]:
+        """The same rows in SLICE's columns."""
+        for path, first, end in self.pieces:
+            with RowGroups(path, SLICE.names if self.compared else LISTED) as file:
+                for rows in file.between(first, end):
+                    yield rows if self.compared else _all_new(path, rows)
+
+
+class WaveBatch(NamedTuple):
+    """What one wave processes."""
+
+    tasks: list[TaskSplit]
+    bytes: int
+
+    @property
+    def rows(self) -> int:
+        return sum(t.rows for t in self.tasks)
+
+
+def _all_new(path: str, listed: pa.Table) -> pa.Table:
+    columns = {name: listed[name] for name in LISTED}
+    return table_of(SLICE, listed.num_rows, part=path, reason=Reason.NEW, unsure=False, **columns)
+
+
+_OWN = [name for name in ROWS.names if name not in COMPARED.names]
+"""Columns that rows of a log have beside those of ``COMPARED``."""
+
+_REPLAY: Final = 1 << 40
+"""Revisions that a log itself counts stay below."""
+
+
+_KNOWN = COMPARED.names[COMPARED.names.index("known_version") :]
+
+
+class HeldEntry(NamedTuple):
+    """An export that is to go its way again.
+
+    Attributes:
+        known: what ``documents`` says of it: values of ``_KNOWN``.
+    """
+
+    place: int
+    known: tuple[Any, ...]
+
+
+class LogSplit(NamedTuple):
+    """What one transform task takes of a log."""
+
+    source: str
+    piece: Piece
+    revision: int = 1
+    """Of its documents: one more each time the log is read again from an earlier place."""
+    head: Head | None = None
+    """The entry at which the log waits: this is another attempt of it."""
+    number: int = 0
+    """Of this task in its wave."""
+    rerun: EntryRange | None = None
+    """What it runs again, if that was taken before."""
+    held: frozenset[int] = frozenset()
+    """Of what a keyed node exports: keys of which an earlier export has not gone through."""
+    held_back: tuple[HeldEntry, ...] = ()
+    """Of these exports a step could not take one, or they waited for such a one: only they are processed. Positions
+    do not move."""
+
+    @property
+    def rows(self) -> int:
+        return len(self.held_back) or self.piece.end - self.piece.start
+
+    def tables(self, log: Log) -> Iterator[pa.Table]:
+        """The entries in the columns of ``COMPARED``, and others of ``ROWS``."""
+        for rows in log.rows(self.piece):
+            if self.held_back:
+                rows = rows.filter(pc.is_in(rows["place"], value_set=pa.array([p.place for p in self.held_back])))
+            columns: dict[str, Any] = {name: rows[name] for name in ("id", "version", "refused")}
+            if "key_hash" in rows.column_names:
+                columns |= self._about_exports(rows)
+            table = table_of(
+                COMPARED,
+                rows.num_rows,
+                **{"fingerprint": "", "reason": Reason.NEW.value, **columns},
+                size=0,
+                location="",
+            )
+            for name in (*_OWN, *(n for n in rows.column_names if n not in ROWS.names)):
+                table = table.append_column(name, self._replayed(rows[name]) if name == "revision" else rows[name])
+            yield table
+
+    def _replayed(self, revisions: pa.ChunkedArray) -> pa.ChunkedArray:
+        """Read again from an earlier place, all are higher than any before."""
+        return pc.add(revisions, (self.revision - 1) * _REPLAY)
+
+    def _about_exports(self, rows: pa.Table) -> dict[str, Any]:
+        """Columns of ``COMPARED``: what is known of them."""
+        columns: dict[str, Any] = {"fingerprint": rows["key_hash"].cast(pa.string())}
+        if self.held_back:
+            known = {each.place: each.known for each in self.held_back}
+            mine = [known[place] for place in rows["place"].to_pylist()]
+            columns |= {name: [each[at] for each in mine] for at, name in enumerate(_KNOWN)}
+            columns["reason"] = Reason.RETRY.value
+        return columns
+
+    def holding(self, keys: frozenset[int]) -> LogSplit:
+        """The same, with more keys of which an earlier export has not gone through."""
+        return self._replace(held=self.held | keys)
+
+    def after(self, places: int) -> LogSplit:
+        """The same without its first places."""
+        return self._replace(piece=self.piece._replace(start=self.piece.start + places))
+
+    def reasons(self) -> Counter[str]:
+        """How many are processed for which reason: places, for how many have an entry shows when they are read."""
+        return Counter({Reason.NEW.value: self.rows})
+
+    def before(self, place: int) -> LogSplit:
+        """The same without the entries from this place on."""
+        left = tuple(each for each in self.held_back if each.place < place)
+        if self.held_back and not left:
+            place = self.piece.start
+        return self._replace(piece=self.piece._replace(end=place), held_back=left)
+
+
+class LogBatch(NamedTuple):
+    """What one wave processes of logs."""
+
+    tasks: list[LogSplit]
+    bytes: int
+    once: bool = False
+    """No step may see an entry of it a second time."""
+
+    @property
+    def rows(self) -> int:
+        return sum(t.rows for t in self.tasks)
+
+
+# Ranges of logs as rows of the ledger: entries that an at-most-once plan has taken together.
+#
+# What has become of each entry of a range is known once its wave is committed; then the range needs no row. It has one
+# at each destination that its source reaches where that is not so: in doubt, if its steps had begun when they were
+# killed; pending, if they had not, or if an operator wants it run again.
+
+KILLED: Final = "its steps had begun when they were killed: what they did is not known"
+AGAIN: Final = "run again, entry by entry"
+
+
+class EntryRange(NamedTuple):
+    """Entries of a piece.
+
+    Attributes:
+        id: what the ledger calls them.
+        rows: (destination, delivery hash) of each of its rows.
+        told: the ledger has these rows.
+    """
+
+    source: str
+    piece: Piece
+    revision: int
+    id: str
+    rows: tuple[tuple[str, str], ...]
+    told: bool = False
+
+    @property
+    def version(self) -> str:
+        return _version(self.piece)
+
+
+class Fact(NamedTuple):
+    """What is to be said of a range."""
+
+    range: EntryRange
+    status: Status
+    message: str
+
+
+def range_of(plan: Plan, source: str, log: Log, piece: Piece, revision: int) -> EntryRange:
+    """Of which the ledger knows nothing yet."""
+    id, version = log.range_id(piece), _version(piece)
+    names = destinations_of_sources(plan.nodes)[source]
+    hashers = {name: hasher(plan.name, plan.version, source, name, "", "upsert") for name in names}
+    return EntryRange(
+        source, piece, revision, id, tuple((n, make(id, version, revision)) for n, make in hashers.items())
+    )
+
+
+def pending_ranges(state: State) -> list[EntryRange]:
+    """Those that are to be run, in the order of their places."""
+    if not state.outbox.number(RANGES) or not (paths := state.ledger.paths()):
+        return []
+    sources = [n.name for n in logs_read(state.plan.nodes)]
+    query = f"""
+        SELECT source, version, revision, document, list((destination, delivery_hash) ORDER BY destination)
+        FROM (
+            SELECT source, version, revision, document, destination, delivery_hash,
+                arg_max(status, wave * 4 + ordinal) AS status
+            FROM read_parquet({quoted_list(map(str, paths))})
+            WHERE starts_with(version, '{RANGE}') AND source IN {quoted_list(sources)}
+            GROUP BY ALL
+        )
+        WHERE status IN {quoted_list([*PENDING, Status.INDEXING])}
+        GROUP BY ALL HAVING bool_or(status <> '{Status.INDEXING}')
+    """
+    with connect(state.spill) as db:
+        rows = db.execute(query).fetchall()
+    found = [
+        EntryRange(source, _piece(version), revision, id, tuple(deliveries), told=True)
+        for source, version, revision, id, deliveries in rows
+    ]
+    return sorted(found, key=lambda each: (each.source, each.piece.partition, each.piece.start))
+
+
+def range_events(facts: Sequence[Fact], wave: int) -> pa.Table:
+    """A row of the ledger for each destination."""
+    rows = []
+    for found, status, message in facts:
+        about: dict[str, Any] = {"source": found.source, "document": found.id, "origin": found.id, "parent": None}
+        about |= {"version": found.version, "revision": found.revision, "operation": "upsert"}
+        about |= {"status": status.value, "message": message, "attempt": 0}
+        rows += [{**about, "destination": name, "delivery_hash": digest} for name, digest in found.rows]
+    return events(rows, wave=wave, ordinal=ORDINAL_STEPS)
+
+
+def _version(piece: Piece) -> str:
+    return RANGE + msgspec.json.encode(piece).decode()
+
+
+def _piece(version: str) -> Piece:
+    return msgspec.json.decode(version.removeprefix(RANGE), type=Piece)
+
+
+LISTING: Final = pa.schema(
+    [
+        pa.field("row", pa.int64()),
+        pa.field("id", pa.string()),
+        pa.field("size", pa.int64()),
+        pa.field("fingerprint", pa.string()),
+        pa.field("location", pa.string()),
+        pa.field("refused", pa.string()),
+        pa.field("version", pa.string()),
+    ]
+)
+"""One row a listed document. ``version`` is null where the content is read later."""
+
+
+CONTENT: Final = pa.schema([pa.field("row", pa.int64()), pa.field("fields", pa.binary()), pa.field("raw", pa.binary())])
+"""Content of the same rows, in a file beside it: sources that have it at hand stage it too, so that what was hashed is
+what is fed, also if the table changes meanwhile. Most of it is not looked at again once all is known."""
+
+
+def content_path(listing: str) -> str:
+    """Where the content of a listing file's rows is."""
+    return f"{listing}.content"
+
+
+# Why a scan has a document processed.
+
+
+class Reason(enum.StrEnum):
+    """Why a document is processed; as it stands in the files of a scan."""
+
+    NEW = "new"
+    CHANGED = "changed"
+    LOOK = "look"
+    """Its content was not read while listing: the worker that reads it decides whether it has changed."""
+    RETRY = "retry"
+    """A failed step is due."""
+    FORCED = "forced"
+    """`retry --force`, or a step has asked for it."""
+    AGAIN = "again"
+    """Its source has every document processed in every run (``detect="none"``)."""
+    GONE = "gone"
+    """It is not listed any more."""
+    UNCHANGED = "unchanged"
+    """It is not processed; a preview was asked for it by its id."""

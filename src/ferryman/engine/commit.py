@@ -1,0 +1,80 @@
+"""Commit: one transaction on the outbox fixes permanently what a wave decided."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
+
+from ferryman import crash
+from ferryman.engine.results import Staged
+from ferryman.state.state import SEQUENCE, WAVE, State
+from ferryman.storage.delta import DataFile
+from ferryman.storage.files import fsync_folder
+from ferryman.storage.parquet import Part
+
+NOWHERE: Final[Mapping[str, int]] = MappingProxyType({})
+
+
+def commit_wave(
+    state: State,
+    number: int,
+    *,
+    outbox: Sequence[tuple[str, Part]] = (),
+    documents: Sequence[Part] = (),
+    new: int = 0,
+    ledger: Sequence[Part] = (),
+    replaced: Sequence[tuple[str, DataFile | None]] = (),
+    positions: Mapping[str, int] = NOWHERE,
+    keyed: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Commit wave ``number``.
+
+    1. sync the folders: the staged files' names become durable (their content is); look that all of them are there
+    2. one transaction: outbox rows under their sequences, the names of the staged ``documents`` rows and ledger events,
+       how far logs were read, the wave's number, the next free sequence, the driver's epoch
+
+    Before 2 there are only orphan files; after it the wave is a fact, and nothing of it is computed again.
+
+    Args:
+        outbox: (destination, file) in the order of their rows.
+        new: rows of ``documents`` that are the first ones of theirs, at least.
+        replaced: (path of a live outbox file, the file in its place or None): an operator command on waiting rows.
+        keyed: files that settle gives to keyed nodes, see ``settle.updates.files_of``.
+        positions: transactions that say how far logs were read; see ``state.log_positions``.
+
+    Raises:
+        StateLost: another driver took over; nothing was committed.
+        EngineError: a staged file is missing; nothing was committed.
+    """
+    for table in state.tables:  # 1
+        fsync_folder(table.folder)
+    for table, parts in ((state.documents, documents), (state.ledger, ledger)):
+        table.check_written([table.data_file(part) for part in parts])
+    crash.point("commit.ready")
+    sequence = state.next_sequence
+    adds = [file for _, file in replaced if file is not None]
+    for destination, part in outbox:
+        partition = {"wave": str(number), "destination": destination, "first_sequence": str(sequence)}
+        adds.append(state.outbox.data_file(part, partition))
+        sequence += part.rows
+    state.outbox.commit(  # 2
+        "wave",
+        adds=adds,
+        removes=[path for path, _ in replaced],
+        transactions={WAVE: number, SEQUENCE: sequence, **positions},
+        info={"wave": number, "documents": list(documents), "new": new, "ledger": list(ledger), "keyed": dict(keyed)},
+    )
+
+
+def commit_staged(state: State, number: int, staged: Sequence[Staged], positions: Mapping[str, int] = NOWHERE) -> None:
+    """Commit as wave ``number`` what its tasks have staged."""
+    commit_wave(
+        state,
+        number,
+        outbox=[part for s in staged for part in s.outbox],
+        documents=[part for s in staged for part in s.documents],
+        new=sum(s.new for s in staged),
+        ledger=[part for s in staged for part in s.ledger],
+        positions=positions,
+    )

@@ -1,1 +1,0 @@
-"""3. Commit: one transaction names what a wave staged."""

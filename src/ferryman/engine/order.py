@@ -1,0 +1,408 @@
+"""Deliver, in the workers: the exports of a key are sent in their order, and one that does not arrive holds the later.
+
+A chunk has one export of a key, unless the destination itself leaves out what comes behind one that it refuses
+(``Destination.holds_keys``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ferryman import limits
+from ferryman.destinations.base import Outcome
+from ferryman.records.rows import RowResult, Status, wait_of_file_s, wait_s
+from ferryman.state.outbox import first_sequence, has_exports, has_others, lane_numbers, pending_rows
+from ferryman.state.state import State
+from ferryman.storage.delta import DataFile
+from ferryman.storage.parquet import read_part
+from ferryman.storage.query import connect
+from ferryman.storage.tables import Table
+
+Numbers = np.ndarray[Any, Any]
+
+_Key = tuple[str, int]
+"""Source, and hash of the key."""
+
+
+class HeldKeys:
+    """Keys of which an export has not arrived, for the time of a lane's turn.
+
+    Args:
+        ended_holds: does a row that is held for review hold the later ones of its key?
+    """
+
+    def __init__(self, *, ended_holds: bool) -> None:
+        self.ended_holds = ended_holds
+        self._from: dict[_Key, int] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._from)
+
+    def hold(self, key: _Key, revision: int) -> None:
+        """This export has not arrived."""
+        self._from[key] = min(revision, self._from.get(key, revision))
+
+    def waits(self, key: _Key, revision: int) -> bool:
+        """Is it a later one of such a key?"""
+        first = self._from.get(key)
+        return first is not None and first < revision
+
+
+class _ExportRow(NamedTuple):
+    """A row of an export."""
+
+    key: _Key
+    revision: int
+
+
+class KeyOrder:
+    """The exports of one outbox file on their way.
+
+    Args:
+        rows: of the file: ``source``, ``key_hash``, ``revision``, ``due``.
+        due: which of them are.
+    """
+
+    def __init__(self, held: HeldKeys, rows: pa.Table, due: Numbers) -> None:
+        self._held = held
+        self.eligible = due
+        """Which may be sent: those that are due, and do not wait for another."""
+        self._rows: list[_ExportRow | None] = []
+        self._before: Numbers | None = None
+        """Of each eligible row, where the one before of its key is; None: no key has two."""
+        if rows["key_hash"].null_count == rows.num_rows:
+            return
+        every = list(_rows(rows))
+        self.eligible = self._pass_over(every, due, pc.is_valid(rows["due"]).to_numpy())
+        self._rows = [row for row, goes in zip(every, self.eligible, strict=True) if goes]
+        self._before = _places_before(self._rows)
+
+    @property
+    def has_exports(self) -> bool:
+        """Are some of the eligible rows exports?"""
+        return bool(self._rows)
+
+    def end_of(self, start: int, end: int) -> int:
+        """Where a chunk ends that begins at an eligible row, so that it has one export of each key."""
+        if self._before is None:
+            return end
+        again = np.flatnonzero(self._before[start:end] >= start)
+        return end if not len(again) else start + int(again[0])
+
+    def waiting(self, start: int, end: int) -> list[int]:
+        """Of the eligible rows of a chunk, counted from 0: those that wait now."""
+        if not self._held or not self._rows:
+            return []
+        rows = self._rows[start:end]
+        return [at for at, row in enumerate(rows) if row is not None and self._held.waits(*row)]
+
+    def note(self, start: int, outcomes: Sequence[Outcome] | None) -> None:
+        """What the destination said of the eligible rows from there on."""
+        if self._rows:
+            for at, outcome in enumerate(outcomes or ()):
+                if outcome.kind not in ("ok", "stale"):
+                    self.hold(start + at, start + at + 1)
+
+    def hold(self, start: int, end: int) -> None:
+        """These eligible rows have not arrived, or nobody knows."""
+        for row in self._rows[start:end]:
+            if row is not None:
+                self._held.hold(*row)
+
+    def learn(self, rows: Numbers, noted: Iterable[RowResult]) -> None:
+        """What an earlier attempt of this task has noted; ``rows``: numbers of the eligible rows."""
+        for each in noted if self._rows else ():
+            at = int(np.searchsorted(rows, each.row))
+            if at < len(rows) and rows[at] == each.row and each.status not in (Status.INDEXED, Status.DROPPED):
+                self.hold(at, at + 1)
+
+    def _pass_over(self, rows: Sequence[_ExportRow | None], due: Numbers, pending: Numbers) -> Numbers:
+        if due.all() and not self._held:
+            return due
+        goes = due.copy()
+        for at, row in enumerate(rows):
+            if row is None:
+                continue
+            if self._held.waits(*row):
+                goes[at] = False
+            elif not due[at] and (pending[at] or self._held.ended_holds):
+                self._held.hold(*row)
+        return goes
+
+
+def _rows(rows: pa.Table) -> Iterator[_ExportRow | None]:
+    columns = (rows[name].to_pylist() for name in ("source", "key_hash", "revision"))
+    for source, key, revision in zip(*columns, strict=True):
+        yield None if key is None else _ExportRow((source, key), revision)
+
+
+def _places_before(rows: Sequence[_ExportRow | None]) -> Numbers | None:
+    """Of each row, where the last one of an earlier export of its key is; -1: there is none."""
+    found = np.full(len(rows), -1)
+    last: dict[_Key, tuple[int, int, int]] = {}
+    for at, row in enumerate(rows):
+        if row is None:
+            continue
+        revision, place, before = last.get(row.key, (row.revision, -1, -1))
+        if revision != row.revision:
+            before = place
+        found[at] = before
+        last[row.key] = (row.revision, at, before)
+    return found if (found >= 0).any() else None
+
+
+# Deliver, in the driver: of the exports of a key that wait for a destination, which go next.
+#
+# The earliest of a key is its head; the later ones wait for it, as long as it is in the outbox: pending, or held for
+# review because it failed, was rejected, or is in doubt. Rows of one export (its children) do not wait for each other.
+
+
+class Waiting(NamedTuple):
+    """What the rows of an outbox file wait for."""
+
+    due: int | None
+    """When the first head is due, µs since 1970; None: the file has none that is pending."""
+    behind: int
+    """Pending rows behind one that is held for review."""
+
+
+class KeyHeads:
+    """Of the destinations of one run; what was found of a destination's files is known until they change.
+
+    Args:
+        ended_holds: does a row that is held for review hold the later ones of its key?
+    """
+
+    def __init__(self, state: State, *, ended_holds: bool) -> None:
+        self._state = state
+        self._ended_holds = ended_holds
+        self._known: dict[str, tuple[frozenset[str], dict[str, Waiting]]] = {}
+
+    def wait_s(self, file: DataFile, now_us: int) -> float | None:
+        """Seconds until a row of an outbox file can be sent; None: all wait for others."""
+        longest_s = self._state.plan.longest_backoff_s
+        if not pending_rows(file):
+            return None
+        if has_others(file):
+            return wait_of_file_s(file, now_us, longest_s)
+        due = self._of(file.partition["destination"])[file.path].due
+        return None if due is None else wait_s(due, now_us, longest_s)
+
+    def behind(self, destination: str) -> int:
+        """Exports that wait for earlier ones of their keys which are held for review."""
+        return sum(each.behind for each in self._of(destination).values())
+
+    def _of(self, destination: str) -> dict[str, Waiting]:
+        files = [f for f in self._state.outbox.files.values() if f.partition["destination"] == destination]
+        files = [f for f in files if has_exports(f)]
+        now = frozenset(f.path for f in files)
+        if destination not in self._known or self._known[destination][0] != now:
+            self._known[destination] = now, self._found(files)
+        return self._known[destination][1]
+
+    def _found(self, files: Sequence[DataFile]) -> dict[str, Waiting]:
+        if all(pending_rows(f) == f.rows and not int(f.stats["maxValues"]["due"]) for f in files):
+            return {f.path: Waiting(0, 0) for f in files}  # nothing of them was tried: the first rows of each key go
+        return waiting_rows(self._state.outbox, files, ended_holds=self._ended_holds)
+
+
+class _Rows(NamedTuple):
+    """Exports in the outbox, an array a column."""
+
+    file: Numbers
+    row: Numbers
+    source: Numbers
+    key: Numbers
+    revision: Numbers
+    due: Numbers
+
+
+_ENDED = -1
+"""Due time of a row that is held for review."""
+
+
+def waiting_rows(outbox: Table, files: Sequence[DataFile], *, ended_holds: bool) -> dict[str, Waiting]:
+    """What the exports in these files of one destination wait for, by path; those of ``CONTEST_ROWS`` at a time."""
+    shares = max(1, -(-sum(f.rows for f in files) // limits.CONTEST_ROWS))
+    due: dict[str, int] = {}
+    behind = dict.fromkeys((f.path for f in files), 0)
+    for share in range(shares):
+        rows = _Rows(*map(np.concatenate, zip(*_read_rows(outbox, files, share, shares), strict=True)))
+        rows = rows if ended_holds else _Rows(*(column[rows.due != _ENDED] for column in rows))
+        for at, first, held in _heads(rows, len(files)):
+            path = files[at].path
+            if first is not None:
+                due[path] = min(first, due.get(path, first))
+            behind[path] += held
+    return {f.path: Waiting(due.get(f.path), behind[f.path]) for f in files}
+
+
+def _read_rows(outbox: Table, files: Sequence[DataFile], share: int, shares: int) -> Iterator[_Rows]:
+    names: dict[str, int] = {}
+    for at, file in enumerate(files):
+        rows = read_part(outbox.path(file.path), ["row", "source", "key_hash", "revision", "due"])
+        rows = rows.filter(pc.is_valid(rows["key_hash"]))
+        mine = rows["key_hash"].to_numpy() % shares == share
+        rows = rows.filter(pa.array(mine))
+        numbers = [names.setdefault(name, len(names)) for name in rows["source"].to_pylist()]
+        dues = pc.fill_null(rows["due"], _ENDED).to_numpy()
+        places, keys, revisions = (rows[name].to_numpy() for name in ("row", "key_hash", "revision"))
+        yield _Rows(np.full(len(keys), at), places, np.array(numbers, np.int64), keys, revisions, dues)
+
+
+def rows_behind(outbox: Table, files: Sequence[DataFile]) -> dict[str, list[int]]:
+    """By path: pending rows of exports behind one of their key that is held for review."""
+    if not any(pending_rows(f) < f.rows for f in files):
+        return {}
+    found: dict[str, list[int]] = {}
+    shares = max(1, -(-sum(f.rows for f in files) // limits.CONTEST_ROWS))
+    for share in range(shares):
+        read = zip(*_read_rows(outbox, files, share, shares), strict=True)
+        rows, is_head, stuck = _in_order(_Rows(*map(np.concatenate, read)))
+        behind = stuck & ~is_head & (rows.due != _ENDED)
+        for at, file in enumerate(files):
+            found.setdefault(file.path, []).extend(rows.row[behind & (rows.file == at)].tolist())
+    return found
+
+
+def _in_order(rows: _Rows) -> tuple[_Rows, Numbers, Numbers]:
+    """The rows key by key; which are heads; which are of keys of which a head is held for review."""
+    order = np.lexsort((rows.revision, rows.key, rows.source))
+    rows = _Rows(*(column[order] for column in rows))
+    begins = np.ones(len(order), bool)
+    begins[1:] = (rows.key[1:] != rows.key[:-1]) | (rows.source[1:] != rows.source[:-1])
+    group = np.cumsum(begins) - 1
+    is_head = rows.revision == rows.revision[begins][group]
+    stuck = np.zeros(int(begins.sum()), bool)
+    stuck[group[is_head & (rows.due == _ENDED)]] = True
+    return rows, is_head, stuck[group]
+
+
+def _heads(rows: _Rows, files: int) -> Iterator[tuple[int, int | None, int]]:
+    """Of each file its number, when the first of its heads is due, how many rows are behind one held for review."""
+    rows, is_head, stuck = _in_order(rows)
+    pending = rows.due != _ENDED
+    for at in range(files):
+        mine = rows.file == at
+        dues = rows.due[mine & is_head & pending]
+        yield at, int(dues.min()) if len(dues) else None, int((mine & ~is_head & pending & stuck).sum())
+
+
+def lanes_together(files: Collection[DataFile]) -> list[list[DataFile]]:
+    """Files with exports that one sender must take, oldest first: a key's are in one of them."""
+    found: list[tuple[set[int], list[DataFile]]] = []
+    for file in sorted(files, key=first_sequence):
+        lanes, mine = set(lane_numbers(file)), [file]
+        for other in [each for each in found if each[0] & lanes]:
+            lanes, mine = lanes | other[0], [*other[1], *mine]
+            found.remove(other)
+        found.append((lanes, sorted(mine, key=first_sequence)))
+    return [mine for _, mine in found]
+
+
+# Deliver, in the driver: of several pending rows of one document the oldest goes first, the others are held.
+#
+# A newer revision waits for every row of an older one. Within a revision (a retry may add to it) a row waits for those
+# of the same route that were committed before it; copies by different routes have no order among each other. What
+# keyed nodes have exported goes by another order, see ``key_heads``.
+
+
+class SendOrder(NamedTuple):
+    """What the order of documents says about rows of one outbox file, by their ``row``."""
+
+    first: Numbers
+    """Others wait for these: they go now, due or not."""
+    held: Numbers
+    """They wait for these."""
+
+
+class _Pending(NamedTuple):
+    """Pending rows, an array a column. Documents and routes are hashes: a collision holds a row for a pass, no more."""
+
+    file: Numbers
+    row: Numbers
+    document: Numbers
+    route: Numbers
+    revision: Numbers
+    sequence: Numbers
+
+    def take(self, at: Numbers) -> _Pending:
+        return _Pending(*(column[at] for column in self))
+
+
+def order_of(
+    files: Mapping[int, Path], pending: int, spill: Path, share_rows: int = limits.CONTEST_ROWS
+) -> dict[int, SendOrder]:
+    """Key of each outbox file with contested rows -> what is said about them.
+
+    Args:
+        files: key (first sequence) -> file, all of one destination.
+        pending: how many pending rows they have, about.
+        spill: a folder of this process, see ``query.connect``.
+        share_rows: rows that are compared at once; more are taken in shares, by a hash of their documents.
+    """
+    shares = max(1, -(-pending // share_rows))
+    found: dict[int, list[SendOrder]] = {}
+    with connect(spill) as db:
+        for share in range(shares):
+            columns = list(zip(*_read_pending(db, files, share, shares), strict=True))
+            if columns:
+                for key, order in _compare(_Pending(*map(np.concatenate, columns))):
+                    found.setdefault(key, []).append(order)
+    return {key: SendOrder(*map(np.concatenate, zip(*orders, strict=True))) for key, orders in found.items()}
+
+
+def _read_pending(
+    db: duckdb.DuckDBPyConnection, files: Mapping[int, Path], share: int, shares: int
+) -> Iterator[_Pending]:
+    for key, path in files.items():
+        table = read_part(path, ["row", "source", "document", "route", "revision", "due", "key_hash"])
+        db.register("rows", table.set_column(0, "row", table["row"].cast(pa.int64())))
+        columns = db.execute(f"""
+            SELECT "row", hash(source, document) AS document, hash(route) AS route, revision FROM rows
+            WHERE due IS NOT NULL AND key_hash IS NULL AND hash(source, document) % {shares} = {share}
+        """).fetchnumpy()
+        row, document, route, revision = (np.asarray(columns[c]) for c in ("row", "document", "route", "revision"))
+        yield _Pending(np.full(len(row), key), row, document, route, revision, row + key)
+
+
+def _compare(rows: _Pending) -> Iterator[tuple[int, SendOrder]]:
+    rows = rows.take(np.lexsort((rows.sequence, rows.revision, rows.document)))
+    document = _groups(rows.document)
+    oldest = rows.revision[np.searchsorted(document, document)]
+    held = rows.revision > oldest
+    among = np.flatnonzero(~held)
+    among = among[np.lexsort((rows.sequence[among], rows.route[among], document[among]))]
+    way = _groups(document[among], rows.route[among])
+    held[among[1:][way[1:] == way[:-1]]] = True
+    contested = np.zeros(len(document), bool)
+    contested[document[held]] = True  # by the number of the group
+    first = contested[document] & ~held
+    for key in np.unique(rows.file[first | held]):
+        of_file = rows.file == key
+        yield int(key), SendOrder(rows.row[of_file & first], rows.row[of_file & held])
+
+
+def _groups(*sorted_columns: Numbers) -> Numbers:
+    """The number of each row's group, from 0: neighbours that are equal in all columns are one."""
+    changes = np.zeros(len(sorted_columns[0]), bool)
+    for column in sorted_columns:
+        changes[1:] |= column[1:] != column[:-1]
+    return np.cumsum(changes)
+
+
+class OutboxFile(NamedTuple):
+    """A file with pending rows."""
+
+    path: str
+    key: int
+    """Its first sequence."""
+    order: SendOrder | None = None
+    """What is said about rows of documents of which several rows are pending."""

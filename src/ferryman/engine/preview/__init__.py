@@ -1,1 +1,0 @@
-"""Preview: what the next run would do with some documents."""

@@ -1,0 +1,495 @@
+"""What a transform task stages and returns."""
+
+from __future__ import annotations
+
+import enum
+import os
+import pickle
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType, TracebackType
+from typing import Final, NamedTuple
+
+import msgspec
+
+import ferryman
+from ferryman import crash
+from ferryman.document import Again
+from ferryman.engine.runner.base import QueryFailed
+from ferryman.errors import (
+    BadDocument,
+    FerrymanError,
+    Misconfigured,
+    PermanentError,
+    TransientError,
+    Unavailable,
+    UsageError,
+    WorkerDied,
+    class_name,
+    describe,
+    message_of,
+    plain_text,
+    shortened,
+)
+from ferryman.memory import is_failed_allocation, why_no_memory
+from ferryman.net.faults import causes, is_connection
+from ferryman.plan import SourceNode
+from ferryman.records.families import Published
+from ferryman.records.rows import HEADING, LONGEST
+from ferryman.sources import Doubt
+from ferryman.state.logs import Head, number_of
+from ferryman.state.state import OPEN
+from ferryman.storage.files import StatePath, exists, fsync_folder, publish, read
+from ferryman.storage.parquet import Part
+from ferryman.storage.processes import Process, ProcessWatch, signs_of_life
+
+
+class Mark(NamedTuple):
+    """What was staged when it was set; see ``Stager.mark``."""
+
+    outbox: OutboxMark
+    events: int
+    given: tuple[int, list[Published]]
+    counts: dict[str, int]
+    wish: Again | None
+
+
+class Staged(NamedTuple):
+    """What a task returns: its files, and what is counted."""
+
+    outbox: list[tuple[str, Part]]
+    """(destination, file) in the order of their rows."""
+    documents: list[Part]
+    ledger: list[Part]
+    counts: dict[str, int]
+    nodes: list[NodeReport]
+    unseen: bool
+    """Known documents of the source could not be looked at."""
+    new: int = 0
+    """Rows of documents of which there was none before, at least."""
+    blocked: Blocked | None = None
+    """Of a log: the first entry that cannot be processed now; what lies behind it does not count."""
+    entries: int = 0
+    """Of a log, that were read."""
+    reached: dict[str, int] | None = None
+    """Of a log: where it stands behind these entries, by partition."""
+    held: frozenset[int] = frozenset()
+    """Of what a keyed node exports: keys of which an export did not go through, that were not held before."""
+    in_doubt: bool = False
+    """It had begun before, may not begin again, and nobody knows how far it came; nothing is staged."""
+
+
+def sync_names(root: StatePath, staged: Staged) -> None:
+    """Make the names of a task's files durable; their content is.
+
+    Args:
+        root: the state's folder.
+    """
+    for table, files in (("outbox", staged.outbox), ("documents", staged.documents), ("ledger", staged.ledger)):
+        if files:
+            fsync_folder(root / table)
+
+
+NOTHING: Final = Staged([], [], [], dict.fromkeys(("dropped", "error_doc", "dead"), 0), [], False)
+
+
+class Tries(NamedTuple):
+    """What a row has had before: attempts; its first transient error, µs since 1970; how many attempts ended so."""
+
+    attempt: int
+    since: int | None
+    transient: int | None
+
+
+class Outage(NamedTuple):
+    """Why a source cannot be listed that is away, or has to be repaired."""
+
+    why: str
+    permanent: bool
+    """Somebody has to repair it."""
+
+
+class ListedPart(NamedTuple):
+    """What one piece of a listing came to."""
+
+    source: str
+    path: str
+    rows: int
+    bytes: int
+    failure: str | None
+    """Why the piece is incomplete."""
+    host: str = ""
+    """Where it was listed."""
+    doubts: tuple[Doubt, ...] = ()
+    """What the driver is to look at again."""
+    outage: Outage | None = None
+    """If it is incomplete by a fault of the source as a whole."""
+
+
+class Listing(NamedTuple):
+    """All pieces of one source, in its own order."""
+
+    source: SourceNode
+    parts: list[ListedPart]
+
+    @property
+    def rows(self) -> int:
+        return sum(p.rows for p in self.parts)
+
+    @property
+    def bytes(self) -> int:
+        return sum(p.bytes for p in self.parts)
+
+    @property
+    def failures(self) -> list[str]:
+        return [p.failure for p in self.parts if p.failure is not None]
+
+    @property
+    def outage(self) -> Outage | None:
+        """What is permanent counts most."""
+        return max((p.outage for p in self.parts if p.outage), key=lambda each: each.permanent, default=None)
+
+
+Only = Mapping[str, frozenset[str]]
+"""Source -> ids of the documents that are wanted; nothing of the other sources."""
+
+
+NONE: Final[Only] = MappingProxyType({})
+
+
+def outage_of(error: BaseException) -> Outage | None:
+    """What of a source that raised this; None: it is a fault of what was read, and asking again would not help."""
+    cause = error.__cause__ if isinstance(error, QueryFailed) and error.__cause__ is not None else error
+    if isinstance(cause, Misconfigured):
+        return Outage(message_of(error), permanent=True)
+    if isinstance(error, Unavailable | WorkerDied) or is_connection(error, reading=True):
+        return Outage(message_of(error), permanent=False)
+    if isinstance(error, UsageError | QueryFailed):
+        return Outage(message_of(error), permanent=True)
+    return None
+
+
+class StepDebt(NamedTuple):
+    """Documents of which failed steps owe something, by what they wait for.
+
+    Attributes:
+        held: nodes in trouble, as ``documents`` has them; None: they wait for their time only.
+        owed: deliveries.
+        due: when the first of them is due, µs since 1970; 0: an operator waits for it.
+        unlisted: they were looked for in vain.
+    """
+
+    held: str | None
+    owed: int
+    due: int
+    unlisted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStates:
+    """What a run knows of its nodes when a wave begins."""
+
+    blocked: frozenset[str] = frozenset()
+    """They are not called now."""
+    proven: frozenset[str] = frozenset()
+    """A call of theirs has succeeded in this run, since they were in trouble last."""
+    failing: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Node -> batch -> documents that met unforeseen errors there; since the last call that has succeeded."""
+    unreached: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Node -> some of the documents that met errors of the connection there at their first try; since the last call
+    that has succeeded."""
+
+
+class NodeReport(NamedTuple):
+    """What a task has seen of a node."""
+
+    node: str
+    well: bool
+    """A call succeeded."""
+    faults: tuple[NodeError, ...]
+    """Its trouble, and that of single scopes."""
+    stopped: bool
+    """By its brake: nobody said that it is in trouble."""
+    lacking: bool = False
+    """It was not called, for this machine has not what it needs."""
+    failing: tuple[tuple[str, int], ...] = ()
+    """(batch, documents) that met unforeseen errors there; since the last call that has succeeded."""
+    unreached: tuple[str, ...] = ()
+    """Some of the documents that met errors of the connection there at their first try; since the last call that has
+    succeeded."""
+    nones: int = 0
+    """Calls that returned None, of a step that has returned nothing else."""
+    made: bool = False
+    """A call returned a document."""
+
+
+class Blocked(NamedTuple):
+    """The first entry of a task that cannot be processed now."""
+
+    place: int
+    id: str
+    why: str
+    stop: bool
+    """It failed for good, and the plan stops there; or somebody has to repair the source."""
+    held: tuple[str, ...] = ()
+    """Nodes in trouble that it waits for; see ``family.encode_held``."""
+    due: int | None = None
+    """When it is tried again, µs since 1970."""
+    attempt: int = 0
+    transient: int = 0
+    since: int | None = None
+
+    def head(self, replay: int) -> Head:
+        """What it has had, for its next attempt.
+
+        Args:
+            replay: of the log.
+        """
+        return Head(self.place, number_of(self.id), self.attempt, self.transient, self.since or 0, replay)
+
+
+# What an error of a step, a router or a source's read means: for its document, or for the whole node.
+
+
+class ErrorKind(enum.Enum):
+    """How it is counted."""
+
+    HELD = enum.auto()
+    """Nothing was called: the node is known to be in trouble."""
+    UNAVAILABLE = enum.auto()
+    """The whole node, for now."""
+    MISCONFIGURED = enum.auto()
+    """The whole node, until somebody fixes it."""
+    PERMANENT = enum.auto()
+    """The document, permanently."""
+    TRANSIENT = enum.auto()
+    """The document, for now, by the error's own word."""
+    CONNECTION = enum.auto()
+    """As transient; if all fail so, it is the node's."""
+    UNFORESEEN = enum.auto()
+    """Nobody said what it means."""
+
+
+TRANSIENT: Final = (ErrorKind.TRANSIENT, ErrorKind.CONNECTION)
+OF_NODE: Final = (ErrorKind.HELD, ErrorKind.UNAVAILABLE, ErrorKind.MISCONFIGURED)
+AWAY: Final = (*OF_NODE, ErrorKind.CONNECTION)
+"""Of such faults those of many documents are alike: they say nothing of one document."""
+
+
+class NodeError(NamedTuple):
+    """What went wrong at a node, in words: an error of other people's code may not be kept, nor travel.
+
+    Attributes:
+        node: whose it is.
+        text: for the ledger; begins with the node, ends with the line of other people's code, where that is known.
+        trace: of the first errors of a line, their traceback.
+        scope: only what the node has to do with this ("host:…") is in trouble; "": the whole node.
+    """
+
+    kind: ErrorKind
+    node: str
+    text: str
+    trace: str = ""
+    scope: str = ""
+
+    @property
+    def key(self) -> str:
+        """What documents wait for that are held back."""
+        return f"{self.node} {self.scope}" if self.scope else self.node
+
+
+class StepTimeout(TransientError):
+    """A step's call took longer than ``timeout=``: nobody knows why, so it counts as what nobody anticipated."""
+
+
+class NodeAway(Exception):
+    """A document waited to be called for, and meanwhile the node was found to be in trouble."""
+
+
+def classify_error(
+    error: BaseException, node: str, where: str, *, reading: bool = False, traces: Traces | None = None
+) -> NodeError:
+    """What an error means. Whatever its class does when it is looked at, this does not raise.
+
+    Args:
+        where: how a message names the node.
+        reading: a source's ``read`` raised it.
+        traces: decides whether the traceback is kept; None: it is not.
+    """
+    try:
+        return _classified(error, node, where, reading, traces)
+    except Exception as e:
+        why = f"(it cannot be looked at: that raises a {class_name(e)})"
+        return NodeError(ErrorKind.UNFORESEEN, node, f"{where}: {class_name(error)} {why}")
+
+
+def _classified(error: BaseException, node: str, where: str, reading: bool, traces: Traces | None) -> NodeError:
+    text = plain_text(error) if isinstance(error, BadDocument) else f"{where}: {_named(error)}"
+    kind = _kind(error, reading)
+    trace = ""
+    if kind in (ErrorKind.UNFORESEEN, ErrorKind.CONNECTION) and not _is_meant(error) and (at := _line_of(error)):
+        text = f"{text} ({at})"
+        trace = traces.of(error, at) if traces is not None else ""
+    return NodeError(
+        kind, node, text, trace, plain_text(getattr(error, "scope", "")) if kind is ErrorKind.UNAVAILABLE else ""
+    )
+
+
+class Traces:
+    """The tracebacks of a task: kept of the first errors of each line, so that they take little room and time."""
+
+    def __init__(self) -> None:
+        self._kept: Counter[str] = Counter()
+
+    def of(self, error: BaseException, at: str) -> str:
+        """The traceback from other people's code on, without heading; "": enough others have been kept."""
+        if self._kept[at] >= _TRACES:
+            return ""
+        self._kept[at] += 1
+        theirs = error.__traceback__
+        while (
+            theirs is not None and theirs.tb_next is not None and theirs.tb_frame.f_code.co_filename.startswith(_OURS)
+        ):
+            theirs = theirs.tb_next
+        text = plain_text("".join(_formatted(error, theirs)), most=_UNSHORTENED).removeprefix(HEADING).strip("\n")
+        return text if len(text) <= LONGEST else f"  …\n{text[-LONGEST:]}"
+
+
+def _formatted(error: BaseException, theirs: TracebackType | None) -> list[str]:
+    """The lines of a traceback, none of them long. Formatting asks the error for its words, its notes and more, any of
+    which may raise; its frames are there in any case."""
+    try:
+        found = traceback.TracebackException(type(error), error, theirs, limit=-_FRAMES, compact=True)
+        lines = [*found.format()]
+    except Exception:
+        lines = [*traceback.format_tb(theirs, -_FRAMES), f"{describe(error)}\n"]
+    return [line if len(line) <= _LINE else f"{shortened(line, _LINE).rstrip()}\n" for line in lines]
+
+
+def _is_ours(frame: TracebackType) -> bool:
+    return frame.tb_frame.f_code.co_filename.startswith(_OURS)
+
+
+_TRACES: Final = 20
+"""Tracebacks that a task keeps of errors of one line."""
+_LINE: Final = LONGEST // 4
+"""Characters of a part of it: the words of the error must not leave the frames no room."""
+_UNSHORTENED: Final = 1 << 30
+_FRAMES: Final = 20
+"""Of the frames of a traceback, the innermost that are kept."""
+
+
+def _kind(error: BaseException, reading: bool) -> ErrorKind:
+    if isinstance(error, Misconfigured):
+        return ErrorKind.MISCONFIGURED
+    if isinstance(error, PermanentError):
+        return ErrorKind.PERMANENT
+    if isinstance(error, Unavailable):
+        return ErrorKind.UNAVAILABLE
+    if any(isinstance(each, StepTimeout) for each in causes(error)):
+        return ErrorKind.UNFORESEEN
+    if is_connection(error, reading=reading):
+        return ErrorKind.CONNECTION
+    return ErrorKind.TRANSIENT if isinstance(error, TransientError) else ErrorKind.UNFORESEEN
+
+
+def _is_meant(error: BaseException) -> bool:
+    """Did the code choose these words on purpose? Then its author knows where they come from."""
+    return isinstance(error, FerrymanError) and not isinstance(error, StepTimeout)
+
+
+def _named(error: BaseException) -> str:
+    if is_failed_allocation(error):
+        return why_no_memory(error)
+    return f"TransientError: {plain_text(error)}" if isinstance(error, StepTimeout) else describe(error)
+
+
+_OURS: Final = os.path.dirname(os.path.abspath(ferryman.__file__)) + os.sep
+
+
+def _line_of(error: BaseException) -> str:
+    """The innermost line that is neither ours nor a library's; else the innermost."""
+    lines = [(f.f_code.co_filename, number) for f, number in traceback.walk_tb(error.__traceback__)]
+    theirs = [each for each in lines if not each[0].startswith(_OURS)]
+    own = [each for each in theirs if "site-packages" not in each[0] and f"{os.sep}lib{os.sep}python" not in each[0]]
+    if not theirs:
+        return ""
+    path, number = (own or theirs)[-1]
+    return f"{plain_text(path)}:{number}"
+
+
+# A task that runs once at most, though Spark starts it again where it does not hear of it.
+#
+# It makes a file that only one can make, then runs, and keeps what it returns. Whoever comes later returns the same.
+# He waits for it as long as the first one is alive (where Spark speculates, two run side by side); if that one has
+# left nothing, nobody knows how far it came. The folder is the wave's: once that is over, nobody can begin.
+
+IN_DOUBT: Final = NOTHING._replace(in_doubt=True)
+
+
+def run_once(folder: StatePath, number: int, run: Callable[[], Staged]) -> Staged:
+    """What the task of this number returns.
+
+    Raises:
+        FileNotFoundError: its wave is over.
+    """
+    if not publish(folder / f"{number}.begun", msgspec.json.encode(Process.this())):
+        _wait_for_first(folder, number)
+        return _kept(folder, number)
+    if not exists(folder / OPEN):  # in an object store, the folder does not say it
+        raise FileNotFoundError(f"{folder}: its wave is over")
+    crash.point("once.begun")
+    with signs_of_life(folder / f"{number}.alive", folder / OPEN):
+        staged = run()
+        publish(_file(folder, number), pickle.dumps(staged))
+    crash.point("once.kept")
+    return staged
+
+
+def result_of(folder: StatePath, number: int) -> Staged | None:
+    """What the task of this number has come to, for a driver that comes after its own; None: it has not begun, and
+    cannot any more."""
+    try:
+        return None if publish(folder / f"{number}.begun", b"") else _kept(folder, number)
+    except FileNotFoundError:
+        return IN_DOUBT  # somebody has removed the folder
+
+
+def _wait_for_first(folder: StatePath, number: int) -> None:
+    """Until it has kept what it returns, or is not alive any more."""
+    begun = read(folder / f"{number}.begun")
+    if not begun:
+        return  # a later driver has seen to it that nobody begins
+    first = ProcessWatch(msgspec.json.decode(begun, type=Process), folder / f"{number}.alive")
+    wait_s = _LOOK_S
+    while not exists(_file(folder, number)) and first.is_alive():
+        time.sleep(wait_s)
+        wait_s = min(2 * wait_s, _LOOK_MAX_S)
+
+
+_LOOK_S: Final = 0.05
+_LOOK_MAX_S: Final = 2.0
+"""How often it is looked whether the first one is through: in an object store a look is a few requests."""
+
+
+def _kept(folder: StatePath, number: int) -> Staged:
+    kept = _file(folder, number)
+    if not exists(kept):
+        return IN_DOUBT
+    staged = pickle.loads(read(kept))
+    assert isinstance(staged, Staged)
+    return staged
+
+
+def _file(folder: StatePath, number: int) -> StatePath:
+    return folder / f"{number}.kept"
+
+
+class OutboxMark(NamedTuple):
+    """What was staged when it was set; see ``OutboxStage.mark``."""
+
+    files: int
+    family_at: set[str]

@@ -1,0 +1,129 @@
+"""Scan, third part: what is processed is cut into tasks and waves.
+
+Rows that were compared one by one are written to files of their own. Where all of a source is new there is nothing to
+say of a single row, and the tasks take the listing's files as they are.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ferryman import limits
+from ferryman.engine.batches import SLICE, RowRange, TaskSplit, WaveBatch
+from ferryman.storage.files import StatePath, share, to_write
+from ferryman.storage.parquet import RowGroups
+
+_Numbers = np.ndarray[Any, Any]
+
+
+class Splitter:
+    """Cuts rows into tasks and waves, in the order in which they come.
+
+    Args:
+        folder: where compared rows are written.
+        slots: tasks that run at once; a small scan is cut so that all have work, and end at about the same time.
+        rows, size: how much there is at most, in all.
+        wave_bytes: what a wave has at most. Few slots, or little in all: a wave has less.
+    """
+
+    def __init__(self, folder: StatePath, slots: int, rows: int, size: int, wave_bytes: int) -> None:
+        self._folder = folder
+        self._task_rows = int(np.clip(rows // (2 * slots), 256, limits.TASK_DOCUMENTS))
+        enough = np.clip(size // (2 * slots), limits.MIB, limits.EVEN_TASK_BYTES)
+        share = int(np.clip(size // (limits.SCAN_WAVES * slots), limits.LEAST_WAVE_SLOT_BYTES, limits.WAVE_SLOT_BYTES))
+        self._wave_bytes = min(wave_bytes, slots * share)
+        most = np.clip(wave_bytes // (2 * slots), limits.EVEN_TASK_BYTES, share // 2)  # each slot has two tasks a wave
+        self._task_bytes = min(wave_bytes, int(np.clip(size // (8 * slots), enough, most)))
+        self._slices: list[WaveBatch] = []
+        self._tasks: list[TaskSplit] = []
+        self._bytes = 0
+        self._writer: pq.ParquetWriter | None = None
+        self._file = folder
+        self._written = 0
+        self._source = ""
+        self._pending: list[Any] = []
+        """Pieces of listing files, or tables of compared rows: the next task."""
+        self._pending_rows = self._pending_bytes = self._pending_known = 0
+
+    def add_compared(self, source: str, rows: pa.Table) -> None:
+        """Rows in SLICE's columns."""
+        self._add(
+            source, rows["size"].to_numpy(), rows["known_size"].to_numpy(), lambda *at: rows.slice(at[0], at[1] - at[0])
+        )
+
+    def add_listed(self, source: str, path: str) -> None:
+        """All rows of a listing file, all of them new."""
+        with RowGroups(path, ["size"]) as file:
+            sizes = np.concatenate([rows["size"].to_numpy() for rows in file.all()])
+        self._add(source, sizes, np.zeros_like(sizes), lambda start, end: RowRange(path, start, end))
+
+    def finish(self) -> list[WaveBatch]:
+        """All waves."""
+        self._end_task()
+        self._end_wave()
+        return self._slices
+
+    def _add(self, source: str, sizes: _Numbers, known: _Numbers, take: Callable[[int, int], Any]) -> None:
+        """Rows of these sizes, of which so many bytes are known from before: a task holds both."""
+        if source != self._source:
+            self._end_task()
+            self._source = source
+        ends, known_ends = np.cumsum(sizes), np.cumsum(known)
+        start = 0
+        while start < len(sizes):
+            before, known_before = (int(sums[start - 1]) if start else 0 for sums in (ends, known_ends))
+            end = min(
+                int(np.searchsorted(ends, before + self._task_bytes - self._pending_bytes, side="right")),
+                int(np.searchsorted(known_ends, known_before + limits.TASK_BYTES - self._pending_known, side="right")),
+            )
+            end = max(end, start + (not self._pending_rows))  # a task has at least one row
+            end = min(end, start + self._task_rows - self._pending_rows, len(sizes))
+            if end > start:
+                self._pending.append(take(start, end))
+                self._pending_rows += end - start
+                self._pending_bytes += int(ends[end - 1]) - before
+                self._pending_known += int(known_ends[end - 1]) - known_before
+            if end < len(sizes) or self._pending_rows >= self._task_rows:
+                self._end_task()
+            start = end
+
+    def _end_task(self) -> None:
+        """End the wave first if the task does not fit into it any more."""
+        if not self._pending:
+            return
+        if self._tasks and self._bytes + self._pending_bytes > self._wave_bytes:
+            self._end_wave()
+        compared = not isinstance(self._pending[0], RowRange)
+        pieces = [self._write(self._pending)] if compared else self._pending
+        self._tasks.append(TaskSplit(self._source, pieces, compared, len(self._tasks)))
+        self._bytes += self._pending_bytes
+        self._pending = []
+        self._pending_rows = self._pending_bytes = self._pending_known = 0
+
+    def _write(self, tables: list[pa.Table]) -> RowRange:
+        if self._writer is None:
+            self._file = self._folder / f"slice-{uuid.uuid4().hex}.parquet"  # executors may keep copies of others
+            constant = ["part", "reason", "known_file"]  # nearly
+            self._writer = pq.ParquetWriter(
+                str(to_write(self._file)), SLICE, compression="lz4", use_dictionary=constant
+            )
+            self._written = 0
+        table = pa.concat_tables(tables)
+        self._writer.write_table(table, row_group_size=table.num_rows)
+        self._written += table.num_rows
+        return RowRange(str(self._file), self._written - table.num_rows, self._written)
+
+    def _end_wave(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+            share(self._file)
+        if self._tasks:
+            self._slices.append(WaveBatch(self._tasks, self._bytes))
+            self._tasks, self._bytes = [], 0

@@ -1,0 +1,541 @@
+"""Settle: what the journal says becomes the ledger, and what is done leaves the outbox.
+
+Numbered as in the body of ``settle``; a crash between any two is finished by running it again:
+
+1. close the pass: nothing unclaimed of it is sent any more
+2. read its journal, once
+3. write the ledger events that no worker wrote (of chunks whose worker died after it noted them, and of unknown ones)
+4. commit the ledger: this fixes the fold forever
+5. commit the wave's staged ``documents`` rows; then the states and exports of keyed nodes that 4 has named
+6. rewrite outbox files of which some rows stay (executors do); where the plan has an error queue, write a message for
+   each row that failed for good
+7. remove the pass's journal, but for unanswered claims: their late results belong to the next settle
+8. commit the outbox: what is done leaves it, error messages come to it
+
+5–8 follow from what 4 committed, never from the journal again. Files are moved, not rows: workers' results are data
+files of the ledger already, and an outbox file that was delivered whole is only removed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ferryman import crash
+from ferryman.document import encode_fields
+from ferryman.plan import Plan, errors_node
+from ferryman.records.keys import UpdateResult
+from ferryman.records.rows import (
+    LEDGER,
+    OUTBOX,
+    OUTBOX_FILE,
+    OUTBOX_KEPT,
+    Result,
+    RowResult,
+    Rows,
+    Status,
+    error_fields,
+    error_route,
+    failed_message,
+    hasher,
+    sent_events,
+    table_of,
+)
+from ferryman.state.journal import Journal
+from ferryman.state.outbox import OutboxWriter, row_groups
+from ferryman.state.state import KEPT, SEQUENCE, SETTLED, State
+from ferryman.storage import parquet
+from ferryman.storage.delta import DataFile
+from ferryman.storage.files import fsync_folder, listed, local, path_of
+from ferryman.storage.parquet import Part, read_part, write_part
+from ferryman.storage.query import connect
+
+_I = TypeVar("_I")
+_A = TypeVar("_A")
+
+
+class RunTasks(Protocol):
+    """``Runner.run``: task(item) for every item, on executors."""
+
+    def __call__(self, task: Callable[[_I], _A], items: Sequence[_I], /) -> list[_A]: ...
+
+
+def in_process(task: Callable[[_I], _A], items: Sequence[_I]) -> list[_A]:
+    """Without executors, for what settles little."""
+    return [task(item) for item in items]
+
+
+class Repair(NamedTuple):
+    """Rows of an outbox file whose ledger events the driver must have written."""
+
+    path: str
+    destination: str
+    wave: int
+    rows: Rows
+    noted: list[RowResult]
+    eligible: list[int] | None
+    """Rows of the range that were attempted; None: all that are in the file."""
+
+
+class Fold(NamedTuple):
+    """What a journal comes to."""
+
+    results: list[Result]
+    """Results that have a ledger file, no two about the same row."""
+    repairs: list[Repair]
+    unknown: list[Rows]
+    """Claims of this pass without a result."""
+    updates: list[UpdateResult]
+    """Of keyed nodes."""
+
+
+def settle(state: State, wave: int, run: RunTasks, plan: Plan | None = None) -> dict[str, Any]:
+    """Settle a committed wave; returns what it came to: ``{"counts": {status: n}, …}``. Idempotent.
+
+    Args:
+        plan: whose error queue gets what was refused; None: the state's.
+    """
+    if state.ledger.transactions[SETTLED] < wave:
+        state.journal.close(wave)  # 1
+        crash.point("settle.closed")
+        with listed(state.journal.folder):
+            fold = read_fold(state, wave)  # 2
+        _commit_ledger(state, wave, fold, run)
+    info = state.ledger.log.find("ledger", wave)
+    if state.documents.transactions[SETTLED] < wave:
+        committed = state.outbox.log.find("wave", wave)
+        adds = [state.documents.data_file(Part(*p)) for p in committed["documents"]]
+        numbers = {SETTLED: wave, KEPT: state.documents.transactions[KEPT] + committed.get("new", 0)}
+        fsync_folder(state.documents.folder)
+        state.documents.commit("documents", adds=adds, transactions=numbers)  # 5
+    if state.outbox.transactions[SETTLED] < wave:
+        publish_updates(state, wave, info["keyed"])
+        touched = {path: parts for path, parts in info["files"].items() if path in state.outbox.files}
+        reporter = RefusalReporter.of(plan or state.plan, wave)
+        mixed = [
+            Rewrite(str(state.root), path, tuple(parts), state.epoch, reporter.about(state.outbox.files[path]))
+            for path, parts in touched.items()
+            if parts
+        ]
+        rewritten = run(rewrite, mixed) if mixed else []  # 6
+        crash.point("settle.rewritten")
+        keep = {Rows(*rows) for rows in info["unknown"]}
+        with listed(state.journal.folder):
+            for pass_ in state.journal.passes():  # 7
+                if pass_ <= wave:
+                    state.journal.trim(pass_, keep if pass_ == wave else set())
+                    crash.point("settle.trimmed")
+        fsync_folder(state.outbox.folder)
+        adds = [
+            state.outbox.data_file(part, state.outbox.files[item.path].partition)
+            for item, (part, _) in zip(mixed, rewritten, strict=True)
+            if part is not None
+        ]
+        errors, sequence = reporter.files(state, [part for _, part in rewritten if part is not None])
+        numbers = {SETTLED: wave, **sequence}
+        state.outbox.commit("outbox", adds=[*adds, *errors], removes=list(touched), transactions=numbers)  # 8
+        state.retire(state.outbox, touched)
+    return info
+
+
+def read_fold(state: State, wave: int) -> Fold:
+    """Read the journal of this pass, and what came late for the one before.
+
+    What was noted of a chunk is read only where no ledger file covers it: each of its rows may be named there.
+    """
+    by_key = {int(f.partition["first_sequence"]): f for f in state.outbox.files.values()}
+    claims = [claim for claim in state.journal.claims(wave) if claim.key in by_key]
+    found = [result for result in state.journal.results(wave) if result.key in by_key]
+    results = _without_overlap(found)
+    covered = _by_key(results)
+    notes = state.journal.notes(wave, lambda rows: rows.key in by_key and not _covered(rows, covered))
+    answered = _by_key([*found, *notes])
+
+    def repair(note: Result, rows: list[RowResult]) -> Repair:
+        file = by_key[note.key]
+        return Repair(file.path, file.partition["destination"], wave, note.range, rows, note.eligible)
+
+    repairs = []
+    for pass_ in state.journal.passes():
+        if pass_ < wave:
+            # What came late counts only if it answers a claim that was left open; a late worker's ledger file may have
+            # been swept already, what it noted of its chunk is whole.
+            left_open = {claim for claim in state.journal.claims(pass_) if claim.key in by_key}
+            for note in state.journal.notes(pass_, left_open.__contains__):
+                repairs.append(repair(note, drop_overtaken(state, by_key[note.key], note.rows)))
+    repairs += [repair(note, note.rows) for note in notes]
+    unknown = [claim for claim in claims if not _covered(claim, answered)]
+    return Fold(results, repairs, unknown, read_updates(state.journal, wave, by_key))
+
+
+def _by_key(results: Iterable[Result]) -> dict[int, list[Rows]]:
+    """The ranges of each outbox file."""
+    ranges: dict[int, list[Rows]] = defaultdict(list)
+    for result in results:
+        ranges[result.key].append(result.range)
+    return ranges
+
+
+def _covered(rows: Rows, ranges: dict[int, list[Rows]]) -> bool:
+    """Does one of the ranges hold all of these rows?"""
+    return any(other.first <= rows.first and rows.end <= other.end for other in ranges.get(rows.key, ()))
+
+
+def _without_overlap(results: list[Result]) -> list[Result]:
+    """Of results in the order of their rows those that count.
+
+    Two workers of one file (a lost pair of a speculation) may both have written: then the one that begins first counts,
+    and rows only the other one covers are sent again or found done, as if it had not written.
+    """
+    kept: list[Result] = []
+    for result in results:
+        if not kept or result.key != kept[-1].key or result.first >= kept[-1].end:
+            kept.append(result)
+    return kept
+
+
+def _commit_ledger(state: State, wave: int, fold: Fold, run: RunTasks) -> None:
+    by_key = {int(f.partition["first_sequence"]): f for f in state.outbox.files.values()}
+    repairs = list(fold.repairs)
+    for rows in fold.unknown:
+        file = by_key[rows.key]
+        meant = state.journal.claimed_rows(wave, rows)
+        repairs.append(
+            Repair(file.path, file.partition["destination"], wave, rows, _unknown(state, file, rows, meant), meant)
+        )
+    repaired = run(Repairer(str(state.root), state.epoch), repairs) if repairs else []  # 3
+    crash.point("settle.repaired")
+    parts: dict[str, list[Part]] = defaultdict(list)
+    leaving: dict[str, int] = defaultdict(int)
+    touched: dict[str, int] = defaultdict(int)
+    deleted = 0
+    for result in fold.results:
+        path = by_key[result.key].path
+        assert result.ledger_part is not None
+        parts[path].append(result.ledger_part)
+        leaving[path] += result.leave
+        deleted += result.deleted
+        touched[path] += result.sent
+    for update in fold.updates:
+        deleted += update.deleted
+        for key, left in update.leaving.items():
+            path = by_key[key].path
+            parts[path] += [update.ledger] if update.ledger is not None else []
+            leaving[path] += left
+            touched[path] += left
+    for item, (part, left, taken_out) in zip(repairs, repaired, strict=True):
+        if part is not None:
+            parts[item.path].append(part)
+            leaving[item.path] += left
+            deleted += taken_out
+            touched[item.path] += part.rows
+    commit = state.outbox.log.find("wave", wave)
+    staged = [Part(*p) for p in commit["ledger"]]
+    failed = sum(n.status in (Status.DEAD, Status.ERROR_DOC) for item in repairs for n in item.noted)
+    named = [*staged, *(part for each in parts.values() for part in each)]  # an update's is named by several files
+    fsync_folder(state.ledger.folder)
+    state.ledger.commit(  # 4
+        "ledger",
+        adds=[state.ledger.data_file(p) for p in {p.path: p for p in named}.values()],
+        transactions={SETTLED: wave},
+        info={
+            "wave": wave,
+            "files": {
+                path: [] if leaving[path] == state.outbox.files[path].rows else [p.path for p in ps]
+                for path, ps in parts.items()
+            },
+            "unknown": fold.unknown,
+            "delivered": sum(leaving.values()),
+            "deleted": deleted,
+            "sent": sum(touched.values()) + sum(each.withdrawn for each in fold.updates),
+            "stale": _stale(fold, by_key),
+            "dead": failed + sum(each.failed for each in fold.results) + sum(each.failed for each in fold.updates),
+            "keyed": {**files_of(fold.updates), **commit.get("keyed", {})},
+        },
+    )
+
+
+def _stale(fold: Fold, by_key: dict[int, DataFile]) -> dict[str, int]:
+    """Destination -> deliveries that it left alone, for it has something newer: done, with a word to it."""
+    counts: Counter[str] = Counter()
+    for result in fold.results:
+        counts[by_key[result.key].partition["destination"]] += result.stale
+    for item in fold.repairs:
+        counts[item.destination] += sum(n.status == Status.INDEXED for n in item.noted)
+    return dict(+counts)
+
+
+def _unknown(state: State, file: DataFile, rows: Rows, meant: list[int] | None) -> list[RowResult]:
+    """A claimed chunk without a result: every row that the claim meant is unknown."""
+    table = read_part(state.outbox.path(file.path), ["row", "attempt"])
+    why = "in doubt: the worker ended before it recorded a result"
+    wanted = None if meant is None else set(meant)
+    return [
+        RowResult(row, Status.INDEXING, why, attempt + 1, None)
+        for row, attempt in zip(table["row"].to_pylist(), table["attempt"].to_pylist(), strict=True)
+        if rows.first <= row < rows.end and (wanted is None or row in wanted)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Repairer:
+    """Task: write the ledger events of rows that no worker wrote."""
+
+    root: str
+    epoch: int
+
+    def __call__(self, item: Repair) -> tuple[Part | None, int, int]:
+        """(the file, how many of its rows leave the outbox, how many of these are deletes)."""
+        table = read_part(local(path_of(self.root) / "outbox" / item.path), OUTBOX_KEPT)
+        rows = table["row"]
+        mask = pc.and_(pc.greater_equal(rows, item.rows.first), pc.less(rows, item.rows.end))
+        if item.eligible is not None:
+            mask = pc.and_(mask, pc.is_in(rows, value_set=pa.array(item.eligible, pa.int64())))
+        events = sent_events(table.filter(mask).combine_chunks(), item.noted, item.destination, item.wave)
+        if not events.num_rows:
+            return None, 0, 0
+        part = write_part(path_of(self.root) / "ledger", events, epoch=self.epoch)
+        crash.point("settle.repair")
+        done = events.filter(pc.equal(events["status"], "INDEXED"))
+        return part, done.num_rows, pc.sum(pc.equal(done["operation"], "delete")).as_py() or 0
+
+
+class Rewrite(NamedTuple):
+    """An outbox file of which some rows stay, and the ledger files that say which."""
+
+    root: str
+    path: str
+    parts: tuple[str, ...]
+    epoch: int
+    refused: Refusals | None = None
+    """What is made of rows that were refused; None: nothing."""
+
+
+def rewrite(item: Rewrite) -> tuple[Part | None, Part | None]:
+    """Task: write the rows that stay, with their new attempt and due time, and error messages for those that failed for
+    good; None: there is none.
+
+    A row leaves when the ledger says INDEXED or DROPPED. ERROR waits until it is due; the rest is held for review
+    (due null).
+    """
+    root = path_of(item.root)
+    columns = ["delivery_hash", "status", *_TRIES, "message"]
+    said = pa.concat_tables([read_part(local(root / "ledger" / p), columns) for p in item.parts])
+    latest = {h: tuple(told) for h, *told in zip(*(c.to_pylist() for c in said.columns), strict=True)}
+    failed = {h: told[-1] or "" for h, told in latest.items() if told[0] in (Status.DEAD, Status.ERROR_DOC)}
+    writer, errors = (OutboxWriter(root / "outbox", epoch=item.epoch) for _ in range(2))
+    for group in row_groups(local(root / "outbox" / item.path)):
+        writer.write(_staying(group, latest))
+        if item.refused is not None and failed:
+            errors.write(item.refused.messages(group, failed, errors.rows))
+    return _finished(writer), _finished(errors)
+
+
+def _finished(writer: OutboxWriter) -> Part | None:
+    part = writer.finish()
+    if part is not None:
+        crash.point("settle.rewrite")
+    return part
+
+
+_TRIES: Final = ("attempt", "due", "since", "transient")
+"""What changes of a row that stays."""
+
+
+def _staying(rows: pa.Table, latest: dict[str, tuple[Any, ...]]) -> pa.Table:
+    """Those of the rows that stay, by what was said of them last: delivery hash -> (status, …), see ``_TRIES``."""
+    stays, tries = [], []
+    columns = (rows[c].to_pylist() for c in ("delivery_hash", *_TRIES))
+    for digest, *before in zip(*columns, strict=True):
+        status, *now = latest.get(digest, (None, *before, None))[: 1 + len(_TRIES)]
+        stays.append(status not in (Status.INDEXED, Status.DROPPED))
+        tries.append(now)
+    for name, values in zip(_TRIES, zip(*tries, strict=True), strict=False):
+        rows = rows.set_column(rows.schema.get_field_index(name), name, pa.array(values, pa.int64()))
+    return rows if all(stays) else rows.filter(pa.array(stays, pa.bool_()))
+
+
+def late_answers(journal: Journal, settled: int) -> bool:
+    """Has a late worker answered a claim that was settled as unknown?"""
+    return any(journal.answered(p) for p in journal.passes() if p <= settled)
+
+
+# Late answers: what was not taken is not sent again once something newer of its document was committed.
+
+_NEWER = """
+    SELECT DISTINCT a."row" FROM again a JOIN {events} e ON a.source = e.source AND a.document = e.document
+    WHERE a.key_hash IS NULL AND {where}
+        AND (e.revision > a.revision OR (e.revision = a.revision AND e.route = a.route AND {later}))
+"""
+
+
+def drop_overtaken(state: State, file: DataFile, noted: Sequence[RowResult]) -> list[RowResult]:
+    """What was noted late of rows of this outbox file; a row that would be sent again, but was overtaken, is dropped.
+
+    Overtaken: a newer revision of its document, or of the same revision and route something later, was committed for
+    this destination, and may have been sent meanwhile: rows that are in doubt hold nothing, but for exports, which hold
+    those of their key.
+    """
+    again = [n.row for n in noted if n.due is not None]
+    if not again:
+        return list(noted)
+    overtaken = _overtaken(state, file, again)
+    return [_dropped(n) if n.row in overtaken else n for n in noted]
+
+
+def _dropped(noted: RowResult) -> RowResult:
+    why = "superseded: something newer was committed before the destination said that it had not taken this: "
+    return RowResult(noted.row, Status.DROPPED, why + noted.message, noted.attempt, None)
+
+
+def _overtaken(state: State, file: DataFile, rows: list[int]) -> set[int]:
+    names = ["row", "source", "document", "revision", "route", "operation", "key_hash"]
+    of_file = parquet.scan([state.outbox.path(file.path)], pa.schema([OUTBOX.field(n) for n in names]))
+    again = of_file.to_table(filter=pc.field("row").isin(rows))
+    destination = file.partition["destination"]
+    key = int(file.partition["first_sequence"])
+    with connect(state.spill) as db:
+        db.register("again", again)
+        found = set()
+        for other in state.outbox.files.values():
+            if other.partition["destination"] == destination:
+                db.register("other", parquet.scan([state.outbox.path(other.path)], of_file.schema))
+                later = f'e."row" + {int(other.partition["first_sequence"])} > a."row" + {key}'
+                found |= _rows(db.execute(_NEWER.format(events="other", where="true", later=later)).fetchall())
+        db.register("events", parquet.scan(state.ledger.paths(), LEDGER))
+        later = "a.operation = 'upsert' AND e.operation = 'delete'"  # a delete follows the upsert that it takes back
+        sent = db.execute(_NEWER.format(events="events", where="e.destination = $1", later=later), [destination])
+        return found | _rows(sent.fetchall())
+
+
+def _rows(found: list[tuple[int]]) -> set[int]:
+    return {row for (row,) in found}
+
+
+# What a destination refused, as messages for the plan's error queue: new rows of the outbox, in the commit by which
+# the refused ones are held for review.
+
+_SAME = ("source", "document", "parent", "origin", "version", "revision", "branches", "provenance")
+"""Columns that a message has from the refused row."""
+
+
+class Refusals(NamedTuple):
+    """How messages are made of the rows of one outbox file."""
+
+    plan: tuple[str, int]
+    errors: str
+    """Name of the destination that gets them."""
+    destination: str
+    """That has refused."""
+    wave: int
+
+    def messages(self, rows: pa.Table, failed: Mapping[str, str], first: int) -> pa.Table:
+        """Of those of the rows that failed, in OUTBOX_FILE's columns, numbered from ``first``.
+
+        Args:
+            failed: delivery hash -> why.
+        """
+        hashes = rows["delivery_hash"]
+        rows = rows.filter(pc.is_in(hashes, value_set=pa.array(list(failed), pa.string())))
+        causes = [failed[each] for each in rows["delivery_hash"].to_pylist()]
+        columns = {name: rows[name].to_pylist() for name in (*_SAME, "route", "fields")}
+        routes = [error_route(self.destination, route, self.wave) for route in columns.pop("route")]
+        bodies = columns.pop("fields")
+        fields = [
+            self._message(cause, id, source, body)
+            for cause, id, source, body in zip(causes, columns["document"], columns["source"], bodies, strict=True)
+        ]
+        names = ("source", "document", "version", "revision")
+        digests = [
+            hasher(*self.plan, source, self.errors, route, "upsert")(document, version, revision)
+            for route, source, document, version, revision in zip(routes, *(columns[n] for n in names), strict=True)
+        ]
+        n = rows.num_rows
+        return table_of(
+            OUTBOX_FILE,
+            n,
+            row=pa.array(range(first, first + n), pa.int64()),
+            route=routes,
+            operation="upsert",
+            delivery_hash=digests,
+            attempt=0,
+            due=0,
+            fields=fields,
+            **columns,
+        )
+
+    def _message(self, cause: str, id: str, source: str, body: bytes | None) -> bytes:
+        message = failed_message(id, source, body or b"{}")
+        where, plan = self.destination, self.plan
+        return encode_fields(
+            error_fields(
+                kind="destination", cause=cause, where=where, plan=plan, destinations=[where], messages=[message]
+            )
+        )
+
+
+class RefusalReporter:
+    """For one wave of a plan; does nothing where the plan has no error queue."""
+
+    def __init__(self, plan: Plan, wave: int, errors: str | None) -> None:
+        self._plan = plan
+        self._wave = wave
+        self._errors = errors
+
+    @classmethod
+    def of(cls, plan: Plan, wave: int) -> Self:
+        node = errors_node(plan.nodes)
+        return cls(plan, wave, None if node is None else node.name)
+
+    def about(self, file: DataFile) -> Refusals | None:
+        """For the rows of this outbox file; of the error queue's own nothing is reported."""
+        destination = file.partition["destination"]
+        if self._errors is None or destination == self._errors:
+            return None
+        return Refusals((self._plan.name, self._plan.version), self._errors, destination, self._wave)
+
+    def files(self, state: State, parts: Sequence[Part]) -> tuple[list[DataFile], dict[str, int]]:
+        """These messages as files to add, under the next sequences; and the transaction that says which come then."""
+        if not parts:
+            return [], {}
+        assert self._errors is not None
+        sequence, found = state.next_sequence, []
+        for part in parts:
+            partition = {"wave": str(self._wave), "destination": self._errors, "first_sequence": str(sequence)}
+            found.append(state.outbox.data_file(part, partition))
+            sequence += part.rows
+        return found, {SEQUENCE: sequence}
+
+
+# What a pass's updates of keys come to: files of the ledger now, of the keyed nodes' tables when that is committed.
+
+
+def read_updates(journal: Journal, wave: int, files: Collection[int]) -> list[UpdateResult]:
+    """Those of a pass that are about outbox files (by first sequence) that are there."""
+    return [each for each in journal.updates(wave) if each.leaving.keys() <= set(files)]
+
+
+def files_of(updates: Sequence[UpdateResult]) -> dict[str, dict[str, Any]]:
+    """What the ledger's commit says of them, for ``publish_updates``: node -> its files."""
+    found: dict[str, dict[str, Any]] = defaultdict(lambda: {"state": [], "exports": [], "contributions": []})
+    for each in sorted(updates, key=lambda update: (update.node, update.range)):
+        found[each.node]["state"] += [each.state] if each.state is not None else []
+        found[each.node]["contributions"] += [each.contributions] if each.contributions is not None else []
+        found[each.node]["exports"] += [(each.lane, each.exports)] if each.exports is not None else []
+    return dict(found)
+
+
+def publish_updates(state: State, wave: int, files: Mapping[str, Mapping[str, Any]]) -> None:
+    """Commit the states and exports that the ledger's commit of this wave has named. Idempotent."""
+    for name, mine in files.items():
+        tables = state.keyed[name]
+        for table in tables.all:
+            fsync_folder(table.folder)
+        exports = [(lane, Part(*part)) for lane, part in mine["exports"]]
+        states, contributions = ([Part(*part) for part in mine[kind]] for kind in ("state", "contributions"))
+        tables.publish(wave, states, exports, contributions)

@@ -1,1 +1,0 @@
-"""5. Settle: the journal becomes the ledger, and what is done leaves the outbox."""

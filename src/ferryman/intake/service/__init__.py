@@ -1,0 +1,6 @@
+"""The intake queue's consumers: one a state, and the plan that documents of jobs run through."""
+
+from ferryman.intake.service.serve import on_spark, serve
+from ferryman.intake.service.settings import Serving
+
+__all__ = ["Serving", "on_spark", "serve"]

@@ -1,0 +1,217 @@
+"""Access requests: a zip of delivered originals, put together in the background."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import socket
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from ferryman import crash
+from ferryman.errors import FerrymanError, UsageError, message_of
+from ferryman.intake import Assembly, Job, LockLost, NodeInvalid, Queue, StateError
+from ferryman.intake import job as inventory
+from ferryman.intake.job import FILES, StoredFile
+from ferryman.intake.nodes import decoded, job_path, time_text
+from ferryman.intake.service.errors import Stopping
+from ferryman.intake.service.workspace import Workspace
+from ferryman.limits import MIB
+from ferryman.storage import files
+
+SMALL_BYTES: Final = 256 * MIB
+"""A larger bundle goes to the large queue, so that a small one waits for small ones only."""
+
+BYTES_PER_S: Final = 50 * MIB
+"""What a disk reads and writes at the same time, at worst: for the time that is promised."""
+
+KEPT_S: Final = 7 * 24 * 3600.0
+"""So long a bundle lies ready; then it is removed, and can be asked for again."""
+
+LOOKED_AT: Final = 1000
+"""Jobs whose names are read at once."""
+
+LEFT_BEHIND_S: Final = 2.0
+"""Between two looks for requests whose consumer died."""
+
+_PIECE: Final = MIB
+_NO_TIME: Final = (1980, 1, 1, 0, 0, 0)
+"""The earliest that a zip can say: the same bundle is the same bytes."""
+
+
+def ask(queue: Queue, objects: Sequence[str], now: float, *, small_bytes: int = SMALL_BYTES) -> Assembly:
+    """Ask for the originals of some jobs, or of some objects by local id or primary id.
+
+    The request's token says what was asked for, how many bytes it is, and when it is expected to lie ready.
+
+    Raises:
+        UsageError: nothing of that name was delivered, or its originals were not kept.
+    """
+    jobs = [_job_of(queue, name) for name in objects]
+    size = sum(int(job.store.get("bytes") or 0) for job in jobs)
+    which = "small" if size <= small_bytes else "large"
+    ahead = sum(_bytes_of(queue, which, id) for id in queue.list_assemblies(which, "Pending"))
+    expected = now + 1 + (ahead + size) / BYTES_PER_S
+    token = {
+        "token": os.urandom(16).hex(),
+        "objects": list(objects),
+        "jobs": [job.id for job in jobs],
+        "cloud-content-byte": size,
+        "anticipated-availability-time": time_text(expected),
+        "status": "Pending",
+    }
+    return queue.create_assembly(which, token)
+
+
+def _job_of(queue: Queue, name: str) -> Job:
+    """The latest delivered job of this id, or of an object of this name."""
+    found = name if name in set(queue.list_jobs("Completed")) else _latest_named(queue, name)
+    if not found:
+        raise UsageError(f"{name}: no job of this id, and no object of this local id, is completed.")
+    job = queue.load_job(found)
+    if not job.store.get("url"):
+        raise UsageError(f"{name}: the originals of {job.id} were not kept. Serve the queue without --drop-originals.")
+    return job
+
+
+def _latest_named(queue: Queue, name: str) -> str:
+    """The latest completed job of an object with this local or primary id; "" if there is none."""
+    jobs = sorted(queue.list_jobs("Completed"), reverse=True)
+    for at in range(0, len(jobs), LOOKED_AT):
+        some = jobs[at : at + LOOKED_AT]
+        paths = [job_path(job, "identifiers") for job in some]
+        for job, path, node in zip(some, paths, queue.tree.store.read(paths), strict=True):
+            try:
+                identifiers = decoded(path, node.data) if node else {}
+            except NodeInvalid:
+                continue  # the audit's business
+            local = identifiers.get("local_id")
+            if name in (identifiers.get("primary_id"), *(local if isinstance(local, list) else [local])):
+                return job
+    return ""
+
+
+def _bytes_of(queue: Queue, size: str, request_id: str) -> int:
+    try:
+        return int(queue.load_assembly(size, request_id).token.get("cloud-content-byte") or 0)
+    except (NodeInvalid, ValueError, TypeError):
+        return 0
+
+
+class Bundles:
+    """The consumer of one access queue.
+
+    1. A request is acquired, and in Processing.
+    2. The zip is written beside its place, then put there whole.
+    3. The token says where it is and until when; the request is Completed.
+
+    Killed in between, the request is in Processing and nobody's: it is acquired again, and done from the start.
+    """
+
+    def __init__(
+        self, queue: Queue, work: Workspace, size: str, stopping: Callable[[], None], say: Callable[[str], None]
+    ) -> None:
+        self._queue, self._work, self._size, self._stopping, self._say = queue, work, size, stopping, say
+        self._look_at = 0.0
+
+    def turn(self) -> bool:
+        """Put one bundle together. False: nobody waits for any.
+
+        Raises:
+            QueueLost.
+            Stopping.
+        """
+        if self._is_paused():
+            return False
+        request = self._queue.acquire_pending_assembly(self._size) or self._left_behind()
+        if request is None:
+            return False
+        try:
+            if request.status == "Pending":
+                request.set_status("Processing")  # 1
+            self._assemble(request)
+        except (LockLost, StateError, NodeInvalid, Stopping):
+            raise
+        except (OSError, ValueError, FerrymanError) as e:
+            why = message_of(e)
+            self._say(f"{request.id}: {why}")
+            request.set_token({**request.token, "status": "Failed"})
+            request.fail(why)
+        finally:
+            request.unlock()
+        return True
+
+    def expire(self, now: float) -> None:
+        """Remove bundles that have lain ready for long enough."""
+        for path in (self._work.root / "bundles").glob("*.zip"):
+            if now - path.stat().st_mtime >= KEPT_S:
+                path.unlink(missing_ok=True)
+
+    def is_due(self) -> bool:
+        """Does anybody wait for a bundle?"""
+        if self._is_paused():
+            return False
+        return any(self._queue.list_assemblies(self._size, state) for state in ("Pending", "Processing"))
+
+    def _is_paused(self) -> bool:
+        return self._queue.locks.check(f"access-{self._size}")
+
+    def _left_behind(self) -> Assembly | None:
+        """A request whose consumer died over it. Looked for now and then, as all requests are looked at."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return None
+        self._look_at = now + LEFT_BEHIND_S
+        for request_id in self._queue.list_assemblies(self._size, "Processing"):
+            request = self._queue.load_assembly(self._size, request_id)
+            if request.lock():
+                if request.status == "Processing":
+                    return request
+                request.unlock()
+        return None
+
+    def _assemble(self, request: Assembly) -> None:
+        token = {**request.token, "delivery-node": socket.gethostname(), "status": "Processing"}
+        request.set_token(token)
+        path = self._work.bundle(self._size, request.id)
+        temporary = path.with_suffix(".part")
+        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED, allowZip64=True) as bundle:  # 2
+            for name, source, held in self._contents(token):
+                _add(bundle, name, source, held, self._stopping)
+        files.fsync_file(temporary)
+        os.replace(temporary, path)
+        files.fsync_folder(path.parent)
+        crash.point("access.bundled")
+        until = dt.datetime.now(dt.UTC).timestamp() + KEPT_S
+        ready = {"url": inventory.url_of(path), "bytes": path.stat().st_size, "expires": time_text(until)}
+        request.set_token({**token, **ready, "status": "Completed"})  # 3
+        request.success(f"{path.stat().st_size} bytes")
+        self._say(f"{request.id}: {path}")
+
+    def _contents(self, token: dict[str, Any]) -> Iterator[tuple[str, Path, StoredFile]]:
+        """(name in the zip, file, what it was when it was delivered)"""
+        for job_id in token.get("jobs") or []:
+            job = self._queue.load_job(str(job_id))
+            place = inventory.place(job.path, job.store)
+            for held in inventory.read(place):
+                yield f"{job.id}/{held.path}", place.parent / FILES / held.path, held
+
+
+def _add(bundle: zipfile.ZipFile, name: str, source: Path, held: StoredFile, stopping: Callable[[], None]) -> None:
+    """One original, if it still is what was delivered."""
+    from hashlib import sha256
+
+    digest = sha256()
+    with (
+        source.open("rb") as content,
+        bundle.open(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), "w", force_zip64=True) as out,
+    ):
+        while piece := content.read(_PIECE):
+            stopping()
+            digest.update(piece)
+            out.write(piece)
+    if digest.hexdigest() != held.sha256:
+        raise ValueError(f"{source}: is not what was delivered: its digest differs")

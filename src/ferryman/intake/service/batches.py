@@ -1,0 +1,373 @@
+"""Batches: what was handed in becomes jobs, each once, whatever is killed in between."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from ferryman import crash
+from ferryman.errors import DeliveryError, FerrymanError, PermanentError, TransientError, describe
+from ferryman.intake import Batch, BatchState, NodeInvalid, Queue, Report
+from ferryman.intake.overview import reported
+from ferryman.intake.service.errors import Later, Stopping
+from ferryman.intake.service.fetch import Fetcher
+from ferryman.intake.service.hosts import SlowHost, SlowLane
+from ferryman.intake.service.isolation import AtWork, Isolation
+from ferryman.intake.service.payload import Planned, has_payload, planned
+from ferryman.intake.service.reports import BatchReports, Callback
+from ferryman.intake.service.workers import Desk
+from ferryman.intake.service.workspace import Workspace
+
+MANIFEST_AGAIN_S: Final = 30.0
+"""Between two looks at a manifest whose server does not answer."""
+
+MANIFEST_PATIENCE_S: Final = 24 * 3600.0
+"""So long a batch waits for its manifest, as nobody can hand the same batch in again. Then it has failed."""
+
+
+def is_made(batch: Batch) -> bool:
+    """Was every job of it made? Until then its report is not due."""
+    return batch.jobs_made is not None or not has_payload(batch.submission)
+
+
+class Waits:
+    """Batches that are to be tried again, and since when they are tried; of all threads that make batches."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._at: dict[str, float] = {}
+        self._since: dict[str, float] = {}
+        self._slow: list[str] = []
+        self._closed = False
+
+    def put(self, batch_id: str, at: float, now: float) -> float:
+        """To be tried again then. Since when is it tried?"""
+        with self._changed:
+            self._at[batch_id] = at
+            return self._since.setdefault(batch_id, now)
+
+    def later(self, now: float) -> set[str]:
+        """Those that are not due yet. The others are forgotten: whoever gets them says so again."""
+        with self._changed:
+            self._at = {batch: at for batch, at in self._at.items() if at > now}
+            return {*self._at, *self._slow}
+
+    def is_slow(self, batch_id: str) -> None:
+        """Its manifest is on a slow host: it waits for a thread that waits for those."""
+        with self._changed:
+            self._slow.append(batch_id)
+            self._changed.notify()
+
+    def wait_for_slow(self) -> None:
+        """Until one waits for these threads, or the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._slow) or self._closed)
+
+    def close(self) -> None:
+        """Nobody waits for any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def slow(self) -> str | None:
+        """The one of these that waits longest; it waits no more."""
+        with self._changed:
+            return self._slow.pop(0) if self._slow else None
+
+    def __bool__(self) -> bool:
+        with self._changed:
+            return bool(self._at or self._slow)
+
+
+class Batches:
+    """The consumer of pending batches.
+
+    1. The batch is acquired: locked, and in Processing.
+    2. Its manifest is fetched, checked, and laid into the working space.
+    3. A job is made of each object that has none yet; which those are, their ``jobID`` says.
+    4. The batch's status node says how many were made: all.
+
+    A batch in Processing that does not say so is one that was killed in between: it is acquired again.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        work: Workspace,
+        fetcher: Fetcher,
+        callback: Callback | BatchReports,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        waits: Waits,
+        desk: Desk,
+        at_work: AtWork,
+        isolation: Isolation,
+    ) -> None:
+        self._waits, self._desk = waits, desk
+        self._at_work, self._isolation = at_work, isolation
+        self._queue, self._work, self._fetcher, self._callback = queue, work, fetcher, callback
+        self._say, self._clock = say, clock
+        self._made: set[str] = set()
+
+    def turn(self) -> bool:
+        """Make the jobs of one batch. False: there was none.
+
+        Raises:
+            LockLost, QueueLost: another goes on with it.
+            Stopping.
+        """
+        batch = self._acquired()  # 1
+        if batch is None:
+            return False
+        self._desk.call()  # there may be more
+        try:
+            if not is_made(batch):
+                self._make(batch)
+            self._made.add(batch.id)
+        except TransientError as e:
+            self._wait(batch, e)
+        except PermanentError as e:
+            self._give_up(batch, e)
+        except SlowHost:
+            self._waits.is_slow(batch.id)
+        except Later as e:
+            now = self._clock()
+            self._waits.put(batch.id, now + e.after_s, now)
+        except NodeInvalid as e:
+            self._queue.pass_over(batch.id, f"{batch.id}: {e}")
+        except OSError as e:
+            self._wait(batch, TransientError(describe(e)))  # our own disk
+        except FerrymanError:
+            raise
+        except Exception as e:  # whatever it is, it is this batch's end and no other's
+            self._give_up(batch, PermanentError(describe(e)))
+        finally:
+            batch.unlock()
+        return True
+
+    def wait(self, timeout_s: float) -> None:
+        """Until there may be a batch, or the desk is closed; while batches are to be tried again, at most so long."""
+        self._desk.wait(timeout_s if self._waits else None)
+
+    def _acquired(self) -> Batch | None:
+        skip = self._made | self._waits.later(self._clock())
+        return self._queue.acquire_pending_batch() or self._queue.acquire_batch_in_processing(skip)
+
+    def _make(self, batch: Batch) -> None:
+        jobs = self._at_work.work(batch.id, lambda: self._planned(batch), lambda: self._isolation.planned(batch))  # 2
+        crash.point("batch.planned")
+        there = self._keys(batch)
+        for job in jobs:  # 3
+            if job.configuration["jobID"] not in there:
+                self._place(batch, job)
+                crash.point("batch.job")
+        crash.point("batch.made")
+        batch.set_jobs_made(len(jobs))  # 4
+        self._say(f"{batch.id}: {batch.message}")
+
+    def _planned(self, batch: Batch) -> list[Planned]:
+        return list(planned(batch.submission, batch.id, self._work, self._fetcher))
+
+    def _place(self, batch: Batch, job: Planned) -> None:
+        batch.create_job(job.configuration, job.priority, identifiers=job.identifiers, metadata=job.metadata)
+
+    def _keys(self, batch: Batch) -> set[str]:
+        """Of the jobs that were made before."""
+        ids = [*batch.processing_jobs, *batch.completed_jobs, *batch.failed_jobs, *batch.deleted_jobs]
+        return {str(self._queue.load_job(job).configuration.get("jobID")) for job in ids}
+
+    def _wait(self, batch: Batch, error: TransientError) -> None:
+        now = self._clock()
+        since = self._waits.put(batch.id, now + MANIFEST_AGAIN_S, now)
+        if now - since >= MANIFEST_PATIENCE_S:
+            self._give_up(batch, error)
+            return
+        batch.set_status("Processing", f"waits for its manifest: {error}")
+        self._say(f"{batch.id}: {error}. It is tried again in {MANIFEST_AGAIN_S:g} s.")
+
+    def _give_up(self, batch: Batch, error: DeliveryError) -> None:
+        """It has failed permanently; its submitter is notified, if possible."""
+        told = {
+            "id": f"{batch.id}/refused",
+            "batch": batch.id,
+            "batchID": batch.submission.get("batchID"),
+            "status": "Failed",
+            "why": str(error),
+        }
+        try:
+            self._callback.tell(batch.submission, told)
+        except SlowHost:
+            self._waits.is_slow(batch.id)
+            return
+        except (DeliveryError, Stopping) as e:
+            self._say(f"{batch.id}: its submitter could not be notified: {e}")
+        batch.set_status("Failed", str(error))
+        self._made.add(batch.id)
+        self._say(f"{batch.id}: failed: {error}")
+
+
+class SlowBatches(Batches):
+    """Makes the jobs of batches that another one met a slow host with. Its fetcher waits for slow hosts."""
+
+    def wait(self, timeout_s: float) -> None:
+        self._waits.wait_for_slow()
+
+    def _acquired(self) -> Batch | None:
+        batch_id = self._waits.slow()
+        if batch_id is None:
+            return None
+        batch = self._queue.load_batch(batch_id)
+        return batch if batch.acquire(BatchState.PROCESSING) is not None else None
+
+
+# Reports: what became of a batch, kept and sent, once all its jobs are done with.
+
+REPORT_AGAIN_S: Final = 30.0
+"""Between two tries to reach a submitter who does not answer."""
+
+REPORT_PATIENCE_S: Final = 24 * 3600.0
+"""So long a report is tried. Then the batch goes on without: the report stays with the batch."""
+
+
+class Reporting:
+    """The consumer of batches in Reporting and UpdateReporting, and of those whose last job is done with.
+
+    1. The batch is acquired, in Reporting.
+    2. Its report is posted: all of it, or in UpdateReporting what has changed since the last one; nothing, nothing.
+    3. The batch is Completed, or Failed if a job has; in the same change the report is kept.
+
+    Killed between 2 and 3, the same report is posted again, with the same ``id``.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        work: Workspace,
+        callback: Callback | BatchReports,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        lane: SlowLane[Batch] | None = None,
+    ) -> None:
+        self._lane = lane
+        self._queue, self._work, self._callback = queue, work, callback
+        self._say, self._clock = say, clock
+        self._unsent: list[tuple[float, float, Batch]] = []
+        """(when to try again, since when it is tried, batch), each locked."""
+
+    @property
+    def waiting(self) -> bool:
+        """Is a report to be sent again?"""
+        return bool(self._unsent)
+
+    def turn(self) -> bool:
+        """Report one batch. False: there was none.
+
+        Raises:
+            LockLost, QueueLost: another goes on with it.
+            Stopping.
+        """
+        now = self._clock()
+        for at, waiting in enumerate(self._unsent):
+            if waiting[0] <= now:
+                del self._unsent[at]
+                self._report(waiting[2], waiting[1])
+                return True
+        batch = self._next()  # 1
+        if batch is None:
+            return False
+        self._report(batch, now)
+        return True
+
+    def _next(self) -> Batch | None:
+        return self._queue.acquire_batch_for_reporting(is_made)
+
+    def release(self) -> None:
+        """Give back what waits."""
+        for _, _, batch in self._unsent:
+            batch.unlock()
+        self._unsent.clear()
+
+    def _report(self, batch: Batch, since: float) -> None:
+        keeps = False
+        try:
+            told = batch.report()
+            update = batch.status == "UpdateReporting"
+            news = told.since(batch.kept_report) if update else told
+            why = ""
+            if news or not update:
+                try:
+                    self._callback.tell(batch.submission, self._body(batch, news, update))  # 2
+                except TransientError as e:
+                    if self._clock() - since < REPORT_PATIENCE_S:
+                        keeps = True
+                        self._unsent.append((self._clock() + REPORT_AGAIN_S, since, batch))
+                        self._say(f"{batch.id}: its report was not sent: {e}. Next try in {REPORT_AGAIN_S:g} s.")
+                        return
+                    why = f"; its report could not be sent: {e}"
+                except SlowHost:
+                    if self._lane is not None:
+                        keeps = True
+                        self._lane.give(batch)
+                    return
+                except DeliveryError as e:
+                    why = f"; its report could not be sent: {e}"
+                except FerrymanError:
+                    raise
+                except Exception as e:  # whatever it is, it is this report's end and no other's
+                    why = f"; its report could not be sent: {describe(e)}"
+            crash.point("batch.told")
+            self._close(batch, told, why)  # 3
+        except NodeInvalid as e:
+            self._queue.pass_over(batch.id, f"{batch.id}: {e}")
+        finally:
+            if not keeps:
+                batch.unlock()
+
+    def _close(self, batch: Batch, told: Report, why: str) -> None:
+        total = len(told.completed) + len(told.failed)
+        if told.failed:
+            batch.fail(f"{len(told.failed)} of {total} jobs failed{why}")
+        elif not total and has_payload(batch.submission):
+            batch.fail(f"no jobs were made of it{why}")
+        else:
+            batch.success(f"{total} {'job' if total == 1 else 'jobs'} completed{why}")
+            self._work.drop_batch(batch.id)
+        self._say(f"{batch.id}: {batch.message}")
+
+    def _body(self, batch: Batch, news: Report, update: bool) -> dict[str, Any]:
+        """What is posted."""
+        kept = batch.kept_report or {}
+        return {
+            "id": f"{batch.id}/{'update' if update else 'report'}/{kept.get('last_modified', '')}",
+            "batch": batch.id,
+            "batchID": batch.submission.get("batchID"),
+            "status": "Failed" if news.failed else "Completed",
+            "update": update,
+            "completed_jobs": list(reported(self._queue.tree, news.completed)),
+            "failed_jobs": [
+                {**job, "why": news.reasons.get(job["job"], "")} for job in reported(self._queue.tree, news.failed)
+            ],
+        }
+
+
+class SlowReporting(Reporting):
+    """Reports the batches whose receivers another one has found slow. Its callback waits for slow receivers."""
+
+    def __init__(self, *given: Any, takes: SlowLane[Batch]) -> None:
+        super().__init__(*given)
+        self._takes = takes
+
+    def _next(self) -> Batch | None:
+        return self._takes.take()
+
+    def wait(self, timeout_s: float) -> None:
+        """Until one is handed over, or the end; while reports are to be sent again, at most so long."""
+        self._takes.wait(timeout_s if self._unsent else None)
+
+    def release(self) -> None:
+        super().release()
+        self._takes.close()

@@ -1,0 +1,107 @@
+"""Slow hosts: what waits for one goes to a few threads of its own, and the others go on.
+
+Nobody knows beforehand that a host is slow. The first job that meets it finds out, in a time that is bounded, and the
+host is known to this process for a while: what else leads there is handed over without being asked for.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Generic, TypeVar
+
+from ferryman.intake import Batch, Job
+from ferryman.intake.service.errors import Later
+from ferryman.limits import KIB
+from ferryman.net.urls import split
+
+PROMPT_S: Final = 5.0
+"""A host that says nothing for so long, or needs longer for its headers, is slow; content is looked at from then on."""
+
+PROMPT_RATE: Final = 32.0 * KIB
+"""Bytes a second below which content comes slowly: a job of a megabyte takes half a minute."""
+
+KNOWN_S: Final = 600.0
+"""So long a host is taken to be slow; then it is tried as any other."""
+
+SLOTS: Final = 2
+"""Threads a state for slow hosts, beside those for all others."""
+
+
+class SlowHost(Later):
+    """What waits for this host is to wait apart."""
+
+    def __init__(self, host: str) -> None:
+        super().__init__(f"{host} is slow")
+        self.host = host
+
+    def __reduce__(self) -> tuple[type[SlowHost], tuple[str]]:
+        return type(self), (self.host,)
+
+
+class SlowHosts:
+    """Those that this process has met."""
+
+    def __init__(
+        self, prompt_s: float = PROMPT_S, rate: float = PROMPT_RATE, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.prompt_s, self.rate, self._clock = prompt_s, rate, clock
+        self._until: dict[str, float] = {}
+
+    def refuse(self, url: str) -> None:
+        """Raises ``SlowHost`` if it leads to one."""
+        host = split(url)[1].netloc.rpartition("@")[2]
+        if self._until.get(host, 0.0) > self._clock():
+            raise SlowHost(host)
+
+    def add(self, url: str) -> SlowHost:
+        """This one is slow."""
+        host = split(url)[1].netloc.rpartition("@")[2]
+        self._until[host] = self._clock() + KNOWN_S
+        return SlowHost(host)
+
+
+Waiting = TypeVar("Waiting", Job, Batch)
+
+
+class SlowLane(Generic[Waiting]):
+    """Jobs of one state, or batches, each locked, that wait for slow hosts."""
+
+    def __init__(self) -> None:
+        self._jobs: deque[Waiting] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def give(self, job: Waiting) -> None:
+        """Whoever takes care of slow hosts goes on with it."""
+        with self._changed:
+            if not self._closed:
+                self._jobs.append(job)
+                self._changed.notify()
+                return
+        job.unlock()
+
+    def take(self) -> Waiting | None:
+        """The one that waits longest, if its lock was not lost meanwhile."""
+        with self._changed:
+            while self._jobs:
+                job = self._jobs.popleft()
+                if job.locked:
+                    return job
+        return None
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Until one waits, at most so long; None: as long as it takes, or until this is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._jobs) or self._closed, timeout_s)
+
+    def close(self) -> None:
+        """Give back all of them, and what comes still."""
+        with self._changed:
+            self._closed = True
+            jobs, self._jobs = list(self._jobs), deque()
+            self._changed.notify_all()
+        for job in jobs:
+            job.unlock()

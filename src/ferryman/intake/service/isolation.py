@@ -1,0 +1,415 @@
+"""The child of ``isolation``: does one task, and asks its parent for what it needs of the queue."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from signal import Signals
+from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
+
+from ferryman import crash
+from ferryman.errors import PermanentError, describe
+from ferryman.intake import Batch, Job, JobState, Queue
+from ferryman.intake.service.errors import ChildDied, Later, Stopping
+from ferryman.intake.service.finisher import finish
+from ferryman.intake.service.payload import Planned, planned
+from ferryman.intake.service.settings import Serving
+from ferryman.intake.service.stages import Done
+from ferryman.intake.service.workspace import Workspace
+from ferryman.storage import files
+
+_DIE_WITH_PARENT: Final = 1  # PR_SET_PDEATHSIG of Linux
+_KILL_FIRST: Final = "1000"
+"""On Linux: where memory runs out, this process ends and not its parent."""
+
+_METHODS: Final = ("set_space_needed", "set_identifiers", "set_inventory", "set_store", "check", "lock", "unlock")
+
+
+class Question(NamedTuple):
+    """From the child: a value, or with ``args`` the result of a method."""
+
+    whose: str
+    name: str
+    args: tuple[Any, ...] | None
+
+
+class AskedValue(NamedTuple):
+    """The answer to ``Question``; from the child, the end of its task."""
+
+    value: Any
+
+
+class AskedError(NamedTuple):
+    """The same, but this was raised."""
+
+    error: BaseException
+
+
+class Task(Protocol):
+    """What a child does."""
+
+    def run(self, ask: Callable[..., Any]) -> Any:
+        """Do it. ``ask(whose, name, *args)`` asks the parent."""
+        ...
+
+
+@dataclass(frozen=True)
+class StageTask:
+    """The work of a stage."""
+
+    serving: Serving
+    state: JobState
+
+    def run(self, ask: Callable[..., Any]) -> Any:
+        queue = cast("Queue", _QueueAsked(ask))
+        stop, work = threading.Event(), Workspace(self.serving.work)
+        fetcher, callback = self.serving.fetcher(stop), self.serving.callback(stop)
+        stages = self.serving.stages(queue, work, fetcher, callback, stop, lambda text: None)
+        (stage,) = (one for one in stages if one.state is self.state)
+        done = stage.work(cast("Job", _Asked(ask, "job")))
+        finish(done.steps)
+        return done._replace(steps=())
+
+
+@dataclass(frozen=True)
+class BatchTask:
+    """The jobs of a batch."""
+
+    serving: Serving
+    submission: dict[str, Any]
+    batch_id: str
+
+    def run(self, ask: Callable[..., Any]) -> Any:
+        fetcher = self.serving.fetcher(threading.Event())
+        return list(planned(self.submission, self.batch_id, Workspace(self.serving.work), fetcher))
+
+
+class _Asked:
+    """An object of the parent's."""
+
+    def __init__(self, ask: Callable[..., Any], whose: str) -> None:
+        self._ask, self._whose = ask, whose
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _METHODS:
+            return lambda *args: self._ask(Question(self._whose, name, args))
+        return self._ask(Question(self._whose, name, None))
+
+
+class _QueueAsked:
+    """What stages need of a queue."""
+
+    def __init__(self, ask: Callable[..., Any]) -> None:
+        self.locks = _Asked(ask, "locks")
+
+
+def main(descriptor: int) -> None:
+    """Do the task that comes over this connection."""
+    _end_with(os.getppid())
+    with Connection(descriptor) as parent:
+        try:
+            task: Task = parent.recv()
+            try:
+                said: AskedValue | AskedError = AskedValue(task.run(partial(_ask, parent, threading.Lock())))
+            except Exception as e:
+                said = AskedError(_portable(e))
+            parent.send(said)
+        except (EOFError, ConnectionError):
+            os._exit(1)  # nobody wants to know any more
+
+
+def _ask(parent: Connection, turn: threading.Lock, question: Question) -> Any:
+    with turn:  # files are fetched by several threads
+        parent.send(question)
+        said: AskedValue | AskedError = parent.recv()
+    if isinstance(said, AskedError):
+        raise said.error
+    return said.value
+
+
+def _portable(error: Exception) -> Exception:
+    """This error, or one that says the same and can be sent."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return PermanentError(describe(error))
+    return error
+
+
+def _end_with(parent: int) -> None:
+    """This process ends with its parent: another one may do the same work then. Signals from a terminal are the
+    parent's business."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+        with open("/proc/self/oom_score_adj", "w") as out:
+            out.write(_KILL_FIRST)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+# What is at work now, in files, so that what was at work when a process died is known, and then isolated.
+#
+# A dead ``serve`` accuses nobody: of what was at work then, one thing may have killed it, or none. Each of them is
+# done next in a child process, one at a time. If the child dies while ``serve`` lives, that is counted; what has ended
+# as many children as it has attempts fails, with the reason.
+
+ATTEMPTS: Final = 3
+"""Deaths of a child until what it worked at has failed: one may be the machine's fault."""
+
+TURN_AGAIN_S: Final = 0.2
+"""Until what is to be isolated asks again whether another one still is."""
+
+DIED_AGAIN_S: Final = 0.5
+"""Between a death and the next attempt: a machine without memory gets some of it back."""
+
+_DEATHS: Final = ".deaths"
+
+T = TypeVar("T")
+
+
+class AtWork:
+    """What the threads of all processes of a queue are working at.
+
+    ::
+
+        FOLDER/ID           somebody works at this job or batch, or died while working at it
+        FOLDER/ID.deaths    how many children it has ended
+
+    1. The file ID is made. If it was there already, the work is isolated.
+    2. The work is done, here or in a child.
+    3. If the child died, its death is counted; what has been counted ``ATTEMPTS`` times fails.
+    4. The files are removed: it has an outcome. Only its state is still to be changed.
+
+    A file is named by the one who has the lock of the item; it holds a word of its own, by which a process that lost
+    the lock without noticing knows that the file is not its own any more. Files are not synced, but for the counts: a
+    power cut is not the work's fault.
+
+    Args:
+        folder: seen by every process that serves the queue.
+        say: told of deaths.
+    """
+
+    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+        self._folder, self._say = folder, say
+        self._name, self._count = uuid.uuid4().hex, itertools.count()
+        self._slot = threading.Lock()
+        """Held while something is isolated."""
+
+    def work(self, id: str, here: Callable[[], T], apart: Callable[[], T]) -> T:
+        """Do it here or, if it was at work when a process died, apart.
+
+        Args:
+            apart: does it in a child process.
+
+        Raises:
+            Later: another one is isolated now, or the child died: it is tried again.
+            PermanentError: it has ended its process in every attempt.
+            Stopping: as ``apart``; it is isolated by the next process too.
+        """
+        word = f"{self._name}-{next(self._count)}"
+        if self._begin(id, word):
+            try:
+                return here()
+            finally:
+                self._end(id, word)
+        if not self._slot.acquire(blocking=False):
+            raise Later("it waits until it is worked at in a child process", TURN_AGAIN_S)
+        try:
+            return self._isolated(id, word, apart)
+        finally:
+            self._slot.release()
+
+    def _isolated(self, id: str, word: str, apart: Callable[[], T]) -> T:
+        (self._folder / id).write_text(word)
+        try:
+            result = apart()
+        except ChildDied as e:
+            self._died(id, word, e.how)
+            raise Later(f"it ended its process: {e.how}", DIED_AGAIN_S) from None
+        except (Later, Stopping):
+            raise
+        except BaseException:
+            self._forget(id, word)
+            raise
+        self._forget(id, word)
+        return result
+
+    def _died(self, id: str, word: str, how: str) -> None:
+        """Count it. Raises ``PermanentError`` if it is the last one."""
+        crash.point("work.died")
+        deaths = self.deaths(id) + 1
+        files.replace(self._deaths_file(id), str(deaths).encode())
+        crash.point("work.counted")
+        self._say(f"{id}: ended the child process that worked at it ({deaths} of {ATTEMPTS}): {how}")
+        if deaths >= ATTEMPTS:
+            self._forget(id, word)
+            raise PermanentError(
+                f"it ended the process that worked at it, in each of {ATTEMPTS} attempts: {how}. Look for what is "
+                "unusual in it: its size, its names, its container."
+            )
+
+    def _forget(self, id: str, word: str) -> None:
+        """It has an outcome: what it did to its processes does not count any more."""
+        self._deaths_file(id).unlink(missing_ok=True)
+        self._end(id, word)
+
+    def deaths(self, id: str) -> int:
+        """How many children it has ended so far."""
+        try:
+            return int(self._deaths_file(id).read_bytes())
+        except (FileNotFoundError, ValueError):
+            return 0
+
+    def sweep(self, is_done: Callable[[str], bool]) -> None:
+        """Remove what belongs to jobs and batches that are done with."""
+        for path in self._folder.iterdir():
+            if is_done(path.name.removesuffix(_DEATHS)):
+                path.unlink(missing_ok=True)
+
+    def _deaths_file(self, id: str) -> Path:
+        return self._folder / f"{id}{_DEATHS}"
+
+    def _begin(self, id: str, word: str) -> bool:
+        """False: it was at work before, and has no outcome."""
+        try:
+            file = os.open(f"{self._folder}/{id}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        except FileExistsError:
+            return False
+        try:
+            os.write(file, word.encode())
+        finally:
+            os.close(file)
+        crash.point("work.begun")
+        return True
+
+    def _end(self, id: str, word: str) -> None:
+        """It has an outcome, unless another one is at it."""
+        path = f"{self._folder}/{id}"
+        with suppress(FileNotFoundError):
+            file = os.open(path, os.O_RDONLY)
+            try:
+                is_ours = os.read(file, 2 * len(word)) == word.encode()
+            finally:
+                os.close(file)
+            if is_ours:
+                os.unlink(path)
+        crash.point("work.ended")
+
+
+# Work in a child process: what may end its process ends the child, and ``serve`` sees how.
+#
+# The child does the work of a stage; what it needs of the job and of the queue it asks its parent for, who has the
+# lock. So it needs no access to the queue. It dies with its parent.
+
+COMMAND: Final = (
+    sys.executable,
+    "-c",
+    "import sys; from ferryman.intake.service.isolation import main; main(int(sys.argv[1]))",
+)
+"""What is started; the number of the connection's descriptor follows."""
+
+LOOK_S: Final = 0.1
+"""Between two looks whether to stop."""
+
+JOB: Final = frozenset(
+    (
+        *("id", "batch_id", "path", "locked", "priority", "space_needed", "retry_count"),
+        *("configuration", "identifiers", "metadata", "inventory", "store"),
+        *("set_space_needed", "set_identifiers", "set_inventory", "set_store"),
+    )
+)
+"""What a child may ask of its job."""
+
+LOCKS: Final = frozenset(("check", "lock", "unlock"))
+"""And of the queue's locks."""
+
+
+class Isolation:
+    """Does the work of stages in child processes, one child a call.
+
+    Args:
+        stop: set it, and the child is ended with ``Stopping``.
+        command: what is started; default: ``COMMAND``.
+    """
+
+    def __init__(self, queue: Queue, serving: Serving, stop: threading.Event, command: tuple[str, ...] = ()) -> None:
+        self._queue, self._serving, self._stop, self._command = queue, serving, stop, command or COMMAND
+
+    def work(self, job: Job, state: JobState) -> Done:
+        """What the stage of this state does with a job. Raises as the stage, and ``ChildDied``, ``Stopping``."""
+        done: Done = self._run(
+            StageTask(self._settings(), state), {"job": (job, JOB), "locks": (self._queue.locks, LOCKS)}
+        )
+        return done
+
+    def planned(self, batch: Batch) -> list[Planned]:
+        """The jobs of a batch. Raises as ``payload.planned``, and ``ChildDied``, ``Stopping``."""
+        found: list[Planned] = self._run(BatchTask(self._settings(), dict(batch.submission), batch.id), {})
+        return found
+
+    def _settings(self) -> Serving:
+        return replace(self._serving, threads=1)
+
+    def _run(self, task: Task, asked: Mapping[str, tuple[Any, frozenset[str]]]) -> Any:
+        here, there = Pipe()
+        with here:
+            with there:
+                command = [*self._command, str(there.fileno())]
+                child = subprocess.Popen(
+                    command, pass_fds=[there.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+                )
+            try:
+                here.send(task)
+                return self._answering(here, child, asked)
+            except (EOFError, ConnectionError):
+                raise ChildDied(_how(child.wait())) from None
+            finally:
+                child.kill()
+                child.wait()
+
+    def _answering(self, here: Connection, child: Any, asked: Mapping[str, tuple[Any, frozenset[str]]]) -> Any:
+        """Answer what the child asks, until it has a result."""
+        while True:
+            while not here.poll(LOOK_S):
+                if self._stop.is_set():
+                    raise Stopping
+            match here.recv():
+                case AskedValue(value):
+                    return value
+                case AskedError(error):
+                    raise error
+                case Question(whose, name, args):
+                    of, names = asked[whose]
+                    here.send(_answer(of, name, args) if name in names else AskedError(AttributeError(name)))
+
+
+def _answer(of: Any, name: str, args: tuple[Any, ...] | None) -> AskedValue | AskedError:
+    try:
+        value: Any = getattr(of, name)
+        return AskedValue(value if args is None else value(*args))
+    except Exception as e:
+        return AskedError(e)
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {-code} ({Signals(-code).name})"
+    except ValueError:
+        return f"signal {-code}"

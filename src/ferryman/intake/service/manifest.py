@@ -1,0 +1,346 @@
+"""Manifests: lists of URLs, as CSV with a header or as JSON lines, each with an optional digest, size and local id."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
+
+import msgspec
+
+from ferryman.document import decode_json
+from ferryman.errors import plain_text
+from ferryman.intake.service.errors import Corrupt
+from ferryman.limits import MIB
+from ferryman.net.archives import climbs
+from ferryman.net.urls import shown, split
+
+MANIFEST_BYTES: Final = 64 * MIB
+MANIFEST_LINES: Final = 100_000
+MANIFEST_VALUES: Final = 1_000_000
+"""Of one manifest, which is in memory as a whole: a line takes a kilobyte, another field a tenth of that. The number of
+bytes does not tell: a line may have two, and a JSON value three."""
+
+ROW_CHARS: Final = MIB
+"""Of one row: decoded, it may take thirty times as much."""
+
+PATH_CHARS: Final = 1024
+NAME_BYTES: Final = 255
+"""Of a name in a path: what file systems take."""
+NUMBER_BYTES: Final = 10
+"""Of a name, for the number that is added where several files have it."""
+SUFFIX_BYTES: Final = 32
+"""Of a suffix; a longer one says nothing of what the file is."""
+
+SCHEMES: Final = ("http", "https", "file")
+DIGESTS: Final[Mapping[str, int]] = {"md5": 32, "sha1": 40, "sha256": 64, "sha512": 128}
+"""Digests that are checked -> how many hex digits each has."""
+
+_OWN: Final = ("url", "digest", "size", "local_id", "primary_id", "file_name", "priority", "profile_name")
+_ALIASES: Final = {"localid": "local_id", "primaryid": "primary_id", "filename": "file_name", "name": "file_name"}
+_NOT_IN_NAMES: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+
+
+class ManifestEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One file that a submitter names."""
+
+    url: str
+    path: str
+    """Its place among the files of its object."""
+    digest: str = ""
+    """``sha256:HEX``; "" if the submitter gave none."""
+    size: int | None = None
+    fields: dict[str, Any] = {}
+    """Whatever else the manifest says of it."""
+
+
+class ManifestRow(NamedTuple):
+    """A line of a manifest."""
+
+    line: int
+    entry: ManifestEntry
+    local_id: str
+    primary_id: str
+    priority: int | None
+    collection: str
+
+
+class Object(NamedTuple):
+    """What becomes one job: the lines with one local id, or one line without any."""
+
+    key: str
+    """The same each time the manifest is read."""
+    rows: list[ManifestRow]
+
+
+def rows_of(text: bytes, base: str) -> list[ManifestRow]:
+    """The lines of a manifest. URLs may be relative to ``base``, its own.
+
+    Raises:
+        Corrupt: it cannot be read as one, naming the line.
+    """
+    is_json = text.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{")
+    found: list[ManifestRow] = []
+    weight = 0
+    try:
+        for number, values in _of_json(text) if is_json else _of_csv(text):
+            row = _row(number, values, base)
+            weight += _weight(row.entry.fields)
+            if len(found) == MANIFEST_LINES:
+                raise Corrupt(f"the manifest has more than {MANIFEST_LINES} lines. Split it into several.")
+            if weight > MANIFEST_VALUES:
+                raise Corrupt(f"the manifest has more than {MANIFEST_VALUES} fields. Split it into several.")
+            found.append(row)
+    except UnicodeDecodeError:
+        raise Corrupt(f"the manifest is not UTF-8 at byte {_not_utf8_at(text)}. Write it as UTF-8.") from None
+    if not found:
+        raise Corrupt("the manifest names no files.")
+    return found
+
+
+def _not_utf8_at(text: bytes) -> int:
+    try:
+        text.decode("utf-8-sig")
+    except UnicodeDecodeError as e:
+        return e.start
+    return len(text)
+
+
+def objects_of(rows: Iterable[ManifestRow]) -> list[Object]:
+    """Lines by object, in the order in which the objects are first named.
+
+    Raises:
+        Corrupt: two files of one object would be in one place.
+    """
+    found: dict[tuple[str, str], list[ManifestRow]] = {}
+    for row in rows:
+        key = (row.collection, row.local_id) if row.local_id else ("", f"\0{row.line}")
+        found.setdefault(key, []).append(row)
+    return [
+        Object(f"{collection}/{local}" if local[0] != "\0" else f"line {local[1:]}", _placed(lines))
+        for (collection, local), lines in found.items()
+    ]
+
+
+class _ManifestLines:
+    """The lines of a text, decoded one by one: whole, it may take four times its bytes."""
+
+    def __init__(self, text: bytes, newline: str) -> None:
+        self._lines = io.TextIOWrapper(io.BytesIO(text), "utf-8-sig", newline=newline)
+        self.number = 0
+        """Of the line that was given last."""
+        self._left = ROW_CHARS
+
+    def begin(self) -> None:
+        """Another row begins."""
+        self._left = ROW_CHARS
+
+    def __iter__(self) -> Iterator[str]:
+        while line := self._lines.readline(self._left + 1):
+            self.number += 1
+            self._left -= len(line)
+            if self._left < 0:
+                raise Corrupt(f"line {self.number} of the manifest: its row has more than {ROW_CHARS} characters.")
+            yield line
+
+
+def _of_json(text: bytes) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    lines = _ManifestLines(text, "\n")
+    for line in lines:
+        number = lines.number
+        lines.begin()
+        if not line.strip():
+            continue
+        try:
+            values = decode_json(line)
+        except ValueError as e:
+            raise Corrupt(f"line {number} of the manifest is not JSON: {plain_text(e)}.") from None
+        if not isinstance(values, dict):
+            raise Corrupt(f"line {number} of the manifest is JSON, but not an object.")
+        yield number, {_column(name): value for name, value in values.items()}
+
+
+def _of_csv(text: bytes) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    lines = _ManifestLines(text, "")
+    reader = csv.reader(iter(lines), strict=True)
+    header: list[str] = []
+    try:
+        for cells in reader:
+            lines.begin()
+            if not any(cell.strip() for cell in cells):
+                continue
+            if not header:
+                header = [_column(cell) for cell in cells]
+                if "url" not in header:
+                    raise Corrupt(
+                        f"line {reader.line_num} of the manifest has no column url, but {', '.join(cells)[:200]}. "
+                        "The first line names the columns."
+                    )
+                continue
+            if len(cells) != len(header):
+                raise Corrupt(
+                    f"line {reader.line_num} of the manifest has {len(cells)} columns, the first one {len(header)}."
+                )
+            yield reader.line_num, dict(zip(header, cells, strict=True))
+    except csv.Error as e:
+        raise Corrupt(f"line {reader.line_num} of the manifest is not CSV: {e}.") from None
+
+
+def _weight(values: Any) -> int:
+    """How many values there are in it."""
+    if isinstance(values, dict):
+        return sum(map(_weight, values.values()), 1)
+    return sum(map(_weight, values), 1) if isinstance(values, list) else 1
+
+
+def _column(name: str) -> str:
+    plain = re.sub(r"[\s-]+", "_", name.strip().lower())
+    return _ALIASES.get(plain, plain)
+
+
+def _row(line: int, values: Mapping[str, Any], base: str) -> ManifestRow:
+    try:
+        given = {name: "" if values.get(name) is None else str(values[name]).strip() for name in _OWN}
+        url = checked_url(given["url"], base)
+        if split(url)[1].scheme == "file" and split(base)[1].scheme != "file":
+            raise Corrupt(f"{shown(url)} is a file of the machine that reads this; a server may not name one.")
+        entry = ManifestEntry(
+            url,
+            checked_path(given["file_name"]) if given["file_name"] else "",
+            checked_digest(given["digest"]),
+            whole("size", given["size"]),
+            {name: value for name, value in values.items() if name not in _OWN and name and value not in ("", None)},
+        )
+        return ManifestRow(
+            line,
+            entry,
+            given["local_id"],
+            given["primary_id"],
+            whole("priority", given["priority"]),
+            given["profile_name"],
+        )
+    except Corrupt as e:
+        raise Corrupt(f"line {line} of the manifest: {e}") from None
+
+
+def whole(name: str, text: str) -> int | None:
+    """The number that a submitter wrote; None if there is none.
+
+    Raises:
+        Corrupt: it is not one, or has more than 18 digits.
+    """
+    if not text:
+        return None
+    if not re.fullmatch(r"[0-9]{1,18}", text):
+        raise Corrupt(f"{name} {text[:40]!r} is not an integer.")
+    return int(text)
+
+
+def _placed(rows: list[ManifestRow]) -> list[ManifestRow]:
+    """The lines of an object, each file in a place of its own."""
+    given = {row.entry.path for row in rows if row.entry.path}
+    taken: dict[str, int] = {}
+    last: dict[str, int] = {}
+    placed = []
+    for row in rows:
+        entry = row.entry
+        path = entry.path or free_name(name_in(entry.url), lambda path: path in taken or path in given, last)
+        if path in taken:
+            raise Corrupt(
+                f"line {row.line} of the manifest: the file_name {path!r} is also that of line {taken[path]}. Give "
+                "each file of an object its own."
+            )
+        taken[path] = row.line
+        placed.append(row._replace(entry=msgspec.structs.replace(entry, path=path)))
+    return placed
+
+
+def free_name(name: str, is_taken: Callable[[str], bool], last: dict[str, int]) -> str:
+    """The name, or the next one that is like it: ``page.txt``, ``page-2.txt``. ``last``: the number it had last."""
+    if not is_taken(name):
+        return name
+    pure = PurePosixPath(name)
+    stem, suffix = (pure.stem, pure.suffix) if len(pure.suffix.encode()) <= SUFFIX_BYTES else (name, "")
+    stem = end_of(stem, NAME_BYTES - NUMBER_BYTES - len(suffix.encode()))
+    base = stem + suffix  # names that differ only in what was cut off count together
+    path = name
+    while is_taken(path):
+        last[base] = last.get(base, 1) + 1
+        path = f"{stem}-{last[base]}{suffix}"
+    return path
+
+
+def name_in(url: str) -> str:
+    """The name that the file at a URL has."""
+    name = unquote(split(url)[1].path.rpartition("/")[2], errors="replace")
+    name = _NOT_IN_NAMES.sub("_", name.replace("/", "_").replace("\\", "_")).strip()
+    name = end_of(name, NAME_BYTES)  # which says what kind of file it is
+    return "file" if name in ("", ".", "..") else name
+
+
+def end_of(name: str, size: int) -> str:
+    """Its last characters, of so many bytes at most."""
+    return name.encode()[-size:].decode(errors="ignore")
+
+
+def checked_url(url: str, base: str = "") -> str:
+    """A URL that is fetched, in full.
+
+    Args:
+        base: that it may be relative to.
+
+    Raises:
+        Corrupt: it is not one.
+    """
+    if not url:
+        raise Corrupt("there is no url.")
+    try:
+        url, parts = split(url, base)
+    except ValueError as e:
+        raise Corrupt(f"the url {e}. Correct it.") from None
+    if _NOT_IN_NAMES.search(url):
+        raise Corrupt(f"the url {shown(url)} has control characters. Correct it.")
+    if parts.scheme not in SCHEMES or (parts.scheme != "file" and not parts.hostname):
+        raise Corrupt(f"the url {shown(url)} is not one of {', '.join(SCHEMES)}. Give it whole: http://host/path.")
+    if parts.scheme == "file" and (parts.netloc not in ("", "localhost") or not parts.path.startswith("/")):
+        raise Corrupt(f"the url {shown(url)} is not a file of this machine. Give it as file:///path.")
+    return url
+
+
+def checked_digest(text: str) -> str:
+    """``sha256:HEX`` of what a submitter wrote: ``SHA-256:…``, or hex digits alone, known by their number.
+
+    Raises:
+        Corrupt: it is not a digest that can be checked.
+    """
+    if not text:
+        return ""
+    kind, colon, digits = text.lower().replace("=", ":", 1).partition(":")
+    if not colon:
+        kind, digits = next((name for name, length in DIGESTS.items() if length == len(text)), ""), text.lower()
+    kind = kind.replace("-", "").strip()
+    digits = digits.strip()
+    if DIGESTS.get(kind) != len(digits) or not re.fullmatch("[0-9a-f]+", digits):
+        raise Corrupt(f"the digest {text[:140]!r} is not one of {', '.join(DIGESTS)}. Write it as sha256:HEX.")
+    return f"{kind}:{digits}"
+
+
+def checked_path(path: str) -> str:
+    """A place below a folder, ``/`` between names.
+
+    Raises:
+        Corrupt: it climbs out, or no file can have it.
+    """
+    if climbs(path):
+        raise Corrupt(f"the path {path[:200]!r} leads out of the object. Give paths below one folder.")
+    parts = [part for part in path.replace("\\", "/").split("/") if part not in ("", ".")]
+    if not parts or len(path) > PATH_CHARS or _NOT_IN_NAMES.search(path):
+        raise Corrupt(f"the path {path[:200]!r} cannot be a file's.")
+    if any(len(part.encode()) > NAME_BYTES for part in parts):
+        raise Corrupt(f"the path {path[:200]!r} has a name of more than {NAME_BYTES} bytes.")
+    return "/".join(parts)

@@ -1,0 +1,417 @@
+"""Jobs in Processing: their documents run through the plan, many jobs of many batches in one wave."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ferryman import crash
+from ferryman.account.families import DocumentResult, FailedDelivery, document_results
+from ferryman.errors import FerrymanError, UsageError, describe, plain_text
+from ferryman.intake import Job, JobState, LockLost, NodeInvalid, Queue, StateError
+from ferryman.intake.service.errors import TurnFailed
+from ferryman.intake.service.payload import Minted
+from ferryman.intake.source import collection_of, local_id_of, piece_of
+from ferryman.plan import Plan, SourceNode
+from ferryman.sources import Jobs, Listed
+from ferryman.state.commands import queue_retry
+from ferryman.storage import files
+
+if TYPE_CHECKING:
+    from ferryman.engine.run import Run
+    from ferryman.state.state import State
+
+log = logging.getLogger("ferryman.intake")
+
+WAVE_JOBS: Final = 1000
+"""Jobs that share a turn: enough to make its few commits cheap for each, few enough to decide on in a second."""
+
+FAULTS: Final = 10
+"""Jobs in a row that fail because of errors nobody foresaw; then the plan, its state or Spark are at fault."""
+
+TOLD: Final = 5
+"""Documents that a failed job names, with the reason of each; `ferryman deliveries` has them all."""
+
+LOST_AGAIN_S: Final = 5.0
+"""Until documents that a turn did not process (the listing was incomplete) are listed again."""
+
+
+def jobs_sources(plan: Plan) -> dict[str, Jobs]:
+    """The plan's sources of jobs by name.
+
+    Raises:
+        UsageError: it has none.
+    """
+    found = {n.name: n.source for n in plan.nodes if isinstance(n, SourceNode) and isinstance(n.source, Jobs)}
+    if not found:
+        raise UsageError(
+            f"plan {plan.name} takes no jobs: give it a source of jobs, plan.source('jobs', Jobs()), with Jobs from "
+            "ferryman.sources."
+        )
+    return found
+
+
+class Turns:
+    """How many jobs share a turn; of one ``serve``, whatever happens to the drivers of its state.
+
+    A turn of several that ends in an error nobody foresaw is followed by turns of one job each, until one of these ends
+    so, too: that job fails, and the others share turns again. Where it happens to ``FAULTS`` jobs in a row it is not
+    because of them.
+    """
+
+    def __init__(self, jobs: int = WAVE_JOBS) -> None:
+        self._most = self.jobs = jobs
+        self._faults = 0
+
+    def went_well(self) -> None:
+        """A turn with jobs in it."""
+        self._faults = 0
+
+    def blames(self, jobs: int) -> bool:
+        """So many shared one that did not. False: it is not because of any of them."""
+        self._faults += jobs == 1
+        self.jobs = 1 if jobs > 1 else self._most
+        return self._faults < FAULTS
+
+
+def is_unforeseen(error: Exception) -> bool:
+    """Is this neither an error of ours, nor of a disk, nor of Spark? Then what a turn was given may have caused it."""
+    of_spark = type(error).__module__.partition(".")[0] in ("pyspark", "py4j")
+    return not isinstance(error, FerrymanError | OSError) and not of_spark
+
+
+class Processing:
+    """The consumer of jobs in Processing, and the driver of the plan's state. One process a plan.
+
+    1. As many jobs as share a turn are acquired, and their objects' local ids locked: of two jobs of one object the
+       second waits until the first is done, or its files would take turns with the first one's. What failed before of
+       the same files is to be tried again.
+    2. A turn: the jobs' files are listed, and go through waves as any documents.
+    3. The outcome of each job is read from the ledger: are all its documents, as they were downloaded, settled?
+    4. Those that are move on, or fail with the reasons; the others stay held, and what they owe is sent when due.
+
+    Killed anywhere, the jobs are found in Processing again, and what is settled is not done again: its files'
+    digests are known.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        run: Run,
+        state: State,
+        say: Callable[[str], None],
+        stop: threading.Event,
+        *,
+        turns: Turns | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._queue, self._run, self._state = queue, run, state
+        self._say, self._stop, self._clock = say, stop, clock
+        self._turns = turns or Turns()
+        self._sources = jobs_sources(state.plan)
+        self._minted = Minted(state.plan)
+        self._held: dict[str, Job] = {}
+        self._seen: set[str] = set()
+        """Held jobs of which it is known whether their files have failed before."""
+        self._waiting: dict[str, Job] = {}
+        """Jobs whose object another one is being processed of."""
+        self._names: dict[str, str] = {}
+        """Job -> the local id that it has locked."""
+        self._listed: set[str] = set()
+        """Jobs that a complete turn has listed: until something is due, there is nothing new to find out of them."""
+        self._scan_at = 0.0
+        for source in self._sources.values():
+            source.serve(queue, {})
+
+    @property
+    def holds(self) -> bool:
+        """Is there a job that it has not done with?"""
+        return bool(self._held or self._waiting)
+
+    def turn(self) -> bool:
+        """Acquire, run, decide. False: there was nothing to do now.
+
+        Raises:
+            QueueLost: what is held may be lost; go on.
+            StateError, EngineError: of the plan's state; it is over.
+            Stopping.
+        """
+        self._drop_lost()
+        self._acquire()  # 1
+        self._try_again()
+        new = self._held.keys() - self._listed
+        due = self._run.due_s()
+        if not (new and self._clock() >= self._scan_at) and (due is None or due > 0):
+            return False
+        for source in self._sources.values():
+            source.serve(self._queue, self._held)
+        with self._blamed():
+            complete = self._run.turn(scan=bool(new))  # 2
+        if new:
+            self._scan_at = 0.0 if complete else self._clock() + LOST_AGAIN_S
+        if complete:
+            self._listed |= new
+        crash.point("job.waved")
+        self._decide()
+        return True
+
+    def wait(self, timeout_s: float, times: int = 1) -> None:
+        """Until a job comes, or something that is pending is due, or the stop; at most so long, and so many times that
+        if nothing is pending or held."""
+        due = self._run.due_s()
+        watch = self._queue.watch_jobs(JobState.PROCESSING)
+        try:
+            for _ in range(1 if self.holds or due is not None else times):
+                if watch.wait(timeout_s if due is None else min(timeout_s, max(due, 0.01))) or self._stop.is_set():
+                    return
+        finally:
+            watch.close()
+
+    def release(self) -> None:
+        """Give back what is held, as it is."""
+        for job in [*self._held.values(), *self._waiting.values()]:
+            self._let_go(job)
+        self._waiting.clear()
+
+    # --- 1 ------------------------------------------------------------------------------------------------------------
+
+    def _acquire(self) -> None:
+        for job in list(self._waiting.values()):
+            if self._is_free(job):
+                self._held[job.id] = self._waiting.pop(job.id)
+        left = self._turns.jobs - len(self._held) - len(self._waiting)
+        for found in islice(self._queue.acquire_jobs(JobState.PROCESSING), max(0, left)):
+            self._sort_in(found)
+            if self._stop.is_set():
+                return
+
+    def _sort_in(self, job: Job) -> None:
+        """It is held, or waits for another job of its object. What is wrong with it is its own end, and no other's."""
+        try:
+            job.load()  # a damaged node would make the plan's listing incomplete
+            (self._held if self._is_free(job) else self._waiting)[job.id] = job
+        except NodeInvalid as e:
+            self._queue.pass_over(job.id, f"{job.id}: {e}")
+            job.unlock()
+        except UsageError as e:  # no lock can have such a name
+            self._move(job, [plain_text(e)])
+        except FerrymanError:
+            raise
+        except Exception as e:
+            self._give_up(job, e)
+
+    def _is_free(self, job: Job) -> bool:
+        """True: no other job of this object is being processed, and it is locked."""
+        local = local_id_of(job.identifiers)
+        if not local:
+            return True
+        name = f"{local}_{collection_of(job)}"
+        if not self._queue.locks.lock("localid", name):
+            return False
+        self._names[job.id] = name
+        return True
+
+    def _try_again(self) -> None:
+        """What failed before of the files that new jobs bring is tried again. Once a job, and once each time that it is
+        requeued: then a note in its working space says so."""
+        new = [job for id, job in self._held.items() if id not in self._seen]
+        notes: dict[str, Path] = {}
+        brought: dict[str, dict[str, tuple[Listed, str]]] = {name: {} for name in self._sources}
+        for job in new:
+            with _left_to_judge():
+                note = Path(piece_of(job).list).parent / f"retry-{job.retry_count}"
+                if not note.exists():
+                    notes[job.id] = note
+                    for name, source in self._sources.items():
+                        brought[name] |= {source.full_id(one.id): (one, job.id) for one in _documents(source, job)}
+        asking: set[str] = set()
+        for name, documents in brought.items():
+            found = self._endings(name, documents)
+            failed = [d for d, e in found.items() if e.failures and e.speaks_of(documents[d][0].fingerprint)]
+            if failed:
+                jobs = sorted({documents[d][1] for d in failed})
+                queue_retry(self._state, name, failed, f"intake {_some(jobs, ', ')}")
+                asking.update(jobs)
+        for job_id in asking:
+            files.publish(notes[job_id], b"")
+        self._seen |= self._held.keys()
+
+    # --- 3, 4 ---------------------------------------------------------------------------------------------------------
+
+    def _decide(self) -> None:
+        """Move on every job that is settled."""
+        expected: dict[str, Expected] = {}
+        for job in list(self._held.values()):
+            if job.id not in self._listed:
+                continue
+            try:
+                expected[job.id] = {
+                    name: {source.full_id(one.id): one for one in _documents(source, job)}
+                    for name, source in self._sources.items()
+                }
+            except NodeInvalid as e:
+                self._move(job, [f"{plain_text(e)} Download the job again."])
+            except FerrymanError:
+                raise
+            except Exception as e:
+                self._give_up(job, e)
+        found = {
+            name: self._endings(name, [document for each in expected.values() for document in each[name]])
+            for name in self._sources
+        }
+        for job_id, by_source in expected.items():
+            outcome = _outcome(by_source, found)
+            if outcome is not None:
+                self._end(self._held[job_id], outcome, by_source)
+            elif not _is_known(by_source, found):
+                self._listed.discard(job_id)
+                self._scan_at = self._clock() + LOST_AGAIN_S
+        self._drop_lost()
+
+    def _endings(self, source: str, documents: Iterable[str]) -> dict[str, DocumentResult]:
+        wanted = list(documents)
+        return document_results(self._state.root, self._state.plan, source, wanted) if wanted else {}
+
+    def _end(self, job: Job, failures: list[str], by_source: Expected) -> None:
+        """Move it on, with the identifiers that were minted for it."""
+        documents = [(source, document) for source, each in by_source.items() for document in each]
+        try:
+            found = None if failures else self._minted.identifiers(job, documents)
+        except (ValueError, NodeInvalid) as e:
+            failures, found = [plain_text(e)], None
+        except FerrymanError:
+            raise
+        except Exception as e:
+            self._give_up(job, e)
+            return
+        self._move(job, failures, found)
+
+    @contextmanager
+    def _blamed(self) -> Iterator[None]:
+        """A turn that ends in what nobody foresaw ends because of one of its jobs: see ``Turns``.
+
+        Raises:
+            TurnFailed: the state is to be opened again.
+        """
+        try:
+            yield
+        except Exception as e:
+            jobs = sorted(self._held)
+            if not jobs or not is_unforeseen(e) or not self._turns.blames(len(jobs)):
+                raise
+            if len(jobs) == 1:
+                self._give_up(self._held[jobs[0]], e)
+            else:
+                log.error("a turn of %d jobs (%s)", len(jobs), _some(jobs, ", "), exc_info=e)
+            raise TurnFailed(jobs, describe(e)) from e
+        if self._held:
+            self._turns.went_well()
+
+    def _give_up(self, job: Job, error: Exception) -> None:
+        """Something that nobody foresaw is one job's end, and no other's."""
+        log.error("%s: a fault in Processing", job.id, exc_info=error)
+        self._move(job, [describe(error)])
+
+    def _move(self, job: Job, failures: list[str], identifiers: dict[str, Any] | None = None) -> None:
+        crash.point("job.judged")
+        try:
+            if failures:
+                why = _some(failures, "; ")
+                self._say(f"{job.id}: failed in Processing: {why}")
+                job.fail(why, unlock=True)
+            else:
+                job.processed("delivered", identifiers, unlock=True)
+                crash.point("minted.moved")
+        except NodeInvalid as e:
+            self._queue.pass_over(job.id, f"{job.id}: {e}")
+        except (LockLost, StateError) as e:
+            self._say(f"{job.id}: {e}")
+        self._let_go(job)
+
+    def _let_go(self, job: Job) -> None:
+        self._held.pop(job.id, None)
+        self._seen.discard(job.id)
+        self._listed.discard(job.id)
+        name = self._names.pop(job.id, "")
+        if name:
+            self._queue.locks.unlock("localid", name)
+        job.unlock()
+
+    def _drop_lost(self) -> None:
+        """Whose lock was lost is another's: nothing of it is touched any more."""
+        for job in [job for job in self._held.values() if not job.locked]:
+            self._say(f"{job.id}: its lock was lost; it will be acquired again")
+            self._let_go(job)
+        self._waiting = {id: job for id, job in self._waiting.items() if job.locked}
+
+
+@contextmanager
+def _left_to_judge() -> Iterator[None]:
+    """What is wrong with a job here is found again when its outcome is decided: then it fails."""
+    try:
+        yield
+    except NodeInvalid:
+        return
+    except FerrymanError:
+        raise
+    except Exception:
+        log.debug("a job cannot be looked at yet", exc_info=True)
+
+
+def _some(texts: list[str], between: str) -> str:
+    """The first of them."""
+    more = [f"and {len(texts) - TOLD} more"] if len(texts) > TOLD else []
+    return between.join([*texts[:TOLD], *more])
+
+
+def _documents(source: Jobs, job: Job) -> list[Listed]:
+    """What the source lists of a job, and refuses.
+
+    Raises:
+        NodeInvalid: the job does not say where its files are.
+    """
+    return [one for one in source.listing(piece_of(job)) if isinstance(one, Listed)]
+
+
+Expected = dict[str, dict[str, Listed]]
+"""Source -> document (its id with the prefix) -> what was listed."""
+
+Found = dict[str, dict[str, DocumentResult]]
+
+
+def _is_known(expected: Expected, found: Found) -> bool:
+    """Does the ledger speak of all these documents, as they are listed?"""
+    return all(
+        document in found[source] and found[source][document].speaks_of(listed.fingerprint)
+        for source, documents in expected.items()
+        for document, listed in documents.items()
+    )
+
+
+def _outcome(expected: Expected, found: Found) -> list[str] | None:
+    """Why a job has failed; [] if it is delivered; None while something is pending, or not known yet."""
+    if not _is_known(expected, found):
+        return None
+    all_of_it = [found[source][document] for source, documents in expected.items() for document in documents]
+    if not all(ending.settled for ending in all_of_it):
+        return None
+    return [why for ending in all_of_it for why in _reasons(ending.failures)]
+
+
+def _reasons(failures: Iterable[FailedDelivery]) -> list[str]:
+    """Each once, though several destinations may have it."""
+    found: dict[str, None] = {}
+    for one in failures:
+        why = one.why.removeprefix(f"{one.document}: ")
+        if one.status == "INDEXING":
+            why = f"it is in doubt whether {one.destination} has it: record what you find out with `ferryman resolve`"
+        elif one.status == "DEAD":
+            why = f"{one.destination}: {why}"
+        found[f"{one.document}: {why}"] = None
+    return list(found)

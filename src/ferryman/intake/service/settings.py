@@ -1,0 +1,96 @@
+"""How a queue is served: the settings, and the stages that they make, in this process or in a child of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ferryman.intake import Queue
+from ferryman.intake.service.fetch import LOWEST_RATE, Fetcher
+from ferryman.intake.service.hosts import PROMPT_S, SlowHosts
+from ferryman.intake.service.reports import BatchReports, Callback, Mail
+from ferryman.intake.service.stages import (
+    Downloading,
+    Estimating,
+    JobStage,
+    Notify,
+    Pending,
+    Provisioning,
+    Recording,
+    Storing,
+)
+from ferryman.intake.service.workspace import FULL, Workspace
+from ferryman.net.reach import NOTHING_PRIVATE, Reach
+
+THREADS: Final = 4
+"""A state: a job of most of them waits for a disk or a server, not for this machine."""
+
+
+JOB_TIME_S: Final = 6 * 3600.0
+"""For the files of a job: 20 GB at a megabyte a second."""
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How a queue is served.
+
+    Attributes:
+        work: the working space; every process that serves this queue, and every Spark worker, sees it at this path.
+        threads: a state.
+        keep_originals: files that were delivered stay in the working space, for access requests.
+        full: share of the disk above which no job is provisioned.
+        once: end when nothing is left to do.
+        reach: what submitters, and the documents' own URLs, may lead to.
+        report_secret: signs reports, as webhooks are signed; None: they are not signed.
+        smtp: URL of a mail server: submitters that are addresses get reports by e-mail; None: they do not.
+        lowest_rate: bytes a second that a submitter's server must send at.
+        job_time_s: so long may fetching the files of a job, or a manifest, take in all; 0: any time.
+        prompt_s: a host that keeps a job waiting for longer is slow.
+    """
+
+    work: Path
+    threads: int = THREADS
+    keep_originals: bool = True
+    full: float = FULL
+    once: bool = False
+    reach: Reach = NOTHING_PRIVATE
+    report_secret: str | None = None
+    lowest_rate: float = LOWEST_RATE
+    job_time_s: float = JOB_TIME_S
+    prompt_s: float = PROMPT_S
+    smtp: str | None = None
+
+    def fetcher(self, stop: threading.Event, slow: SlowHosts | None = None) -> Fetcher:
+        """What gets submitters' files; with ``slow``, it does not wait for slow hosts."""
+        return Fetcher(stop, reach=self.reach, lowest_rate=self.lowest_rate, slow=slow)
+
+    def callback(self, stop: threading.Event, slow: SlowHosts | None = None) -> Callback:
+        """What notifies submitters; with ``slow``, it does not wait for slow receivers."""
+        return Callback(stop, reach=self.reach, secret=self.report_secret, slow=slow)
+
+    def reports(self, stop: threading.Event) -> BatchReports:
+        """What tells submitters of their batches."""
+        return BatchReports(self.callback(stop), Mail(self.smtp, stop) if self.smtp else None)
+
+    def stages(
+        self,
+        queue: Queue,
+        work: Workspace,
+        fetcher: Fetcher,
+        callback: Callback,
+        stop: threading.Event,
+        say: Callable[[str], None],
+    ) -> list[JobStage]:
+        """The work of each state but Processing, in their order."""
+        return [
+            Pending(work, fetcher, self.job_time_s),
+            Estimating(work, fetcher),
+            Provisioning(queue, work, say, self.full),
+            Downloading(work, fetcher, stop, time_s=self.job_time_s, full=self.full),
+            Storing(queue, work, self.keep_originals),
+            Recording(queue),
+            Notify(work, callback),
+        ]

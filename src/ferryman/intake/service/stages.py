@@ -1,0 +1,441 @@
+"""What is done with a job in each state but Processing, which is the plan's. All of it may be done again.
+
+A station's ``work`` takes a locked job and returns the message of its move to the next state. What it raises says what
+happens else: see ``worker``.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Final, NamedTuple
+
+from ferryman import crash
+from ferryman.errors import PermanentError
+from ferryman.intake import Job, JobState, Queue, overview
+from ferryman.intake import job as inventory
+from ferryman.intake.job import StoredFile
+from ferryman.intake.nodes import PRIORITY_NAMED_MAX
+from ferryman.intake.service import workspace
+from ferryman.intake.service.errors import Later, Stopping
+from ferryman.intake.service.fetch import Arrived, Fetcher, checked, side_by_side
+from ferryman.intake.service.finisher import Unsynced
+from ferryman.intake.service.manifest import ManifestEntry
+from ferryman.intake.service.payload import inventory_of, is_container, listed, refuse_bad_names
+from ferryman.intake.service.reports import Callback
+from ferryman.intake.service.workspace import FULL, Workspace
+from ferryman.storage import disk
+
+LATER: Final = 10
+"""What a job's priority is lowered by whose size nobody knows: it may be large, and lets others go first."""
+
+UNPACKED: Final = 4
+"""What a container is taken to need, times its size: itself, and its files. What text packs to, and a bit."""
+
+COUNT_EVERY_S: Final = 1.0
+"""What was promised to jobs is counted again so often: another process may promise too."""
+
+COUNT_SHARE: Final = 10
+"""Or after so many times as long as it took: ten thousand jobs that a slow host keeps there hold nobody up."""
+
+FETCHES: Final = 4
+"""Files of one job that are fetched at once: a server gives each connection its share."""
+
+QUICK_FILES: Final = 16
+QUICK_BYTES: Final = 1 << 20
+"""A job of no more files of this machine than that is downloaded by the thread that has moved it here."""
+
+PACKED: Final = "container"
+"""A container's own name until it is unpacked."""
+
+
+class Done(NamedTuple):
+    """The job moves on."""
+
+    message: str = ""
+    priority: int | None = None
+    """Another one, from now on."""
+    values: Mapping[str, Mapping[str, Any]] | None = None
+    """Its JSON nodes that change with the move, by name."""
+    space_needed: int | None = None
+    """Bytes of working space that it needs."""
+    leaves: Path | None = None
+    """A file of no more use once it has moved."""
+    steps: tuple[Unsynced, ...] = ()
+    """What is left to do first, each after what it needs is durable."""
+
+
+class JobStage:
+    """The work of one state."""
+
+    state: ClassVar[JobState]
+    isolates: ClassVar[bool] = True
+    """Is its work done in a child process where a process may have died of it?"""
+
+    def open(self) -> bool:
+        """Can any job of this state be worked at now?"""
+        return True
+
+    def is_quick(self, job: Job, done: Done) -> bool:
+        """Is the work for a job that is about to move here, with this outcome, a matter of milliseconds? Then no server
+        is asked, and little is written."""
+        return False
+
+    def work(self, job: Job) -> Done:
+        """Do it.
+
+        Raises:
+            PermanentError, TransientError: it failed, with this reason; an operator decides.
+            Later: not now.
+            Stopping.
+            LockLost, NodeInvalid, StateError: the job is not ours any more.
+        """
+        raise NotImplementedError
+
+
+class Pending(JobStage):
+    """Its manifest is read, and laid into the working space. One that is corrupt fails the job permanently."""
+
+    state: ClassVar[JobState] = JobState.PENDING
+
+    def __init__(self, work: Workspace, fetcher: Fetcher, time_s: float = 0.0) -> None:
+        self._work, self._fetcher, self._time_s = work, fetcher, time_s
+
+    def work(self, job: Job) -> Done:
+        refuse_bad_names(job)
+        found = len(listed(job, self._work, self._fetcher.within(self._time_s)))
+        crash.point("job.listed")
+        return Done(f"{found} {'file' if found == 1 else 'files'}")
+
+
+class Estimating(JobStage):
+    """The sizes of its files are asked for. What nobody knows lowers its priority, and never fails it."""
+
+    state: ClassVar[JobState] = JobState.ESTIMATING
+
+    def __init__(self, work: Workspace, fetcher: Fetcher) -> None:
+        self._work, self._fetcher = work, fetcher
+
+    def is_quick(self, job: Job, done: Done) -> bool:
+        return all(e.size is not None or _is_here(e) for e in listed(job, self._work, self._fetcher))
+
+    def work(self, job: Job) -> Done:
+        entries = listed(job, self._work, self._fetcher)
+        sizes = [entry.size if entry.size is not None else self._fetcher.size(entry.url) for entry in entries]
+        needed = sum(size for size in sizes if size is not None) * (UNPACKED if is_container(job) else 1)
+        crash.point("job.estimated")
+        unknown = sum(size is None for size in sizes)
+        if not unknown:
+            return Done(f"{needed} bytes of working space", space_needed=needed)
+        lowered = max(job.priority, min(job.priority + LATER, PRIORITY_NAMED_MAX))
+        return Done(f"the size of {unknown} of {len(sizes)} files is not known", lowered, space_needed=needed)
+
+
+class Provisioning(JobStage):
+    """It waits until there is working space. Who does not fit holds nobody up: every job in the state is looked at."""
+
+    state: ClassVar[JobState] = JobState.PROVISIONING
+    isolates: ClassVar[bool] = False  # it looks at numbers of ours only, and must know what it has granted
+
+    def __init__(self, queue: Queue, work: Workspace, say: Callable[[str], None], full: float = FULL) -> None:
+        self._queue, self._work, self._say, self._full = queue, work, say, full
+        self._said = False
+        self._granting = threading.Lock()
+        self._granted = 0
+        """Bytes that were granted, and perhaps not written yet."""
+        self._count_at = 0.0
+
+    def open(self) -> bool:
+        """Over the threshold nobody fits."""
+        total, used = self._work.space()
+        is_open = used <= total * self._full
+        if not is_open and not self._said:
+            self._work.sweep(self._queue)
+            self._say(
+                f"{self._work.root}: {used} of {total} bytes are used, more than {self._full:.0%}: jobs wait in "
+                "Provisioning. Make room, or serve with --work on another disk or with a higher --full."
+            )
+        self._said = not is_open
+        return is_open
+
+    def is_quick(self, job: Job, done: Done) -> bool:
+        return True
+
+    def work(self, job: Job) -> Done:
+        needed = job.space_needed
+        total, used = self._work.space()
+        limit = int(total * self._full)
+        if needed > limit:
+            raise PermanentError(
+                f"it needs {needed} bytes of working space, and {self._work.root} has {limit} at most. Serve the queue "
+                "with --work on a larger disk."
+            )
+        with self._granting:
+            left = limit - used - self._promised()
+            if needed > left:
+                raise Later(f"it needs {needed} bytes of working space, {max(0, left)} are free")
+            self._granted += needed
+        return Done(f"{needed} bytes of working space are free")
+
+    def _promised(self) -> int:
+        """What jobs that are downloading may still write: more than they will, as a part of it is there already."""
+        began = time.monotonic()
+        if began >= self._count_at:
+            self._granted = overview.space_needed(self._queue.tree, self._queue.list_jobs(JobState.DOWNLOADING))
+            now = time.monotonic()
+            self._count_at = now + max(COUNT_EVERY_S, COUNT_SHARE * (now - began))
+        return self._granted
+
+
+class Downloading(JobStage):
+    """Its files are fetched, some at once, and their digests checked; a container is unpacked.
+
+    1. Every file that is not there is fetched; a part that came before a kill is continued.
+    2. Once they are durable, they are put at their places, and the list of what is there is published.
+    3. Once that is durable, the job moves, and says where it is.
+    """
+
+    state: ClassVar[JobState] = JobState.DOWNLOADING
+
+    def __init__(
+        self,
+        work: Workspace,
+        fetcher: Fetcher,
+        stop: threading.Event,
+        fetches: int = FETCHES,
+        time_s: float = 0.0,
+        full: float = FULL,
+    ) -> None:
+        self._work, self._fetcher, self._stop, self._fetches = work, fetcher, stop, fetches
+        self._time_s, self._full = time_s, full
+
+    def is_quick(self, job: Job, done: Done) -> bool:
+        entries = listed(job, self._work, self._fetcher)
+        few = len(entries) <= QUICK_FILES and all(map(_is_here, entries))
+        return few and job.space_needed <= QUICK_BYTES and not is_container(job)
+
+    def work(self, job: Job) -> Done:
+        fetcher = self._fetcher.within(self._time_s)
+        entries = listed(job, self._work, fetcher)
+        self._work.files(job.id).mkdir(parents=True, exist_ok=True)
+        try:
+            held, came = self._arrived(job, entries, fetcher)  # 1
+        except NoRoom:
+            self._work.drop(job.id)
+            raise
+        size = sum(each.size for each in held)
+        said = f"{len(held)} {'file' if len(held) == 1 else 'files'}, {size} bytes"
+        there = self._work.job(job.id)
+        noted = inventory.node(there / inventory.NAME, held)
+        return Done(
+            said,
+            values={"inventory": {**noted, **inventory_of(job, noted["url"])}},
+            leaves=there / PACKED if is_container(job) else None,
+            steps=self._steps(job, there, held, came),
+        )
+
+    def _arrived(
+        self, job: Job, entries: list[ManifestEntry], fetcher: Fetcher
+    ) -> tuple[list[StoredFile], list[Arrived]]:
+        """What it has, and what of that is to be published."""
+        room = Room(self._work, self._full, job.space_needed)
+        fetcher = fetcher.counting(room.take)
+        if is_container(job):
+            return self._unpacked(job, entries, fetcher, room), []
+        came = self._fetched(job, entries, fetcher)
+        found = zip(entries, came, strict=True)
+        return [StoredFile(e.path, one.found.size, one.found.sha256, e.url, e.fields) for e, one in found], came
+
+    def _steps(self, job: Job, there: Path, held: list[StoredFile], came: list[Arrived]) -> tuple[Unsynced, ...]:
+
+        def publish() -> None:  # 2
+            if not job.locked:
+                raise Later("its lock is lost")
+            try:
+                for one in came:
+                    one.publish()
+            except FileNotFoundError:  # an operator unlocked it, and another thread had the same files: see again
+                raise Later("another one has its files", 0.0) from None
+            inventory.write(there, held, synced=False)
+
+        parts = tuple(one.part for one in came if one.part is not None)
+        folders = _folders_of([one.target for one in came], there)
+        return (
+            Unsynced(parts, (), publish),
+            Unsynced((there / inventory.NAME,), (*folders, there, there.parent), partial(crash.point, "job.inventory")),
+        )
+
+    def _fetched(self, job: Job, entries: list[ManifestEntry], fetcher: Fetcher) -> list[Arrived]:
+        folder = self._work.files(job.id)
+
+        def fetch(entry: ManifestEntry) -> Arrived:
+            if not job.locked:
+                raise Later("its lock is lost")
+            return fetcher.arrived(entry.url, folder / entry.path, entry.digest, entry.size)
+
+        return side_by_side(fetch, entries, self._fetches)
+
+    def _unpacked(self, job: Job, entries: list[ManifestEntry], fetcher: Fetcher, room: Room) -> list[StoredFile]:
+        (entry,) = entries
+        packed = self._work.job(job.id) / PACKED
+        fetcher.file(entry.url, packed, entry.digest, entry.size)
+        folder = self._work.files(job.id)
+        workspace.unpack(packed, folder, self._stopping, name=entry.path, take=room.take)
+        disk.fsync_tree(folder)
+        held = []
+        for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+            found = checked(entry.url, path, "", None)
+            held.append(StoredFile(path.relative_to(folder).as_posix(), *found, entry.url, entry.fields))
+        return held
+
+    def _stopping(self) -> None:
+        if self._stop.is_set():
+            raise Stopping
+
+
+class Storing(JobStage):
+    """Its documents are delivered: the originals are kept, or dropped. An operator's lock on it holds it."""
+
+    state: ClassVar[JobState] = JobState.STORING
+
+    def __init__(self, queue: Queue, work: Workspace, keep: bool = True) -> None:
+        self._queue, self._work, self._keep = queue, work, keep
+
+    def work(self, job: Job) -> Done:
+        name = _object_of(job)
+        if name and self._queue.locks.check("storage", name):
+            raise Later(f"{name} is locked in the store")
+        there, kept = self._work.job(job.id), self._work.originals(job.id)
+        if not self._keep:
+            return Done("its originals are not kept")
+        if (there / inventory.NAME).exists() and not (kept / inventory.NAME).exists():
+            shutil.rmtree(kept, ignore_errors=True)  # half of what a kill left
+            (there / PACKED).unlink(missing_ok=True)  # and this
+            there.replace(kept)  # all of it in one step
+        held = list(inventory.read(kept / inventory.NAME)) if (kept / inventory.NAME).exists() else []
+        if not held:
+            return Done("its originals are not on a disk here")
+
+        said = inventory.node(kept / inventory.NAME, held)
+        return Done(
+            f"{len(held)} originals are kept",
+            values={"store": {**said, **inventory_of(job, said["url"])}},
+            steps=(Unsynced((), (kept.parent, there.parent), partial(crash.point, "job.kept")),),
+        )
+
+
+class Recording(JobStage):
+    """What was delivered is noted with the job."""
+
+    state: ClassVar[JobState] = JobState.RECORDING
+    isolates: ClassVar[bool] = False  # it looks at nodes of ours only
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+
+    def is_quick(self, job: Job, done: Done) -> bool:
+        return True
+
+    def work(self, job: Job) -> Done:
+        name, url = _object_of(job), job.store.get("url")
+        noted = {**job.inventory, **({"url": url, "manifest_url": url} if url else {})}
+        if name:
+            if not self._queue.locks.lock("inventory", name):
+                raise Later(f"{name} is being recorded by another process")
+            try:
+                job.set_inventory(noted)
+            finally:
+                self._queue.locks.unlock("inventory", name)
+        crash.point("job.recorded")
+        return Done() if name else Done(values={"inventory": noted})
+
+
+class Notify(JobStage):
+    """Its submitter is notified, if there is a URL."""
+
+    state: ClassVar[JobState] = JobState.NOTIFY
+
+    def __init__(self, work: Workspace, callback: Callback) -> None:
+        self._work, self._callback = work, callback
+
+    def is_quick(self, job: Job, done: Done) -> bool:
+        return not job.configuration.get("response_url")
+
+    def work(self, job: Job) -> Done:
+        configuration = job.configuration
+        what: dict[str, Any] = {
+            "id": f"{job.id}/{job.retry_count}",
+            "job": job.id,
+            "batch": job.batch_id,
+            "jobID": configuration.get("jobID"),
+            "status": "Completed",
+            "files": job.inventory.get("files"),
+            "bytes": job.inventory.get("bytes"),
+            **job.identifiers,
+        }
+        told = self._callback.tell(configuration, what)
+        crash.point("job.told")
+        self._work.drop(job.id)
+        return Done("its submitter was notified" if told else "")
+
+
+def _is_here(entry: ManifestEntry) -> bool:
+    """Is it a file of this machine?"""
+    return entry.url.startswith("file:")
+
+
+def _object_of(job: Job) -> str:
+    """The object's name for locks; "" if its submitter gave none."""
+    return str(job.identifiers.get("primary_id") or "")
+
+
+def _folders_of(paths: Iterable[Path], below: Path) -> list[Path]:
+    """The folders in which these paths are, up to ``below``, without it."""
+    found = {folder for path in paths for folder in path.parents if below in folder.parents}
+    return sorted(found)
+
+
+# How much of the working space one job may take: nobody knows how large it is before it is there.
+
+
+class NoRoom(PermanentError):
+    """A job is larger than was known, and the disk is too full for it."""
+
+
+class Room:
+    """Of a job that is being downloaded.
+
+    Its servers said how large it is, or did not, or lied; a container unpacks to what it likes. Up to what Provisioning
+    has granted it writes in any case, beyond that as long as the disk is not fuller than Provisioning allows. So no job
+    can take the room of all others.
+
+    Args:
+        full: share of the disk above which no job is provisioned.
+        granted: bytes.
+    """
+
+    def __init__(self, work: Workspace, full: float, granted: int) -> None:
+        self._work, self._full, self._granted = work, full, granted
+        self._written = 0
+        self._counting = threading.Lock()
+
+    def take(self, size: int) -> None:
+        """So many bytes are about to be written.
+
+        Raises:
+            NoRoom.
+        """
+        with self._counting:
+            self._written += size
+            if self._written <= self._granted:
+                return
+        total, used = self._work.space()
+        if used > total * self._full:
+            raise NoRoom(
+                f"it has more than the {self._granted} bytes that were known of, and {self._work.root} is more than "
+                f"{self._full:.0%} full. Make room and requeue it, or serve the queue with --work on a larger disk."
+            )

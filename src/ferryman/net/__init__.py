@@ -1,0 +1,1 @@
+"""The outside world: URLs, HTTP, what strangers' URLs may reach, databases by URL, faults, paths, archives."""

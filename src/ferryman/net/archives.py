@@ -1,0 +1,249 @@
+"""Members of an archive: zip and tar, the latter also compressed, with the guard against what is in them to do harm."""
+
+from __future__ import annotations
+
+import enum
+import io
+import re
+import stat
+import struct
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from ferryman.net import compressed
+
+BROKEN: Final = (*compressed.DAMAGES, zipfile.BadZipFile, tarfile.TarError, NotImplementedError)
+"""What opening and reading a broken archive raises; of ``OSError`` those with a number are of the disk."""
+
+Stream = io.RawIOBase | io.BytesIO
+
+_DRIVE: Final = re.compile(r"[A-Za-z]:")
+
+
+HEADER_BYTES: Final = 1 << 20
+"""Of a tar member's long name or extended attributes: a path has some thousand at most."""
+
+DIRECTORY_BYTES: Final = 512
+"""Of a zip's directory, a member: its name, of some hundred at most, and what is noted with it."""
+
+ENTRIES: Final = 2
+"""Of a zip's directory, a member that may be unpacked: folders have some, too."""
+
+DIGITS: Final = 256
+"""In a row, in a tar member's attributes: none of them has numbers as long."""
+
+_ENTRY: Final = b"PK\x01\x02"
+_ENTRY_BYTES: Final = 46
+"""Of an entry in a zip's directory, which begins so; then come its name, extra data and comment."""
+_LENGTHS_AT: Final = 28
+
+_READ_WHOLE: Final = (
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+)
+
+
+class Flaw(enum.StrEnum):
+    """Why a member may not come out."""
+
+    OUTSIDE = "outside"
+    ENCRYPTED = "encrypted"
+    LINK = "a link"
+    DEVICE = "a device"
+    SPARSE = "a sparse file"
+
+
+class Member(NamedTuple):
+    """A file in an archive, to be opened before the next one is asked for."""
+
+    path: str
+    flaw: Flaw | None
+    open: Callable[[], Any]
+
+
+class TooMuch(Exception):
+    """An archive goes over its budget; says by which limit."""
+
+
+class Budget:
+    """What an archive may unpack to, counted over all archives in it.
+
+    Args:
+        packed: its own size (bytes).
+        members: how many it may have.
+        size: what they may have unpacked (bytes).
+        ratio: unpacked bytes a packed byte, from ``free`` bytes on.
+        words: what is said of one with more members, more bytes, more bytes a byte; each has a place for the limit.
+    """
+
+    def __init__(self, packed: int, members: int, size: int, ratio: float, free: int, words: Sequence[str]) -> None:
+        self._limits = (members, size, ratio)
+        self._ratio_bytes = max(free, packed * ratio)
+        self._words = words
+        self._members = self._bytes = 0
+        self.is_spent = False
+
+    def left(self) -> int:
+        """How many members it may have still."""
+        return int(max(0, self._limits[0] - self._members))
+
+    def take(self, members: int, size: int) -> None:
+        """Count what is about to be unpacked, or has just been.
+
+        Raises:
+            TooMuch: it goes over a limit.
+        """
+        self._members += members
+        self._bytes += size
+        counts = ((self._members, self._limits[0]), (self._bytes, self._limits[1]), (self._bytes, self._ratio_bytes))
+        for (count, most), limit, words in zip(counts, self._limits, self._words, strict=True):
+            if count > most:
+                self.is_spent = True
+                raise TooMuch(words.format(limit))
+
+
+def is_archive(file: Stream) -> bool:
+    """Does it begin like one that ``members`` unpacks? Closes it."""
+    plain: io.BufferedReader = io.BufferedReader(file)
+    with plain:
+        if _is_zip(plain):
+            return True
+        try:
+            head = _unpacked(plain, lambda size: None).read(tarfile.BLOCKSIZE)
+            tarfile.TarInfo.frombuf(head, tarfile.ENCODING, "surrogateescape")
+        except BROKEN:
+            return False
+    return True
+
+
+def members(file: Stream, budget: Budget) -> Iterator[Member]:
+    """Files of an archive in their order; of folders nothing. Closes it.
+
+    All that a zip declares is taken from the budget before the first one comes, of a compressed tar each byte as it is
+    unpacked. A tar that is not compressed holds no more than it is.
+
+    Raises:
+        TooMuch: also while a member is read.
+        BROKEN: also while a member is opened or read.
+    """
+    plain: io.BufferedReader = io.BufferedReader(file)
+    with plain:
+        yield from (_of_zip if _is_zip(plain) else _of_tar)(plain, budget)
+
+
+def climbs(path: str) -> bool:
+    """Is it no place below a folder?"""
+    parts = path.replace("\\", "/").split("/")
+    return not parts[0] or ".." in parts or "\0" in path or bool(_DRIVE.match(path))
+
+
+def _of_zip(plain: io.BufferedReader, budget: Budget) -> Iterator[Member]:
+    bounded = _BoundedZip(plain, budget)
+    with zipfile.ZipFile(bounded) as archive:
+        bounded.is_listed = True
+        infos = [info for info in archive.infolist() if not info.is_dir()]
+        if sum(info.compress_size for info in infos) > plain.seek(0, io.SEEK_END):
+            raise zipfile.BadZipFile("its members have more bytes than it has: they lie over each other")
+        budget.take(len(infos), sum(info.file_size for info in infos))
+        for info in infos:
+            is_link = stat.S_ISLNK(info.external_attr >> 16)
+            flaws = {Flaw.OUTSIDE: climbs(info.filename), Flaw.ENCRYPTED: info.flag_bits & 1, Flaw.LINK: is_link}
+            flaw = next((flaw for flaw, has in flaws.items() if has), None)
+            yield Member(info.filename, flaw, partial(archive.open, info))  # it reads no more than was declared
+
+
+class _BoundedZip:
+    """A zip's bytes. Its directory is read whole, and each entry of it takes ten times its bytes: one with more entries
+    than may be unpacked is refused before that."""
+
+    def __init__(self, plain: io.BufferedReader, budget: Budget) -> None:
+        self._plain, self._budget = plain, budget
+        self.seek, self.tell, self.seekable = plain.seek, plain.tell, plain.seekable
+        self.is_listed = False
+        """What is read from now on are members."""
+
+    def read(self, size: int = -1) -> bytes:
+        if self.is_listed:
+            return self._plain.read(size)
+        members = ENTRIES * max(1, self._budget.left())
+        if size > max(HEADER_BYTES, members * DIRECTORY_BYTES):
+            raise zipfile.BadZipFile(f"its directory has {size} bytes: more than {DIRECTORY_BYTES} a member")
+        data = self._plain.read(size)
+        if data.startswith(_ENTRY) and (entries := _entries(data)) > members:
+            self._budget.take(entries, 0)
+        return data
+
+
+def _entries(directory: bytes) -> int:
+    """How many entries a zip's directory has."""
+    count = at = 0
+    while len(directory) - at >= _ENTRY_BYTES:
+        at += _ENTRY_BYTES + sum(struct.unpack_from("<HHH", directory, at + _LENGTHS_AT))
+        count += 1
+    return count
+
+
+def _of_tar(plain: io.BufferedReader, budget: Budget) -> Iterator[Member]:
+    stream = _unpacked(plain, partial(budget.take, 0))
+    with stream, tarfile.open(fileobj=stream, mode="r|", errorlevel=1, tarinfo=_BoundedInfo) as archive:
+        for info in archive:
+            archive.members.clear()  # type: ignore[attr-defined]  # it would keep all of them
+            if not info.isdir():
+                budget.take(1, 0)
+                yield Member(info.name, _flaw(info), partial(archive.extractfile, info))
+
+
+class _BoundedInfo(tarfile.TarInfo):
+    """A member's header. What comes before one to hold a long name or attributes is read whole: it must be short."""
+
+    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.type in _READ_WHOLE and self.size > HEADER_BYTES:
+            raise tarfile.ReadError(f"a member's name or attributes have {self.size} bytes, more than {HEADER_BYTES}")
+        return super()._proc_member(archive)  # type: ignore[misc, no-any-return]
+
+    def _proc_pax(self, archive: Any) -> tarfile.TarInfo:
+        """Attributes with a long row of digits are refused: tarfile looks for one of them in quadratic time."""
+        inner = archive.fileobj
+        data = inner.read(self._block(self.size))  # type: ignore[attr-defined]
+        if max(map(len, re.split(rb"[^0-9]+", data))) > DIGITS:
+            raise tarfile.ReadError(f"a member's attributes have a number of more than {DIGITS} digits")
+        archive.fileobj = _ReadAgain(data, inner)
+        try:
+            return super()._proc_pax(archive)  # type: ignore[misc, no-any-return]
+        finally:
+            archive.fileobj = inner
+
+
+class _ReadAgain:
+    """A stream of which a part was read ahead."""
+
+    def __init__(self, data: bytes, inner: Any) -> None:
+        self._data, self._inner = data, inner
+        self.tell, self.seek = inner.tell, inner.seek
+
+    def read(self, size: int) -> bytes:
+        data, self._data = self._data, b""
+        return data or bytes(self._inner.read(size))
+
+
+def _flaw(info: tarfile.TarInfo) -> Flaw | None:
+    if climbs(info.name):
+        return Flaw.OUTSIDE
+    if not info.isreg():
+        return Flaw.LINK if info.issym() or info.islnk() else Flaw.DEVICE
+    return Flaw.SPARSE if info.issparse() else None
+
+
+def _is_zip(plain: io.BufferedReader) -> bool:
+    """By its beginning: a tar may end with a zip, and zipfile looks at the end."""
+    return plain.peek(2).startswith(b"PK")
+
+
+def _unpacked(plain: io.BufferedReader, take: Callable[[int], None]) -> io.BufferedReader:
+    return io.BufferedReader(compressed.Unpacked(plain, take)) if compressed.kind_of(plain) else plain

@@ -1,0 +1,151 @@
+"""Is an error the connection's, not the document's? Told by class names: no library is imported for it.
+
+An error is of the *connection kind* if it, or one that led to it, is a builtin ``ConnectionError``, ``TimeoutError`` or
+``socket.gaierror``, carries HTTP status 429, 502, 503 or 504, or is the connection or time-out error of a known client
+library. In a source's ``read`` also an ``OSError`` of the device or the network, but not of the file.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Iterator
+from typing import Any, Final
+
+from ferryman.net import urls
+
+_CLASSES: Final = {
+    "requests": {"ConnectionError", "Timeout", "ChunkedEncodingError"},
+    "urllib3": {"TimeoutError", "ConnectTimeoutError", "NewConnectionError", "ProtocolError", "ProxyError"},
+    "httpx": {"NetworkError", "TimeoutException", "RemoteProtocolError", "ProxyError"},
+    "httpcore": {"NetworkError", "TimeoutException", "RemoteProtocolError", "ProxyError"},
+    "aiohttp": {"ClientConnectionError", "ServerTimeoutError"},
+    "botocore": {"ConnectionError", "HTTPClientError"},
+    "redis": {"ConnectionError", "TimeoutError"},
+    "opensearchpy": {"ConnectionError", "ConnectionTimeout"},
+    "elasticsearch": {"ConnectionError", "ConnectionTimeout"},
+    "elastic_transport": {"ConnectionError", "ConnectionTimeout"},
+}
+"""Top package -> names of its classes that speak of the connection; what is derived from them does too."""
+
+_NOT: Final = {"redis": {"AuthenticationError", "AuthorizationError"}}
+"""Derived from these, but a wrong password does not pass."""
+
+_DATABASES: Final = {"psycopg", "psycopg2", "asyncpg", "pymysql", "MySQLdb", "mysql", "sqlite3", "oracledb", "pyodbc"}
+
+_DEVICE_NAMES: Final = (
+    *("EIO", "ENODEV", "ENXIO", "ENOMEDIUM", "ESTALE", "EREMOTEIO", "ENOLINK", "ECOMM", "EPIPE", "ESHUTDOWN"),
+    *("ENOTCONN", "EHOSTUNREACH", "EHOSTDOWN", "ENETUNREACH", "ENETDOWN", "ENETRESET", "ETIMEDOUT"),
+    *("ECONNRESET", "ECONNREFUSED", "ECONNABORTED"),
+)
+_DEVICE: Final = frozenset(getattr(errno, name) for name in _DEVICE_NAMES if hasattr(errno, name))
+
+_PASSING_SQLSTATES: Final = ("08", "57P", "53300", "HYT", "40003")
+"""Connection exceptions, a server that starts or stops, too many connections, time-outs of ODBC."""
+
+_PASSING_MYSQL: Final = frozenset({1040, 1053, 2002, 2003, 2006, 2013, 2055})
+"""Too many connections, shutting down, cannot connect, gone away, lost."""
+
+_SQLITE_BUSY: Final = frozenset({5, 6, 15})
+"""SQLITE_BUSY, SQLITE_LOCKED, SQLITE_PROTOCOL: another process has it for now."""
+
+_REFUSALS: Final = ("authentication", "password", "pg_hba.conf", "does not exist", "access denied", "permission denied")
+"""A server that could not be reached and one that refuses its user often differ in words only."""
+
+
+def is_connection(error: BaseException, *, reading: bool = False) -> bool:
+    """Is it of the connection kind?
+
+    Args:
+        reading: a source's ``read`` raised it: errors of its device count, too.
+    """
+    try:
+        return any(_is_connection(each) or (reading and _is_device(each)) for each in causes(error))
+    except Exception:  # its class looks attributes up itself, and raises
+        return False
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and all that led to it, as a traceback shows them, each once; also what it wraps (``orig``,
+    ``reason``)."""
+    seen: set[int] = set()
+    waiting: list[Any] = [error]
+    while waiting:
+        each = waiting.pop()
+        if not isinstance(each, BaseException) or id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield each
+        context = None if each.__suppress_context__ else each.__context__
+        waiting += [each.__cause__, context, _attribute(each, "orig"), _attribute(each, "reason")]
+
+
+def _is_connection(error: BaseException) -> bool:
+    if isinstance(error, (ConnectionError, TimeoutError, socket.gaierror)):
+        return True
+    return _has_status(error) or _is_of_client(error) or _is_of_database(error)
+
+
+def _is_device(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in _DEVICE
+
+
+def _has_status(error: BaseException) -> bool:
+    if isinstance(error, SystemExit):
+        return False
+    response = _attribute(error, "response")
+    found = [_attribute(error, name) for name in ("status", "code", "status_code")]
+    found += [_attribute(response, "status_code"), _attribute(response, "status")]
+    return any(isinstance(status, int) and status in urls.AWAY for status in found)
+
+
+def _is_of_client(error: BaseException) -> bool:
+    classes = [(of.__module__.partition(".")[0], of.__name__) for of in type(error).__mro__]
+    if any(name in _NOT.get(package, ()) for package, name in classes):
+        return False
+    return any(name in _CLASSES.get(package, ()) for package, name in classes)
+
+
+def _is_of_database(error: BaseException) -> bool:
+    """SQLAlchemy's, or a driver's own: operational errors are of the connection, or of the statement."""
+    for of in type(error).__mro__:
+        package = of.__module__.partition(".")[0]
+        if package == "sqlalchemy":
+            if of.__name__ == "TimeoutError" or _attribute(error, "connection_invalidated") is True:
+                return True
+            if of.__name__ in ("OperationalError", "InterfaceError"):
+                return _passes(_attribute(error, "orig"))
+        if package in _DATABASES and of.__name__ in ("OperationalError", "InterfaceError"):
+            return _passes(error)
+    return False
+
+
+def _passes(driver_error: Any) -> bool:
+    sqlite = _attribute(driver_error, "sqlite_errorcode")
+    if isinstance(sqlite, int):
+        return sqlite & 0xFF in _SQLITE_BUSY
+    state = _attribute(driver_error, "sqlstate") or _attribute(driver_error, "pgcode")
+    if isinstance(state, str) and state:
+        return state.startswith(_PASSING_SQLSTATES)
+    first = next(iter(getattr(driver_error, "args", ())), None)
+    if isinstance(first, int):
+        return first in _PASSING_MYSQL
+    said = _said(driver_error).lower()
+    if type(driver_error).__module__.partition(".")[0] == "sqlite3":
+        return "locked" in said
+    return not any(words in said for words in _REFUSALS)
+
+
+def _said(error: Any) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return ""
+
+
+def _attribute(what: Any, name: str) -> Any:
+    """An attribute of other people's object, which may be a property that raises."""
+    try:
+        return getattr(what, name, None)
+    except Exception:
+        return None

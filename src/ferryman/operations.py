@@ -1,0 +1,491 @@
+"""Run: carry a plan's documents to their destinations, or those of all plans of a flow."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple, overload
+
+from ferryman import account
+from ferryman.account.questions import last_entries, miscounted
+from ferryman.account.relations import named_statuses
+from ferryman.engine import driver
+from ferryman.engine.commands import apply
+from ferryman.engine.flow import FlowRun, take_plans
+from ferryman.engine.migration import migrate
+from ferryman.engine.once import open_intake
+from ferryman.engine.run import Run
+from ferryman.engine.summary import FlowSummary, Summary
+from ferryman.errors import StateDamaged, StateForeign, StateHeld, UsageError
+from ferryman.observe import Observer, Silent
+from ferryman.plan import Flow, JoinNode, NotifyTarget, Plan, SourceNode
+from ferryman.plan.flow import Joint
+from ferryman.records.rows import Status
+from ferryman.sources.log import Log
+from ferryman.state.commands import VERBS, Command, queue, user, waiting
+from ferryman.state.state import (
+    COUNTED,
+    IDENTITY,
+    READERS,
+    SETTLED,
+    TABLES,
+    WAVE,
+    State,
+    plan_of,
+    sealed_files,
+    state_root,
+)
+from ferryman.storage import files, parquet
+from ferryman.storage import files as seals
+from ferryman.storage.files import StatePath, exists, told_of_state
+from ferryman.storage.locks import Readers
+from ferryman.storage.tables import Table
+
+
+@overload
+def run(
+    plan: Plan,
+    *,
+    state: str | StatePath | None = ...,
+    spark: Any = ...,
+    master: str = ...,
+    conf: Mapping[str, str] | None = ...,
+    wait: float | None = ...,
+    every: float | None = ...,
+    allow_deletes: bool | Collection[str] = ...,
+    accept_changes: bool = ...,
+    from_version: int | None = ...,
+    reset_state: Collection[str] = ...,
+    max_pending: int | None = ...,
+    notify: Sequence[str] = ...,
+    preflight: bool = ...,
+    take_over: bool = ...,
+    observer: Observer | None = ...,
+) -> Summary: ...
+
+
+@overload
+def run(
+    plan: Flow,
+    *,
+    state: str | StatePath | None = ...,
+    spark: Any = ...,
+    master: str = ...,
+    conf: Mapping[str, str] | None = ...,
+    wait: float | None = ...,
+    every: float | None = ...,
+    allow_deletes: bool | Collection[str] = ...,
+    accept_changes: bool = ...,
+    from_version: int | None = ...,
+    reset_state: Collection[str] = ...,
+    max_pending: int | None = ...,
+    notify: Sequence[str] = ...,
+    preflight: bool = ...,
+    take_over: bool = ...,
+    observer: Observer | None = ...,
+) -> FlowSummary: ...
+
+
+@told_of_state
+def run(
+    plan: Plan | Flow,
+    *,
+    state: str | StatePath | None = None,
+    spark: Any = None,
+    master: str = "local[*]",
+    conf: Mapping[str, str] | None = None,
+    wait: float | None = None,
+    every: float | None = None,
+    allow_deletes: bool | Collection[str] = False,
+    accept_changes: bool = False,
+    from_version: int | None = None,
+    reset_state: Collection[str] = (),
+    max_pending: int | None = None,
+    notify: Sequence[str] = (),
+    preflight: bool = True,
+    take_over: bool = False,
+    observer: Observer | None = None,
+) -> Summary | FlowSummary:
+    """Run a plan until all is delivered, or nothing more can be done now; a flow until that is so of all its plans.
+
+    The plans of a flow take turns, first those that others read from. One that stops with an error does not stop the
+    others: its ``exit`` and the flow's say so, and ``FlowSummary.errors`` has the error. What is said below of a plan
+    holds for each plan of a flow.
+
+    Args:
+        state: folder of states, or the URL of one in an object store, such as s3://bucket/states; this plan's is
+            ``<state>/<plan>-v<version>``. Default ``.ferryman``.
+        spark: a SparkSession to use; without one the program's own, of whatever thread, and else a new one with
+            ``master`` and ``conf``. Only a new one is stopped at the end: runs in other threads share it, the last ends
+            it, and it stays if the program has asked for a session meanwhile.
+        wait: seconds to wait for pending deliveries to come due; None: as long as the next is due within 60 s; 0: not
+            at all.
+        every: keep scanning, with this many seconds from start to start; None: one scan.
+        allow_deletes: let a scan delete more than a source's ``max_deleted``: of everything, or of these first-level
+            folders.
+        accept_changes: go on under this version although the plan's structure has changed.
+        from_version: continue from the state of this older version of the plan, if that was not done before. Not for a
+            flow.
+        reset_state: before anything is read, empty the states of these keyed nodes and of those below them, and read
+            the logs that feed them again: from where they were moved, else from their beginning. Not for a flow.
+        max_pending: bytes on the disk, 4 GiB if None. While more is pending in the outbox, no more documents are read;
+            what is pending is sent.
+        notify: who is notified of what goes wrong, beside those that the plan names: see ``Plan.notify``.
+        preflight: before anything is read, see whether each executor on another machine sees the folders that the
+            driver sees: the state, what sources read, what destinations write to. One that comes later and does not is
+            given no task.
+        take_over: be the driver of a state in an object store at once, although another one seems to hold it, which you
+            know to be dead.
+        observer: hears of the progress; nobody by default.
+
+    Raises:
+        PlanError, UsageError: nothing was done.
+        StateError: the state is held, damaged or foreign; nothing was touched.
+        EngineError: Spark or the disk failed; start again and it goes on.
+    """
+    targets = [NotifyTarget(to) for to in notify]
+    if findings := [finding for target in targets for finding in target.findings()]:
+        raise UsageError("\n".join(findings))
+    observer = observer or Silent()
+    options: dict[str, Any] = {
+        "wait": wait,
+        "allow_deletes": allow_deletes,
+        "notify": targets,
+        "max_pending": max_pending,
+    }
+    if isinstance(plan, Flow):
+        if from_version is not None:
+            raise UsageError(
+                f"flow {plan.name}: from_version={from_version} is for one plan: run that plan alone with it first, "
+                "then the flow."
+            )
+        if reset_state:
+            raise UsageError(f"flow {plan.name}: reset_state is for one plan: run that plan alone with it first.")
+        with (
+            take_plans(plan, state, accept_changes, take_over=take_over) as plans,
+            driver.session_for(
+                plan.name,
+                plan.plans,
+                spark,
+                master,
+                conf or {},
+                observer,
+                soon=any(driver.needs_executors(each.state) for each in plans),
+            ) as runner,
+            driver.looked_around(runner, [each.state for each in plans], preflight, observer) as trusted,
+        ):
+            return FlowRun(plan.name, plans, trusted, observer, **options).go(every)
+    if from_version is not None:
+        plan.freeze()
+        migrate(state_root(plan, state), plan, from_version)
+    with driver.drive(
+        plan,
+        state,
+        spark,
+        master,
+        conf or {},
+        accept_changes,
+        preflight=preflight,
+        take_over=take_over,
+        observer=observer,
+    ) as (taken, runner):
+        return Run(taken, runner, observer, reset=reset_state, **options).go(every)
+
+
+# What became of a document on its way through the plans of a flow.
+
+
+def follow(flow: Flow, roots: Mapping[str, StatePath], document: str) -> list[dict[str, Any]]:
+    """Every event of a document in the plans that know it, and of the messages that were made of it, in the plans
+    behind those. Rows as of ``account.history``, with ``plan``; plan by plan, oldest first.
+
+    Args:
+        roots: label of a plan -> its state; it need not exist.
+    """
+    plans = {flow.label(plan): plan for plan in flow.order}
+    waiting = [(label, document) for label in plans]
+    seen: set[tuple[str, str]] = set()
+    events: list[dict[str, Any]] = []
+    for label, id in waiting:  # which grows meanwhile
+        if (label, id) in seen or not exists(roots[label] / IDENTITY):
+            continue
+        seen.add((label, id))
+        found = account.history(roots[label], id, plans[label])
+        events += [{"plan": label, **event} for event in found]
+        for joint in flow.joints:
+            if joint.writer == label and (hashes := _arrived(found, joint.destination)):
+                reader = plans[joint.reader]
+                waiting += [(joint.reader, made) for made in _made(reader, roots[joint.reader], joint, hashes)]
+    return events
+
+
+def _arrived(events: list[dict[str, Any]], destination: str) -> set[str]:
+    """Hashes of the deliveries that came to it."""
+    return {e["delivery_hash"] for e in events if e["destination"] == destination and e["status"] == Status.INDEXED}
+
+
+def _made(reader: Plan, root: StatePath, joint: Joint, hashes: Collection[str]) -> Iterator[str]:
+    """Ids by which a plan knows what these deliveries have made."""
+    [source] = (n.source for n in reader.nodes if isinstance(n, SourceNode) and n.name == joint.source)
+    if not isinstance(source, Log):
+        return
+    join = next((n for n in reader.nodes if isinstance(n, JoinNode) and joint.source in n.after), None)
+    for id in source.entries_of(hashes):
+        if join is None:
+            yield id
+        elif exists(root / IDENTITY):
+            yield from account.joined_of(root, join.name, id, reader)
+
+
+# fsck: read every file of a state and verify it; count again what was kept as counted. Changes nothing.
+
+
+class Finding(NamedTuple):
+    """A damaged or missing file."""
+
+    path: str
+    what: str
+    remedy: str
+
+
+_LOOKS: Final = 5
+"""How often a file that looks damaged is read beside a driver that commits all the time."""
+
+_REMOVE = "remove this file: everything is then counted again"
+_COPY = "restore this file from a copy of the state directory"
+
+
+@told_of_state
+def fsck(plan: Plan, *, state: str | StatePath | None = None) -> list[Finding]:
+    """Verify every file of the plan's state: what is damaged or missing, and what can be done; [] if all is well."""
+    return check(state_root(plan, state))
+
+
+def check(root: StatePath) -> list[Finding]:
+    """Everything that is wrong with a state, all of it and not the first only; [] if all is well.
+
+    Raises:
+        UsageError: there is no state here.
+    """
+    if not any(files.exists(root / name) or files.is_folder(root / name) for name in ("state.json", *TABLES)):
+        raise UsageError(f"{root}: there is no state here. Give the --state that the plan ran with.")
+    try:
+        with Readers(root / READERS).reading():
+            found = _look(root)
+            for _ in range(_LOOKS - 1):  # a run that goes on meanwhile may have changed what we looked at
+                if not found:
+                    break
+                before = last_entries(root)
+                again = _look(root)
+                found = [f for f in found if f in again]
+                if last_entries(root) == before:
+                    break
+    except StateForeign as e:
+        return [Finding(str(root), str(e), "use the Ferryman and the plan that wrote it")]
+    return found
+
+
+def _look(root: StatePath) -> list[Finding]:
+    found: dict[str, Finding] = {}
+    for problem in _problems(root):
+        found.setdefault(problem.path, Finding(problem.path, problem.what, _COPY))
+    path = root / COUNTED
+    try:
+        if files.exists(path):
+            seals.unseal(path)
+        if not found and miscounted(root, plan_of(root)):
+            found[str(path)] = Finding(str(path), "it does not match the tables, counted again", _REMOVE)
+    except StateDamaged as e:
+        found[e.path] = Finding(e.path, e.what, _REMOVE if e.path == str(path) else _COPY)
+    return list(found.values())
+
+
+def _problems(root: StatePath) -> Iterator[StateDamaged]:
+    try:
+        plan = plan_of(root)
+    except StateDamaged:
+        plan = Plan(root.name)  # enough to look at the files
+    state = State(root, plan)
+    yield from state.problems()
+    for table in state.tables:
+        yield from _problems_of_data(state, table)
+    for path in sealed_files(state):
+        try:
+            seals.unseal(path)
+        except StateDamaged as e:
+            yield e
+
+
+def _problems_of_data(state: State, table: Table) -> Iterator[StateDamaged]:
+    """Live files and those that are named for the table; where no log says which these are, all there are."""
+    try:
+        table.log.verify()
+        table.load([WAVE, SETTLED])
+        names = [f.path for f in (*table.files.values(), *state.staged(table))]
+    except (StateDamaged, KeyError) as e:  # KeyError: the outbox, which names files for the others, was not loaded
+        if isinstance(e, StateDamaged):
+            yield e
+        names = [n for n in files.below(table.folder) if n.endswith(".parquet") and not n.startswith("_")]
+    for name in names:
+        try:
+            what = parquet.verify(files.local(table.folder / name))
+        except FileNotFoundError:
+            what = "the file is missing"
+        if what is not None:
+            yield StateDamaged(str(table.folder / name), what)
+
+
+# What became of a plan's documents: ``status``, ``deliveries``, ``history``, ``tables``.
+
+
+@told_of_state
+def status(plan: Plan, *, state: str | StatePath | None = None) -> dict[str, Any]:
+    """What became of the plan's documents, as ``ferryman status --json`` shows it."""
+    return account.status(state_root(plan, state), plan)
+
+
+@told_of_state
+def deliveries(
+    plan: Plan,
+    *,
+    state: str | StatePath | None = None,
+    status: str | None = None,
+    destination: str | None = None,
+    source: str | None = None,
+    family: str | None = None,
+    incomplete: bool = False,
+    by: Literal["reason"] | None = None,
+    limit: int | None = None,
+) -> list[dict[str, Any]]:
+    """Deliveries of current documents, each by its latest event, newest first, with the ledger's columns.
+
+    Args:
+        status: as shown (``failed``, ``pending`` …) or as stored (``DEAD``, ``BATCHED`` …), in any case.
+        family: only of this origin and what was made of it; or of the rows of this file.
+        incomplete: not deliveries but families of which some are pending or in doubt: ``source``, ``family``, and how
+            many ``deliveries`` it has, ``ended``, ``pending``, ``in_doubt``, ``failed``, ``rejected``. Goes with
+            ``source`` and ``family`` only.
+        by: ``"reason"``: not deliveries but why they have not arrived, the most frequent reason first: ``status`` (as
+            shown), ``deliveries`` (how many), ``reason`` (of one of them) and ``example``, its document.
+
+    Raises:
+        UsageError: there is no such status or no state yet; these arguments do not go together.
+    """
+    root = state_root(plan, state)
+    if incomplete:
+        if status is not None or destination is not None or by is not None:
+            raise UsageError("incomplete: it goes with source and family only.")
+        return [each._asdict() for each in account.incomplete(root, plan, source, family)[:limit]]
+    if by not in (None, "reason"):
+        raise UsageError(f"by={by!r}: give 'reason'.")
+    ask = account.deliveries if by is None else account.reasons
+    return ask(root, status=status, destination=destination, source=source, family=family, limit=limit, plan=plan)
+
+
+@told_of_state
+def history(plan: Plan, document: str, *, state: str | StatePath | None = None) -> list[dict[str, Any]]:
+    """Every event of a document and its family, oldest first, with the ledger's columns."""
+    return account.history(state_root(plan, state), document, plan)
+
+
+@told_of_state
+def tables(plan: Plan, *, state: str | StatePath | None = None) -> account.StateTables:
+    """The plan's ``ledger`` and ``documents`` as Arrow tables, for pandas, Polars, DuckDB or Spark.
+
+    Everything is read into memory, some 200 bytes a row. A larger state is better asked where it lies: its tables are
+    open Delta tables.
+    """
+    return account.tables(state_root(plan, state), plan)
+
+
+# Resolve: record what an operator found out about deliveries in doubt.
+
+_RESOLVE: Final = "resolve --as "
+
+RESOLUTIONS: Final = tuple(verb.removeprefix(_RESOLVE) for verb in VERBS if verb.startswith(_RESOLVE))
+"""What may be recorded of a delivery in doubt."""
+
+
+@told_of_state
+def resolve(
+    plan: Plan,
+    word: str,
+    *,
+    state: str | StatePath | None = None,
+    document: str | None = None,
+    destination: str | None = None,
+    source: str | None = None,
+    why: str = "",
+) -> Retried:
+    """Record what became of deliveries in doubt (at-most-once, killed in flight), or give up what failed.
+
+    Args:
+        word: "delivered": they took effect. "failed": they did not, and must not be sent again.
+            "pending": they did not, send them. "dropped": they are given up; also those that failed or were rejected.
+
+    Raises:
+        UsageError: there is no state yet, or no such word.
+    """
+    if word.lower() not in RESOLUTIONS:
+        raise UsageError(f"resolve as {word!r}: choose one of {', '.join(RESOLUTIONS)}.")
+    return give(plan, state, Command(_RESOLVE + word.lower(), user(), why, None, document, destination, source))
+
+
+# Retry: try again what failed, or read documents again; and how an operator's command reaches the state.
+
+
+@dataclass(frozen=True, slots=True)
+class Retried:
+    """What became of a command."""
+
+    count: int | None
+    """Deliveries (with ``force`` and ``dirty``: documents) that it concerns; None while it is queued."""
+    queued: bool
+    """A run holds the state, or was killed in the middle of a wave: the next wave applies it."""
+
+
+@told_of_state
+def retry(
+    plan: Plan,
+    *,
+    state: str | StatePath | None = None,
+    status: str | None = None,
+    document: str | None = None,
+    destination: str | None = None,
+    source: str | None = None,
+    force: bool = False,
+    dirty: bool = False,
+    why: str = "",
+) -> Retried:
+    """Try again what failed: due now, attempts from zero (RESTART). With ``force`` documents are read again, changed or
+    not, as a new revision (FORCE); with ``dirty`` the next scan reads them, whatever their fingerprints say, and they
+    are processed if they have changed (DIRTY). The filters narrow it down.
+
+    Raises:
+        UsageError: there is no state yet, or no such status.
+    """
+    if force and dirty:
+        raise UsageError("force and dirty: force reads again in any case, give one of them.")
+    verb = "retry --force" if force else "dirty" if dirty else "retry"
+    statuses = None if status is None else frozenset(named_statuses(status)[0])
+    return give(plan, state, Command(verb, user(), why, statuses, document, destination, source))
+
+
+def give(plan: Plan, state: str | StatePath | None, command: Command) -> Retried:
+    """Queue a command, and apply all that are queued unless a run does.
+
+    Raises:
+        UsageError: there is no state yet.
+    """
+    root = state_root(plan, state)
+    if not exists(root / "state.json"):
+        raise UsageError(f"{root}: there is no state of this plan yet: nothing to {command.verb.split()[0]}.")
+    name = queue(root / "commands", command)
+    try:
+        with State.take(root, plan) as taken:
+            if taken.wave > taken.settled or open_intake(taken) is not None:
+                return Retried(None, queued=True)  # the next run recovers first
+            counts = {c.file: apply(taken, c) for c in waiting(taken)}
+            return Retried(counts.get(name, 0), queued=False)
+    except StateHeld:
+        return Retried(None, queued=True)

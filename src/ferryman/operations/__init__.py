@@ -1,1 +1,0 @@
-"""What an operator asks for: run, retry, resolve, migrate, fsck."""

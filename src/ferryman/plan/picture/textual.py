@@ -1,0 +1,428 @@
+"""What a node is, in words; the same in every picture. No secrets are among them, and none of them can fail."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from ferryman.destinations.base import Destination, Effect
+from ferryman.plan.fingerprint import fingerprint
+from ferryman.plan.flow import Flow, Joint
+from ferryman.plan.nodes import AltsNode, DestinationNode, JoinNode, KeyedNode, Node, RouterNode, SourceNode, StepNode
+from ferryman.plan.paths import successors
+from ferryman.routers import Router
+from ferryman.sources.base import Source
+
+
+def type_name(node: Node) -> str:
+    """The class of a source, a router or a destination, the name of a step's function."""
+    match node:
+        case JoinNode():
+            return _name_of(node.fn)
+        case AltsNode():
+            return "in turns"
+        case SourceNode():
+            return type(node.source).__name__
+        case KeyedNode():
+            return _name_of(getattr(node.update, "combiner", node.update))
+        case DestinationNode():
+            return type(node.destination).__name__
+        case RouterNode():
+            return type(node.router).__name__
+        case StepNode():
+            return _name_of(node.fn)
+    return type(node).__name__
+
+
+def _name_of(fn: Any) -> str:
+    fn = getattr(fn, "func", fn)  # functools.partial
+    return str(getattr(fn, "__name__", type(fn).__name__))
+
+
+def options(node: Node) -> dict[str, Any]:
+    """JSON values; {} for what is not what its kind says (``plan.source("a", "a folder")``)."""
+    match node:
+        case JoinNode() | AltsNode():
+            return {"inputs": list(node.after)}
+        case SourceNode(source=Source() as source):
+            return {
+                "place": _place(source),
+                "prefix": source.prefix,
+                "detect": source.detect,
+                "max_deleted": source.max_deleted,
+            }
+        case StepNode():
+            called = {"batch": node.batch, "arrow": node.arrow, "concurrency": node.concurrency, "rate": node.rate}
+            return {"effect": node.effect.value, "mutates": node.mutates, "timeout": node.timeout, **called}
+        case RouterNode(router=Router() as router):
+            return {"deterministic": router.deterministic, "copies": router.copies}
+        case KeyedNode():
+            key = _name_of(node.key) if callable(node.key) else node.key
+            return {"key": key, "buckets": node.buckets, "attempts": node.policy.attempts}
+        case DestinationNode(destination=Destination() as destination, policy=policy):
+            effect = effect_of(node)
+            return {
+                "target": _target(destination),
+                "effect": effect.value if effect else None,
+                "guarantee": policy.guarantee.value,
+                "attempts": policy.attempts,
+                "batch": policy.batch,
+                "deletes": policy.deletes,
+            }
+    return {}
+
+
+def effect_of(node: Node) -> Effect | None:
+    """What repeating it does outside; None where it does not say."""
+    if isinstance(node, DestinationNode):
+        found = getattr(node.destination, "effect", None)
+        return found if isinstance(found, Effect) else None
+    return node.effect if isinstance(node, StepNode) else Effect.SAFE
+
+
+def facts(node: Node) -> list[str]:
+    """What there is to say about a node beside its name and kind, the most important first."""
+    told, words = options(node), [type_name(node)]
+    if not told:
+        return words
+    match node:
+        case JoinNode() | AltsNode():
+            words = [f"{type_name(node)}, of {' and '.join(node.after)}"]
+        case SourceNode():
+            words += [told["place"]] if told["place"] else []
+            words += [f"ids begin with {told['prefix']}"] if told["prefix"] else []
+            words += [f"detect={told['detect']}"] if told["detect"] != "content" else []
+        case StepNode():
+            words += [told["effect"]] if node.effect is not Effect.SAFE else []
+            words += [] if node.mutates else ["leaves the document as it is"]
+            words += ["record batches"] if node.arrow else []
+            words += [f"batches of {node.rows}"] if node.in_batches else []
+            words += [f"{node.concurrency} calls at once"] if node.concurrency != 1 else []
+            words += [f"{node.rate}/s" if isinstance(node.rate, (int, float)) else str(node.rate)] if node.rate else []
+            words += [f"timeout {node.timeout:g} s"] if isinstance(node.timeout, (int, float)) and node.timeout else []
+        case RouterNode():
+            words += ["a copy down each branch" if node.router.copies else "one branch"]
+            words += [] if node.router.deterministic else ["not deterministic"]
+        case KeyedNode():
+            words += [f"by {told['key']}"]
+        case DestinationNode():
+            words += [told["target"]] if told["target"] else []
+            words += ["potent"] if told["effect"] == Effect.POTENT.value else []
+            words += [told["guarantee"], f"{told['attempts']} {'attempt' if told['attempts'] == 1 else 'attempts'}"]
+            words += [] if told["deletes"] else ["ignores deletes"]
+            words += ["gets what failed"] if node.errors else []
+    return words
+
+
+def what(node: Node) -> str:
+    """One line about a node."""
+    return ", ".join(facts(node))
+
+
+def branch_label(before: Node, branch: Node) -> str:
+    """When a document takes this edge: ``kind = com``; "" where there is nothing to say."""
+    if isinstance(before, RouterNode) and isinstance(before.router, Router):
+        return before.router.label(branch.name)
+    return ""
+
+
+def _place(source: Source) -> str | None:
+    """Other people's code, too."""
+    try:
+        return source.place()
+    except Exception:
+        return None
+
+
+def _target(destination: Destination) -> str | None:
+    """Other people's code: a URL that cannot be read is for the run to refuse."""
+    try:
+        return destination.target()
+    except Exception:
+        return None
+
+
+# A plan as a dict, for programs.
+
+
+def as_json(what: Drawable) -> dict[str, Any]:
+    """``{"plan", "version", "fingerprint", "nodes": [{"name", "kind", "after", "type", …}]}``, in order of making.
+
+    Of a flow ``{"flow", "plans": {NAME: …}, "joints": [{"target", "writer", "destination", "reader", "source"}]}``, the
+    plans in the order of their turns.
+    """
+    if isinstance(what, Flow):
+        return {
+            "flow": what.name,
+            "plans": {what.label(plan): _of_plan(plan) for plan in what.order},
+            "joints": [joint._asdict() for joint in what.joints],
+        }
+    return _of_plan(what)
+
+
+def _of_plan(plan: Pictured) -> dict[str, Any]:
+    return {
+        "plan": plan.name,
+        "version": plan.version,
+        "fingerprint": fingerprint(plan.nodes),
+        "nodes": [
+            {"name": n.name, "kind": n.kind, "after": list(n.after), "type": type_name(n), **options(n)}
+            for n in plan.nodes
+        ],
+    }
+
+
+# A plan as boxes and edges: what the drawn pictures have in common.
+#
+# Whatever is wrong with the plan, it has a box for every node, one for every name that is followed and not there, and
+# an edge for every name in an ``after``. Where several nodes have one name, edges leave the first of them.
+
+MISSING = "missing"
+"""Kind and look of a name that is followed and not in the plan."""
+
+
+class Pictured(Protocol):
+    """What a picture shows: a ``Plan``, which this package does not import, for a plan can draw itself."""
+
+    name: str
+    version: int
+
+    @property
+    def strategy(self) -> str | None: ...
+
+    @property
+    def nodes(self) -> Sequence[Node]: ...
+
+
+class Box(NamedTuple):
+    """A node to be drawn."""
+
+    name: str
+    kind: str
+    """Decides the shape."""
+    look: str
+    """Decides the colour: ``source``, ``router``, or what repeating it does: ``safe``, ``idempotent``, ``potent``."""
+    facts: tuple[str, ...]
+
+
+class Edge(NamedTuple):
+    """From one box to another, by their numbers."""
+
+    start: int
+    end: int
+    label: str
+    one_of_several: bool
+    """The document takes this way or another one."""
+
+
+class Sketch(NamedTuple):
+    boxes: list[Box]
+    edges: list[Edge]
+
+
+def sketch(nodes: Sequence[Node]) -> Sketch:
+    """Boxes in the order of the nodes' making, then those that are missing; edges in the order of their ends."""
+    boxes = [Box(n.name, n.kind, _look(n), tuple(facts(n))) for n in nodes]
+    numbers: dict[str, int] = {}
+    for number, node in enumerate(nodes):
+        numbers.setdefault(node.name, number)
+    edges = []
+    for number, node in enumerate(nodes):
+        for name in node.after:
+            if name not in numbers:
+                numbers[name] = len(boxes)
+                boxes.append(Box(name, MISSING, MISSING, ("not in the plan",)))
+            start = numbers[name]
+            before = nodes[start] if start < len(nodes) else None
+            label = branch_label(before, node) if before else ""
+            edges.append(Edge(start, number, label, _chooses(before)))
+    return Sketch(boxes, edges)
+
+
+def _look(node: Node) -> str:
+    if node.kind in ("join", "alts"):
+        return "router"
+    if node.kind in ("source", "router"):
+        return node.kind
+    return (effect_of(node) or Effect.SAFE).value
+
+
+def _chooses(node: Node | None) -> bool:
+    return isinstance(node, RouterNode) and isinstance(node.router, Router) and not node.router.copies
+
+
+# A plan as a Mermaid flowchart, which GitHub, GitLab and many editors draw.
+
+SHAPES = {  # what stands left and right of a label
+    "source": ("([", "])"),
+    "step": ("[", "]"),
+    "router": ("{{", "}}"),
+    "join": ("{{", "}}"),
+    "alts": ("{{", "}}"),
+    "tee": ("[/", "/]"),
+    "destination": ("[(", ")]"),
+    MISSING: (">", "]"),
+}
+
+LOOKS = {  # fill and text are both given, so that dark windows cannot pair one with their own
+    "source": "fill:#dbeafe,stroke:#1d4ed8,color:#172554",
+    "router": "fill:#ede9fe,stroke:#6d28d9,color:#2e1065",
+    "safe": "fill:#f1f5f9,stroke:#475569,color:#0f172a",
+    "idempotent": "fill:#dcfce7,stroke:#15803d,color:#052e16",
+    "potent": "fill:#ffedd5,stroke:#c2410c,color:#431407",
+    MISSING: "fill:#fee2e2,stroke:#b91c1c,color:#450a0a,stroke-dasharray:4 3",
+}
+
+
+def mermaid(what: Drawable) -> str:
+    """The flowchart's text, for a block that begins with three backticks and ``mermaid``.
+
+    Dashed edges leave routers that choose: a document takes one of them.
+    """
+    return "\n".join(_lines(what))
+
+
+def _lines(what: Drawable) -> Iterator[str]:
+    (boxes, edges), title = drawn(what)
+    yield "flowchart TD"
+    yield f"    %% {_escaped(title)}"
+    for number, box in enumerate(boxes):
+        left, right = SHAPES[box.kind]
+        yield f'    n{number}{left}"{_label(box)}"{right}:::{box.look}'
+    for edge in edges:
+        arrow = "-.->" if edge.one_of_several else "-->"
+        label = f'|"{_escaped(edge.label)}"|' if edge.label else ""
+        yield f"    n{edge.start} {arrow}{label} n{edge.end}"
+    for look in dict.fromkeys(box.look for box in boxes):
+        yield f"    classDef {look} {LOOKS[look]}"
+
+
+def _label(box: Box) -> str:
+    type_name, *rest = box.facts
+    lines = [_escaped(box.name), f"{box.kind}: {_escaped(type_name)}", *map(_escaped, rest)]
+    return "<br/>".join(lines)
+
+
+def _escaped(text: str) -> str:
+    """Letters, digits and harmless signs as they are, all else as Mermaid's entities (``#34;``)."""
+    return re.sub(r"[^\w .,=:/-]|[^\S ]|^-|^\d(?=\d*[.])", lambda found: f"#{_code(found[0])};", text)
+
+
+def _code(character: str) -> int:
+    """Of control characters and halves of surrogate pairs, which no page may hold, that of the replacement sign."""
+    code = ord(character)
+    return 0xFFFD if code < 32 or 0x7F <= code < 0xA0 or 0xD800 <= code < 0xE000 else code
+
+
+# A flow as one picture: the boxes of all its plans, and an edge wherever one plan reads what another one writes.
+
+Drawable = Pictured | Flow
+"""What can be drawn."""
+
+
+class Titled(NamedTuple):
+    """A sketch and what it is of."""
+
+    sketch: Sketch
+    title: str
+
+
+def drawn(what: Drawable) -> Titled:
+    """Boxes, edges and a title. In a flow boxes are called ``plan/node``; plans stand in the order of their turns."""
+    if not isinstance(what, Flow):
+        return Titled(sketch(what.nodes), title_of(what))
+    found = Sketch([], [])
+    numbers: dict[tuple[str, str], int] = {}
+    for plan in what.order:
+        label, first = what.label(plan), len(found.boxes)
+        boxes, edges = sketch(plan.nodes)
+        for box in boxes:
+            numbers.setdefault((label, box.name), len(found.boxes))
+            found.boxes.append(box._replace(name=box_name(label, box.name)))
+        found.edges.extend(edge._replace(start=edge.start + first, end=edge.end + first) for edge in edges)
+    for joint in what.joints:
+        start, end = numbers[joint.writer, joint.destination], numbers[joint.reader, joint.source]
+        found.edges.append(Edge(start, end, short_name(joint), False))
+    return Titled(found, title_of(what))
+
+
+def title_of(what: Drawable) -> str:
+    """``plan plays, version 1``; ``plan bills, version 2, at-most-once``; ``flow shop, 2 plans``."""
+    if not isinstance(what, Flow):
+        return f"plan {what.name}, version {what.version}" + (f", {what.strategy}" if what.strategy else "")
+    return f"flow {what.name}, {'1 plan' if len(what.plans) == 1 else f'{len(what.plans)} plans'}"
+
+
+def box_name(plan: str, node: str) -> str:
+    """What a node's box is called in the picture of a flow."""
+    return f"{plan}/{node}"
+
+
+def short_name(joint: Joint) -> str:
+    """Of a queue, its name: the box that writes it has all of its place."""
+    return joint.target.rstrip("/").rpartition("/")[2]
+
+
+# A plan as a tree of lines, for a terminal.
+
+
+def text(what: Drawable) -> str:
+    """A tree that begins at each source; a node that several nodes lead to is drawn once and then referred to.
+
+    A plan that ``check`` would refuse is drawn too: what no source leads to stands at the end. Of a flow all plans, in
+    the order of their turns, and then what joins them.
+    """
+    if not isinstance(what, Flow):
+        return _tree(what)
+    joints = [f"{j.writer} ({j.destination}) → {j.reader} ({j.source}): {j.target}" for j in what.joints]
+    parts = [title_of(what), *map(_tree, what.order), "\n".join(["joined by", "", *(joints or ["nothing"])])]
+    return "\n\n".join(parts)
+
+
+def _tree(plan: Pictured) -> str:
+    rows = list(_rows(plan))
+    label_width = max((len(label) for label, _, _ in rows), default=0)
+    kind_width = max((len(kind) for _, kind, _ in rows), default=0)
+    lines = [f"{label:<{label_width}}  {kind:<{kind_width}}  {what}".rstrip() for label, kind, what in rows]
+    return "\n".join([title_of(plan), "", *lines])
+
+
+def _rows(plan: Pictured) -> Iterator[tuple[str, str, str]]:
+    """(drawn label, kind, what it is) for each line."""
+    drawn: set[int] = set()
+    for node in plan.nodes:
+        if isinstance(node, SourceNode) and id(node) not in drawn:
+            yield from _below(node, plan, drawn)
+    for node in plan.nodes:
+        if id(node) not in drawn:
+            errors = isinstance(node, DestinationNode) and node.errors
+            after = "" if errors else f"; after {', '.join(node.after) or 'nothing'}"
+            yield node.name, node.kind, f"{what(node)}{after}"
+
+
+def _below(source: Node, plan: Pictured, drawn: set[int]) -> Iterator[tuple[str, str, str]]:
+    """A source and what follows it. A loop, not a recursion: a path may be longer than Python's stack is deep."""
+    following = successors(plan.nodes)
+    known = {n.name for n in plan.nodes}
+    waiting: list[tuple[Node, str, str, str]] = [(source, "", "", "")]
+    while waiting:
+        node, stem, indent, when = waiting.pop()
+        if id(node) in drawn:
+            yield f"{stem}{node.name}", "(above)", when
+            continue
+        drawn.add(id(node))
+        lost = [f"after {name}, which is not in the plan" for name in node.after if name not in known]
+        yield f"{stem}{node.name}", node.kind, "; ".join(filter(None, [what(node), when, *lost]))
+        after = following.get(node.name, [])
+        for child in reversed(after):
+            last = child is after[-1]
+            label = branch_label(node, child)
+            waiting.append(
+                (
+                    child,
+                    indent + ("└─ " if last else "├─ "),
+                    indent + ("   " if last else "│  "),
+                    f"branch: {label}" if label else "",
+                )
+            )

@@ -1,0 +1,274 @@
+"""Keeping a queue's files few: neighbours are merged, the log is folded, what nobody names is removed.
+
+A queue of many small appends has some thirty files of each level: thirty files of one become one of the next. So each
+message is copied as often as there are levels, and what an append or a look costs does not grow with the queue.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ferryman import crash, limits
+from ferryman import limits as durations
+from ferryman.errors import StateDamaged, UsageError, describe
+from ferryman.queues.entries import LogEntry, MessageFile
+from ferryman.queues.message import ROWS
+from ferryman.queues.store import QueueStore, keep_trimmed, write_rows
+from ferryman.storage.disk import TEMPORARY
+from ferryman.storage.files import changed_before, fsync_folder, names, remove, remove_all, remove_temporary
+from ferryman.storage.locks import turn
+from ferryman.storage.parquet import RowGroups
+
+_log: Final = logging.getLogger(__name__)
+
+_FULL: Final = 2
+"""A file of more than this part of ``PART_BYTES`` is not merged any more."""
+_LATE: Final = 4
+"""Somebody who is about to merge, and does not come to it, is not waited for when so many times as many are there."""
+
+
+@contextlib.contextmanager
+def left_for_later() -> Iterator[None]:
+    """What cannot be done now, for whatever reason, is done after another append: the one that came before it has taken
+    effect, and must not look as if it had not."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as e:  # also a Rust extension's panic, which is no Exception
+        _log.debug("upkeep of a queue is left for later: %s", describe(e))
+
+
+def maintain(store: QueueStore) -> None:
+    """Merge what has become many, fold a long log, remove what was replaced. Cheap where there is nothing to do."""
+    if not _due(store, 1):
+        return
+    with turn(store.merging, 0) as ours, store.guard:
+        if not ours and not _due(store, _LATE):
+            return
+        store.move_on()
+        merged = False
+        while batch := next_batch(store.table.files):
+            merge(store, batch)
+            merged = True
+        if store.table.commits() >= limits.QUEUE_COMMITS:
+            store.table.checkpoint()
+        if merged:
+            sweep(store)
+
+
+def _due(store: QueueStore, times: int) -> bool:
+    table = store.table
+    folding = table.version - table.checkpointed >= limits.QUEUE_COMMITS * times
+    return folding or bool(next_batch(table.files, limits.QUEUE_FILES * times))
+
+
+def next_batch(files: list[MessageFile], wanted: int | None = None) -> list[MessageFile]:
+    """Neighbours at the end of one level that are to become one file; [] if there are not ``wanted`` of them yet."""
+    wanted = wanted or limits.QUEUE_FILES
+    run: list[MessageFile] = []
+    level = -1
+    for file in reversed(files):
+        if file.size > limits.PART_BYTES // _FULL:
+            break
+        if file.level > level:
+            if len(run) >= wanted:
+                break
+            run, level = [], file.level
+        run.append(file)
+    return _fitting(run) if len(run) >= wanted else []
+
+
+def _fitting(run: list[MessageFile]) -> list[MessageFile]:
+    """The oldest of them that fit into one file, in their order: two at least."""
+    batch: list[MessageFile] = []
+    size = 0
+    for file in reversed(run):
+        if len(batch) > 1 and size + file.size > limits.PART_BYTES:
+            break
+        batch.append(file)
+        size += file.size
+    return batch
+
+
+def merge(store: QueueStore, batch: list[MessageFile]) -> None:
+    """One file in place of neighbours.
+
+    1. write it
+    2. the keys of what leaves the log are kept elsewhere
+    3. commit; if others have committed meanwhile, try again, unless one of them has replaced these files
+    4. remove the small ones
+    """
+    table = store.table
+    part = write_rows(table.folder, _gathered(_rows(store, batch)))  # 1
+    crash.point("merge.staged")
+    fsync_folder(table.folder)
+    oldest, newest = min(f.oldest for f in batch), max(f.newest for f in batch)
+    merged = MessageFile(
+        part.path, part.size, batch[0].first, part.rows, oldest, newest, max(f.level for f in batch) + 1
+    )
+    store.keys.remember(batch)  # 2
+    while set(batch) <= set(table.files):  # 3
+        if table.commit(LogEntry("merge", (merged,), tuple(batch)), data_change=False):
+            retire(store, batch)  # 4
+            crash.point("merge.removed")
+            return
+        store.move_on()
+    remove(table.folder / part.path)
+
+
+def retire(store: QueueStore, files: Iterable[MessageFile]) -> None:
+    """Remove files that were replaced: who looks for one of them finds a newer version of the table."""
+    remove_all(store.table.folder / file.path for file in files)
+
+
+def sweep(store: QueueStore) -> None:
+    """Remove files that no entry names and nobody is about to name: a kill has left them."""
+    now = time.time()  # before we look: we may be stopped in between
+    with turn(store.appending, 0) as quiet:
+        old = now - (limits.READERS_GRACE_S if quiet and isinstance(store.appending, Path) else limits.QUEUE_STRAY_S)
+        found = names(store.table.folder)
+        store.move_on()
+        live = {f.path for f in store.table.files}
+        for name in found:
+            path = store.table.folder / name
+            stray = name.endswith(".parquet") or name.startswith(TEMPORARY)
+            if stray and name not in live and changed_before(path, old):
+                remove(path)
+    folders = (store.home / name for name in ("keys", "trimmed", "tailers"))
+    for folder in (store.table.log, store.table.marks, *folders):
+        remove_temporary(folder, now - limits.TEMPORARY_S)
+
+
+def _rows(store: QueueStore, files: list[MessageFile]) -> Iterator[pa.Table]:
+    for file in files:
+        with RowGroups(str(store.table.folder / file.path), ROWS.names, verified=True) as groups:
+            yield from groups.all()
+
+
+def _gathered(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Small tables as larger ones: a row group each."""
+    held: list[pa.Table] = []
+    rows = size = 0
+    for table in tables:
+        if held and (rows + table.num_rows > limits.QUEUE_GROUP_ROWS or size + table.nbytes > limits.GROUP_BYTES):
+            yield pa.concat_tables(held)
+            held, rows, size = [], 0, 0
+        held.append(table)
+        rows += table.num_rows
+        size += table.nbytes
+    if held:
+        yield pa.concat_tables(held)
+
+
+# Removing the oldest messages, by age, from the beginning: indices stay what they are.
+
+_FOREVER: Final = 1 << 62
+
+
+def seconds_of(keep: str | float) -> float:
+    """``10d``, ``90s``, a number of seconds.
+
+    Raises:
+        UsageError: not a duration.
+    """
+    try:
+        return durations.seconds(str(keep))
+    except ValueError as e:
+        raise UsageError(f"keep={e}") from None
+
+
+def too_old(store: QueueStore, keep_s: float) -> bool:
+    """Is there a file of which every message is older than this?"""
+    files = store.table.files
+    return bool(files) and files[0].newest < _before(keep_s)
+
+
+def trim(store: QueueStore, keep_s: float, *, force: bool = False, exact: bool = True) -> int:
+    """Remove messages older than this; how many. Those that a registered reader has not read stay, and all after them.
+
+    1. find the files all of whose messages go, and (``exact``) the one of which a part goes
+    2. write what stays of that one
+    3. the keys of what leaves the log are kept elsewhere, and which rows a writer may append again
+    4. commit; if others have committed meanwhile, begin again
+    5. remove the files
+
+    Args:
+        force: never mind the readers.
+    """
+    before = _before(keep_s)
+    with contextlib.ExitStack() as held:
+        held.enter_context(store.damage_told())
+        if not force:  # a reader that goes back meanwhile is sure of what it goes back to
+            busy = held.enter_context(store.positions.all_held(limits.QUEUE_TURN_S if exact else 0))
+            if busy is not None and exact:
+                who = f"{store.positions.holder(busy)} holds it"
+                raise UsageError(f"{store.folder}: the reader {busy} is busy: {who}. Nothing was trimmed; try later.")
+            if busy is not None:
+                return 0
+        held.enter_context(turn(store.merging, limits.QUEUE_TURN_S if exact else 0))
+        held.enter_context(store.guard)
+        while True:
+            store.move_on()
+            upto = _FOREVER if force else min(store.positions.all().values(), default=_FOREVER)
+            gone, part = _old(store, before, upto)  # 1
+            staying = _staying(store, part, before, upto) if part is not None and exact else ()  # 2
+            if part is not None and exact and (not staying or staying[0].rows < part.rows):
+                gone.append(part)
+            else:
+                staying = ()
+            if not gone:
+                return 0
+            try:
+                keep_trimmed(store, gone)  # 3
+            except StateDamaged:
+                if not store.move_on():
+                    raise
+                continue  # somebody else has merged or trimmed them
+            store.keys.remember(gone)
+            if store.table.commit(LogEntry("trim", staying, tuple(gone))):  # 4
+                retire(store, gone)  # 5
+                return sum(f.rows for f in gone) - sum(f.rows for f in staying)
+            for file in staying:
+                remove(store.table.folder / file.path)
+
+
+def _old(store: QueueStore, before: int, upto: int) -> tuple[list[MessageFile], MessageFile | None]:
+    """Files all of whose messages go, from the first on; the one after them, if a part of it goes."""
+    gone: list[MessageFile] = []
+    for file in store.table.files:
+        if file.newest >= before or file.end > upto:
+            return gone, file if file.oldest < before and file.first < upto else None
+        gone.append(file)
+    return gone, None
+
+
+def _staying(store: QueueStore, file: MessageFile, before: int, upto: int) -> tuple[MessageFile, ...]:
+    """A new file of what stays; the file itself, if all of it does; nothing, if nothing does."""
+    with RowGroups(str(store.table.folder / file.path), ROWS.names, verified=True) as groups:
+        rows = pa.concat_tables(groups.all())
+    young = pc.greater_equal(rows.column("created").cast(pa.int64()), before)
+    kept = pc.or_(young, pc.greater_equal(rows.column("index"), upto))
+    at = pc.index(kept, True).as_py()
+    if at == 0:
+        return (file,)
+    if at < 0:
+        return ()
+    rest = rows.slice(at)
+    part = write_rows(store.table.folder, [rest])
+    crash.point("trim.staged")
+    fsync_folder(store.table.folder)
+    return (MessageFile(part.path, part.size, file.first + at, part.rows, file.oldest, file.newest, file.level),)
+
+
+def _before(keep_s: float) -> int:
+    """The oldest that is kept, µs since 1970."""
+    return time.time_ns() // 1000 - int(keep_s * 1_000_000)

@@ -1,0 +1,583 @@
+"""Columns of the three tables, as users of Spark, DuckDB and Polars find them."""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from hashlib import blake2b
+from typing import Any, Final, NamedTuple, cast
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ferryman import limits
+from ferryman.document import Operation
+from ferryman.storage.delta import DataFile
+from ferryman.storage.parquet import Part
+
+_DELIVERY: Final = [
+    pa.field("source", pa.string()),
+    pa.field("document", pa.string()),
+    pa.field("parent", pa.string()),
+    pa.field("origin", pa.string()),
+    pa.field("version", pa.string()),
+    pa.field("revision", pa.int64()),
+    pa.field("operation", pa.string()),
+    pa.field("route", pa.string()),
+    pa.field("branches", pa.string()),
+]
+
+LEDGER: Final = pa.schema(
+    [
+        *_DELIVERY,
+        pa.field("destination", pa.string()),
+        pa.field("delivery_hash", pa.string()),
+        pa.field("status", pa.string()),
+        pa.field("message", pa.string()),
+        pa.field("attempt", pa.int64()),
+        pa.field("wave", pa.int64()),
+        pa.field("ordinal", pa.int64()),
+        pa.field("due", pa.int64()),
+        pa.field("since", pa.int64()),
+        pa.field("transient", pa.int64()),
+        pa.field("created", pa.timestamp("us", tz="UTC")),
+    ]
+)
+"""One row an event. ``attempt``: attempts made. ``due``: when an ERROR is tried again, µs since 1970; ``since`` and
+``transient`` then, as in the outbox. Events of a delivery are ordered by (wave, ordinal). Empty ``destination``: the
+event is about the document."""
+
+LEDGER_COLUMNS: Final = [f.name for f in LEDGER if f.name not in ("ordinal", "due", "since", "transient")]
+"""The public ones, in their public order."""
+
+DOCUMENTS: Final = pa.schema(
+    [
+        pa.field("source", pa.string()),
+        pa.field("document", pa.string()),
+        pa.field("version", pa.string()),
+        pa.field("revision", pa.int64()),
+        pa.field("fingerprint", pa.string()),
+        pa.field("operation", pa.string()),
+        pa.field("wave", pa.int64()),
+        pa.field("given", pa.string()),
+        pa.field("due", pa.int64()),
+        pa.field("owed", pa.int64()),
+        pa.field("failed", pa.string()),
+        pa.field("held", pa.string()),
+        pa.field("forced", pa.bool_()),
+        pa.field("again", pa.int64()),
+    ]
+)
+"""The last row of a (source, document) by ``wave`` counts. ``given``: what destinations were given of its family, JSON;
+"" if nothing. ``due``: when failed steps are tried again (µs since 1970; null: no step has failed), for how many
+deliveries (``owed``), and where they failed (``failed``, JSON); see ``family``. ``held``: the nodes in trouble that all
+of these wait for, a line each; null: it waits for its time only. ``forced``: an operator wants it read
+again as a new revision. ``again``: when a step wants that (µs since 1970; null: never)."""
+
+OUTBOX: Final = pa.schema(
+    [
+        pa.field("wave", pa.int64()),
+        pa.field("destination", pa.string()),
+        pa.field("first_sequence", pa.int64()),
+        pa.field("row", pa.int64()),
+        *_DELIVERY,
+        pa.field("delivery_hash", pa.string()),
+        pa.field("attempt", pa.int64()),
+        pa.field("due", pa.int64()),
+        pa.field("since", pa.int64()),
+        pa.field("transient", pa.int64()),
+        pa.field("key_hash", pa.int64()),
+        pa.field("fields", pa.binary()),
+        pa.field("raw", pa.binary()),
+        pa.field("provenance", pa.string()),
+    ]
+)
+"""One row a committed delivery that has not left. Sequence = ``first_sequence`` + ``row``. ``attempt``: attempts made.
+``due``: µs since 1970, 0 = now; null: held for review (dead, rejected, in doubt). ``since``: its first
+transient error, µs since 1970; ``transient``: how many attempts ended so; null: none did. ``key_hash``: of what a keyed
+node exports, its key, see ``keyed.key_hash``; null: of everything else. ``fields`` is JSON, ``provenance`` too: of what
+comes from a log, where it came from."""
+
+OUTBOX_PARTITION: Final = ["wave", "destination", "first_sequence"]
+
+OUTBOX_FILE: Final = pa.schema([f for f in OUTBOX if f.name not in OUTBOX_PARTITION])
+"""Columns inside an outbox file."""
+
+OUTBOX_CONTENT: Final = ["fields", "raw", "provenance"]
+"""The large columns of the outbox."""
+
+OUTBOX_KEPT: Final = [name for name in OUTBOX_FILE.names if name not in OUTBOX_CONTENT]
+"""The others: those of a whole file fit into memory."""
+
+RANGE: Final = "range "
+"""What the version of a range begins with, and no document's: entries of a log that an at-most-once plan has taken
+together, and of which more is not known. Its row in ``ledger`` is like one of a document."""
+
+
+# A delivery's name: the hash that is equal on every attempt, forever.
+
+DeliveryHash = Callable[[str, str, int], str]
+"""(document id, version, revision) -> delivery hash."""
+
+
+def hasher(
+    plan: str, plan_version: int, source: str, destination: str, route: str, operation: Operation
+) -> DeliveryHash:
+    """A function (document id, version, revision) -> delivery hash, 32 hex digits of BLAKE2b-128.
+
+    What all rows of a task share is hashed once. The parts are told apart by NUL, which no name, version or number
+    has; the id comes last, so that it may hold anything.
+    """
+    shared = blake2b(
+        "\0".join((plan, str(plan_version), source, destination, route, operation, "")).encode(), digest_size=16
+    )
+
+    def delivery_hash(document: str, version: str, revision: int) -> str:
+        h = shared.copy()
+        h.update(f"{version}\0{revision}\0{document}".encode("utf-8", "surrogatepass"))
+        return h.hexdigest()
+
+    return delivery_hash
+
+
+# When something is due. A clock that was ahead once puts nothing off for years: what seems to be due later than the
+# plan's longest back-off from now was not given by this clock, and is due now.
+
+
+def wait_s(due_us: int, now_us: int, longest_s: float) -> float:
+    """Seconds until ``due_us``; both in µs since 1970.
+
+    Args:
+        longest_s: the longest back-off, see ``Plan.longest_backoff_s``.
+    """
+    return (due_us - now_us) / 1e6 if now_us < due_us <= latest_us(now_us, longest_s) else 0.0
+
+
+def wait_of_file_s(file: DataFile, now_us: int, longest_s: float) -> float:
+    """Seconds until the first pending row of an outbox file is due."""
+    dues = [int(file.stats.get(kind, {}).get("due", 0)) for kind in ("minValues", "maxValues")]
+    return min(wait_s(due, now_us, longest_s) for due in dues)
+
+
+def is_due_sql(column: str, now_us: int, longest_s: float) -> str:
+    """Is it due, in SQL; NULL where the column is."""
+    return f"({column} <= {now_us} OR {column} > {latest_us(now_us, longest_s)})"
+
+
+def latest_us(now_us: int, longest_s: float) -> int:
+    """Nothing is due later than this, µs since 1970."""
+    return now_us + int(longest_s * 1e6)
+
+
+def now_us() -> int:
+    """Wall clock, µs since 1970."""
+    return time.time_ns() // 1000
+
+
+# Ledger events as Arrow tables: made from outbox rows that were sent, or from single facts.
+
+ORDINAL_COMMAND: Final = 0
+ORDINAL_STEPS: Final = 1
+ORDINAL_SENT: Final = 2
+"""Events of one wave in their order: operator commands, what the steps made of it, what sending it came to."""
+
+_BINARY_BYTES: Final = (1 << 31) - 1
+"""Of all values of a binary array, which has offsets of 32 bits."""
+
+EVENT_OF_ROW: Final = (
+    "source",
+    "document",
+    "parent",
+    "origin",
+    "version",
+    "revision",
+    "operation",
+    "route",
+    "branches",
+    "delivery_hash",
+)
+"""Columns that an event has from its outbox row."""
+
+
+def table_of(schema: pa.Schema, rows: int, **columns: Any) -> pa.Table:
+    """A table from columns, each a sequence or one value for all rows; missing ones are null."""
+    assert columns.keys() <= set(schema.names), columns.keys() - set(schema.names)
+    arrays = []
+    for field in schema:
+        value = columns.get(field.name)
+        if value is None:
+            arrays.append(pa.nulls(rows, field.type))
+        elif isinstance(value, (pa.Array, pa.ChunkedArray)):
+            arrays.append(value)
+        elif isinstance(value, (str, int, dt.datetime)):
+            arrays.append(pa.repeat(pa.scalar(value, field.type), rows))
+        elif field.type == pa.binary():
+            arrays.append(binary_array(value))
+        else:
+            arrays.append(pa.array(value, field.type))
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def binary_array(values: Sequence[bytes | None]) -> pa.Array:
+    """What ``pa.array`` makes of them, in a tenth of the time where all are there and have some hundred bytes."""
+    if None not in values:
+        contents = cast("Sequence[bytes]", values)
+        ends = np.cumsum(np.fromiter(map(len, contents), np.int64, len(values)))
+        if len(values) and ends[-1] <= _BINARY_BYTES:
+            offsets = np.zeros(len(values) + 1, np.int32)
+            offsets[1:] = ends
+            buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(contents))]
+            return pa.Array.from_buffers(pa.binary(), len(values), buffers)
+    elif values.count(None) == len(values):
+        return pa.nulls(len(values), pa.binary())
+    return pa.array(values, pa.binary())
+
+
+def events(rows: list[dict[str, Any]], **constant: Any) -> pa.Table:
+    """Ledger rows from dicts that all have the same keys, and values that all rows share."""
+    columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
+    columns = {"route": "", "branches": "", "created": dt.datetime.now(dt.UTC), **constant, **columns}
+    return table_of(LEDGER, len(rows), **columns)
+
+
+def sent_events(outbox_rows: pa.Table, noted: Iterable[RowResult], destination: str, wave: int) -> pa.Table:
+    """What became of outbox rows that were sent: INDEXED but for those noted; untouched ones have no event."""
+    n = outbox_rows.num_rows
+    columns: dict[str, Any] = {name: outbox_rows[name] for name in EVENT_OF_ROW}
+    columns["status"] = Status.INDEXED.value
+    columns["attempt"] = pc.add(outbox_rows["attempt"], 1)
+    exceptions = {r.row: r for r in noted}
+    if exceptions:
+        rows = outbox_rows["row"].to_pylist()
+        found = [exceptions.get(r) for r in rows]
+        columns["status"] = [Status.INDEXED.value if f is None else f.status for f in found]
+        columns["message"] = [None if f is None else f.message for f in found]
+        columns["attempt"] = [
+            a + 1 if f is None else f.attempt for a, f in zip(outbox_rows["attempt"].to_pylist(), found, strict=True)
+        ]
+        for name in ("due", "since", "transient"):
+            columns[name] = [None if f is None else getattr(f, name) for f in found]
+    table = table_of(
+        LEDGER, n, **columns, destination=destination, wave=wave, ordinal=ORDINAL_SENT, created=dt.datetime.now(dt.UTC)
+    )
+    return table.filter(pc.not_equal(table["status"], UNTOUCHED)) if exceptions else table
+
+
+# Why a delivery failed: what its event's ``message`` holds, and how messages are grouped.
+#
+# The first line is the reason. Of an error that nobody foresaw, the traceback may follow in the lines after it.
+
+HEADING: Final = "Traceback (most recent call last):"
+_MARK: Final = f"\n{HEADING}\n"
+
+LONGEST: Final = limits.TRACE_CHARACTERS
+"""Characters of a traceback that are kept: its first line, and the last ones."""
+
+
+def with_traceback(reason: str, trace: str) -> str:
+    """Both as one message. ``trace``: without its heading; "": none."""
+    return f"{reason}{_MARK}{trace}" if trace else reason
+
+
+def reason_of(message: str) -> str:
+    """The message without its traceback."""
+    return message.partition(_MARK)[0]
+
+
+def traceback_of(message: str) -> str:
+    """The traceback with its heading; "": there is none."""
+    _, mark, trace = message.partition(_MARK)
+    return f"{HEADING}\n{trace}" if mark else ""
+
+
+def reason_sql() -> str:
+    """Of an event's columns ``message`` and ``document``, the reason as SQL: without traceback, without the document's
+    id before it and the number of the attempt after it; "" if there is none."""
+    first = f"split_part(coalesce(message, ''), chr(10) || '{HEADING}' || chr(10), 1)"
+    about = (
+        f"CASE WHEN starts_with({first}, document || ': ') THEN substr({first}, length(document) + 3) ELSE {first} END"
+    )
+    return f"regexp_replace({about}, ' \\((attempt [0-9]+, the last|no attempt is spent)\\)$', '')"
+
+
+def alike_sql(reason: str) -> str:
+    """What reasons that differ only in numbers and in what they quote have in common, and the line of code, as SQL."""
+    plain = f"regexp_replace({reason}, '[0-9]+|''[^'']*''|\"[^\"]*\"', '0', 'g')"
+    return f"{plain} || regexp_extract({reason}, ':[0-9]+\\)$')"
+
+
+# Messages of an error queue: what failed, where and why, and what it failed for.
+
+
+def error_fields(
+    *,
+    kind: str,
+    cause: str,
+    where: str,
+    plan: tuple[str, int],
+    destinations: Sequence[str],
+    messages: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """The fields of a message.
+
+    Args:
+        kind: of the node that failed: ``source``, ``step``, ``router``, ``destination``.
+        cause: as the ledger says it.
+        where: the node's name.
+        plan: name and version.
+        destinations: that get nothing for it.
+        messages: what it failed for, see ``failed_message``.
+    """
+    name, version = plan
+    config = {"plan": name, "version": version, "destinations": list(dict.fromkeys(destinations))}
+    return {"type": kind, "cause": cause, "where": where, "config": config, "messages": messages}
+
+
+def failed_message(id: str, source: str, body: bytes | None) -> dict[str, Any]:
+    """What a failure was for: ``id``, ``source``, and the fields where they are at hand, as ``body``.
+
+    Fields that a message of a queue cannot hold one level down are there as text, ``json``, or not at all.
+    """
+    about: dict[str, Any] = {"id": id, "source": source}
+    if body is None or len(body) > _TEXT_BYTES:
+        return about
+    fields = msgspec.json.decode(body)
+    return {**about, "body": fields} if _depth(fields) <= _DEEPEST else {**about, "json": body.decode()}
+
+
+_DEEPEST: Final = limits.QUEUE_NESTED - 3
+"""Levels of fields that go into an error message as they are: they lie in an object in a list in an object."""
+
+_TEXT_BYTES: Final = limits.QUEUE_MESSAGE_BYTES // 4
+"""The rest of the message needs room too, and what is text is longer there."""
+
+
+def _depth(value: object) -> int:
+    """Levels of objects and lists."""
+    deepest, level = 0, [value]
+    while level := [each for each in level if isinstance(each, dict | list)]:
+        deepest += 1
+        level = [inner for each in level for inner in (each.values() if isinstance(each, dict) else each)]
+    return deepest
+
+
+def error_route(node: str, route: str, wave: int) -> str:
+    """The route of an error message: which failure it is of. A failure that an operator has tried again is another."""
+    return f"{route}/{node}@{wave}" if route else f"{node}@{wave}"
+
+
+# What workers note of the rows that they sent; the journal keeps it until the wave is settled.
+
+UNTOUCHED: Final = "UNTOUCHED"
+"""In place of a status: the destination was down before this row was tried; it stays pending as it is."""
+
+
+class Rows(NamedTuple):
+    """Rows of an outbox file: ``first`` ≤ row < ``end``."""
+
+    key: int
+    first: int
+    end: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.key}.{self.first:09d}-{self.end:09d}"
+
+
+class RowResult(msgspec.Struct, frozen=True, array_like=True):
+    """What became of one row that was not simply delivered."""
+
+    row: int
+    status: str
+    message: str
+    attempt: int
+    due: int | None
+    """When an ERROR is tried again, µs since 1970; None: not pending any more."""
+    since: int | None = None
+    """Its first transient error, µs since 1970."""
+    transient: int | None = None
+    """How many attempts ended so."""
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What became of a range of rows.
+
+    Attributes:
+        sent: how many rows were attempted; the others of the range were not eligible in this pass, or not reached.
+        leave: how many of them are done and leave the outbox; the others are to be tried again, or held for review.
+        part: their ledger events, as a data file of the ledger.
+        rows: only without such a file: those that were not simply delivered.
+        deleted: of those that leave, how many are deletes.
+        stale: how many the destination left alone, for it has something newer.
+        failed: how many are failed or rejected.
+        eligible: rows attempted, where that is not the whole range; only without such a file.
+    """
+
+    key: int
+    first: int
+    end: int
+    sent: int
+    leave: int
+    part: tuple[str, int, int] | None
+    rows: list[RowResult] = []
+    deleted: int = 0
+    stale: int = 0
+    failed: int = 0
+    eligible: list[int] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        rows: Rows,
+        eligible: int,
+        noted: list[RowResult],
+        part: tuple[str, int, int] | None,
+        *,
+        deleted: int = 0,
+        meant: list[int] | None = None,
+    ) -> Result:
+        """Counted from what is noted of those of the eligible rows that were not simply delivered.
+
+        Args:
+            eligible: how many rows of the range were to be sent.
+            meant: which these are, where that is not the whole range.
+        """
+        statuses = Counter(n.status for n in noted)
+        return cls(
+            *rows,
+            sent=eligible - statuses[UNTOUCHED],
+            leave=eligible - len(noted) + statuses[Status.INDEXED],
+            part=part,
+            rows=noted if part is None else [],
+            deleted=deleted,
+            stale=statuses[Status.INDEXED],
+            failed=statuses[Status.DEAD] + statuses[Status.ERROR_DOC],
+            eligible=meant if part is None else None,
+        )
+
+    @property
+    def range(self) -> Rows:
+        return Rows(self.key, self.first, self.end)
+
+    @property
+    def ledger_part(self) -> Part | None:
+        return None if self.part is None else Part(*self.part)
+
+
+# The ledger's vocabulary and its legal moves, as data. Pictures and docs are made from these tables.
+
+
+class Status(enum.StrEnum):
+    """State of a delivery. The latest event counts; PROCESSING and BATCHED are derived by readers, never stored."""
+
+    FORCE = "FORCE"
+    RESTART = "RESTART"
+    DIRTY = "DIRTY"
+    PROCESSING = "PROCESSING"
+    ERROR = "ERROR"
+    BATCHED = "BATCHED"
+    INDEXING = "INDEXING"
+    INDEXED = "INDEXED"
+    DROPPED = "DROPPED"
+    DEAD = "DEAD"
+    ERROR_DOC = "ERROR_DOC"
+
+
+TERMINAL: Final = frozenset({Status.INDEXED, Status.DROPPED, Status.DEAD, Status.ERROR_DOC})
+"""A delivery in one of these has ended, until its document changes or an operator asks for more."""
+
+MEANING: Final[dict[Status, str]] = {
+    Status.FORCE: "an operator wants it read again, changed or not; the next scan reads it as a new revision",
+    Status.RESTART: "an operator or a new plan version wants it retried; due now, with its attempts reset",
+    Status.DIRTY: "a source or an operator suspects a change: the next scan reads it; or a step wants it again later",
+    Status.PROCESSING: "in a wave that has not committed; after a crash it is processed again",
+    Status.ERROR: "a step or the destination failed; retried when due",
+    Status.BATCHED: "committed to the outbox; will be delivered",
+    Status.INDEXING: "at-most-once: sent, and nobody knows with what result; in doubt until an operator resolves it",
+    Status.INDEXED: "delivered (or the destination has something newer, or the same child already)",
+    Status.DROPPED: "dropped on purpose, replaced or superseded; the message says which",
+    Status.DEAD: "its attempts are exhausted, or the destination refused it with a permanent error",
+    Status.ERROR_DOC: "the document itself is bad: it cannot be read or parsed, or kills the process that handles it",
+}
+
+_S = Status
+PENDING: Final = frozenset({_S.FORCE, _S.RESTART, _S.ERROR, _S.BATCHED})
+"""Still to be sent."""
+
+SHOWN: Final[dict[str, tuple[frozenset[Status], str | None]]] = {
+    "delivered": (frozenset({_S.INDEXED}), "upsert"),
+    "deleted": (frozenset({_S.INDEXED}), "delete"),
+    "dropped": (frozenset({_S.DROPPED}), None),
+    "failed": (frozenset({_S.DEAD}), None),
+    "rejected": (frozenset({_S.ERROR_DOC}), None),
+    "pending": (PENDING, None),
+    "in_doubt": (frozenset({_S.INDEXING}), None),
+}
+"""What is shown of a delivery -> the statuses stored for it, and its operation where that matters."""
+
+
+def shown(status: str, operation: str) -> str:
+    """The word for a delivery of this status: a key of ``SHOWN``."""
+    for word, (statuses, only) in SHOWN.items():
+        if status in statuses and only in (None, operation):
+            return word
+    return "pending"
+
+
+def stored(text: str) -> tuple[frozenset[Status], str | None]:
+    """The statuses, and the operation where it matters, for a shown word or a stored name, in any case.
+
+    Raises:
+        ValueError: there is no such status; names all.
+    """
+    word = text.strip().lower().replace("-", "_")
+    if word in SHOWN:
+        return SHOWN[word]
+    if word.upper() in set(Status):
+        return frozenset({Status(word.upper())}), None
+    raise ValueError(f"choose one of {', '.join(SHOWN)}; or of the stored names {', '.join(Status)}")
+
+
+_STEPS = frozenset({_S.BATCHED, _S.ERROR, _S.DROPPED, _S.DEAD, _S.ERROR_DOC})
+"""What the steps may make of a document that is processed (again)."""
+_SENT = frozenset({_S.INDEXING, _S.INDEXED, _S.ERROR, _S.DEAD, _S.ERROR_DOC})
+"""What sending may make of a committed row."""
+_PERSON = frozenset({_S.RESTART, _S.FORCE})
+
+MOVES: Final[dict[Status | None, frozenset[Status]]] = {
+    None: frozenset({_S.PROCESSING}),
+    _S.PROCESSING: _STEPS | {_S.INDEXED},
+    _S.BATCHED: _SENT | {_S.DROPPED},
+    _S.INDEXING: _SENT | _PERSON | {_S.DROPPED},
+    _S.ERROR: _STEPS | _SENT | _PERSON,
+    _S.RESTART: _STEPS | _SENT | _PERSON,
+    _S.FORCE: frozenset({_S.PROCESSING, _S.FORCE, _S.DROPPED}),
+    _S.DIRTY: frozenset({_S.PROCESSING, _S.DIRTY}),
+    _S.INDEXED: frozenset({_S.FORCE, _S.DIRTY}),
+    _S.DROPPED: frozenset({_S.FORCE, _S.DIRTY}),
+    _S.DEAD: _PERSON | {_S.DROPPED},
+    _S.ERROR_DOC: _PERSON | {_S.DROPPED},
+}
+"""From -> to, for one delivery. None: nothing known of it yet.
+
+It describes what the code does: the model moves by it, the tests hold every ledger against it, docs and pictures are
+made of it. Nothing looks it up while events are written, for an event does not know the one before.
+"""
+
+
+def move(before: Status | None, after: Status) -> Status:
+    """The state after a legal move.
+
+    Raises:
+        ValueError: not a legal one; nothing changes.
+    """
+    if after not in MOVES[before]:
+        raise ValueError(
+            f"a delivery cannot go from {before or 'nothing'} to {after}: only to {', '.join(sorted(MOVES[before]))}"
+        )
+    return after

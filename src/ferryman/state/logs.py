@@ -1,0 +1,340 @@
+"""Where a plan stands in its logs: application transactions of the outbox, committed with the waves that got there.
+
+A number of 0 is as good as none, so places are kept one higher. Positions are of one log: those of a log that was
+deleted and made again are others, also of partitions that it does not have yet. A source that reads several logs (a
+join) keeps the positions of each under its name, any other source under "".
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from hashlib import blake2b
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ferryman import limits
+from ferryman.plan.structure import Structure
+from ferryman.records.families import had_sql
+from ferryman.records.keys import lanes, place_id, place_of
+from ferryman.records.rows import DOCUMENTS
+from ferryman.sources.log import Log, Positions
+from ferryman.state.outbox import has_exports, pending_rows
+from ferryman.state.state import READ, State, id_of
+from ferryman.storage import parquet
+from ferryman.storage.parquet import read_part
+from ferryman.storage.query import connect, quoted, quoted_list
+
+RANGES: Final = "ferryman.ranges"
+"""Application id: the last wave that has written rows of ranges into the ledger; see ``schemas.RANGE``."""
+
+Partitions = Mapping[str, Iterable[str]]
+"""Name of a log -> its partitions."""
+
+
+class Head(NamedTuple):
+    """The entry at which a log waits, and what it has had."""
+
+    place: int
+    entry: int
+    """Number of its id, see ``number_of``: several may have one place."""
+    attempt: int
+    transient: int
+    since: int
+    """When it first failed for now, µs since 1970; 0: it has not."""
+    replay: int
+    """Of the log, see ``LogPositions.replay``: read again, it is another revision."""
+
+
+class LogPositions:
+    """Of one source of a state."""
+
+    def __init__(self, state: State, source: str) -> None:
+        self._outbox = state.outbox
+        self._documents = state.documents
+        self._name = source
+
+    def of(self, identities: Mapping[str, str], logs: Partitions) -> dict[str, int]:
+        """The place that comes next, of those partitions of which something is known: nothing of a log that is another
+        one now.
+
+        Args:
+            identities: see ``sources.Log``.
+        """
+        stems = {name: self._positions_of(name, self._now(name, identities)) for name in logs}
+        known = {p: self._outbox.number(f"{stems[name]}{p}") for name, partitions in logs.items() for p in partitions}
+        return {partition: number - 1 for partition, number in known.items() if number}
+
+    def every(self) -> dict[str, int]:
+        """The same of all partitions, also where the logs cannot be asked which they have."""
+        stem = f"{self._key('position')}/"
+        return {key.removeprefix(stem).split("/", 2)[2]: number - 1 for key, number in self._kept().items()}
+
+    @property
+    def known(self) -> bool:
+        """Was the source ever read?"""
+        return self.read > 0
+
+    @property
+    def read(self) -> int:
+        """Entries that were processed, of this source."""
+        return self._outbox.number(self.read_key)
+
+    @property
+    def read_key(self) -> str:
+        """Application id of ``read``."""
+        return f"{READ}{self._name}"
+
+    @property
+    def replay(self) -> int:
+        """Grows each time the source is read from another place on than where the plan stood: one less than the
+        revision of what is read for the first time since."""
+        return self._outbox.number(self._key("replay"))
+
+    def next_replay(self) -> int:
+        """For a log that is read from another place on: its entries get revisions that none of this source has had."""
+        paths, columns = self._documents.paths(), pa.schema([DOCUMENTS.field("source"), DOCUMENTS.field("revision")])
+        rows = parquet.scan(paths, columns).to_table(filter=pc.field("source") == self._name) if paths else None
+        highest = pc.max(rows["revision"]).as_py() if rows is not None else None
+        return max(self.replay + 1, highest or 0)
+
+    def replaced(self, identities: Mapping[str, str]) -> list[str]:
+        """Of its logs, those that are others now than the positions are of.
+
+        Args:
+            identities: see ``sources.Log``.
+        """
+        return [
+            name
+            for name, identity in identities.items()
+            if identity and self._log(name) not in (0, number_of(identity))
+        ]
+
+    def missing(self, identities: Mapping[str, str]) -> list[str]:
+        """Of its logs, those that were known and are not there now.
+
+        Args:
+            identities: see ``sources.Log``.
+        """
+        return [name for name, identity in identities.items() if not identity and self._log(name)]
+
+    def has_followed(self, moved: str) -> bool:
+        """Was this the last move of the reader that was followed?"""
+        return self._outbox.number(self._key("moved")) == number_of(moved)
+
+    def transactions(
+        self,
+        identities: Mapping[str, str],
+        logs: Partitions,
+        positions: Mapping[str, int],
+        read: int,
+        replay: int,
+        moved: str = "",
+    ) -> dict[str, int]:
+        """What a commit keeps of a source that got there.
+
+        Args:
+            identities: of its logs; "": one does not say now, and is the one that was known.
+            moved: the last move of the reader, which this follows.
+        """
+        found = {self.read_key: read, self._key("replay"): replay}
+        if moved:
+            found[self._key("moved")] = number_of(moved)
+        for name, partitions in logs.items():
+            log = self._now(name, identities)
+            stem = self._positions_of(name, log)
+            found |= {f"{stem}{partition}": positions[partition] + 1 for partition in partitions}
+            if log:
+                found[f"{self._key('log')}/{name}"] = log
+        return found
+
+    def head(self, partition: str) -> Head | None:
+        """At which entry the log waited last, and how often it was tried; None: it never did. It may have gone through
+        since."""
+        stem = self._head_of(partition)
+        if not self._outbox.number(f"{stem}attempt"):
+            return None
+        return Head(*(self._outbox.number(f"{stem}{field}") for field in Head._fields))
+
+    def head_transactions(self, partition: str, head: Head) -> dict[str, int]:
+        """What a commit keeps of it."""
+        stem = self._head_of(partition)
+        return {f"{stem}{field}": number for field, number in head._asdict().items()}
+
+    def all_transactions(self) -> dict[str, int]:
+        """All that is kept of the source, for a state that goes on with it."""
+        if not self.known:
+            return {}
+        logs = {key: n for key, n in self._outbox.log.transactions().items() if key.startswith(f"{self._key('log')}/")}
+        moved = {key: n for key in [self._key("moved")] if (n := self._outbox.number(key))}
+        return {**self._kept(), **logs, **moved, self.read_key: self.read, self._key("replay"): self.replay}
+
+    def _kept(self) -> dict[str, int]:
+        """Application id -> number, of each position of the logs as they are known now."""
+        stem = f"{self._key('position')}/"
+        found = {}
+        for key, number in self._outbox.log.transactions().items():
+            if key.startswith(stem):
+                name, log, _ = key.removeprefix(stem).split("/", 2)
+                if int(log, 16) == self._log(name):
+                    found[key] = number
+        return found
+
+    def _log(self, name: str) -> int:
+        """Of which log of this name the positions are; 0: nothing is known of it."""
+        return self._outbox.number(f"{self._key('log')}/{name}")
+
+    def _now(self, name: str, identities: Mapping[str, str]) -> int:
+        """The log that is there now; where it does not say which it is, the one that was known."""
+        identity = identities.get(name, "")
+        return number_of(identity) if identity else self._log(name)
+
+    def _key(self, what: str) -> str:
+        return f"ferryman.{what}.{self._name}"
+
+    def _head_of(self, partition: str) -> str:
+        return f"{self._key('head')}/{partition}/"
+
+    def _positions_of(self, name: str, log: int) -> str:
+        """What the application ids of a log's positions begin with."""
+        return f"{self._key('position')}/{name}/{log:x}/"
+
+
+def stands_at(
+    kept: LogPositions | None, log: Log, identities: Mapping[str, str], begin: Positions, end: Positions
+) -> dict[str, int]:
+    """The place that comes next, of each partition that a log has; where nothing is known, its first.
+
+    Args:
+        kept: None: the plan has no state yet.
+    """
+    known = {} if kept is None else kept.of(identities, {name: log.partitions_of(name, end) for name in identities})
+    return {partition: known.get(partition, begin.get(partition, last)) for partition, last in end.items()}
+
+
+def reader_of(state: State, source: str) -> str:
+    """By which name a log knows who reads it: no other state's source has it."""
+    return f"{state.plan.key}.{source}"[: limits.READER_CHARACTERS] + f"-{id_of(state.root)[:8]}"
+
+
+def number_of(identity: str) -> int:
+    """A text as a number of 62 bits, above 0."""
+    return 1 + (int.from_bytes(blake2b(identity.encode(), digest_size=8).digest()) >> 2)
+
+
+# Rows of ``documents`` of exports that a step could not take, or that wait for such a one: they are named by their
+# places, and their keys are their fingerprints.
+
+
+def held_rows(state: State, node: str, columns: str, where: str = "true") -> list[tuple[Any, ...]]:
+    """Columns of the last rows of those of a node that have not gone through.
+
+    Args:
+        where: a condition on all rows of one export, as SQL.
+
+    Raises:
+        StateDamaged: a file is missing, or not what was written.
+    """
+    paths = state.documents.paths()
+    if not paths:
+        return []
+    with connect(state.spill) as db:
+        db.register("documents", parquet.scan(paths, DOCUMENTS))  # of other sources only this column is read
+        return db.execute(f"""
+            SELECT {columns} FROM (
+                SELECT * FROM documents WHERE source = {quoted(node)} AND {where}
+                QUALIFY row_number() OVER (PARTITION BY document ORDER BY wave DESC) = 1
+            ) WHERE failed IS NOT NULL
+        """).fetchall()
+
+
+def lowest_places(state: State, node: str) -> dict[str, int]:
+    """Of each lane with such exports the lowest place."""
+    found: dict[str, int] = {}
+    for (revision,) in held_rows(state, node, "revision"):
+        lane, place = place_of(revision)
+        found[lane] = min(place, found.get(lane, place))
+    return found
+
+
+# What waits at keyed nodes or below them: as long as something does, their states are not all that they were given.
+
+
+def unfinished(state: State, nodes: Collection[str], plan: Structure, *, ended: bool = False) -> Iterator[str]:
+    """A line for each place at which something waits, or is held for review, at one of these nodes or below it.
+
+    Args:
+        plan: the structure of the plan that ran last.
+        ended: also what ``update`` has refused for good of a source's documents, which can be retried at any time.
+
+    Raises:
+        StateDamaged: a file is missing, or not what was written.
+    """
+    yield from _inputs(state, nodes, ended=ended)
+    yield from _below(state, nodes)
+    for name in sorted(nodes):
+        if any(name in node.after for node in plan.values()) and (unread := _unread(state, name)):
+            yield f"{name}: {unread} exports were not carried on"
+        if held := held_rows(state, name, "document"):
+            yield f"{name}: {len(held)} exports wait at a step or router, or failed there (one of them: {held[0][0]})"
+
+
+def counted_and_failed(state: State, logs: Collection[str], nodes: Collection[str]) -> Iterator[str]:
+    """A line for each of these logs that has entries which a keyed node was given, and of which a step on another
+    branch failed: read again, they would be counted twice."""
+    counted = " OR ".join(map(had_sql, nodes)) or "false"
+    for source, number, example in _failed(state, logs, counted):
+        yield f"{source}: {number} entries were counted, and failed on another branch (one of them: {example})"
+
+
+def failed_entries(state: State, logs: Collection[str]) -> Iterator[str]:
+    """A line for each of these logs that has entries which a step or router could not take, for now or for good."""
+    for source, number, example in _failed(state, logs, "true"):
+        yield f"{source}: {number} entries wait at a step or router, or failed there (one of them: {example})"
+
+
+def _failed(state: State, logs: Collection[str], where: str) -> list[tuple[str, int, str]]:
+    paths = state.documents.paths()
+    if not paths or not logs:
+        return []
+    with connect(state.spill) as db:
+        db.register("documents", parquet.scan(paths, DOCUMENTS))
+        return db.execute(f"""
+            SELECT source, count(*), min(document) FROM (
+                SELECT * FROM documents WHERE source IN (SELECT unnest({quoted_list(logs)}))
+                QUALIFY row_number() OVER (PARTITION BY source, document ORDER BY wave DESC) = 1
+            ) WHERE failed IS NOT NULL AND ({where}) GROUP BY source ORDER BY source
+        """).fetchall()
+
+
+def _inputs(state: State, nodes: Collection[str], *, ended: bool) -> Iterator[str]:
+    waiting: Counter[str] = Counter()
+    for file in state.outbox.files.values():
+        if file.partition["destination"] in nodes:
+            waiting[file.partition["destination"]] += file.rows if ended else pending_rows(file)
+    for name, number in sorted((+waiting).items()):
+        refused = ", or held for review" if ended else ""
+        yield f"{name}: {number} documents are committed, and not counted yet{refused}"
+
+
+def _below(state: State, nodes: Collection[str]) -> Iterator[str]:
+    found: Counter[tuple[str, str]] = Counter()
+    examples: dict[tuple[str, str], str] = {}
+    for file in filter(has_exports, state.outbox.files.values()):
+        rows = read_part(state.outbox.path(file.path), ["source", "document"])
+        for source, document in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+            if source in nodes:
+                place = (file.partition["destination"], source)
+                found[place] += 1
+                examples[place] = document
+    for (destination, source), number in sorted(found.items()):
+        example = examples[destination, source]
+        yield f"{destination}: {number} exports of {source} wait, or are held for review (one of them: {example})"
+
+
+def _unread(state: State, name: str) -> int:
+    reached = LogPositions(state, name).of({"": ""}, {"": lanes()})
+    table = state.keyed[name].exports
+    return sum(max(0, table.number(place_id(lane)) - reached.get(lane, 0)) for lane in lanes())

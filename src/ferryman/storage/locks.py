@@ -1,0 +1,305 @@
+"""OS locks that die with their processes: one driver a state, who holds it, and who reads it just now."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import fcntl
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, Self
+
+import msgspec
+
+from ferryman.errors import EngineError, StateHeld
+from ferryman.storage import files
+from ferryman.storage.files import StatePath
+from ferryman.storage.objects import ObjectPath
+from ferryman.storage.processes import EXPIRES_S, RENEWED_S, Process
+
+_CLEARING_S: Final = 5.0
+"""A reader waits so long for a driver that removes files: unlinking is quick, unless that driver is stopped."""
+
+_TURN_S: Final = 30.0
+"""Nobody waits longer for a turn, unless he says so: whoever has it may have been stopped."""
+
+
+class Lock:
+    """Held from ``take`` until ``release`` or the end of the process, however it ends."""
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self._path = path
+        self._fd = fd
+
+    @classmethod
+    def take(cls, path: Path) -> Self:
+        """Take it now.
+
+        Raises:
+            StateHeld: another process has it; says which.
+        """
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            if not _locked(fd, fcntl.LOCK_EX):
+                raise StateHeld(str(path.parent), *_holder(fd))
+            _sign(fd)
+        except BaseException:  # a full disk, for example: nobody would give it up
+            os.close(fd)
+            raise
+        return cls(path, fd)
+
+    def release(self) -> None:
+        """Give it up."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def take_lock(path: StatePath, *, take_over: bool = False) -> Lock | ObjectLease:
+    """Be the only driver of a state.
+
+    Args:
+        path: of the lock, in the state's folder.
+        take_over: in an object store: whoever seems to hold it.
+
+    Raises:
+        StateHeld: another process has it; says which.
+    """
+    return Lock.take(path) if isinstance(path, Path) else ObjectLease.take(path, take_over=take_over)
+
+
+@contextlib.contextmanager
+def turn(path: StatePath, wait_s: float = _TURN_S, *, signed: bool = False) -> Iterator[bool]:
+    """Hold a lock file, which dies with its process; False: somebody else had it for all this time.
+
+    An object store has no such lock, and nobody is kept out: there, what rests on it needs another proof.
+
+    Args:
+        wait_s: at most so long. A process that was stopped while it held the lock does not give it up.
+        signed: write down who holds it, for ``holder``.
+    """
+    if not isinstance(path, Path):
+        yield True
+        return
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        ours = lock_within(fd, fcntl.LOCK_EX, wait_s)
+        if ours and signed:
+            with contextlib.suppress(OSError):  # on a full disk one must be able to make room
+                _sign(fd)
+        yield ours
+    finally:
+        os.close(fd)
+
+
+def holder(path: Path) -> str:
+    """Names the process that holds a signed lock file: "process 17 on host a since …"."""
+    with path.open("rb") as file:
+        host, pid, since = _holder(file.fileno())
+    return f"process {pid} on {host} since {since}" if pid else "another process"
+
+
+class Readers:
+    """Those who read a state just now: each holds a shared lock on one file while it does.
+
+    A driver removes files that it has replaced only where nobody reads, or where they were replaced long ago. In an
+    object store nobody can say that he reads: there, only the second.
+    """
+
+    def __init__(self, path: StatePath) -> None:
+        self._path = path
+
+    def create(self) -> None:
+        """Make the file if it is not there."""
+        if isinstance(self._path, Path):
+            self._path.touch()
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """What is replaced meanwhile stays, for a while at least. Where it cannot be had, one reads without it."""
+        fd = None
+        if not isinstance(self._path, Path):
+            yield
+            return
+        with contextlib.suppress(OSError):  # an older state, or somebody who may not even read the file
+            fd = os.open(self._path, os.O_RDONLY)
+        try:
+            if fd is not None:
+                lock_within(fd, fcntl.LOCK_SH, _CLEARING_S)
+            yield
+        finally:
+            if fd is not None:
+                os.close(fd)
+
+    @contextlib.contextmanager
+    def kept_out(self) -> Iterator[bool]:
+        """Nobody begins to read inside; False: somebody is reading already, and nobody is kept out."""
+        if not isinstance(self._path, Path):
+            yield False
+            return
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            yield _locked(fd, fcntl.LOCK_EX)
+        finally:
+            os.close(fd)
+
+    def now(self) -> float:
+        """The file system's own time, or the store's, seconds since 1970."""
+        return files.time_of(self._path)
+
+
+def lock_within(fd: int, kind: int, wait_s: float) -> bool:
+    """Take ``flock`` of this kind; False: somebody else had it for all this time."""
+    until = time.monotonic() + wait_s
+    while not _locked(fd, kind):
+        if time.monotonic() >= until:
+            return False
+        time.sleep(0.001)
+    return True
+
+
+def _locked(fd: int, kind: int) -> bool:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _sign(fd: int) -> None:
+    """Write down that this process holds it."""
+    since = dt.datetime.now().astimezone().isoformat(timespec="seconds")
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, msgspec.json.encode({"host": socket.gethostname(), "pid": os.getpid(), "since": since}), 0)
+
+
+def _holder(fd: int) -> tuple[str, int, str]:
+    try:
+        held = msgspec.json.decode(os.pread(fd, 4096, 0))
+        return str(held["host"]), int(held["pid"]), str(held["since"])
+    except (msgspec.DecodeError, KeyError, TypeError, ValueError):
+        return "an unknown host", 0, "just now"  # taken, but not yet signed
+
+
+# The lock of a state in an object store: an object that says who holds it, and that the holder renews.
+#
+# A store has no lock that dies with its process, so the next driver has to judge. A holder of this very machine whose
+# process is gone is dead at once. Any other is dead when the lease has not been renewed for ``EXPIRES_S`` of the
+# observer's own clock: clocks of two machines are never compared. It is a courtesy to whoever starts a second driver:
+# what keeps an overtaken one from committing is the epoch.
+
+_LOOK_S: Final = 2.0
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """What the object says.
+
+    Attributes:
+        token: of one ``take``; "": nobody holds it.
+        machine: what no other machine, and no other container, has.
+        start: when the process started, as the machine counts it: process numbers are used again.
+        counter: how often it was renewed.
+    """
+
+    token: str
+    host: str
+    machine: str
+    pid: int
+    start: str
+    since: str
+    counter: int = 0
+
+    @property
+    def gone(self) -> bool:
+        """Is its process gone for certain? False also where that cannot be seen from here."""
+        return Process(self.machine, self.pid, self.start).gone
+
+
+class ObjectLease:
+    """Held from ``take`` until ``release``, as long as it is renewed."""
+
+    def __init__(self, path: ObjectPath, holder: Holder, tag: str) -> None:
+        self._path = path
+        self._holder = holder
+        self._tag: str | None = tag
+        self._ended = threading.Event()
+        self._renewing = threading.Thread(target=self._renew, name="ferryman-lease", daemon=True)
+        self._renewing.start()
+
+    @classmethod
+    def take(cls, path: ObjectPath, *, take_over: bool = False) -> Self:
+        """Take it; where it is held by a process that cannot be seen from here, wait until that renews it, or does not.
+
+        Args:
+            take_over: at once, whoever holds it.
+
+        Raises:
+            StateHeld: another process has it; says which.
+        """
+        me = Process.this()
+        mine = Holder(uuid.uuid4().hex, socket.gethostname(), me.machine, me.pid, me.start, _now())
+        data = msgspec.json.encode(mine)
+        seen: tuple[str, float] | None = None
+        while True:
+            found = path.store.get_tagged(path.key)
+            if found is None:
+                if (tag := path.store.create(path.key, data)) is not None:
+                    return cls(path, mine, tag)
+                continue
+            holder, tag = _decoded(found[0]), found[1]
+            if seen is None or seen[0] != tag:
+                if seen is not None and holder is not None and not holder.gone and holder.token:
+                    raise _held(path, holder)  # it was renewed, or taken, under our eyes
+                seen = tag, time.monotonic()
+            expired = time.monotonic() - seen[1] >= EXPIRES_S
+            if holder is None or not holder.token or holder.gone or expired or take_over:
+                if (tag_now := path.store.put(path.key, data, tag)) is not None:
+                    return cls(path, mine, tag_now)
+            elif holder.machine == mine.machine:
+                raise _held(path, holder)
+            else:
+                time.sleep(_LOOK_S)
+
+    def release(self) -> None:
+        """Give it up."""
+        if not self._ended.is_set():
+            self._ended.set()
+            self._renewing.join()
+            self._write(msgspec.structs.replace(self._holder, token=""))
+
+    def _renew(self) -> None:
+        while not self._ended.wait(RENEWED_S) and self._tag is not None:
+            self._renew_now()
+
+    def _renew_now(self) -> None:
+        self._holder = msgspec.structs.replace(self._holder, counter=self._holder.counter + 1)
+        self._write(self._holder)
+
+    def _write(self, holder: Holder) -> None:
+        """Nothing if somebody else has it now: the epoch tells the driver."""
+        if self._tag is None:
+            return
+        try:
+            self._tag = self._path.store.put(self._path.key, msgspec.json.encode(holder), self._tag)
+        except EngineError:
+            return  # the store is away: the next renewal tries again
+
+
+def _held(path: ObjectPath, holder: Holder) -> StateHeld:
+    return StateHeld(str(path.parent), holder.host, holder.pid, holder.since)
+
+
+def _decoded(data: bytes) -> Holder | None:
+    try:
+        return msgspec.json.decode(data, type=Holder)
+    except msgspec.DecodeError:
+        return None
+
+
+def _now() -> str:
+    return dt.datetime.now().astimezone().isoformat(timespec="seconds")
