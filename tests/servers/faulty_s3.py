@@ -239,7 +239,12 @@ class Handler(BaseHTTPRequestHandler):
         return unquote(urlsplit(self.path).path).lstrip("/")
 
     def _body(self) -> bytes:
-        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        """Read a request's body. One that is cut off, since its client was killed, takes no effect, as in S3."""
+        length = int(self.headers.get("Content-Length") or 0)
+        body = self.rfile.read(length)
+        if len(body) < length:
+            raise ConnectionAbortedError(f"{len(body)} of {length} bytes")  # ends this connection
+        return body
 
 
 class Quiet(ThreadingHTTPServer):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -17,6 +18,7 @@ import pytest
 from ferryman.destinations import OpenSearch, Solr
 from tests.servers.cache import Missing, cached
 from tests.servers.elasticsearch import Elasticsearch7, Elasticsearch8
+from tests.servers.faulty_s3 import BUCKET, FaultyS3
 from tests.servers.opensearch import OpenSearchServer
 from tests.servers.registry import Running, known, require
 from tests.servers.server import Server, ServerFailed
@@ -182,3 +184,18 @@ def test_servers_are_found_by_their_modules() -> None:
     assert {"opensearch", "small"} <= set(known())
     with pytest.raises(pytest.skip.Exception if not os.environ.get("CI") else pytest.fail.Exception):
         require("why")
+
+
+def test_an_upload_that_is_cut_off_makes_no_object() -> None:
+    """A client that was killed between a request's head and the end of its body has changed nothing."""
+    with FaultyS3() as store:
+        host, _, port = store.url.removeprefix("http://").partition(":")
+        key = f"/{BUCKET}/torn"
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(f"PUT {key} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 10\r\n\r\nabc".encode())
+            client.shutdown(socket.SHUT_WR)
+            assert client.recv(100) == b""
+        connection = http.client.HTTPConnection(host, int(port))
+        with contextlib.closing(connection):
+            connection.request("GET", key)
+            assert connection.getresponse().status == 404

@@ -1,0 +1,141 @@
+"""The structure of the package: no circles of folders, short functions, few and full modules, docstrings in plain words."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+import ferryman
+
+PACKAGE = Path(ferryman.__file__).parent
+Graph = Mapping[str, set[str]]
+
+LAZY = {("ferryman.sources", "ferryman.intake.source"), ("ferryman.destinations", "ferryman.intake.destination")}
+"""Names that the public face of a lower package loads from a higher one when they are asked for."""
+
+
+@functools.cache
+def modules() -> dict[str, ast.Module]:
+    """Module name -> its syntax tree; a package is named as its ``__init__`` is imported."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = ast.parse(path.read_text("utf-8"))
+    return found
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    """Names of ours that a module imports: at its top, in functions, and for types."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@functools.cache
+def imports() -> Graph:
+    """Module -> the modules of ours that it imports."""
+    graph: dict[str, set[str]] = {}
+    for name, tree in modules().items():
+        targets = set()
+        for each in imported(tree):
+            target = each
+            while target and target not in modules():
+                target = target.rpartition(".")[0]
+            if target not in ("", name) and (name, target) not in LAZY:
+                targets.add(target)
+        graph[name] = targets
+    return graph
+
+
+def packages() -> list[str]:
+    return sorted({name.rpartition(".")[0] for name in modules()} - {""})
+
+
+def children(package: str) -> Graph:
+    """The files and folders right in a package -> those of them that they import, each folder as one."""
+    graph: dict[str, set[str]] = defaultdict(set)
+
+    def child(name: str) -> str:
+        inside = name.startswith(f"{package}.")
+        return f"{package}.{name.removeprefix(f'{package}.').partition('.')[0]}" if inside else ""
+
+    for name, targets in imports().items():
+        if origin := child(name):
+            graph[origin] |= {child(target) for target in targets} - {"", origin}
+    return graph
+
+
+def circles(graph: Graph) -> list[set[str]]:
+    """Groups of nodes that can all reach each other, of two and more."""
+    reach: dict[str, set[str]] = {}
+    for start in graph:
+        seen: set[str] = set()
+        todo = list(graph[start])
+        while todo:
+            if (node := todo.pop()) not in seen:
+                seen.add(node)
+                todo += graph.get(node, ())
+        reach[start] = seen
+    found: list[set[str]] = []
+    for node in graph:
+        group = {other for other in reach[node] if node in reach.get(other, ())}
+        if len(group) > 1 and group not in found:
+            found.append(group)
+    return found
+
+
+def is_folder(name: str) -> bool:
+    return PACKAGE.parent.joinpath(*name.split(".")).is_dir()
+
+
+@pytest.mark.parametrize("package", packages())
+def test_no_folder_is_in_a_circle(package: str) -> None:
+    """Neither at run time nor for types; files of one folder may name each other's types."""
+    assert [group for group in circles(children(package)) if any(map(is_folder, group))] == []
+
+
+def test_circles_are_found() -> None:
+    """The search for circles sees one of three, and nothing in a line."""
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [{"a", "b", "c"}]
+    assert circles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def test_no_function_is_long() -> None:
+    """At most 70 lines, with its docstring: one that is longer does more than one thing."""
+    assert [
+        f"{name}.{each.name}: {length} lines"
+        for name, tree in modules().items()
+        for each in functions(tree)
+        if (length := (each.end_lineno or 0) - each.lineno + 1) > 70
+    ] == []
+
+
+def test_no_module_is_long() -> None:
+    """At most 900 lines; split by subject, never to fit a number."""
+    lines = {name: lines_of(name) for name in modules()}
+    assert {name: n for name, n in lines.items() if n > 900} == {}
+
+
+def lines_of(name: str) -> int:
+    path = PACKAGE.parent.joinpath(*name.split("."))
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return len(file.read_text("utf-8").splitlines())
+
+
+def test_modules_are_few_and_full() -> None:
+    """A module exists because somebody looks for its subject by that name."""
+    assert 200 < len(modules()) <= 260
+    assert statistics.median(map(lines_of, modules())) >= 150
+    assert sum(map(len, imports().values())) <= 1600
