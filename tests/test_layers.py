@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
 
 # The engine is Spark's. What stands above it may load it when it is called: then the package itself
 # imports without Spark (`ferryman --help` must), while its modules need not.
