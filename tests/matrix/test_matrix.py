@@ -3,6 +3,7 @@ change in between, and is killed once."""
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import zlib
 from collections import Counter
@@ -77,6 +78,8 @@ def test_together(zygote: Zygote, folder: Path, store: FaultyS3, case: Case) -> 
         arm = points[turn // 4 % len(points)]
         go(1, arm, fork=arm in EXECUTORS and turn % 2 == 0)
     go(1, check=True)
+    shutil.rmtree(root)  # thousands of cases share the memory of this machine
+    store.remove(f"{root.name}/")
 
 
 @pytest.mark.rule("plan.features-together")

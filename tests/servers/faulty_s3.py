@@ -12,6 +12,7 @@ import random
 import sys
 import threading
 import time
+from bisect import bisect_left, insort
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -25,6 +26,7 @@ from tests.servers.server import Server
 
 FAULTS: Final = "/~faults"
 COUNTS: Final = "/~counts"
+BELOW: Final = "/~below/"
 BUCKET: Final = "bucket"
 
 
@@ -61,6 +63,11 @@ class FaultyS3(Server):
         with urlopen(Request(self.url + FAULTS, json.dumps(faults).encode(), method="PUT")):
             pass
 
+    def remove(self, prefix: str) -> None:
+        """Remove all objects of the bucket whose key begins with this."""
+        with urlopen(Request(f"{self.url}{BELOW}{BUCKET}/{prefix}", method="DELETE")):
+            pass
+
     def counts(self) -> dict[str, int]:
         """Requests since the last call, by kind: PUT, GET, HEAD, LIST, DELETE."""
         with urlopen(self.url + COUNTS) as answer:
@@ -94,6 +101,8 @@ class Memory:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.objects: dict[str, Kept] = {}
+        self.keys: list[str] = []
+        """Sorted: a store of many tests is listed often."""
         self.faults: dict[str, float] = {}
         self.chance = random.Random()
         self.counts: dict[str, int] = {}
@@ -108,7 +117,24 @@ class Memory:
         metadata = {name: value for name, value in headers.items() if name.startswith("x-amz-meta-")}
         made = Kept(data, f'"{hashlib.md5(data).hexdigest()}"', time.time(), metadata)
         self.objects[key] = made
+        if found is None:
+            insort(self.keys, key)
         return 200, made
+
+    def remove(self, key: str) -> None:
+        if self.objects.pop(key, None) is not None:
+            del self.keys[bisect_left(self.keys, key)]
+
+    def below(self, prefix: str, after: str) -> dict[str, Kept]:
+        """Objects whose key begins with ``prefix`` and comes after ``after``, in order."""
+        found = {}
+        for at in range(bisect_left(self.keys, max(prefix, after)), len(self.keys)):
+            key = self.keys[at]
+            if not key.startswith(prefix):
+                break
+            if key > after:
+                found[key] = self.objects[key]
+        return found
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -155,9 +181,14 @@ class Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def do_DELETE(self) -> None:
-        if not self._refused("DELETE"):
+        if self.path.startswith(BELOW):
             with self.memory.lock:
-                self.memory.objects.pop(self._key(), None)
+                for key in self.memory.below(unquote(self.path.removeprefix(BELOW)), ""):
+                    self.memory.remove(key)
+            self._answer(204)
+        elif not self._refused("DELETE"):
+            with self.memory.lock:
+                self.memory.remove(self._key())
             self._answer(204)
 
     def do_POST(self) -> None:
@@ -168,7 +199,7 @@ class Handler(BaseHTTPRequestHandler):
         keys = [each.text or "" for each in ElementTree.fromstring(body).iter() if each.tag.endswith("Key")]
         with self.memory.lock:
             for key in keys:
-                self.memory.objects.pop(f"{bucket}/{key}", None)
+                self.memory.remove(f"{bucket}/{key}")
         gone = "".join(f"<Deleted><Key>{escape(key)}</Key></Deleted>" for key in keys)
         self._answer(200, f"<DeleteResult>{gone}</DeleteResult>".encode())
 
@@ -192,8 +223,8 @@ class Handler(BaseHTTPRequestHandler):
         bucket, prefix = urlsplit(self.path).path.strip("/"), query.get("prefix", "")
         after, delimiter = query.get("start-after", ""), query.get("delimiter", "")
         with self.memory.lock:
-            found = {k.removeprefix(f"{bucket}/"): v for k, v in sorted(self.memory.objects.items())}
-        found = {k: v for k, v in found.items() if k.startswith(prefix) and k > after}
+            below = self.memory.below(f"{bucket}/{prefix}", f"{bucket}/{after}")
+        found = {key.removeprefix(f"{bucket}/"): each for key, each in below.items()}
         rest = {k: k[len(prefix) :].partition(delimiter) if delimiter else ("", "", "") for k in found}
         folders = sorted({prefix + name + delimiter for name, slash, _ in rest.values() if slash})
         contents = "".join(
