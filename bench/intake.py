@@ -11,7 +11,7 @@ from uuid import uuid4
 from tests.servers.zookeeper import ZooKeeperServer
 
 from bench.harness import Row, Sizes, anew
-from ferryman.intake import Queue
+from ferryman.intake import JobQueue
 
 STATES = ("Pending", "Estimating", "Provisioning", "Downloading", "Processing", "Storing", "Recording", "Notify")
 DOCUMENTS_A_JOB = 1000
@@ -35,8 +35,8 @@ def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
     server.heap = HEAP
     with server:
 
-        def queue() -> Queue:
-            return Queue.open(f"{server.url}/{uuid4().hex}")
+        def queue() -> JobQueue:
+            return JobQueue.open(f"{server.url}/{uuid4().hex}")
 
         turns = [(through_all(queue(), jobs), bare(server, jobs)) for _ in range(sizes.rounds)]
         ours, plain = (max(side) for side in zip(*turns, strict=True))
@@ -47,12 +47,12 @@ def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
         yield flat("ZooKeeper", queue, few, many)
 
 
-def opened(folder: Path) -> Queue:
+def opened(folder: Path) -> JobQueue:
     """A new queue in a file."""
-    return Queue.open(f"sqlite:///{anew(folder / 'intake')}/queue.db")
+    return JobQueue.open(f"sqlite:///{anew(folder / 'intake')}/queue.db")
 
 
-def filled(queue: Queue, jobs: int) -> None:
+def filled(queue: JobQueue, jobs: int) -> None:
     """A batch with pending jobs."""
     queue.create_batch({"submitter": "bench"})
     batch = queue.acquire_pending_batch()
@@ -61,7 +61,7 @@ def filled(queue: Queue, jobs: int) -> None:
         batch.create_job({"payload_url": f"http://127.0.0.1/{number}", "submitter": "bench"})
 
 
-def through_all(queue: Queue, jobs: int) -> float:
+def through_all(queue: JobQueue, jobs: int) -> float:
     """Jobs a second, one process, one thread: acquire, move and unlock in each state."""
     with queue:
         filled(queue, jobs)
@@ -123,7 +123,7 @@ def commit(client: Any, *ops: tuple[Any, ...]) -> None:
     assert not [result for result in results if isinstance(result, Exception)], results
 
 
-def flat(store: str, queue: Callable[[], Queue], few: int, many: int) -> Row:
+def flat(store: str, queue: Callable[[], JobQueue], few: int, many: int) -> Row:
     """What one acquisition costs among few pending jobs, and among many."""
     costs = [acquire_cost_s(queue(), jobs) for jobs in (few, many)]
     ratio = costs[1] / costs[0]
@@ -133,7 +133,7 @@ def flat(store: str, queue: Callable[[], Queue], few: int, many: int) -> Row:
     )
 
 
-def acquire_cost_s(queue: Queue, jobs: int) -> float:
+def acquire_cost_s(queue: JobQueue, jobs: int) -> float:
     """Seconds an acquisition, with its move and its unlocking; the best of some turns, which the machine disturbs."""
     best = float("inf")
     with queue:

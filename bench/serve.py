@@ -17,7 +17,7 @@ from tests.servers.zookeeper import ZooKeeperServer
 from bench.harness import Row, Sizes, anew
 from ferryman import Plan
 from ferryman.destinations import Null
-from ferryman.intake import Queue
+from ferryman.intake import JobQueue
 from ferryman.intake.service import Serving, on_spark, serve
 from ferryman.net.reach import Reach
 from ferryman.sources import Jobs
@@ -60,18 +60,18 @@ def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
 def of_store(name: str, url: Any, folder: Path, share: float, rate: int, list_s: float) -> Iterator[Row]:
     at = anew(folder / "serve")
     batches, jobs = max(1, int(BATCHES * share)), JOBS
-    with Queue.open(url(at)) as queue:
+    with JobQueue.open(url(at)) as queue:
         taken, cpu = served(queue, at, batches, jobs)
         met = batches * jobs / taken >= rate
         said = f"{batches * jobs / taken:.0f}/s"
         cost = f"{1000 * cpu / (batches * jobs):.1f} ms CPU a job"
         yield Row(f"{name}: {batches} batches × {jobs} jobs served, warm", said, "", cost, f"≥ {rate}/s", met)
-    with Queue.open(url(anew(folder / "serve"))) as queue:
+    with JobQueue.open(url(anew(folder / "serve"))) as queue:
         count = max(10, int(FINISHED * share))
         used = idle(queue, folder / "serve", count)
         what = f"{name}: an idle queue with {count} finished batches"
         yield Row(what, f"{used:.1%} of a core", "", "", f"≤ {IDLE_SHARE:.0%}", used <= IDLE_SHARE)
-    with Queue.open(url(anew(folder / "serve"))) as queue:
+    with JobQueue.open(url(anew(folder / "serve"))) as queue:
         count = max(100, int(PENDING * share))
         filled(queue, count)
         taken, cpu = listed(queue.url, count)
@@ -98,7 +98,7 @@ def trivial() -> Plan:
     return plan
 
 
-def submitted(queue: Queue, folder: Path, batches: int, jobs: int) -> None:
+def submitted(queue: JobQueue, folder: Path, batches: int, jobs: int) -> None:
     """Manifests of one small file a job."""
     for _ in range(batches):
         place = folder / uuid4().hex
@@ -110,7 +110,7 @@ def submitted(queue: Queue, folder: Path, batches: int, jobs: int) -> None:
         queue.create_batch({"manifest_url": (place / "manifest.csv").as_uri(), "payload_type": "manifest"})
 
 
-def served(queue: Queue, folder: Path, batches: int, jobs: int) -> tuple[float, float]:
+def served(queue: JobQueue, folder: Path, batches: int, jobs: int) -> tuple[float, float]:
     """(seconds, seconds of CPU of this process) from the first acquired batch to the last report."""
     serving = Serving(folder / "work", once=True, reach=Reach((str(folder),), ()))
     plan = trivial()
@@ -125,7 +125,7 @@ def served(queue: Queue, folder: Path, batches: int, jobs: int) -> tuple[float, 
     return taken
 
 
-def idle(queue: Queue, folder: Path, batches: int) -> float:
+def idle(queue: JobQueue, folder: Path, batches: int) -> float:
     """Share of a core that `ferryman intake serve` costs while it waits: CPU time of its process, by /proc, without
     its children."""
     finished(queue, batches)
@@ -154,7 +154,7 @@ def settle(process: int) -> None:
         before = now
 
 
-def finished(queue: Queue, batches: int) -> None:
+def finished(queue: JobQueue, batches: int) -> None:
     """Batches that are done with: every other one Completed, the others Failed."""
     for number in range(batches):
         batch = queue.create_batch({"submitter": f"bench {number}"})
@@ -169,7 +169,7 @@ def cpu_s(process: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def filled(queue: Queue, jobs: int) -> None:
+def filled(queue: JobQueue, jobs: int) -> None:
     queue.create_batch({"submitter": "bench"})
     batch = queue.acquire_pending_batch()
     assert batch is not None

@@ -19,7 +19,7 @@ from ferryman.destinations import memory as memory_module
 from ferryman.destinations.base import DestinationContext, Guarantee
 from ferryman.engine import driver
 from ferryman.errors import FerrymanError
-from ferryman.intake.queue import Queue as JobQueue
+from ferryman.intake.queue import JobQueue
 from ferryman.operations import fsck
 from ferryman.plan import Plan
 from ferryman.queues import Queue

@@ -159,12 +159,12 @@ def folders() -> str:
 
 def python() -> str:
     """Markdown: what a program does with a queue, and how it is refused."""
-    from ferryman.intake import Assembly, AuditFinding, Batch, Job, Locks, Queue, Report, errors
+    from ferryman.intake import Assembly, AuditFinding, Batch, Job, JobQueue, Locks, Report, errors
     from ferryman.intake.items import Item
 
     tree = textwrap.dedent((inspect.getdoc(errors) or "").partition("::\n")[2]).strip("\n")
     things = [
-        ("Queue", Queue),
+        ("JobQueue", JobQueue),
         ("Item", Item),
         ("Batch", Batch),
         ("Job", Job),

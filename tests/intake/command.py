@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ferryman.cli.app import start
-from ferryman.intake import Queue
+from ferryman.intake import JobQueue
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -30,10 +30,10 @@ def run(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 
 
 @pytest.fixture
-def queue(place: Path) -> Iterator[Queue]:
+def queue(place: Path) -> Iterator[JobQueue]:
     """The default queue of that folder."""
     (place / ".ferryman").mkdir()
-    with Queue.open(f"sqlite:///{place}/.ferryman/queue.db") as opened:
+    with JobQueue.open(f"sqlite:///{place}/.ferryman/queue.db") as opened:
         yield opened
 
 

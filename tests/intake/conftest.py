@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from ferryman.intake import Queue
+from ferryman.intake import JobQueue
 from ferryman.intake.nodes import skeleton
 from tests.servers.server import Server
 from tests.support.places import place
@@ -21,7 +21,7 @@ SESSION_S = 4.0
 PATIENT_S = 60.0
 """Of the test's own handles: on a loaded machine a server may answer late, and no session may end over it."""
 
-Opening = Callable[[], Queue]
+Opening = Callable[[], JobQueue]
 
 
 @pytest.fixture(params=STORES)
@@ -42,10 +42,10 @@ def zookeeper_url(server: Callable[[str], Server]) -> str:
 @pytest.fixture
 def opening(url: str) -> Iterator[Opening]:
     """Opens another handle on this test's queue: what another process would have."""
-    opened: list[Queue] = []
+    opened: list[JobQueue] = []
 
-    def one_more() -> Queue:
-        opened.append(Queue.open(url, session_timeout_s=PATIENT_S, clock=lambda: NOW_S))
+    def one_more() -> JobQueue:
+        opened.append(JobQueue.open(url, session_timeout_s=PATIENT_S, clock=lambda: NOW_S))
         return opened[-1]
 
     yield one_more
@@ -54,7 +54,7 @@ def opening(url: str) -> Iterator[Opening]:
 
 
 @pytest.fixture
-def queue(opening: Opening) -> Queue:
+def queue(opening: Opening) -> JobQueue:
     """An empty queue."""
     return opening()
 
@@ -65,7 +65,7 @@ NOW = "2026-11-20 21:45:38 +0000"
 """As it is written in nodes."""
 
 
-def layout(queue: Queue) -> dict[str, str]:
+def layout(queue: JobQueue) -> dict[str, str]:
     """All nodes but the folders that every queue has: path and data."""
     folders = {*skeleton(), "/"}
     return {
@@ -75,7 +75,7 @@ def layout(queue: Queue) -> dict[str, str]:
     }
 
 
-def started(queue: Queue, jobs: int = 1, submission: dict[str, object] | None = None) -> str:
+def started(queue: JobQueue, jobs: int = 1, submission: dict[str, object] | None = None) -> str:
     """A batch in Processing with some pending jobs; its id."""
     made = queue.create_batch(submission or {})
     batch = queue.acquire_pending_batch()
@@ -87,7 +87,7 @@ def started(queue: Queue, jobs: int = 1, submission: dict[str, object] | None = 
     return batch.id
 
 
-def brought(queue: Queue, job_id: str, state: str) -> None:
+def brought(queue: JobQueue, job_id: str, state: str) -> None:
     """Move a pending job to a state of work, or to Completed."""
     job = queue.load_job(job_id)
     job.set_status("Estimating")

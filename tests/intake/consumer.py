@@ -9,14 +9,14 @@ import threading
 import time
 from collections.abc import Callable
 
-from ferryman.intake import LockLost, NodeInvalid, Queue
+from ferryman.intake import JobQueue, LockLost, NodeInvalid
 from ferryman.intake.states import JOB, JobState
 
 THREADS = 3
 """A state."""
 
 
-def hold(queue: Queue) -> None:
+def hold(queue: JobQueue) -> None:
     """Acquire a job; on a word from stdin try to move it, and say what came of it."""
     job = queue.acquire_job("Pending")
     assert job is not None
@@ -30,7 +30,7 @@ def hold(queue: Queue) -> None:
         say("moved")
 
 
-def drain(queue: Queue) -> None:
+def drain(queue: JobQueue) -> None:
     """Acquire until there is nothing left, as soon as stdin says so; say what was acquired."""
     say("ready")
     sys.stdin.readline()
@@ -41,7 +41,7 @@ def drain(queue: Queue) -> None:
     sys.stdin.readline()  # the locks live as long as this process
 
 
-def wander(queue: Queue, seed: str) -> None:
+def wander(queue: JobQueue, seed: str) -> None:
     """Move jobs about, any legal move, until killed."""
     chance = random.Random(seed)
     say("ready")
@@ -60,7 +60,7 @@ def wander(queue: Queue, seed: str) -> None:
         job.unlock()
 
 
-def carry(queue: Queue) -> None:
+def carry(queue: JobQueue) -> None:
     """Serve all states with several threads each, until killed. Each is careless: it unlocks and moves once more what
     it has done with, which must harm nobody."""
     say("ready")
@@ -71,7 +71,7 @@ def carry(queue: Queue) -> None:
     threading.Event().wait()
 
 
-def _carry(queue: Queue, state: JobState) -> None:
+def _carry(queue: JobQueue, state: JobState) -> None:
     while True:
         watch = queue.watch_jobs(state)
         job = queue.acquire_job(state)
@@ -98,7 +98,7 @@ WHAT: dict[str, Callable[..., None]] = {"hold": hold, "drain": drain, "wander": 
 
 
 def main(what: str, url: str, session_s: str, *rest: str) -> None:
-    with Queue.open(url, session_timeout_s=float(session_s), clock=time.time) as queue:
+    with JobQueue.open(url, session_timeout_s=float(session_s), clock=time.time) as queue:
         WHAT[what](queue, *rest)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ferryman.intake import Queue
+from ferryman.intake import JobQueue
 from ferryman.intake.store import Create, Delete, Op, Set
 from tests.intake.conftest import brought, layout, started
 from tests.support.tiers import sampled
@@ -74,7 +74,7 @@ LEFT: dict[str, tuple[list[Op], str, str]] = {
 
 
 @pytest.fixture
-def healthy(queue: Queue) -> Queue:
+def healthy(queue: JobQueue) -> JobQueue:
     """Two batches, a request, some locks: no finding."""
     started(queue, jobs=2, submission={"batchID": "b-1"})
     brought(queue, "jid0000000002", "Completed")
@@ -89,7 +89,7 @@ def healthy(queue: Queue) -> Queue:
 
 @pytest.mark.rule("intake.audit")
 @pytest.mark.parametrize("name", sampled([*MENDED, *LEFT], 3))
-def test_damage_is_found(healthy: Queue, name: str) -> None:
+def test_damage_is_found(healthy: JobQueue, name: str) -> None:
     """By its rule, at its node; a repair mends what is safe, and leaves the rest as it is."""
     before = layout(healthy)
     ops, path, rule = (MENDED | LEFT)[name]
@@ -116,7 +116,7 @@ def test_damage_is_found(healthy: Queue, name: str) -> None:
 def test_what_is_older_than_an_hour_fails() -> None:
     """Younger, it may be somebody's work of this moment; a stale lock is taken away only then."""
     now = 1_000_000.0
-    queue = Queue.open("memory:", clock=lambda: now)
+    queue = JobQueue.open("memory:", clock=lambda: now)
     started(queue)
     queue.tree.store.commit([Create(f"{J}/lock")])
     (found,) = queue.audit(repair=True)
@@ -130,7 +130,7 @@ def test_what_is_older_than_an_hour_fails() -> None:
     assert queue.audit() == []
 
 
-def test_a_queue_in_use_has_no_findings(queue: Queue) -> None:
+def test_a_queue_in_use_has_no_findings(queue: JobQueue) -> None:
     """However much moves while it is read."""
     import threading
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from ferryman.intake import BatchExists, Queue, StateError
+from ferryman.intake import BatchExists, JobQueue, StateError
 from ferryman.intake.store import Set
 from tests.intake.conftest import NOW, Opening, brought, layout, started
 
 
-def test_a_batch_is_handed_in_and_found(queue: Queue) -> None:
+def test_a_batch_is_handed_in_and_found(queue: JobQueue) -> None:
     """Pending, not locked; by its id and by its uuid."""
     batch = queue.create_batch({"batchID": "b-1", "submitter": "me"})
     assert (batch.id, batch.status, batch.submission) == (
@@ -27,7 +27,7 @@ def test_a_batch_is_handed_in_and_found(queue: Queue) -> None:
 
 
 @pytest.mark.rule("intake.uuid")
-def test_the_same_submission_is_the_same_batch(queue: Queue, opening: Opening) -> None:
+def test_the_same_submission_is_the_same_batch(queue: JobQueue, opening: Opening) -> None:
     """Handed in again, also with its keys in another order; another one with this batchID leaves nothing behind."""
     first = queue.create_batch({"batchID": "b-1", "submitter": "me"})
     before = layout(queue)
@@ -38,7 +38,7 @@ def test_the_same_submission_is_the_same_batch(queue: Queue, opening: Opening) -
     assert queue.create_batch({"submitter": "me"}).id == "bid0000000001"
 
 
-def test_pending_batches_are_acquired_oldest_first(queue: Queue, opening: Opening) -> None:
+def test_pending_batches_are_acquired_oldest_first(queue: JobQueue, opening: Opening) -> None:
     """Locked, and in Processing; held ones are left alone; None when there is none."""
     one, two, three = (queue.create_batch({"n": n}) for n in range(3))
     two.set_status("Held")
@@ -59,7 +59,7 @@ def test_pending_batches_are_acquired_oldest_first(queue: Queue, opening: Openin
     assert queue.list_batches("Held") == []
 
 
-def test_a_batch_is_reported_when_every_job_is_done(queue: Queue) -> None:
+def test_a_batch_is_reported_when_every_job_is_done(queue: JobQueue) -> None:
     """Completed or Failed; not while one is held, not before the first was made. What was told is kept."""
     empty = started(queue, jobs=0)
     batch_id = started(queue, jobs=3)
@@ -92,7 +92,7 @@ def test_a_batch_is_reported_when_every_job_is_done(queue: Queue) -> None:
     assert queue.load_batch(empty).status == "Processing"
 
 
-def test_a_reporter_that_died_is_followed_by_another(queue: Queue) -> None:
+def test_a_reporter_that_died_is_followed_by_another(queue: JobQueue) -> None:
     """A batch that nobody holds in Reporting is given out again, as it is."""
     started(queue)
     brought(queue, *queue.list_jobs(), "Completed")
@@ -105,7 +105,7 @@ def test_a_reporter_that_died_is_followed_by_another(queue: Queue) -> None:
 
 
 @pytest.mark.rule("intake.report")
-def test_a_second_report_says_what_has_changed(queue: Queue) -> None:
+def test_a_second_report_says_what_has_changed(queue: JobQueue) -> None:
     """A job that was resumed changes nothing in its batch; UpdateReporting tells the difference to what was told."""
     batch_id = started(queue, jobs=2)
     one, two = queue.list_jobs()
@@ -136,7 +136,7 @@ def test_a_second_report_says_what_has_changed(queue: Queue) -> None:
 
 
 @pytest.mark.rule("intake.report")
-def test_a_report_is_not_early(queue: Queue) -> None:
+def test_a_report_is_not_early(queue: JobQueue) -> None:
     """A job that is made at the last moment keeps its batch in Processing."""
     batch_id = started(queue)
     brought(queue, *queue.list_jobs(), "Completed")
@@ -150,7 +150,7 @@ def test_a_report_is_not_early(queue: Queue) -> None:
     assert queue.load_batch(batch_id).lock()
 
 
-def test_a_batch_that_nobody_finishes_is_found(queue: Queue) -> None:
+def test_a_batch_that_nobody_finishes_is_found(queue: JobQueue) -> None:
     """Who died while it made jobs has left a batch in Processing without a lock."""
     one, two = started(queue), started(queue)
     first = queue.acquire_batch_in_processing()
@@ -163,7 +163,7 @@ def test_a_batch_that_nobody_finishes_is_found(queue: Queue) -> None:
     assert queue.acquire_batch_in_processing(skip={two}) is None
 
 
-def test_a_reported_batch_gets_no_jobs(queue: Queue) -> None:
+def test_a_reported_batch_gets_no_jobs(queue: JobQueue) -> None:
     """It would never be told of them."""
     batch = queue.create_batch({})
     batch.set_status("Processing")
@@ -174,7 +174,7 @@ def test_a_reported_batch_gets_no_jobs(queue: Queue) -> None:
     assert layout(queue) == before
 
 
-def test_a_final_batch_is_removed_with_all_that_is_its(queue: Queue) -> None:
+def test_a_final_batch_is_removed_with_all_that_is_its(queue: JobQueue) -> None:
     """Jobs, lists, uuid; in another state it stays. The ids are not given again."""
     batch_id = started(queue, jobs=2, submission={"batchID": "b-1"})
     other = started(queue)
@@ -195,7 +195,7 @@ def test_a_final_batch_is_removed_with_all_that_is_its(queue: Queue) -> None:
 
 
 @pytest.mark.rule("intake.damaged")
-def test_cleanup_goes_on_past_what_is_damaged(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+def test_cleanup_goes_on_past_what_is_damaged(queue: JobQueue, caplog: pytest.LogCaptureFixture) -> None:
     """It names the node; and a batch that somebody works at stays."""
     damaged, at_work, done = (started(queue) for _ in range(3))
     for batch_id in (damaged, at_work, done):
@@ -217,7 +217,7 @@ def test_cleanup_goes_on_past_what_is_damaged(queue: Queue, caplog: pytest.LogCa
     assert f"/jobs/{bad}/status" in caplog.text
 
 
-def test_whether_all_jobs_are_made_does_not_hang_on_words(queue: Queue, opening: Opening) -> None:
+def test_whether_all_jobs_are_made_does_not_hang_on_words(queue: JobQueue, opening: Opening) -> None:
     """It stays when somebody writes another message, and over every move."""
     batch = queue.load_batch(started(queue, jobs=2))
     assert batch.jobs_made is None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ferryman.intake import Queue
+from ferryman.intake import JobQueue
 from ferryman.intake.nodes import time_text
 from ferryman.intake.store import Create, Delete
 from tests.intake.command import Run, queue, rows, run
@@ -45,7 +45,7 @@ def test_submit(run: Run, place: Path) -> None:
     assert [row["id"] for row in rows(run("batches", "--json"))] == ["bid0000000000", "bid0000000001", "bid0000000002"]
 
 
-def test_listings(run: Run, queue: Queue) -> None:
+def test_listings(run: Run, queue: JobQueue) -> None:
     """Batches, jobs, requests: in a pipe and as JSON, filtered; a damaged one hides no other."""
     assert run("batches") == (0, "", "There are none.\n")
     started(queue, jobs=3)
@@ -72,7 +72,7 @@ def test_listings(run: Run, queue: Queue) -> None:
     assert run("jobs", "--state", "Lost")[0] == 2
 
 
-def test_hold_release_requeue_delete(run: Run, queue: Queue) -> None:
+def test_hold_release_requeue_delete(run: Run, queue: JobQueue) -> None:
     """One by one; what cannot be is named, the rest is done, and the command ends with 1."""
     batch_id = started(queue, jobs=3)
     one, two, three = queue.list_jobs()
@@ -98,7 +98,7 @@ def test_hold_release_requeue_delete(run: Run, queue: Queue) -> None:
     assert run("hold")[0] == 2
 
 
-def test_a_collection(run: Run, queue: Queue) -> None:
+def test_a_collection(run: Run, queue: JobQueue) -> None:
     """Held, and released with all its held jobs, and no other's."""
     batch = queue.load_batch(started(queue, jobs=0, submission={"profile_name": "maps"}))
     mine, other = batch.create_job({}), batch.create_job({"profile_name": "coins"})
@@ -114,7 +114,7 @@ def test_a_collection(run: Run, queue: Queue) -> None:
     assert queue.list_jobs("Held") == [other.id]
 
 
-def test_pause_and_locks(run: Run, queue: Queue) -> None:
+def test_pause_and_locks(run: Run, queue: JobQueue) -> None:
     """Set and taken away."""
     assert run("pause")[1] == "ingest: paused\n"
     assert run("pause", "--access", "small")[1] == "access-small: paused\n"
@@ -134,7 +134,7 @@ def test_pause_and_locks(run: Run, queue: Queue) -> None:
     assert run("lock", "door")[0] == 2
 
 
-def test_report_and_cleanup(run: Run, queue: Queue) -> None:
+def test_report_and_cleanup(run: Run, queue: JobQueue) -> None:
     """A failed batch is reported anew on a person's word; what is done with is removed."""
     batch = queue.load_batch(started(queue))
     batch.set_status("Failed")
@@ -151,7 +151,7 @@ def test_report_and_cleanup(run: Run, queue: Queue) -> None:
     assert f"{damaged.id} stays: /jobs/" in err
 
 
-def test_audit(run: Run, queue: Queue) -> None:
+def test_audit(run: Run, queue: JobQueue) -> None:
     """Findings a row; young ones are warnings, and end with 0."""
     assert run("audit") == (0, "", "Every node is as it should be.\n")
     started(queue)
@@ -162,7 +162,7 @@ def test_audit(run: Run, queue: Queue) -> None:
     assert run("audit", "--json")[1] == "[]\n"
 
 
-def test_dump_and_restore(run: Run, queue: Queue, place: Path) -> None:
+def test_dump_and_restore(run: Run, queue: JobQueue, place: Path) -> None:
     """Through a file or stdout; a file that is none is refused."""
     started(queue, jobs=2)
     assert run("dump", "d.json")[0] == 0

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from ferryman.errors import UsageError
-from ferryman.intake import Queue
+from ferryman.intake import JobQueue
 from ferryman.intake.store import Set
 from tests.intake.conftest import brought, layout, started
 
 
 @pytest.fixture
-def full() -> Queue:
+def full() -> JobQueue:
     """With a bit of everything, ids that were given and are gone, and data that are no text."""
-    queue = Queue.open("memory:")
+    queue = JobQueue.open("memory:")
     gone = queue.load_batch(started(queue, jobs=5))
     gone.set_status("Reporting")
     gone.success()
@@ -32,13 +32,13 @@ def full() -> Queue:
     return queue
 
 
-def kept(queue: Queue) -> dict[str, str]:
+def kept(queue: JobQueue) -> dict[str, str]:
     """What stays of a queue: no locks that live with a session."""
     return {path: data for path, data in layout(queue).items() if not path.endswith("/lock") and "localid" not in path}
 
 
 @pytest.mark.rule("intake.dump")
-def test_a_dump_is_restored(full: Queue, queue: Queue) -> None:
+def test_a_dump_is_restored(full: JobQueue, queue: JobQueue) -> None:
     """Through JSON, node for node; what lives with a session is not in it; no id is given twice."""
     data = json.loads(json.dumps(full.dump()))
     assert not [path for path in data["nodes"] if path.endswith("/lock") or "localid/" in path]
@@ -54,7 +54,9 @@ def test_a_dump_is_restored(full: Queue, queue: Queue) -> None:
     assert queue.acquire_job("Storing") is not None
 
 
-def test_a_restore_that_was_killed_is_done_again(full: Queue, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restore_that_was_killed_is_done_again(
+    full: JobQueue, queue: JobQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Paused in between, so that nobody starts on half a queue."""
     from ferryman.intake import audit
 
@@ -79,7 +81,7 @@ def test_a_restore_that_was_killed_is_done_again(full: Queue, queue: Queue, monk
     assert layout(queue) == kept(full)
 
 
-def test_only_an_empty_queue_is_restored(full: Queue, queue: Queue) -> None:
+def test_only_an_empty_queue_is_restored(full: JobQueue, queue: JobQueue) -> None:
     """Another stays as it is."""
     started(queue)
     before = layout(queue)
@@ -101,7 +103,7 @@ def test_only_an_empty_queue_is_restored(full: Queue, queue: Queue) -> None:
         lambda data: {**data, "numbers": {"/locks": 5}},
     ],
 )
-def test_what_is_no_dump_is_refused(full: Queue, queue: Queue, damage: Any) -> None:
+def test_what_is_no_dump_is_refused(full: JobQueue, queue: JobQueue, damage: Any) -> None:
     """Nothing is made of it."""
     with pytest.raises(UsageError, match="dump"):
         queue.restore(damage(full.dump()))

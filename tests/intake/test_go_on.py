@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from ferryman.intake import Job, LockLost, Queue
+from ferryman.intake import Job, JobQueue, LockLost
 from tests.intake.conftest import Opening, layout, started
 
 
 @pytest.fixture
-def job(queue: Queue) -> Job:
+def job(queue: JobQueue) -> Job:
     """A pending job, locked."""
     started(queue)
     found = queue.acquire_job("Pending")
@@ -18,7 +18,7 @@ def job(queue: Queue) -> Job:
 
 
 @pytest.mark.rule("intake.owner")
-def test_it_goes_through_all_states(queue: Queue, opening: Opening, job: Job) -> None:
+def test_it_goes_through_all_states(queue: JobQueue, opening: Opening, job: Job) -> None:
     """In each it is where the layout says, with what became known, and nobody else gets it."""
     other = opening()
     assert job.go_on("listed", holding=True)
@@ -47,7 +47,7 @@ def test_it_goes_through_all_states(queue: Queue, opening: Opening, job: Job) ->
     assert other.audit() == []
 
 
-def test_a_paused_queue_ends_it(queue: Queue, opening: Opening, job: Job) -> None:
+def test_a_paused_queue_ends_it(queue: JobQueue, opening: Opening, job: Job) -> None:
     """It moves, for its work is done, and is given back."""
     opening().locks.lock("ingest")
     assert not job.go_on(holding=True)
@@ -82,7 +82,7 @@ def test_another_priority_is_known_to_who_goes_on(opening: Opening, job: Job) ->
     assert other.load_job(job.id).priority == 150
 
 
-def test_many_are_acquired_in_the_order_of_one_by_one(queue: Queue, opening: Opening) -> None:
+def test_many_are_acquired_in_the_order_of_one_by_one(queue: JobQueue, opening: Opening) -> None:
     """And each only when it is asked for."""
     started(queue, jobs=4)
     other = opening()

@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from ferryman.errors import UsageError
-from ferryman.intake import Queue
+from ferryman.intake import JobQueue
 from ferryman.intake.legacy import CHARACTERS_MAX, RECORD_BYTES_MAX, import_legacy, parsed, properties_of, renamed
 
 PLAIN = bytes.fromhex(
@@ -84,7 +84,7 @@ def holding(pairs: int, entries: bytes, tail: bytes = b"xp") -> bytes:
 @pytest.mark.rule("intake.legacy")
 def test_serialized_properties_become_a_job() -> None:
     """Under inventory's shorter name too."""
-    queue = Queue.open("memory:")
+    queue = JobQueue.open("memory:")
     done = import_legacy(queue, [(NAME, HEAD + PLAIN)])
     ((_, job_id),) = done.jobs
     job = queue.load_job(job_id)
@@ -108,7 +108,7 @@ def test_what_java_writes_is_read() -> None:
 @pytest.mark.rule("intake.legacy")
 def test_names_of_ingest_become_ours() -> None:
     """Of the configuration, identifiers and metadata, and of the batch; what has no name of ours keeps its own."""
-    queue = Queue.open("memory:")
+    queue = JobQueue.open("memory:")
     done = import_legacy(queue, [(NAME, HEAD + INGEST)])
     ((_, job_id),) = done.jobs
     job = queue.load_job(job_id)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from ferryman.errors import UsageError
-from ferryman.intake import NodeInvalid, Queue, StateError
+from ferryman.intake import JobQueue, NodeInvalid, StateError
 from ferryman.intake.states import JOB, JobState
 from ferryman.intake.store import Set
 from tests.intake.conftest import Opening, brought, layout, started
 
 
-def test_a_new_job(queue: Queue) -> None:
+def test_a_new_job(queue: JobQueue) -> None:
     """What it holds, and what it starts with."""
     batch = queue.load_batch(started(queue, jobs=0))
     job = batch.create_job({"a": "b"}, priority=3, identifiers={"local_id": ["x"]}, metadata={"erc_who": "me"})
@@ -48,7 +48,7 @@ def test_a_new_job(queue: Queue) -> None:
 
 
 @pytest.mark.rule("intake.order")
-def test_jobs_are_acquired_most_urgent_first_then_oldest(queue: Queue, opening: Opening) -> None:
+def test_jobs_are_acquired_most_urgent_first_then_oldest(queue: JobQueue, opening: Opening) -> None:
     """Locked: nobody else gets it; what is unlocked is to be had again."""
     batch = queue.load_batch(started(queue, jobs=0))
     low, old, new, urgent = (batch.create_job({"n": p}, priority=p).id for p in (7, 5, 5, 0))
@@ -69,7 +69,7 @@ def test_jobs_are_acquired_most_urgent_first_then_oldest(queue: Queue, opening: 
     assert queue.acquire_job("Estimating") is None
 
 
-def test_what_is_made_now_is_acquired_now(queue: Queue) -> None:
+def test_what_is_made_now_is_acquired_now(queue: JobQueue) -> None:
     """By the handle that made it, in its order, whatever that handle has listed before."""
     batch = queue.load_batch(started(queue, jobs=3))
     assert queue.acquire_job("Pending") is not None
@@ -80,7 +80,7 @@ def test_what_is_made_now_is_acquired_now(queue: Queue) -> None:
 
 
 @pytest.mark.rule("intake.order")
-def test_priorities_above_99_are_last_and_stay_acquirable(queue: Queue) -> None:
+def test_priorities_above_99_are_last_and_stay_acquirable(queue: JobQueue) -> None:
     """Exact in the data, 99 in the name; a move does not change them."""
     batch = queue.load_batch(started(queue, jobs=0))
     high = batch.create_job({}, priority=120)
@@ -103,7 +103,7 @@ def test_priorities_above_99_are_last_and_stay_acquirable(queue: Queue) -> None:
 
 
 @pytest.mark.rule("intake.moves")
-def test_every_move_of_a_job_is_as_the_table_says(queue: Queue) -> None:
+def test_every_move_of_a_job_is_as_the_table_says(queue: JobQueue) -> None:
     """Each state, to each state: a legal one moves the job, another raises and changes no node."""
     batch = queue.load_batch(started(queue, jobs=0))
     ways = {"Pending": [], "Held": ["Held"], "Failed": ["Failed"], "Deleted": ["Held", "Deleted"]}
@@ -129,7 +129,7 @@ def test_every_move_of_a_job_is_as_the_table_says(queue: Queue) -> None:
         job.set_status("Nowhere")
 
 
-def test_last_successful_status_is_the_state_that_was_left(queue: Queue) -> None:
+def test_last_successful_status_is_the_state_that_was_left(queue: JobQueue) -> None:
     """But for moves to or from Failed, and to Deleted."""
     started(queue)
     job = queue.load_job(queue.list_jobs()[0])
@@ -150,7 +150,7 @@ def test_last_successful_status_is_the_state_that_was_left(queue: Queue) -> None
     ]
 
 
-def test_the_state_it_has_already_is_no_move(queue: Queue) -> None:
+def test_the_state_it_has_already_is_no_move(queue: JobQueue) -> None:
     """Message and priority change, nothing else."""
     started(queue)
     job = queue.load_job(queue.list_jobs()[0])
@@ -169,7 +169,7 @@ def test_the_state_it_has_already_is_no_move(queue: Queue) -> None:
     assert layout(queue).keys() == after.keys()
 
 
-def test_a_retry_is_counted_as_a_number(queue: Queue) -> None:
+def test_a_retry_is_counted_as_a_number(queue: JobQueue) -> None:
     """Also beyond 99, and where another tool has written it as text."""
     started(queue)
     job = queue.load_job(queue.list_jobs()[0])
@@ -190,7 +190,7 @@ def test_a_retry_is_counted_as_a_number(queue: Queue) -> None:
         pending.requeue()
 
 
-def test_a_final_job_is_removed(queue: Queue) -> None:
+def test_a_final_job_is_removed(queue: JobQueue) -> None:
     """With its entries; in another state it stays. Its batch's folders stay too."""
     batch_id = started(queue)
     job = queue.load_job(queue.list_jobs()[0])
@@ -209,7 +209,7 @@ def test_a_final_job_is_removed(queue: Queue) -> None:
     assert not queue.audit()
 
 
-def test_two_objects_of_one_job_see_each_other(queue: Queue, opening: Opening) -> None:
+def test_two_objects_of_one_job_see_each_other(queue: JobQueue, opening: Opening) -> None:
     """What one has moved, the other moves on from, though it had read it before."""
     started(queue)
     one = queue.load_job(queue.list_jobs()[0])
@@ -223,7 +223,7 @@ def test_two_objects_of_one_job_see_each_other(queue: Queue, opening: Opening) -
     assert queue.audit() == []
 
 
-def test_success_may_give_the_lock_back_in_one(queue: Queue) -> None:
+def test_success_may_give_the_lock_back_in_one(queue: JobQueue) -> None:
     """Both or neither: a refused move leaves the lock."""
     started(queue)
     job = queue.acquire_job("Pending")

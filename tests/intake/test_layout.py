@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ferryman.intake import Queue
+from ferryman.intake import JobQueue
 from tests.intake.conftest import NOW, Opening, layout
 
 
@@ -30,7 +30,7 @@ def job_status(state: str, last: str | None, retries: int = 0, message: str = ""
 class Expected:
     """The nodes as they should be now."""
 
-    def __init__(self, queue: Queue) -> None:
+    def __init__(self, queue: JobQueue) -> None:
         self.queue = queue
         self.nodes: dict[str, str] = {}
 
@@ -51,7 +51,7 @@ J1, J2, J3 = "/jobs/jid0000000001", "/jobs/jid0000000002", "/jobs/jid0000000003"
 
 
 @pytest.mark.rule("intake.layout")
-def test_the_life_of_two_batches(queue: Queue, opening: Opening) -> None:
+def test_the_life_of_two_batches(queue: JobQueue, opening: Opening) -> None:
     """A happy one; one with a failure that is recovered by a requeue; both removed in the end."""
     now = Expected(queue)
     now.step()
@@ -158,7 +158,7 @@ def test_the_life_of_two_batches(queue: Queue, opening: Opening) -> None:
     removed(queue, now)
 
 
-def failing(queue: Queue, now: Expected, batch_id: str) -> None:
+def failing(queue: JobQueue, now: Expected, batch_id: str) -> None:
     """The second batch: a job that fails twice and is taken up again, one that is held and deleted."""
     batch = queue.acquire_pending_batch()
     assert batch is not None
@@ -232,7 +232,7 @@ def failing(queue: Queue, now: Expected, batch_id: str) -> None:
     )
 
 
-def removed(queue: Queue, now: Expected) -> None:
+def removed(queue: JobQueue, now: Expected) -> None:
     """One job alone; the happy batch by a cleanup; the other by its own delete."""
     queue.load_job("jid0000000003").delete()
     now.step(J3, "/jobs/states/deleted/99-jid0000000003", f"{B1}/states/batch-deleted/jid0000000003")
@@ -247,7 +247,7 @@ def removed(queue: Queue, now: Expected) -> None:
     assert now.nodes == {}
 
 
-def test_the_life_of_an_access_request(queue: Queue) -> None:
+def test_the_life_of_an_access_request(queue: JobQueue) -> None:
     """Token, status, lock."""
     now = Expected(queue)
     path = "/access/large/qid0000000000"
@@ -265,7 +265,7 @@ def test_the_life_of_an_access_request(queue: Queue) -> None:
     now.step(path)
 
 
-def test_the_locks(queue: Queue) -> None:
+def test_the_locks(queue: JobQueue) -> None:
     """Where each kind is, and what is in it."""
     now = Expected(queue)
     locks = queue.locks

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ferryman.errors import UsageError
-from ferryman.intake import Queue
+from ferryman.intake import JobQueue
 from ferryman.intake.legacy import STATUSES, import_legacy, parsed, records_at
 from tests.intake.conftest import layout
 
@@ -35,7 +35,7 @@ def name(priority: int = 5, sequence: int = 1) -> str:
 @pytest.mark.parametrize("payload", [JSON, PROPERTIES, XML, ENTRIES])
 def test_a_record_becomes_a_job(status: int, state: str, time: int, payload: bytes) -> None:
     """In its state, of its batch, with its payload, in the list where that state belongs."""
-    queue = Queue.open("memory:")
+    queue = JobQueue.open("memory:")
     done = import_legacy(queue, [(name(2), record(status, payload, time))])
     ((_, job_id),) = done.jobs
     assert not done.skipped
@@ -51,7 +51,7 @@ def test_a_record_becomes_a_job(status: int, state: str, time: int, payload: byt
     assert STATUSES[status].value == state
 
 
-def test_all_six_states_in_one_batch(queue: Queue) -> None:
+def test_all_six_states_in_one_batch(queue: JobQueue) -> None:
     """On every store; what can be done is acquired by priority; typed again, nothing is imported twice."""
     records = [(name(10 - status, status), record(status, JSON)) for status in range(6)]
     done = import_legacy(queue, records)
@@ -107,7 +107,7 @@ def test_a_malformed_record_is_named(malformed: str) -> None:
 @pytest.mark.rule("intake.legacy")
 def test_malformed_records_are_skipped() -> None:
     """The others are imported."""
-    queue = Queue.open("memory:")
+    queue = JobQueue.open("memory:")
     good = name(sequence=99)
     done = import_legacy(queue, [*MALFORMED.items(), (good, record(0, JSON))])
     assert [one for one, _ in done.jobs] == [good]

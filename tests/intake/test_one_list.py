@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ferryman.intake import Queue
+from ferryman.intake import JobQueue
 from tests.intake.conftest import started, zookeeper_url
 from tests.intake.processes import Consumer
 from tests.intake.transactions import transactions
@@ -62,7 +62,7 @@ def test_on_sqlite(place: Path, kills: int) -> None:
     """A reader in one transaction never sees a job that is in no list, or in two."""
     url = f"sqlite:///{place}/queue.db"
     looks = 0
-    with Queue.open(url) as queue:
+    with JobQueue.open(url) as queue:
         started(queue, jobs=JOBS)
         jobs = set(queue.list_jobs())
         reader = sqlite3.connect(f"file:{place}/queue.db?mode=ro", uri=True, isolation_level=None)
@@ -88,7 +88,7 @@ def test_on_sqlite(place: Path, kills: int) -> None:
 def test_on_zookeeper(server: Callable[[str], ZooKeeperServer], kills: int) -> None:
     """After no transaction of the server's log a job is in no list, or in two."""
     url = zookeeper_url(server)  # type: ignore[arg-type]
-    with Queue.open(url) as queue:
+    with JobQueue.open(url) as queue:
         started(queue, jobs=JOBS)
         jobs = set(queue.list_jobs())
         under_kills(url, kills, lambda: time.sleep(0.01))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ferryman.intake import LockLost, Queue
+from ferryman.intake import JobQueue, LockLost
 from tests.intake.command import Run, queue, rows, run
 from tests.intake.conftest import brought, started
 
@@ -13,7 +13,7 @@ __all__ = ["queue", "run"]
 
 @pytest.mark.rule("intake.revoke")
 @pytest.mark.parametrize("words", [["unlock"], ["unlock", "job"]])
-def test_unlock_a_job(run: Run, queue: Queue, words: list[str]) -> None:
+def test_unlock_a_job(run: Run, queue: JobQueue, words: list[str]) -> None:
     """Its holder cannot go on, another may acquire it."""
     started(queue)
     job = queue.acquire_job("Pending")
@@ -25,7 +25,7 @@ def test_unlock_a_job(run: Run, queue: Queue, words: list[str]) -> None:
     assert queue.acquire_job("Pending") is not None
 
 
-def test_unlock_a_batch_and_a_request(run: Run, queue: Queue) -> None:
+def test_unlock_a_batch_and_a_request(run: Run, queue: JobQueue) -> None:
     """By their ids."""
     queue.create_batch({})
     queue.create_assembly("small", {})
@@ -40,7 +40,7 @@ def test_unlock_a_batch_and_a_request(run: Run, queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("kind", ["inventory", "localid"])
-def test_unlock_what_lives_with_a_process(run: Run, queue: Queue, kind: str) -> None:
+def test_unlock_what_lives_with_a_process(run: Run, queue: JobQueue, kind: str) -> None:
     """Also while the process lives: an operator knows that it hangs."""
     assert queue.locks.lock(kind, "ark:/1/2")
     assert run("unlock", kind, "ark:/1/2")[1] == f"{kind} ark:/1/2: unlocked\n"
@@ -49,7 +49,7 @@ def test_unlock_what_lives_with_a_process(run: Run, queue: Queue, kind: str) -> 
 
 
 @pytest.mark.rule("intake.revoke")
-def test_fail_a_job_at_work(run: Run, queue: Queue) -> None:
+def test_fail_a_job_at_work(run: Run, queue: JobQueue) -> None:
     """It is Failed with the reason, and can be requeued and deleted; who worked at it has lost it."""
     started(queue, jobs=2)
     one, two = queue.list_jobs()
@@ -67,7 +67,7 @@ def test_fail_a_job_at_work(run: Run, queue: Queue) -> None:
     assert queue.audit() == []
 
 
-def test_what_somebody_works_at_is_left_alone(run: Run, queue: Queue) -> None:
+def test_what_somebody_works_at_is_left_alone(run: Run, queue: JobQueue) -> None:
     """By the verbs that do not take the lock away: they say so."""
     started(queue)
     job = queue.acquire_job("Pending")
@@ -79,7 +79,7 @@ def test_what_somebody_works_at_is_left_alone(run: Run, queue: Queue) -> None:
     job.set_status("Estimating")
 
 
-def test_prioritize(run: Run, queue: Queue) -> None:
+def test_prioritize(run: Run, queue: JobQueue) -> None:
     """One job, or all that wait of a batch; status and message stay."""
     batch_id = started(queue, jobs=3)
     one, two, three = queue.list_jobs()
@@ -92,7 +92,7 @@ def test_prioritize(run: Run, queue: Queue) -> None:
     assert queue.audit() == []
 
 
-def test_count(run: Run, queue: Queue) -> None:
+def test_count(run: Run, queue: JobQueue) -> None:
     """Jobs and batches by state."""
     started(queue, jobs=3)
     queue.create_batch({})
@@ -112,7 +112,7 @@ def test_count(run: Run, queue: Queue) -> None:
 @pytest.mark.parametrize(
     ("name", "what"), [("bid0000000077", "batch"), ("jid0000000077", "job"), ("small/qid0000000077", "access request")]
 )
-def test_a_mistyped_id(run: Run, queue: Queue, verb: str, name: str, what: str) -> None:
+def test_a_mistyped_id(run: Run, queue: JobQueue, verb: str, name: str, what: str) -> None:
     """It is an error of who typed it, not damage."""
     if verb == "requeue" and what == "access request":
         what = "job (jid…)"
@@ -122,7 +122,7 @@ def test_a_mistyped_id(run: Run, queue: Queue, verb: str, name: str, what: str) 
     assert "audit" not in err
 
 
-def test_a_mistyped_id_stops_no_other(run: Run, queue: Queue) -> None:
+def test_a_mistyped_id_stops_no_other(run: Run, queue: JobQueue) -> None:
     """What can be done is done."""
     started(queue)
     (job,) = queue.list_jobs()

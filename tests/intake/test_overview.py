@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from ferryman.intake import Queue, overview
+from ferryman.intake import JobQueue, overview
 from ferryman.intake.store import Set, StoredNode
 from tests.intake.conftest import brought, started
 
 
-def test_batches_are_told_from_lists_or_from_each_job(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_are_told_from_lists_or_from_each_job(queue: JobQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     """In all lists of two batches; and a job that is in no list while it is looked for."""
     for _ in range(2):
         batch = queue.load_batch(started(queue, jobs=9))
@@ -34,7 +34,7 @@ def test_batches_are_told_from_lists_or_from_each_job(queue: Queue, monkeypatch:
     assert list(overview.job_rows(queue.tree, ids)) == rows
 
 
-def test_a_report_names_each_job(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_names_each_job(queue: JobQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     """From two of its nodes; one that is damaged by its id alone."""
     batch = queue.create_batch({})
     assert queue.acquire_pending_batch() is not None
@@ -49,7 +49,7 @@ def test_a_report_names_each_job(queue: Queue, monkeypatch: pytest.MonkeyPatch) 
     assert len(read) == 6
 
 
-def read_of(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def read_of(queue: JobQueue, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The paths of nodes that are read from now on."""
     paths: list[str] = []
     store: Any = queue.tree.store
@@ -63,7 +63,7 @@ def read_of(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return paths
 
 
-def test_the_space_of_many_jobs_is_read_in_one_go(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_space_of_many_jobs_is_read_in_one_go(queue: JobQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     """One node of each: of thousands that a slow host keeps in Downloading it is asked for every second."""
     started(queue, jobs=9)
     ids = queue.list_jobs()

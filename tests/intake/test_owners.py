@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ferryman.intake import Batch, ItemLocked, Job, LockLost, Queue, StateError
+from ferryman.intake import Batch, ItemLocked, Job, JobQueue, LockLost, StateError
 from ferryman.intake.store import Check, Conflict, Create, Delete, Set
 from tests.intake.conftest import Opening, brought, layout, started
 
@@ -24,7 +24,7 @@ CHANGES: dict[str, Callable[[Job], object]] = {
 
 
 @pytest.fixture
-def job_id(queue: Queue) -> str:
+def job_id(queue: JobQueue) -> str:
     """A job in Storing that nobody holds."""
     batch = queue.load_batch(started(queue))
     (job_id,) = batch.processing_jobs
@@ -32,14 +32,14 @@ def job_id(queue: Queue) -> str:
     return job_id
 
 
-def acquired(queue: Queue, state: str = "Storing") -> Job:
+def acquired(queue: JobQueue, state: str = "Storing") -> Job:
     job = queue.acquire_job(state)
     assert job is not None
     return job
 
 
 @pytest.mark.rule("intake.owner")
-def test_one_job_is_not_moved_by_two_handles(queue: Queue, opening: Opening, job_id: str) -> None:
+def test_one_job_is_not_moved_by_two_handles(queue: JobQueue, opening: Opening, job_id: str) -> None:
     """Who gave the lock back with the move does not take the next owner's away, and does not move the job again."""
     first = acquired(queue)
     first.success(unlock=True)
@@ -54,13 +54,15 @@ def test_one_job_is_not_moved_by_two_handles(queue: Queue, opening: Opening, job
     assert not [path for path in layout(queue) if path.endswith("/lock")]
 
 
-def acquired_by_nobody_else(queue: Queue, opening: Opening, job_id: str) -> bool:
+def acquired_by_nobody_else(queue: JobQueue, opening: Opening, job_id: str) -> bool:
     return not queue.load_job(job_id).lock() and not opening().load_job(job_id).lock()
 
 
 @pytest.mark.rule("intake.owner")
 @pytest.mark.parametrize("name", CHANGES)
-def test_who_never_held_it_changes_nothing_of_anothers(queue: Queue, opening: Opening, job_id: str, name: str) -> None:
+def test_who_never_held_it_changes_nothing_of_anothers(
+    queue: JobQueue, opening: Opening, job_id: str, name: str
+) -> None:
     """Neither in the same process nor in another; nor does it unlock."""
     held = acquired(queue)
     before = layout(queue)
@@ -73,7 +75,7 @@ def test_who_never_held_it_changes_nothing_of_anothers(queue: Queue, opening: Op
 
 
 @pytest.mark.parametrize("name", [name for name in CHANGES if name != "delete"])
-def test_who_never_held_it_changes_what_nobody_holds(queue: Queue, job_id: str, name: str) -> None:
+def test_who_never_held_it_changes_what_nobody_holds(queue: JobQueue, job_id: str, name: str) -> None:
     """And leaves no lock behind."""
     CHANGES[name](queue.load_job(job_id))
     assert f"/jobs/{job_id}/lock" not in layout(queue)
@@ -84,7 +86,7 @@ def test_who_never_held_it_changes_what_nobody_holds(queue: Queue, job_id: str, 
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("lost", ["given back", "given back with a move", "taken away", "taken away, and taken again"])
 def test_who_held_it_changes_nothing_until_it_acquires_again(
-    queue: Queue, opening: Opening, job_id: str, name: str, lost: str
+    queue: JobQueue, opening: Opening, job_id: str, name: str, lost: str
 ) -> None:
     """However the lock went, and whoever has it now."""
     job = acquired(queue)
@@ -109,7 +111,7 @@ def test_who_held_it_changes_nothing_until_it_acquires_again(
     assert not job.locked
 
 
-def test_who_lost_it_can_acquire_it_again(queue: Queue, job_id: str) -> None:
+def test_who_lost_it_can_acquire_it_again(queue: JobQueue, job_id: str) -> None:
     """With the same object."""
     job = acquired(queue)
     job.unlock()
@@ -119,7 +121,7 @@ def test_who_lost_it_can_acquire_it_again(queue: Queue, job_id: str) -> None:
 
 
 @pytest.mark.rule("intake.owner")
-def test_a_lock_that_another_tool_made_again_is_not_ours(queue: Queue, job_id: str) -> None:
+def test_a_lock_that_another_tool_made_again_is_not_ours(queue: JobQueue, job_id: str) -> None:
     """It has the same name, and the same session may have made it: it is another node."""
     job = acquired(queue)
     store = queue.tree.store
@@ -133,7 +135,7 @@ def test_a_lock_that_another_tool_made_again_is_not_ours(queue: Queue, job_id: s
 
 
 @pytest.mark.rule("intake.owner")
-def test_a_job_that_was_moved_without_its_lock_is_not_moved_by_its_holder(queue: Queue, job_id: str) -> None:
+def test_a_job_that_was_moved_without_its_lock_is_not_moved_by_its_holder(queue: JobQueue, job_id: str) -> None:
     """A move starts from the state that was acquired: a tool that heeds no lock is not followed blindly."""
     job = acquired(queue)
     path = f"/jobs/{job_id}/status"
@@ -148,7 +150,7 @@ def test_a_job_that_was_moved_without_its_lock_is_not_moved_by_its_holder(queue:
     assert f"/jobs/{job_id}/lock" not in layout(queue)
 
 
-def test_a_message_that_another_tool_set_stops_nobody(queue: Queue, job_id: str) -> None:
+def test_a_message_that_another_tool_set_stops_nobody(queue: JobQueue, job_id: str) -> None:
     """The state is the same: the holder goes on."""
     job = acquired(queue)
     path = f"/jobs/{job_id}/status"
@@ -158,7 +160,7 @@ def test_a_message_that_another_tool_set_stops_nobody(queue: Queue, job_id: str)
 
 
 @pytest.mark.rule("intake.revoke")
-def test_an_operator_fails_a_job_at_work(queue: Queue, opening: Opening, job_id: str) -> None:
+def test_an_operator_fails_a_job_at_work(queue: JobQueue, opening: Opening, job_id: str) -> None:
     """The lock goes in the same change: who worked at it cannot go on, another may requeue it."""
     job = acquired(queue)
     opening().load_job(job_id).fail("hopeless", revoke=True)
@@ -172,7 +174,7 @@ def test_an_operator_fails_a_job_at_work(queue: Queue, opening: Opening, job_id:
 
 
 @pytest.mark.rule("intake.revoke")
-def test_an_operator_takes_a_lock_away(queue: Queue, opening: Opening, job_id: str) -> None:
+def test_an_operator_takes_a_lock_away(queue: JobQueue, opening: Opening, job_id: str) -> None:
     """Of a job and of a batch; it stays in its state, and can be acquired."""
     job = acquired(queue)
     batch = queue.load_batch(job.batch_id)
@@ -189,7 +191,7 @@ def test_an_operator_takes_a_lock_away(queue: Queue, opening: Opening, job_id: s
     assert acquired(other).id == job_id
 
 
-def test_a_revoked_holder_does_not_unlock_the_next_one(queue: Queue, opening: Opening, job_id: str) -> None:
+def test_a_revoked_holder_does_not_unlock_the_next_one(queue: JobQueue, opening: Opening, job_id: str) -> None:
     """Nor does its success that unlocks."""
     job = acquired(queue)
     queue.load_job(job_id).revoke()
@@ -201,7 +203,7 @@ def test_a_revoked_holder_does_not_unlock_the_next_one(queue: Queue, opening: Op
     again.success(unlock=True)
 
 
-def test_a_change_that_is_refused_keeps_the_lock(queue: Queue, job_id: str) -> None:
+def test_a_change_that_is_refused_keeps_the_lock(queue: JobQueue, job_id: str) -> None:
     """A move that the table does not have is the caller's error: the work goes on."""
     job = acquired(queue)
     with pytest.raises(StateError, match=r"\(Storing->Completed\)"):
@@ -209,7 +211,7 @@ def test_a_change_that_is_refused_keeps_the_lock(queue: Queue, job_id: str) -> N
     job.success()
 
 
-def test_batches_and_requests_have_owners_too(queue: Queue, opening: Opening) -> None:
+def test_batches_and_requests_have_owners_too(queue: JobQueue, opening: Opening) -> None:
     """A batch that is being reported is nobody else's."""
     started(queue, jobs=0)
     batch = queue.acquire_batch_in_processing()
@@ -226,7 +228,7 @@ def test_batches_and_requests_have_owners_too(queue: Queue, opening: Opening) ->
     request.set_status("Processing")
 
 
-def test_a_creation_is_checked_with_the_change(queue: Queue) -> None:
+def test_a_creation_is_checked_with_the_change(queue: JobQueue) -> None:
     """The store's own word: nothing of a commit takes effect on a node that was made again."""
     store = queue.tree.store
     store.commit([Create("/locks/storage/x")])
@@ -239,7 +241,7 @@ def test_a_creation_is_checked_with_the_change(queue: Queue) -> None:
 
 
 @pytest.mark.rule("intake.revoke")
-def test_who_was_revoked_can_be_given_the_job_again(queue: Queue, opening: Opening, job_id: str) -> None:
+def test_who_was_revoked_can_be_given_the_job_again(queue: JobQueue, opening: Opening, job_id: str) -> None:
     """Nobody else may be there to acquire it; ZooKeeper's handle remembered the lock for good."""
     first = acquired(queue)
     opening().load_job(job_id).revoke()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ferryman.intake import Queue
+from ferryman.intake import JobQueue
 from tests.intake.conftest import layout, started, zookeeper_url
 from tests.intake.history import ONCE, history_in, history_on, keep_history
 from tests.intake.processes import Consumer
@@ -26,7 +26,7 @@ KILLS = [
 ]
 
 
-def carried(url: str, queue: Queue, kills: int) -> None:
+def carried(url: str, queue: JobQueue, kills: int) -> None:
     """Kill one of the processes at any moment, start another in its place, until all jobs are done."""
     chance = random.Random()
     consumers = [Consumer("carry", url, SESSION_S) for _ in range(PROCESSES)]
@@ -46,7 +46,7 @@ def carried(url: str, queue: Queue, kills: int) -> None:
                 consumer.kill()
 
 
-def check(queue: Queue, histories: dict[str, list[str]]) -> None:
+def check(queue: JobQueue, histories: dict[str, list[str]]) -> None:
     """Every job came into every state once, in order, and the work of each was done; nothing is left locked."""
     wait_until(lambda: not [path for path in layout(queue) if path.endswith("/lock")])
     jobs = queue.list_jobs("Completed")
@@ -61,7 +61,7 @@ def check(queue: Queue, histories: dict[str, list[str]]) -> None:
 def test_on_sqlite(place: Path, kills: int) -> None:
     """The file itself keeps what each job goes through."""
     url = f"sqlite:///{place}/queue.db"
-    with Queue.open(url, session_timeout_s=OWN_SESSION_S) as queue:
+    with JobQueue.open(url, session_timeout_s=OWN_SESSION_S) as queue:
         keep_history(place / "queue.db")
         started(queue, jobs=JOBS_A_KILL * kills)
         carried(url, queue, kills)
@@ -73,7 +73,7 @@ def test_on_sqlite(place: Path, kills: int) -> None:
 def test_on_zookeeper(server: Callable[[str], ZooKeeperServer], kills: int) -> None:
     """The server's log keeps it."""
     url = zookeeper_url(server)  # type: ignore[arg-type]
-    with Queue.open(url, session_timeout_s=OWN_SESSION_S) as queue:
+    with JobQueue.open(url, session_timeout_s=OWN_SESSION_S) as queue:
         started(queue, jobs=JOBS_A_KILL * kills)
         carried(url, queue, kills)
         check(queue, history_on(server("zookeeper"), "/" + url.rpartition("/")[2]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ferryman.errors import UsageError
-from ferryman.intake import NodeInvalid, Queue, StateError
+from ferryman.intake import JobQueue, NodeInvalid, StateError
 from ferryman.intake.store import Create, Delete, Set
 from tests.intake.conftest import Opening, layout, started
 
@@ -13,7 +13,7 @@ from tests.intake.conftest import Opening, layout, started
 
 
 @pytest.mark.rule("intake.pause")
-def test_a_paused_queue_gives_out_nothing(queue: Queue, opening: Opening) -> None:
+def test_a_paused_queue_gives_out_nothing(queue: JobQueue, opening: Opening) -> None:
     """Anywhere; then it goes on."""
     started(queue)
     queue.create_batch({})
@@ -30,7 +30,7 @@ def test_a_paused_queue_gives_out_nothing(queue: Queue, opening: Opening) -> Non
 
 
 @pytest.mark.rule("intake.hold")
-def test_a_collection_on_hold_holds_its_pending_jobs(queue: Queue, opening: Opening) -> None:
+def test_a_collection_on_hold_holds_its_pending_jobs(queue: JobQueue, opening: Opening) -> None:
     """By the profile of the job, or of its batch; releasing the collection releases no job."""
     mine = queue.load_batch(started(queue, jobs=0))
     theirs = queue.load_batch(started(queue, jobs=0, submission={"profile_name": "maps/old"}))
@@ -59,7 +59,9 @@ def test_a_collection_on_hold_holds_its_pending_jobs(queue: Queue, opening: Open
 
 @pytest.mark.rule("intake.damaged")
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"status":"Nowhere"}', b'{"status":null}', b"\xff"])
-def test_a_damaged_status_is_named_and_passed_over(queue: Queue, data: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_status_is_named_and_passed_over(
+    queue: JobQueue, data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     """Its path is in the error; others are acquired; it is not left locked."""
     batch_id = started(queue, jobs=2)
     bad, good = queue.list_jobs()
@@ -80,7 +82,7 @@ def test_a_damaged_status_is_named_and_passed_over(queue: Queue, data: bytes, ca
 
 
 @pytest.mark.parametrize(("name", "data"), [("priority", b"high"), ("space_needed", b""), ("configuration", b"[1]")])
-def test_a_damaged_node_is_named(queue: Queue, name: str, data: bytes) -> None:
+def test_a_damaged_node_is_named(queue: JobQueue, name: str, data: bytes) -> None:
     """A job with it cannot be loaded."""
     started(queue)
     (job,) = queue.list_jobs()
@@ -89,7 +91,7 @@ def test_a_damaged_node_is_named(queue: Queue, name: str, data: bytes) -> None:
         queue.load_job(job)
 
 
-def test_what_is_not_there_is_named(queue: Queue) -> None:
+def test_what_is_not_there_is_named(queue: JobQueue) -> None:
     """And an id that is a path leads nowhere."""
     with pytest.raises(NodeInvalid, match="/jobs/jid0000000009"):
         queue.load_job("jid0000000009")
@@ -101,7 +103,7 @@ def test_what_is_not_there_is_named(queue: Queue) -> None:
         queue.acquire_job("Waiting")
 
 
-def test_a_job_without_its_entry_cannot_be_moved(queue: Queue) -> None:
+def test_a_job_without_its_entry_cannot_be_moved(queue: JobQueue) -> None:
     """It is no entry twice, and no list is left behind: the error names the node that does not fit."""
     started(queue)
     (job,) = queue.list_jobs()
@@ -115,7 +117,7 @@ def test_a_job_without_its_entry_cannot_be_moved(queue: Queue) -> None:
 # --- access requests --------------------------------------------------------------------------------------------------
 
 
-def test_access_requests(queue: Queue, opening: Opening) -> None:
+def test_access_requests(queue: JobQueue, opening: Opening) -> None:
     """Two queues; acquired locked and still Pending, oldest first; each can be paused alone."""
     one = queue.create_assembly("small", {"token": "t1", "cloud-content-byte": 10})
     two = queue.create_assembly("small", {"token": "t2"})
@@ -150,7 +152,7 @@ def test_access_requests(queue: Queue, opening: Opening) -> None:
         queue.create_assembly("huge", {})
 
 
-def test_a_watch_sees_what_comes(queue: Queue, opening: Opening) -> None:
+def test_a_watch_sees_what_comes(queue: JobQueue, opening: Opening) -> None:
     """Also what came between the look and the wait; and it waits no longer than it may."""
     batch = queue.load_batch(started(queue, jobs=0))
     watching = opening()
@@ -164,7 +166,7 @@ def test_a_watch_sees_what_comes(queue: Queue, opening: Opening) -> None:
     assert batches.wait(300)
 
 
-def test_messages_of_any_kind(queue: Queue) -> None:
+def test_messages_of_any_kind(queue: JobQueue) -> None:
     """Very long, with odd characters, or no text at all: a job fails with it all the same."""
     started(queue, jobs=3)
     for job, message in zip(queue.list_jobs(), ("x" * 100_000, "\ud800\0é", ValueError("boom")), strict=True):
@@ -174,7 +176,7 @@ def test_messages_of_any_kind(queue: Queue) -> None:
     assert queue.load_job(queue.list_jobs()[2]).message == "boom"
 
 
-def test_ids_are_not_given_twice(queue: Queue) -> None:
+def test_ids_are_not_given_twice(queue: JobQueue) -> None:
     """Other numbered nodes that a foreign tool has made are respected."""
     queue.create_batch({})
     queue.tree.store.commit([Create("/batches/bid0000000001")])

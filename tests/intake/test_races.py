@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ferryman.intake import Queue
+from ferryman.intake import JobQueue
 from tests.intake.conftest import SESSION_S, Opening, layout, started
 from tests.intake.processes import Consumer
 from tests.support.tiers import sampled
@@ -17,7 +17,7 @@ CONSUMERS = 8
 
 @pytest.mark.rule("intake.once")
 @pytest.mark.parametrize("jobs", sampled([200, 2000], 2))
-def test_eight_consumers_acquire_many_jobs(url: str, queue: Queue, opening: Opening, jobs: int) -> None:
+def test_eight_consumers_acquire_many_jobs(url: str, queue: JobQueue, opening: Opening, jobs: int) -> None:
     """Nobody one twice, none lost, each the most urgent first, then the oldest."""
     batch = queue.load_batch(started(queue, jobs=0))
     for number in range(jobs):
@@ -34,7 +34,7 @@ def test_eight_consumers_acquire_many_jobs(url: str, queue: Queue, opening: Open
 
 
 def in_threads(opening: Opening) -> list[list[str]]:
-    def drained(queue: Queue) -> list[str]:
+    def drained(queue: JobQueue) -> list[str]:
         got = []
         while job := queue.acquire_job("Pending"):
             got.append(job.id)
@@ -71,7 +71,7 @@ def test_batches_and_jobs_are_made_by_many_at_once(opening: Opening) -> None:
     assert queues[0].audit() == []
 
 
-def test_one_queue_is_used_by_many_threads(queue: Queue) -> None:
+def test_one_queue_is_used_by_many_threads(queue: JobQueue) -> None:
     """A consumer has threads for each state; they share a handle."""
     jobs = 30
     started(queue, jobs=jobs)
@@ -100,7 +100,7 @@ def test_one_queue_is_used_by_many_threads(queue: Queue) -> None:
 
 
 @pytest.mark.rule("intake.pause")
-def test_a_pause_is_seen_everywhere_within_a_second(url: str, queue: Queue) -> None:
+def test_a_pause_is_seen_everywhere_within_a_second(url: str, queue: JobQueue) -> None:
     """Consumers that are at full speed stop; what they hold they hold."""
     if url.startswith("memory:"):
         pytest.skip("a queue in memory is this process's alone")

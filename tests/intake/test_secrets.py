@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ferryman.intake import Queue
+from ferryman.intake import JobQueue
 from ferryman.intake.audit import without_secrets
 from ferryman.intake.service.workspace import Workspace
 from tests.intake.command import Run, queue, run
@@ -26,7 +26,7 @@ def mode(path: Path) -> int:
 @pytest.mark.rule("intake.secrets")
 def test_files_are_their_owners_alone(run: Run, place: Path) -> None:
     """The database with its log, a dump, the working space: whatever the umask says."""
-    with Queue.open(f"sqlite:///{place}/queue.db") as queue:
+    with JobQueue.open(f"sqlite:///{place}/queue.db") as queue:
         queue.create_batch({})
         assert {mode(path) for path in place.glob("queue.db*")} == {0o600}
         assert len(list(place.glob("queue.db*"))) == 3
@@ -38,7 +38,7 @@ def test_files_are_their_owners_alone(run: Run, place: Path) -> None:
 
 @pytest.mark.rule("intake.secrets")
 @pytest.mark.parametrize("json_option", [[], ["--json"]])
-def test_lists_show_no_secrets(run: Run, queue: Queue, json_option: list[str]) -> None:
+def test_lists_show_no_secrets(run: Run, queue: JobQueue, json_option: list[str]) -> None:
     """Neither in a submission, nor in a job, nor in a message."""
     batch = queue.load_batch(started(queue, jobs=0, submission={"payload_url": URL, "response_url": URL}))
     job = batch.create_job({"payload_url": URL, "more": [{"deep": URL}]})
@@ -91,7 +91,7 @@ def test_a_message_keeps_its_words() -> None:
 
 
 @pytest.mark.rule("intake.secrets")
-def test_a_dump_has_no_secrets_unless_they_are_asked_for(run: Run, queue: Queue) -> None:
+def test_a_dump_has_no_secrets_unless_they_are_asked_for(run: Run, queue: JobQueue) -> None:
     """Everything else of it is as it was."""
     started(queue, jobs=0, submission={"payload_url": URL, "note": "Größe?"})
     dumped, whole = json.loads(run("dump")[1]), json.loads(run("dump", "--with-secrets")[1])
@@ -103,7 +103,7 @@ def test_a_dump_has_no_secrets_unless_they_are_asked_for(run: Run, queue: Queue)
 
 
 @pytest.mark.rule("intake.secrets")
-def test_names_cannot_hide_what_they_are(run: Run, queue: Queue) -> None:
+def test_names_cannot_hide_what_they_are(run: Run, queue: JobQueue) -> None:
     """Bidirectional and zero-width characters are shown as what they are."""
     batch = queue.load_batch(started(queue, jobs=0, submission={"profile_name": "maps\u202egnp.exe\u200b"}))
     job = batch.create_job({}, identifiers={"local_id": ["a\u2066b\ufeff"]})

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ferryman.intake import Job, LockLost, Queue, StateError
+from ferryman.intake import Job, JobQueue, LockLost, StateError
 from tests.intake.conftest import SESSION_S, Opening, layout, started
 from tests.intake.processes import Consumer
 
@@ -35,7 +35,7 @@ def shared_url(url: str) -> str:
 
 
 @pytest.mark.rule("intake.freed")
-def test_a_killed_consumer_frees_its_job(shared_url: str, queue: Queue) -> None:
+def test_a_killed_consumer_frees_its_job(shared_url: str, queue: JobQueue) -> None:
     """Within the session timeout it is found again in the same state, and can be done again."""
     started(queue)
     with Consumer("hold", shared_url, SESSION_S) as consumer:
@@ -51,7 +51,7 @@ def test_a_killed_consumer_frees_its_job(shared_url: str, queue: Queue) -> None:
 
 
 @pytest.mark.rule("intake.lock-lost")
-def test_a_consumer_that_was_stopped_too_long_cannot_go_on(shared_url: str, queue: Queue) -> None:
+def test_a_consumer_that_was_stopped_too_long_cannot_go_on(shared_url: str, queue: JobQueue) -> None:
     """Another has its job by then: it is told so, and changes nothing. There are never two owners."""
     started(queue)
     with Consumer("hold", shared_url, SESSION_S) as consumer:
@@ -68,7 +68,7 @@ def test_a_consumer_that_was_stopped_too_long_cannot_go_on(shared_url: str, queu
     job.set_status("Estimating")
 
 
-def test_a_living_consumer_keeps_its_job(shared_url: str, queue: Queue) -> None:
+def test_a_living_consumer_keeps_its_job(shared_url: str, queue: JobQueue) -> None:
     """However long it takes: its session is renewed."""
     started(queue)
     with Consumer("hold", shared_url, SESSION_S) as consumer:
@@ -108,7 +108,7 @@ def test_a_lost_lock_stops_every_change(opening: Opening) -> None:
     again.set_status("Estimating")
 
 
-def end_session(queue: Queue) -> None:
+def end_session(queue: JobQueue) -> None:
     """End it as the store would, if its holder had been cut off."""
     store = queue.tree.store
     if queue.url.startswith("memory:"):
@@ -141,13 +141,13 @@ def test_leases_end_with_the_machine(place: object) -> None:
     import sqlite3
 
     url = f"sqlite:///{place}/queue.db"
-    with Queue.open(url, session_timeout_s=1000) as queue:
+    with JobQueue.open(url, session_timeout_s=1000) as queue:
         started(queue)
         job = queue.acquire_job("Pending")
         assert job is not None
         with sqlite3.connect(f"{place}/queue.db") as connection:
             connection.execute("UPDATE session SET boot = 'another start'")
-        with Queue.open(url) as other:
+        with JobQueue.open(url) as other:
             again = other.acquire_job("Pending")
             assert again is not None
             assert again.id == job.id

@@ -10,20 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from ferryman.intake import LockLost, Queue
+from ferryman.intake import JobQueue, LockLost
 from tests.intake.conftest import layout, started
 
 
 def test_a_file_of_the_older_format_is_brought_to_this_one(place: Path) -> None:
     """What is in it stays; locks that are taken from then on have owners."""
     path = place / "queue.db"
-    with Queue.open(f"sqlite:///{path}") as queue:
+    with JobQueue.open(f"sqlite:///{path}") as queue:
         started(queue)
         before = layout(queue)
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("ALTER TABLE node DROP COLUMN creation")
         connection.execute("PRAGMA user_version=1")
-    with Queue.open(f"sqlite:///{path}") as queue:
+    with JobQueue.open(f"sqlite:///{path}") as queue:
         assert layout(queue) == before
         job = queue.acquire_job("Pending")
         assert job is not None
@@ -35,7 +35,7 @@ def test_a_file_of_the_older_format_is_brought_to_this_one(place: Path) -> None:
 
 def test_a_watch_looks_only_after_changes_of_its_own_node(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forty threads of a busy serve wait while jobs move through other states: their looks would hold up the moves."""
-    with Queue.open(f"sqlite:///{place}/queue.db") as queue:
+    with JobQueue.open(f"sqlite:///{place}/queue.db") as queue:
         started(queue, jobs=3)
         watch = queue.watch_jobs("Notify")
         reads: list[object] = []
@@ -57,7 +57,7 @@ def test_a_watch_looks_only_after_changes_of_its_own_node(place: Path, monkeypat
 
 def test_a_watch_of_a_quiet_queue_asks_nothing_of_its_nodes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Thirty threads of a serve wait like this; a change of this process or of another wakes them."""
-    with Queue.open(f"sqlite:///{place}/queue.db") as queue, Queue.open(f"sqlite:///{place}/queue.db") as other:
+    with JobQueue.open(f"sqlite:///{place}/queue.db") as queue, JobQueue.open(f"sqlite:///{place}/queue.db") as other:
         batch = queue.load_batch(started(queue, jobs=0))
         watch = queue.watch_jobs("Pending")
         watch.wait(0.2)
@@ -77,8 +77,8 @@ def test_a_watch_of_a_quiet_queue_asks_nothing_of_its_nodes(place: Path, monkeyp
 
 ONE_MORE = """
 import sys
-from ferryman.intake import Queue
-with Queue.open(sys.argv[1]) as queue:
+from ferryman.intake import JobQueue
+with JobQueue.open(sys.argv[1]) as queue:
     print(queue.create_batch({"batchID": sys.argv[2]}).id)
 """
 
@@ -90,7 +90,7 @@ def test_two_handles_of_one_process(place: Path) -> None:
     It did, and the other process took itself for the last one when it ended, and removed the log beneath both handles.
     """
     url = f"sqlite:///{place}/queue.db"
-    with Queue.open(url) as first, Queue.open(url) as second:
+    with JobQueue.open(url) as first, JobQueue.open(url) as second:
         for number, ours in enumerate((first, second)):
             theirs = subprocess.run(
                 [sys.executable, "-c", ONE_MORE, url, f"theirs {number}"], capture_output=True, text=True, check=True
@@ -98,6 +98,6 @@ def test_two_handles_of_one_process(place: Path) -> None:
             own = ours.create_batch({"batchID": f"ours {number}"}).id
             for handle in (first, second):
                 assert {theirs, own} <= set(handle.list_batches())
-    with Queue.open(url) as found:
+    with JobQueue.open(url) as found:
         assert len(found.list_batches()) == 4
         assert found.audit() == []

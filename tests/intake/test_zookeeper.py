@@ -14,7 +14,7 @@ from uuid import uuid4
 import pytest
 
 from ferryman.errors import UsageError
-from ferryman.intake import Queue, QueueLost, QueueRefused
+from ferryman.intake import JobQueue, QueueLost, QueueRefused
 from ferryman.intake.store.base import address
 from tests.intake.conftest import layout, started, zookeeper_url
 from tests.servers.zookeeper import Quorum, ZooKeeperServer
@@ -50,14 +50,14 @@ def test_what_a_url_says(url: str, shown: str, local: bool) -> None:
 def test_a_login_keeps_others_out(zookeeper: ZooKeeperServer) -> None:
     """Who has another password, or none, may neither read nor change; the password is told to nobody."""
     path = f"{zookeeper.url.removeprefix('zookeeper://')}/{uuid4().hex}"
-    with Queue.open(f"zookeeper://me:s%40cret@{path}") as queue:
+    with JobQueue.open(f"zookeeper://me:s%40cret@{path}") as queue:
         started(queue)
         assert "cret" not in repr(queue) + queue.url + repr(queue.tree.store)
         for login in ("", "me:wrong@"):
             with pytest.raises(QueueRefused, match="refuse access") as caught:
-                Queue.open(f"zookeeper://{login}{path}")
+                JobQueue.open(f"zookeeper://{login}{path}")
             assert "wrong" not in str(caught.value)
-        with Queue.open(f"zookeeper://me:s%40cret@{path}") as other:
+        with JobQueue.open(f"zookeeper://me:s%40cret@{path}") as other:
             assert other.list_jobs() == queue.list_jobs()
 
 
@@ -66,17 +66,17 @@ def test_without_a_login_elsewhere_there_is_a_warning(
 ) -> None:
     """On the loopback there is none."""
     local = zookeeper.url.replace("127.0.0.1", "127.0.0.1")
-    with Queue.open(f"{local}/{uuid4().hex}"):
+    with JobQueue.open(f"{local}/{uuid4().hex}"):
         assert "may change this queue" not in caplog.text
     elsewhere = zookeeper.url.replace("127.0.0.1", "127.1")  # the same server, by a name that we do not know
-    with caplog.at_level(logging.WARNING), Queue.open(f"{elsewhere}/{uuid4().hex}"):
+    with caplog.at_level(logging.WARNING), JobQueue.open(f"{elsewhere}/{uuid4().hex}"):
         assert "anyone who reaches these servers may change this queue" in caplog.text
 
 
 def test_a_chroot_is_a_queue_of_its_own(zookeeper: ZooKeeperServer) -> None:
     """Several queues share servers."""
     name = uuid4().hex
-    with Queue.open(f"{zookeeper.url}/{name}/a") as one, Queue.open(f"{zookeeper.url}/{name}/b") as two:
+    with JobQueue.open(f"{zookeeper.url}/{name}/a") as one, JobQueue.open(f"{zookeeper.url}/{name}/b") as two:
         started(one)
         assert layout(two) == {}
         assert two.create_batch({}).id == "bid0000000000"
@@ -86,15 +86,15 @@ def test_nobody_there(zookeeper: ZooKeeperServer, monkeypatch: pytest.MonkeyPatc
     """Says so, and gives up."""
     monkeypatch.setattr("ferryman.intake.store.zookeeper.CONNECT_S", 1.0)
     with pytest.raises(QueueLost, match="Is ZooKeeper running there"):
-        Queue.open(f"zookeeper://127.0.0.1:{zookeeper.another_port()}/q")
+        JobQueue.open(f"zookeeper://127.0.0.1:{zookeeper.another_port()}/q")
 
 
 def test_without_kazoo_it_is_said_what_to_install() -> None:
     """In a process that does not have it."""
     program = (
         "import sys; sys.modules['kazoo'] = None\n"
-        "from ferryman.intake import Queue\n"
-        "try: Queue.open('zookeeper://127.0.0.1:1/q')\n"
+        "from ferryman.intake import JobQueue\n"
+        "try: JobQueue.open('zookeeper://127.0.0.1:1/q')\n"
         "except Exception as e: print(type(e).__name__, e)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -104,7 +104,7 @@ def test_without_kazoo_it_is_said_what_to_install() -> None:
 
 def test_nothing_near_a_megabyte_is_written(server: Callable[[str], ZooKeeperServer]) -> None:
     """It is refused with a word on what to do, before a server sees it."""
-    with Queue.open(zookeeper_url(server)) as queue:  # type: ignore[arg-type]
+    with JobQueue.open(zookeeper_url(server)) as queue:  # type: ignore[arg-type]
         batch_id = started(queue)
         before = layout(queue)
         for make in (
@@ -119,7 +119,7 @@ def test_nothing_near_a_megabyte_is_written(server: Callable[[str], ZooKeeperSer
 
 def test_a_server_that_restarts(server: Callable[[str], ZooKeeperServer], zookeeper: ZooKeeperServer) -> None:
     """What was asked while it was away is done once, when it is back; locks of a session that lives are kept."""
-    with Queue.open(zookeeper_url(server), session_timeout_s=SESSION_S) as queue:  # type: ignore[arg-type]
+    with JobQueue.open(zookeeper_url(server), session_timeout_s=SESSION_S) as queue:  # type: ignore[arg-type]
         started(queue, jobs=30)
         held = queue.acquire_job("Pending")
         assert held is not None
@@ -157,7 +157,7 @@ def test_three_servers_lose_their_leader(request: pytest.FixtureRequest) -> None
         pytest.skip("needs --run-quorum: three servers take a while")
     with Quorum() as quorum, contextlib.ExitStack() as stack:
         quorum.leader()
-        queue = stack.enter_context(Queue.open(f"{quorum.url}/q", session_timeout_s=30.0))
+        queue = stack.enter_context(JobQueue.open(f"{quorum.url}/q", session_timeout_s=30.0))
         batch = queue.load_batch(started(queue, jobs=40))
         done: list[str] = []
         held = queue.acquire_job("Pending")

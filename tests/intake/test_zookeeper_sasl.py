@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ferryman.intake import Queue, QueueLost, QueueRefused
+from ferryman.intake import JobQueue, QueueLost, QueueRefused
 from ferryman.intake.store.base import address
 from tests.intake.conftest import started
 from tests.servers.zookeeper import ZooKeeperServer
@@ -46,13 +46,13 @@ def server_with_sasl() -> Iterator[SaslServer]:
 def test_a_queue_of_a_known_user(server_with_sasl: SaslServer) -> None:
     """Works as any other; its nodes are that user's alone, and the password is not shown."""
     at = f"127.0.0.1:{server_with_sasl.port}/sasl"
-    with Queue.open(f"zookeeper://anna:secret@{at}?sasl=true") as queue:
+    with JobQueue.open(f"zookeeper://anna:secret@{at}?sasl=true") as queue:
         started(queue, jobs=1)
         job = queue.acquire_job("Pending")
         assert job is not None
         job.set_status("Estimating")
         assert queue.url == f"zookeeper://{at}"
-    with pytest.raises(QueueRefused), Queue.open(f"zookeeper://otto:secret too@{at}?sasl=true") as queue:
+    with pytest.raises(QueueRefused), JobQueue.open(f"zookeeper://otto:secret too@{at}?sasl=true") as queue:
         queue.list_jobs()
 
 
@@ -66,7 +66,7 @@ def test_somebody_whom_the_servers_do_not_know(
     """Gets no queue."""
     monkeypatch.setattr("ferryman.intake.store.zookeeper.CONNECT_S", 3.0)
     at = f"127.0.0.1:{server_with_sasl.port}/other"
-    with pytest.raises((QueueRefused, QueueLost)), Queue.open(f"zookeeper://{login.format(at)}") as queue:
+    with pytest.raises((QueueRefused, QueueLost)), JobQueue.open(f"zookeeper://{login.format(at)}") as queue:
         started(queue, jobs=1)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ferryman.intake import Queue, QueueLost, QueueRefused
+from ferryman.intake import JobQueue, QueueLost, QueueRefused
 from ferryman.intake.store.base import Tls, address
 from tests.intake.conftest import started
 from tests.servers import certificates
@@ -41,7 +41,7 @@ def secure() -> Iterator[TlsServer]:
 def test_a_queue_through_tls(secure: TlsServer) -> None:
     """Whose certificate is signed by the authority that was named; the options are not shown."""
     url = f"zookeeper://user:secret@127.0.0.1:{secure.secure}/tls"
-    with Queue.open(f"{url}?tls=true&ca={secure.ca}") as queue:
+    with JobQueue.open(f"{url}?tls=true&ca={secure.ca}") as queue:
         started(queue, jobs=1)
         job = queue.acquire_job("Pending")
         assert job is not None
@@ -59,7 +59,7 @@ def test_a_server_that_nobody_vouches_for(
     monkeypatch.setattr("ferryman.intake.store.zookeeper.CONNECT_S", 3.0)
     other = certificates.authority(tmp_path)
     with pytest.raises(QueueLost):
-        Queue.open(f"zookeeper://127.0.0.1:{secure.secure}/tls?{options.format(other=other)}")
+        JobQueue.open(f"zookeeper://127.0.0.1:{secure.secure}/tls?{options.format(other=other)}")
 
 
 def test_the_options_of_a_url() -> None:

@@ -16,7 +16,7 @@ from ferryman.destinations import Sql
 from ferryman.document import Document
 from ferryman.engine.runner.base import Runner
 from ferryman.errors import BadDocument
-from ferryman.intake import Queue
+from ferryman.intake import JobQueue
 from ferryman.intake.service import Serving, serve
 from ferryman.net.reach import Reach
 from ferryman.observe import Silent
@@ -70,7 +70,7 @@ class Place:
         self.folder = folder
         self.files = folder / "files"
         self.files.mkdir(exist_ok=True)
-        self.queue = Queue.open(url or f"sqlite:///{folder / 'queue.db'}", session_timeout_s=session_timeout_s)
+        self.queue = JobQueue.open(url or f"sqlite:///{folder / 'queue.db'}", session_timeout_s=session_timeout_s)
         self.plan = plan_into(folder / "index.db")
         may = Reach((str(folder),), ("127.0.0.1", "localhost"))
         self.serving = Serving(folder / "work", threads=2, once=True, reach=may)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ferryman.cli.app import start
-from ferryman.intake import Queue
+from ferryman.intake import JobQueue
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_submit_says_what_it_hands_in(queue: str, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(("state", "code"), [("Pending", 4), ("Failed", 3), ("Completed", 0)])
 def test_submit_waits(queue: str, state: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
     """It ends as a run does: 0 completed, 3 with failures, 4 not there yet."""
-    with Queue.open(queue) as opened:
+    with JobQueue.open(queue) as opened:
         batch = opened.create_batch(
             {
                 "batchID": "b",

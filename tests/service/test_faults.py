@@ -11,7 +11,7 @@ from ferryman import limits
 from ferryman.destinations import Sql
 from ferryman.engine.run import Run
 from ferryman.errors import PermanentError, UsageError
-from ferryman.intake import Queue
+from ferryman.intake import JobQueue
 from ferryman.intake import job as inventory
 from ferryman.intake import source as jobs
 from ferryman.intake.errors import QueueRefused
@@ -141,7 +141,7 @@ def test_redirects_to_what_is_no_url(intake: Place) -> None:
 
 def test_a_queue_at_no_url() -> None:
     with pytest.raises(QueueRefused, match=r"zookeeper://\[::1/x is not a URL"):
-        Queue.open("zookeeper://[::1/x")
+        JobQueue.open("zookeeper://[::1/x")
 
 
 # -- errors in a turn --------------------------------------------------------------------------------------------------

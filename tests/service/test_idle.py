@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ferryman.intake import Queue
+from ferryman.intake import JobQueue
 from ferryman.intake.nodes import BATCHES, state_path
 from ferryman.intake.queue import LOOK_S, Acquirer
 from ferryman.intake.service.workers import Desk, Lookout
@@ -21,7 +21,7 @@ __all__ = ["opening", "place", "queue", "url"]
 COUNT = 30
 
 
-def failed(queue: Queue, count: int = COUNT) -> list[str]:
+def failed(queue: JobQueue, count: int = COUNT) -> list[str]:
     """Batches that wait for an operator."""
     found = []
     for number in range(count):
@@ -36,7 +36,7 @@ def failed(queue: Queue, count: int = COUNT) -> list[str]:
 class Asked:
     """Counts what a queue's store is asked for, and has a clock."""
 
-    def __init__(self, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, queue: JobQueue, monkeypatch: pytest.MonkeyPatch) -> None:
         self.paths: list[str] = []
         self.now_s = 1000.0
         store = queue.tree.store
@@ -62,7 +62,7 @@ class Asked:
 
 
 def test_batches_that_wait_for_an_operator_are_not_asked_about_again(
-    queue: Queue, opening: Opening, monkeypatch: pytest.MonkeyPatch
+    queue: JobQueue, opening: Opening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until one moves them: then the next look finds it, whichever process moved it."""
     ids = failed(queue)
@@ -74,7 +74,7 @@ def test_batches_that_wait_for_an_operator_are_not_asked_about_again(
     assert asked.look()[0] == ids[17]
 
 
-def test_what_other_programs_move_is_found_too(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_other_programs_move_is_found_too(queue: JobQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     """They set the status and nothing else: it takes longer, in proportion to how many wait."""
     from ferryman.intake.store import Set
 
@@ -92,7 +92,7 @@ def test_what_other_programs_move_is_found_too(queue: Queue, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("verb", ["hold", "release"])
-def test_a_held_batch_that_is_released_is_taken_up(queue: Queue, verb: str) -> None:
+def test_a_held_batch_that_is_released_is_taken_up(queue: JobQueue, verb: str) -> None:
     """A consumer that has looked at it while it was held looks again."""
     batch = queue.create_batch({"submitter": "test"})
     batch.set_status("Held")
@@ -104,7 +104,7 @@ def test_a_held_batch_that_is_released_is_taken_up(queue: Queue, verb: str) -> N
     assert (found and found.id) == (batch.id if verb == "release" else None)
 
 
-def test_nobody_looks_into_an_empty_state(queue: Queue) -> None:
+def test_nobody_looks_into_an_empty_state(queue: JobQueue) -> None:
     """One thread looks once when it begins; a job that comes wakes it."""
     batch = queue.create_batch({"submitter": "test"})
     desk, stop, woken = Desk(), threading.Event(), list[bool]()
@@ -150,7 +150,7 @@ def test_who_sleeps_is_woken_by_the_end(place: Any) -> None:
     assert not [line for line in intake.said.lines if "did not end" in line]
 
 
-def test_a_watch_that_is_closed_ends_its_waits(queue: Queue) -> None:
+def test_a_watch_that_is_closed_ends_its_waits(queue: JobQueue) -> None:
     """Without a change; another one of the same node goes on."""
     one, other = queue.watch_jobs("Pending"), queue.watch_jobs("Pending")
     found: list[bool] = []
@@ -173,7 +173,7 @@ def test_watches_of_one_node_are_one_at_the_servers(
     """On ZooKeeper: setting one reads the names of all children. It is set again when it has told."""
     from tests.intake.conftest import zookeeper_url
 
-    with Queue.open(zookeeper_url(server)) as queue:
+    with JobQueue.open(zookeeper_url(server)) as queue:
         batch = queue.create_batch({"submitter": "test"})
         batch.set_status("Processing")
         store: Any = queue.tree.store

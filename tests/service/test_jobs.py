@@ -10,14 +10,14 @@ import pytest
 
 from ferryman.document import Document
 from ferryman.errors import BadDocument, UsageError
-from ferryman.intake import Job, Queue
+from ferryman.intake import Job, JobQueue
 from ferryman.intake import job as inventory
 from ferryman.intake.job import StoredFile
 from ferryman.sources import Jobs, Listed, Source
 from ferryman.testing.sources import SourceSuite
 
 
-def job_in_processing(queue: Queue, folder: Path, files: dict[str, bytes], **what: object) -> Job:
+def job_in_processing(queue: JobQueue, folder: Path, files: dict[str, bytes], **what: object) -> Job:
     """A job with these files in its working space."""
     batch = queue.create_batch({})
     batch.set_status("Processing")
@@ -39,7 +39,7 @@ def job_in_processing(queue: Queue, folder: Path, files: dict[str, bytes], **wha
 
 class TestJobs(SourceSuite):
     def source(self, folder: Path) -> Jobs:
-        queue = Queue.open(f"sqlite:///{folder}/queue.db")
+        queue = JobQueue.open(f"sqlite:///{folder}/queue.db")
         job_in_processing(queue, folder, {"a b#%.txt": b"one", "deep/ç.txt": b""}, local_id="ark:/1/2", collection="c")
         job_in_processing(queue, folder, {"a.txt": b"other"})
         queue.close()
@@ -53,11 +53,11 @@ def entries(source: Source) -> list[Listed]:
 
 
 @pytest.fixture
-def queue(tmp_path: Path) -> Queue:
-    return Queue.open(f"memory:{tmp_path}")
+def queue(tmp_path: Path) -> JobQueue:
+    return JobQueue.open(f"memory:{tmp_path}")
 
 
-def test_ids_and_fields(queue: Queue, tmp_path: Path) -> None:
+def test_ids_and_fields(queue: JobQueue, tmp_path: Path) -> None:
     """An id is collection, local id and place; neither job nor batch are in the fields."""
     job_in_processing(queue, tmp_path, {"a b#1.txt": b"x"}, local_id="ark:/1/2", collection="big maps")
     plain = job_in_processing(queue, tmp_path, {"deep/b.txt": b"y"})
@@ -74,14 +74,14 @@ def test_ids_and_fields(queue: Queue, tmp_path: Path) -> None:
     )
 
 
-def test_of_two_jobs_of_one_object_one_is_listed(queue: Queue, tmp_path: Path) -> None:
+def test_of_two_jobs_of_one_object_one_is_listed(queue: JobQueue, tmp_path: Path) -> None:
     """The other's turn comes when it is done."""
     first = job_in_processing(queue, tmp_path, {"a.txt": b"1"}, local_id="o")
     job_in_processing(queue, tmp_path, {"a.txt": b"2"}, local_id="o")
     assert [source_piece.job for source_piece in Jobs(queue).partitions()] == [first.id]
 
 
-def test_only_in_processing(queue: Queue, tmp_path: Path) -> None:
+def test_only_in_processing(queue: JobQueue, tmp_path: Path) -> None:
     """What is done is not listed any more, and nothing of it counts as gone."""
     job = job_in_processing(queue, tmp_path, {"a.txt": b"1"}, local_id="o")
     job.set_status("Storing")
@@ -89,7 +89,7 @@ def test_only_in_processing(queue: Queue, tmp_path: Path) -> None:
     assert not Jobs.lists_all
 
 
-def test_the_fingerprint_is_of_bytes_and_fields(queue: Queue, tmp_path: Path) -> None:
+def test_the_fingerprint_is_of_bytes_and_fields(queue: JobQueue, tmp_path: Path) -> None:
     """The same object in another batch has the same ones."""
     job_in_processing(queue, tmp_path, {"a.txt": b"1"}, local_id="o")
     (before,) = entries(Jobs(queue))
@@ -99,7 +99,7 @@ def test_the_fingerprint_is_of_bytes_and_fields(queue: Queue, tmp_path: Path) ->
     assert same.fingerprint == before.fingerprint
 
 
-def test_bad_objects(queue: Queue, tmp_path: Path) -> None:
+def test_bad_objects(queue: JobQueue, tmp_path: Path) -> None:
     """A file that is missing, damaged or too large is refused when it is read; a damaged list as one document."""
     names = ("missing", "damaged", "large")
     job = job_in_processing(queue, tmp_path, {name: b"content" + name.encode() for name in names}, local_id="o")
@@ -121,7 +121,7 @@ def test_bad_objects(queue: Queue, tmp_path: Path) -> None:
     assert "the list of its files cannot be read" in refused.refused
 
 
-def test_without_a_queue(queue: Queue) -> None:
+def test_without_a_queue(queue: JobQueue) -> None:
     """`Jobs()` is for serve; a worker's copy has no queue."""
     with pytest.raises(UsageError, match="no queue is named"):
         Jobs().check()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ferryman.intake import Queue
+from ferryman.intake import JobQueue
 from tests.intake.history import ONCE, history_in, keep_history
 from tests.service.place import rows_in, until
 
@@ -40,7 +40,7 @@ def test_killed_at_random(tmp_path: Path) -> None:
     (tmp_path / "plan.py").write_text(PLAN.format(folder=tmp_path))
     (tmp_path / "file.txt").write_text("words")
     jobs = KILLS * JOBS_A_KILL
-    with Queue.open(url) as queue:
+    with JobQueue.open(url) as queue:
         keep_history(tmp_path / "queue.db")
         for n in range(jobs):
             queue.create_batch({"payload_url": (tmp_path / "file.txt").as_uri(), "local_id": f"object {n}"})

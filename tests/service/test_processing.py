@@ -15,7 +15,7 @@ from ferryman import Effect, Plan, Unavailable
 from ferryman.cli.app import start
 from ferryman.destinations import Delivery, Destination, Outcome
 from ferryman.engine.run import Run
-from ferryman.intake import Queue
+from ferryman.intake import JobQueue
 from ferryman.intake.service.processing import Processing
 from ferryman.sources import Jobs
 from ferryman.state.commands import queue_retry
@@ -190,7 +190,7 @@ def test_a_job_whose_files_are_not_here(intake: Place) -> None:
 def test_on_zookeeper(intake: Place, server: Callable[[str], Server]) -> None:
     """The same consumers, on a queue that a server keeps."""
     intake.queue.close()
-    intake.queue = Queue.open(f"{server('zookeeper').url}/{uuid4().hex}")
+    intake.queue = JobQueue.open(f"{server('zookeeper').url}/{uuid4().hex}")
     rows = [intake.row(f"{o}/{f}.txt", local_id=f"object {o}") for o in range(5) for f in range(2)]
     rows.append({**intake.row("bad.txt", b"\0"), "local_id": "bad"})
     batch = intake.queue.load_batch(intake.submit(manifest_url=intake.manifest(rows)))

@@ -13,7 +13,7 @@ import pytest
 
 from ferryman import account
 from ferryman.errors import UsageError
-from ferryman.intake import Queue
+from ferryman.intake import JobQueue
 from ferryman.intake.service import stages
 from ferryman.intake.service.stages import Room
 from ferryman.intake.service.workspace import Space, Workspace
@@ -387,7 +387,7 @@ def test_a_plan_without_jobs(intake: Place) -> None:
     with pytest.raises(UsageError, match=r"takes no jobs: give it a source of jobs"):
         intake.serve()
     other = Plan("other")
-    with Queue.open(f"sqlite:///{intake.folder / 'other.db'}") as queue:
+    with JobQueue.open(f"sqlite:///{intake.folder / 'other.db'}") as queue:
         other.source("jobs", Jobs(queue)).destination("out", Null())
         intake.plan = other
         with pytest.raises(UsageError, match=r"other.db, but sqlite:.*queue.db is served"):

@@ -15,7 +15,7 @@ from uuid import uuid4
 import pytest
 
 from ferryman.cli.app import start
-from ferryman.intake import Queue
+from ferryman.intake import JobQueue
 from ferryman.intake.nodes import skeleton
 from ferryman.intake.service.access import ask
 from tests.intake.conftest import NOW, NOW_S, layout
@@ -38,7 +38,7 @@ def served(request: pytest.FixtureRequest, place: Path) -> Any:
     if request.param == "zookeeper":
         server: Callable[[str], Server] = request.getfixturevalue("server")
         url = f"{server('zookeeper').url}/{uuid4().hex}"
-    found.queue = Queue.open(url, clock=lambda: NOW_S)
+    found.queue = JobQueue.open(url, clock=lambda: NOW_S)
     yield found
     found.queue.close()
 

@@ -1,6 +1,6 @@
 """The intake queue: batches that submitters hand in, their jobs, access requests, locks.
 
-``Queue.open(url)`` is the door. Everything else is reached through it.
+``JobQueue.open(url)`` is the door. Everything else is reached through it.
 """
 
 from ferryman.intake.audit import AuditFinding
@@ -8,7 +8,7 @@ from ferryman.intake.batch import Batch
 from ferryman.intake.errors import BatchExists, ItemLocked, LockLost, NodeInvalid, QueueLost, QueueRefused, StateError
 from ferryman.intake.items import Assembly, Report
 from ferryman.intake.job import Job
-from ferryman.intake.queue import Cleanup, Queue
+from ferryman.intake.queue import Cleanup, JobQueue
 from ferryman.intake.states import AccessState, BatchState, JobState
 from ferryman.intake.tree import Locks
 
@@ -22,11 +22,11 @@ __all__ = [
     "Cleanup",
     "ItemLocked",
     "Job",
+    "JobQueue",
     "JobState",
     "LockLost",
     "Locks",
     "NodeInvalid",
-    "Queue",
     "QueueLost",
     "QueueRefused",
     "Report",

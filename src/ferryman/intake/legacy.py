@@ -21,7 +21,7 @@ from ferryman.errors import FerrymanError, UsageError, plain_text
 from ferryman.intake.batch import Batch
 from ferryman.intake.job import Job
 from ferryman.intake.nodes import time_text
-from ferryman.intake.queue import Queue
+from ferryman.intake.queue import JobQueue
 from ferryman.intake.states import JobState
 
 NAME: Final = re.compile(r"mrtQ-(?P<priority>[0-9]{2})(?P<flags>[0-9]{2})?(?P<sequence>[0-9]{10})")
@@ -75,7 +75,7 @@ class Imported(NamedTuple):
     """(record, why)"""
 
 
-def import_legacy(queue: Queue, records: Iterable[tuple[str, bytes]]) -> Imported:
+def import_legacy(queue: JobQueue, records: Iterable[tuple[str, bytes]]) -> Imported:
     """Make jobs of records, given by name and data."""
     done = Imported([], [], [])
     batches: dict[str, tuple[Batch, dict[str, str]]] = {}
@@ -101,7 +101,7 @@ def import_legacy(queue: Queue, records: Iterable[tuple[str, bytes]]) -> Importe
 
 
 def _batch(
-    queue: Queue, batches: dict[str, tuple[Batch, dict[str, str]]], record: Record
+    queue: JobQueue, batches: dict[str, tuple[Batch, dict[str, str]]], record: Record
 ) -> tuple[Batch, dict[str, str]]:
     """The batch of a record, in Processing, and the records that are in it."""
     uuid = str(record.payload.get("batchID") or record.name)
@@ -119,7 +119,7 @@ def _batch(
     return batches[uuid]
 
 
-def _records(queue: Queue, batch: Batch) -> dict[str, str]:
+def _records(queue: JobQueue, batch: Batch) -> dict[str, str]:
     """The records that jobs of a batch were made of."""
     ids = [*batch.processing_jobs, *batch.completed_jobs, *batch.failed_jobs, *batch.deleted_jobs]
     return {str(Job(queue.tree, job).configuration.get(RECORD)): job for job in ids}

@@ -55,7 +55,7 @@ class Cleanup(NamedTuple):
     """Ids of batches that stay, and why: a node is damaged, or a job of it is being worked at."""
 
 
-class Queue:
+class JobQueue:
     """Batches, jobs, access requests and locks, in the store that its URL names. Safe to use from many threads."""
 
     def __init__(self, store: Store, *, clock: Callable[[], float] = time.time) -> None:
@@ -108,7 +108,7 @@ class Queue:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Queue {self.url}>"
+        return f"<JobQueue {self.url}>"
 
     def _make_skeleton(self) -> None:
         while missing := self._tree.missing(skeleton()):

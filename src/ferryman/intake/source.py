@@ -15,7 +15,7 @@ from urllib.parse import quote
 from ferryman import limits
 from ferryman.document import Document, encode_fields
 from ferryman.errors import BadDocument, TransientError, UsageError, plain_text
-from ferryman.intake import Job, Queue, QueueLost
+from ferryman.intake import Job, JobQueue, QueueLost
 from ferryman.intake import job as inventory
 from ferryman.intake.job import FILES, StoredFile
 from ferryman.net import places
@@ -74,7 +74,7 @@ class Jobs(Source):
 
     def __init__(
         self,
-        queue: Queue | str | None = None,
+        queue: JobQueue | str | None = None,
         *,
         max_bytes: int = limits.MAX_FILE_BYTES,
         prefix: str = "",
@@ -83,9 +83,9 @@ class Jobs(Source):
         super().__init__(prefix=prefix, detect=detect)
         if not isinstance(max_bytes, int) or max_bytes < 1:
             raise UsageError(f"Jobs(max_bytes={max_bytes!r}): give a whole number of bytes, at least 1.")
-        self.url = None if queue is None else _full(queue.url if isinstance(queue, Queue) else queue)
+        self.url = None if queue is None else _full(queue.url if isinstance(queue, JobQueue) else queue)
         self.max_bytes = max_bytes
-        self._queue = queue if isinstance(queue, Queue) else None
+        self._queue = queue if isinstance(queue, JobQueue) else None
         self._chosen: dict[str, Job] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class Jobs(Source):
     def __repr__(self) -> str:
         return "Jobs()" if self._queue is None else f"Jobs({self._queue.url!r})"
 
-    def serve(self, queue: Queue, jobs: Mapping[str, Job]) -> None:
+    def serve(self, queue: JobQueue, jobs: Mapping[str, Job]) -> None:
         """List these jobs of this queue from now on, and no others.
 
         Args:
@@ -124,14 +124,14 @@ class Jobs(Source):
         """
         self._opened()
 
-    def _opened(self) -> Queue:
+    def _opened(self) -> JobQueue:
         if self._queue is None:
             if self.url is None:
                 raise UsageError(
                     "Jobs(): no queue is named. `ferryman intake serve` supplies one; for `ferryman run` name it: "
                     "Jobs('sqlite:///queue.db')."
                 )
-            self._queue = Queue.open(self.url)
+            self._queue = JobQueue.open(self.url)
         return self._queue
 
     def partitions(self) -> list[JobPiece]:

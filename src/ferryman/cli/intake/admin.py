@@ -18,7 +18,7 @@ from ferryman.errors import UsageError
 from ferryman.limits import MIB
 
 if TYPE_CHECKING:
-    from ferryman.intake import Assembly, Queue
+    from ferryman.intake import Assembly, JobQueue
 
 
 Priority = Annotated[
@@ -349,7 +349,7 @@ def _wait(request: Assembly, longest_s: float) -> None:
         time.sleep(min(LOOK_S, left))
 
 
-def _list(queue: Queue, state: str | None, json: bool) -> None:
+def _list(queue: JobQueue, state: str | None, json: bool) -> None:
     """The small ones, then the large ones, oldest first."""
     rows = []
     for size in ("small", "large"):
@@ -399,7 +399,7 @@ def unlock(
             _unlock_kind(found, kind, name)
 
 
-def _unlock_kind(queue: Queue, kind: str, name: str | None) -> None:
+def _unlock_kind(queue: JobQueue, kind: str, name: str | None) -> None:
     was = queue.locks.revoke(kind, name)
     say(f"{kind} {name or ''}: {'unlocked' if was else 'was not locked'}")
 

@@ -14,7 +14,7 @@ from ferryman.errors import FerrymanError, UsageError
 from ferryman.intake.nodes import SIZES, access_path, batch_path, job_path
 
 if TYPE_CHECKING:
-    from ferryman.intake import Assembly, Batch, Job, Queue
+    from ferryman.intake import Assembly, Batch, Job, JobQueue
 
 DEFAULT: Final = Path(".ferryman") / "queue.db"
 
@@ -40,24 +40,24 @@ Collection = Annotated[
 
 
 @contextmanager
-def opened(url: str | None) -> Iterator[Queue]:
+def opened(url: str | None) -> Iterator[JobQueue]:
     """The queue at a URL; the default one is made where there is none.
 
     Raises:
         FerrymanError: it cannot be opened.
     """
-    from ferryman.intake import Queue
+    from ferryman.intake import JobQueue
 
     if url is None:
         DEFAULT.parent.mkdir(exist_ok=True)
         url = f"sqlite:///{DEFAULT}"
     elif url.startswith("memory:"):
         raise UsageError(f"--queue {url}: a queue in memory ends with this command. Give sqlite:/// or zookeeper://.")
-    with Queue.open(url) as queue:
+    with JobQueue.open(url) as queue:
         yield queue
 
 
-def item(queue: Queue, name: str) -> Batch | Job | Assembly:
+def item(queue: JobQueue, name: str) -> Batch | Job | Assembly:
     """A batch (bid…), a job (jid…), or an access request (small/qid…).
 
     Raises:
@@ -71,7 +71,7 @@ def item(queue: Queue, name: str) -> Batch | Job | Assembly:
     return batch_of(queue, name) if name.startswith("bid") else job_of(queue, name)
 
 
-def batch_of(queue: Queue, name: str) -> Batch:
+def batch_of(queue: JobQueue, name: str) -> Batch:
     """A batch (bid…). Raises as ``item``."""
     if not name.startswith("bid"):
         raise UsageError(f"{name}: give a batch (bid…).")
@@ -79,7 +79,7 @@ def batch_of(queue: Queue, name: str) -> Batch:
     return queue.load_batch(name)
 
 
-def job_of(queue: Queue, name: str) -> Job:
+def job_of(queue: JobQueue, name: str) -> Job:
     """A job (jid…). Raises as ``item``."""
     if not name.startswith("jid"):
         raise UsageError(f"{name}: give a job (jid…), a batch (bid…), or an access request (small/qid…).")
@@ -87,7 +87,7 @@ def job_of(queue: Queue, name: str) -> Job:
     return queue.load_job(name)
 
 
-def _refuse_unknown(queue: Queue, path: str, text: str) -> None:
+def _refuse_unknown(queue: JobQueue, path: str, text: str) -> None:
     if path.count("/") != path.rstrip("/").count("/") or queue.tree.find(path) is None:
         raise UsageError(f"{text} in {queue.url}. `ferryman intake batches` and `jobs` list what there is.")
 

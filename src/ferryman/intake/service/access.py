@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from ferryman import crash
 from ferryman.errors import FerrymanError, UsageError, message_of
-from ferryman.intake import Assembly, Job, LockLost, NodeInvalid, Queue, StateError
+from ferryman.intake import Assembly, Job, JobQueue, LockLost, NodeInvalid, StateError
 from ferryman.intake import job as inventory
 from ferryman.intake.job import FILES, StoredFile
 from ferryman.intake.nodes import decoded, job_path, time_text
@@ -42,7 +42,7 @@ _NO_TIME: Final = (1980, 1, 1, 0, 0, 0)
 """The earliest that a zip can say: the same bundle is the same bytes."""
 
 
-def ask(queue: Queue, objects: Sequence[str], now: float, *, small_bytes: int = SMALL_BYTES) -> Assembly:
+def ask(queue: JobQueue, objects: Sequence[str], now: float, *, small_bytes: int = SMALL_BYTES) -> Assembly:
     """Ask for the originals of some jobs, or of some objects by local id or primary id.
 
     The request's token says what was asked for, how many bytes it is, and when it is expected to lie ready.
@@ -66,7 +66,7 @@ def ask(queue: Queue, objects: Sequence[str], now: float, *, small_bytes: int = 
     return queue.create_assembly(which, token)
 
 
-def _job_of(queue: Queue, name: str) -> Job:
+def _job_of(queue: JobQueue, name: str) -> Job:
     """The latest delivered job of this id, or of an object of this name."""
     found = name if name in set(queue.list_jobs("Completed")) else _latest_named(queue, name)
     if not found:
@@ -77,7 +77,7 @@ def _job_of(queue: Queue, name: str) -> Job:
     return job
 
 
-def _latest_named(queue: Queue, name: str) -> str:
+def _latest_named(queue: JobQueue, name: str) -> str:
     """The latest completed job of an object with this local or primary id; "" if there is none."""
     jobs = sorted(queue.list_jobs("Completed"), reverse=True)
     for at in range(0, len(jobs), LOOKED_AT):
@@ -94,7 +94,7 @@ def _latest_named(queue: Queue, name: str) -> str:
     return ""
 
 
-def _bytes_of(queue: Queue, size: str, request_id: str) -> int:
+def _bytes_of(queue: JobQueue, size: str, request_id: str) -> int:
     try:
         return int(queue.load_assembly(size, request_id).token.get("cloud-content-byte") or 0)
     except (NodeInvalid, ValueError, TypeError):
@@ -112,7 +112,7 @@ class Bundles:
     """
 
     def __init__(
-        self, queue: Queue, work: Workspace, size: str, stopping: Callable[[], None], say: Callable[[str], None]
+        self, queue: JobQueue, work: Workspace, size: str, stopping: Callable[[], None], say: Callable[[str], None]
     ) -> None:
         self._queue, self._work, self._size, self._stopping, self._say = queue, work, size, stopping, say
         self._look_at = 0.0

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ferryman import crash
 from ferryman.errors import DeliveryError, FerrymanError, PermanentError, TransientError, describe
-from ferryman.intake import Batch, BatchState, NodeInvalid, Queue, Report
+from ferryman.intake import Batch, BatchState, JobQueue, NodeInvalid, Report
 from ferryman.intake.overview import reported
 from ferryman.intake.service.errors import Later, Stopping
 from ferryman.intake.service.fetch import Fetcher
@@ -94,7 +94,7 @@ class Batches:
 
     def __init__(
         self,
-        queue: Queue,
+        queue: JobQueue,
         work: Workspace,
         fetcher: Fetcher,
         callback: Callback | BatchReports,
@@ -244,7 +244,7 @@ class Reporting:
 
     def __init__(
         self,
-        queue: Queue,
+        queue: JobQueue,
         work: Workspace,
         callback: Callback | BatchReports,
         say: Callable[[str], None],

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
 
 from ferryman import crash
 from ferryman.errors import PermanentError, describe
-from ferryman.intake import Batch, Job, JobState, Queue
+from ferryman.intake import Batch, Job, JobQueue, JobState
 from ferryman.intake.service.errors import ChildDied, Later, Stopping
 from ferryman.intake.service.finisher import finish
 from ferryman.intake.service.payload import Planned, planned
@@ -74,7 +74,7 @@ class StageTask:
     state: JobState
 
     def run(self, ask: Callable[..., Any]) -> Any:
-        queue = cast("Queue", _QueueAsked(ask))
+        queue = cast("JobQueue", _QueueAsked(ask))
         stop, work = threading.Event(), Workspace(self.serving.work)
         fetcher, callback = self.serving.fetcher(stop), self.serving.callback(stop)
         stages = self.serving.stages(queue, work, fetcher, callback, stop, lambda text: None)
@@ -347,7 +347,7 @@ class Isolation:
         command: what is started; default: ``COMMAND``.
     """
 
-    def __init__(self, queue: Queue, serving: Serving, stop: threading.Event, command: tuple[str, ...] = ()) -> None:
+    def __init__(self, queue: JobQueue, serving: Serving, stop: threading.Event, command: tuple[str, ...] = ()) -> None:
         self._queue, self._serving, self._stop, self._command = queue, serving, stop, command or COMMAND
 
     def work(self, job: Job, state: JobState) -> Done:

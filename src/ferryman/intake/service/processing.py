@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ferryman import crash
 from ferryman.account.families import DocumentResult, FailedDelivery, document_results
 from ferryman.errors import FerrymanError, UsageError, describe, plain_text
-from ferryman.intake import Job, JobState, LockLost, NodeInvalid, Queue, StateError
+from ferryman.intake import Job, JobQueue, JobState, LockLost, NodeInvalid, StateError
 from ferryman.intake.service.errors import TurnFailed
 from ferryman.intake.service.payload import Minted
 from ferryman.intake.source import collection_of, local_id_of, piece_of
@@ -102,7 +102,7 @@ class Processing:
 
     def __init__(
         self,
-        queue: Queue,
+        queue: JobQueue,
         run: Run,
         state: State,
         say: Callable[[str], None],

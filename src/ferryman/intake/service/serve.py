@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ferryman import limits
 from ferryman.errors import StateHeld
-from ferryman.intake import Batch, BatchState, Job, JobState, NodeInvalid, Queue, QueueLost
+from ferryman.intake import Batch, BatchState, Job, JobQueue, JobState, NodeInvalid, QueueLost
 from ferryman.intake.nodes import ACCESS, SIZES, state_path
 from ferryman.intake.service.access import Bundles
 from ferryman.intake.service.batches import Batches, Reporting, SlowBatches, SlowReporting, Waits, is_made
@@ -80,7 +80,7 @@ Driving = Callable[[], Any]
 
 def serve(
     plan: Plan,
-    queue: Queue,
+    queue: JobQueue,
     serving: Serving,
     driving: Driving,
     *,
@@ -128,7 +128,7 @@ def serve(
 
 def _process(
     plan: Plan,
-    queue: Queue,
+    queue: JobQueue,
     state: State,
     runner: Runner,
     consumers: Consumers,
@@ -173,7 +173,7 @@ def _is_over(consumers: Consumers, processing: Processing | None, serving: Servi
 class Consumers:
     """The threads of all states but Processing. One that has nothing to do sleeps until it is told of something."""
 
-    def __init__(self, queue: Queue, serving: Serving, stop: threading.Event, say: Callable[[str], None]) -> None:
+    def __init__(self, queue: JobQueue, serving: Serving, stop: threading.Event, say: Callable[[str], None]) -> None:
         self._queue, self._stop = queue, stop
         self._saying = threading.Lock()
         self._say = say

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ferryman.intake import Queue
+from ferryman.intake import JobQueue
 from ferryman.intake.service.fetch import LOWEST_RATE, Fetcher
 from ferryman.intake.service.hosts import PROMPT_S, SlowHosts
 from ferryman.intake.service.reports import BatchReports, Callback, Mail
@@ -77,7 +77,7 @@ class Serving:
 
     def stages(
         self,
-        queue: Queue,
+        queue: JobQueue,
         work: Workspace,
         fetcher: Fetcher,
         callback: Callback,

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from ferryman import crash
 from ferryman.errors import PermanentError
-from ferryman.intake import Job, JobState, Queue, overview
+from ferryman.intake import Job, JobQueue, JobState, overview
 from ferryman.intake import job as inventory
 from ferryman.intake.job import StoredFile
 from ferryman.intake.nodes import PRIORITY_NAMED_MAX
@@ -141,7 +141,7 @@ class Provisioning(JobStage):
     state: ClassVar[JobState] = JobState.PROVISIONING
     isolates: ClassVar[bool] = False  # it looks at numbers of ours only, and must know what it has granted
 
-    def __init__(self, queue: Queue, work: Workspace, say: Callable[[str], None], full: float = FULL) -> None:
+    def __init__(self, queue: JobQueue, work: Workspace, say: Callable[[str], None], full: float = FULL) -> None:
         self._queue, self._work, self._say, self._full = queue, work, say, full
         self._said = False
         self._granting = threading.Lock()
@@ -302,7 +302,7 @@ class Storing(JobStage):
 
     state: ClassVar[JobState] = JobState.STORING
 
-    def __init__(self, queue: Queue, work: Workspace, keep: bool = True) -> None:
+    def __init__(self, queue: JobQueue, work: Workspace, keep: bool = True) -> None:
         self._queue, self._work, self._keep = queue, work, keep
 
     def work(self, job: Job) -> Done:
@@ -334,7 +334,7 @@ class Recording(JobStage):
     state: ClassVar[JobState] = JobState.RECORDING
     isolates: ClassVar[bool] = False  # it looks at nodes of ours only
 
-    def __init__(self, queue: Queue) -> None:
+    def __init__(self, queue: JobQueue) -> None:
         self._queue = queue
 
     def is_quick(self, job: Job, done: Done) -> bool:

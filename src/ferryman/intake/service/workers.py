@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any, Final
 
 from ferryman.errors import DeliveryError, FerrymanError, UsageError, describe
-from ferryman.intake import Job, JobState, LockLost, NodeInvalid, Queue, QueueLost, QueueRefused, StateError
+from ferryman.intake import Job, JobQueue, JobState, LockLost, NodeInvalid, QueueLost, QueueRefused, StateError
 from ferryman.intake.service.errors import Later, Stopping
 from ferryman.intake.service.finisher import Finisher, Pledge
 from ferryman.intake.service.hosts import SlowHost, SlowLane
@@ -126,7 +126,7 @@ class Worker:
 
     def __init__(
         self,
-        queue: Queue,
+        queue: JobQueue,
         station: JobStage,
         say: Say,
         clock: Callable[[], float] = time.monotonic,

@@ -25,7 +25,7 @@ from typing import IO, Final, NamedTuple
 import msgspec
 
 from ferryman import limits
-from ferryman.intake import Batch, Job, NodeInvalid, Queue
+from ferryman.intake import Batch, Job, JobQueue, NodeInvalid
 from ferryman.intake.job import FILES
 from ferryman.intake.service.errors import Corrupt
 from ferryman.intake.service.finisher import Unsynced, finish
@@ -159,7 +159,7 @@ class Workspace:
     def drop_batch(self, batch_id: str) -> None:
         shutil.rmtree(self.batch(batch_id), ignore_errors=True)
 
-    def sweep(self, queue: Queue) -> list[str]:
+    def sweep(self, queue: JobQueue) -> list[str]:
         """Remove what belongs to jobs and batches that are done with, or deleted. Returns whose it was."""
         swept = []
         for folder in sorted((self.root / "jobs").iterdir()):
@@ -214,7 +214,7 @@ def read_entries(data: bytes) -> list[ManifestEntry]:
     return [msgspec.json.decode(line, type=ManifestEntry) for line in data.splitlines() if line]
 
 
-def is_done(queue: Queue, id: str) -> bool:
+def is_done(queue: JobQueue, id: str) -> bool:
     """Is this job or batch Completed, Deleted or removed?"""
     try:
         item: Batch | Job = queue.load_batch(id) if id.startswith("bid") else queue.load_job(id)
@@ -223,7 +223,7 @@ def is_done(queue: Queue, id: str) -> bool:
         return e.what == "is not there"
 
 
-def _is_gone(queue: Queue, job_id: str) -> bool:
+def _is_gone(queue: JobQueue, job_id: str) -> bool:
     try:
         return queue.load_job(job_id).status == "Deleted"
     except NodeInvalid as e:
