@@ -71,7 +71,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 LONG = (
-    *("crash", "engine", "ledger", "matrix", "model", "state", "queues", "service", "cli", "notify", "destinations"),
+    *(
+        "crash",
+        "engine",
+        "account",
+        "matrix",
+        "model",
+        "state",
+        "queues",
+        "intake/service",
+        "cli",
+        "notify",
+        "destinations",
+    ),
     *("docs/test_how_to.py", "docs/test_connectors.py"),
     *("intake/test_sessions.py", "intake/test_one_list.py", "intake/test_races.py"),
 )

@@ -99,4 +99,4 @@ def test_counts_stay_in_their_box() -> None:
     shape = next(e for e in box if e.get("class") == "shape")
     top, height = float(shape.get("y", 0)), float(shape.get("height", 0))
     assert all(top < float(t.get("y", 0)) < top + height for t in box.iter(f"{SVG}text"))
-    assert float(shape.get("width", 0)) > picture.drawing.lettering.width(long.good, 11.5)  # type: ignore[attr-defined]
+    assert float(shape.get("width", 0)) > picture.drawing.text_width(long.good, 11.5)  # type: ignore[attr-defined]

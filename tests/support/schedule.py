@@ -17,7 +17,7 @@ TOGETHER = (
     "tests/destinations/test_solr.py",
     "tests/docs/test_connectors.py",
     "tests/docs/test_examples.py",
-    "tests/engine/test_*_spark.py",
+    "tests/engine/*spark.py",
 )
 """Files for one process: each process that needs OpenSearch, Solr or a session of Spark starts its own, which takes a
 core up to 20 s."""
