@@ -1,4 +1,4 @@
-"""What a wave processes of logs: pieces that are read where they lie. Nothing is listed or compared."""
+"""Descriptions of tasks, which the driver sends to executors: slices of listings and pieces of logs."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _known(files: pa.ChunkedArray, rows: np.ndarray[Any, Any]) -> pa.Table:
 
 
 def _amended(given: pa.ChunkedArray, unconfirmed: pa.ChunkedArray, unsure: pa.ChunkedArray) -> Any:
-    """What was given, with what ``unconfirmed`` has found out of it."""
+    """Return ``given`` corrected by ``unconfirmed``."""
     found = pc.or_(pc.is_valid(unconfirmed), unsure)
     if not pc.any(found).as_py():
         return given
@@ -156,7 +156,8 @@ SLICE: Final = pa.schema(
         pa.field("unsure", pa.bool_()),
     ]
 )
-"""The same as it lies in a slice's file: where the row in ``documents`` is, and its bytes, instead of what it says."""
+"""Columns of a slice's file: as in COMPARED, with the place and size of the row in ``documents`` instead of its values.
+"""
 
 
 LISTED: Final = ["row", "id", "size", "fingerprint", "location", "refused", "version"]
@@ -172,23 +173,23 @@ class RowRange(NamedTuple):
 
 
 class TaskSplit(NamedTuple):
-    """What one transform task takes."""
+    """Rows of a wave for one transform task."""
 
     source: str
     pieces: list[RowRange]
     compared: bool
     """Pieces of a slice's file; else of the listing itself, where all is new."""
     number: int = 0
-    """Of this task in its wave."""
+    """Number of this task in its wave."""
     revision: int = 1
-    """Of documents that nothing is known of."""
+    """Revision of documents that are not known yet."""
 
     @property
     def rows(self) -> int:
         return sum(p.end - p.first for p in self.pieces)
 
     def after(self, rows: int) -> TaskSplit:
-        """The same without its first rows."""
+        """Return the split without its first rows."""
         pieces = []
         for path, first, end in self.pieces:
             passed = min(rows, end - first)
@@ -214,7 +215,7 @@ class TaskSplit(NamedTuple):
             yield joined(rows, COMPARED)
 
     def slices(self) -> Iterator[pa.Table]:
-        """The same rows in SLICE's columns."""
+        """Yield the rows in SLICE's columns."""
         for path, first, end in self.pieces:
             with RowGroups(path, SLICE.names if self.compared else LISTED) as file:
                 for rows in file.between(first, end):
@@ -222,7 +223,7 @@ class TaskSplit(NamedTuple):
 
 
 class WaveBatch(NamedTuple):
-    """What one wave processes."""
+    """Documents that one wave processes."""
 
     tasks: list[TaskSplit]
     bytes: int
@@ -259,23 +260,23 @@ class HeldEntry(NamedTuple):
 
 
 class LogSplit(NamedTuple):
-    """What one transform task takes of a log."""
+    """Entries of a log for one transform task."""
 
     source: str
     piece: Piece
     revision: int = 1
-    """Of its documents: one more each time the log is read again from an earlier place."""
+    """Revision of the entries: one more each time the log is read again from an earlier place."""
     head: Head | None = None
     """The entry at which the log waits: this is another attempt of it."""
     number: int = 0
-    """Of this task in its wave."""
+    """Number of this task in its wave."""
     rerun: EntryRange | None = None
-    """What it runs again, if that was taken before."""
+    """Range of entries that is run again; None: they are read for the first time."""
     held: frozenset[int] = frozenset()
-    """Of what a keyed node exports: keys of which an earlier export has not gone through."""
+    """Keys whose earlier export has not been delivered; only for exports of a keyed node."""
     held_back: tuple[HeldEntry, ...] = ()
-    """Of these exports a step could not take one, or they waited for such a one: only they are processed. Positions
-    do not move."""
+    """Exports that a step refused, or that waited for such a one: only these are processed, and positions do not move.
+    """
 
     @property
     def rows(self) -> int:
@@ -315,11 +316,11 @@ class LogSplit(NamedTuple):
         return columns
 
     def holding(self, keys: frozenset[int]) -> LogSplit:
-        """The same, with more keys of which an earlier export has not gone through."""
+        """Return the split with more keys whose earlier export has not been delivered."""
         return self._replace(held=self.held | keys)
 
     def after(self, places: int) -> LogSplit:
-        """The same without its first places."""
+        """Return the split without its first places."""
         return self._replace(piece=self.piece._replace(start=self.piece.start + places))
 
     def reasons(self) -> Counter[str]:
@@ -327,7 +328,7 @@ class LogSplit(NamedTuple):
         return Counter({Reason.NEW.value: self.rows})
 
     def before(self, place: int) -> LogSplit:
-        """The same without the entries from this place on."""
+        """Return the split without the entries from this place on."""
         left = tuple(each for each in self.held_back if each.place < place)
         if self.held_back and not left:
             place = self.piece.start
@@ -335,7 +336,7 @@ class LogSplit(NamedTuple):
 
 
 class LogBatch(NamedTuple):
-    """What one wave processes of logs."""
+    """Entries of logs that one wave processes."""
 
     tasks: list[LogSplit]
     bytes: int
@@ -379,7 +380,7 @@ class EntryRange(NamedTuple):
 
 
 class Fact(NamedTuple):
-    """What is to be said of a range."""
+    """Status of a range for the ledger."""
 
     range: EntryRange
     status: Status
@@ -387,7 +388,7 @@ class Fact(NamedTuple):
 
 
 def range_of(plan: Plan, source: str, log: Log, piece: Piece, revision: int) -> EntryRange:
-    """Of which the ledger knows nothing yet."""
+    """Return a range that the ledger does not know yet."""
     id, version = log.range_id(piece), _version(piece)
     names = destinations_of_sources(plan.nodes)[source]
     hashers = {name: hasher(plan.name, plan.version, source, name, "", "upsert") for name in names}
@@ -397,7 +398,7 @@ def range_of(plan: Plan, source: str, log: Log, piece: Piece, revision: int) -> 
 
 
 def pending_ranges(state: State) -> list[EntryRange]:
-    """Those that are to be run, in the order of their places."""
+    """Return the ranges that are to be run, ordered by place."""
     if not state.outbox.number(RANGES) or not (paths := state.ledger.paths()):
         return []
     sources = [n.name for n in logs_read(state.plan.nodes)]
@@ -474,13 +475,13 @@ class Reason(enum.StrEnum):
     NEW = "new"
     CHANGED = "changed"
     LOOK = "look"
-    """Its content was not read while listing: the worker that reads it decides whether it has changed."""
+    """The content was not read while listing: the worker that reads it decides whether it has changed."""
     RETRY = "retry"
     """A failed step is due."""
     FORCED = "forced"
     """`retry --force`, or a step has asked for it."""
     AGAIN = "again"
-    """Its source has every document processed in every run (``detect="none"``)."""
+    """The source has every document processed in every run (``detect="none"``)."""
     GONE = "gone"
     """It is not listed any more."""
     UNCHANGED = "unchanged"

@@ -1,4 +1,4 @@
-"""What a transform task stages and returns."""
+"""Results of tasks, which executors return to the driver: staged files, listings, the health of nodes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from ferryman.storage.processes import Process, ProcessWatch, signs_of_life
 
 
 class Mark(NamedTuple):
-    """What was staged when it was set; see ``Stager.mark``."""
+    """Position in what was staged, see ``Stager.mark``."""
 
     outbox: OutboxMark
     events: int
@@ -58,7 +58,7 @@ class Mark(NamedTuple):
 
 
 class Staged(NamedTuple):
-    """What a task returns: its files, and what is counted."""
+    """Files and counts that a task returns."""
 
     outbox: list[tuple[str, Part]]
     """(destination, file) in the order of their rows."""
@@ -71,13 +71,14 @@ class Staged(NamedTuple):
     new: int = 0
     """Rows of documents of which there was none before, at least."""
     blocked: Blocked | None = None
-    """Of a log: the first entry that cannot be processed now; what lies behind it does not count."""
+    """First entry of a log that cannot be processed now; the entries behind it do not count."""
     entries: int = 0
-    """Of a log, that were read."""
+    """Number of log entries read."""
     reached: dict[str, int] | None = None
-    """Of a log: where it stands behind these entries, by partition."""
+    """Positions of a log behind these entries, by partition."""
     held: frozenset[int] = frozenset()
-    """Of what a keyed node exports: keys of which an export did not go through, that were not held before."""
+    """Keys whose export was not delivered in this task and that were not held before; only for exports of a keyed node.
+    """
     in_doubt: bool = False
     """It had begun before, may not begin again, and nobody knows how far it came; nothing is staged."""
 
@@ -97,7 +98,7 @@ NOTHING: Final = Staged([], [], [], dict.fromkeys(("dropped", "error_doc", "dead
 
 
 class Tries(NamedTuple):
-    """What a row has had before: attempts; its first transient error, µs since 1970; how many attempts ended so."""
+    """Earlier attempts of a row: their number; first transient error, µs since 1970; number of transient errors."""
 
     attempt: int
     since: int | None
@@ -113,7 +114,7 @@ class Outage(NamedTuple):
 
 
 class ListedPart(NamedTuple):
-    """What one piece of a listing came to."""
+    """Result of one piece of a listing."""
 
     source: str
     path: str
@@ -124,7 +125,7 @@ class ListedPart(NamedTuple):
     host: str = ""
     """Where it was listed."""
     doubts: tuple[Doubt, ...] = ()
-    """What the driver is to look at again."""
+    """Doubtful places that the driver looks at again."""
     outage: Outage | None = None
     """If it is incomplete by a fault of the source as a whole."""
 
@@ -149,7 +150,7 @@ class Listing(NamedTuple):
 
     @property
     def outage(self) -> Outage | None:
-        """What is permanent counts most."""
+        """Return the worst outage; permanent ones count most."""
         return max((p.outage for p in self.parts if p.outage), key=lambda each: each.permanent, default=None)
 
 
@@ -161,7 +162,7 @@ NONE: Final[Only] = MappingProxyType({})
 
 
 def outage_of(error: BaseException) -> Outage | None:
-    """What of a source that raised this; None: it is a fault of what was read, and asking again would not help."""
+    """Return the outage of a source that raised this; None: what was read is at fault, and retrying is useless."""
     cause = error.__cause__ if isinstance(error, QueryFailed) and error.__cause__ is not None else error
     if isinstance(cause, Misconfigured):
         return Outage(message_of(error), permanent=True)
@@ -190,7 +191,7 @@ class StepDebt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NodeStates:
-    """What a run knows of its nodes when a wave begins."""
+    """Health of the nodes when a wave begins."""
 
     blocked: frozenset[str] = frozenset()
     """They are not called now."""
@@ -204,13 +205,13 @@ class NodeStates:
 
 
 class NodeReport(NamedTuple):
-    """What a task has seen of a node."""
+    """A task's observations of one node."""
 
     node: str
     well: bool
     """A call succeeded."""
     faults: tuple[NodeError, ...]
-    """Its trouble, and that of single scopes."""
+    """Faults of the node as a whole, and of single scopes."""
     stopped: bool
     """By its brake: nobody said that it is in trouble."""
     lacking: bool = False
@@ -243,7 +244,7 @@ class Blocked(NamedTuple):
     since: int | None = None
 
     def head(self, replay: int) -> Head:
-        """What it has had, for its next attempt.
+        """Return the attempts so far, for the entry's next attempt.
 
         Args:
             replay: of the log.
@@ -268,7 +269,7 @@ class ErrorKind(enum.Enum):
     TRANSIENT = enum.auto()
     """The document, for now, by the error's own word."""
     CONNECTION = enum.auto()
-    """As transient; if all fail so, it is the node's."""
+    """A transient error of the connection; if all documents fail so, it is the node's."""
     UNFORESEEN = enum.auto()
     """Nobody said what it means."""
 
@@ -276,11 +277,11 @@ class ErrorKind(enum.Enum):
 TRANSIENT: Final = (ErrorKind.TRANSIENT, ErrorKind.CONNECTION)
 OF_NODE: Final = (ErrorKind.HELD, ErrorKind.UNAVAILABLE, ErrorKind.MISCONFIGURED)
 AWAY: Final = (*OF_NODE, ErrorKind.CONNECTION)
-"""Of such faults those of many documents are alike: they say nothing of one document."""
+"""Kinds of errors of which many alike say nothing about a single document."""
 
 
 class NodeError(NamedTuple):
-    """What went wrong at a node, in words: an error of other people's code may not be kept, nor travel.
+    """An error at a node, in words: an exception of foreign code may not be kept or pickled.
 
     Attributes:
         node: whose it is.
@@ -297,7 +298,7 @@ class NodeError(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What documents wait for that are held back."""
+        """Return the key under which documents wait for this error to end."""
         return f"{self.node} {self.scope}" if self.scope else self.node
 
 
@@ -312,7 +313,7 @@ class NodeAway(Exception):
 def classify_error(
     error: BaseException, node: str, where: str, *, reading: bool = False, traces: Traces | None = None
 ) -> NodeError:
-    """What an error means. Whatever its class does when it is looked at, this does not raise.
+    """Classify an error. This never raises, whatever the error's class does when it is inspected.
 
     Args:
         where: how a message names the node.
@@ -379,7 +380,7 @@ _LINE: Final = LONGEST // 4
 """Characters of a part of it: the words of the error must not leave the frames no room."""
 _UNSHORTENED: Final = 1 << 30
 _FRAMES: Final = 20
-"""Of the frames of a traceback, the innermost that are kept."""
+"""Frames of a traceback that are kept, the innermost ones."""
 
 
 def _kind(error: BaseException, reading: bool) -> ErrorKind:
@@ -431,7 +432,7 @@ IN_DOUBT: Final = NOTHING._replace(in_doubt=True)
 
 
 def run_once(folder: StatePath, number: int, run: Callable[[], Staged]) -> Staged:
-    """What the task of this number returns.
+    """Return the result of the task with this number; only one run of it begins.
 
     Raises:
         FileNotFoundError: its wave is over.
@@ -450,8 +451,8 @@ def run_once(folder: StatePath, number: int, run: Callable[[], Staged]) -> Stage
 
 
 def result_of(folder: StatePath, number: int) -> Staged | None:
-    """What the task of this number has come to, for a driver that comes after its own; None: it has not begun, and
-    cannot any more."""
+    """Return the result of the task with this number, for a driver that starts after its own; None: it has not begun,
+    and cannot any more."""
     try:
         return None if publish(folder / f"{number}.begun", b"") else _kept(folder, number)
     except FileNotFoundError:
@@ -489,7 +490,7 @@ def _file(folder: StatePath, number: int) -> StatePath:
 
 
 class OutboxMark(NamedTuple):
-    """What was staged when it was set; see ``OutboxStage.mark``."""
+    """Position in the staged outbox rows, see ``OutboxStage.mark``."""
 
     files: int
     family_at: set[str]

@@ -42,7 +42,7 @@ def _ask(node: DestinationNode, *questions: Callable[[], Any]) -> Any:
 
 
 def _nothing() -> None:
-    """What is called where nobody waits for it."""
+    """Do nothing: the callback where nobody waits."""
 
 
 class Dispatcher:
@@ -338,7 +338,7 @@ class Newer:
         """Destinations to be asked before the next commit."""
 
     def note(self, stale: Mapping[str, int]) -> None:
-        """What a wave has met: destination -> stale deliveries."""
+        """Note the stale deliveries of a wave, by destination."""
         self._counted.update(stale)
         self._ask |= stale.keys()
 

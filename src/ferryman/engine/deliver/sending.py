@@ -133,7 +133,7 @@ class FileDelivery:
         return done
 
     def _said(self, result: Result) -> Iterator[RowResult]:
-        """What was noted of single rows of exports."""
+        """Yield the journal's results for single rows of exports."""
         if result.ledger_part is None:
             yield from result.rows
             return
@@ -189,7 +189,7 @@ class FileDelivery:
         return group
 
     def _is_given_up(self, error: Exception, start: int, end: int) -> bool:
-        """Is it known that there is no memory for this one row?"""
+        """Return whether memory is known to be too small for this one row."""
         if not self.turn.isolated or not lacks_memory(error) or end - start > 1:
             return False
         self.unread[start] = why_no_memory(error)
@@ -309,11 +309,12 @@ class FileDelivery:
         return answered + [Outcome("unknown", "write gave no outcome")] * (len(chunk) - len(answered))
 
     def _refused(self, start: int) -> list[Outcome] | None:
-        """What is said of a row that cannot be read; None: it can be."""
+        """Return the outcome of a row that cannot be read; None: it can be."""
         return [Outcome("killed", self.unread[start])] if start in self.unread else None
 
     def _deliveries(self, places: Sequence[int]) -> list[Delivery]:
-        """Those at these places, of the chunk that ``_chunks`` came to last, as the destination gets them."""
+        """Return the deliveries at these places of the current chunk of ``_chunks``, in the form that the destination
+        gets."""
         start, end = places[0], places[-1] + 1
         try:
             made = self._made(start, end)
@@ -339,14 +340,14 @@ class FileDelivery:
         return list(map(Delivery, *columns.values()))
 
     def _note(self, rows: Rows, start: int, end: int, outcomes: list[Outcome] | None) -> None:
-        """What came of a chunk, before the next is sent: a kill leaves one chunk a lane of which nothing is known."""
+        """Record the results of a chunk before the next is sent: a kill leaves one chunk a lane without a result."""
         noted = self._noted(start, end, outcomes)
         self.turn.journal.publish(self.turn.number, self._result(rows, start, end, noted, None))
         crash.point("deliver.noted")
         self.pending.append((start, end, noted))
 
     def _noted(self, start: int, end: int, outcomes: list[Outcome] | None) -> list[RowResult]:
-        """What is to be remembered of rows that were not simply delivered."""
+        """Return the results to record of rows that were not simply delivered."""
         if outcomes is None:
             return []
         part = self.table.slice(start, end - start)
@@ -422,7 +423,7 @@ def _without(items: Sequence[_T], places: Sequence[int]) -> list[_T]:
 
 
 _NO_CONTENT: Final = pa.table({name: pa.nulls(1, OUTBOX_FILE.field(name).type) for name in OUTBOX_CONTENT})
-"""Of one row."""
+"""Empty content of one row."""
 
 
 def _sizes(content: pa.Table) -> np.ndarray[Any, Any]:
@@ -442,7 +443,7 @@ def _universal(outcomes: list[Outcome] | None) -> LaneStop | None:
 
 
 class Lane(NamedTuple):
-    """What one delivery task takes: files of one destination, oldest first."""
+    """Files of one destination for one delivery task, oldest first."""
 
     destination: str
     files: list[OutboxFile]
@@ -453,7 +454,7 @@ class Lane(NamedTuple):
 
 
 class LaneReport(NamedTuple):
-    """What a lane met that concerns its whole destination."""
+    """Observations of a lane that concern its whole destination."""
 
     destination: str
     trouble: str = ""
@@ -481,7 +482,7 @@ class Pass:
     driver: tuple[str, int]
     """Host and process of the driver: that process is never ended, whatever runs in it."""
     epoch: int
-    """Of the driver."""
+    """Epoch of the driver."""
     pace_s: float = limits.PACE_S
     live: str = ""
     """Folder for what is reported meanwhile; see ``engine.live``."""
@@ -522,7 +523,7 @@ class Pass:
 
 
 def context_of(plan: Plan, node: DestinationNode, number: int, sender: Sender, settled: int = 0) -> DestinationContext:
-    """What a destination is told of whoever delivers.
+    """Return the context that a destination gets about this sender.
 
     Args:
         number: of the pass.

@@ -72,7 +72,7 @@ class Turn:
         self.met: list[Rows] = []
         self.held = HeldKeys(ended_holds=ended_holds)
         self._alike: tuple[str, int, int] = ("", 0, 0)
-        """Of the last chunks: what was said of all their rows, how many chunks, how many rows."""
+        """Last chunks whose rows all had the same outcome: its text, the number of chunks, the number of rows."""
         self._sender: Caller = ProcessCaller(node.destination) if isolated else ThreadCaller(node.name)
 
     @property
@@ -185,7 +185,7 @@ class ThreadCaller:
         timeout_s: float,
         meanwhile: Callable[[], object] = lambda: None,
     ) -> Any:
-        """See ``Caller.call``."""
+        """Call ``function`` in a thread, see ``Caller.call``."""
         self._calls.put((function, args))
         until = time.monotonic() + timeout_s
         while True:
@@ -237,7 +237,7 @@ class ProcessCaller:
         timeout_s: float,
         meanwhile: Callable[[], object] = lambda: None,
     ) -> Any:
-        """See ``Caller.call``."""
+        """Call ``function`` in a child process, see ``Caller.call``."""
         meanwhile()
         name = function.__name__
         try:
@@ -273,12 +273,12 @@ class _Called:
 
 
 def _whole(answer: Any) -> Any:
-    """What a call has answered; a generator works as it is asked, and that is part of the call."""
+    """Return a call's answer as a whole; a generator works while it is read, and that is part of the call."""
     return [*answer] if isinstance(answer, Iterator) else answer
 
 
 def universal(error: BaseException) -> bool:
-    """Is it the destination's trouble, not one document's?"""
+    """Return whether the error concerns the destination, not one document."""
     if isinstance(error, DeliveryError):
         return error.universal
     return isinstance(error, (ConnectionError, TimeoutError))
@@ -288,7 +288,7 @@ def universal(error: BaseException) -> bool:
 
 
 def row_result(row: int, before: Tries, outcome: Outcome, policy: Policy, now_us: int) -> RowResult:
-    """What is noted of a row whose outcome was not ok."""
+    """Return the journal's row for an outcome that was not ok."""
     attempt, since, transient = before.attempt + 1, before.since, before.transient
     kind, why = outcome.kind, plain_text(outcome.why)
     if kind == "stale":

@@ -62,11 +62,11 @@ class Grouping:
     outbox: str
     folder: str
     ranges: int
-    """So many, of equal width."""
+    """Number of key ranges, of equal width."""
     contributions: tuple[str, ...] = ()
     """Files of what keys were given of documents that may change."""
     files: int = 1
-    """So many outbox files are read."""
+    """Number of outbox files that are read."""
     isolated: bool = False
     """There was too little memory for it: documents for which there is none have no key, and fail."""
 
@@ -143,7 +143,7 @@ class _OutboxRow(NamedTuple):
 
 
 class _Keyed(NamedTuple):
-    """What is to be done with it."""
+    """A key and its task."""
 
     key: str
     task: KeyTask
@@ -152,7 +152,7 @@ class _Keyed(NamedTuple):
 
 
 class Keying:
-    """Of the documents of one node.
+    """Computes the keys of one node's documents.
 
     Args:
         contributions: files of what keys were given before.
@@ -258,7 +258,7 @@ it fails for good, do later documents of its key wait? ``task``: see ``KeyTask``
 
 
 class KeyTask(enum.StrEnum):
-    """What is to be done with a document at a key."""
+    """Kinds of work for a document at a key."""
 
     COUNT = "count"
     """It goes into the state; or, as a delete, out of it."""

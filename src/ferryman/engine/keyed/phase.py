@@ -32,7 +32,7 @@ from ferryman.storage.files import remove_folder
 
 
 class KeyUpdates:
-    """Of all passes of a run."""
+    """Updates the states of keyed nodes, in all passes of a run."""
 
     def __init__(self, state: State, shipped: PickledPlan, runner: Runner, trouble: Troubles) -> None:
         self._state = state
@@ -77,8 +77,8 @@ class KeyUpdates:
         return any(not isinstance(each.source, Log) for each in sources_above(node, self._state.plan.nodes))
 
     def _to_group(self, node: KeyedNode, files: Sequence[DataFile], number: int) -> list[GroupFile]:
-        """Of a document that may change, a newer row waits until the one before has ended; what another keyed node has
-        exported waits for what was refused of its key there."""
+        """Return the files to group. A newer row of a document that may change waits until the one before has ended;
+        exports of another keyed node wait for those of their key that were refused there."""
         keys = {first_sequence(file): file.path for file in files}
         held: dict[int, list[int]] = {}
         if self._may_change(node) and not all(int(file.partition["wave"]) == number for file in files):

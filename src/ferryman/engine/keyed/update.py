@@ -46,7 +46,7 @@ from ferryman.storage.parquet import Part, PartWriter, values
 
 
 class KeyRange(NamedTuple):
-    """What one task takes: the runs of a range of keys, and what is known of its keys."""
+    """Input of one task: the runs of a range of keys, and the keys' stored states."""
 
     number: int
     runs: list[str]
@@ -54,7 +54,7 @@ class KeyRange(NamedTuple):
 
 
 class KeyReport(NamedTuple):
-    """What a task has seen of a keyed node."""
+    """A task's observations of a keyed node."""
 
     well: bool
     """A call has succeeded, or none was made."""
@@ -137,7 +137,8 @@ class _RangeUpdate:
         return KeyReport(False, str(trouble), trouble.permanent)
 
     def _parts(self, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-        """The same rows, as many at a time as are held as Python objects; the states of more are looked up at once."""
+        """Yield the same rows in tables of as many as are held as Python objects; states are looked up for more at
+        once."""
         for table in tables:
             whole = table.combine_chunks()
             self._states = self._known_of(whole)
@@ -260,7 +261,7 @@ class UpdateCaller(Protocol):
     """Calls an ``update``."""
 
     def call(self, key: str, value: str | None, documents: Sequence[Document]) -> Returned:
-        """What it returns, checked; what it raises is raised here.
+        """Call ``update`` and return its checked result; its exceptions are raised here.
 
         Args:
             value: the state as JSON; None: there is none.
@@ -283,7 +284,7 @@ class DirectCaller:
         self._timeout_s = node.timeout if can_interrupt() else None
 
     def call(self, key: str, value: str | None, documents: Sequence[Document]) -> Returned:
-        """See ``UpdateCaller.call``."""
+        """Call ``update`` in this process, see ``UpdateCaller.call``."""
         state = None if value is None else _decode(value)
         if self._timeout_s is None:
             return returned(key, self._node.update(key, state, [*documents]))
@@ -303,7 +304,7 @@ class ChildCaller:
         self._child = Child(partial(_update, node))
 
     def call(self, key: str, value: str | None, documents: Sequence[Document]) -> Returned:
-        """See ``UpdateCaller.call``."""
+        """Call ``update`` in a child process, see ``UpdateCaller.call``."""
         attempts = self._node.policy.attempts if len(documents) == 1 else 1
         for _ in range(attempts):
             try:
@@ -352,7 +353,7 @@ class Row(NamedTuple):
     """A document of a key."""
 
     at: int
-    """Its row in the table at hand."""
+    """Row number in the current table."""
     document: str
     operation: str
     fields: bytes | None
@@ -379,7 +380,7 @@ class Row(NamedTuple):
         return self.task == KeyTask.COUNT and self.operation == "upsert"
 
     def as_document(self) -> Document:
-        """What ``update`` gets."""
+        """Return the row as the document that ``update`` gets."""
         doc = Document.of(self.document, decode_fields(self.fields or b"{}") if self.stays else {})
         doc.raw, doc.operation = (self.raw, "upsert") if self.stays else (None, "delete")
         doc.previous = None if self.previous is None else decode_fields(self.previous)
@@ -611,7 +612,7 @@ class Output:
         self._buckets = [min([bucket, *self._buckets]), max([bucket, *self._buckets])]
 
     def contribution(self, key: str, whose: tuple[str, str, str, int], fields: bytes | None, bucket: int) -> None:
-        """What a key has now of a document (source, id, route, revision), as JSON; None: nothing."""
+        """Write the key's contribution of a document (source, id, route, revision), as JSON; None: it has none."""
         size = len(key) + sum(map(len, whose[:3])) + len(fields or b"")
         self._contributions.add((key, *whose, fields, self._wave, bucket), size)
 
@@ -622,7 +623,7 @@ class Output:
             self._exports.add(each, size)  # keys may be large, too
 
     def events(self, rows: pa.Table, results: Sequence[RowResult | None]) -> None:
-        """What became of documents: of each of the rows of a run, None if it went into the state."""
+        """Write an event for each row of a run; None: the document went into the state."""
         noted = [result for result in results if result is not None]
         events = sent_events(rows.rename_columns({"sequence": "row"}), noted, self._node, self._wave)
         self._ledger.write(events)
@@ -675,7 +676,7 @@ class Output:
 
 
 def result_of(sequence: int, before: Tries, fault: NodeError, policy: Policy, now_us: int) -> RowResult:
-    """What is noted of a document whose attempt failed."""
+    """Return the journal's row for a document whose attempt failed."""
     attempt, since, transient = before.attempt + 1, before.since, before.transient
     why = with_traceback(fault.text, fault.trace)
     if fault.kind is ErrorKind.PERMANENT:

@@ -1,1 +1,1 @@
-"""What runs tasks: Spark, and processes beside it. The only part that knows Spark is `spark`."""
+"""Runners of tasks: Spark, and processes beside it. Only `spark` and `sessions` know Spark."""

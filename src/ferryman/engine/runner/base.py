@@ -71,7 +71,7 @@ class Runner(Protocol):
         return
 
     def run_early(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-        """The same as ``run``, for a task that calls no step and only reads: it may run before there are executors."""
+        """Run a task that calls no step and only reads: it may run before there are executors."""
         return self.run(task, items)
 
     @property
@@ -83,7 +83,7 @@ class Runner(Protocol):
     def run_before(
         self, task: Callable[[Item], Answer], items: Sequence[Item], then: Callable[[], None]
     ) -> list[Answer]:
-        """The same as ``run``.
+        """Run the task, and call ``then`` when its tasks have been submitted.
 
         Args:
             then: called once, when the tasks are on their way. What it runs comes behind them.
@@ -171,11 +171,11 @@ class IsolatingRunner(Runner):
         return self._runner.on_one_machine
 
     def run(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-        """See ``Runner.run``."""
+        """Run the task for each item, see ``Runner.run``."""
         return run_isolating(self._runner, task, items)
 
     def run_frame(self, read: Callable[[Any], Any], task: Callable[[int, Any], Answer]) -> list[Answer]:
-        """See ``Runner.run_frame``."""
+        """Run the task for each partition of a frame, see ``Runner.run_frame``."""
         for _ in range(limits.DEATHS):
             try:
                 return self._runner.run_frame(read, task)
@@ -188,11 +188,11 @@ class IsolatingRunner(Runner):
         return self._runner.started
 
     def start(self) -> None:
-        """See ``Runner.start``."""
+        """Start the runner, see ``Runner.start``."""
         self._runner.start()
 
     def run_early(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-        """See ``Runner.run_early``."""
+        """Run a task that only reads, see ``Runner.run_early``."""
         return self.run(task, items) if self.started else self._runner.run_early(task, items)
 
 

@@ -29,7 +29,7 @@ from ferryman.memory import lacks_memory, why_no_memory
 from ferryman.plan.calls import dumps
 
 _PLACE_BYTES: Final = 64 * 1024
-"""What a child may say of where it is; longer words are cut."""
+"""Longest note of a child about its place, in bytes; longer ones are cut."""
 
 _GRACE_S: Final = 2.0
 """A child that has closed its pipes gets so long to end by itself, before it is killed."""
@@ -52,7 +52,7 @@ class Died(Exception):
         self.how, self.place, self.error = how, place, error
 
     def said(self, attempts: int, whose: str = "its process", size: int | None = None) -> str:
-        """What is said of what it died over, so many times.
+        """Return the message for what it died over, after so many attempts.
 
         Args:
             size: bytes of that.
@@ -98,7 +98,7 @@ class Child:
         self._requests = self._answers = -1
 
     def ask(self, request: Any, timeout_s: float | None = None) -> Any:
-        """What ``serve(request)`` returns or raises in the child. Requests and answers are pickled.
+        """Return or raise what ``serve(request)`` returned or raised in the child. Requests and answers are pickled.
 
         Raises:
             Died: it died over it, or has been ended because an allocation failed, here or there.
@@ -243,14 +243,14 @@ def serve_requests(requests: int, answers: int, place: int) -> None:  # pragma: 
 
 
 class _Place(NamedTuple):
-    """What a child has to say where it is."""
+    """Shared memory where a child notes its place."""
 
     memory: mmap.mmap
     pipes: Descriptors
 
 
 _mine: list[_Place] = []
-"""Of a child: its own."""
+"""This child's own place."""
 
 
 def note(place: str) -> None:  # pragma: no cover - the child
@@ -334,7 +334,7 @@ def _read(pipe: int, size: int, until: float | None) -> bytes | None:
 
 
 def _readable(pipe: int, until: float) -> bool:
-    """Is there anything to read, or nobody to write any more, before ``until``?
+    """Return whether there is something to read, or no writer any more, before ``until``.
 
     Not by ``select``: that takes no number from 1024 on, and a worker may have more files open than that.
     """

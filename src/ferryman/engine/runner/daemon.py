@@ -17,7 +17,7 @@ _ZIPS: Final = ("pyspark.zip", "py4j-")
 
 
 def without_zips(path: list[str]) -> list[str]:
-    """The same places to load modules from, but for PySpark's zips."""
+    """Return the import path without PySpark's zips."""
     return [each for each in path if not (each.endswith(".zip") and Path(each).name.startswith(_ZIPS))]
 
 

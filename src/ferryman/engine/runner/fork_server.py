@@ -29,7 +29,7 @@ _LOADED: Final = (
 
 _DIE_WITH_PARENT: Final = 1  # PR_SET_PDEATHSIG of Linux
 _ORDER: Final = struct.Struct("<ci")
-"""What is wanted, and of which process."""
+"""A request: the command, and a process id."""
 _CHILD, _LOOK, _REAP = b"c", b"l", b"r"
 _ALIVE: Final = -1
 _ANSWER: Final = struct.Struct("<i")
@@ -66,7 +66,7 @@ class ForkServer:
         return pid
 
     def ended(self, pid: int) -> int | None:
-        """Its status, as ``waitpid`` gives it, of a child that has ended by itself; None: it lives.
+        """Return the ``waitpid`` status of a child that has ended by itself; None: it lives.
 
         Raises:
             WorkerDied: see ``reap``.
@@ -111,7 +111,7 @@ def fork_server() -> ForkServer:
 
 
 def _import_path() -> list[str]:
-    """Of this process. Code may have put anything there: Python looks at text only, and so do we."""
+    """Return this process's import path. Code may have put anything there; Python uses text only, and so does this."""
     return [each for each in sys.path if isinstance(each, str)]
 
 

@@ -1,4 +1,4 @@
-"""Is there a Java that Spark can run on? Asked before Spark is, which answers with a stack trace of its own."""
+"""Search for a Java that Spark can run on. Spark itself would answer with a stack trace."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Final
 from ferryman.errors import UsageError
 
 OLDEST: Final = 17
-"""What Spark 4 needs at least."""
+"""Oldest Java that Spark 4 runs on."""
 
 _VERSION: Final = re.compile(r'(?:version |\bJAVA_VERSION=)"(?:1\.)?(\d+)')
-"""As ``java -version`` writes it: ``openjdk version "17.0.13"``, and once ``"1.8.0_402"``; as the file ``release`` of a
-Java does: ``JAVA_VERSION="17.0.13"``."""
+"""A version in the output of ``java -version``: ``openjdk version "17.0.13"``, once ``"1.8.0_402"``; or in the file
+``release`` of a Java: ``JAVA_VERSION="17.0.13"``."""
 
 _PATIENCE_S: Final = 60.0
 

@@ -89,19 +89,19 @@ class OnDemand(Runner):
         return self._runner is not None
 
     def start(self) -> None:
-        """See ``Runner.start``."""
+        """Start Spark, see ``Runner.start``."""
         self._started()
 
     def run(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-        """See ``Runner.run``."""
+        """Run the task on Spark, see ``Runner.run``."""
         return self._started().run(task, items) if items else []
 
     def run_frame(self, read: Callable[[Any], Any], task: Callable[[int, Any], Answer]) -> list[Answer]:
-        """See ``Runner.run_frame``."""
+        """Run the task for each partition of a frame, see ``Runner.run_frame``."""
         return self._started().run_frame(read, task)
 
     def run_early(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-        """See ``Runner.run_early``. What goes wrong beside Spark is tried on it."""
+        """Run a task that only reads beside Spark, see ``Runner.run_early``; if that fails, on Spark."""
         if self._runner is None and items:
             self._beside = self._beside or self._make_beside()
             if (answers := self._beside.run(task, items)) is not None:
@@ -111,11 +111,11 @@ class OnDemand(Runner):
     def run_before(
         self, task: Callable[[Item], Answer], items: Sequence[Item], then: Callable[[], None]
     ) -> list[Answer]:
-        """See ``Runner.run_before``."""
+        """Run the task on Spark, see ``Runner.run_before``."""
         return self._started().run_before(task, items, then)
 
     def run_ahead(self, work: Callable[[], Answer]) -> Future[Answer]:
-        """See ``Runner.run_ahead``."""
+        """Run work ahead on Spark, see ``Runner.run_ahead``."""
         return self._started().run_ahead(work)
 
     def _started(self) -> Runner:

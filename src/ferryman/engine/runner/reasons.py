@@ -1,4 +1,4 @@
-"""What Spark's errors say that a user can use, in one line; errors of ours on their way through Spark."""
+"""Messages of Spark's errors in one line that a user can act on, and the way of our own errors through Spark."""
 
 from __future__ import annotations
 

@@ -248,7 +248,7 @@ def _hide(session: Any, *, keep: bool = False) -> None:
 
 
 def unlike(session: Any, master: str, conf: Mapping[str, str]) -> Iterator[str]:
-    """What of these settings a session that is there has otherwise, a sentence each: it is used as it is."""
+    """Yield a sentence for each setting that the running session has otherwise: it is used as it is."""
     with contextlib.suppress(AttributeError, PySparkException):
         actual = str(session.sparkContext.master)
         if master not in (DEFAULT_MASTER, actual):
@@ -372,7 +372,7 @@ def _unbroken() -> Iterator[None]:
 
 
 _before_spark: list[Any] = []
-"""What Ctrl-C did in this process before Spark was started, which sets a handler of its own and leaves it there."""
+"""Handler of Ctrl-C before Spark was started, which installs its own and leaves it there."""
 
 
 def _forget_sparks_handler() -> None:
@@ -392,7 +392,7 @@ def _java_options(theirs: str, local: bool, queries: bool) -> str:
 
 
 _CHATTER = b"WARNING: Using incubator modules: "
-"""What the JVM says of a module that Spark asks for; it has no switch for it."""
+"""Warning of the JVM about a module that Spark asks for; no option turns it off."""
 
 
 _LAST_WORDS_S: Final = 1.0
@@ -402,7 +402,7 @@ _SAID: Final = 50
 """Lines of the JVM that are kept while it starts."""
 
 _OF_LOG: Final = re.compile(r"(?:\S+ (?:ERROR|FATAL) \w+|Exception in thread \"main\" [\w.$]+): (?P<what>.+)")
-"""What Spark says that ends its JVM: ``16:57:57 ERROR DiskBlockManager: Failed to create any local dir.``"""
+"""An error of Spark that ends its JVM: ``16:57:57 ERROR DiskBlockManager: Failed to create any local dir.``"""
 
 _OF_JAVA: Final = re.compile(r"(?:Error|Unrecognized|Too small|Invalid|Could not|Failed|There is insufficient).*")
 
@@ -448,7 +448,7 @@ def _check_local_dirs(conf: Mapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def _without_chatter(said: deque[str]) -> Iterator[None]:
-    """What is started meanwhile writes its errors into a pipe, from which all but the JVM's chatter is passed on.
+    """Send the errors of processes started in the block through a pipe, and pass on all but the JVM's chatter.
 
     Args:
         said: gets the last lines.

@@ -56,7 +56,7 @@ class SparkRunner(Runner):
 
     @property
     def on_one_machine(self) -> bool:
-        """Is the driver the executor, too (``local[*]``)?"""
+        """Whether the driver is the executor, too (``local[*]``)."""
         with contextlib.suppress(AttributeError, PySparkException):
             master = str(self.spark.sparkContext.master)  # it knows that by itself, whatever has become of its JVM
             return master.startswith("local") and not master.startswith("local-cluster")
@@ -67,13 +67,14 @@ class SparkRunner(Runner):
         return True
 
     def run(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-        """See ``Runner.run``."""
+        """Run the task for each item as a Spark job, see ``Runner.run``."""
         return self.run_before(task, items, lambda: None)
 
     def run_before(
         self, task: Callable[[Item], Answer], items: Sequence[Item], then: Callable[[], None]
     ) -> list[Answer]:
-        """See ``Runner.run_before``. Of two jobs Spark starts the tasks of the first one first."""
+        """Run the task and call ``then``, see ``Runner.run_before``. Spark starts the tasks of the first of two jobs
+        first."""
         if not items:
             then()
             return []
@@ -107,7 +108,7 @@ class SparkRunner(Runner):
         return self._collect(frame)
 
     def run_frame(self, read: Callable[[Any], Any], task: Callable[[int, Any], Answer]) -> list[Answer]:
-        """See ``Runner.run_frame``."""
+        """Run the task for each partition of a frame, see ``Runner.run_frame``."""
         path = ImportPath.of_driver()
 
         def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -125,7 +126,7 @@ class SparkRunner(Runner):
             return _answers(frame.collect())
 
     def run_ahead(self, work: Callable[[], Answer]) -> Future[Answer]:
-        """See ``Runner.run_ahead``. Its jobs share the cores with those of other threads."""
+        """Run work in a thread, see ``Runner.run_ahead``. Its jobs share the cores with those of other threads."""
         done: Future[Answer] = Future()
 
         def run() -> None:
@@ -145,7 +146,7 @@ class SparkRunner(Runner):
 
     @contextlib.contextmanager
     def _explained(self, *, frame: bool = False) -> Iterator[None]:
-        """What Spark raises, or the bridge to its JVM, as errors of ours.
+        """Convert errors of Spark, or of the bridge to its JVM, to errors of ours.
 
         Args:
             frame: what is called is a user's frame: it fails by a fault of its own, if Spark is well.

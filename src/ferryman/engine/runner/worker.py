@@ -21,7 +21,7 @@ class Descriptors:
 
     @classmethod
     def of_worker(cls) -> Descriptors:
-        """Those of Spark's Python worker, by which it answers the JVM; none where there is no such worker."""
+        """Return the descriptors by which Spark's Python worker answers the JVM; none where there is no such worker."""
         found = set()
         frame = sys._getframe()
         while (frame := frame.f_back) is not None:  # type: ignore[assignment]
@@ -80,7 +80,7 @@ class ImportPath(NamedTuple):
 
     @classmethod
     def of_driver(cls) -> ImportPath:
-        """As it is now: a program may change it."""
+        """Return the driver's current import path; a program may change it."""
         first: list[str] = []
         last: list[str] = []
         seen_python = False

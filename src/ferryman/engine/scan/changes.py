@@ -173,7 +173,7 @@ class SourceComparison:
             self._gone.close()
 
     def cut_taken_up(self, cutter: Splitter) -> None:
-        """What is listed and must be read or fed, in the source's order."""
+        """Cut the listed documents that must be read or processed, in the source's order."""
         if not self._all_new:
             for part in range(2 * self._rows // self._range + 1):
                 for rows in self._order.taken_up(self._taken_up.read(part)):
@@ -183,21 +183,21 @@ class SourceComparison:
                 cutter.add_listed(self.name, path)
 
     def missing(self) -> Iterator[pa.RecordBatch]:
-        """What was known and is not listed any more."""
+        """Yield documents that were known and are not listed any more."""
         if self.gone:
             for part in range(self._gone_parts):  # as ``documents`` has them: each of its row groups is read once
                 rows = self._gone.read(part)
                 yield from rows.sort_by([("file", "ascending"), ("row", "ascending")]).combine_chunks().to_batches()
 
     def taken_up(self, reason: str) -> Iterator[pa.RecordBatch]:
-        """What is listed and processed for this reason, in no order."""
+        """Yield listed documents that are processed for this reason, unordered."""
         if not self._all_new:
             for part in range(2 * self._rows // self._range + 1):
                 for batch in self._taken_up.batches(part):
                     yield batch.filter(pc.equal(batch.column("reason"), reason))
 
     def cut_gone(self, cutter: Splitter, released: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
-        """Those of the missing documents that are deleted."""
+        """Cut the missing documents that are deleted."""
         for batch in map(released, self.missing()):
             if batch.num_rows:
                 cutter.add_compared(self.name, self._order.gone(pa.Table.from_batches([batch])))
@@ -297,7 +297,7 @@ class SourceComparison:
             self._compare_part({name: half_of(table, depth, half) for name, table in part.items()}, depth + 1)
 
     def _joined(self, part: _Part) -> pa.Table:
-        """What is processed or gone of a part of the ids, in the columns of ``_VERDICT``."""
+        """Return the processed or missing documents of a part of the ids, in the columns of ``_VERDICT``."""
         for name, table in part.items():
             self._db.register(name, table)
         try:
@@ -386,7 +386,7 @@ class SourceComparison:
 
 
 def due_now(now_us: int, longest_s: float, waiting: Collection[str]) -> str:
-    """Is a failed step of ``k``, a row of ``documents``, due, as SQL?
+    """Return SQL that tests whether a failed step of ``k``, a row of ``documents``, is due.
 
     Args:
         longest_s: the longest back-off.
@@ -422,7 +422,7 @@ _Array = np.ndarray[Any, Any]
 
 
 class Candidates(Marks):
-    """What has to be looked at by its id. Some more may be among it.
+    """Ids to compare row by row. Some more may be among them.
 
     Attributes:
         known: documents of the source that were there when it was last listed.
@@ -656,8 +656,9 @@ def unconfirmed(db: duckdb.DuckDBPyConnection, outbox: Table, source: str) -> It
 
 
 def unconfirmed_of(db: duckdb.DuckDBPyConnection, compared: pa.Table) -> tuple[list[str | None], list[bool]]:
-    """Of each compared row (``id``, ``revision``), from the relation ``unconfirmed``: deletes that count as given,
-    as ``given`` has them, for they are not taken out yet; and whether an upsert of its family waits."""
+    """Return two columns for compared rows (``id``, ``revision``) from the relation ``unconfirmed``: deletes that count
+    as given, in the form of ``given``, since they have not been removed yet; and whether an upsert of the family waits.
+    """
     deletes: dict[str, list[Published]] = defaultdict(list)
     unsure: set[str] = set()
     db.register("compared", compared)

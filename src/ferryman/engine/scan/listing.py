@@ -86,7 +86,7 @@ def list_sources(
     refused: list[UsageError] = []
 
     def fail(node: SourceNode, raised: BaseException) -> None:
-        """What a source raises is about that source; the others go on."""
+        """Record an error as that source's; the others go on."""
         if isinstance(raised, KeyboardInterrupt):
             raise raised  # this is the driver's own process: somebody wants the run to end
         error = as_exception(unless_interrupt(raised))
@@ -120,7 +120,7 @@ def list_sources(
 
 
 def _pieces(node: SourceNode, wanted: Collection[str] | None) -> list[tuple[str, Any]]:
-    """Its pieces, each with its name; a DataFrame has none, and of a log only the wanted ids."""
+    """Return the source's pieces, each with its name; a DataFrame has none, and a log only the wanted ids."""
     source = node.source
     source.check()
     if isinstance(source, Log):

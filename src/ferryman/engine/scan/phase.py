@@ -43,7 +43,7 @@ _SCRATCH = "scan"
 
 
 class ScanPhase:
-    """Of all scans of a run.
+    """Runs all scans of a run.
 
     Args:
         patient: runs tasks that nobody may lose: a worker's death is not theirs.
@@ -145,11 +145,11 @@ class ScanPhase:
 
 
 class ChangeSet(NamedTuple):
-    """What has changed by a listing, cut into waves."""
+    """Changes found by a listing, cut into waves."""
 
     slices: list[WaveBatch]
     notes: list[str]
-    """What you should know: duplicates, incomplete listings."""
+    """Notes for the user: duplicates, incomplete listings."""
     complete: bool
     too_many: list[str]
     """Why deletes wait for an operator: messages that name ``--allow-deletes``."""
@@ -223,7 +223,7 @@ Allowed = bool | Collection[str]
 
 @dataclass
 class HeldDeletes:
-    """What of a source is not deleted in this scan.
+    """Deletes of a source that are held back in this scan.
 
     Attributes:
         contradicted: why its listing is incomplete after all; "" if it is not.
@@ -238,7 +238,7 @@ class HeldDeletes:
     _trim: int = 0
 
     def released(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Those of the missing documents that are deleted."""
+        """Return the missing documents that are deleted."""
         if self.contradicted:
             return rows.slice(0, 0)
         if not self._all and not self._folders:
@@ -250,7 +250,7 @@ class HeldDeletes:
 
 
 def hold_back(comparison: SourceComparison, listing: Listing, allowed: Allowed) -> HeldDeletes:
-    """What must not be deleted of what the comparison found missing."""
+    """Return which missing documents must not be deleted."""
     source: Source = listing.source.source
     if not comparison.gone:
         return HeldDeletes()
@@ -286,7 +286,7 @@ def too_many(source: str, folder: str, gone: int, known: int, share: float, opti
 
 
 def _contradiction(comparison: SourceComparison, source: Source, listing: Listing) -> str:
-    """What is there for this machine though it was not listed; "" if nothing is."""
+    """Return an example that exists for this machine though it was not listed; "" if there is none."""
     there = source.still_there(_some(comparison, source))
     if not there:
         return ""
@@ -359,7 +359,8 @@ _FEW: Final = 0.25
 
 
 def look_early(changes: ChangeSet, shipped: PickledPlan, runner: Runner, live: Follower) -> ChangeSet:
-    """The same without documents that are as they were; as it is if Spark is there, or needed anyway."""
+    """Return the changes without documents that turn out unchanged; unaltered if Spark runs already, or is needed
+    anyway."""
     tasks = [task for batch in changes.slices for task in batch.tasks]
     if (
         not tasks
@@ -406,7 +407,7 @@ class FindChanged:
 
 
 def _compared(source: Source, name: str, block: Block, i: int) -> tuple[bool, bool]:
-    """Is the document as it was? Is the source away?"""
+    """Return whether the document is unchanged, and whether the source is away."""
     known = block.known(i)
     if source.detect != "content" and block.refused[i] is None and (known is None or known.fingerprint):
         return False, False  # its fingerprint is to be remembered, whatever its content is

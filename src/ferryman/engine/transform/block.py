@@ -25,7 +25,7 @@ KNOWN: Final = [
 
 
 class KnownDocument(NamedTuple):
-    """What ``documents`` says of a document."""
+    """A document's row in ``documents``."""
 
     version: str
     revision: int
@@ -98,7 +98,7 @@ class Block:
         return self._dropped[i] if self._dropped else None
 
     def pass_over(self, i: int, why: str) -> None:
-        """Its source does; "": it does not."""
+        """Mark row ``i`` as skipped by its source, with the reason; "": as not skipped."""
         if why:
             self._dropped = self._dropped or [None] * len(self)
             self._dropped[i] = why
@@ -109,11 +109,11 @@ class Block:
         return self.read_by_id(i)[0] if contents is None else contents[0][i]
 
     def read_by_id(self, i: int) -> tuple[bytes | None, str | None]:
-        """What ``was_read`` of row ``i``: fields and provenance."""
+        """Return what was read of row ``i`` by its id: fields and provenance."""
         return self._read.get(i, (None, None))
 
     def was_read(self, i: int, fields: bytes | None, provenance: str | None) -> None:
-        """What is known of row ``i``, an entry of a log, once it was read by its id."""
+        """Store what was read of row ``i``, an entry of a log, by its id."""
         self._read[i] = fields, provenance
         if provenance is not None:
             if self.provenances is None:
@@ -133,17 +133,17 @@ class Block:
         return known.revision if self.is_retry(i, known) else known.revision + 1
 
     def revisions(self, rows: list[int]) -> list[int]:
-        """Of these rows."""
+        """Return the revisions of these rows."""
         if self.first_seen and not self._revisions:
             return [self.first_revision] * len(rows)
         return [self.revision(i) for i in rows]
 
     def name(self, i: int) -> str:
-        """What ``documents`` calls it."""
+        """Return the name of row ``i`` in ``documents``."""
         return export_name(self._revisions[i]) if self.key_hashes else self.ids[i]
 
     def deletes(self, i: int) -> bool:
-        """Is it the export of a deletion?"""
+        """Return whether row ``i`` is the export of a deletion."""
         return bool(self._deletes) and self._deletes[i]
 
     def held(self, i: int) -> list[str]:
@@ -157,5 +157,5 @@ class Block:
         return known.failures if known is not None and self.is_retry(i, known) else None
 
     def is_retry(self, i: int, known: KnownDocument) -> bool:
-        """Is it processed for what failed, and is it what it was?"""
+        """Return whether row ``i`` is processed only for its failures and has not changed since."""
         return self.reasons[i] == Reason.RETRY and known.version == self.versions[i]

@@ -98,7 +98,7 @@ class BlockWalk:
         self._deliveries, self._untaken = [], []
 
     def _stage(self, i: int, id: str, stop: Stop | None) -> None:
-        """What the document has come to."""
+        """Stage the outcome of the document's walk."""
         self._walk.calling.step = ""
         if stop is None:
             buffers = tuple([buffer for buffer, _, _ in self._deliveries])
@@ -109,7 +109,7 @@ class BlockWalk:
             self._stager.walked(i, self._walk, partial(self._go_on, id, stop), retry=False)
 
     def _go(self, doc: Document, point: WayPoint | None) -> Stop | None:
-        """As far as it comes without anything unusual; None: to all its ends."""
+        """Walk until a step needs the general path; None if every delivery was staged."""
         id, calling = doc.id, self._walk.calling
         ahead: list[tuple[Document, WayPoint]] = []
         while True:
@@ -252,7 +252,7 @@ class WayPoint:
 
     @property
     def buffer(self) -> OutboxBuffer:
-        """Of a destination: where what it gets is gathered."""
+        """Return the buffer of a destination, which collects its rows."""
         if self._buffer is None:
             self._buffer = self._stager.buffer((self.name, self.route), self.way.branches)
         return self._buffer

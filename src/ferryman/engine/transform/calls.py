@@ -31,7 +31,7 @@ _LEAST_S: Final = 0.001
 
 
 def why_late(step: StepNode) -> str:
-    """What is said of a call that takes too long."""
+    """Return the message for a call that takes too long."""
     return f"step {step.name} took longer than timeout={step.limit_s:g} s"
 
 
@@ -71,7 +71,7 @@ def one_by_one(step: StepNode, share: float = 1.0) -> Callable[[Document], Any]:
 
 
 def _going_on(out: Iterator[Any], left_s: float, why: str) -> Iterator[Any]:
-    """What a call still makes, in what is left of its time."""
+    """Continue a call's iterator for the rest of its time."""
     all_ = False
     while not all_:
         began = time.monotonic()
@@ -299,7 +299,7 @@ def _is_exact(of: pa.DataType) -> bool:
 
 
 class Calling:
-    """Of one task: set before each call of a step, cleared after it.
+    """Scope of the step call that runs now, one for each task: set before a call and cleared after it.
 
     Attributes:
         state: id of the state; "" in a preview.
@@ -334,11 +334,11 @@ class Calling:
 # Not more calls a second than a rate.
 
 _CATCH_UP_S: Final = 0.1
-"""What was missed by being busy elsewhere is caught up with, for so long at most."""
+"""Longest time, in seconds, that is caught up with after calls were late."""
 
 
 class RateLimiter:
-    """Of one task's calls of a step.
+    """Limits how often one task calls a step.
 
     Its first call waits, too: a task cannot know when the one before it made its last call. So the rate is kept however
     many tasks there are.
@@ -410,10 +410,10 @@ class Returned:
         self._made: list[set[int]] = [set()]
         """The last but the first: of calls that are not through yet."""
         self._above: list[set[int]] = []
-        """What was made above a member that goes on by itself."""
+        """Child keys made above a member that is walked by itself."""
 
     def beside(self, wish: Callable[[Document], None]) -> Returned:
-        """Of a member that goes on by itself."""
+        """Return the state for a member that is walked by itself."""
         apart = Returned(wish)
         apart._above = [*self._above, *self._made]
         return apart
@@ -428,7 +428,7 @@ class Returned:
             self._made = [set()]
 
     def take(self, doc: Document, where: str, route: str, out: Any) -> list[Document] | Many:
-        """What a step has made of this document: at least one. (``None`` does not come here.)
+        """Check what a step made of this document and return it: at least one document. (``None`` is handled before.)
 
         Raises:
             Dropped: none.
@@ -449,7 +449,7 @@ class Returned:
         return found
 
     def begin(self, many: Many) -> None:
-        """Its documents go on while it still makes others."""
+        """Start the documents of an iterator that are walked while it still makes others."""
         self._made.append(many.made)
 
     def end(self, *, failed: bool) -> None:
@@ -494,12 +494,12 @@ class Returned:
 
 
 def kind_of(out: Any) -> str:
-    """What a step returned, in words."""
+    """Return in words what a step returned."""
     return "None" if out is None else f"a {type(out).__name__}"
 
 
 def few(documents: Iterator[Document]) -> tuple[list[Document], bool]:
-    """As many of them as are held at once; and whether these are all."""
+    """Read up to HELD_CHILDREN; also whether the iterator is exhausted."""
     found, size = [], 0
     for doc in documents:
         found.append(doc)
@@ -526,14 +526,14 @@ _GRACE_S: Final = 2.0
 
 
 def can_interrupt() -> bool:
-    """Is this the thread that can be interrupted?"""
+    """Return whether this thread can be interrupted by a signal."""
     return threading.current_thread() is threading.main_thread()
 
 
 @contextlib.contextmanager
 def limited(limit_s: float, why: str) -> Iterator[None]:
-    """What runs inside is interrupted after that time. What is stuck in C code cannot be: its process is ended a little
-    later.
+    """Interrupt the block after ``limit_s`` seconds. Code that is stuck in C cannot be interrupted: its process is
+    ended a little later.
 
     Raises:
         StepTimeout: with these words.
@@ -555,8 +555,8 @@ def limited(limit_s: float, why: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def signals_noticed() -> Iterator[None]:
-    """What runs inside can tell a signal that asks this process to stop (Ctrl-C) from a ``KeyboardInterrupt`` that the
-    code itself raises: where the handler of such a signal raises one, ``Interrupted`` is raised instead."""
+    """Let the block tell a signal that asks this process to stop (Ctrl-C) from a ``KeyboardInterrupt`` raised by the
+    code itself: where a signal's handler raises one, ``Interrupted`` is raised instead."""
     before = {number: signal.getsignal(number) for number in _STOPPING} if can_interrupt() else {}
     for number, handler in before.items():
         if callable(handler):

@@ -109,13 +109,13 @@ class _KeysOf:
         self._by_id = {w.doc.id: w.calling for w in call.waiting}
 
     def key_of(self, doc: Document) -> str | None:
-        """See ``KeyMaker``."""
+        """Return the document's key for a keyed node, see ``KeyMaker``."""
         calling = self._by_object.get(id(doc)) or self._by_id.get(doc.id)
         return calling.key_of(doc) if calling is not None else None
 
 
 class StepQueue:
-    """Of one step in one task.
+    """Calls of one step in one task, of which several run at a time.
 
     Args:
         pulse: how the step is doing.
@@ -128,7 +128,7 @@ class StepQueue:
         self.waiting: deque[AwaitedAnswer] = deque()
         self.under_way: set[Call] = set()
         self.made: deque[MadeCall] = deque()
-        """What came of the next calls, where that is known."""
+        """Results of the next calls, where they are known already."""
         self._halves: deque[list[AwaitedAnswer]] = deque()
         self._pulse = pulse
         self._limiter = RateLimiter(step.rate, share)
@@ -233,8 +233,8 @@ class StepQueue:
             self._threads.run(lambda: context.run(self._there, call))
 
     def _copied(self, waiting: list[AwaitedAnswer]) -> tuple[list[AwaitedAnswer], list[Document]]:
-        """Those that can be copied, and their copies, for a call that may have to be made again in halves; the others
-        fail, however few there are with them. A step that is called for one alone needs no copies."""
+        """Copy the documents of a call that may have to be made again in halves. Those that cannot be copied fail,
+        however few others there are. A step that takes one document at a time needs no copies."""
         if self.step.rows == 1:
             return waiting, []
         fit, copies = [], []
@@ -260,7 +260,7 @@ class StepQueue:
         self._ended.put((self, call))
 
     def _known(self, call: Call) -> MadeCall | None:
-        """What came of this very call before."""
+        """Return the result of this very call if it was made before."""
         made = self.made.popleft() if self.made else None
         if made is None or [doc.id for doc in made.docs] == [each.doc.id for each in call.waiting]:
             return made
@@ -314,7 +314,7 @@ class _KeysOfBlock:
         self._rows: dict[str, int] = {}
 
     def key_of(self, doc: Document) -> str | None:
-        """See ``KeyMaker``."""
+        """Return the document's key for a keyed node, see ``KeyMaker``."""
         self._rows = self._rows or {id: i for i, id in enumerate(self._block.ids)}
         if (row := self._rows.get(doc.id)) is None:
             return None
@@ -323,7 +323,7 @@ class _KeysOfBlock:
 
 
 class FirstBatches:
-    """Of one task."""
+    """Calls of the steps right below a source, made for a whole block at once in one task."""
 
     def __init__(self, step: StepNode, feed: DocumentReader, flights: Flights, stager: Stager, live: Live) -> None:
         self._step = step
@@ -366,8 +366,8 @@ class FirstBatches:
         return None not in fields and sum(len(each or b"") for each in chain(fields, raws)) < limits.IN_FLIGHT_BYTES
 
     def _called(self, block: Block, docs: list[Document]) -> list[MadeCall]:
-        """What came of the step's calls. After one that failed, for all or for some, there is none: it may be the
-        step's trouble."""
+        """Call the step for these documents. After a failed call, for all or for some of them, return no results: it
+        may be the step's trouble."""
         context = contextvars.copy_context()
         context.run(called_by.set, _KeysOfBlock(self._walk.calling, block))
         self._walk.calling.step, self._walk.calling.route = self._step.name, ""
@@ -440,7 +440,7 @@ class Flight(greenlet):  # type: ignore[misc]  # it ships no types
 
 
 class Flights:
-    """Of one task.
+    """Walks of one task that run at a time.
 
     Args:
         steps: that take batches, or have several calls under way.
@@ -469,7 +469,7 @@ class Flights:
         return flight
 
     def know(self, step: str, made: Iterable[MadeCall]) -> None:
-        """What came of the next calls of this step is known."""
+        """Store the results of the next calls of this step."""
         self._queues[step].made.extend(made)
 
     def call(self, step: str, doc: Document) -> Any:
@@ -537,7 +537,8 @@ class Flights:
                 flight.above.through()
 
     def _hear(self, wait_s: float | None) -> bool:
-        """Is a call through? If none is, wait so long for one. None: as long as it takes."""
+        """Process finished calls and return whether there was one. If there is none, wait ``wait_s`` seconds for one;
+        None: without limit."""
         try:
             queue, call = self._ended.get(timeout=wait_s) if wait_s != 0 else self._ended.get_nowait()
         except Empty:
@@ -551,7 +552,7 @@ class Flights:
 
 
 class SideBySide:
-    """What a step has made of one document goes on: each in a flight of its own."""
+    """Walks the documents that a step made of one document, each at the same time as the others."""
 
     def __init__(self, flights: Flights, walk: Onwards, flight: Flight) -> None:
         self._flights = flights
@@ -561,7 +562,7 @@ class SideBySide:
         self._parked = False
 
     def add(self, go: Callable[[Any], None]) -> None:
-        """See ``Members.add``."""
+        """Start the walk of one of the documents, see ``Members.add``."""
         recorder = Recorder()
         member = self._flights.begin(self._walk.beside(recorder), recorder, go)
         member.above = self
@@ -570,7 +571,7 @@ class SideBySide:
             self._take()
 
     def wait(self) -> None:
-        """See ``Members.wait``."""
+        """Wait until all have been walked, see ``Members.wait``."""
         while self._members:
             self._take()
 
@@ -581,7 +582,7 @@ class SideBySide:
             self._flights.ready(self._flight)
 
     def _take(self) -> None:
-        """What was said of those that are through, in their order; if the first is not, wait for one."""
+        """Take the records of finished walks in their order; if the first is not finished, wait for one."""
         if not self._members[0].dead:
             self._parked = True
             self._flights.park()
@@ -677,7 +678,7 @@ class ConcurrentReader:
         self._rows.append(_TakenRow(i, taken, flight, fault, size))
 
     def _stage(self) -> None:
-        """Those at the front that are through."""
+        """Stage the finished walks at the front of the queue."""
         while self._rows and ((flight := self._rows[0].flight) is None or flight.dead):
             row = self._rows.popleft()
             self._bytes -= row.size
@@ -704,7 +705,7 @@ def _without(go: Callable[[], None]) -> Callable[[Onwards], None]:
 
 
 class Threads:
-    """As many as there are jobs at once, and those that a call has never come back from."""
+    """Threads for a task's calls: as many as jobs run at once, and those that a call never returned from."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -721,7 +722,7 @@ class Threads:
         self._jobs.put(job)
 
     def close(self) -> None:
-        """Those that are free end; the others when their call does."""
+        """End the idle threads now and the others when their call returns."""
         for _ in range(self._count):
             self._jobs.put(None)
 

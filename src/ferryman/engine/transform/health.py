@@ -69,13 +69,13 @@ class NodeHealth:
         self._counted = dict.fromkeys(_COUNTED, 0)
         """Origins that failed so, since the last success."""
         self._failing: Counter[str] = Counter()
-        """Of these, with unforeseen errors, by batch."""
+        """Documents that failed with unforeseen errors, by batch."""
         self._failed_before = now.failing.get(node, {})
-        """The same, of earlier waves."""
+        """Failing documents of earlier waves, by batch."""
         self._unreached: set[str] = set()
         """Some of those that failed with errors of the connection at their first try."""
         self._unreached_before = now.unreached.get(node, frozenset())
-        """The same, of earlier waves."""
+        """Documents of earlier waves that could not reach the node."""
         self._origin: str | None = None
         """The last one that failed."""
         self._trip: NodeError | None = None
@@ -87,7 +87,7 @@ class NodeHealth:
 
     @property
     def away(self) -> bool:
-        """Is it not called any more in this task?"""
+        """Return whether the node is not called any more in this task."""
         return self.closed and (self._trip is None or self._fault is not None)
 
     @property
@@ -159,18 +159,18 @@ class NodeHealth:
             self._close(self._met)
 
     def gives_back(self, fault: NodeError) -> bool:
-        """Is this attempt not counted?"""
+        """Return whether this attempt does not count."""
         if fault.kind in OF_NODE:
             return True
         away = self._fault is not None and self._fault.kind is not ErrorKind.MISCONFIGURED and not self._stopped
         return away and fault.kind is ErrorKind.CONNECTION
 
     def holds(self, fault: NodeError) -> bool:
-        """Is what failed so not tried again before the node is called again?"""
+        """Return whether a document with this error waits until the node is called again."""
         return self._fault is not None and fault.kind in _COUNTED
 
     def report(self) -> NodeReport | None:
-        """What the driver should know; None: nothing was called."""
+        """Return what the driver should know about the node; None: nothing was called."""
         if self._lacks:
             why = f"needs {listed(self._lacks)}, which the executors that were tried do not have"
             fault = NodeError(ErrorKind.UNAVAILABLE, self.node, why)

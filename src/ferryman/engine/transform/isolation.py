@@ -46,7 +46,7 @@ _Contents = tuple[list[bytes | None], list[bytes | None]]
 
 
 class Walked(NamedTuple):
-    """What is left of a walk."""
+    """Result of one walk."""
 
     met: list[Met]
     failures: list[FailedMember]
@@ -55,15 +55,15 @@ class Walked(NamedTuple):
 
 
 class ChildReport(NamedTuple):
-    """What a child says of a document."""
+    """Answer of a child process for one document."""
 
     taken: Taken
     version: Any
     fingerprint: str
     entry: tuple[bytes | None, str | None]
-    """Of an entry of a log that was read by its id: fields, and where it came from."""
+    """Fields and provenance of a log entry that was read by its id."""
     calls: list[Call]
-    """Of the stage, in their order; the last ones, if there are others in the spool."""
+    """Calls of the stage in their order; if there is a spool, only those after its end."""
     spooled: bool
     walked: Walked | None
     fault: NodeError | None
@@ -75,7 +75,7 @@ class ChildReport(NamedTuple):
 
 
 class Weights:
-    """What the documents of a task weigh: where an allocation fails while they are staged, the heaviest goes.
+    """Sizes of a task's documents: where an allocation fails while they are staged, the heaviest is isolated.
 
     Attributes:
         refused: documents that are not read again -> why.
@@ -101,7 +101,7 @@ class Weights:
 
 
 def _bytes_of(calls: list[Call]) -> int:
-    """Of their content."""
+    """Return the bytes of content in these calls."""
     found = (each.raw if isinstance(each, Document) else each for _, args in calls for each in args)
     return sum(len(each) for each in found if isinstance(each, bytes))
 
@@ -166,7 +166,7 @@ class IsolatedReader:
         return taken_up, health
 
     def _ask(self, child: Child, reader: _Reader, i: int, health: dict[str, NodeHealth]) -> ChildReport:
-        """What the child says of row ``i``; after a death another child is asked."""
+        """Return the child's answer for row ``i``; if the child dies, ask another one."""
         while True:
             reader.children = self._children
             try:
@@ -307,7 +307,7 @@ class Recorder:
 
     @property
     def spooled(self) -> bool:
-        """Is there something in the spool?"""
+        """Return whether calls were written to the spool."""
         return self._spool.size() > 0
 
     def upsert(self, doc: Document, end: End, branches: str, fields: bytes, before: Owed | None) -> None:
@@ -334,7 +334,7 @@ class Recorder:
         self._forget()
 
     def absorb(self, later: Recorder) -> None:
-        """What another one was told stands behind what this one was."""
+        """Append the calls of another recorder to these."""
         if later.spooled:
             self._write()
             self._spool.append(later._spool)

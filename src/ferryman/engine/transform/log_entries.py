@@ -43,7 +43,7 @@ class LogEntries:
         self._keeps_provenance = plan.provenance
         self._stops = node.source.on_error == "stop" and errors_node(plan.nodes) is None
         self.by_key = isinstance(node, ExportsNode)
-        """What cannot be processed holds only the later entries of its key."""
+        """Whether an entry that cannot be processed holds only the later entries of its key."""
         self._held = cut.held
         self.held: set[int] = set()
         self.blocked: Blocked | None = None
@@ -51,7 +51,8 @@ class LogEntries:
         self.reached: dict[str, int] = {}
 
     def blocks(self, most: int = _BLOCK) -> Iterator[Block]:
-        """What is read; an error ends it, as an entry that cannot be processed, and so does ``stop``.
+        """Read entries in blocks. An error ends the reading like an entry that cannot be processed, and so does
+        ``stop``.
 
         Args:
             most: entries a block.
@@ -96,7 +97,7 @@ class LogEntries:
             self.held.add(block.key_hashes[i])
 
     def had(self, block: Block, i: int, owed: Owed) -> Owed:
-        """What a delivery of the entry of row ``i`` has had, with its attempts before this wave."""
+        """Return a delivery of the entry of row ``i`` with the attempts made before this wave."""
         head = self._cut.head
         if head is None or (head.place, head.entry) != (block.places[i], number_of(block.ids[i])):
             return owed

@@ -38,7 +38,7 @@ class _Ahead(NamedTuple):
 
 
 class TransformPhase:
-    """Of all waves of a run.
+    """Runs the transform phase of each wave.
 
     Attributes:
         littered: tasks may have left files that nothing names.
@@ -80,7 +80,7 @@ class TransformPhase:
         self._ahead = _Ahead(number, batch, live, deaths, self._runner.run_ahead(tasks))
 
     def run(self, number: int, batch: WaveBatch | LogBatch) -> tuple[list[Staged], dict[str, int]]:
-        """What the wave of this number commits: of its tasks, and of the logs' positions."""
+        """Run the tasks of this wave and return what it commits: their results, and the logs' new positions."""
         if isinstance(batch, LogBatch):
             with self._live.following() as live:
                 return self._run_logs(batch, self._task(number, batch, live))
@@ -132,7 +132,7 @@ class TransformPhase:
         self._nodes.hear([report for s in staged for report in s.nodes])
 
     def _run_once(self, batch: LogBatch, task: Transform) -> tuple[list[Staged], dict[str, int]]:
-        """The same, of what no step may see a second time."""
+        """Run a batch whose entries no step may see twice, and return what it commits."""
         intake = commit_intake(self._state, task.wave, *self._logs.taken(batch.tasks))
         task = dataclasses.replace(task, once=str(intake.folder))
         staged = self._tasks(task, batch.tasks, partial(self._died, task.wave, once=True))

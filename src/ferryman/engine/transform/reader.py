@@ -76,7 +76,7 @@ class DocumentReader:
     def take(
         self, block: Block, i: int, fields: bytes | None, raw: bytes | None
     ) -> tuple[Taken, Callable[[], None] | None]:
-        """What becomes of row ``i``, and its walk, if there is one."""
+        """Read row ``i``; return how it is processed, and its walk if there is one."""
         reason = block.reasons[i]
         if reason == Reason.GONE or block.deletes(i):
             return Taken.GONE, None
@@ -159,7 +159,7 @@ class DocumentReader:
 
 
 def listed_of(source: Source, block: Block, i: int) -> Listed:
-    """What the source said of a document when it was listed.
+    """Return what the source listed of a document.
 
     Raises:
         BadDocument: that it is refused.
@@ -172,12 +172,12 @@ def listed_of(source: Source, block: Block, i: int) -> Listed:
 
 
 def version_of(source: Source, doc: Document) -> str:
-    """Of a document that the source has read: of what counts of its fields, and of its bytes."""
+    """Return the version of a document that was read: a hash of its fields that count and of its bytes."""
     return content_version(encode_fields(source.counted({**doc.fields})), doc.raw)
 
 
 def version_unread(fault: NodeError, fingerprint: str) -> str:
-    """Of one that could not be read."""
+    """Return the version of a document that could not be read."""
     unread = f"{UNREAD}:{fault.text if fault.kind is ErrorKind.PERMANENT else fingerprint}"
     return content_version(unread.encode("utf-8", "surrogatepass"), None)
 
@@ -227,7 +227,7 @@ class Contents:
 
 
 class Taken(enum.Enum):
-    """What becomes of a row."""
+    """How a row is processed."""
 
     KNOWN = enum.auto()
     """It is as it was."""

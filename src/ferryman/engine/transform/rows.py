@@ -38,7 +38,7 @@ class OutboxBuffer:
         self.branches = branches
         self.operation = operation
         self.given = Published("", end[1], end[0])
-        """What an origin's row gives."""
+        """Deliveries published for an origin's row."""
         self._delivery_hash = delivery_hash
         self.clear()
 
@@ -127,7 +127,7 @@ Content = tuple[OutboxBuffer, bytes, bytes | None]
 """Where a row goes, its fields and its raw bytes."""
 
 _ROW_BYTES: Final = 256
-"""What an outbox row takes beside its content: its id, its hash, its numbers."""
+"""Bytes of an outbox row beside its content: id, hash, numbers."""
 
 
 class DeliveryHashes:
@@ -184,7 +184,7 @@ class OutboxStage:
         self._family_at: set[str] = set()
         """Destinations that have rows of the family at hand."""
         self._split: set[str] = set()
-        """Of these, those of which a file closed in the middle of the family."""
+        """Destinations of which a file was closed in the middle of the family."""
         self._marked = False
         """Something of the family could have been taken back."""
         self.files: list[tuple[str, Part]] = []
@@ -234,7 +234,7 @@ class OutboxStage:
         self._placed += 1
 
     def mark(self, block: Block) -> OutboxMark:
-        """What comes now goes into files of its own."""
+        """Begin new files, so that what was staged before this mark can be kept alone."""
         self.gather(block)
         for name in list(self._writers):
             self._close(name)
@@ -289,7 +289,7 @@ class OutboxStage:
         self._reserve(block, content + _ROW_BYTES)
 
     def _reserve(self, block: Block, size: int) -> None:
-        """So many bytes: what waits in memory is written before it is more than a row group takes."""
+        """Make room for ``size`` bytes: write what is in memory before it exceeds a row group."""
         if self._waiting and self._waiting + size > limits.GROUP_BYTES:
             self.gather(block)
         self.size += size
@@ -364,7 +364,7 @@ class DocumentStage:
         held: str | None,
         again: int | None,
     ) -> None:
-        """What became of row ``i`` of the block: values of the columns of these names."""
+        """Record the outcome of row ``i`` of the block: values of the columns of these names."""
         self.add(
             {
                 "document": block.name(i),
@@ -393,7 +393,7 @@ class DocumentStage:
             self._rows.pop()
 
     def gather(self, block: Block) -> None:
-        """What was added of the block's documents, as Arrow columns."""
+        """Convert the rows added for the block's documents to Arrow columns."""
         if self._new:
             rows = self._new
             self.new += len(rows)
@@ -464,7 +464,7 @@ _COLUMNS: Final = (
     "attempt",
     "due",
 )
-"""What an event says of its document and delivery; all else is the same for all events of a task."""
+"""Columns of an event about its document and delivery; all others are the same for all events of a task."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -517,7 +517,7 @@ class EventStage:
         self._untaken += [(i, end) for end in ends]
 
     def mark(self) -> int:
-        """What comes now goes into a file of its own."""
+        """Begin a new file of events, so that the events before this mark can be kept alone."""
         self.gather()
         self.close()
         return len(self.files)

@@ -1,4 +1,5 @@
-"""What a transform task stages: outbox rows, documents rows, ledger events; columns gathered, files written whole."""
+"""Staging of a transform task's results: outbox rows, documents rows and ledger events are collected in columns and
+written as whole files."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ from ferryman.storage.files import StatePath
 
 
 class StagedFacts:
-    """Of the documents of one task."""
+    """Stages what one task learns about its documents."""
 
     def __init__(
         self, plan: Plan, source: str, root: StatePath, wave: int, now_us: int, epoch: int, entries: LogEntries | None
@@ -180,7 +181,7 @@ class Stager(StagedFacts):
         """No error is tried again."""
         self._errors = ErrorMessages.of(plan, source, wave, self._outbox)
         self._given: list[Published] | PublishedLines = []
-        """What the walk has published so far of this document's family."""
+        """Deliveries that the walk has published so far of this document's family."""
         self._unchanged = Unchanged(plan, source)
         self._failed: list[Failed] = []
         """The family's failures that are tried again; they share a due time."""
@@ -189,7 +190,7 @@ class Stager(StagedFacts):
         self._unseen = False
 
     def begin(self, block: Block) -> None:
-        """What is said from now on is about rows of this block, each of them once."""
+        """Begin a block: following calls are about its rows, each of them once."""
         self._block = block
         if not self._undecided or self._undecided[-1][1]:
             self._undecided.append((block, []))
@@ -239,7 +240,7 @@ class Stager(StagedFacts):
         return staged
 
     def _gather(self) -> None:
-        """What was said of single documents, as Arrow columns."""
+        """Convert the records of single documents to Arrow columns."""
         self._outbox.gather(self._block)
         self._documents.gather(self._block)
         self._events.gather()
@@ -271,7 +272,7 @@ class Stager(StagedFacts):
         self._wishes.add(self._block.ids[self._i], wish)
 
     def mark(self) -> Mark:
-        """What comes now goes into files of its own."""
+        """Begin new files and return what was staged before them."""
         if not isinstance(self._given, PublishedLines):
             self._given = PublishedLines(self._given)
         outbox, events = self._outbox.mark(self._block), self._events.mark()
@@ -363,7 +364,7 @@ class Stager(StagedFacts):
             self._documents.add({**same_again(self._block.ids[i], known), "fingerprint": self._block.fingerprints[i]})
 
     def _decided(self, found: Undecided, health: Mapping[str, NodeHealth]) -> None:
-        """What went wrong is known to be the documents' or the nodes'."""
+        """Record outcomes after it is known whether the documents or the nodes are at fault."""
         self._i = found.i
         failures = list(found.failures)
         held: set[str] | None = set()
@@ -477,7 +478,7 @@ class Stager(StagedFacts):
         return True
 
     def _supersede(self, i: int) -> None:
-        """What exists only as a step's error ends when something newer is committed."""
+        """End deliveries that exist only as a step's error when something newer is committed."""
         known = self._block.known(i)
         if known is None or known.due is None or self._block.revision(i) == known.revision:
             return
@@ -499,7 +500,7 @@ class Stager(StagedFacts):
 
 
 class ErrorMessages:
-    """Of one task."""
+    """Messages for the plan's error queue, of one task."""
 
     def __init__(self, plan: Plan, source: str, wave: int, outbox: OutboxStage, name: str) -> None:
         self._plan = plan
@@ -538,7 +539,7 @@ class ErrorMessages:
 
 
 class WalkOutcome(Protocol):
-    """What a walk leaves, beside what it said; see ``Walk``. ``failures`` are all of the family's by now."""
+    """Outcome of a walk beside its deliveries, see ``Walk``. ``failures`` are all open failures of the family."""
 
     @property
     def failures(self) -> list[FailedMember]: ...
@@ -612,7 +613,7 @@ have the same is as likely as 1 in 10⁷."""
 
 
 class _Below:
-    """What lies below failures, by the member that failed: a family may be large."""
+    """Nodes below failed ones, by the member that failed: a family may be large."""
 
     def __init__(self, failures: Iterable[FailedMember]) -> None:
         self._owed: dict[str, list[Owed]] = defaultdict(list)
@@ -659,7 +660,7 @@ class Unchanged:
         """Hashes of what the version before gave with a content, once that is asked for."""
 
     def begin(self, block: Block, i: int) -> None:
-        """What is asked from now on is about this row's family."""
+        """Begin a family: following questions are about this row's."""
         self._block, self._i, self._had = block, i, None
 
     def has(self, given: Published) -> bool:
@@ -702,7 +703,7 @@ class Unread(NamedTuple):
 
 
 class Trail(WalkOutcome, Protocol):
-    """What a walk came to, before it is known whose fault its failures are; see ``Walk``."""
+    """Outcome of a walk before it is known whose fault its failures are, see ``Walk``."""
 
     @property
     def met(self) -> list[Met]: ...
@@ -717,7 +718,7 @@ class Unreader(Protocol):
 
 
 class Left(NamedTuple):
-    """What a walk has left; see ``WalkOutcome``."""
+    """Outcome of a walk, see ``WalkOutcome``."""
 
     failures: list[FailedMember]
     reached: list[FailedMember]
@@ -733,11 +734,11 @@ class Failed(NamedTuple):
     why: str
     attempt: int
     patient: bool
-    """Its attempts are limited by time, not by number."""
+    """Whether attempts are limited by time, not by number."""
 
 
 class Spent(NamedTuple):
-    """What an attempt that failed has made of a delivery.
+    """A delivery after a failed attempt.
 
     Attributes:
         status: of its event; None: it is tried again, the event comes with its due time.
@@ -769,7 +770,7 @@ def spend(fault: NodeError, owed: Owed, limits: Limits, now_us: int) -> Spent:
 
 
 def undecided(i: int, walk: Trail, given: list[Published] | PublishedLines, block: Block) -> Undecided:
-    """Of a document that could not be read, once that is known to be its own fault."""
+    """Return the undecided outcome of a document that could not be read, once that is known to be its own fault."""
     return Undecided(i, walk.met, walk.failures, walk.reached, walk.kept, given, block.to_retry(i) is not None)
 
 
@@ -788,7 +789,7 @@ def retry_at(failed: Sequence[Failed], nodes: Mapping[str, DestinationNode], now
 
 
 class Wishes:
-    """Of one task, by origin."""
+    """Requests to read a document again, of one task, by origin."""
 
     def __init__(self, now_us: int) -> None:
         self._now_us = now_us
@@ -798,7 +799,7 @@ class Wishes:
         return origin in self._of
 
     def add(self, origin: str, wish: Again) -> None:
-        """Of several times the earliest counts."""
+        """Keep a request to read again; of several times the earliest counts."""
         if (before := self._of.get(origin)) is None or wish.after_s < before.after_s:
             self._of[origin] = wish
 
@@ -806,7 +807,7 @@ class Wishes:
         return self._of.get(origin)
 
     def put_back(self, origin: str, wish: Again | None) -> None:
-        """What it was before."""
+        """Restore an earlier request."""
         self._of.pop(origin, None)
         if wish is not None:
             self._of[origin] = wish

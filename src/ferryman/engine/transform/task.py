@@ -45,7 +45,7 @@ class Transform:
     wave: int
     now_us: int
     epoch: int = 0
-    """Of the driver; 0: nothing of it is ever committed."""
+    """Epoch of the driver; 0: the task's results are never committed."""
     nodes: NodeStates = field(default_factory=NodeStates)
     isolated: bool = False
     """A worker died over it: each document in a child process."""
@@ -121,7 +121,7 @@ class TaskProcessing:
             self._block_walk = BlockWalk.of(self._feed.walk, self._stager, self._live)
 
     def blocks(self, most: int = _BLOCK) -> Iterator[Block]:
-        """What is processed, so many rows at a time."""
+        """Yield the task's rows in blocks."""
         if self._entries is not None:
             yield from self._entries.blocks(most)
             return
@@ -165,7 +165,7 @@ class TaskProcessing:
         return taken_up
 
     def _stops_before(self, block: Block, i: int) -> bool:
-        """Is a node in trouble that the entry of row ``i`` may come to? What has not begun can wait."""
+        """Return whether the entry of row ``i`` may reach a node in trouble. An entry that has not begun can wait."""
         away = next((pulse for pulse in self._on_the_way if pulse.away), None)
         if away is None:
             return False
@@ -179,12 +179,12 @@ class TaskProcessing:
             self._heard(document, fault)
 
     def _heard(self, document: str, fault: NodeError) -> None:
-        """Of the first documents, tell it now: when the wave is through may be much later."""
+        """Report the first failures of a wave at once: its end may be much later."""
         if self._feed.walk.row <= FIRST:
             self._live.error(document, fault.text, fault.trace)
 
     def finish(self) -> Staged:
-        """What was staged, once there are no more blocks."""
+        """Return what was staged, after the last block."""
         self._live.flush()
         for pulse in self._pulses.values():
             pulse.finish()

@@ -66,7 +66,7 @@ class Way(NamedTuple):
         return self._replace(branches=joined(self.branches, f"{router}={branch}"))
 
     def wants(self, end: End) -> bool:
-        """Is this delivery to be made?"""
+        """Return whether this delivery is to be made."""
         return self.wanted is None or end in self.wanted
 
 
@@ -100,7 +100,7 @@ class Stage(Protocol):
         """A step wants its family read and walked again later."""
 
     def mark(self) -> Any:
-        """What is said from now on may be taken back."""
+        """Mark the current position, so that later records can be taken back."""
 
     def take_back(self, mark: Any) -> None:
         """Nothing was said since."""
@@ -184,7 +184,7 @@ class Ends:
             self._drop(doc, below, way, why_untaken(station, chosen))
 
     def _is_closed(self, station: CompiledNode) -> bool:
-        """Is this node in trouble, and not to be called for this family?"""
+        """Return whether this node is in trouble and must not be called for this family."""
         pulse = station.pulse
         if pulse is None or not pulse.closed or station.answered:
             return False
@@ -240,17 +240,17 @@ def untaken(station: CompiledNode, chosen: list[str], way: Way) -> list[End]:
 
 
 def why_untaken(station: CompiledNode, chosen: list[str]) -> str:
-    """What the ledger says of these."""
+    """Return the ledger's text for deliveries that no branch accepted."""
     return f"not its branch: {station.where} sent it to {', '.join(chosen)}"
 
 
 def _skips(plan: Plan, source: str) -> bool:
-    """Is what no step reads dropped?"""
+    """Return whether documents that no step reads are dropped."""
     return source_named(plan.nodes, source).source.unsupported == "skip"
 
 
 def held(station: CompiledNode) -> NodeError:
-    """Of a document that waits for this node."""
+    """Return the error for a document held because its node is unavailable."""
     assert station.pulse is not None
     return NodeError(ErrorKind.HELD, station.name, f"waits for {station.where}, which {station.pulse.why}")
 
@@ -259,7 +259,7 @@ def held(station: CompiledNode) -> NodeError:
 
 
 class Members(Protocol):
-    """What a step has made of one document goes on from here."""
+    """Walks the documents that a step made of one document."""
 
     def add(self, go: Callable[[Any], None]) -> None:
         """One of them goes on, now or as soon as it can."""
@@ -275,7 +275,7 @@ class OneByOne:
         self._walk = walk
 
     def add(self, go: Callable[[Any], None]) -> None:
-        """See ``Members.add``."""
+        """Walk one of the documents now, see ``Members.add``."""
         go(self._walk)
 
     def wait(self) -> None:
@@ -352,7 +352,7 @@ class Onwards(Ends):
         return walk
 
     def join(self, member: Self) -> None:
-        """What the walk of a member has met."""
+        """Add the outcome of a member's walk to this one's."""
         self.met += member.met
         self.reached += member.reached
         self.kept += member.kept
@@ -411,7 +411,7 @@ class Onwards(Ends):
         station: CompiledNode,
         way: Way,
     ) -> None:
-        """What a step has made of a document goes on."""
+        """Walk the documents that a step made of one document."""
         if isinstance(out, Many):
             self._go_many(doc, out, station, way)
         else:
@@ -425,8 +425,8 @@ class Onwards(Ends):
         members.wait()
 
     def _go_many(self, doc: Document, many: Many, station: CompiledNode, way: Way) -> None:
-        """The same, of more documents than are held at once: each goes on while the step makes others. If the step
-        fails after all, what has been said of them is taken back: nothing of the call counts, however far it came."""
+        """Walk more documents than are held in memory, while the step still makes others. If the step fails after all,
+        all records about them are taken back: nothing of the call counts."""
         mark, met = self._stage.mark(), len(self.met)
         self._returned.begin(many)
         itself: list[Document] = []
@@ -474,7 +474,7 @@ class Onwards(Ends):
         return self.met[-1].fault
 
     def _called(self, station: CompiledNode, doc: Document, route: str) -> Sequence[Document] | Many:
-        """What the step makes of it: documents of this family, at least one."""
+        """Call the step and return its documents of this family, at least one."""
         assert station.step is not None
         assert station.pulse is not None
         id, calling = doc.id, self.calling
@@ -582,7 +582,7 @@ class Walk(Onwards):
             self._go(doc, station, way)
 
     def passed_over(self, doc: Document, why: str) -> None:
-        """Its source lets it go."""
+        """Record the document as dropped by its source."""
         self._begin(doc.id, retrying=False)
         self._drop(doc, self.source.ends_by(""), Way(), why)
 
@@ -608,7 +608,7 @@ class Walk(Onwards):
         self._returned.clear()
 
     def _begin_again(self, id: str, failures: Sequence[FailedMember]) -> list[FailedMember]:
-        """Those that are open; what of them has ended is kept."""
+        """Return the open failures; keep what of them is closed."""
         self._begin(id, retrying=True)
         self.failures += [_closed(f) for f in failures if not all(o.open for o in f.owed)]
         self._silent = {(id + f.member, o.end) for f in failures for o in f.owed if o.open}
@@ -676,7 +676,7 @@ class Walk(Onwards):
     def _on_the_way(
         self, out: Sequence[Document] | Many, station: CompiledNode, owed: list[FailedMember]
     ) -> dict[str, Document]:
-        """Of what a step has made, the members that failures descend from; the others are dropped as they come."""
+        """Return the members that failures descend from among a step's documents; the others are dropped."""
         wanted = {member for failure in owed for member in ancestry(failure.member)}
         found, kept = {}, []
         for each in iter(partial(self._next, out, station), None) if isinstance(out, Many) else out:
@@ -718,7 +718,7 @@ class Walk(Onwards):
             self.met.append(Met(failure.member, member, failure.node, failure.route, failure.branches, still, fault))
 
     def _supersede(self, owed: list[FailedMember]) -> None:
-        """What was pending and is not made any more."""
+        """End what was pending and is not made any more."""
         for failure in owed:
             member = self._relative(failure.member)
             missing = [o for o in failure.owed if o.open and (member.id, o.end) in self._silent]
@@ -733,7 +733,7 @@ def _going_back(each: Document, station: CompiledNode, way: Way, owed: list[Fail
 
 
 def _closed(failure: FailedMember) -> FailedMember:
-    """What of it has ended: kept, so that an operator may open it again."""
+    """Return the closed part of a failure, kept so that an operator can open it again."""
     ended = [o for o in failure.owed if not o.open]
     return FailedMember(failure.member, failure.node, failure.route, failure.branches, ended)
 
