@@ -1,4 +1,4 @@
-"""What flows: a document, its id and the version of its content."""
+"""Documents: their ids, fields, raw bytes and the version of their content."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Again(NamedTuple):
 
 
 class KeyMaker(Protocol):
-    """What knows which step is being called."""
+    """Knows which step is called at present."""
 
     def key_of(self, doc: Document) -> str | None:
         """The document's idempotency key in this call; None: no step is being called."""
@@ -92,7 +92,7 @@ class Document(MutableMapping[str, Any]):
 
     @classmethod
     def of(cls, id: str, fields: dict[str, Any], raw: bytes | None = None, version: str = "") -> Document:
-        """The same from a dict of fields, which the document keeps (no copy); field names are free, "raw" too."""
+        """Make a document from a dict of fields, which it keeps (no copy); field names are free, "raw" too."""
         doc = cls.__new__(cls)  # once a document and wave: half of what __init__ takes
         doc.id = doc.origin_id = id
         doc.raw = raw
@@ -109,7 +109,7 @@ class Document(MutableMapping[str, Any]):
 
     @classmethod
     def deletion(cls, id: str) -> Document:
-        """What a keyed node exports to have the document of this id deleted at every destination below."""
+        """Make the export of a keyed node that deletes the document of this id at every destination below."""
         doc = cls.of(id, {})
         doc.operation = "delete"
         return doc
@@ -161,7 +161,7 @@ class Document(MutableMapping[str, Any]):
 
     @property
     def asked_again(self) -> Again | None:
-        """What the last ``again`` said."""
+        """Return the last request made by ``again``."""
         return self._again
 
     @property
@@ -183,7 +183,7 @@ class Document(MutableMapping[str, Any]):
         return key
 
     def copy(self) -> Document:
-        """The same document as another object: its fields, and what is in them, can be changed apart.
+        """Return a copy: its fields and their values can be changed independently.
 
         Raises:
             PermanentError: a field holds what cannot be copied (a lock, a generator); names it.
@@ -268,7 +268,7 @@ _HEAD_BYTES = 8000
 """Within which a NUL makes content binary: so git tells, and so it is with nearly all pictures and programs."""
 
 _WIDE = (b"\xff\xfe", b"\xfe\xff")
-"""What text in UTF-16 and UTF-32 begins with: there NULs mean nothing."""
+"""First bytes of text in UTF-16 and UTF-32, where NULs mean nothing."""
 
 
 def _seconds(after: object) -> float | None:
@@ -346,7 +346,7 @@ def is_text(text: str) -> bool:
 
 
 def raw_bytes(raw: object) -> bytes | None:
-    """What a source gave as raw bytes.
+    """Return raw bytes given by a source.
 
     Raises:
         BadDocument: it is something else.
@@ -365,7 +365,7 @@ def storable_id(id: str) -> str:
 
 
 def check_source_id(id: str) -> None:
-    """Is an id of a source text that can be stored?
+    """Check that a source's id is text that can be stored.
 
     Raises:
         BadDocument: it is not.
@@ -446,7 +446,7 @@ _SERIES: Final = (list, tuple, set, frozenset)
 
 
 def _are_finite(numbers: list[Any]) -> bool:
-    """Is each of them a number that is finite? A list of a thousand, as models give it, takes no thousand looks."""
+    """Return whether each number is finite; fast for lists of a thousand, as models give them."""
     try:
         total = sum(numbers)
     except Exception:  # there are others among them

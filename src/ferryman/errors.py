@@ -236,7 +236,7 @@ def class_name(value: object) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """What a message says of an error: of our own kinds the words, which say enough; of others the kind first."""
+    """Return an error's text for a message: of our own kinds the words alone; of others the kind first."""
     return plain_text(error) if isinstance(error, FerrymanError) else describe(error)
 
 
@@ -246,7 +246,8 @@ class Interrupted(KeyboardInterrupt):
 
 
 def unless_interrupt(error: BaseException) -> BaseException:
-    """What other people's code raised: an error, ``sys.exit()``, or a Rust extension's panic (not an Exception).
+    """Return an error raised by foreign code; ``sys.exit()`` and a Rust extension's panic (not an Exception) count,
+    signals do not.
 
     Raises:
         Interrupted: the error itself, for it is about this process, not about what was called.
@@ -257,7 +258,7 @@ def unless_interrupt(error: BaseException) -> BaseException:
 
 
 def askable(error: BaseException) -> BaseException:
-    """What other people's code raised; in place of one that lets nobody ask for its class or traceback, another."""
+    """Return an error raised by foreign code, replaced by another if its class or traceback cannot be read."""
     try:
         _ = error.__class__, error.__traceback__
     except Exception:
@@ -267,7 +268,7 @@ def askable(error: BaseException) -> BaseException:
 
 
 def as_exception(error: BaseException) -> Exception:
-    """What other people's code raised, as something that ends no process of ours: ``sys.exit()`` would."""
+    """Return an error raised by foreign code as one that ends no process of ours: ``sys.exit()`` would."""
     error = askable(error)
     return error if isinstance(error, Exception) else RuntimeError(f"it raised {describe(error)}")
 

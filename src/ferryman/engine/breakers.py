@@ -32,16 +32,16 @@ class Nodes:
         self._kinds = {n.name: n.kind for n in plan.nodes}
         self._proven: set[str] = set()
         self._failing: dict[str, Counter[str]] = {}
-        """See ``NodesNow.failing``."""
+        """Failing documents by node and batch, see ``NodeStates.failing``."""
         self._unreached: dict[str, frozenset[str]] = {}
-        """See ``NodesNow.unreached``."""
+        """Documents that could not reach a node, see ``NodeStates.unreached``."""
         self._scoped: set[str] = set()
-        """What single nodes have to do with and is in trouble, by its name in ``troubles``."""
+        """Scopes of single nodes that are in trouble, by their names in ``troubles``."""
         self._just_met: set[str] = set()
-        """Of these, what the last wave has met."""
+        """Troubles that the last wave met."""
         self._needs = {n.name: n.needs for n in plan.nodes if isinstance(n, StepNode) and n.needs}
         self._lacking: set[str] = set()
-        """Of these, those that no executor could run."""
+        """Nodes that no executor could run."""
         self._missed: Counter[str] = Counter()
         """Waves in a row of which no task came to a machine that has what a step needs."""
         self._steps = {n.name: n for n in plan.nodes if isinstance(n, (StepNode, JoinNode))}
@@ -58,7 +58,7 @@ class Nodes:
         """By kind and name."""
 
     def now(self) -> NodeStates:
-        """What the next wave's tasks should know."""
+        """Return the health of the nodes for the next wave's tasks."""
         blocked = frozenset(n for n in self._kinds if self.blocked(n))
         failing = {n: dict(f) for n, f in self._failing.items()}
         return NodeStates(blocked, frozenset(self._proven), failing, dict(self._unreached))
@@ -179,15 +179,15 @@ class Nodes:
         return min(waits, default=None)
 
     def wait_of(self, key: str) -> float | None:
-        """The same, of a single node or what it has to do with."""
+        """Return how long a single node or scope is left alone, in seconds."""
         return self.troubles.wait_s(self._about(key))
 
     def blocked(self, node: str) -> bool:
-        """Is it not to be called now?"""
+        """Return whether the node must not be called now."""
         return self.wait_of(node) != 0
 
     def waiting(self, debts: Iterable[StepDebt]) -> frozenset[str]:
-        """Of what documents are held by: what is not to be tried now."""
+        """Return the names that documents are held by and that must not be tried now."""
         return frozenset(d.held for d in debts if d.held is not None and self.wait_s(d.held) != 0.0)
 
     # -- what is told of them ----------------------------------------------------------------------
@@ -248,7 +248,7 @@ _SILENT: Final = 3
 
 
 def _pending(deliveries: int) -> str:
-    """What waits; of a source that cannot be listed nobody knows."""
+    """Return the words for pending deliveries; for a source that cannot be listed their number is unknown."""
     return f"{deliveries} deliveries are pending: " if deliveries else "What waits for it is pending: "
 
 
@@ -323,7 +323,7 @@ class Troubles:
         return max(0.0, trouble.until - self._clock())
 
     def blocked(self, name: str) -> bool:
-        """Is the node to be left alone now?"""
+        """Return whether the node is left alone now."""
         return self.wait_s(name) != 0
 
     def _shown(self, name: str) -> str:

@@ -108,7 +108,8 @@ def _chosen(state: State, command: Command, share: tuple[int, int]) -> list[dict
 
 
 def _is_past(delivery: dict[str, Any], command: Command) -> bool:
-    """Is it of a range that was run again, entry by entry, or that cannot be looked at?"""
+    """Return whether the delivery belongs to a range that was run again, entry by entry, or that cannot be
+    inspected."""
     past = delivery["status"] == Status.DROPPED or command.does.documents is not DocumentsEffect.FORCED
     return past and delivery["version"].startswith(RANGE)
 
@@ -215,7 +216,7 @@ def _forgotten(failure: FailedMember, wanted: set[tuple[str, str, str]]) -> Fail
 
 
 def _name(state: State, delivery: dict[str, Any]) -> str:
-    """What ``documents`` calls its family."""
+    """Return the name of the delivery's family in ``documents``."""
     exported = delivery["source"] in {node.name for node in keyed_nodes(state.plan.nodes)}
     return export_name(delivery["revision"]) if exported else delivery["origin"]
 
@@ -236,7 +237,7 @@ _COLUMNS: Final = ("source", "origin", "document", "version", "revision", "opera
 
 
 def of_logs(state: State, names: Collection[Name]) -> list[Name]:
-    """Those of them that are entries of logs."""
+    """Return those of the documents that are entries of logs."""
     logs = {n.name for n in logs_read(state.plan.nodes)}
     return [name for name in names if name[0] in logs]
 

@@ -69,7 +69,7 @@ def looked_around(runner: Runner, states: Iterable[State], preflight: bool, obse
 
 @contextlib.contextmanager
 def check_plan_changes(state: State, accept_changes: bool) -> Iterator[None]:
-    """See ``remember_plan``."""
+    """Yield the changes of the plan's code or structure, see ``remember_plan``."""
     remember_plan(state, accept_changes)
     yield
 
@@ -155,7 +155,7 @@ def session_for(
 
 
 def needs_executors(state: State) -> bool:
-    """Is there something to run whatever its sources say?"""
+    """Return whether there is work for executors whatever the sources list."""
     return state.wave == 0 or state.wave > state.settled or bool(state.outbox.files)
 
 

@@ -161,7 +161,7 @@ class FlowRun:
         plan.begin(self._run_of)
 
     def _each(self, act: Callable[[FlowPlan], None]) -> None:
-        """Of every plan that runs, or has not begun; what is told meanwhile is about it."""
+        """Call ``act`` for every plan that runs or has not begun; messages meanwhile are about that plan."""
         for plan in self._plans:
             if plan.error is None:
                 self._about(plan, act)
@@ -227,7 +227,7 @@ class FlowPlan:
 
     @property
     def state(self) -> State:
-        """Its state, which was taken."""
+        """Return the plan's state, after ``take``."""
         assert self._state is not None
         return self._state
 
@@ -293,7 +293,7 @@ class FlowPlan:
         return moved
 
     def report(self) -> None:
-        """See ``Run.report``."""
+        """Send notifications and keep counts, see ``Run.report``."""
         self._do(lambda run: run.report())
 
     def finish(self) -> None:

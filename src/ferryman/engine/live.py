@@ -1,5 +1,5 @@
-"""What tasks tell while they are at work: how far they are, and the first errors. It passes through small files in the
-driver's scratch folder, for Spark says nothing of a task before it ends.
+"""Reports of running tasks: their progress and first errors. They pass through small files in the driver's scratch
+folder, since Spark reports nothing about a task before it ends.
 
 Nothing depends on it: what cannot be written is not told, and a task that is run twice is counted twice.
 """
@@ -45,7 +45,7 @@ class Live:
         self._due = time.monotonic() + _WRITE_EVERY_S
 
     def add(self, documents: int) -> None:
-        """So many more are done."""
+        """Add to the number of documents done."""
         self._done += documents
         if self._base and time.monotonic() >= self._due:
             self.flush()

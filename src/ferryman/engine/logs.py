@@ -34,13 +34,13 @@ _Place = tuple[str, str]
 
 
 class KeptOfLogs(NamedTuple):
-    """What a wave commits of logs."""
+    """Results of a wave over logs that it commits."""
 
     staged: list[Staged]
     positions: dict[str, int]
     """Application transactions of the outbox."""
     left: list[Staged]
-    """What was staged and does not count."""
+    """Staged results that do not count."""
 
 
 class Logs:
@@ -85,7 +85,7 @@ class Logs:
         )
 
     def batch(self, slots: int, wave_bytes: int) -> LogBatch | None:
-        """What a wave processes next, a share of each log in turns; None: nothing can be processed now."""
+        """Return the next wave's entries, a share of each log in turns; None: nothing can be processed now."""
         if again := self._intakes.due(self._is_ready):
             return LogBatch(again, sum(split.piece.bytes for split in again), once=True)
         share = wave_bytes // max(1, len(self._sources))
@@ -95,7 +95,8 @@ class Logs:
         return LogBatch(numbered, sum(s.piece.bytes for s in numbered), self._once) if numbered else None
 
     def kept_of(self, splits: Sequence[LogSplit], staged: Sequence[Staged], again: Again) -> KeptOfLogs:
-        """What counts of a wave's tasks: in each partition, those up to the first entry that cannot be processed now.
+        """Return the results of a wave's tasks that count: in each partition, those before the first entry that cannot
+        be processed now.
 
         Args:
             again: runs tasks that end before such an entry.
@@ -130,7 +131,8 @@ class Logs:
         return KeptOfLogs(kept, self._advanced(reached, read) | self._counted(blocked), left)
 
     def taken(self, splits: Sequence[LogSplit]) -> tuple[list[EntryRange], dict[str, int]]:
-        """What these tasks take, and the application transactions by which it is not taken a second time."""
+        """Return the ranges of these tasks, and the application transactions that keep them from being taken a
+        second time."""
         found: dict[str, dict[str, int]] = {}
         for split in splits:
             if split.rerun is None:
@@ -138,7 +140,7 @@ class Logs:
         return self._intakes.taken(splits), self._advanced(found, dict.fromkeys(found, 0))
 
     def kept_once(self, intake: Intake, splits: Sequence[LogSplit], staged: Sequence[Staged]) -> KeptOfLogs:
-        """What counts of the tasks of a wave, each of which has run once at most."""
+        """Return the results that count of tasks that ran once at most."""
         ended = self._intakes.ended(intake, splits, staged)
         self._note(ended.reached, ended.blocked)
         return KeptOfLogs(ended.kept, ended.transactions, ended.left)
@@ -171,7 +173,7 @@ class Logs:
 
     @property
     def waits(self) -> bool:
-        """Is there an entry that could not be processed?"""
+        """Return whether an entry could not be processed."""
         return bool(self._waiting)
 
     # -- inside ------------------------------------------------------------------------------------
@@ -386,7 +388,7 @@ class _HeldRows(NamedTuple):
 
 
 class HeldExports:
-    """Of one keyed node, as of the last commit.
+    """Held exports of one keyed node, as of the last commit.
 
     Args:
         ended_holds: does what has failed for good hold the later ones of its key?
@@ -424,7 +426,7 @@ class HeldExports:
         return wait_s(int(dues.min()), now_us, longest_s) if len(dues) else None
 
     def splits(self, log: Log, ready: set[str], now_us: int) -> Iterator[LogSplit]:
-        """What is due and what is behind it, in its order.
+        """Yield the entries that are due and those behind them, in order.
 
         Args:
             ready: lanes that may be read now.
@@ -481,7 +483,7 @@ class HeldExports:
 
 
 def _heads(rows: _HeldRows) -> Numbers:
-    """Of each row, where the first of its key is; rows are in the order of their revisions within each lane."""
+    """Return for each row the position of the first row of its key; rows are ordered by revision within each lane."""
     order = np.lexsort((rows.revision, rows.key))
     begins = np.ones(len(order), bool)
     begins[1:] = rows.key[order][1:] != rows.key[order][:-1]
@@ -495,7 +497,7 @@ def _heads(rows: _HeldRows) -> Numbers:
 Tell = Callable[[str], None]
 
 _ENTRY_BYTES: Final = limits.KIB
-"""Of an entry, where its log does not say how large its pieces are."""
+"""Assumed size of an entry, in bytes, where the log does not know the sizes of its pieces."""
 
 
 _ANOTHER: Final = (
@@ -523,7 +525,7 @@ class LogLook(NamedTuple):
         return log.lag(self.positions, self.end)
 
     def partitions(self, log: Log) -> dict[str, list[str]]:
-        """See ``LogPositions.transactions``."""
+        """Return the log's partitions, see ``LogPositions.transactions``."""
         return {name: log.partitions_of(name, self.positions) for name in self.identities}
 
 
@@ -559,7 +561,7 @@ def look_at(
     before: LogLook | None = None,
     refuse: Callable[[Sequence[str]], None] | None = None,
 ) -> LogLook:
-    """What a source's log has, and how far its plan is.
+    """Return a log's extent and the plan's position in it.
 
     Args:
         kept: None: the plan has no state yet.
@@ -608,7 +610,7 @@ def _tell_of_absence(name: str, log: Log, gone: Sequence[str], before: LogLook |
 
 
 def pieces_of(name: str, log: Log, seen: LogLook, start: Positions, most: int, tell: Tell) -> Iterator[Piece]:
-    """What lies between, see ``Log.pieces``; says what is not kept any more."""
+    """Yield the pieces in between, see ``Log.pieces``; report what is not kept any more."""
     begun: set[str] = set()
     for piece in log.pieces(start, seen.end, most):
         for partition, first in ((piece.partition, piece.start), *((each, at) for each, at, _ in piece.inputs)):

@@ -55,7 +55,7 @@ from ferryman.storage.tables import Table, carry_table
 
 
 def is_pending(state: State) -> bool:
-    """Is ``finish`` still to be done?"""
+    """Return whether ``finish`` is still to be done."""
     return files.exists(state.root / MIGRATION)
 
 
@@ -109,7 +109,7 @@ def _to_take_up_again(plan: Plan, before: Structure, after: Structure) -> str:
 
 
 def _of_keys(state: State, before: Structure, after: Structure) -> Iterator[str]:
-    """What keyed nodes have not got of logs, and what they go on with, a line each."""
+    """Yield a line for each keyed node: what it has not received of logs, and what it continues with."""
     for node in keyed_nodes(state.plan.nodes):
         above = [s.name for s in sources_above(node, state.plan.nodes) if isinstance(s.source, Log)]
         known = before.get(node.name)
@@ -244,8 +244,8 @@ def carried_nodes(old: State, plan: Plan) -> list[KeyedNode]:
 
 
 def remembered_of(old: State, plan: Plan) -> dict[str, Any]:
-    """What the new state keeps of keyed nodes beside itself: by which name those know the changes of a node's state who
-    read them from the older version; and all that there ever were, for the places of their exports are used once."""
+    """Return what the new state stores about keyed nodes: the names under which readers of the older version know a
+    node's changes, and all keyed nodes that ever existed, since places of exports are used once."""
     return {
         "feeds": {node.name: feed_of(old.root, node.name) for node in carried_nodes(old, plan)},
         "keyed": sorted(ever_keyed(old)),
@@ -285,7 +285,7 @@ def _copy(source: Table, target: Table, applications: Iterable[str]) -> None:
 
 
 def _unlike(old: State, plan: Plan, before: Structure, version: int) -> Iterator[str]:
-    """What the two plans have that does not fit together."""
+    """Yield the contradictions between the two plans."""
     after, ever = structure(plan), ever_keyed(old)
     for name in sorted(after):
         was_keyed = name in ever and (name not in before or before[name].kind == "keyed")

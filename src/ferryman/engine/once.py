@@ -1,4 +1,4 @@
-"""What an at-most-once plan has taken of its logs: what is to be run again, and what has become of a wave's."""
+"""Ranges of log entries taken by at-most-once plans: which are run again, and how the ranges of a wave ended."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _Place = tuple[str, str]
 
 
 class EndedIntake(NamedTuple):
-    """What a wave commits of what it took."""
+    """Ranges and results that a wave commits."""
 
     kept: list[Staged]
     left: list[Staged]
-    """What was staged and does not count."""
+    """Staged results that do not count."""
     transactions: dict[str, int]
     reached: dict[str, dict[str, int]]
     blocked: dict[_Place, Blocked]
 
 
 class Intakes:
-    """Of one run.
+    """Ranges taken in one run.
 
     Args:
         logs: the plan's, by their names.
@@ -54,7 +54,7 @@ class Intakes:
         self._known = False
 
     def due(self, is_ready: Callable[[str, str], bool]) -> list[LogSplit]:
-        """Those that can be now, a task each.
+        """Return the ranges that can be run now, a task each.
 
         Args:
             is_ready: may this source and partition be read?
@@ -68,11 +68,11 @@ class Intakes:
         ]
 
     def taken(self, splits: Sequence[LogSplit]) -> list[EntryRange]:
-        """What these tasks take."""
+        """Return the ranges of these tasks."""
         return [s.rerun or self._range(s, s.piece) for s in splits]
 
     def ended(self, intake: Intake, splits: Sequence[LogSplit], staged: Sequence[Staged]) -> EndedIntake:
-        """What has become of what a wave took."""
+        """Return how the ranges of a wave ended."""
         ended = EndedIntake([], [], {}, {}, {})
         facts: list[Fact] = []
         read: Counter[str] = Counter()
@@ -119,7 +119,7 @@ class Intakes:
         return {**counted, **({RANGES: number} if facts else {})}
 
     def _still_kept(self, found: EntryRange) -> Piece:
-        """What the log still has of it: it may have been trimmed, or be another one by now."""
+        """Return the entries that the log still has of a range: it may have been trimmed, or be another log by now."""
         piece, log = found.piece, self._logs[found.source]
         same = log.pinned(piece, log.identities()) == piece
         start = {piece.partition: piece.start, **{name: first for name, first, _ in piece.inputs}}
@@ -169,7 +169,7 @@ TAKEN: Final = "ferryman.intake"
 
 
 class Intake(NamedTuple):
-    """Of one wave.
+    """Ranges taken by one wave.
 
     Attributes:
         ranges: what each of its tasks takes.
@@ -196,7 +196,7 @@ def commit_intake(state: State, number: int, ranges: Sequence[EntryRange], posit
 
 
 def end_intake(state: State) -> None:
-    """Its wave is committed: what its tasks have left is not needed, and none can begin."""
+    """Remove the files of a committed wave's tasks: they are not needed, and no task can begin any more."""
     if not state.outbox.number(TAKEN):
         return
     remove_scratch(state.staging, ONCE)

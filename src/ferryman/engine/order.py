@@ -50,7 +50,7 @@ class HeldKeys:
         self._from[key] = min(revision, self._from.get(key, revision))
 
     def waits(self, key: _Key, revision: int) -> bool:
-        """Is it a later one of such a key?"""
+        """Return whether this is a later export of a held key."""
         first = self._from.get(key)
         return first is not None and first < revision
 
@@ -76,7 +76,7 @@ class KeyOrder:
         """Which may be sent: those that are due, and do not wait for another."""
         self._rows: list[_ExportRow | None] = []
         self._before: Numbers | None = None
-        """Of each eligible row, where the one before of its key is; None: no key has two."""
+        """For each eligible row the place of its key's row before it; None: no key has two."""
         if rows["key_hash"].null_count == rows.num_rows:
             return
         every = list(_rows(rows))
@@ -97,14 +97,14 @@ class KeyOrder:
         return end if not len(again) else start + int(again[0])
 
     def waiting(self, start: int, end: int) -> list[int]:
-        """Of the eligible rows of a chunk, counted from 0: those that wait now."""
+        """Return which eligible rows of a chunk wait now, counted from 0."""
         if not self._held or not self._rows:
             return []
         rows = self._rows[start:end]
         return [at for at, row in enumerate(rows) if row is not None and self._held.waits(*row)]
 
     def note(self, start: int, outcomes: Sequence[Outcome] | None) -> None:
-        """What the destination said of the eligible rows from there on."""
+        """Record the outcomes of the eligible rows from ``start`` on."""
         if self._rows:
             for at, outcome in enumerate(outcomes or ()):
                 if outcome.kind not in ("ok", "stale"):
@@ -117,7 +117,7 @@ class KeyOrder:
                 self._held.hold(*row)
 
     def learn(self, rows: Numbers, noted: Iterable[RowResult]) -> None:
-        """What an earlier attempt of this task has noted; ``rows``: numbers of the eligible rows."""
+        """Record the results of an earlier attempt of this task; ``rows``: numbers of the eligible rows."""
         for each in noted if self._rows else ():
             at = int(np.searchsorted(rows, each.row))
             if at < len(rows) and rows[at] == each.row and each.status not in (Status.INDEXED, Status.DROPPED):
@@ -144,7 +144,7 @@ def _rows(rows: pa.Table) -> Iterator[_ExportRow | None]:
 
 
 def _places_before(rows: Sequence[_ExportRow | None]) -> Numbers | None:
-    """Of each row, where the last one of an earlier export of its key is; -1: there is none."""
+    """Return for each row the place of its key's last earlier export; -1: none; None: no key has two rows."""
     found = np.full(len(rows), -1)
     last: dict[_Key, tuple[int, int, int]] = {}
     for at, row in enumerate(rows):
@@ -165,7 +165,7 @@ def _places_before(rows: Sequence[_ExportRow | None]) -> Numbers | None:
 
 
 class Waiting(NamedTuple):
-    """What the rows of an outbox file wait for."""
+    """Rows of an outbox file that wait for others."""
 
     due: int | None
     """When the first head is due, µs since 1970; None: the file has none that is pending."""
@@ -174,7 +174,7 @@ class Waiting(NamedTuple):
 
 
 class KeyHeads:
-    """Of the destinations of one run; what was found of a destination's files is known until they change.
+    """First waiting exports of each key, by destination; results are kept until a destination's files change.
 
     Args:
         ended_holds: does a row that is held for review hold the later ones of its key?
@@ -229,7 +229,7 @@ _ENDED = -1
 
 
 def waiting_rows(outbox: Table, files: Sequence[DataFile], *, ended_holds: bool) -> dict[str, Waiting]:
-    """What the exports in these files of one destination wait for, by path; those of ``CONTEST_ROWS`` at a time."""
+    """Return by path which exports in these files of one destination wait; ``CONTEST_ROWS`` are read at a time."""
     shares = max(1, -(-sum(f.rows for f in files) // limits.CONTEST_ROWS))
     due: dict[str, int] = {}
     behind = dict.fromkeys((f.path for f in files), 0)
@@ -286,7 +286,7 @@ def _in_order(rows: _Rows) -> tuple[_Rows, Numbers, Numbers]:
 
 
 def _heads(rows: _Rows, files: int) -> Iterator[tuple[int, int | None, int]]:
-    """Of each file its number, when the first of its heads is due, how many rows are behind one held for review."""
+    """Yield for each file its number, when its first head is due, and how many rows are behind one held for review."""
     rows, is_head, stuck = _in_order(rows)
     pending = rows.due != _ENDED
     for at in range(files):
@@ -315,7 +315,7 @@ def lanes_together(files: Collection[DataFile]) -> list[list[DataFile]]:
 
 
 class SendOrder(NamedTuple):
-    """What the order of documents says about rows of one outbox file, by their ``row``."""
+    """Order of rows in one outbox file, by ``row``."""
 
     first: Numbers
     """Others wait for these: they go now, due or not."""
@@ -403,6 +403,6 @@ class OutboxFile(NamedTuple):
 
     path: str
     key: int
-    """Its first sequence."""
+    """First sequence in the file."""
     order: SendOrder | None = None
-    """What is said about rows of documents of which several rows are pending."""
+    """Order of rows whose document has several pending rows."""

@@ -1,4 +1,4 @@
-"""What is still to be done of a state, and when something of it can be done."""
+"""Pending work of a state, and when it can be done."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class PendingWork:
         return min(waits, default=None)
 
     def rows(self) -> int:
-        """Of the outbox, that are still to be sent."""
+        """Return the number of outbox rows still to be sent."""
         return sum(map(pending_rows, self._state.outbox.files.values()))
 
     def rows_due(self) -> bool:
@@ -75,7 +75,7 @@ class PendingWork:
         )
 
     def at_steps(self) -> list[StepDebt]:
-        """See ``step_retries.step_debt``."""
+        """Return the pending retries of steps, see ``step_retries.step_debt``."""
         of = (frozenset(self._state.documents.files), self._unlisted.hashes)
         if of[0] != self._at_steps_of[0] or of[1] is not self._at_steps_of[1]:
             self._at_steps, self._at_steps_of = step_retries.step_debt(self._state, of[1]), of
@@ -99,7 +99,7 @@ class PendingWork:
 
 
 class Backlog:
-    """Of a state.
+    """Pending rows of a state, measured against their limit.
 
     Args:
         max_bytes: more than this, as it lies on the disk, is too much.
@@ -138,7 +138,7 @@ class Backlog:
 
 
 def size_text(size: int) -> str:
-    """As a user reads it: 4.2 GiB."""
+    """Return a size for users: 4.2 GiB."""
     for unit, name in _UNITS:
         if size >= unit:
             return f"{size / unit:.1f} {name}"
@@ -154,7 +154,8 @@ _NONE: Final[Hashes] = np.empty(0, np.uint64)
 
 
 class Unlisted:
-    """What was looked for in vain, by the hashes of ``retries``; forgotten after ``limits.UNLISTED_AGAIN_S``.
+    """Failed documents that no listing contained, by the hashes of ``retries``; forgotten after
+    ``limits.UNLISTED_AGAIN_S``.
 
     Args:
         clock: monotonic time in seconds.
@@ -168,7 +169,7 @@ class Unlisted:
 
     @property
     def hashes(self) -> Hashes:
-        """What is not to be looked for now."""
+        """Return the hashes of documents that are not looked for now."""
         if len(self._hashes) and self._clock() >= self._until:
             self.forget()
         return self._hashes
@@ -183,7 +184,7 @@ class Unlisted:
         self._hashes = _NONE
 
     def describe(self, documents: Mapping[str, Collection[str]]) -> list[str]:
-        """What is pending, and why nobody lists it: a line a source.
+        """Return a line for each source about pending documents that no listing contained.
 
         Args:
             documents: source -> ids.

@@ -25,10 +25,10 @@ _MOST: Final = 1_000
 """Tasks that look, however many slots there are."""
 
 _ROUNDS: Final = 3
-"""So often a difference between two folders must be seen that may change at any time."""
+"""Times that a difference between two folders must be seen if it may change at any moment."""
 
 _GIVEN_BACK: Final = 4
-"""So often a task is given to executors before the run stops, as often as Spark tries one that fails."""
+"""Times that a task is given to executors before the run stops; Spark tries a failing task as often."""
 
 _ANYWAY: Final = "If this is as it should be, run with --no-preflight."
 
@@ -47,7 +47,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class CheckedFrame:
-    """The same of a task that gets batches of a DataFrame."""
+    """A checked task that gets batches of a DataFrame."""
 
     task: Callable[..., Any]
     facts: DriverView
@@ -97,7 +97,7 @@ class CheckedRunner(Runner):
         return self._runner.concurrent
 
     def run(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-        """See ``Runner.run``.
+        """Run the checked task for each item, see ``Runner.run``.
 
         Raises:
             EngineError: also where no executor that sees the same takes a task.
@@ -107,7 +107,7 @@ class CheckedRunner(Runner):
     def run_before(
         self, task: Callable[[Item], Answer], items: Sequence[Item], then: Callable[[], None]
     ) -> list[Answer]:
-        """See ``Runner.run_before``."""
+        """Run the checked task and call ``then``, see ``Runner.run_before``."""
         answers: dict[int, Answer] = {}
         left = list(range(len(items)))
         for turn in range(_GIVEN_BACK):
@@ -121,7 +121,7 @@ class CheckedRunner(Runner):
         raise self._stopped()
 
     def run_frame(self, read: Callable[[Any], Any], task: Callable[[int, Any], Answer]) -> list[Answer]:
-        """See ``Runner.run_frame``."""
+        """Run the checked task for each partition of a frame, see ``Runner.run_frame``."""
         for _ in range(_GIVEN_BACK):
             answers: list[Any] = self._runner.run_frame(read, CheckedFrame(task, self._facts))
             if not any(isinstance(answer, Differs) for answer in answers):
@@ -130,7 +130,7 @@ class CheckedRunner(Runner):
         raise self._stopped()
 
     def run_ahead(self, work: Callable[[], Answer]) -> Future[Answer]:
-        """See ``Runner.run_ahead``."""
+        """Run work ahead, see ``Runner.run_ahead``."""
         return self._runner.run_ahead(work)
 
     def _hear(self, answers: Sequence[Any]) -> None:
@@ -180,7 +180,7 @@ def _look_around(runner: Runner, facts: DriverView, plans: Sequence[Plan]) -> No
 
 
 def _lost(proofs: Sequence[str]) -> Iterator[str]:
-    """Those of the executors' files that are not there for the driver. All are removed."""
+    """Yield the executors' files that the driver does not see, and remove all."""
     for proof in proofs:
         path = files.path_of(proof)
         if not files.exists(path):
@@ -254,16 +254,17 @@ class Read(NamedTuple):
 
 
 class DriverView(NamedTuple):
-    """What the driver knows. It travels with every task."""
+    """Facts that the driver knows; sent with every task."""
 
     host: str
     version: str
-    """Of Ferryman."""
+    """Version of Ferryman."""
     written: tuple[Written, ...]
     read: tuple[Read, ...]
 
     def without_names(self) -> DriverView:
-        """What processes need that come later: names change meanwhile, and only whether there is one counts."""
+        """Return the facts for processes that start later: names change meanwhile, so only whether there is one
+        counts."""
         return self._replace(read=tuple(each._replace(names=each.names and each.names[:1]) for each in self.read))
 
 
@@ -281,7 +282,7 @@ def names_in(path: str) -> tuple[str, ...] | None:
 
 
 def reads(plans: Iterable[Plan]) -> tuple[Read, ...]:
-    """What the sources read on this machine's file system, as it is now. What is not there is for the run to say."""
+    """Return what the sources read on this machine's file system now. What is missing is left for the run to report."""
     found: dict[str, Read] = {}
     for node in _nodes(plans):
         for path in node.source.local_paths() if isinstance(node, SourceNode) else ():
@@ -361,7 +362,7 @@ class Differs(NamedTuple):
 
 
 def look(facts: DriverView) -> ExecutorView:
-    """What this process sees. It leaves a file in each folder that is written to, for the driver to find."""
+    """Return what this process sees. It leaves a file in each folder that is written to, for the driver to find."""
     names = {}
     for each in facts.read:
         with contextlib.suppress(OSError):
@@ -372,7 +373,7 @@ def look(facts: DriverView) -> ExecutorView:
 
 @functools.lru_cache(maxsize=16)
 def differences(facts: DriverView) -> tuple[str, ...]:
-    """What is not as the driver knows it. A process looks once."""
+    """Return the differences to the driver's facts. A process compares once."""
     return tuple(_differences(facts))
 
 

@@ -58,23 +58,23 @@ _EVENT: Final = (*_DELIVERY, "status", "message")
 
 @dataclasses.dataclass
 class Expected:
-    """What a destination would get of the documents of a preview. Rows have the ledger's columns."""
+    """Rows that a destination would get of a preview's documents, in the ledger's columns."""
 
     gets: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     """Deliveries: also ``fields``, ``text`` (None if there is none, or if it is not UTF-8) and its size, ``bytes``."""
     dropped: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    """What would be dropped, or is there unchanged: also ``status``, ``message`` (why)."""
+    """Documents that would be dropped, or exist unchanged: also ``status``, ``message`` (why)."""
     refused: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    """What would end as ERROR_DOC or DEAD: also ``status``, ``message``."""
+    """Documents that would end as ERROR_DOC or DEAD: also ``status``, ``message``."""
     errors: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    """What would fail and be tried again: also ``status``, ``message``, ``attempts`` (the most that there can be)."""
+    """Documents that would fail and be tried again: also ``status``, ``message``, ``attempts`` (the most possible)."""
     waiting: int = 0
     """Rows that earlier waves committed and that the run would send first."""
 
 
 @dataclasses.dataclass
 class Preview:
-    """What the next run would do: ``destinations`` by their names, for the ``documents`` of which each has its
+    """Result of a preview, what the next run would do: ``destinations`` by name, for ``documents`` that each have a
     ``source``, ``document`` (the id) and ``reason``.
 
     Reasons: ``new``; ``changed``; ``retry`` (a failed step is due); ``forced`` (an operator wants it); ``again`` (its
@@ -98,7 +98,7 @@ class Preview:
     complete: bool = True
     """False: a listing is incomplete; see ``messages``."""
     messages: list[str] = dataclasses.field(default_factory=list)
-    """What you should know."""
+    """Notes for the user."""
 
     def as_dict(self) -> dict[str, Any]:
         """The object of ``preview --json``."""
@@ -117,7 +117,7 @@ def preview(
     document: str | None = None,
     observer: Observer | None = None,
 ) -> Preview:
-    """What the next run would do with its first documents, or with one. Writes nothing, calls no destination.
+    """Return what the next run would do with its first documents, or with one. Writes nothing, calls no destination.
 
     Args:
         state: directory of states, as for ``run``; it need not be there. A run may hold it.
@@ -172,7 +172,7 @@ class Seen(NamedTuple):
     commands: int
     """Requests that no run has applied."""
     differences: list[str]
-    """What is another in the plan's structure than it was when it last ran."""
+    """Differences of the plan's structure since its last run."""
 
     @classmethod
     def of(cls, state: State) -> Seen:
@@ -193,7 +193,7 @@ class Seen(NamedTuple):
 
 
 class Detected(NamedTuple):
-    """What the next run would process."""
+    """Documents that the next run would process."""
 
     seen: Seen
     changes: ChangeSet
@@ -419,8 +419,8 @@ def preview_flow(
     limit: int = 20,
     observer: Observer | None = None,
 ) -> dict[str, Preview]:
-    """What a run would do with the first documents of each plan, as its queues are now: by the plans' names, in the
-    order of their turns. What a plan would write in this run, those behind it do not see.
+    """Return what a run would do with the first documents of each plan, as its queues are now: previews by plan name,
+    in the order of their turns. Plans do not see what those before them would write in this run.
 
     Args:
         limit: how many documents of each plan are transformed.
@@ -453,7 +453,7 @@ _WHOLE: Final = 1 << 40
 
 
 class LogsAhead(NamedTuple):
-    """What the next run would read of logs."""
+    """Entries of logs that the next run would read."""
 
     splits: list[LogSplit]
     notes: list[str]
@@ -518,8 +518,8 @@ def asked_for(plan: Plan, document: str) -> tuple[Only, list[str]]:
 
 
 def gone_through(state: State, document: str, sources: Iterable[str], folder: Path) -> dict[str, int]:
-    """Of these logs, those whose entry of this id was processed, and of which nothing is remembered but that; with its
-    last revision."""
+    """Return the last revision of processed entries with this id, by log; only of logs that remember nothing else of
+    it."""
     sources = list(sources)
     if not sources or not state.exists:
         return {}
@@ -553,7 +553,7 @@ class Picked(NamedTuple):
 
     id: str
     cuts: list[TaskSplit]
-    """As the scan takes it up, if it does once it has read it."""
+    """Tasks cut as the scan does, if it processes the document after reading it."""
     anyway: dict[str, tuple[str, TaskSplit]]
     """Source -> (why the scan does not take it up, a cut that takes it up all the same): "unchanged", or "later", when
     failed steps are due."""
@@ -607,7 +607,7 @@ def _is_new(rows: pa.Table) -> bool:
 
 
 def _listed(id: str, listing: Listing) -> pa.Table | None:
-    """Its last row in the listing, in SLICE's columns."""
+    """Return the id's last row in the listing, in SLICE's columns."""
     found = None
     for part in listing.parts:
         if not part.rows:
@@ -662,19 +662,19 @@ class Drawn(NamedTuple):
     """A document that was processed."""
 
     at: int
-    """Its row in the cut."""
+    """Row number in the cut."""
     id: str
     reason: str
 
 
 class Sampled(NamedTuple):
-    """What a task found in its cut."""
+    """A task's findings in its cut."""
 
     drawn: list[Drawn]
     rows: int
     """How many it looked at."""
     staged: Staged
-    """Of all that were drawn."""
+    """Staged results of all sampled documents."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,7 +166,8 @@ def _rewound(state: State, node: SourceNode) -> _Rewound:
 
 
 def _emptied(state: State, name: str, wave: int, *, followed: bool) -> tuple[dict[str, Any], int]:
-    """What the commit names of a node, see ``settle.updates.files_of``; and how many keys had a state."""
+    """Return what the commit names of an emptied node, see ``settle.files_of``, and the number of keys that had a
+    state."""
     tables = state.keyed[name]
     states, given = _Removed(tables.state, wave), _Removed(tables.contributions, wave)
     exports = {lane: _Removed(tables.exports, wave) for lane in lanes()}

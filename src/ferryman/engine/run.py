@@ -307,7 +307,7 @@ class Run:
         return int(info["sent"])
 
     def _take_commands(self) -> bool:
-        """What people have said since; has it changed anything?"""
+        """Apply queued commands and return whether they changed anything."""
         before = self._state.wave
         for command in waiting(self._state):
             count = commands.apply(self._state, command)
@@ -357,7 +357,7 @@ class Run:
     # -- the end ---------------------------------------------------------------------------------
 
     def finish(self) -> Summary:
-        """What was done, and what is left."""
+        """Return the run's summary: what was done and what is left."""
         summary = self._summary
         for name, value in left_over_of(self._state).items():
             setattr(summary, name, value)
@@ -407,7 +407,7 @@ class Counting:
 
 
 class Upkeep:
-    """Of a state, for the time of a run.
+    """Maintenance of a state during a run.
 
     Args:
         tell: told what could not be merged, after each wave again.

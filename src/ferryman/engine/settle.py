@@ -83,7 +83,7 @@ class Repair(NamedTuple):
 
 
 class Fold(NamedTuple):
-    """What a journal comes to."""
+    """Result of folding a journal."""
 
     results: list[Result]
     """Results that have a ledger file, no two about the same row."""
@@ -91,7 +91,7 @@ class Fold(NamedTuple):
     unknown: list[Rows]
     """Claims of this pass without a result."""
     updates: list[UpdateResult]
-    """Of keyed nodes."""
+    """Results of keyed nodes."""
 
 
 def settle(state: State, wave: int, run: RunTasks, plan: Plan | None = None) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def _covered(rows: Rows, ranges: dict[int, list[Rows]]) -> bool:
 
 
 def _without_overlap(results: list[Result]) -> list[Result]:
-    """Of results in the order of their rows those that count.
+    """Return the results that count, of results ordered by row.
 
     Two workers of one file (a lost pair of a speculation) may both have written: then the one that begins first counts,
     and rows only the other one covers are sent again or found done, as if it had not written.
@@ -313,7 +313,7 @@ class Rewrite(NamedTuple):
     parts: tuple[str, ...]
     epoch: int
     refused: Refusals | None = None
-    """What is made of rows that were refused; None: nothing."""
+    """Collects messages of refused rows; None: there is no error queue."""
 
 
 def rewrite(item: Rewrite) -> tuple[Part | None, Part | None]:
@@ -344,11 +344,11 @@ def _finished(writer: OutboxWriter) -> Part | None:
 
 
 _TRIES: Final = ("attempt", "due", "since", "transient")
-"""What changes of a row that stays."""
+"""Columns that change in a row that stays."""
 
 
 def _staying(rows: pa.Table, latest: dict[str, tuple[Any, ...]]) -> pa.Table:
-    """Those of the rows that stay, by what was said of them last: delivery hash -> (status, …), see ``_TRIES``."""
+    """Return the rows that stay, with their latest values: delivery hash -> (status, …), see ``_TRIES``."""
     stays, tries = [], []
     columns = (rows[c].to_pylist() for c in ("delivery_hash", *_TRIES))
     for digest, *before in zip(*columns, strict=True):
@@ -375,7 +375,7 @@ _NEWER = """
 
 
 def drop_overtaken(state: State, file: DataFile, noted: Sequence[RowResult]) -> list[RowResult]:
-    """What was noted late of rows of this outbox file; a row that would be sent again, but was overtaken, is dropped.
+    """Return late results for rows of this outbox file, without rows that were overtaken: those are dropped.
 
     Overtaken: a newer revision of its document, or of the same revision and route something later, was committed for
     this destination, and may have been sent meanwhile: rows that are in doubt hold nothing, but for exports, which hold
@@ -435,7 +435,7 @@ class Refusals(NamedTuple):
     wave: int
 
     def messages(self, rows: pa.Table, failed: Mapping[str, str], first: int) -> pa.Table:
-        """Of those of the rows that failed, in OUTBOX_FILE's columns, numbered from ``first``.
+        """Return messages for the failed rows, in OUTBOX_FILE's columns, numbered from ``first``.
 
         Args:
             failed: delivery hash -> why.
@@ -516,12 +516,12 @@ class RefusalReporter:
 
 
 def read_updates(journal: Journal, wave: int, files: Collection[int]) -> list[UpdateResult]:
-    """Those of a pass that are about outbox files (by first sequence) that are there."""
+    """Return a pass's updates for outbox files (by first sequence) that still exist."""
     return [each for each in journal.updates(wave) if each.leaving.keys() <= set(files)]
 
 
 def files_of(updates: Sequence[UpdateResult]) -> dict[str, dict[str, Any]]:
-    """What the ledger's commit says of them, for ``publish_updates``: node -> its files."""
+    """Return what the ledger's commit names for ``publish_updates``: node -> its files."""
     found: dict[str, dict[str, Any]] = defaultdict(lambda: {"state": [], "exports": [], "contributions": []})
     for each in sorted(updates, key=lambda update: (update.node, update.range)):
         found[each.node]["state"] += [each.state] if each.state is not None else []

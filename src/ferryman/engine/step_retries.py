@@ -24,17 +24,18 @@ _NAMED: Final = pa.schema([("h", pa.uint64()), ("source", pa.string()), ("docume
 _NEVER: Final = 1 << 62
 
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
-"""Of documents, as in ``latest.DOCUMENT``."""
+"""Hashes of documents, as in ``maintenance.DOCUMENT``."""
 
 
 def _waits(state: State) -> str:
-    """Of rows of ``documents``: do they wait? What keyed nodes export is read by its place, see ``held_exports``."""
+    """Return SQL that tests whether rows of ``documents`` wait. Exports of keyed nodes are read by place, see
+    ``logs.HeldExports``."""
     exports = [node.name for node in keyed_nodes(state.plan.nodes)]
     return f"(due IS NOT NULL OR forced){f' AND source NOT IN {quoted_list(exports)}' if exports else ''}"
 
 
 def step_debt(state: State, unlisted: Hashes | None = None) -> list[StepDebt]:
-    """What failed steps owe; of documents that are ``unlisted`` apart."""
+    """Return the pending retries of steps; documents that are ``unlisted`` apart."""
     if all(f.stats.get("nullCount", {}).get("due", 0) == f.rows for f in state.documents.files.values()):
         return []
     owed: Counter[tuple[int, bool]] = Counter()
@@ -103,7 +104,7 @@ def _waiting(state: State, db: duckdb.DuckDBPyConnection) -> Iterator[Columns]:
 
 
 def _held(state: State, db: duckdb.DuckDBPyConnection) -> dict[int, str | None]:
-    """What documents are held by, by its hash."""
+    """Return the name that a document is held by, by the document's hash."""
     found = [None, *(held for (held,) in db.execute(f"SELECT DISTINCT held FROM {_files(state)}").fetchall())]
     return dict(zip(hashed(pa.array(found, pa.string())).tolist(), found, strict=True))
 

@@ -1,4 +1,4 @@
-"""What a run did, and what it left."""
+"""Summaries of runs and flows."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ferryman.engine.results import Listing, Staged
 from ferryman.observe import counted, plural
 
 _EXITS: Final = (1, 2, 4, 3)
-"""Of the exit codes of a flow's plans, the first of these is the flow's; else 0."""
+"""Exit codes of a flow's plans by precedence: the first that occurs is the flow's; else 0."""
 
 
 @dataclasses.dataclass
 class Summary:
-    """What a run did and what it left.
+    """Result of a run: what it did and what it left.
 
     ``waves``, ``delivered``, ``deleted`` and ``dropped`` are this run's, each delivery in one of them; ``failed``,
     ``rejected``, ``pending`` and ``in_doubt`` are the whole state's.
@@ -57,7 +57,7 @@ class Summary:
 
 @dataclasses.dataclass
 class FlowSummary:
-    """What a run of a flow did and what it left.
+    """Result of a flow's run: what it did and what it left.
 
     Attributes:
         plans: by the plans' names (``name-vVERSION`` where two versions of one are in the flow), in the order of their
@@ -77,7 +77,7 @@ class FlowSummary:
 
     @property
     def messages(self) -> list[str]:
-        """Those of all plans, each behind its plan's name."""
+        """Return the messages of all plans, each after its plan's name."""
         return [f"{name}: {text}" for name, summary in self.plans.items() for text in summary.messages]
 
     def as_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What is to be done, as frozen data."""
+"""Plans and flows, as frozen data."""
 
 from ferryman.plan.flow import Flow, Joint
 from ferryman.plan.nodes import (

@@ -53,7 +53,7 @@ def called_twice(nodes: Iterable[Node], strategy: object) -> Iterator[str]:
 
 
 def is_async(fn: Callable[..., Any]) -> bool:
-    """Is it an ``async def``, or an object that is called like one?"""
+    """Return whether ``fn`` is an ``async def``, or an object whose call is one."""
     return _is_made_by(fn, inspect.iscoroutinefunction)
 
 
@@ -194,7 +194,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         super().__init__(file)
         self._known = _travelling()
         self.names: list[str] = []
-        """What is sent as a name only, though no worker has the module that it is from."""
+        """Objects sent by name only although no worker has their module."""
 
     def reducer_override(self, value: Any) -> Any:
         """Called for every object that is not one of Python's plain values, before the table."""
@@ -256,7 +256,8 @@ def _culprit(value: Any, depth: int) -> list[str]:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """What is pickled with it, by name: a function's globals and closure, an object's attributes and methods."""
+    """Yield what is pickled with a value, by name: a function's globals and closure, an object's attributes and
+    methods."""
     if isinstance(value, MethodType):
         yield from _parts(value.__func__)
         value = value.__self__

@@ -1,4 +1,4 @@
-"""Is this a plan that can run? Every rule of a plan's shape, found in one go."""
+"""Checks of a plan's shape; all findings are reported at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan is, in 32 hex digits: its structure, its steps' code and what they were made with."""
+"""Fingerprint of a plan, 32 hex digits: its structure, its steps' code and their parameters."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _parts(node: Node) -> Iterator[str]:
 
 
 def code_of(node: StepNode | RouterNode | JoinNode | KeyedNode) -> Iterator[str]:
-    """What a step or router does: its code, and what it was made with."""
+    """Yield the code and parameters of a step or router."""
     if isinstance(node, (StepNode, JoinNode)):
         yield from _code(node.fn)
         return
@@ -105,7 +105,8 @@ def _code(fn: Any) -> Iterator[str]:
 
 
 def _value(value: Any) -> Iterator[str]:
-    """What a step was made with. Of what has no lasting text of its own (a client, a lock) only the class counts."""
+    """Yield a parameter's canonical text. Of objects without a lasting text (a client, a lock) only the class
+    counts."""
     match value:
         case None | bool() | int() | float() | str() | bytes() | Enum() | date() | timedelta() | Decimal() | PurePath():
             yield repr(value)

@@ -18,7 +18,7 @@ from ferryman.sources.log import feed_name
 
 
 class Joint(NamedTuple):
-    """What one plan writes and another one reads.
+    """A place that one plan writes and another reads.
 
     Attributes:
         target: the place, as ``Destination.target`` and ``Source.reads`` name it.
@@ -53,11 +53,12 @@ class Flow:
 
     @property
     def plans(self) -> tuple[Plan, ...]:
-        """As they were given."""
+        """Return the plans in the order given."""
         return tuple(plan for plan in self._given if isinstance(plan, Plan))
 
     def label(self, plan: Plan) -> str:
-        """What a plan is called in this flow: its name; where two versions of it are here, ``name-vVERSION``."""
+        """Return a plan's label in this flow: its name, or ``name-vVERSION`` where two versions of it are in the
+        flow."""
         return plan.name if [p.name for p in self.plans].count(plan.name) == 1 else plan.key
 
     @property
@@ -66,7 +67,7 @@ class Flow:
         return self._joints(self.order)
 
     def _joints(self, plans: Sequence[Plan]) -> tuple[Joint, ...]:
-        """The same, of these readers."""
+        """Return the joints whose readers are these plans."""
         written = [
             (target, self.label(plan), node.name)
             for plan in self.plans
@@ -121,7 +122,7 @@ class Flow:
             plan.freeze()
 
     def _findings(self) -> list[str]:
-        """What is wrong with the flow itself."""
+        """Return the faults of the flow itself."""
         found = []
         if not isinstance(self.name, str) or not NAME.match(self.name):
             found.append(f"flow {self.name!r}: bad name: use letters, digits, '_', '.', '-', beginning with a letter.")
@@ -164,7 +165,7 @@ class Flow:
         return before
 
     def _repr_svg_(self) -> str:
-        """What a notebook shows: all plans in one picture."""
+        """Return the picture that a notebook shows: all plans in one."""
         from ferryman.plan.picture import svg  # it would make each start slower
 
         return svg(self)
@@ -174,7 +175,7 @@ class Flow:
 
 
 def _written_by(plan: Plan, node: DestinationNode) -> str | None:
-    """What another plan may read."""
+    """Return the place that another plan may read."""
     if isinstance(node, KeyedNode):
         return feed_name(plan.key, node.name)
     return node.destination.target()

@@ -1,4 +1,4 @@
-"""What joins, alts and strategies take: logs."""
+"""Checks of the inputs of joins, alts and strategies: logs."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _feeds(key: str, nodes: Iterable[Node]) -> set[str]:
 
 
 def bad_inputs(node: JoinNode | AltsNode, kinds: Mapping[str, Node]) -> list[str]:
-    """What is wrong with them; ``kinds``: the plan's nodes by name."""
+    """Return the faults of a node's inputs; ``kinds``: the plan's nodes by name."""
     found = []
     known: dict[tuple[str, str], str] = {}
     if len(node.after) < 2:

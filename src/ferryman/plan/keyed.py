@@ -1,4 +1,4 @@
-"""What a plan and its nodes offer to keep state by key."""
+"""Methods of plans and nodes for state by key."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class KeyedHandle:
 
 
 def bad_keyed(nodes: Sequence[Node]) -> Iterator[str]:
-    """What is wrong with the keyed nodes of a plan, each with its remedy."""
+    """Yield the faults of a plan's keyed nodes, each with its remedy."""
     keyed = keyed_nodes(nodes)
     for node in keyed:
         yield from _bad_options(node)

@@ -28,7 +28,7 @@ from ferryman.plan.plan import Plan
 FORMS = "give a Python file that makes a Plan (plan.py), one plan of it (plan.py:name), or package.module:name"
 
 Runnable = Plan | Flow
-"""What ``run``, ``status``, ``preview``, ``plan check`` and ``plan show`` take."""
+"""Argument of ``run``, ``status``, ``preview``, ``plan check`` and ``plan show``."""
 
 Made = TypeVar("Made", Plan, Flow)
 
@@ -158,7 +158,7 @@ def _importing_from(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _their_errors(path: Path | None) -> Iterator[None]:
-    """What the user's code raises, as a UsageError that names their line."""
+    """Convert errors of the user's code to a UsageError that names the line."""
     try:
         yield
     except KeyboardInterrupt:
@@ -268,7 +268,7 @@ def _pick(module: ModuleType, place: str, name: str | None) -> Runnable:
 
 
 def _named(module: ModuleType, place: str, name: str) -> Runnable:
-    """What the module calls so; else the plan that a flow of it calls so."""
+    """Return the module's object of this name; else the plan of this name in one of its flows."""
     value = vars(module).get(name)
     if isinstance(value, Plan | Flow):
         return value

@@ -75,7 +75,7 @@ class Policy:
 
     @property
     def limits(self) -> Limits:
-        """Of errors of the destination itself."""
+        """Return the limits for errors of the destination itself."""
         return Limits(self.attempts, self.patience_s)
 
     @property
@@ -126,7 +126,8 @@ class CalledNode(Node):
     attempts: int | None = field(default=None, kw_only=True)
 
     def limits(self, policy: Policy) -> Limits:
-        """Of this node's errors, for deliveries to a destination of this policy: ``attempts`` that were given win."""
+        """Return the limits for errors of this node, for deliveries to a destination of this policy: the node's own
+        ``attempts`` win."""
         if self.attempts is not None:
             return Limits(self.attempts, None)
         return Limits(policy.attempts, None if policy.patience_s is None else self.patience_s)
@@ -184,7 +185,7 @@ class StepNode(CalledNode):
 
     @property
     def in_batches(self) -> bool:
-        """Is it called with several documents, be it with one of them?"""
+        """Return whether the step is called with several documents, or with a list of one."""
         return self.arrow or self.batch is not None
 
     @property
@@ -241,7 +242,7 @@ def is_name(given: object) -> bool:
 
 
 def here() -> frozenset[str]:
-    """What this machine says it has."""
+    """Return what this machine offers to ``needs=``."""
     return frozenset(name for part in os.environ.get(VARIABLE, "").split(",") if (name := part.strip()))
 
 
@@ -278,7 +279,7 @@ class Combining:
         return new, {"key": key, "old": state, "new": new}
 
     def _values_of(self, doc: Document) -> Iterator[Any]:
-        """What takes back what it was before, and what it is now."""
+        """Yield the operations that take back the old value and add the new one."""
         if doc.previous is not None and self.inverse is not None:
             yield self.inverse(self._value_of(Document.of(doc.id, doc.previous)))
         if doc.operation == "upsert":
@@ -317,7 +318,7 @@ class KeyedState(Destination):
 
 @dataclass(frozen=True, slots=True)
 class ExportsNode(SourceNode):
-    """What a keyed node exports, as the source of what follows it. It has the node's name."""
+    """Exports of a keyed node, as the source of the nodes after it. It has the node's name."""
 
     @property
     def entry(self) -> str:

@@ -102,7 +102,7 @@ def sources_read(nodes: Iterable[Node]) -> list[SourceNode]:
 
 
 def logs_read(nodes: Iterable[Node]) -> list[SourceNode]:
-    """Of these, the logs."""
+    """Return those of the nodes that are logs."""
     return [n for n in sources_read(nodes) if isinstance(n.source, Log)]
 
 
@@ -121,7 +121,7 @@ def target_of(node: Node) -> str:
 
 
 class Linked(Protocol):
-    """What may follow others: a node, a plan of a flow."""
+    """A member of a graph: a node, or a plan of a flow."""
 
     @property
     def name(self) -> str: ...
@@ -170,7 +170,7 @@ def cycles(nodes: Sequence[Linked]) -> list[list[str]]:
 
 
 def _left_over(following: Sequence[Sequence[int]]) -> list[int]:
-    """What is in a ring, or behind one."""
+    """Return the members that are in a ring or behind one."""
     missing = [0] * len(following)
     for ends in following:
         for end in ends:

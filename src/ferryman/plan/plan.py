@@ -344,7 +344,7 @@ class Plan(KeyedPlan):
         return Handle(self, node.name)
 
     def _repr_svg_(self) -> str:
-        """What a notebook shows: the plan's picture."""
+        """Return the picture that a notebook shows."""
         from ferryman.plan.picture import svg  # it would make each start slower
 
         return svg(self)
@@ -440,7 +440,7 @@ class NotifyTarget:
 
     @property
     def shown(self) -> str:
-        """Its address as it may be shown: without passwords."""
+        """Return the address without passwords."""
         match self.kind:
             case "url":
                 return urls.plain(self.to)

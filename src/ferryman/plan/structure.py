@@ -1,4 +1,4 @@
-"""What a plan was when it last ran, and what has changed since: its structure, its steps' code, its targets."""
+"""Changes of a plan since its last run: in its structure, its steps' code, its targets."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DELIVERED: Final = ("destination", "tee", "keyed")
 
 
 class Differences(NamedTuple):
-    """What is different, a line each."""
+    """Differences between two plans, a line each."""
 
     structure: list[str]
     code: list[str]
@@ -47,12 +47,12 @@ class Differences(NamedTuple):
 
 
 def structure(plan: Plan) -> dict[str, NodeRecord]:
-    """What a state remembers of a plan."""
+    """Return what a state stores about a plan."""
     return {node.name: _record(node) for node in plan.nodes}
 
 
 def changes(before: Structure, after: Structure) -> Differences:
-    """What changed from one to the other."""
+    """Return the changes from ``before`` to ``after``."""
     found = Differences([], [], [])
     for name in [*before, *(n for n in after if n not in before)]:
         old, new = before.get(name), after.get(name)

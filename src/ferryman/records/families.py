@@ -1,4 +1,4 @@
-"""What ``documents`` remembers of a document's family: what was given of it to whom, and where its steps failed.
+"""Record of a document's family in ``documents``: which deliveries it had, and where its steps failed.
 
 A family is a source document, its *origin*, with everything that steps made of it. Its members are named by what their
 id has after the origin's: "" for the origin itself, "#3" for a child, "#3#a" for a grandchild.
@@ -23,7 +23,7 @@ class Published(NamedTuple):
     route: str
     destination: str
     content: str = ""
-    """What was sent, as ``content_of`` says it; "" if nobody asks: it is sent with each version."""
+    """Hash of the content that was sent, see ``content_of``; "" if it is not compared: it is sent with each version."""
 
     @property
     def place(self) -> tuple[str, str, str]:
@@ -71,12 +71,12 @@ class FailedMember(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def open(self) -> bool:
-        """Is anything of it tried again?"""
+        """Return whether a part of the failure is tried again."""
         return any(o.open for o in self.owed)
 
 
 def descends(member: str, ancestor: str) -> bool:
-    """Is it this member, or made from it?"""
+    """Return whether ``member`` is ``ancestor`` or was made from it."""
     return member == ancestor or member.startswith(f"{ancestor}#")
 
 
@@ -123,7 +123,7 @@ def had_sql(destination: str) -> str:
 
 
 def encode_published(given: Iterable[Published]) -> str:
-    """As text for ``documents``; "" for nothing. A large family's has several lines."""
+    """Encode for ``documents``; "" for nothing. A large family takes several lines."""
     if isinstance(given, (list, tuple)) and len(given) <= _FEW:
         return _encode_few(tuple(given))
     return (given if isinstance(given, PublishedLines) else PublishedLines(given)).encode()
@@ -137,8 +137,8 @@ def decode_published(text: str) -> Collection[Published]:
 
 
 class PublishedLines(Collection[Published]):
-    """What a large family was given, in its order. It is held encoded, but for the last: as objects, a million take
-    some 200 MB."""
+    """Deliveries of a large family, in order. All but the last are held encoded: as objects, a million take some 200
+    MB."""
 
     def __init__(self, given: Iterable[Published] = ()) -> None:
         self._lines: list[str] = []
@@ -148,7 +148,7 @@ class PublishedLines(Collection[Published]):
 
     @classmethod
     def of(cls, text: str) -> Self:
-        """What ``encode`` has made."""
+        """Decode the result of ``encode``."""
         found = cls()
         found._lines = text[1:-1].split(_BREAK)
         return found
@@ -208,7 +208,7 @@ _decode_short = lru_cache(maxsize=1024)(_decode)
 
 
 def encode_failures(failures: Iterable[FailedMember]) -> str | None:
-    """As text for ``documents``; None if there are none."""
+    """Encode for ``documents``; None if there are none."""
     failures = list(failures)
     return msgspec.json.encode(failures).decode() if failures else None
 

@@ -51,8 +51,8 @@ CONTRIBUTIONS: Final = pa.schema(
         pa.field("bucket", pa.int64()),
     ]
 )
-"""What a key was given of documents that may change: of (``key``, ``source``, ``document``) the row with the highest
-``wave`` counts, whatever its ``route``. ``fields``: JSON; null: the key has nothing of it any more."""
+"""Contributions of changeable documents to keys: of (``key``, ``source``, ``document``) the row with the highest
+``wave`` counts, whatever its ``route``. ``fields``: JSON; null: the document no longer contributes to the key."""
 
 EXPORTS: Final = pa.schema(
     [
@@ -66,7 +66,7 @@ EXPORTS: Final = pa.schema(
         pa.field("version", pa.string()),
     ]
 )
-"""What a keyed node has exported and the plan has not carried on yet. Place = ``first_place`` + row of the file."""
+"""Exports of a keyed node that the plan has not processed yet. Place = ``first_place`` + row of the file."""
 
 EXPORTS_PARTITION: Final = ["lane", "first_place"]
 
@@ -89,13 +89,13 @@ def key_hash(key: str) -> int:
 
 
 def lane_number(hashed: int) -> int:
-    """Of a ``key_hash``: the number of its lane, see ``lane_of``."""
+    """Return the lane number of a ``key_hash``, see ``lane_of``."""
     return (hashed >> _REST) * limits.KEY_LANES // BUCKETS
 
 
 def export_revision(lane: int, place: Any) -> Any:
-    """Of an export at this place, or of several: keys of several lanes may export one id, and the revisions of a lane
-    are no other lane's."""
+    """Return the revision of one or several exports by place: keys of several lanes may export one id, and no two
+    lanes share a revision."""
     return place * limits.KEY_LANES + 1 + lane
 
 
@@ -106,7 +106,7 @@ def place_of(revision: int) -> tuple[str, int]:
 
 
 def export_name(revision: int) -> str:
-    """What ``documents`` calls an export: one id may be exported again and again."""
+    """Return the name of an export in ``documents``: one id may be exported again and again."""
     lane, place = place_of(revision)
     return f"{lane}/{place}"
 
@@ -223,7 +223,7 @@ def _path(root: StatePath, node: str, reader: str) -> StatePath:
 
 
 class Contribution(NamedTuple):
-    """What a key has of a document.
+    """A document's contribution to a key.
 
     Attributes:
         fields: JSON.
@@ -240,7 +240,7 @@ plan."""
 
 
 def contributions_of(files: Sequence[str], documents: pa.Table, folder: Path) -> dict[Whose, list[Contribution]]:
-    """Of these documents, by ``source`` and ``document``: what keys have of them.
+    """Return the contributions of these documents to keys, by ``source`` and ``document``.
 
     Args:
         files: of the table: paths, or URLs of objects.
@@ -271,7 +271,7 @@ def contributions_of(files: Sequence[str], documents: pa.Table, folder: Path) ->
 
 
 class UpdateResult(msgspec.Struct, frozen=True):
-    """What became of the due documents of a range of keys.
+    """Result of an update for the due documents of a range of keys.
 
     Attributes:
         node: the keyed node.
@@ -339,7 +339,7 @@ class KeyStates:
         return None if found is None else found.value
 
     def entry(self, key: str) -> KeyState | None:
-        """The same with its sequence and wave; None: it has none."""
+        """Return the key's state with its sequence and wave; None: it has none."""
         if not isinstance(key, str):
             raise UsageError(f"{key!r}: a key is text.")
         with self._readers.reading():
@@ -382,7 +382,7 @@ def key_file(folder: StatePath, file: DataFile) -> KeyFile:
 
 
 class KeyRow(NamedTuple):
-    """What is known of a key.
+    """Stored state of a key.
 
     Attributes:
         value: JSON; None: it has no state.
@@ -401,7 +401,7 @@ class KeyValues:
         self._open: dict[str, pq.ParquetFile] = {}
 
     def of(self, keys: pa.Array, first: int, last: int) -> dict[str, KeyRow]:
-        """Those of these keys of which something is known.
+        """Return the stored states of these keys.
 
         Args:
             first, last: their least and greatest bucket.

@@ -8,7 +8,7 @@ import msgspec
 
 
 class Provenance(msgspec.Struct, frozen=True):
-    """As it is kept, in JSON.
+    """Origin of a message, stored as JSON.
 
     Attributes:
         queues: queue -> ``{"index", "time"}``.
@@ -20,7 +20,8 @@ class Provenance(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, meta: str | None) -> Self:
-        """What a message's ``meta`` says, whatever else is in it; nothing, if somebody else wrote it in another way."""
+        """Decode the provenance in a message's ``meta``; other content is ignored, and ``meta`` of another form
+        gives nothing."""
         if meta is None:
             return cls()
         try:
@@ -30,5 +31,5 @@ class Provenance(msgspec.Struct, frozen=True):
 
 
 def encode(provenance: Provenance) -> str:
-    """As JSON."""
+    """Encode as JSON."""
     return msgspec.json.encode(provenance).decode()

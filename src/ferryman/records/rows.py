@@ -115,8 +115,8 @@ OUTBOX_KEPT: Final = [name for name in OUTBOX_FILE.names if name not in OUTBOX_C
 """The others: those of a whole file fit into memory."""
 
 RANGE: Final = "range "
-"""What the version of a range begins with, and no document's: entries of a log that an at-most-once plan has taken
-together, and of which more is not known. Its row in ``ledger`` is like one of a document."""
+"""Prefix of the version of a range, and of no document's version: entries of a log that an at-most-once plan took
+together and of which no more is known. Its row in ``ledger`` is like a document's."""
 
 
 # A delivery's name: the hash that is equal on every attempt, forever.
@@ -165,7 +165,7 @@ def wait_of_file_s(file: DataFile, now_us: int, longest_s: float) -> float:
 
 
 def is_due_sql(column: str, now_us: int, longest_s: float) -> str:
-    """Is it due, in SQL; NULL where the column is."""
+    """Return SQL that tests whether a column's time has come; NULL where the column is."""
     return f"({column} <= {now_us} OR {column} > {latest_us(now_us, longest_s)})"
 
 
@@ -187,7 +187,7 @@ ORDINAL_SENT: Final = 2
 """Events of one wave in their order: operator commands, what the steps made of it, what sending it came to."""
 
 _BINARY_BYTES: Final = (1 << 31) - 1
-"""Of all values of a binary array, which has offsets of 32 bits."""
+"""Most bytes of all values of a binary array, which has offsets of 32 bits."""
 
 EVENT_OF_ROW: Final = (
     "source",
@@ -224,7 +224,8 @@ def table_of(schema: pa.Schema, rows: int, **columns: Any) -> pa.Table:
 
 
 def binary_array(values: Sequence[bytes | None]) -> pa.Array:
-    """What ``pa.array`` makes of them, in a tenth of the time where all are there and have some hundred bytes."""
+    """Return the result of ``pa.array``, in a tenth of the time where no value is missing and values have some
+    hundred bytes."""
     if None not in values:
         contents = cast("Sequence[bytes]", values)
         ends = np.cumsum(np.fromiter(map(len, contents), np.int64, len(values)))
@@ -246,7 +247,7 @@ def events(rows: list[dict[str, Any]], **constant: Any) -> pa.Table:
 
 
 def sent_events(outbox_rows: pa.Table, noted: Iterable[RowResult], destination: str, wave: int) -> pa.Table:
-    """What became of outbox rows that were sent: INDEXED but for those noted; untouched ones have no event."""
+    """Return events of outbox rows that were sent: INDEXED but for those noted; untouched rows have no event."""
     n = outbox_rows.num_rows
     columns: dict[str, Any] = {name: outbox_rows[name] for name in EVENT_OF_ROW}
     columns["status"] = Status.INDEXED.value
@@ -296,8 +297,8 @@ def traceback_of(message: str) -> str:
 
 
 def reason_sql() -> str:
-    """Of an event's columns ``message`` and ``document``, the reason as SQL: without traceback, without the document's
-    id before it and the number of the attempt after it; "" if there is none."""
+    """Return SQL for the reason in an event's columns ``message`` and ``document``: without traceback, without the
+    document's id before it and the number of the attempt after it; "" if there is none."""
     first = f"split_part(coalesce(message, ''), chr(10) || '{HEADING}' || chr(10), 1)"
     about = (
         f"CASE WHEN starts_with({first}, document || ': ') THEN substr({first}, length(document) + 3) ELSE {first} END"
@@ -306,7 +307,7 @@ def reason_sql() -> str:
 
 
 def alike_sql(reason: str) -> str:
-    """What reasons that differ only in numbers and in what they quote have in common, and the line of code, as SQL."""
+    """Return SQL for the common form of reasons that differ only in numbers and quoted text, with the line of code."""
     plain = f"regexp_replace({reason}, '[0-9]+|''[^'']*''|\"[^\"]*\"', '0', 'g')"
     return f"{plain} || regexp_extract({reason}, ':[0-9]+\\)$')"
 
@@ -339,7 +340,7 @@ def error_fields(
 
 
 def failed_message(id: str, source: str, body: bytes | None) -> dict[str, Any]:
-    """What a failure was for: ``id``, ``source``, and the fields where they are at hand, as ``body``.
+    """Return the subject of a failure: ``id``, ``source``, and the fields where they are at hand, as ``body``.
 
     Fields that a message of a queue cannot hold one level down are there as text, ``json``, or not at all.
     """
@@ -390,7 +391,7 @@ class Rows(NamedTuple):
 
 
 class RowResult(msgspec.Struct, frozen=True, array_like=True):
-    """What became of one row that was not simply delivered."""
+    """Result of one row that was not simply delivered."""
 
     row: int
     status: str
@@ -399,13 +400,13 @@ class RowResult(msgspec.Struct, frozen=True, array_like=True):
     due: int | None
     """When an ERROR is tried again, µs since 1970; None: not pending any more."""
     since: int | None = None
-    """Its first transient error, µs since 1970."""
+    """Time of its first transient error, µs since 1970."""
     transient: int | None = None
     """How many attempts ended so."""
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What became of a range of rows.
+    """Result of a range of rows.
 
     Attributes:
         sent: how many rows were attempted; the others of the range were not eligible in this pass, or not reached.
@@ -518,7 +519,7 @@ SHOWN: Final[dict[str, tuple[frozenset[Status], str | None]]] = {
     "pending": (PENDING, None),
     "in_doubt": (frozenset({_S.INDEXING}), None),
 }
-"""What is shown of a delivery -> the statuses stored for it, and its operation where that matters."""
+"""Status shown to users -> the stored statuses, and the operation where that matters."""
 
 
 def shown(status: str, operation: str) -> str:
@@ -544,9 +545,9 @@ def stored(text: str) -> tuple[frozenset[Status], str | None]:
 
 
 _STEPS = frozenset({_S.BATCHED, _S.ERROR, _S.DROPPED, _S.DEAD, _S.ERROR_DOC})
-"""What the steps may make of a document that is processed (again)."""
+"""Statuses that steps may give a document that is processed (again)."""
 _SENT = frozenset({_S.INDEXING, _S.INDEXED, _S.ERROR, _S.DEAD, _S.ERROR_DOC})
-"""What sending may make of a committed row."""
+"""Statuses that sending may give a committed row."""
 _PERSON = frozenset({_S.RESTART, _S.FORCE})
 
 MOVES: Final[dict[Status | None, frozenset[Status]]] = {

@@ -63,7 +63,7 @@ LEGEND_ROW_PX = 26.0
 
 
 class BoxCounts(NamedTuple):
-    """What is written into a node's box below the rest: how many documents or deliveries, in words.
+    """Counts drawn into a node's box: numbers of documents or deliveries, in words.
 
     Attributes:
         good: ``1 200 delivered``, in one line.
@@ -128,7 +128,7 @@ def _told(drawn: Sketch) -> str:
 
 
 def _lines(box: Box) -> list[str]:
-    """What stands in a box below its name: the kind with the type, a target on its own line, the rest together."""
+    """Return the lines below a box's name: the kind with the type, a target on its own line, then the rest."""
     type_name, *rest = box.facts
     rows = [shortened(f"{box.kind} · {type_name}", FACT_SIGNS)]
     for fact in rest:
@@ -334,7 +334,7 @@ def shortened(words: str, most: int) -> str:
 
 
 def printable(words: str) -> str:
-    """What XML cannot hold (control characters, halves of surrogate pairs) as the replacement sign."""
+    """Replace what XML cannot hold (control characters, halves of surrogate pairs) by the replacement sign."""
     return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", words)
 
 

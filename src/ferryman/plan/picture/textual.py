@@ -1,4 +1,4 @@
-"""What a node is, in words; the same in every picture. No secrets are among them, and none of them can fail."""
+"""Descriptions of nodes in words, the same in every picture. They contain no secrets, and making them never fails."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def options(node: Node) -> dict[str, Any]:
 
 
 def effect_of(node: Node) -> Effect | None:
-    """What repeating it does outside; None where it does not say."""
+    """Return the node's effect outside when it is repeated; None where it states none."""
     if isinstance(node, DestinationNode):
         found = getattr(node.destination, "effect", None)
         return found if isinstance(found, Effect) else None
@@ -82,7 +82,7 @@ def effect_of(node: Node) -> Effect | None:
 
 
 def facts(node: Node) -> list[str]:
-    """What there is to say about a node beside its name and kind, the most important first."""
+    """Return facts about a node beside its name and kind, the most important first."""
     told, words = options(node), [type_name(node)]
     if not told:
         return words
@@ -183,7 +183,7 @@ MISSING = "missing"
 
 
 class Pictured(Protocol):
-    """What a picture shows: a ``Plan``, which this package does not import, for a plan can draw itself."""
+    """Subject of a picture: a ``Plan``, which this package does not import, since a plan can draw itself."""
 
     name: str
     version: int
@@ -310,7 +310,7 @@ def _escaped(text: str) -> str:
 
 
 def _code(character: str) -> int:
-    """Of control characters and halves of surrogate pairs, which no page may hold, that of the replacement sign."""
+    """Return a character's code; for control characters and halves of surrogate pairs that of the replacement sign."""
     code = ord(character)
     return 0xFFFD if code < 32 or 0x7F <= code < 0xA0 or 0xD800 <= code < 0xE000 else code
 
@@ -318,7 +318,7 @@ def _code(character: str) -> int:
 # A flow as one picture: the boxes of all its plans, and an edge wherever one plan reads what another one writes.
 
 Drawable = Pictured | Flow
-"""What can be drawn."""
+"""Argument of every picture."""
 
 
 class Titled(NamedTuple):
@@ -355,12 +355,12 @@ def title_of(what: Drawable) -> str:
 
 
 def box_name(plan: str, node: str) -> str:
-    """What a node's box is called in the picture of a flow."""
+    """Return the name of a node's box in the picture of a flow."""
     return f"{plan}/{node}"
 
 
 def short_name(joint: Joint) -> str:
-    """Of a queue, its name: the box that writes it has all of its place."""
+    """Return a queue's name without its place, which the box that writes it shows."""
     return joint.target.rstrip("/").rpartition("/")[2]
 
 
