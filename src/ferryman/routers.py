@@ -39,7 +39,7 @@ class Router:
     copies: ClassVar[bool] = False
     """True: a document may take several branches, a copy down each; the branch's name joins the copy's route."""
     on_unequal: Literal["warn", "error"] = "warn"
-    """What ``plan check`` says of branches with different destinations below a router that is not deterministic."""
+    """Finding of ``plan check`` for branches with different destinations below a router that is not deterministic."""
 
     def named_branches(self) -> Iterable[str]:
         """Branches that ``choose`` is known to answer: ``plan check`` looks whether they are there."""

@@ -30,7 +30,7 @@ from ferryman.errors import BadDocument
 
 
 class Effect(enum.Enum):
-    """What repeating something does to the outside world."""
+    """Effect of repeating something, on the outside world."""
 
     SAFE = "safe"
     """No outside effect at all: may run any number of times."""
@@ -41,7 +41,7 @@ class Effect(enum.Enum):
 
 
 class Guarantee(enum.Enum):
-    """What a kill may do to a delivery that was in flight."""
+    """Effect of a kill on a delivery that was in flight."""
 
     EXACTLY_ONCE = "exactly-once"
     AT_LEAST_ONCE = "at-least-once"
@@ -49,7 +49,7 @@ class Guarantee(enum.Enum):
 
 
 class _Row(msgspec.Struct, eq=False):
-    """What a delivery is made of. The engine makes one from a row of columns in this order; msgspec does that in C."""
+    """Fields of a delivery. The engine makes one from a row of columns in this order; msgspec does that in C."""
 
     id: str
     hash: str
@@ -65,7 +65,7 @@ class _Row(msgspec.Struct, eq=False):
     route: tuple[str, ...] = ()
     attempt: int = 1
     came_from: str | None = None
-    """As JSON; see ``Delivery.provenance``."""
+    """Provenance as JSON, see ``Delivery.provenance``."""
     key_hash: int | None = None
 
 
@@ -103,8 +103,8 @@ class Delivery(_Row, eq=False):
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """Of what comes from a log, where it came from: of a queue ``{"queues": {name: {"index", "time"}}, "tx": index
-        on the first queue}``. {} where nothing is known, or the plan has ``provenance=False``."""
+        """Provenance of a document that comes from a log: of a queue ``{"queues": {name: {"index", "time"}}, "tx":
+        index on the first queue}``. {} where it is unknown, or the plan has ``provenance=False``."""
         return msgspec.json.decode(self.came_from) if self.came_from else {}
 
     @property
@@ -123,7 +123,7 @@ class Delivery(_Row, eq=False):
 
 
 class Outcome(NamedTuple):
-    """What a destination says of one delivery: ok, stale, transient, permanent, unavailable or misconfigured.
+    """A destination's answer for one delivery: ok, stale, transient, permanent, unavailable or misconfigured.
 
     The last two are about the whole destination (down, full, wrong password), as ``universal`` says: no attempt is
     spent, and the destination's other rows wait too.
@@ -175,10 +175,10 @@ _HELD = Outcome("held")
 
 
 class Facts(NamedTuple):
-    """What the reference says of a shipped destination; its class has it as ``facts``."""
+    """Facts for the reference about a shipped destination; its class has them as ``facts``."""
 
     stored: str
-    """What is there of a delivery, and what of a delete."""
+    """How a delivery and a delete are stored."""
     limits: tuple[str, ...] = ()
     """Sizes and numbers above which something is refused, or cut."""
     outcomes: tuple[tuple[str, str], ...] = ()
@@ -188,7 +188,7 @@ class Facts(NamedTuple):
 
 
 class DestinationContext(NamedTuple):
-    """What ``open`` gets."""
+    """Context that ``open`` gets."""
 
     plan: str
     plan_version: int
@@ -203,7 +203,7 @@ class DestinationContext(NamedTuple):
     settled: int = 0
     """Deliveries of this state and node with lower sequences are settled: they do not come again."""
     first_version: int = 0
-    """Of the plan, when the state got its id; 0: as now."""
+    """Version of the plan when the state got its id; 0: the current one."""
 
 
 class Destination:

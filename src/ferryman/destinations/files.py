@@ -43,17 +43,19 @@ __all__ = ["Directory"]
 # What the file of a document is called.
 
 NAME_BYTES: Final = 240
-"""Of one name: 255 are what file systems take, and what comes to be put before or behind it needs some."""
+"""Longest name, in bytes: file systems take 255, and prefixes and suffixes need some."""
 
 PATH_BYTES: Final = 1000
-"""Of a whole path below the directory: a quarter of what Linux takes, all that macOS takes."""
+"""Longest path below the directory, in bytes: a quarter of Linux's limit, and macOS's limit."""
 
 STEM_CHARACTERS: Final = 60
 SUFFIX_CHARACTERS: Final = 10
-"""Of an id, in a name that is made up: enough for a reader to recognise it, and for a program to know its kind."""
+"""Characters of an id kept in a made-up name: enough for a reader to recognise it, and for a program to know its
+kind."""
 
 _UNSAFE: Final = re.compile(r'[%/\\:*?"<>|~\x00-\x1f\x7f-\x9f\u2028\u2029]')
-"""What some file system refuses, what would begin another folder, line ends, and ``~``, by which we name clashes."""
+"""Characters that some file system refuses, separators of folders, line ends, and ``~``, which marks our names for
+clashes."""
 
 
 def plain(id: str) -> str | None:
@@ -203,7 +205,7 @@ class Directory(Destination):
                     left.unlink(missing_ok=True)
 
     def highest_sequence(self) -> int | None:
-        """Of files and deletes."""
+        """Return the highest sequence of files and deletes."""
         taken = sa.select(sa.func.max(DOCUMENTS.c.sequence)).where(DOCUMENTS.c.operation != "new")
         engine = self._index()
         with explained(self.directory), SQLite().explained(self.target()), engine.connect() as connection:
@@ -243,7 +245,7 @@ class Directory(Destination):
         return [outcomes[position] for position in range(len(chunk))]
 
     def _bodies(self, chunk: list[Delivery], outcomes: dict[int, Outcome]) -> Iterator[tuple[int, Body]]:
-        """What each delivery puts into the directory, by its position; the others get an outcome."""
+        """Yield each delivery's file by position; deliveries without one get an outcome."""
         for position, delivery in enumerate(chunk):
             try:
                 delivery.id.encode()
@@ -288,15 +290,15 @@ DOCUMENTS: Final = sa.Table(
     sa.Column("operation", sa.Text, nullable=False),
     sqlite_with_rowid=False,
 )
-"""What the directory has: the last delivery of each id, a delete too. Operation "new": its name is reserved only.
-Without ``path_key`` the path is one by content, which many ids may have."""
+"""Index of the directory: the last delivery of each id, deletes too. Operation "new": the name is only reserved.
+Without ``path_key`` the path depends on the content, and many ids may share it."""
 
 _SLICE: Final = 500
 """Values in one ``IN (…)``: below what every SQLite takes."""
 
 
 class Body(NamedTuple):
-    """What a delivery puts into the directory.
+    """File that a delivery puts into the directory.
 
     Attributes:
         data: None: it is a delete.
@@ -402,7 +404,7 @@ class Shelf:
         return self._connection.execute(found.limit(1)).first() is not None
 
     def _in_the_way(self, path: str) -> bool:
-        """Is there a folder where the file should be, or a file where a folder should be?"""
+        """Return whether a folder is where the file should be, or a file where a folder should be."""
         full = Path(below(self._folder, path))
         if full.is_dir():
             return True
@@ -509,7 +511,7 @@ class JsonLines(Destination):
 
 
 def _name(chunk: list[Delivery]) -> str:
-    """The same for the same deliveries, and another one for any others, so that no file replaces a different one."""
+    """Return a name that depends on the deliveries, so that no file replaces a different one."""
     sequences = [d.sequence for d in chunk]
     digest = blake2b("".join(d.hash for d in chunk).encode(), digest_size=4).hexdigest()
     return f"{min(sequences):016d}-{max(sequences):016d}-{digest}.jsonl"

@@ -26,7 +26,7 @@ __all__ = ["OpenSearch"]
 
 
 class ErrorMeaning(NamedTuple):
-    """What becomes of a delivery: ``kind`` of its outcome, whether that is about all, and what to do."""
+    """Meaning of an error: the ``kind`` of the outcome, whether it concerns all deliveries, and the advice."""
 
     kind: str
     universal: bool = False
@@ -144,14 +144,14 @@ class _Refusal(msgspec.Struct):
 
 
 FILTER: Final = "errors,items.*.status,items.*.error.type,items.*.error.reason,items.*.error.caused_by"
-"""What is asked for of an answer: a tenth of it, so it is read in a tenth of the time."""
+"""Parts of an answer that are requested: a tenth of it, read in a tenth of the time."""
 
 _decode_bulk = msgspec.json.Decoder(_Bulk).decode
 _decode_refusal = msgspec.json.Decoder(_Refusal).decode
 
 
 def read_items(body: bytes) -> list[BulkItem]:
-    """Of each line of a request, in their order.
+    """Return the result of each line of a request, in order.
 
     Raises:
         ValueError: this is not an answer to a bulk request.
@@ -188,7 +188,7 @@ OBJECT: Final = "_ferryman"
 """Where a document keeps what Ferryman knows of it."""
 
 _SHOWN_CHARACTERS: Final = 80
-"""Of an id that is too long."""
+"""Characters shown of an id that is too long."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -242,7 +242,7 @@ class BulkWriter:
         return pieces[0] + (b"," if len(pieces[0]) > 1 else b"") + b",".join(pieces[1:]) + b"}"
 
     def _has_text(self, delivery: Delivery, fields: bytes) -> bool:
-        """Is there a field of that name? Then a step made it, and the bytes are what it made it of."""
+        """Return whether the document has a field of that name: then a step made it of the bytes."""
         return self._text_key in fields and self._text in delivery.fields
 
 
@@ -408,7 +408,7 @@ def seconds(time_value: str) -> float:
 
 
 def _lacks(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
-    """Is there anything in ours that is not, or is otherwise, in theirs? What they have beside is theirs."""
+    """Return whether ``ours`` has something that ``theirs`` lacks or has otherwise. ``theirs`` may have more."""
     for key, value in ours.items():
         if key not in theirs:
             if not (key == "type" and value == "object" and "properties" in theirs):  # the server leaves that out
@@ -568,7 +568,7 @@ class OpenSearch(Destination):
             http.close()
 
     def highest_sequence(self) -> int | None:
-        """Of the documents: the server tells nobody what it remembers of deletes."""
+        """Return the highest sequence of the documents: the server does not reveal what it remembers of deletes."""
         http = self._connection()
         index = f"/{quote(self.index, safe='')}"
         query = {"size": 0, "aggs": {"highest": {"max": {"field": f"{OBJECT}.sequence"}}}}

@@ -22,7 +22,7 @@ __all__ = ["Solr"]
 # What is asked of a collection of Solr, and what its answers mean.
 
 GET_BYTES: Final = limits.MIB
-"""Of ids in one request: half of what Solr takes as a form by default (``formdataUploadLimitInKB``)."""
+"""Most bytes of ids in one request: half of Solr's default limit for a form (``formdataUploadLimitInKB``)."""
 
 CHAIN: Final = "DocBasedVersionConstraintsProcessorFactory"
 
@@ -63,7 +63,7 @@ def told() -> Iterator[tuple[str, str]]:
 
 
 class StoredVersion(NamedTuple):
-    """What the collection has of an id. A tombstone has no hash."""
+    """Stored version of an id. A tombstone has no hash."""
 
     sequence: int
     hash: str | None
@@ -72,7 +72,7 @@ class StoredVersion(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What became of an update: 200, 409 (somebody was faster, or it is too old) or one of ``THESE``.
+    """Result of an update: 200, 409 (another writer was faster, or it is too old) or one of ``THESE``.
 
     Attributes:
         taken: ids that took effect, as far as Solr tells; also of an update that it refused in the end.
@@ -97,7 +97,7 @@ class Collection:
         """Number of the connection by which it was seen to be awake."""
 
     def check(self, versions: bool) -> None:
-        """Is it there, and has it what is needed?
+        """Check that the collection exists and has the fields that are needed.
 
         Raises:
             TransientError, ConnectionError: it cannot be asked.
@@ -116,7 +116,7 @@ class Collection:
                 raise self._unfit(f"no update chain of it has a {CHAIN}: add one, or leave versions= out")
 
     def known(self, ids: Iterable[str]) -> dict[str, StoredVersion]:
-        """What is there of these ids now, committed or not (a real-time get)."""
+        """Return the stored versions of these ids, committed or not (a real-time get)."""
         self._awake()
         found: dict[str, StoredVersion] = {}
         names = self._names
@@ -150,7 +150,7 @@ class Collection:
         raise self._failed(answer)
 
     def highest_sequence(self) -> int | None:
-        """Of the documents that are there, and of deletes that leave one. Commits what is not committed yet.
+        """Return the highest sequence of documents, and of deletes that leave a tombstone. Commits pending updates.
 
         Raises:
             TransientError, ConnectionError: it cannot be asked.
@@ -276,7 +276,7 @@ ROUNDS: Final = 8
 """How often an id that somebody else writes at the same time is read again before it is left for later."""
 
 COMMIT_WITHIN_MS: Final = 1000
-"""What was sent can be found after this: soon for a user, and few commits for the server."""
+"""Time until sent documents can be found, in milliseconds: short for a user, and few commits for the server."""
 
 
 class Solr(Destination):
@@ -377,7 +377,7 @@ class Solr(Destination):
         return urls.plain(self.url)
 
     def check(self) -> None:
-        """Is the collection there, with the fields and the chain that are needed? Changes nothing.
+        """Check that the collection exists, with the fields and the chain that are needed. Changes nothing.
 
         Raises:
             TransientError, ConnectionError: it does not answer.
@@ -390,7 +390,7 @@ class Solr(Destination):
             http.close()
 
     def highest_sequence(self) -> int | None:
-        """Of the documents; with ``versions=`` of deletes, too."""
+        """Return the highest sequence of documents; with ``versions=`` also of deletes."""
         http = self._connection()
         try:
             return Collection(http, self.target(), self.names, TIMEOUT_S).highest_sequence()
@@ -586,7 +586,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Names(NamedTuple):
-    """What fields are called in the collection."""
+    """Names of fields in the collection."""
 
     text: str
     hash: str
@@ -616,7 +616,7 @@ def document(delivery: Delivery, names: Names) -> dict[str, Any]:
 
 
 def encoded(document: dict[str, Any]) -> bytes:
-    """As JSON.
+    """Encode as JSON.
 
     Raises:
         BadDocument: it holds what JSON cannot hold.

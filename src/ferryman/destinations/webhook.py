@@ -35,7 +35,7 @@ __all__ = ["Webhook"]
 
 
 class StatusMeaning(NamedTuple):
-    """What a status says.
+    """Meaning of a status.
 
     Attributes:
         kind: "refused": not taken, and never will be; "later": not taken, send it again; "unsure": it may have taken
@@ -94,7 +94,7 @@ CLASSES: Final[dict[int, StatusMeaning]] = {3: _MOVED, 4: _THESE, 5: _GATEWAY}
 
 
 def meaning(status: int) -> StatusMeaning:
-    """What a status that is not a success says; one that HTTP does not know is the receiver's fault."""
+    """Return the meaning of a status that is not a success; one unknown to HTTP is the receiver's fault."""
     return STATUSES.get(status) or CLASSES.get(status // 100, _WRONG_URL)
 
 
@@ -135,7 +135,7 @@ _decode_any = msgspec.json.Decoder().decode
 
 
 def outcomes(body: bytes, sent: list[Delivery]) -> list[Outcome]:
-    """Of a success: a word for each delivery, by its hash. A body that does not speak of outcomes means: all is well.
+    """Return the outcomes in the body of a success, by delivery hash. A body without outcomes means that all is well.
 
     One that does, and leaves a delivery out or cannot be understood, leaves it unknown: never ok.
     """
@@ -172,7 +172,7 @@ WRITE_S: Final = limits.SEND_TIMEOUT_S - 10
 """Time a ``write`` takes at most, with all its waits: it must say itself what it knows, before it is given up."""
 
 OWN_HEADERS: Final = ("content-type", "idempotency-key", "webhook-id", "webhook-timestamp", "webhook-signature")
-"""What a plan cannot set: the body and the key are what they are, and the signature is made of them."""
+"""Headers that a plan cannot set: body and key are given, and the signature is made of them."""
 
 
 class UnclearAnswer(Exception):
@@ -285,7 +285,7 @@ class Webhook(Destination):
         return urls.plain(self.url)
 
     def check(self) -> None:
-        """Is there somebody to talk to? Sends nothing.
+        """Check that a server answers. Sends nothing.
 
         Raises:
             TransientError: no connection.
@@ -358,7 +358,7 @@ class Webhook(Destination):
         return self._http.request("POST", self._http.path, body, timeout_s=timeout_s, headers=headers)
 
     def _refused(self, answer: Answer, meant: StatusMeaning, wait_s: float | None, rows: int) -> list[Outcome]:
-        """What becomes of deliveries that were answered with no success. What is not sure is raised."""
+        """Return the outcomes of deliveries whose answer was no success. Uncertain ones are raised."""
         assert self._http is not None
         said = self._http.shown(answer.body)
         why = f"{self.target()}: answered {answer.status} {answer.reason}".rstrip()

@@ -37,7 +37,8 @@ from ferryman.intake.tree import KINDS, NodeTree
 from ferryman.net.urls import shown
 
 FAIL_AFTER_S: Final = 3600.0
-"""What is younger than an hour may be somebody's work of this moment, or of a morning: a warning."""
+"""Age in seconds from which a finding is a failure: younger nodes may be somebody's current work, and give a
+warning."""
 
 
 class AuditFinding(NamedTuple):
@@ -87,7 +88,7 @@ def _dated(tree: NodeTree, problem: Problem, found: Nodes, *, repair: bool) -> A
 # A queue as one JSON value, and back.
 
 FORMAT: Final = 1
-"""Of a dump. A newer one is refused."""
+"""Format of a dump. A newer one is refused."""
 
 TOPS: Final = (BATCH_UUIDS, BATCHES, JOBS, ACCESS, LOCKS)
 NUMBERED: Final = (BATCHES, JOBS, *(f"{ACCESS}/{size}" for size in SIZES))
@@ -95,7 +96,7 @@ NUMBERED: Final = (BATCHES, JOBS, *(f"{ACCESS}/{size}" for size in SIZES))
 
 COMMIT_NODES: Final = 500
 COMMIT_BYTES: Final = 256 << 10
-"""What one commit of a restore carries: far below the 1 MiB that ZooKeeper's servers refuse."""
+"""Most bytes in one commit of a restore: far below the 1 MiB that ZooKeeper's servers refuse."""
 
 PAUSE: Final = f"{KINDS['ingest'].folder}/{KINDS['ingest'].node}"
 
@@ -131,7 +132,7 @@ def restored(tree: NodeTree, data: Mapping[str, Any]) -> None:
 
 
 def _commits(tree: NodeTree, nodes: Mapping[str, bytes]) -> Iterator[list[Op]]:
-    """What makes the nodes that are not there yet, parents first, in commits that a server takes."""
+    """Yield commits that make the missing nodes, parents first, each of a size that a server takes."""
     paths = sorted(nodes, key=lambda path: path.split("/"))
     there = {path for top in TOPS for path, _ in tree.store.walk(top)}
     ops: list[Op] = []
@@ -243,7 +244,7 @@ class _LoadedTree:
             return None
 
     def why_not(self, path: str, read: Callable[[str, bytes], object]) -> str:
-        """What is wrong with a node that has to be there; "" if nothing."""
+        """Return the fault of a required node; "" if there is none."""
         if path not in self.nodes:
             return "It is not there."
         try:
@@ -451,7 +452,7 @@ _TEXTS: Final = ("message", "why")
 
 
 def without_secrets(value: Any, *, is_text: bool = False) -> Any:
-    """The same value; each URL in it without user, password and query, where passwords and tokens are."""
+    """Return the value with each URL in it stripped of user, password and query, where passwords and tokens are."""
     if isinstance(value, str):
         found = None if is_text else _WHOLE.fullmatch(value)
         return _shown_whole(*found.groups()) if found else _in_text(value)
@@ -492,7 +493,7 @@ def _node(value: Any) -> Any:
 
 
 def _bytes(value: Mapping[str, str]) -> Mapping[str, str]:
-    """What is not text may hold a URL all the same."""
+    """Return bytes as they are, unless they contain a URL."""
     data = base64.b64decode(value["base64"]).decode("latin-1")
     if _URL.search(data) is None:
         return value

@@ -27,7 +27,7 @@ REPORTED: Final = frozenset({BatchState.REPORTING, BatchState.UPDATE_REPORTING})
 
 
 class Batch(Item):
-    """What a submitter handed in."""
+    """A submission and its jobs."""
 
     table: ClassVar[Transitions[Any]] = BATCH
 
@@ -41,7 +41,7 @@ class Batch(Item):
 
     @property
     def submission(self) -> dict[str, Any]:
-        """What was submitted."""
+        """Return the submission."""
         return self._tree.json(f"{self.path}/submission")
 
     @property
@@ -173,7 +173,8 @@ class Batch(Item):
         return ops
 
     def report(self, *, reasons: bool = True) -> Report:
-        """What its submitter is to be told now, all of it. ``success`` and ``fail`` keep the one that was made last.
+        """Return the complete report for the submitter as of now. ``success`` and ``fail`` keep the one that was made
+        last.
 
         ``report().since(batch.kept_report)`` is what is new.
         """
@@ -196,7 +197,8 @@ class Batch(Item):
 
     @property
     def kept_report(self) -> dict[str, Any] | None:
-        """What was told last: ``last_modified``, ``failed_jobs``, ``successful_jobs``; None if nothing was."""
+        """Return the last report sent: ``last_modified``, ``failed_jobs``, ``successful_jobs``; None if there was
+        none."""
         path = f"{self.path}/status-report"
         found = self._tree.find(path)
         return None if found is None else nodes.decoded(path, found.data)

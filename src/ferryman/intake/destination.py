@@ -15,14 +15,14 @@ from ferryman.intake.nodes import mapped
 from ferryman.storage import files
 
 NAME_CHARS: Final = 1024
-"""Of an identifier."""
+"""Most characters of an identifier."""
 
 LOCAL_IDS: Final = 100
-"""Of one document: they become part of a node of the queue, which is small."""
+"""Most local identifiers of one document: they become part of a node of the queue, which is small."""
 
 
 class IdentifierNote(msgspec.Struct, frozen=True):
-    """What one document says of its job; empty if the document was deleted."""
+    """Identifiers that one document reports for its job; empty if the document was deleted."""
 
     sequence: int
     primary_id: str = ""
@@ -75,7 +75,7 @@ class JobIdentifiers(Destination):
         return [self._note(delivery) for delivery in chunk]
 
     def noted(self, source: str, document: str) -> list[IdentifierNote]:
-        """What a document of this source, and what became of it on its ways, says of its job."""
+        """Return the identifiers reported by a document of this source and by its descendants."""
         folder = self._of(source, document)
         if not folder.is_dir():
             return []

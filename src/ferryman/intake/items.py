@@ -1,4 +1,4 @@
-"""What batches, jobs and access requests have in common: an id, a status, a lock."""
+"""Common parts of batches, jobs and access requests: an id, a status, a lock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class StatusNode(NamedTuple):
     node: StoredNode
     values: dict[str, Any]
     state: Any
-    """Of the item's own table."""
+    """States of the item's kind."""
 
 
 class Item:
@@ -56,7 +56,7 @@ class Item:
 
     @property
     def path(self) -> str:
-        """Its node."""
+        """Return the item's node."""
         raise NotImplementedError
 
     @property
@@ -90,7 +90,7 @@ class Item:
 
     @property
     def deletable(self) -> bool:
-        """Is it in a final state, so that ``delete`` may remove it?"""
+        """Return whether the item is in a final state, so that ``delete`` may remove it."""
         return self._status().state in self.table.final
 
     def set_status(self, status: str, message: str = "") -> None:
@@ -272,7 +272,7 @@ class Item:
         return self.status_of(self._tree.get(self._status_path))
 
     def status_of(self, node: StoredNode | None) -> StatusNode:
-        """What its status node, read elsewhere, says.
+        """Decode a status node that was read elsewhere.
 
         Raises:
             NodeInvalid: it was removed, or is damaged.
@@ -379,7 +379,7 @@ class Item:
         self._hold = None
 
     def _gone(self, now: StatusNode) -> list[Op]:
-        """What removes its node and all in it, if nobody moves it meanwhile."""
+        """Return the operations that remove its node and all below, unless somebody moves it meanwhile."""
         inside = self._tree.store.children(self.path)
         return [
             Check(self._status_path, now.node.version),
@@ -406,7 +406,7 @@ class Assembly(Item):
 
     @property
     def token(self) -> dict[str, Any]:
-        """What was asked for, and, once it lies ready, where."""
+        """Return the request and, once the bundle is ready, its place."""
         return self._tree.json(f"{self.path}/token")
 
     def set_token(self, token: Mapping[str, Any]) -> None:
@@ -451,14 +451,14 @@ class Report:
     completed: tuple[str, ...]
     failed: tuple[str, ...]
     reasons: Mapping[str, str] = field(default_factory=dict)
-    """Of failed jobs: the message of each one's last move."""
+    """Messages of failed jobs, from each one's last move."""
 
     def kept(self, now: str) -> dict[str, Any]:
-        """As it is kept in the batch's ``status-report``."""
+        """Return the report as stored in the batch's ``status-report``."""
         return {"last_modified": now, "failed_jobs": spans(self.failed), "successful_jobs": spans(self.completed)}
 
     def since(self, kept: Mapping[str, Any] | None) -> Report:
-        """What of it is not in the report that was kept before. Empty: nobody has to be told anything."""
+        """Return the part of the report that the stored one does not contain. Empty: nobody has to be notified."""
         if kept is None:
             return self
         failed, completed = set(named(kept.get("failed_jobs"))), set(named(kept.get("successful_jobs")))

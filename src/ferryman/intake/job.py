@@ -39,7 +39,7 @@ class Job(Item):
         self._kept: dict[str, StoredNode | None] = {}
         """JSON nodes as they were read under the lock: nobody but its holder may change them."""
         self._space: int | None = None
-        """Its working space as this object has set it under the lock."""
+        """Working space that this object set under the lock, in bytes."""
         self._gets: int | None = None
         self._written: dict[str, StoredNode | None] = {}
         """Priority and JSON nodes as a change makes them that is under way."""
@@ -349,7 +349,7 @@ class Job(Item):
         self._change(lambda now: self._replaced(name, values))
 
     def _replaced(self, name: str, values: Mapping[str, Any]) -> list[Op]:
-        """What makes these the values of a node; {} removes it."""
+        """Return the operations that set a node to these values; {} removes it."""
         path = f"{self.path}/{name}"
         data = encoded(path, dict(values))
         found = self._node(name)
@@ -400,7 +400,7 @@ class StoredFile(msgspec.Struct, frozen=True, omit_defaults=True):
     url: str = ""
     """Where it came from."""
     fields: dict[str, Any] = msgspec.field(default_factory=dict)
-    """What the submitter said of it."""
+    """Fields given by the submitter."""
 
 
 def write(folder: Path, held: Iterable[StoredFile], *, synced: bool = True) -> Path:
@@ -438,7 +438,7 @@ def read(path: Path) -> Iterator[StoredFile]:
 
 
 def node(path: Path, held: list[StoredFile]) -> dict[str, Any]:
-    """What the job's ``inventory`` node says of it."""
+    """Return the content of the job's ``inventory`` node."""
     return {"url": url_of(path), "files": len(held), "bytes": sum(each.size for each in held)}
 
 

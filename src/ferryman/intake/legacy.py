@@ -65,7 +65,7 @@ class Record(NamedTuple):
 
 
 class Imported(NamedTuple):
-    """What an import did."""
+    """Result of an import."""
 
     jobs: list[tuple[str, str]]
     """(record, job id)"""
@@ -257,10 +257,11 @@ def records_at(source: str) -> Iterator[tuple[str, bytes]]:
 # "Object Serialization Stream Protocol" of Java.
 
 MAGIC: Final = b"\xac\xed\x00\x05"
-"""What such a stream begins with."""
+"""First bytes of a stream of serialized Java objects."""
 
 CHARACTERS_MAX: Final = 1 << 20
-"""Of all keys and values. A stream can name one long text many times, so its size does not bound what it holds."""
+"""Most characters of all keys and values. A stream can name one long text many times, so its size does not bound its
+content."""
 
 DEFAULTS_MAX: Final = 8
 """Properties have defaults, which have defaults, …: so many."""
@@ -269,7 +270,7 @@ _NULL, _REFERENCE, _CLASS, _OBJECT, _STRING = 0x70, 0x71, 0x72, 0x73, 0x74
 _BLOCK, _END, _LONG_STRING = 0x77, 0x78, 0x7C
 _FIRST_HANDLE: Final = 0x7E0000
 _PAIR_BYTES_MIN: Final = 6
-"""Of a key and a value: an empty text takes three bytes."""
+"""Fewest bytes of a key and a value: an empty text takes three."""
 
 _DEFAULTS: Final = b"\x00\x08defaults"
 _PROPERTIES: Final = b"\x00\x14java.util.Properties" + bytes.fromhex("3912d07a70363e98 02 0001") + b"L" + _DEFAULTS
@@ -284,7 +285,7 @@ _BOOLEAN: Final = (
 
 
 def is_serialized(data: bytes) -> bool:
-    """Is this a stream of serialized Java objects, of whichever class?"""
+    """Return whether this is a stream of serialized Java objects, of whichever class."""
     return data.startswith(MAGIC)
 
 
@@ -445,11 +446,11 @@ METADATA: Final = {"creator": "erc_who", "title": "erc_what", "date": "erc_when"
 _ERC: Final = ("erc_who", "erc_what", "erc_when", "erc_where")
 _DIGEST: Final = ("digestType", "digestValue")
 _NONE: Final = ("(:unas)", "(:unav)", "(:unkn)", "(:none)")
-"""What ingest wrote for a value that nobody gave."""
+"""Values that ingest wrote for missing ones."""
 
 
 class JobNodes(NamedTuple):
-    """What the nodes of a job hold."""
+    """Content of a job's nodes."""
 
     configuration: dict[str, Any]
     identifiers: dict[str, Any]

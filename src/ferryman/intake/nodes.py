@@ -29,16 +29,16 @@ SIZES: Final = ("small", "large")
 """The two access queues."""
 
 DIGITS: Final = 10
-"""Of the number in an id: what ZooKeeper gives its sequential nodes."""
+"""Digits of the number in an id, as in ZooKeeper's sequential nodes."""
 
 PRIORITY: Final = 5
-"""Of a job whose submitter named none."""
+"""Priority of a job whose submitter gave none."""
 
 PRIORITY_NAMED_MAX: Final = 99
 """Names have two digits for it. What is less urgent is sorted with this one; the exact number is in the data."""
 
 NODE_BYTES_MAX: Final = 512 << 10
-"""Of one node. ZooKeeper's servers refuse requests near 1 MiB, and one request may carry several nodes."""
+"""Most bytes of one node. ZooKeeper's servers refuse requests near 1 MiB, and one request may carry several nodes."""
 
 TIME_FORMAT: Final = "%Y-%m-%d %H:%M:%S %z"
 

@@ -130,7 +130,7 @@ def _batches_of(tree: NodeTree, ids: Sequence[str]) -> dict[str, str]:
 
 
 def reported(tree: NodeTree, ids: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """What a report says of each job: ``job``, ``jobID``, its identifiers. Of one that is damaged, its id only."""
+    """Yield a report's content for each job: ``job``, ``jobID``, its identifiers; for a damaged one its id only."""
     for some in _chunks(ids):
         names = ("configuration", "identifiers")
         for id, *found in zip(some, *_columns(tree, [[job_path(job, n) for job in some] for n in names]), strict=True):

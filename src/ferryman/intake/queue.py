@@ -47,7 +47,7 @@ log = logging.getLogger("ferryman.intake")
 
 
 class Cleanup(NamedTuple):
-    """What a cleanup did."""
+    """Result of a cleanup."""
 
     removed: list[str]
     """Ids of batches."""
@@ -261,7 +261,8 @@ class JobQueue:
         return self._acquirer.job(_named(JobState, state))
 
     def acquire_jobs(self, state: str) -> Iterator[Job]:
-        """As ``acquire_job`` again and again, each locked when it is asked for: of many that are kept it costs less."""
+        """Acquire jobs one after the other, each locked when it is asked for: cheaper than many calls of
+        ``acquire_job``."""
         return self._acquirer.jobs(_named(JobState, state))
 
     def pass_over(self, id: str, why: str) -> None:
@@ -269,7 +270,7 @@ class JobQueue:
         self._acquirer.passed_over.add(id, why)
 
     def is_passed_over(self, id: str) -> bool:
-        """Is this process leaving it alone, because it is damaged?"""
+        """Return whether this process leaves the item alone, because it is damaged."""
         return id in self._acquirer.passed_over
 
     def load_job(self, id: str) -> Job:
@@ -625,7 +626,7 @@ DAMAGED_AGAIN_S: Final = 60.0
 
 
 class PassedOver:
-    """What this process leaves alone. Safe to use from many threads.
+    """Items that this process leaves alone. Safe to use from many threads.
 
     Args:
         warn: is told of each item once, and again if something else is wrong with it.

@@ -32,9 +32,9 @@ class JobPiece(NamedTuple):
     list: str
     """Path of the list of its files."""
     name: str
-    """What the ids of its documents begin with."""
+    """Prefix of its documents' ids."""
     fields: str
-    """Of each of its documents, as JSON."""
+    """Fields of each of its documents, as JSON."""
     batch: str
 
 
@@ -177,7 +177,7 @@ class Jobs(Source):
             yield one
 
     def batch_of(self, location: str) -> str:
-        """Of a list of files that cannot be read: none."""
+        """Return the batch of a list of files that cannot be read: none."""
         return str(json.loads(location)["batch"]) if location else ""
 
     def read(self, listed: Listed) -> Document:
@@ -207,7 +207,7 @@ class Jobs(Source):
 
 
 def piece_of(job: Job) -> JobPiece:
-    """What is listed of a job.
+    """Return a job's piece of the listing.
 
     Raises:
         NodeInvalid: the job does not say where its files are.
@@ -239,7 +239,7 @@ def local_id_of(identifiers: dict[str, Any]) -> str:
 
 
 def print_of(held: StoredFile, fields: dict[str, Any]) -> str:
-    """What changes when the document does, and never else: the digest of its bytes and of its fields."""
+    """Return the fingerprint of a document: a hash of its bytes' digest and its fields."""
     return f"{held.sha256}:{blake2b(encode_fields(fields), digest_size=16).hexdigest()}"
 
 

@@ -18,7 +18,7 @@ S = TypeVar("S", bound=enum.StrEnum)
 
 
 class JobState(enum.StrEnum):
-    """Of one object on its way. The value is what stands in the status node."""
+    """States of a job. The value is stored in the status node."""
 
     PENDING = "Pending"
     HELD = "Held"
@@ -35,7 +35,7 @@ class JobState(enum.StrEnum):
 
 
 class BatchState(enum.StrEnum):
-    """Of what a submitter handed in."""
+    """States of a batch."""
 
     PENDING = "Pending"
     HELD = "Held"
@@ -48,7 +48,7 @@ class BatchState(enum.StrEnum):
 
 
 class AccessState(enum.StrEnum):
-    """Of a request for a bundle of delivered originals."""
+    """States of a request for a bundle of delivered originals."""
 
     PENDING = "Pending"
     PROCESSING = "Processing"

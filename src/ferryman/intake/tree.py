@@ -22,7 +22,7 @@ PAUSE_MAX_S: Final = 0.03
 """Longest pause between two plans: a few times as long as another's change takes."""
 
 MESSAGE_CHARS_MAX: Final = 4000
-"""Of a status's message: what a user reads; a longer one is cut."""
+"""Most characters of a status's message, which users read; a longer one is cut."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class NodeTree:
         return decoded(path, self.get(path).data)
 
     def missing(self, folders: Iterable[str]) -> list[Op]:
-        """What makes those of these folders that are not there, each after the one it is in."""
+        """Return the operations that make missing folders, each after its parent."""
         unknown = [path for path in folders if path not in self._folders]
         found = self.store.read(unknown) if unknown else []
         self._folders.update(path for path, node in zip(unknown, found, strict=True) if node)
@@ -172,7 +172,7 @@ def below(paths: Iterable[str]) -> list[str]:
 # Locks of queues, collections, objects and local ids.
 
 _OTHER = re.compile(r"~[0-9]+")
-"""What a node's name ends in that is not the first one of its name."""
+"""Suffix of a node's name where an earlier node has the plain name."""
 
 
 class LockKind(NamedTuple):
@@ -242,7 +242,7 @@ class Locks:
                 return locked
 
     def check(self, kind: str, name: str | None = None) -> bool:
-        """Is it locked?
+        """Return whether it is locked.
 
         Raises:
             UsageError: there is no such kind, or it needs a name, or none.

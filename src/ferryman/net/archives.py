@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from ferryman.net import compressed
 
 BROKEN: Final = (*compressed.DAMAGES, zipfile.BadZipFile, tarfile.TarError, NotImplementedError)
-"""What opening and reading a broken archive raises; of ``OSError`` those with a number are of the disk."""
+"""Exceptions of opening and reading broken archives; an ``OSError`` with a number is about the disk."""
 
 Stream = io.RawIOBase | io.BytesIO
 
@@ -24,20 +24,20 @@ _DRIVE: Final = re.compile(r"[A-Za-z]:")
 
 
 HEADER_BYTES: Final = 1 << 20
-"""Of a tar member's long name or extended attributes: a path has some thousand at most."""
+"""Longest name or extended attributes of a tar member, in bytes: a path has some thousand at most."""
 
 DIRECTORY_BYTES: Final = 512
-"""Of a zip's directory, a member: its name, of some hundred at most, and what is noted with it."""
+"""Bytes of a zip's directory for each member: a name of some hundred at most, and its details."""
 
 ENTRIES: Final = 2
-"""Of a zip's directory, a member that may be unpacked: folders have some, too."""
+"""Entries in a zip's directory for each member that may be unpacked: folders have some, too."""
 
 DIGITS: Final = 256
 """In a row, in a tar member's attributes: none of them has numbers as long."""
 
 _ENTRY: Final = b"PK\x01\x02"
 _ENTRY_BYTES: Final = 46
-"""Of an entry in a zip's directory, which begins so; then come its name, extra data and comment."""
+"""Fixed bytes of an entry in a zip's directory, before its name, extra data and comment."""
 _LENGTHS_AT: Final = 28
 
 _READ_WHOLE: Final = (
@@ -72,7 +72,7 @@ class TooMuch(Exception):
 
 
 class Budget:
-    """What an archive may unpack to, counted over all archives in it.
+    """Limit of what an archive may unpack to, counted over all archives in it.
 
     Args:
         packed: its own size (bytes).
@@ -138,7 +138,7 @@ def members(file: Stream, budget: Budget) -> Iterator[Member]:
 
 
 def climbs(path: str) -> bool:
-    """Is it no place below a folder?"""
+    """Return whether the path leads out of its folder."""
     parts = path.replace("\\", "/").split("/")
     return not parts[0] or ".." in parts or "\0" in path or bool(_DRIVE.match(path))
 
@@ -166,7 +166,7 @@ class _BoundedZip:
         self._plain, self._budget = plain, budget
         self.seek, self.tell, self.seekable = plain.seek, plain.tell, plain.seekable
         self.is_listed = False
-        """What is read from now on are members."""
+        """Whether the directory has been read and members follow."""
 
     def read(self, size: int = -1) -> bytes:
         if self.is_listed:

@@ -15,23 +15,23 @@ from ferryman import limits
 
 CHUNK_BYTES: Final = 128 * limits.KIB
 DAMAGES: Final = (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError)
-"""What unpackers raise over damaged bytes."""
+"""Exceptions of unpackers for damaged bytes."""
 
 _HEAD_BYTES: Final = 10
 
 
 def kind(head: bytes) -> str:
-    """What the first bytes of something say that it is packed with; "" if they do not."""
+    """Return the compression that these first bytes announce; "" if they do not."""
     return next((name for name, (magic, _) in _KINDS.items() if magic.match(head)), "")
 
 
 def kind_of(stream: io.BufferedReader) -> str:
-    """The same of a stream, which stays where it is."""
+    """Return the compression of a stream, which stays where it is."""
     return kind(stream.peek(_HEAD_BYTES)[:_HEAD_BYTES])
 
 
 class Unpacked(io.RawIOBase):
-    """What is in a compressed stream, which is closed with it. Memory does not grow with it.
+    """Content of a compressed stream, which is closed with it. Memory does not grow with it.
 
     Args:
         take: is told of so many bytes when they have been unpacked, and raises where it is too much.

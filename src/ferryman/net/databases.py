@@ -57,7 +57,7 @@ def shown(url: str) -> str:
 
 
 def is_in_memory(url: sa.URL) -> bool:
-    """Is it an SQLite database without a file, private to one process?"""
+    """Return whether it is an SQLite database without a file, private to one process."""
     path = url.database
     return not path or path == ":memory:" or "mode=memory" in path or url.query.get("mode") == "memory"
 
@@ -77,7 +77,7 @@ def without_secrets(text: str, url: sa.URL) -> str:
 
 
 def _absolute(url: sa.URL) -> sa.URL:
-    """The same database from any working folder."""
+    """Return a URL that is valid in any working folder."""
     path = url.database
     if is_in_memory(url) or path is None or path.startswith("file:"):
         return url

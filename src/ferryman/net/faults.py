@@ -1,4 +1,4 @@
-"""Is an error the connection's, not the document's? Told by class names: no library is imported for it.
+"""Recognition of errors that concern the connection, not the document, by class names: no library is imported for it.
 
 An error is of the *connection kind* if it, or one that led to it, is a builtin ``ConnectionError``, ``TimeoutError`` or
 ``socket.gaierror``, carries HTTP status 429, 502, 503 or 504, or is the connection or time-out error of a known client
@@ -54,7 +54,7 @@ _REFUSALS: Final = ("authentication", "password", "pg_hba.conf", "does not exist
 
 
 def is_connection(error: BaseException, *, reading: bool = False) -> bool:
-    """Is it of the connection kind?
+    """Return whether the error concerns the connection.
 
     Args:
         reading: a source's ``read`` raised it: errors of its device count, too.

@@ -21,7 +21,7 @@ from ferryman.net import urls
 from ferryman.net.faults import causes
 
 ANSWER_BYTES: Final = 16 * limits.MIB
-"""Of an answer so much is read: an outcome each for far more deliveries than a chunk has."""
+"""Most bytes read of an answer: an outcome each for far more deliveries than a chunk has."""
 
 Auth = str | tuple[str, str]
 
@@ -163,7 +163,7 @@ class Http:
         self._connection.close()
 
     def shown(self, said: str | bytes, most: int = 300) -> str:
-        """What the server said, as it may be shown: one line, without our secrets."""
+        """Return the server's words as one line without our secrets."""
         text = said.decode("utf-8", "replace") if isinstance(said, bytes) else said
         for secret in filter(None, self._secrets):
             text = text.replace(secret, "…")
@@ -220,7 +220,7 @@ def _connection(url: Url, ca: str | None, shown: str) -> HTTPConnection:
 
 
 def _only_tickets(sock: object) -> bool:
-    """Is what can be read of it no end, but what TLS 1.3 sends after its handshake?"""
+    """Return whether the readable data is only what TLS 1.3 sends after its handshake, not an end of the connection."""
     if not isinstance(sock, ssl.SSLSocket):
         return False
     waits_s = sock.gettimeout()

@@ -24,7 +24,7 @@ def absolute(path: str | os.PathLike[str]) -> str:
 
 
 def resolved(uri: str | None) -> str | None:
-    """What a source reads, or a destination writes, under one name: a folder may have several, by symbolic links."""
+    """Return one name for a place that is read or written: a folder may have several, by symbolic links."""
     if uri is None or not uri.startswith("file:///"):
         return uri
     return Path(os.path.realpath(unquote(uri.removeprefix("file://")))).as_uri()

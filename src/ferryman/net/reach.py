@@ -1,4 +1,4 @@
-"""What URLs of strangers may lead to: which addresses are connected to, and which files of this machine are read.
+"""Limits of URLs given by strangers: which addresses may be connected to, and which files of this machine may be read.
 
 An address that is not public (private, loopback, link-local, where clouds keep their metadata services, …) is refused
 unless a pattern allows it. It is judged after the host's name was resolved, and the connection goes to the very address
@@ -52,7 +52,7 @@ NOT_PUBLIC: Final = tuple(
         *("64:ff9b:1::/48", "2001::/23", "3fff::/20", "5f00::/16", "fec0::/10"),
     )
 )
-"""Of special purpose, by IANA's registries, which some versions of Python take for public."""
+"""Addresses of special purpose, by IANA's registries, which some versions of Python take for public."""
 
 WITH_IPV4: Final = tuple(
     map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/96", "::ffff:0:0:0/96", "::/96", "::ffff:0:0/96"))
@@ -105,7 +105,7 @@ class HostPattern:
 
 @dataclass(frozen=True)
 class Reach:
-    """What may be reached.
+    """Addresses and files that may be reached.
 
     Args:
         folders: files below these may be read by ``file:`` URLs; none: no file.
@@ -180,20 +180,20 @@ class Reach:
 
 
 NOTHING_PRIVATE: Final = Reach()
-"""What whoever submits something may name: public addresses, and no file."""
+"""Reach of submitters: public addresses, and no file."""
 
 OWN_PLAN: Final = Reach(strict=False)
-"""What a step of somebody's own plan may ask for: its author is trusted, whoever wrote the documents may not be."""
+"""Reach of a step of one's own plan: its author is trusted, though the authors of documents may not be."""
 
 
 def of_this_process() -> Reach:
-    """What was told to the workers of this plan; without a word, ``OWN_PLAN``."""
+    """Return the reach set for the workers of this plan; without one, ``OWN_PLAN``."""
     told = os.environ.get(ENVIRONMENT)
     return msgspec.json.decode(told, type=Reach) if told else OWN_PLAN
 
 
 def to_environment(reach: Reach) -> str:
-    """What ``of_this_process`` reads."""
+    """Encode for ``of_this_process``."""
     return msgspec.json.encode({"folders": reach.folders, "hosts": reach.hosts, "strict": reach.strict}).decode()
 
 

@@ -39,7 +39,7 @@ def plain(url: str) -> str:
 
 
 def shown(url: str) -> str:
-    """The same in a message, where a query leaves a trace."""
+    """Return a URL for messages, in which a query leaves a trace."""
     return plain(url) + ("?…" if "?" in url.partition("#")[0] else "")
 
 

@@ -71,7 +71,7 @@ def _values(column: pa.Array, casts: list[pa.DataType], convert: Convert | None)
 
 
 def _row_of(names: list[str]) -> Callable[..., Any]:
-    """What makes of a row's values, in the order of these names, something to encode."""
+    """Return a function that makes a row's values, in the order of these names, something to encode."""
     if any(_NO_STRUCT_NAME.search(name) for name in names):
         return lambda *values: dict(zip(names, values, strict=True))
     fields = {f"c{at}": name for at, name in enumerate(names)}
@@ -96,7 +96,7 @@ def bad_id(name: str, kind: str) -> str:
 
 
 def _id_text(name: str, kind: pa.DataType) -> Convert | None:
-    """What makes text of an id, after the casts; None if it is text."""
+    """Return the conversion of an id to text, after the casts; None if it is text."""
     if types.is_string(kind) or types.is_large_string(kind):
         return None
     if types.is_integer(kind):
@@ -143,7 +143,7 @@ def _as_text(kind: pa.DataType) -> pa.DataType:
 
 
 def _convert(kind: pa.DataType) -> Convert | None:
-    """What makes JSON values of a column's values, after the casts; None if they are."""
+    """Return the conversion of a column's values to JSON values, after the casts; None if they need none."""
     if types.is_timestamp(kind) or types.is_time(kind):
         return _moment
     if types.is_decimal(kind):

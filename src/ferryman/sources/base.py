@@ -41,13 +41,14 @@ class Listed(NamedTuple):
     """Cheap to get, changes when the content does (size and mtime, an etag). "" if it cannot be trusted now, or if
     the source knows that the content has changed: this scan reads it, and feeds it if it differs."""
     location: str = ""
-    """What ``read`` needs to find it, if the id is not enough."""
+    """Place that ``read`` needs beside the id, if any."""
     refused: str = ""
     """Why it cannot be a document (a dangling link): it ends as ERROR_DOC with this message."""
 
 
 class Doubt(NamedTuple):
-    """What a listing found otherwise than it may be: a machine may not see a folder that is there (an unmounted share).
+    """A folder or file that a listing could not see as it should be: a machine may not see a folder that exists (an
+    unmounted share).
 
     A ``listing`` may yield it; the driver asks ``contradiction``.
     """
@@ -55,7 +56,7 @@ class Doubt(NamedTuple):
     place: str
     """Id of a folder or a file, without prefix."""
     seen: str
-    """What it is where it was listed: MISSING, EMPTY or THERE."""
+    """State where it was listed: MISSING, EMPTY or THERE."""
 
 
 MISSING: Final = "missing"
@@ -82,8 +83,8 @@ class Source:
     """Where not every document is listed: what to do to have one listed again. A sentence, for messages."""
 
     unsupported: Literal["reject", "skip"] = "reject"
-    """What becomes of a document of which a step says that it is of a kind it does not read (``Unsupported``): it is
-    rejected, or dropped with the reason."""
+    """How a document is treated if a step says that it does not read its kind (``Unsupported``): it is rejected, or
+    dropped with the reason."""
 
     uncounted: frozenset[str] = frozenset()
     """Names of fields that are about a document, and no part of its content (a time of modification): what changes only
@@ -93,8 +94,8 @@ class Source:
     """Do people submit its documents in batches? Then one batch of bad documents stops no node: see ``batch_of``."""
 
     encodes_ids = False
-    """Is a ``#`` in its ids meant to part a row from its file, and one in a name encoded (``%23``)? False: any text may
-    be an id, and the engine encodes it."""
+    """Whether a ``#`` in its ids parts a row from its file, while one in a name is encoded (``%23``). False: any
+    text may be an id, and the engine encodes it."""
 
     def __init__(
         self, *, prefix: str = "", detect: Detect = "content", max_deleted: float = limits.MAX_DELETED
@@ -141,7 +142,7 @@ class Source:
         return self.prefix + (id if self.encodes_ids else id_of_text(id))
 
     def full_ids(self, ids: list[str]) -> list[str]:
-        """The same of many ids."""
+        """Return the full ids of many ids, see ``full_id``."""
         if not self.encodes_ids:
             ids = ids_of_texts(ids)
         return [self.prefix + id for id in ids] if self.prefix else ids
@@ -160,12 +161,12 @@ class Source:
         raise NotImplementedError
 
     def still_there(self, ids: Iterable[str]) -> str:
-        """Of these documents, which were not listed any more: which one does this machine, the driver's, see all the
-        same? Its place, and on which machine; "" if none, or if there is nothing to look at."""
+        """Return where this machine, the driver's, still sees one of these documents that were not listed any more:
+        the place, and on which machine; "" if it sees none, or there is nothing to look at."""
         return ""
 
     def contradiction(self, doubt: Doubt) -> str:
-        """What this machine, the driver's, sees otherwise, naming the place; "" if it sees the same."""
+        """Return how this machine, the driver's, sees a doubtful place otherwise; "" if it sees the same."""
         return ""
 
     def batch_of(self, location: str) -> str:
@@ -236,7 +237,7 @@ def id_of_text(text: str) -> str:
 
 
 def ids_of_texts(texts: list[str]) -> list[str]:
-    """The same of many names: nearly always there is nothing to encode in any of them."""
+    """Encode many names as ids; nearly always nothing in them needs encoding."""
     every = "\0".join(texts)
     return list(map(id_of_text, texts)) if "#" in every or "%2" in every else texts
 

@@ -37,7 +37,8 @@ _STREAM_BYTES: Final = 4 * limits.MIB
 
 
 class Bucket:
-    """See ``Tree``. Folders are listed one by one, so that none is left out unseen.
+    """Tree of files that fsspec reaches, see ``Tree``. Folders are listed one by one, so that none is left out
+    unnoticed.
 
     Args:
         url: as fsspec takes it.
@@ -93,7 +94,7 @@ class Bucket:
         return Bucket(self._split()[0], self._globs, None, self._options, self._split()[1])
 
     def listed(self) -> Listed:
-        """See ``OneFile``."""
+        """List the file, see ``OneFile``."""
         try:
             fs, path = self._fs_path(id_of_key(self._only))
             about = fs.info(path)
@@ -159,7 +160,7 @@ class Bucket:
                 yield self._listed(name, about, trusted)
 
     def _entries(self, folder: str, found: Found) -> list[tuple[str, dict[str, Any]]]:
-        """What is in a folder, by its name relative to the root."""
+        """Return the entries of a folder with their names relative to the root."""
         try:
             entries = self._inside(folder)
             found.seen = "" if entries else EMPTY

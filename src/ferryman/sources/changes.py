@@ -108,7 +108,7 @@ class Changes(Log):
         return dict.fromkeys(self.end(), 0)
 
     def end(self) -> Positions:
-        """Of each range of keys the wave after the last one that has changed any."""
+        """Return for each range of keys the wave after the last one that changed any."""
         with self._explained():
             return self._files().end() if self._is_there() else {}
 
@@ -273,7 +273,7 @@ def _cut(counts: list[tuple[int, int]], start: int, end: int, limit: int) -> Ite
 # line may.
 
 _UNPACKED: Final = 4
-"""So many times as large are states in memory as in their files, about."""
+"""Approximate size of states in memory, as a multiple of their size in files."""
 _CHANGED: Final = pa.schema([KEY_STATE.field(name) for name in ("key", "value", "sequence", "wave")])
 _NOTHING: Final = content_version(b"", None)
 """Version of a deletion."""
@@ -301,13 +301,13 @@ class ChangedFiles:
 
     @property
     def row_bytes(self) -> int:
-        """Of a key and its state, about."""
+        """Return the approximate size of a key and its state, in bytes."""
         rows = sum(file.rows for file in self._files)
         return _UNPACKED * sum(file.size for file in self._files) // max(1, rows)
 
     def end(self) -> dict[str, int]:
-        """Of each range of keys the wave after the last one that has changed any: a reader that has them all needs no
-        deletion of before."""
+        """Return for each range of keys the wave after the last one that changed any: a reader that has them all
+        needs no earlier deletion."""
         last = max(map(self._last_wave, self._files), default=-1)
         return dict.fromkeys(lanes(), 1 + max(last, self.forgotten or -1))
 

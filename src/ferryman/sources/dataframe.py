@@ -130,7 +130,7 @@ class DataFrame(Source):
             )
 
     def documents(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Document]:
-        """The same rows as documents."""
+        """Convert rows to documents."""
         for ids, fields in self.columns(batches):
             for id, text in zip(ids, fields, strict=True):
                 yield Document.of(id, decode_fields(text))

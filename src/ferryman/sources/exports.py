@@ -1,4 +1,4 @@
-"""What a keyed node has exported, as a log: the engine alone writes it, and reads it for what follows the node.
+"""Log of a keyed node's exports: only the engine writes it, and reads it for the nodes after the keyed one.
 
 It lies in a table of the state. Keys are hashed to lanes, which are the log's partitions: the exports of a key are in
 one of them, in their order. A place counts the exports of its lane.
@@ -35,11 +35,11 @@ class Exports(Log):
         self.folder: StatePath | None = None
 
     def begin(self) -> Positions:
-        """Of each lane its first place."""
+        """Return the first place of each lane."""
         return dict.fromkeys(self.end(), 0)
 
     def end(self) -> Positions:
-        """Of each lane the place that its next export gets."""
+        """Return for each lane the place of its next export."""
         if (table := self._table()) is None:
             return {}
         from ferryman.records.keys import lanes, place_id
@@ -89,7 +89,7 @@ def _first_place(file: DataFile) -> int:
 
 
 def _pieces_of(file: DataFile, folder: StatePath, start: int, last: int, limit: int) -> Iterator[Piece]:
-    """What lies between of one file. Its first place stands in the name of the piece's log."""
+    """Yield the pieces of one file between two places. The first place is part of the name of the piece's log."""
     first = _first_place(file)
     upto = min(first + file.rows, last)
     for at in range(max(start, first), upto, limit):

@@ -288,7 +288,7 @@ for _each in (mimetypes._types_map_default, {f".{end}": kind for end, kind in _T
 
 
 def name_of_file(id: str) -> str:
-    """Its name without folders; what no text can hold of it stays encoded, as in the id."""
+    """Return the file name without folders; what no text can hold stays encoded, as in the id."""
     last = id.rpartition("/")[2]
     try:
         return unquote_to_bytes(last).decode()

@@ -37,7 +37,7 @@ _by_name = attrgetter("name")
 
 
 class Folder:
-    """See ``Tree``. Walks with one look at each file, and reads only what is really below the root.
+    """Tree of files in a folder, see ``Tree``. Looks at each file once, and reads only what is really below the root.
 
     Args:
         path: absolute.
@@ -100,7 +100,7 @@ class Folder:
         return ""
 
     def _names(self, folder: str) -> set[str]:
-        """What is in a folder, if it is one that is walked and not reached by a link."""
+        """Return the names in a folder, if it is walked and not reached by a link."""
         while_in = folder
         while while_in:
             if not self._globs.walks(while_in) or os.path.islink(self._root.path_of(while_in)):
@@ -164,7 +164,7 @@ class Folder:
                     return  # the folder may be read but not searched: all its files would say the same
 
     def _entries(self, folder: str, found: Found) -> list[os.DirEntry[str]]:
-        """What is in a folder, sorted by name, the last first."""
+        """Return a folder's entries in reverse order of their names."""
         path = self._root.path_of(folder)
         entries: list[os.DirEntry[str]] = []
         try:
@@ -191,7 +191,7 @@ class Folder:
         return Listed(id, size, fingerprint)
 
     def _link(self, name: str, trusted_ns: int) -> Listed | None:
-        """What a link is: a file, a refusal that says where it leads, or (None) nothing to speak of."""
+        """Return a link's entry: a file, a refusal that says where it leads, or None to ignore it."""
         path, globs = self._root.path_of(name), self._globs
         takes, walks = globs.takes(name), globs.walks(name)
         if not takes and not walks:
@@ -238,7 +238,7 @@ def _only_here(path: str, what: str) -> str:
 
 
 class File:
-    """See ``OneFile``."""
+    """A single file, see ``OneFile``."""
 
     def __init__(self, path: str) -> None:
         self.where = path
@@ -291,7 +291,7 @@ class Globs:
         self._pruned = _either(excluded, lambda glob: _path(glob[:-1] if glob[-1] == "**" else glob) + _BELOW)
 
     def takes(self, path: str) -> bool:
-        """Is the file at this path taken?"""
+        """Return whether the file at this path is selected."""
         return self._included.fullmatch(path) is not None and self._excluded.fullmatch(path) is None
 
     def walks(self, folder: str) -> bool:
@@ -400,7 +400,7 @@ def unpacked(stream: io.RawIOBase | io.BytesIO, path: str, size: int) -> io.Buff
 
 
 def read_unpacked(data: bytes, path: str, limit_bytes: int) -> bytes:
-    """The same of a file that is in memory already.
+    """Unpack the content of a file that is in memory already.
 
     Raises:
         BadDocument: see above; or it unpacks to more than the limit.
@@ -583,7 +583,7 @@ class Root:
             raise TransientError(f"{self.shown(id)}: was replaced while it was opened.")
 
     def _why(self, id: str, error: OSError) -> BadDocument | TransientError:
-        """What an error of the system means for the document."""
+        """Return the document's error for an error of the system."""
         path = self.shown(id)
         match error.errno:
             case errno.ENOENT | errno.ENOTDIR:
@@ -691,17 +691,17 @@ class OneFile(Protocol):
     """A root that is itself a file. The plan names it, so a link may lead anywhere."""
 
     def shown(self, id: str) -> str:
-        """See ``FileTree``."""
+        """Return the file's name for messages, see ``FileTree``."""
 
     def listed(self) -> Listed:
-        """Its entry: the id is its name.
+        """List the file; its id is its name.
 
         Raises:
             TransientError: it was deleted, or cannot be looked at.
         """
 
     def open(self, listed: Listed) -> io.RawIOBase:
-        """See ``FileTree``."""
+        """Open the file, see ``FileTree``."""
 
 
 class FileTree(Protocol):
@@ -712,7 +712,7 @@ class FileTree(Protocol):
         """The root: a path or a URL, without secrets."""
 
     def not_installed(self) -> str:
-        """See ``Source``."""
+        """Return the missing extra, see ``Source``."""
 
     def shown(self, id: str) -> str:
         """A file's whole path or URL for a message: on one line, without secrets."""
@@ -724,7 +724,7 @@ class FileTree(Protocol):
         """
 
     def is_file(self) -> bool:
-        """Is the root itself a file?"""
+        """Return whether the root itself is a file."""
 
     def alone(self) -> OneFile:
         """The root, if it is a file."""
@@ -740,10 +740,10 @@ class FileTree(Protocol):
         """
 
     def still_there(self, ids: Iterable[str]) -> str:
-        """See ``Source``."""
+        """Return where this machine still sees a document, see ``Source``."""
 
     def contradiction(self, doubt: Doubt) -> str:
-        """See ``Source``."""
+        """Return how this machine sees a doubtful place, see ``Source``."""
 
     def uri(self, id: str) -> str:
         """Where a file can be opened: absolute, without secrets."""
@@ -757,7 +757,7 @@ class FileTree(Protocol):
         """
 
     def open(self, listed: Listed) -> io.RawIOBase:
-        """The same bytes, to be read piece by piece, however many there are; the caller closes it.
+        """Open a file to read its bytes piece by piece, however many there are; the caller closes it.
 
         Raises:
             FileNotFoundError: it was deleted.
@@ -766,7 +766,8 @@ class FileTree(Protocol):
 
 
 def pieces(folders: Callable[[str], list[str]], id_of: Callable[[str], str]) -> list[Piece]:
-    """See ``FileTree.pieces``; ``folders`` says the names of the folders in a folder, and may raise."""
+    """Cut the tree into pieces, see ``FileTree.pieces``; ``folders`` returns the names of the folders in a folder,
+    and may raise."""
     walked: list[tuple[str, list[str]]] = []  # their folders are pieces of their own, so they bring only their files
     whole: list[str] = []
     waiting = deque([""])
@@ -786,21 +787,21 @@ def pieces(folders: Callable[[str], list[str]], id_of: Callable[[str], str]) -> 
 
 
 def names_hash(names: Iterable[str]) -> str:
-    """What two machines that see the same names have in common."""
+    """Return a hash of names, equal on machines that see the same names."""
     both = "\0".join(sorted(names)).encode("utf-8", "surrogatepass")
     return blake2b(both, digest_size=16).hexdigest()
 
 
 @dataclass(slots=True)
 class Found:
-    """What is found in a folder beside its files."""
+    """Findings of a walk beside files."""
 
     below: list[str]
     """Folders in it, whole names."""
     troubles: list[str] = field(default_factory=list)
-    """What went wrong, here and before."""
+    """Troubles so far, in words."""
     outages: list[Exception] = field(default_factory=list)
-    """Of the errors that led to it, those of the device and of the connection."""
+    """Errors of the device or the connection among the causes of ``troubles``."""
     seen: str = ""
     """MISSING or EMPTY, if it is."""
 
@@ -818,7 +819,7 @@ def walked(
     id_of: Callable[[str], str],
     remedy: str,
 ) -> Iterator[Listed | Doubt]:
-    """See ``FileTree.listing``.
+    """Walk a piece, see ``FileTree.listing``.
 
     Args:
         folder: lists the folder of a name, and notes what it finds.

@@ -72,11 +72,11 @@ class Piece(NamedTuple):
     bytes: int = 0
     """About; what a wave processes is measured by it. 0: not known, an entry is taken for 1 KiB."""
     identity: str = ""
-    """Of the log, as the driver saw it; see ``Log.pinned``."""
+    """Identity of the log as the driver saw it, see ``Log.pinned``."""
     inputs: tuple[tuple[str, int, int], ...] = ()
-    """Of a join: the entries of each input, (name, first place, end)."""
+    """Entries of each input of a join: (name, first place, end)."""
     identities: tuple[str, ...] = ()
-    """Of a join: that of each input."""
+    """Identities of a join's inputs."""
 
 
 class Entry(NamedTuple):
@@ -138,15 +138,15 @@ class Log(Source):
         return ""
 
     def identities(self) -> Mapping[str, str]:
-        """Of a log that reads several: the identity of each, by its name."""
+        """Return the identity of each log by name, for a log that reads several."""
         return {"": self.identity()}
 
     def partitions_of(self, name: str, positions: Positions) -> list[str]:
-        """Of these partitions, those of a log that ``identities`` names."""
+        """Return the partitions of one of the logs that ``identities`` names."""
         return list(positions)
 
     def place_of(self, name: str) -> str | None:
-        """See ``place``; of a log that ``identities`` names."""
+        """Return the place of one of the logs that ``identities`` names, see ``place``."""
         return self.place()
 
     def nothing(self) -> str:
@@ -170,9 +170,9 @@ class Log(Source):
         return sum(max(0, last - positions.get(partition, last)) for partition, last in end.items())
 
     def pieces(self, start: Positions, end: Positions, limit: int) -> Iterable[Piece]:
-        """What lies between, in order, in pieces of ``limit`` entries at most, or of one place. Together they cover all
-        of it. Entries that are not kept any more are left out: the first piece of a partition then begins behind
-        ``start``."""
+        """Yield the entries in between, in order, in pieces of ``limit`` entries at most, or of one place. Together
+        they cover all of it. Entries that are not kept any more are left out: the first piece of a partition then
+        begins after ``start``."""
         for partition, last in end.items():
             for first in range(start.get(partition, last), last, limit):
                 yield Piece(partition, first, min(first + limit, last))
@@ -191,7 +191,8 @@ class Log(Source):
         raise NotImplementedError
 
     def rows(self, piece: Piece) -> Iterator[pa.Table]:
-        """The same in the columns of ``log_rows.ROWS``, some at a time. What was read before an error comes first."""
+        """Yield the piece's entries in the columns of ``log_rows.ROWS``, some at a time. Entries read before an
+        error come first."""
         return self._tables(self.entries(piece))
 
     def reached(self, piece: Piece) -> Positions:
@@ -199,15 +200,15 @@ class Log(Source):
         return {piece.partition: piece.end}
 
     def behind(self, piece: Piece) -> Positions:
-        """The same, known before it is read; asked by the driver of an at-most-once plan."""
+        """Return the positions after a piece before it is read; used by the driver of an at-most-once plan."""
         return {piece.partition: piece.end}
 
     def range_id(self, piece: Piece) -> str:
-        """What the ledger calls the entries of a piece together."""
+        """Return the ledger's name for the entries of a piece together."""
         return self.full_id(f"{piece.partition}/{piece.start}..{piece.end - 1}")
 
     def entries(self, piece: Piece) -> Iterator[Entry]:
-        """What ``read_piece`` gives, each with its place."""
+        """Yield the entries of ``read_piece`` with their places."""
         place = piece.start
         for each in self.read_piece(piece):
             entry = each if isinstance(each, Entry) else Entry(place, each)
@@ -242,7 +243,7 @@ class Log(Source):
         raise NotImplementedError
 
     def entry(self, listed: Listed) -> Entry:
-        """The same, with where it came from. Its place does not matter."""
+        """Read one entry by its listing, with its provenance. Its place does not matter."""
         return Entry(0, self.read(listed))
 
     def entries_of(self, hashes: Collection[str]) -> list[str]:
@@ -337,7 +338,7 @@ class CombinedLog(Log):
         return "; ".join(filter(None, (log.nothing() for log in self.inputs.values())))
 
     def positions_of(self, name: str, positions: Positions) -> dict[str, int]:
-        """Of all positions, those of one input, under its own partitions."""
+        """Return the positions of one input under its own partitions."""
         raise NotImplementedError
 
     def place_of(self, name: str) -> str | None:
@@ -450,7 +451,7 @@ class Joined(CombinedLog):
     """
 
     shares_places = True
-    """What a filter drops has the number of the document that comes next."""
+    """Whether filtered entries share the number of the document after them."""
 
     def begin(self) -> Positions:
         return {**{name: _only(name, log.begin()) for name, log in self.inputs.items()}, _NUMBER: 1}
@@ -530,7 +531,7 @@ class Joined(CombinedLog):
         return {name: next(iter(positions.values()))}
 
     def _first(self, name: str, start: int, end: int) -> int:
-        """Of the entries of an input that lie between, the first that is kept."""
+        """Return the first entry of an input in the range that is still kept."""
         [partition] = self.inputs[name].begin()
         pieces = self.inputs[name].pieces({partition: start}, {partition: end}, max(1, end - start))
         return next((piece.start for piece in pieces), max(start, end))

@@ -27,7 +27,7 @@ from ferryman.sources.log_rows import ROWS
 _TIME: Final = "%Y-%m-%dT%H:%M:%S+00:00"
 
 _UNPACKED: Final = 4
-"""So many times as large are messages in memory as in a queue's files, about."""
+"""Approximate size of messages in memory, as a multiple of their size in a queue's files."""
 
 
 class Queue(Log):

@@ -1,4 +1,4 @@
-"""What ``Lines``, ``Csv`` and ``JsonLines`` share: files of which every line or row is a document."""
+"""Shared parts of ``Lines``, ``Csv`` and ``JsonLines``: files of which every line or row is a document."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from ferryman.sources.folder import LEAVE_OUT, unpacked
 
 
 class RecordRow(NamedTuple):
-    """What a file has at one place: a document, or why it is not one."""
+    """Content of a file at one place: a document, or the reason why it is none."""
 
     name: str
-    """What it is called in its file, as ``line=12``: no child's key has a ``=`` in it, so that ids cannot clash."""
+    """Name in the file, such as ``line=12``: no child's key contains a ``=``, so ids cannot clash."""
     line: int
     """Where it begins, for messages."""
     fields: dict[str, Any]
@@ -321,7 +321,7 @@ class Csv(Records):
 
 
 class _Feed:
-    """What the reader of Python's reads: lines, with what is to be known of those that made a row."""
+    """Lines for Python's CSV reader, with the numbers of those that made a row."""
 
     def __init__(self, lines: Iterator[Physical], limit_bytes: int) -> None:
         self._lines = lines
@@ -331,7 +331,7 @@ class _Feed:
     def begin(self) -> None:
         """The next line is a row's first one."""
         self.first = 0
-        """Its number; 0: there was none."""
+        """Number of the row's first line; 0: there was none."""
         self.wrong = ""
         self._last = 0
         self._bytes = 0
@@ -359,7 +359,7 @@ class _Feed:
 
 
 def _explain_csv(error: str) -> str:
-    """What Python's reader says, in words that help."""
+    """Explain an error of Python's CSV reader in words that help."""
     if error == "unexpected end of data":
         return "a quote that is never closed. Close it, or double it if it is part of the text"
     if "expected after" in error:
@@ -687,13 +687,13 @@ class Pointer:
         return self.text
 
     def of(self, value: Any) -> Any:
-        """What is there; None if nothing is."""
+        """Return the value at the pointer; None if there is none."""
         for step in self._steps:
             value = _below(value, step)
         return value
 
     def take(self, value: Any) -> Any:
-        """The same, taken out of the object that it is in; what is in an array stays there."""
+        """Remove the value from its object and return it; values in arrays stay there."""
         for step in self._steps[:-1]:
             value = _below(value, step)
         found = _below(value, self._steps[-1])

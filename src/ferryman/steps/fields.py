@@ -166,7 +166,7 @@ _UNITS: Final = {"epoch_second": timedelta(seconds=1), "epoch_millis": timedelta
 
 _SAMPLE: Final = datetime(2016, 11, 28, 23, 45, 56, 789012, UTC)
 _BLANKS: Final = (datetime(2000, 1, 1), datetime(2004, 2, 15))  # noqa: DTZ001 - the text says the zone, or nothing does
-"""What fills the gaps of a text: where both do not come to the same day, the text does not say the day.
+"""Dates that fill the gaps of a text: where the results differ, the text does not name a day.
 
 They are more than a week apart, so that "Monday" alone is not a date.
 """
@@ -267,7 +267,7 @@ class reformat_date:
 
 
 def _parsed(text: str, day_first: bool) -> datetime:
-    """What dateutil makes of it.
+    """Parse a date with dateutil.
 
     Raises:
         ValueError: nothing, or no certain day.
@@ -428,7 +428,7 @@ class Plain:
         return object.__new__(cls) if doc is None else cls()(doc)
 
     def __call__(self, doc: Document) -> Any:
-        """What comes of the document."""
+        """Apply the function to the document."""
         raise NotImplementedError
 
 

@@ -128,14 +128,14 @@ _LARGEST: Final = 2.0**53
 
 
 def _number(found: float) -> Any:
-    """As JSON holds it; "" for what is not an exact number."""
+    """Convert to a JSON number; "" for what is not an exact number."""
     if found != found or abs(found) > _LARGEST:
         return ""
     return int(found) if found.is_integer() else found
 
 
 def _text(found: Any) -> str:
-    """Of an element the text in it, of an attribute its value."""
+    """Return an element's text or an attribute's value."""
     if isinstance(found, str):
         return line(found)
     if isinstance(found, tuple):  # a namespace

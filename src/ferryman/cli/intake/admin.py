@@ -238,7 +238,7 @@ def lock(
 
 
 def _edits(manifest: str | None, changes: list[str] | None) -> dict[str, str]:
-    """What is to be changed in a job's configuration.
+    """Return the changes to a job's configuration.
 
     Raises:
         UsageError: it is not KEY=VALUE, or the manifest cannot be fetched.
@@ -367,7 +367,7 @@ def _list(queue: JobQueue, state: str | None, json: bool) -> None:
 # ``ferryman intake unlock``, ``fail``, ``prioritize``: operator commands for what is at work or waits.
 
 ITEMS: Final = ("job", "batch", "access")
-"""What may stand before an id."""
+"""Kinds that may precede an id."""
 
 
 def unlock(

@@ -108,7 +108,7 @@ def _jobs_of(batch: Batch) -> list[str]:
 
 
 def or_error(load: Any) -> Any:
-    """What it loads, or in words why it cannot: one damaged node hides no other row."""
+    """Return the result, or the reason why it cannot be loaded: one damaged node hides no other row."""
     try:
         return load()
     except FerrymanError as e:

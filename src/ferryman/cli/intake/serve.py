@@ -212,7 +212,7 @@ class Graceful:
 
     @contextmanager
     def excusing(self) -> Iterator[None]:
-        """What breaks after a signal breaks because of it: Spark's JVM hears Ctrl-C too."""
+        """Ignore errors after a signal: Spark's JVM receives Ctrl-C too."""
         try:
             yield
         except Exception:

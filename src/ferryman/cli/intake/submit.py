@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Payload(enum.StrEnum):
-    """What is handed in."""
+    """Kinds of payload."""
 
     FILE = "file"
     CONTAINER = "container"

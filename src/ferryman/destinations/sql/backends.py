@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from ferryman.destinations.sql.dialect import Dialect
 
 BACKENDS: Final = ("sqlite", "postgresql")
-"""What SQLAlchemy calls the databases that there is a dialect for."""
+"""SQLAlchemy's names of the databases that have a dialect."""
 
 
 def dialect_of(url: sa.URL) -> Dialect:

@@ -150,7 +150,7 @@ class Sql(Destination):
         return f"{self._dialect.place(self._url)}#{self.table}"
 
     def local_paths(self) -> tuple[str, ...]:
-        """Of SQLite the folder of its file."""
+        """Return the folder of SQLite's file."""
         if self._url.get_backend_name() != "sqlite" or not self._url.database:
             return ()
         return (os.path.dirname(self._url.database),)
@@ -167,7 +167,7 @@ class Sql(Destination):
             self._dialect.prepare(self._url, self._layout, self.full_text, where)
 
     def highest_sequence(self) -> int | None:
-        """Of rows and tombstones."""
+        """Return the highest sequence of rows and tombstones."""
         layout = self._layout
         tables = [layout.documents] if layout.appends else [layout.documents, layout.tombstones]
         with self._dialect.explained(self.target()):

@@ -46,7 +46,7 @@ class Writer(ABC):
 
 
 class Dialect(ColumnTypes, ABC):
-    """See the module."""
+    """Port for one database, see the module."""
 
     single_writer: ClassVar[bool]
     """Does it take one writer at a time?"""
@@ -55,7 +55,7 @@ class Dialect(ColumnTypes, ABC):
 
     @abstractmethod
     def mistakes(self, url: sa.URL, table: str, columns: tuple[str, ...]) -> Iterator[str]:
-        """What is wrong with these arguments, a text each, saying what to write instead.
+        """Yield a text for each mistake in these arguments, with the remedy.
 
         ``columns`` (here and in ``prepare``): those to search.
         """
@@ -78,7 +78,7 @@ class Dialect(ColumnTypes, ABC):
 
     @abstractmethod
     def explain(self, error: BaseException, where: str) -> DeliveryError | None:
-        """What an error means for the delivery, or for the whole database; None for what is not its own."""
+        """Return the error for the delivery, or for the whole database; None for errors of something else."""
 
     @abstractmethod
     def open_reader(self, url: sa.URL) -> sa.Engine:
@@ -110,7 +110,7 @@ class Dialect(ColumnTypes, ABC):
             raise fault from e
 
     def blames_a_row(self, error: BaseException) -> bool:
-        """Is it one delivery's value that the database does not take, so that the others can still be written?"""
+        """Return whether the error is about one delivery's value, so that the others can still be written."""
         fault = self.explain(error, "")
         return isinstance(fault, PermanentError) and not fault.universal
 
@@ -148,11 +148,12 @@ class Hit(NamedTuple):
     snippet: str
     """Where the words stand."""
     rank: float
-    """As the database gives it, turned so that the lower is the better: BM25 on SQLite, ``ts_rank`` on PostgreSQL."""
+    """Rank as the database gives it, signed so that lower is better: BM25 on SQLite, ``ts_rank`` on PostgreSQL."""
 
 
 def terms_of(text: str) -> list[Term]:
-    """What a user typed: words, ``"in quotes"``, ``begin*``. No other sign has a meaning, and nothing is an error."""
+    """Parse a user's query: words, ``"in quotes"``, ``begin*``. No other sign has a meaning, and nothing is an
+    error."""
     terms = []
     for phrase, star, word in _TERM.findall(text):
         if word:

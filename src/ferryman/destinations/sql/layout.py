@@ -36,11 +36,11 @@ class ColumnTypes(Protocol):
     """The types of a database's columns."""
 
     column_type: ClassVar[sa.types.TypeEngine[Any]]
-    """Of columns that fields are copied to."""
+    """Type of columns that fields are copied to."""
     key_type: ClassVar[sa.types.TypeEngine[Any]]
-    """Of ids and hashes: text that is compared byte by byte."""
+    """Type of ids and hashes: text that is compared byte by byte."""
     json_type: ClassVar[sa.types.TypeEngine[Any]]
-    """Of ``route`` and ``fields``."""
+    """Type of ``route`` and ``fields``."""
 
 
 RESERVED: Final = (*(name for name, _, _ in STANDARD), "operation")
@@ -140,7 +140,7 @@ class Layout:
         )
 
     def _check(self, connection: sa.Connection, where: str) -> None:
-        """Is the table that is there one that this layout can write?"""
+        """Check that the existing table is one that this layout can write."""
         inspector = sa.inspect(connection)
         name = self.table
         there = {column["name"].lower() for column in inspector.get_columns(name)}

@@ -136,7 +136,7 @@ class PostgresWriter(dialect.Writer):
         return outcomes
 
     def _buried(self, cursor: psycopg.Cursor[Any], chunk: list[Delivery]) -> dict[str, LastDelivery]:
-        """Those of the ids that were deleted. There are often no tombstones at all: one glance."""
+        """Return the tombstones of these ids. There are often none at all: one look."""
         if cursor.execute(self._sql.any_buried).fetchone() is None:
             return {}
         return self._known(cursor, self._sql.buried, [d.id for d in chunk])
@@ -227,16 +227,16 @@ def _literal(text: str) -> str:
 COLUMN: Final = "fts"
 
 SUFFIX: Final = "_fts"
-"""Of the index."""
+"""Suffix of the index's name."""
 
 _MADE_OF: Final = "ferryman full text: "
 """The comment's beginning; a JSON list of columns follows."""
 
 _JOINTS: Final = "./@_:-&=?<>+~#"
-"""What the parser would take for parts of words, hosts, paths, tags or numbers."""
+"""Signs that the parser would take as parts of words, hosts, paths, tags or numbers."""
 
 _SNIPPET_CHARACTERS: Final = 1_000_000
-"""Of a document, where a snippet is looked for: ten hits are shown at once."""
+"""Characters of a document searched for a snippet: ten hits are shown at once."""
 
 _MARKS: Final = ("\x02", "\x03")
 """Around found words, until Python puts in what is asked for: nothing has to be escaped."""
@@ -300,7 +300,7 @@ def quoted(name: str) -> str:
 
 
 def _in_text(name: str) -> str:
-    """The same in ``sa.text``, where a colon begins a parameter."""
+    """Quote a name in ``sa.text``, where a colon begins a parameter."""
     return quoted(name).replace(":", r"\:")
 
 
@@ -505,7 +505,7 @@ _REFUSALS: Final = {
 
 
 def explain(error: BaseException, where: str) -> DeliveryError | None:
-    """What an error means for the delivery, or for the whole database; None for what is not PostgreSQL's."""
+    """Return the error for the delivery, or for the whole database; None for errors that are not PostgreSQL's."""
     if isinstance(error, DeliveryError):
         return error
     cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
@@ -567,7 +567,7 @@ Row = tuple[Any, ...]
 
 
 def is_meant(error: psycopg.Error) -> bool:
-    """Is it of the kind that a NUL makes? psycopg finds it in text, the server in JSON."""
+    """Return whether the error may come from a NUL. psycopg finds it in text, the server in JSON."""
     own = isinstance(error, psycopg.DataError) and error.sqlstate is None
     return own or isinstance(error, UntranslatableCharacter | CharacterNotInRepertoire)
 

@@ -60,5 +60,5 @@ def _url(index: str) -> sa.URL:
 
 
 def _scheme(index: str) -> str:
-    """What may be shown of a URL that cannot be read: there may be a password in the rest."""
+    """Return the part of an unreadable URL that may be shown: the rest may contain a password."""
     return index.partition("://")[0]

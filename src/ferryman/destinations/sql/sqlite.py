@@ -113,7 +113,7 @@ class SqliteWriter(dialect.Writer):
     def _buried(
         self, connection: sa.Connection, ids: Collection[str], at_most: int | None = None
     ) -> dict[str, LastDelivery]:
-        """Those of the ids that were deleted. There are often no tombstones at all: one glance."""
+        """Return the tombstones of these ids. There are often none at all: one look."""
         tombstones = self._layout.tombstones
         if connection.execute(sa.select(tombstones.c.id).limit(1)).first() is None:
             return {}
@@ -165,7 +165,7 @@ SEGMENTS: Final = 64
 it rewrite the index five times in a million documents, this once. Each segment costs a search about 0.05 ms."""
 
 PAGE_OVERHEAD_BYTES: Final = 46
-"""What SQLite needs of a page beside a leaf of the index: FTS5's own default is 4050 of 4096."""
+"""Bytes of a page that SQLite needs beside a leaf of the index: FTS5's default is 4050 of 4096."""
 
 IDS_PER_STATEMENT: Final = 10_000
 """Bound values a statement: SQLite allows 32766 by default."""
@@ -268,7 +268,7 @@ def slices(ids: Iterable[str]) -> Iterator[list[str]]:
 # The SQLite dialect of ``Sql``.
 
 _FTS_WORDS: Final = ("rank", "rowid")
-"""What FTS5 calls columns of its own."""
+"""Column names that FTS5 uses itself."""
 
 
 class _Untyped(UserDefinedType[Any]):
@@ -483,7 +483,7 @@ FAULTS: Final[dict[int, tuple[type[DeliveryError], str]]] = {
 
 
 def explain(error: BaseException, where: str) -> DeliveryError | None:
-    """What an error means for the delivery, or for the whole database; None for what is not SQLite's."""
+    """Return the error for the delivery, or for the whole database; None for errors that are not SQLite's."""
     if isinstance(error, DeliveryError):
         return error
     cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
@@ -515,7 +515,7 @@ def explain(error: BaseException, where: str) -> DeliveryError | None:
 
 
 class Statements:
-    """What is run for each row, and the rows. ``numbered``: the table has a full-text index.
+    """Statements for each row, and the rows. ``numbered``: the table has a full-text index.
 
     Attributes:
         insert: what is new; what is there is passed over.

@@ -26,10 +26,10 @@ SMALL_BYTES: Final = 256 * MIB
 """A larger bundle goes to the large queue, so that a small one waits for small ones only."""
 
 BYTES_PER_S: Final = 50 * MIB
-"""What a disk reads and writes at the same time, at worst: for the time that is promised."""
+"""Bytes a second that a disk reads and writes at the same time, at worst; for the promised time."""
 
 KEPT_S: Final = 7 * 24 * 3600.0
-"""So long a bundle lies ready; then it is removed, and can be asked for again."""
+"""Seconds that a bundle is kept; then it is removed, and can be requested again."""
 
 LOOKED_AT: Final = 1000
 """Jobs whose names are read at once."""

@@ -24,7 +24,7 @@ MANIFEST_AGAIN_S: Final = 30.0
 """Between two looks at a manifest whose server does not answer."""
 
 MANIFEST_PATIENCE_S: Final = 24 * 3600.0
-"""So long a batch waits for its manifest, as nobody can hand the same batch in again. Then it has failed."""
+"""Seconds that a batch waits for its manifest, since the same batch cannot be submitted again. Then it fails."""
 
 
 def is_made(batch: Batch) -> bool:
@@ -49,13 +49,13 @@ class Waits:
             return self._since.setdefault(batch_id, now)
 
     def later(self, now: float) -> set[str]:
-        """Those that are not due yet. The others are forgotten: whoever gets them says so again."""
+        """Return the batches that are not due yet, and forget the others: whoever acquires them adds them again."""
         with self._changed:
             self._at = {batch: at for batch, at in self._at.items() if at > now}
             return {*self._at, *self._slow}
 
     def is_slow(self, batch_id: str) -> None:
-        """Its manifest is on a slow host: it waits for a thread that waits for those."""
+        """Note that the batch's manifest is on a slow host: it waits for a thread for slow hosts."""
         with self._changed:
             self._slow.append(batch_id)
             self._changed.notify()
@@ -175,7 +175,7 @@ class Batches:
         batch.create_job(job.configuration, job.priority, identifiers=job.identifiers, metadata=job.metadata)
 
     def _keys(self, batch: Batch) -> set[str]:
-        """Of the jobs that were made before."""
+        """Return the keys of the jobs made before."""
         ids = [*batch.processing_jobs, *batch.completed_jobs, *batch.failed_jobs, *batch.deleted_jobs]
         return {str(self._queue.load_job(job).configuration.get("jobID")) for job in ids}
 
@@ -229,7 +229,7 @@ REPORT_AGAIN_S: Final = 30.0
 """Between two tries to reach a submitter who does not answer."""
 
 REPORT_PATIENCE_S: Final = 24 * 3600.0
-"""So long a report is tried. Then the batch goes on without: the report stays with the batch."""
+"""Seconds that sending a report is tried. Then the batch goes on without: the report stays with the batch."""
 
 
 class Reporting:
@@ -260,7 +260,7 @@ class Reporting:
 
     @property
     def waiting(self) -> bool:
-        """Is a report to be sent again?"""
+        """Return whether a report waits to be sent again."""
         return bool(self._unsent)
 
     def turn(self) -> bool:
@@ -339,7 +339,7 @@ class Reporting:
         self._say(f"{batch.id}: {batch.message}")
 
     def _body(self, batch: Batch, news: Report, update: bool) -> dict[str, Any]:
-        """What is posted."""
+        """Return the content of the request."""
         kept = batch.kept_report or {}
         return {
             "id": f"{batch.id}/{'update' if update else 'report'}/{kept.get('last_modified', '')}",

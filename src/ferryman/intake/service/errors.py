@@ -6,7 +6,7 @@ from ferryman.errors import FerrymanError, PermanentError
 
 
 class Corrupt(PermanentError):
-    """What was submitted is not what it says it is: a manifest, a digest, a container. It will not get better."""
+    """A submission that contradicts itself: a manifest, a digest, a container. Trying again is useless."""
 
 
 class Later(FerrymanError):

@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 def trying(ask: Callable[[], T], tries: int, pause_s: float, stop: threading.Event) -> T:
-    """What ``ask`` returns; after a ``TransientError`` it is asked again.
+    """Return the result of ``ask``; after a ``TransientError`` it is called again.
 
     Raises:
         TransientError: tried as often as it may be.
@@ -74,7 +74,7 @@ SLOW_AFTER_S: Final = 30.0
 """From then on the rate counts: a server may need some time to begin."""
 
 _NOT_THERE: Final = frozenset({errno.ENOENT, errno.EISDIR, errno.EACCES, errno.ENOTDIR})
-"""What a file of this machine may say that waiting does not change."""
+"""Errors of a local file that waiting does not change."""
 
 _NO_RANGE: Final = 416
 _PARTIAL: Final = 206
@@ -138,14 +138,14 @@ class Fetcher:
         self._tries, self._pause_s, self._timeout_s = tries, pause_s, timeout_s
 
     def within(self, seconds: float) -> Fetcher:
-        """The same, but what is fetched later than so many seconds from now is a ``PermanentError``; 0: whenever."""
+        """Return a fetcher that raises ``PermanentError`` for requests after so many seconds from now; 0: no limit."""
         _ = self._pool  # both use it
         found = copy.copy(self)
         found._until = self._clock() + seconds if seconds else None
         return found
 
     def counting(self, take: Callable[[int], None]) -> Fetcher:
-        """The same; ``take`` is told of what is about to be written into a file, and may raise."""
+        """Return a fetcher that calls ``take`` with the number of bytes before writing them to a file; it may raise."""
         _ = self._pool
         found = copy.copy(self)
         found._take = take
@@ -164,7 +164,7 @@ class Fetcher:
             return None
 
     def content(self, url: str, limit: int, digest: str = "") -> bytes:
-        """What is at a URL, up to ``limit`` bytes.
+        """Return the content at a URL, up to ``limit`` bytes.
 
         Raises:
             Corrupt: it is larger, or not what the digest says.
@@ -206,7 +206,7 @@ class Fetcher:
         return arrived.found
 
     def arrived(self, url: str, target: Path, digest: str = "", size: int | None = None) -> Arrived:
-        """As ``file``, but what has come is neither synced nor at its place yet."""
+        """Fetch like ``file``, but neither sync the result nor move it to its place yet."""
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.exists():
             try:
@@ -267,7 +267,7 @@ class Fetcher:
 
     @contextmanager
     def _content(self, url: str, have: int, headers: dict[str, str]) -> Iterator[tuple[_Said, Iterator[bytes]]]:
-        """What the server says of the content, and the content from where it says that it begins."""
+        """Yield the server's headers, and the content from the offset that they announce."""
         if urls.split(url)[1].scheme == "file":
             with self._reach.file(url) as source:
                 yield _Said(0, ""), self._pieces(url, source.read)
@@ -342,7 +342,7 @@ class _Said(NamedTuple):
     begins: int
     """Where what comes begins."""
     stamp: str
-    """What tells this content from another at the same URL; "" if nothing does."""
+    """Validator of the content at this URL; "" if there is none."""
 
 
 def checked(url: str, path: Path, digest: str, size: int | None) -> Fetched:

@@ -17,20 +17,20 @@ from ferryman.intake import Job
 from ferryman.storage import disk, files
 
 ALONE: Final = 12
-"""So many files and folders are synced one by one; of more, the whole file system is synced once."""
+"""Most files and folders that are synced one by one; for more, the whole file system is synced once."""
 
 WAITING_MAX: Final = 128
 """Jobs that wait for a sync: their threads wait too while there are more."""
 
 
 class Unsynced(NamedTuple):
-    """What was written, and is not durable yet."""
+    """Files that were written and are not durable yet."""
 
     files: tuple[Path, ...]
     folders: tuple[Path, ...]
     """Whose names are not durable yet."""
     then: Callable[[], None]
-    """What is done once it is. Raises as the work of a stage."""
+    """Work to do once they are durable. Raises as a stage's work does."""
 
 
 def sync(written: Sequence[Unsynced]) -> list[OSError | None]:

@@ -24,14 +24,14 @@ PROMPT_RATE: Final = 32.0 * KIB
 """Bytes a second below which content comes slowly: a job of a megabyte takes half a minute."""
 
 KNOWN_S: Final = 600.0
-"""So long a host is taken to be slow; then it is tried as any other."""
+"""Seconds that a host counts as slow; then it is tried as any other."""
 
 SLOTS: Final = 2
 """Threads a state for slow hosts, beside those for all others."""
 
 
 class SlowHost(Later):
-    """What waits for this host is to wait apart."""
+    """Signals that this work must wait apart, for a slow host."""
 
     def __init__(self, host: str) -> None:
         super().__init__(f"{host} is slow")
@@ -42,7 +42,7 @@ class SlowHost(Later):
 
 
 class SlowHosts:
-    """Those that this process has met."""
+    """Slow hosts that this process has met."""
 
     def __init__(
         self, prompt_s: float = PROMPT_S, rate: float = PROMPT_RATE, clock: Callable[[], float] = time.monotonic

@@ -53,13 +53,13 @@ class AskedValue(NamedTuple):
 
 
 class AskedError(NamedTuple):
-    """The same, but this was raised."""
+    """An answer that raises this."""
 
     error: BaseException
 
 
 class Task(Protocol):
-    """What a child does."""
+    """Work of a child."""
 
     def run(self, ask: Callable[..., Any]) -> Any:
         """Do it. ``ask(whose, name, *args)`` asks the parent."""
@@ -110,7 +110,7 @@ class _Asked:
 
 
 class _QueueAsked:
-    """What stages need of a queue."""
+    """Methods of the queue that stages need."""
 
     def __init__(self, ask: Callable[..., Any]) -> None:
         self.locks = _Asked(ask, "locks")
@@ -183,7 +183,7 @@ T = TypeVar("T")
 
 
 class AtWork:
-    """What the threads of all processes of a queue are working at.
+    """Current work of the threads of all processes of a queue.
 
     ::
 
@@ -321,7 +321,7 @@ COMMAND: Final = (
     "-c",
     "import sys; from ferryman.intake.service.isolation import main; main(int(sys.argv[1]))",
 )
-"""What is started; the number of the connection's descriptor follows."""
+"""Command of a child; the number of the connection's descriptor follows."""
 
 LOOK_S: Final = 0.1
 """Between two looks whether to stop."""
@@ -333,7 +333,7 @@ JOB: Final = frozenset(
         *("set_space_needed", "set_identifiers", "set_inventory", "set_store"),
     )
 )
-"""What a child may ask of its job."""
+"""Attributes that a child may request of its job."""
 
 LOCKS: Final = frozenset(("check", "lock", "unlock"))
 """And of the queue's locks."""
@@ -351,7 +351,7 @@ class Isolation:
         self._queue, self._serving, self._stop, self._command = queue, serving, stop, command or COMMAND
 
     def work(self, job: Job, state: JobState) -> Done:
-        """What the stage of this state does with a job. Raises as the stage, and ``ChildDied``, ``Stopping``."""
+        """Run the stage of this state for a job. Raises as the stage does, and ``ChildDied``, ``Stopping``."""
         done: Done = self._run(
             StageTask(self._settings(), state), {"job": (job, JOB), "locks": (self._queue.locks, LOCKS)}
         )

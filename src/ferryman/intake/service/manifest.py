@@ -23,19 +23,19 @@ from ferryman.net.urls import shown, split
 MANIFEST_BYTES: Final = 64 * MIB
 MANIFEST_LINES: Final = 100_000
 MANIFEST_VALUES: Final = 1_000_000
-"""Of one manifest, which is in memory as a whole: a line takes a kilobyte, another field a tenth of that. The number of
-bytes does not tell: a line may have two, and a JSON value three."""
+"""Most values of one manifest, which is held in memory: a line takes a kilobyte, another field a tenth of that.
+Bytes are no measure: a line may have two, and a JSON value three."""
 
 ROW_CHARS: Final = MIB
-"""Of one row: decoded, it may take thirty times as much."""
+"""Most characters of one row: decoded, it may take thirty times as much."""
 
 PATH_CHARS: Final = 1024
 NAME_BYTES: Final = 255
-"""Of a name in a path: what file systems take."""
+"""Most bytes of a name in a path, the limit of file systems."""
 NUMBER_BYTES: Final = 10
-"""Of a name, for the number that is added where several files have it."""
+"""Bytes of a name reserved for the number added where several files share it."""
 SUFFIX_BYTES: Final = 32
-"""Of a suffix; a longer one says nothing of what the file is."""
+"""Most bytes of a suffix; a longer one does not reveal a kind of file."""
 
 SCHEMES: Final = ("http", "https", "file")
 DIGESTS: Final[Mapping[str, int]] = {"md5": 32, "sha1": 40, "sha256": 64, "sha512": 128}
@@ -51,7 +51,7 @@ class ManifestEntry(msgspec.Struct, frozen=True, omit_defaults=True):
 
     url: str
     path: str
-    """Its place among the files of its object."""
+    """Path among the files of its object."""
     digest: str = ""
     """``sha256:HEX``; "" if the submitter gave none."""
     size: int | None = None
@@ -71,10 +71,10 @@ class ManifestRow(NamedTuple):
 
 
 class Object(NamedTuple):
-    """What becomes one job: the lines with one local id, or one line without any."""
+    """An object that becomes one job: the lines with one local id, or one line without any."""
 
     key: str
-    """The same each time the manifest is read."""
+    """Key that is the same each time the manifest is read."""
     rows: list[ManifestRow]
 
 
@@ -133,7 +133,7 @@ class _ManifestLines:
     def __init__(self, text: bytes, newline: str) -> None:
         self._lines = io.TextIOWrapper(io.BytesIO(text), "utf-8-sig", newline=newline)
         self.number = 0
-        """Of the line that was given last."""
+        """Number of the last line returned."""
         self._left = ROW_CHARS
 
     def begin(self) -> None:
@@ -284,7 +284,7 @@ def name_in(url: str) -> str:
 
 
 def end_of(name: str, size: int) -> str:
-    """Its last characters, of so many bytes at most."""
+    """Return the last characters of a name, of ``size`` bytes at most."""
     return name.encode()[-size:].decode(errors="ignore")
 
 

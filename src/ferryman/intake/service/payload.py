@@ -1,4 +1,4 @@
-"""What a submission's payload is, and the jobs that it becomes: one an object."""
+"""Payloads of submissions, and the jobs made of them: one for each object."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from ferryman.storage import files
 
 
 class PayloadKind(enum.StrEnum):
-    """What a payload is."""
+    """Kind of a payload."""
 
     FILE = "file"
     CONTAINER = "container"
@@ -56,7 +56,7 @@ _OTHER_NAMES: Final = {
     "zip": PayloadKind.CONTAINER,
     "tar": PayloadKind.CONTAINER,
 }
-"""What other tools call them."""
+"""Names of kinds in other tools."""
 
 ADD: Final = "add"
 """The mode of a submission that names none."""
@@ -66,10 +66,10 @@ INHERITED: Final = (
     *("profile_name", "submitter", "submissionDate", "response_type", "response_url", "submission_mode"),
     *("batch_type", "mode", "delete"),
 )
-"""Of the submission, in each of its jobs."""
+"""Fields of the submission that each of its jobs inherits."""
 
 NAME_CHARS: Final = 1024
-"""Of an identifier or a collection's name."""
+"""Most characters of an identifier or a collection's name."""
 
 OBJECT_LIST: Final = "object_list"
 """Names what the batch consumer has laid into the working space for a job: lines of files, already read and checked."""
@@ -89,12 +89,12 @@ class Planned(NamedTuple):
 
 
 def has_payload(submission: Mapping[str, Any]) -> bool:
-    """Is there something to make jobs of? (Who made jobs through the API has submitted nothing else.)"""
+    """Return whether jobs are made of the submission. (Jobs made through the API have a submission without payload.)"""
     return any(submission.get(name) not in (None, "") for name in ("payload_url", "manifest_url"))
 
 
 def kind_of(submission: Mapping[str, Any]) -> PayloadKind:
-    """What a submission, or a job, holds.
+    """Return the kind of payload of a submission or a job.
 
     Raises:
         Corrupt: nobody knows this kind.
@@ -269,7 +269,7 @@ def checked_name(kind: str, name: object) -> str:
 
 
 def inventory_of(job: Job, url: str) -> dict[str, Any]:
-    """What other tools look for in a job's ``inventory`` and ``store``.
+    """Return the values that other tools expect in a job's ``inventory`` and ``store``.
 
     Args:
         url: of the list of its files.
@@ -311,7 +311,7 @@ def edition_of(configuration: Mapping[str, Any]) -> int:
 
 
 def is_container(job: Job) -> bool:
-    """Is what is fetched of a job a container, whose files are the documents?"""
+    """Return whether the fetched file of a job is a container, whose files are the documents."""
     return kind_of(job.configuration) is PayloadKind.CONTAINER
 
 

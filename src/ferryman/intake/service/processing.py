@@ -74,14 +74,14 @@ class Turns:
         self._faults = 0
 
     def blames(self, jobs: int) -> bool:
-        """So many shared one that did not. False: it is not because of any of them."""
+        """Return whether a turn of so many jobs points to one of them. False: a turn without them failed as well."""
         self._faults += jobs == 1
         self.jobs = 1 if jobs > 1 else self._most
         return self._faults < FAULTS
 
 
 def is_unforeseen(error: Exception) -> bool:
-    """Is this neither an error of ours, nor of a disk, nor of Spark? Then what a turn was given may have caused it."""
+    """Return whether an error is neither ours, nor a disk's, nor Spark's: the turn's jobs may have caused it."""
     of_spark = type(error).__module__.partition(".")[0] in ("pyspark", "py4j")
     return not isinstance(error, FerrymanError | OSError) and not of_spark
 
@@ -131,7 +131,7 @@ class Processing:
 
     @property
     def holds(self) -> bool:
-        """Is there a job that it has not done with?"""
+        """Return whether a job is unfinished."""
         return bool(self._held or self._waiting)
 
     def turn(self) -> bool:
@@ -218,8 +218,8 @@ class Processing:
         return True
 
     def _try_again(self) -> None:
-        """What failed before of the files that new jobs bring is tried again. Once a job, and once each time that it is
-        requeued: then a note in its working space says so."""
+        """Retry earlier failures among the files of new jobs, once a job, and once each time that it is requeued: a
+        note in its working space records it."""
         new = [job for id, job in self._held.items() if id not in self._seen]
         notes: dict[str, Path] = {}
         brought: dict[str, dict[str, tuple[Listed, str]]] = {name: {} for name in self._sources}
@@ -353,7 +353,7 @@ class Processing:
 
 @contextmanager
 def _left_to_judge() -> Iterator[None]:
-    """What is wrong with a job here is found again when its outcome is decided: then it fails."""
+    """Ignore faults of a job here: they are found again when its outcome is decided, and fail it."""
     try:
         yield
     except NodeInvalid:
@@ -371,7 +371,7 @@ def _some(texts: list[str], between: str) -> str:
 
 
 def _documents(source: Jobs, job: Job) -> list[Listed]:
-    """What the source lists of a job, and refuses.
+    """Return the documents that the source lists or refuses for a job.
 
     Raises:
         NodeInvalid: the job does not say where its files are.

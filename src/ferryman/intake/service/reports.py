@@ -131,7 +131,7 @@ JOBS: Final = 1000
 """Jobs of a kind that a mail names; the report is kept with the batch, whole."""
 
 _ADDRESS: Final = re.compile(r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9](?:[A-Za-z0-9.-]{0,253}[A-Za-z0-9])?")
-"""What a submitter has to be to get mail. No spaces, quotes or line breaks, so that it is one recipient."""
+"""Pattern of a submitter that gets mail. Without spaces, quotes or line breaks, so that it is one recipient."""
 
 _PORTS: Final = {"smtp": 25, "smtps": 465}
 
@@ -330,7 +330,7 @@ class BatchReports:
         self._told: dict[str, set[int]] = {}
 
     def by(self, callback: Callback) -> BatchReports:
-        """The same with another callback; each knows what the other has told."""
+        """Return reports sent by another callback; each knows what the other has sent."""
         found = BatchReports(callback, self._mail)
         found._told = self._told
         return found

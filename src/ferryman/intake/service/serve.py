@@ -58,7 +58,7 @@ HELD_AGAIN_S: Final = 2.0
 """Between two looks at a plan's state that another process holds: when that ends, this one takes over."""
 
 SWEEP_S: Final = 3600.0
-"""What belongs to jobs that were removed is cleared away so often, and bundles that have expired."""
+"""Seconds between sweeps of what removed jobs left and of expired bundles."""
 
 AT_WORK: Final = (
     JobState.PENDING,
@@ -185,7 +185,7 @@ class Consumers:
         self._loops: list[Loop] = []
         self._lookouts: list[Loop] = []
         self._closing: list[Callable[[], None]] = [self._waits.close]
-        """What wakes those that sleep, at the end."""
+        """Callbacks that wake sleeping threads, at the end."""
         slow = SlowHosts(serving.prompt_s)
         fetcher, callback = serving.fetcher(stop, slow), serving.callback(stop, slow)
         patient, patient_callback = serving.fetcher(stop), serving.callback(stop)
@@ -257,7 +257,7 @@ class Consumers:
             self._add_loop(worker.state, worker.turn, worker.wait, worker.release)
 
     def _looked_out(self, desk: Desk, watch: Callable[[], Watch], is_empty: Callable[[], bool]) -> Desk:
-        """The same desk, whose threads are called when the watch tells."""
+        """Wake idle threads when the watch fires."""
         lookout = Lookout(desk, watch, is_empty, self._stop)
         self._lookouts.append(Loop("lookout", self._stop, lookout.turn, self.say, wait=lambda timeout_s: None))
         self._closing += [lookout.close, desk.close]
@@ -296,7 +296,8 @@ class Consumers:
             log.warning("%d consumers did not end within %g s; their locks end with this process", len(late), GRACE_S)
 
     def is_idle(self) -> bool:
-        """Is nothing left to do that can be done now? A paused queue has nothing, and held jobs are left alone."""
+        """Return whether nothing is left that can be done now. A paused queue has nothing, and held jobs are left
+        alone."""
         if not all(loop.idle.is_set() for loop in self._loops):
             return False
         if any(bundles.is_due() for bundles in self._bundles):
@@ -310,7 +311,7 @@ class Consumers:
         return not any(self._is_due(batch) for state in OPEN for batch in self._queue.list_batches(state))
 
     def _is_due(self, batch_id: str) -> bool:
-        """Is there something to do for this batch? Not while it waits for jobs that are held."""
+        """Return whether something can be done for this batch; not while it waits for held jobs."""
         if self._queue.is_passed_over(batch_id):
             return False
         try:
@@ -353,7 +354,7 @@ class Consumers:
 
 
 class _StopBetweenWaves(Forwarding):
-    """The same observer, which ends the run between two waves once it is to stop."""
+    """Observer that ends the run between two waves once it is to stop."""
 
     def __init__(self, observer: Observer, stop: threading.Event) -> None:
         super().__init__(observer)

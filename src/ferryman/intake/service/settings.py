@@ -64,15 +64,15 @@ class Serving:
     smtp: str | None = None
 
     def fetcher(self, stop: threading.Event, slow: SlowHosts | None = None) -> Fetcher:
-        """What gets submitters' files; with ``slow``, it does not wait for slow hosts."""
+        """Return a fetcher of submitters' files; with ``slow``, it does not wait for slow hosts."""
         return Fetcher(stop, reach=self.reach, lowest_rate=self.lowest_rate, slow=slow)
 
     def callback(self, stop: threading.Event, slow: SlowHosts | None = None) -> Callback:
-        """What notifies submitters; with ``slow``, it does not wait for slow receivers."""
+        """Return a callback to submitters; with ``slow``, it does not wait for slow receivers."""
         return Callback(stop, reach=self.reach, secret=self.report_secret, slow=slow)
 
     def reports(self, stop: threading.Event) -> BatchReports:
-        """What tells submitters of their batches."""
+        """Return the sender of batch reports."""
         return BatchReports(self.callback(stop), Mail(self.smtp, stop) if self.smtp else None)
 
     def stages(

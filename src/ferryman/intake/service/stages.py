@@ -1,4 +1,4 @@
-"""What is done with a job in each state but Processing, which is the plan's. All of it may be done again.
+"""Work of each job state but Processing, which is the plan's. All of it can be repeated.
 
 A station's ``work`` takes a locked job and returns the message of its move to the next state. What it raises says what
 happens else: see ``worker``.
@@ -31,13 +31,13 @@ from ferryman.intake.service.workspace import FULL, Workspace
 from ferryman.storage import disk
 
 LATER: Final = 10
-"""What a job's priority is lowered by whose size nobody knows: it may be large, and lets others go first."""
+"""Reduction of the priority of a job whose size is unknown: it may be large, and lets others go first."""
 
 UNPACKED: Final = 4
-"""What a container is taken to need, times its size: itself, and its files. What text packs to, and a bit."""
+"""Estimated need of a container, as a multiple of its size: itself and its files, with text packed as usual."""
 
 COUNT_EVERY_S: Final = 1.0
-"""What was promised to jobs is counted again so often: another process may promise too."""
+"""Seconds between counts of the space promised to jobs: another process may promise too."""
 
 COUNT_SHARE: Final = 10
 """Or after so many times as long as it took: ten thousand jobs that a slow host keeps there hold nobody up."""
@@ -60,13 +60,13 @@ class Done(NamedTuple):
     priority: int | None = None
     """Another one, from now on."""
     values: Mapping[str, Mapping[str, Any]] | None = None
-    """Its JSON nodes that change with the move, by name."""
+    """JSON nodes that change with the move, by name."""
     space_needed: int | None = None
     """Bytes of working space that it needs."""
     leaves: Path | None = None
     """A file of no more use once it has moved."""
     steps: tuple[Unsynced, ...] = ()
-    """What is left to do first, each after what it needs is durable."""
+    """Work left to do first, each part after its files are durable."""
 
 
 class JobStage:
@@ -74,15 +74,15 @@ class JobStage:
 
     state: ClassVar[JobState]
     isolates: ClassVar[bool] = True
-    """Is its work done in a child process where a process may have died of it?"""
+    """Whether the work is done in a child process where a process may have died of the job."""
 
     def open(self) -> bool:
         """Can any job of this state be worked at now?"""
         return True
 
     def is_quick(self, job: Job, done: Done) -> bool:
-        """Is the work for a job that is about to move here, with this outcome, a matter of milliseconds? Then no server
-        is asked, and little is written."""
+        """Return whether the work for a job about to enter this state takes milliseconds: no server is asked, and
+        little is written."""
         return False
 
     def work(self, job: Job) -> Done:
@@ -98,7 +98,7 @@ class JobStage:
 
 
 class Pending(JobStage):
-    """Its manifest is read, and laid into the working space. One that is corrupt fails the job permanently."""
+    """Reads the manifest into the working space. A corrupt one fails the job permanently."""
 
     state: ClassVar[JobState] = JobState.PENDING
 
@@ -182,7 +182,7 @@ class Provisioning(JobStage):
         return Done(f"{needed} bytes of working space are free")
 
     def _promised(self) -> int:
-        """What jobs that are downloading may still write: more than they will, as a part of it is there already."""
+        """Return the bytes that downloading jobs may still write: an upper bound, since parts exist already."""
         began = time.monotonic()
         if began >= self._count_at:
             self._granted = overview.space_needed(self._queue.tree, self._queue.list_jobs(JobState.DOWNLOADING))
@@ -192,7 +192,7 @@ class Provisioning(JobStage):
 
 
 class Downloading(JobStage):
-    """Its files are fetched, some at once, and their digests checked; a container is unpacked.
+    """Fetches the files, several at once, checks their digests, and unpacks a container.
 
     1. Every file that is not there is fetched; a part that came before a kill is continued.
     2. Once they are durable, they are put at their places, and the list of what is there is published.
@@ -241,7 +241,7 @@ class Downloading(JobStage):
     def _arrived(
         self, job: Job, entries: list[ManifestEntry], fetcher: Fetcher
     ) -> tuple[list[StoredFile], list[Arrived]]:
-        """What it has, and what of that is to be published."""
+        """Return the job's files, and those of them to be published."""
         room = Room(self._work, self._full, job.space_needed)
         fetcher = fetcher.counting(room.take)
         if is_container(job):
@@ -298,7 +298,8 @@ class Downloading(JobStage):
 
 
 class Storing(JobStage):
-    """Its documents are delivered: the originals are kept, or dropped. An operator's lock on it holds it."""
+    """Handles delivered documents: the originals are kept or dropped. An operator's lock on the state holds jobs
+    here."""
 
     state: ClassVar[JobState] = JobState.STORING
 
@@ -329,7 +330,7 @@ class Storing(JobStage):
 
 
 class Recording(JobStage):
-    """What was delivered is noted with the job."""
+    """Records the deliveries with the job."""
 
     state: ClassVar[JobState] = JobState.RECORDING
     isolates: ClassVar[bool] = False  # it looks at nodes of ours only
@@ -355,7 +356,7 @@ class Recording(JobStage):
 
 
 class Notify(JobStage):
-    """Its submitter is notified, if there is a URL."""
+    """Notifies the submitter, if there is a URL."""
 
     state: ClassVar[JobState] = JobState.NOTIFY
 
@@ -384,7 +385,7 @@ class Notify(JobStage):
 
 
 def _is_here(entry: ManifestEntry) -> bool:
-    """Is it a file of this machine?"""
+    """Return whether the entry is a file of this machine."""
     return entry.url.startswith("file:")
 
 
@@ -407,7 +408,7 @@ class NoRoom(PermanentError):
 
 
 class Room:
-    """Of a job that is being downloaded.
+    """Space promised to a job that is being downloaded.
 
     Its servers said how large it is, or did not, or lied; a container unpacks to what it likes. Up to what Provisioning
     has granted it writes in any case, beyond that as long as the disk is not fuller than Provisioning allows. So no job
@@ -424,7 +425,7 @@ class Room:
         self._counting = threading.Lock()
 
     def take(self, size: int) -> None:
-        """So many bytes are about to be written.
+        """Take so many bytes that are about to be written.
 
         Raises:
             NoRoom.

@@ -148,7 +148,7 @@ class Worker:
 
     @property
     def state(self) -> JobState:
-        """Of the jobs that it works at."""
+        """Return the state of the jobs that it works at."""
         return self._station.state
 
     def turn(self) -> bool:
@@ -170,7 +170,7 @@ class Worker:
         return self._work(job)
 
     def _given(self) -> Job | None:
-        """What a thread of the state before has handed over."""
+        """Return a job handed over by a thread of the state before."""
         return self._desks[self._station.state].take()
 
     def _next(self) -> Job | None:
@@ -265,7 +265,7 @@ class Worker:
         return True
 
     def _outcome(self, job: Job) -> Done:
-        """Of the work; in a child process where a process may have died of it."""
+        """Run the stage and return its outcome; in a child process where a process may have died of the job."""
         if not self._station.isolates:
             return self._station.work(job)
         state = self._station.state
@@ -326,7 +326,7 @@ class Carrier(Worker):
     """
 
     def takes(self, job: Job, done: Done) -> bool:
-        """Is the work quick that comes for a job which is about to move here?"""
+        """Return whether the next work of a job about to enter this state is quick."""
         return not self._stop.is_set() and self._station.is_quick(job, done) and self._station.open()
 
     def work(self, job: Job) -> None:
@@ -360,7 +360,7 @@ EMPTY_LOOKS: Final = 30
 
 
 class Desk:
-    """Of one state."""
+    """Hands locked jobs to idle threads of one job state."""
 
     def __init__(self) -> None:
         lock = threading.Lock()
@@ -378,7 +378,7 @@ class Desk:
             self._changed.notify()
 
     def has_idle(self) -> bool:
-        """Is there a thread that has nothing to do, so that a job may be given to it?"""
+        """Return whether a thread is idle, so that a job can be handed to it."""
         return self._idle > len(self._given)
 
     def give(self, job: Job) -> bool:

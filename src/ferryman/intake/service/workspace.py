@@ -42,21 +42,21 @@ state of the plan if it lies there too."""
 
 KEPT_LISTS: Final = 64
 KEPT_FILES: Final = 16
-"""So many lists of so few files are kept in memory."""
+"""Most lists kept in memory, and most files of such a list."""
 
 PRIVATE: Final = 0o700
-"""Of the working space: what submitters hand in is nobody else's business on this machine."""
+"""Mode of the working space: other users of this machine must not read submissions."""
 
 
 class Space(NamedTuple):
-    """Of a disk, in bytes."""
+    """Space of a disk, in bytes."""
 
     total: int
     used: int
 
 
 def space_of(folder: Path) -> Space:
-    """Of the disk that a folder is on."""
+    """Return the space of a folder's disk."""
     usage = shutil.disk_usage(folder)
     return Space(usage.used + usage.free, usage.used)  # without what is reserved for root
 
@@ -95,7 +95,7 @@ class Workspace:
         return self.batches / batch_id
 
     def bundle(self, size: str, request_id: str) -> Path:
-        """Of a request: the two queues number theirs apart."""
+        """Return the folder of a request's bundle: the two queues number theirs apart."""
         return self.root / "bundles" / f"{'' if size == 'small' else f'{size}-'}{request_id}.zip"
 
     def space(self) -> Space:
@@ -109,8 +109,8 @@ class Workspace:
         write_entries(self._list(job_id, edition), entries)
 
     def link_entries(self, job_id: str, path: Path, edition: int = 0) -> None:
-        """The same, of a list that is in the working space already, durably: the job's is another name of it, which may
-        be lost in a power cut, and is made again."""
+        """Link a list that is durable in the working space already. A power cut may lose the link, and it is made
+        again."""
         if edition:
             self.drop(job_id)
         link = self._list(job_id, edition)
@@ -126,7 +126,8 @@ class Workspace:
             write_entries(link, read_entries(path.read_bytes()))
 
     def entries(self, job_id: str, edition: int = 0) -> list[ManifestEntry] | None:
-        """What the submitter named, in this edition of the job's configuration; None if that is not known here."""
+        """Return the submitter's entries for this edition of the job's configuration; None if they are not stored
+        here."""
         known = self._lists.get((job_id, edition))
         if known is not None:
             return known
@@ -178,7 +179,7 @@ class Workspace:
 
 
 def list_name(edition: int) -> str:
-    """Of the file that lists what a job's submitter named."""
+    """Return the name of the file that lists a job's entries."""
     return f"list-{edition}.jsonl" if edition else "list.jsonl"
 
 
@@ -215,7 +216,7 @@ def read_entries(data: bytes) -> list[ManifestEntry]:
 
 
 def is_done(queue: JobQueue, id: str) -> bool:
-    """Is this job or batch Completed, Deleted or removed?"""
+    """Return whether the job or batch is Completed, Deleted or removed."""
     try:
         item: Batch | Job = queue.load_batch(id) if id.startswith("bid") else queue.load_job(id)
         return item.deletable

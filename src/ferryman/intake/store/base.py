@@ -131,7 +131,7 @@ class Store(Protocol):
     """Where the nodes are. Safe to use from many threads."""
 
     url: str
-    """As an operator may read it: without passwords."""
+    """URL for operators, without passwords."""
 
     def session(self) -> int:
         """The session of this handle, begun if there is none that lives. After one was lost, it is another."""
@@ -174,7 +174,7 @@ class Store(Protocol):
         """A node and all below, parents first, sorted."""
 
     def advance(self, path: str, number: int) -> None:
-        """See to it that this node's next numbered child gets this number or a higher one."""
+        """Make sure that this node's next numbered child gets this number or a higher one."""
 
     def close(self) -> None:
         """End the session, and what lives with it."""
@@ -207,7 +207,7 @@ SASL: Final = "sasl"
 
 
 class Address(NamedTuple):
-    """What a queue's URL says."""
+    """Parts of a queue's URL."""
 
     hosts: str
     chroot: str
@@ -258,7 +258,7 @@ def address(url: str) -> Address:
 
 
 def _tls(options: dict[str, str], shown: str) -> Tls | None:
-    """What the options of a URL say; None without TLS."""
+    """Return the TLS options of a URL; None without TLS."""
     flags = {name: options.pop(name, default) for name, default in (("tls", "false"), ("check_hostname", "true"))}
     if wrong := [name for name, value in flags.items() if value not in ("true", "false")]:
         raise QueueRefused(f"{shown}: give {wrong[0]}=true or {wrong[0]}=false.")

@@ -39,7 +39,7 @@ class _Kept:
 
 
 class _SharedTree:
-    """What several handles share."""
+    """Tree shared by several handles."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition(threading.RLock())

@@ -303,7 +303,7 @@ RENEWAL_BUSY_S: Final = 5.0
 
 
 def boot_id() -> str:
-    """What tells one start of this machine from another; "" where nobody says."""
+    """Return an id of this start of the machine; "" where there is none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except OSError:
@@ -338,7 +338,7 @@ class Lease:
             return self._session
 
     def alive(self, session: int) -> bool:
-        """Is it ours, and has its lease not run out?"""
+        """Return whether the session is ours and its lease has not run out."""
         return session == self._session != 0 and self._until > self._monotonic()
 
     def lost(self, session: int) -> None:
@@ -400,7 +400,7 @@ MARK: Final = 0x46725179
 """SQLite's application id of our files ("FrQy"): another database is not taken for a queue."""
 
 FORMAT: Final = 2
-"""Of the tables. A newer one is refused; format 1 had no ``creation``, and gets it when it is opened."""
+"""Format of the tables. A newer one is refused; format 1 had no ``creation``, and gets it when it is opened."""
 
 BUSY_S: Final = 30.0
 """How long a change waits for other processes' changes, which take a millisecond each."""
@@ -512,7 +512,7 @@ POLL_S: Final = 0.1
 """How often it asks while there are watches: this costs microseconds."""
 
 State = tuple[int, int] | None
-"""Of a node: its children now, and how many it had in all; None if it is not there."""
+"""Children of a node: how many there are, and how many there ever were; None if there is no node."""
 
 
 class Watches:

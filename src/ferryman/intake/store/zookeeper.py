@@ -337,7 +337,7 @@ class ZooKeeperStore:
                 given, last = TRIED_BLINDLY, True
 
     def _are_held(self, items: str, names: Sequence[str]) -> list[bool]:
-        """What this handle holds is not asked for."""
+        """Return which items are locked. Items that this handle holds are not requested."""
         locks = [lock_of(items, name) for name in names]
         asked = [lock for lock in locks if lock not in self._held]
         free = {lock for lock, node in zip(asked, self.read(asked), strict=True) if node is None}
@@ -537,7 +537,7 @@ Arm = Callable[[str, Callable[[object], None]], None]
 
 
 class ZooKeeperWatches:
-    """Of one handle."""
+    """Watches of one handle."""
 
     def __init__(self, arm: Arm) -> None:
         self._arm = arm
@@ -585,7 +585,7 @@ class _Armed:
 
 
 class ZooKeeperWatch:
-    """Of one who waits."""
+    """Watch of one waiter."""
 
     def __init__(self, forget: Callable[[ZooKeeperWatch], None]) -> None:
         self._forget = forget

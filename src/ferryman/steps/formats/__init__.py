@@ -1,4 +1,4 @@
-"""What content is, and how text is read out of it: a module a family of formats.
+"""Formats: how the kind of content is found and its text is read; a module for a family of formats.
 
 Everything here works on bytes at hand and loads its library when it is called. What cannot be read raises
 ``Unreadable``, which says why and what to do; ``extract_text`` makes the document's error of it. Other exceptions of a
@@ -20,7 +20,7 @@ from ferryman.errors import DeliveryError
 
 _CONTROL: Final = bytes({*range(0x20), 0x7F} - set(b"\t\n\f\r"))
 _NO_CHARACTERS: Final = "\ufffe\uffff"
-"""What no text has and many destinations refuse."""
+"""Characters that no text has and that many destinations refuse."""
 
 _NEWLINES: Final = ("\r\n", "\r", "\u2028", "\x85")
 _PAGES: Final = ("\f", "\u2029")
@@ -36,10 +36,10 @@ class Attachment(NamedTuple):
     """Something inside that is a document of its own, an attachment."""
 
     name: str
-    """Its file name, or "" where it has none."""
+    """File name, or "" where there is none."""
     raw: bytes
     type: str = ""
-    """Its MIME type, as the outside says; "" where it says none."""
+    """MIME type given from outside; "" where there is none."""
 
 
 @dataclass(slots=True)
@@ -155,7 +155,7 @@ _PPT: Final = ContentKind("application/vnd.ms-powerpoint", "a PowerPoint file of
 _OLE: Final = ContentKind("application/x-ole-storage", "a file of an older Office program", advice=_OLD)
 
 _ZIP_MAGIC: Final = (b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")
-"""Of one with members, of an empty one, of a part of several."""
+"""First bytes of a zip with members, of an empty one, of a part of several."""
 
 _OLE_MAGIC: Final = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 _STREAMS: Final = (
@@ -166,7 +166,7 @@ _STREAMS: Final = (
     ("WORKBOOK", XLS),
     ("Book", XLS),
 )
-"""What is in Office files of before 2007, and in encrypted ones of later."""
+"""Streams of Office files from before 2007, and of encrypted ones from later."""
 
 _PACKAGES: Final = (DOCX, PPTX, XLSX, XLSB, ODT, ODP, ODS, EPUB)
 _MAGIC: Final = (
@@ -189,7 +189,7 @@ _MAGIC: Final = (
     (b"SQLite format 3\0", ContentKind("application/vnd.sqlite3", "an SQLite database")),
     (b"PAR1", ContentKind("application/vnd.apache.parquet", "a Parquet file")),
 )
-"""What is not a document, so that a message can name it."""
+"""First bytes of content that is no document, so that a message can name it."""
 
 _BY_ENDING: Final = {
     "md": MARKDOWN,
@@ -219,7 +219,7 @@ _HEADER: Final = re.compile(
     re.IGNORECASE,
 )
 _HEADERS: Final = 3
-"""So many of a mail's own headers within its first lines make it one, whatever its name is."""
+"""Number of a mail's own headers among the first lines that make it a mail, whatever its name."""
 
 _TEXT_BOMS: Final = (b"\xff\xfe", b"\xfe\xff", b"\xef\xbb\xbf")
 
@@ -232,14 +232,14 @@ _MANUAL: Final = re.compile(
     rb"(?:[.'](?:\\?[\"#].*|[ \t]*)?\r?\n|\r?\n)*"
     rb"[.'][ \t]*(?:TH[ \t]+\S|Dd\b|Dt[ \t]+\S|so[ \t]+\S+\s*\Z)"
 )
-"""What a manual page begins with, after its comments."""
+"""Beginning of a manual page, after its comments."""
 _REQUEST: Final = re.compile(
     rb"^[.'][ \t]*(?:TH|Dd|Dt|SH|Sh|TL|NH|PP|LP|IP|de|ds|nr|if|ie|so)(?:[ \t]+\S|[ \t]*\r?$)", re.MULTILINE
 )
 
 
 def kind_of(raw: bytes, name: str = "") -> ContentKind:
-    """What it is.
+    """Return the kind of content.
 
     Args:
         name: a file's name or path, for its ending.

@@ -30,7 +30,7 @@ _SHOWN: Final = 200
 
 
 def is_archive(raw: bytes) -> bool:
-    """Is it one to be unpacked? An office document is none, though it is a zip inside."""
+    """Return whether it is an archive to unpack. An office document is none, though it is a zip inside."""
     return formats.kind_of(raw) == formats.ZIP if raw.startswith(b"PK") else archives.is_archive(io.BytesIO(raw))
 
 

@@ -14,10 +14,10 @@ from ferryman.steps.formats import Attachment, Content, cleaned, line, written
 from ferryman.steps.formats.markup import html
 
 HEADER_CHARS: Final = 4 * KIB
-"""Of a header that are read: the standard library's parser needs quadratic time. 100 addresses are about as long."""
+"""Characters read of a header: the standard library's parser needs quadratic time. 100 addresses take about as many."""
 
 PART_CHARS, PART_PARAMETERS = KIB, 16
-"""The same of a part's own headers, of which a mail may have thousands."""
+"""Limits for the headers of a part, of which a mail may have thousands: characters, parameters."""
 
 
 class _BoundedHeaders(EmailPolicy):
@@ -31,7 +31,7 @@ class _BoundedHeaders(EmailPolicy):
 
 
 def _cut(value: str, most: int) -> str:
-    """Its beginning, which does not end within an address or a word if it has several."""
+    """Return the beginning of a value, cut between addresses or words if it has several."""
     if len(value) <= most:
         return value
     ends = (value.rfind(between, 0, most) for between in ",; \n")
@@ -39,7 +39,7 @@ def _cut(value: str, most: int) -> str:
 
 
 def mail(raw: bytes) -> Content:
-    """Its words; subject, sender, receivers and date as fields; attachments as parts."""
+    """Read a mail: its text; subject, sender, receivers and date as fields; attachments as parts."""
     message = email.message_from_bytes(raw, policy=_BoundedHeaders())
     assert isinstance(message, EmailMessage)
     fields = {
@@ -57,7 +57,7 @@ def mail(raw: bytes) -> Content:
 
 
 def _tried(read: Callable[[], Any]) -> Any:
-    """What a part of a mail says; None of one that nobody can parse: there are all kinds of mails."""
+    """Return the result; None for a part that cannot be parsed: there are all kinds of mails."""
     try:
         return read()
     except DeliveryError:  # the step's time is up
@@ -94,7 +94,7 @@ def _text(part: EmailMessage) -> str:
 
 
 def _attachments(message: EmailMessage, body: EmailMessage | None) -> list[EmailMessage]:
-    """What is attached: everything with content but the body, its other forms, and what it shows inline."""
+    """Return the attachments: everything with content but the body, its other forms, and inline parts of it."""
     found: list[EmailMessage] = []
     _gather(message, body, found)
     return found
@@ -115,7 +115,7 @@ def _gather(part: Any, body: EmailMessage | None, found: list[EmailMessage]) -> 
 
 
 def _is_inline(part: Any) -> bool:
-    """Is it a picture that the body shows?"""
+    """Return whether the part is a picture that the body shows."""
     return bool(part["content-id"]) and part.get_content_disposition() != "attachment" and not part.get_filename()
 
 

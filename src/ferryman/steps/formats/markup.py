@@ -116,7 +116,7 @@ def xml(raw: bytes) -> Content:
 
 
 def epub(raw: bytes) -> Content:
-    """Its chapters in reading order."""
+    """Read the chapters of an EPUB in reading order."""
     package = Package(raw)
     roots = [root.get("full-path", "") for root in package.xml("META-INF/container.xml").iter("{*}rootfile")]
     if not roots:
@@ -176,7 +176,7 @@ def _pieces(root: _Element) -> Iterator[str]:
 
 
 def _before(name: str) -> str:
-    """What sets it apart from what was before: two ``\\n`` are a blank line, a ``\\r`` is a new line at least."""
+    """Return the separator before an element: two ``\n`` are a blank line, a ``\r`` is a new line at least."""
     return "\n\n" if name in _BLOCKS else "\r" if name in _LINES else ""
 
 
@@ -200,6 +200,6 @@ def _decoded(raw: bytes) -> tuple[str, str]:
 
 
 def _is_locked(package: Package) -> bool:
-    """Is more encrypted than fonts?"""
+    """Return whether more than fonts is encrypted."""
     methods = re.findall(rb'Algorithm\s*=\s*"([^"]+)"', package.read("META-INF/encryption.xml"))
     return any(method not in _OBFUSCATION for method in methods)

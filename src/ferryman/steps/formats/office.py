@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 _UNSEEN: Final = ("{*}Fallback", "{*}del", "{*}moveFrom", "{*}instrText", "{*}tracked-changes")
-"""What a reader does not see: deleted text, codes of fields, the second form of what is there already."""
+"""Elements that a reader does not see: deleted text, codes of fields, the second form of content."""
 
 _ROWS: Final = frozenset({"tr", "table-row"})
 _CELLS: Final = frozenset({"tc", "table-cell"})
 _DIGITS: Final = 4
-"""Of a number of spaces that is believed: a line has no ten thousand."""
+"""Longest number of a count of spaces, in digits: no line has ten thousand."""
 
 _BESIDE: Final = ("header", "footer", "footnotes", "endnotes", "comments")
 """Parts of a DOCX beside its body, by the end of their content types; in the order in which they are read."""
@@ -118,7 +118,7 @@ def _blocks(element: _Element, odf: bool) -> Iterator[str]:
 
 
 def _paragraph(element: _Element, odf: bool) -> Iterator[str]:
-    """Its text, then the paragraphs of what is anchored in it: text boxes, notes."""
+    """Yield a paragraph's text, then the paragraphs anchored in it: text boxes, notes."""
     anchored: list[_Element] = []
     if text := "".join(_runs(element, odf, anchored)).strip():
         yield text
@@ -191,7 +191,7 @@ class Package:
 
     @property
     def names(self) -> list[str]:
-        """Of all members, in their order."""
+        """Return the names of all members, in order."""
         return list(self._infos)
 
     def read(self, name: str) -> bytes:
@@ -230,7 +230,7 @@ def core_fields(package: Package) -> dict[str, Any]:
 
 
 def described(root: _Element) -> dict[str, Any]:
-    """The same from Dublin Core elements anywhere below: Office, OpenDocument and EPUB all use them."""
+    """Return fields from Dublin Core elements anywhere below: Office, OpenDocument and EPUB all use them."""
     found: dict[str, list[str]] = {}
     for element in root.iter("{*}*"):
         name = local(element)
@@ -287,7 +287,7 @@ def xlsx(raw: bytes) -> Content:
 
 
 def xls(raw: bytes) -> Content:
-    """The same of the older binary formats."""
+    """Read a workbook of the older binary formats."""
     from python_calamine import CalamineError, load_workbook
 
     try:

@@ -20,7 +20,7 @@ _BOMS: Final = (
 """In this order: UTF-32's begins with that of UTF-16."""
 
 _LAST_RESORT: Final = "cp1252"
-"""What old text of unknown encoding is most often; it reads nearly every byte."""
+"""Most frequent encoding of old text; it decodes nearly every byte."""
 
 _IN_USE: Final = (
     "cp1252",
@@ -37,7 +37,7 @@ _IN_USE: Final = (
     "big5",
     "cp949",
 )
-"""What text that is not Unicode comes in. Among all encodings there are, a short German text looks Turkish."""
+"""Encodings in use for text that is not Unicode. Among all encodings a short German text looks Turkish."""
 
 _HEADING: Final = re.compile(r"^ {0,3}#[ \t]+(.+?)[ \t#]*$", re.MULTILINE)
 _INFO: Final = re.compile(r"\{\\(title|author|creatim|revtim)\b ?((?:[^{}\\]|\\.)*)\}")

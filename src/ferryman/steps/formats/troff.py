@@ -17,7 +17,7 @@ from ferryman.steps.formats.plain import decoded
 _FONTS: Final = frozenset({"B", "I", "SM", "SB", "R", "CW", "UL"})
 """Macros whose words are text, with blanks between them."""
 _ALTERNATING: Final = frozenset({"BR", "RB", "BI", "IB", "IR", "RI"})
-"""The same, without blanks."""
+"""Requests that alternate fonts without blanks between words."""
 _HEADINGS: Final = frozenset({"SH", "SS", "Sh", "Ss"})
 _BREAKS: Final = frozenset(
     {"PP", "P", "LP", "IP", "TP", "TQ", "HP", "RS", "RE", "sp", "bp", "Pp", "Bl", "El", "It", "Bd", "Ed", "EX", "EE"}
@@ -103,7 +103,7 @@ class _Page:
         self._verbatim = False
         self._strings: dict[str, str] = {}
         self._until = ""
-        """What is left out ends with this request."""
+        """Request that ends the omitted part."""
         self._depth = 0
         """Braces of a condition that is false."""
         self._else: list[bool] = []
@@ -235,7 +235,7 @@ class _Page:
         return out + closing
 
     def end_paragraph(self) -> None:
-        """What was gathered is one."""
+        """End the current paragraph."""
         if self._verbatim:
             text = "\n".join(self._lines).strip("\n")
         else:
