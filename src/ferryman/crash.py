@@ -225,10 +225,10 @@ def disarm() -> None:
 def point(name: str) -> None:
     """A place between two durable steps; kills this process if it is armed."""
     if _armed:
-        _pass(name)
+        _reach(name)
 
 
-def _pass(name: str) -> None:
+def _reach(name: str) -> None:
     if name not in _armed:
         return
     left, seen_file, by = _armed[name]
@@ -240,10 +240,10 @@ def _pass(name: str) -> None:
             os.close(os.open(seen_file, os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return
-    end_here(by)
+    stop_here(by)
 
 
-def end_here(by: int) -> None:
+def stop_here(by: int) -> None:
     """Send this process a signal that kills or stops it, and do nothing more.
 
     To the calling thread: one for the whole process may go to another thread, and this one runs on until that is

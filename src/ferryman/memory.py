@@ -14,13 +14,13 @@ from ferryman import limits
 from ferryman.errors import describe
 from ferryman.net.faults import causes
 
-_WORDS: Final = (
+_MESSAGE_PARTS: Final = (
     *("failed to map segment", "cannot allocate memory", "can't start new thread", "failed to launch worker thread"),
     "bad_alloc",
 )
 """What is said by a library that cannot be loaded, a fork, Python's and Arrow's threads, and C++."""
 
-_SAYING: Final = (ImportError, OSError, RuntimeError)
+_MESSAGE_TYPES: Final = (ImportError, OSError, RuntimeError)
 """Errors that say it in words; so do Arrow's, which is not loaded for them."""
 
 
@@ -37,11 +37,11 @@ def is_failed_allocation(error: BaseException) -> bool:
         return True
     if type(error).__name__ == "OutOfMemoryException" and "duckdb" in type(error).__module__:
         return True
-    says = isinstance(error, _SAYING) or type(error).__module__ == "pyarrow.lib"
-    return says and any(word in _said(error) for word in _WORDS)
+    says = isinstance(error, _MESSAGE_TYPES) or type(error).__module__ == "pyarrow.lib"
+    return says and any(word in _lowercase_message(error) for word in _MESSAGE_PARTS)
 
 
-def why_no_memory(error: BaseException, size: int | None = None) -> str:
+def describe_memory_error(error: BaseException, size: int | None = None) -> str:
     """What is said of an error of ``lacks_memory``: for how much there was none, what failed, and what this process may
     use.
 
@@ -51,10 +51,10 @@ def why_no_memory(error: BaseException, size: int | None = None) -> str:
     cause = next((each for each in causes(error) if is_failed_allocation(each)), error)
     found = [_mib(size)] if size is not None else []
     found.append(describe(cause).removesuffix(": "))
-    return f"there is too little memory for it ({': '.join(found)}){_limited()}"
+    return f"there is too little memory for it ({': '.join(found)}){_describe_limit()}"
 
 
-def _limited() -> str:
+def _describe_limit() -> str:
     """What this process may allocate; "": nobody says. (A container's limit lets an allocation succeed, and kills.)"""
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft == resource.RLIM_INFINITY:
@@ -66,7 +66,7 @@ def _mib(size: int) -> str:
     return f"{size / limits.MIB:.{0 if size >= 10 * limits.MIB else 1}f} MiB"
 
 
-def _said(error: BaseException) -> str:
+def _lowercase_message(error: BaseException) -> str:
     try:
         return str(error).lower()
     except Exception:

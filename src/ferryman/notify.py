@@ -403,7 +403,7 @@ class Reporter:
 
     def _keep(self, told: dict[str, Notified]) -> None:
         newest: dict[str, Any] = dict(list(told.items())[-limits.NOTIFY_TARGETS :])
-        files.replace(self._state.root / NOTIFIED, seals.sealed(newest))
+        files.replace(self._state.root / NOTIFIED, seals.seal(newest))
         crash.point("notify.kept")
 
 

@@ -139,7 +139,7 @@ def test_nothing_is_in_memory_but_a_row_group(state: State, small: None, monkeyp
 
 def test_two_documents_with_one_hash_are_two(state: State, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is dropped is gone: documents are told apart by more than one hash."""
-    monkeypatch.setattr(query, "hashed", lambda texts: np.zeros(len(texts), np.uint64))
+    monkeypatch.setattr(query, "hash_texts", lambda texts: np.zeros(len(texts), np.uint64))
     for wave in range(1, 5):
         add(state, [row(f"d{i}", wave) for i in range(10)])
     assert maintenance.has_outdated(state)
@@ -184,7 +184,7 @@ def test_small_files_are_left_for_longer_than_tiny_ones(
     state: State, small: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row that lies among many others is copied once there are a few times as many files."""
-    monkeypatch.setattr(maintenance, "OFTEN", 3)
+    monkeypatch.setattr(maintenance, "TINY_PER_SMALL", 3)
     for wave in range(1, 12):
         add(state, [row(f"d{wave}-{i}", wave, given="x" * 100) for i in range(20)])
         assert not list(maintenance.small_batches(state.documents, list(state.documents.files.values())))

@@ -65,7 +65,7 @@ def test_a_part_of_a_file_is_trimmed(root: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.rule("queue.trimmed-rows")
 def test_what_is_kept_stays_bounded(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run without end: of what was settled nothing is kept. A writer that never comes back leaves its last rows."""
-    monkeypatch.setattr(table, "_CLASS", 2)
+    monkeypatch.setattr(table, "_MERGE_FACTOR", 2)
     queue = Queue("orders", root)
     queue.append_new(rows_of("gone", range(100, 103)), "gone", 100)
     for wave in range(40):

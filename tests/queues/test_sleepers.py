@@ -107,7 +107,7 @@ def test_a_merger(root: Path, monkeypatch: pytest.MonkeyPatch, others: int, wher
         for n in range(others):
             other.append([{"x": n + 4}])
 
-    monkeypatch.setattr(upkeep, "_LATE", 1)  # the other one does not wait for it
+    monkeypatch.setattr(upkeep, "_WAIT_FACTOR", 1)  # the other one does not wait for it
     meanwhile(monkeypatch, upkeep, where, work, "before")
     queue.append([{"x": 3}])
     assert bodies(Queue("orders", root)) == bodies(queue) == [*range(others + 4)]

@@ -22,8 +22,8 @@ DAY_S = 86_400.0
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds by which the clock of whoever trims is ahead."""
     ahead = [0.0]
-    before = upkeep._before
-    monkeypatch.setattr(upkeep, "_before", lambda keep_s: before(keep_s - ahead[0]))
+    before = upkeep._oldest_kept
+    monkeypatch.setattr(upkeep, "_oldest_kept", lambda keep_s: before(keep_s - ahead[0]))
     return ahead
 
 
@@ -88,7 +88,7 @@ def test_a_part_of_a_merged_file(root: Path, monkeypatch: pytest.MonkeyPatch) ->
     [file] = live(queue)
     born = [m.created.timestamp() for m in queue.read()]
     for n in range(5):
-        monkeypatch.setattr(upkeep, "_before", lambda _, n=n: int((born[n] + born[n + 1]) / 2 * 1e6))
+        monkeypatch.setattr(upkeep, "_oldest_kept", lambda _, n=n: int((born[n] + born[n + 1]) / 2 * 1e6))
         assert queue.trim(0) == 1
         assert queue.trim(0) == 0
         assert indices(queue) == [*range(n + 2, 7)]
@@ -264,12 +264,12 @@ def test_what_a_kill_left_is_removed(root: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_merger_that_is_stopped_is_not_waited_for(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody holds the turn to merge and does not merge: when it is too much, another does."""
-    from ferryman.storage.locks import turn
+    from ferryman.storage.locks import hold_lock
 
     monkeypatch.setattr(limits, "QUEUE_FILES", 4)
     queue = Queue("orders", root)
     queue.append([{"n": 0}])
-    with turn(queue.folder / "merging"):
+    with hold_lock(queue.folder / "merging"):
         most = 0
         for n in range(40):
             queue.append([{"n": n}])

@@ -29,7 +29,7 @@ from ferryman.storage import objects
 from ferryman.storage.locks import ObjectLease
 from ferryman.storage.objects import ObjectPath
 from tests.support.http_store import HttpStore
-objects.opened_by(HttpStore)
+objects.set_store_opener(HttpStore)
 ObjectLease.take(ObjectPath.parse(sys.argv[1]))
 print("held", flush=True)
 time.sleep(600)
@@ -46,16 +46,16 @@ def faulty() -> Iterator[FaultyS3]:
 def path(faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[ObjectPath]:
     for name, value in faulty.settings.items():
         monkeypatch.setenv(name, value)
-    before = objects.opened_by(HttpStore)
+    before = objects.set_store_opener(HttpStore)
     yield ObjectPath(f"s3://{BUCKET}", f"{request.node.name}/lock")
-    objects.opened_by(before)
+    objects.set_store_opener(before)
 
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each look at what machine this is gives another one; leases are short."""
-    monkeypatch.setattr(processes, "machine", lambda: os.urandom(8).hex())
-    monkeypatch.setattr(locks, "_LOOK_S", 0.02)
+    monkeypatch.setattr(processes, "machine_id", lambda: os.urandom(8).hex())
+    monkeypatch.setattr(locks, "_POLL_S", 0.02)
 
 
 @pytest.mark.rule("store.lease")

@@ -20,10 +20,10 @@ from ferryman.records.families import Published, decode_published, encode_publis
 from ferryman.records.rows import ORDINAL_STEPS, PENDING, RANGE, Status, events, hasher, table_of
 from ferryman.sources.log import Log, Piece
 from ferryman.sources.log_rows import ROWS
-from ferryman.state.logs import RANGES, Head
+from ferryman.state.logs import RANGES, LogHead
 from ferryman.state.state import State
 from ferryman.storage.parquet import RowGroups
-from ferryman.storage.query import connect, quoted_list
+from ferryman.storage.query import connect, quote_list
 from ferryman.storage.tables import Table
 
 # What ``documents`` says of a document that is processed: read where it lies, by file and row, by the task itself.
@@ -265,7 +265,7 @@ class LogSplit(NamedTuple):
     piece: Piece
     revision: int = 1
     """Of its documents: one more each time the log is read again from an earlier place."""
-    head: Head | None = None
+    head: LogHead | None = None
     """The entry at which the log waits: this is another attempt of it."""
     number: int = 0
     """Of this task in its wave."""
@@ -406,11 +406,11 @@ def pending_ranges(state: State) -> list[EntryRange]:
         FROM (
             SELECT source, version, revision, document, destination, delivery_hash,
                 arg_max(status, wave * 4 + ordinal) AS status
-            FROM read_parquet({quoted_list(map(str, paths))})
-            WHERE starts_with(version, '{RANGE}') AND source IN {quoted_list(sources)}
+            FROM read_parquet({quote_list(map(str, paths))})
+            WHERE starts_with(version, '{RANGE}') AND source IN {quote_list(sources)}
             GROUP BY ALL
         )
-        WHERE status IN {quoted_list([*PENDING, Status.INDEXING])}
+        WHERE status IN {quote_list([*PENDING, Status.INDEXING])}
         GROUP BY ALL HAVING bool_or(status <> '{Status.INDEXING}')
     """
     with connect(state.spill) as db:

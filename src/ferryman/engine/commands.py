@@ -37,7 +37,7 @@ from ferryman.state.state import State
 from ferryman.storage import files
 from ferryman.storage.delta import DataFile
 from ferryman.storage.parquet import Part, read_part, write_part
-from ferryman.storage.query import connect, quoted_list, register
+from ferryman.storage.query import connect, quote_list, register
 
 
 def apply(state: State, command: Command) -> int:
@@ -277,7 +277,7 @@ def _row(name: Name, deliveries: list[dict[str, Any]], wave: int) -> dict[str, A
 def _deliveries(state: State, names: Collection[Name]) -> list[dict[str, Any]]:
     """All deliveries of these entries by their latest events; ``published``: was it committed for the destination?"""
     columns = ", ".join(_COLUMNS)
-    mine = f"source IN {quoted_list({s for s, _ in names})} AND origin IN {quoted_list([d for _, d in names])}"
+    mine = f"source IN {quote_list({s for s, _ in names})} AND origin IN {quote_list([d for _, d in names])}"
     with view(state.root, state.plan) as seen:
         return seen.rows(f"""
             SELECT {columns}, happened,

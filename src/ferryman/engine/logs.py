@@ -22,9 +22,9 @@ from ferryman.plan.keyed import counted_once, sources_above
 from ferryman.records.keys import lane_number, lanes, place_id, place_of
 from ferryman.records.rows import now_us, wait_s
 from ferryman.sources.log import Log, Piece, Positions
-from ferryman.state.logs import Head, LogPositions, held_rows, reader_of, stands_at
+from ferryman.state.logs import LogHead, LogPositions, held_rows, next_places, reader_name
 from ferryman.state.state import State
-from ferryman.storage.query import connect, quoted_list
+from ferryman.storage.query import connect, quote_list
 
 Again = Callable[[Sequence[LogSplit]], list[Staged]]
 """Runs tasks."""
@@ -54,7 +54,7 @@ class Logs:
         self._logs = {name: n.source for name, n in self._sources.items() if isinstance(n.source, Log)}
         self._seen: dict[str, LogLook] = {}
         self._waiting: dict[_Place, Blocked] = {}
-        self._heads: dict[_Place, Head] = {}
+        self._heads: dict[_Place, LogHead] = {}
         """The entries that were counted last as those that wait, as of the last commit."""
         self._moved: set[str] = set()
         self._once = state.plan.once
@@ -189,7 +189,7 @@ class Logs:
         log, kept = self._logs[node.name], LogPositions(self._state, node.name)
         try:
             if (before := self._seen.get(node.name)) is None and not kept.known:
-                log.announce(reader_of(self._state, node.name))
+                log.announce(reader_name(self._state, node.name))
             other = partial(self._refuse_another, node.name) if node.name in self._counted_once else None
             seen = look_at(node.name, log, kept, self._tell, self._mover(node.name, kept), before, other)
         except (UsageError, StateLost):
@@ -242,7 +242,7 @@ class Logs:
 
     def _mover(self, name: str, kept: LogPositions) -> str:
         """By which name the log may know where an operator has moved us; "": nothing may be read a second time."""
-        reader = reader_of(self._state, name)
+        reader = reader_name(self._state, name)
         if name not in self._counted_once:
             return reader
         moved = None if name in self._seen else self._logs[name].moved(reader)
@@ -352,7 +352,7 @@ class Logs:
     def _tell_log(self, name: str, seen: LogLook, forgotten: Sequence[str] = ()) -> None:
         log = self._logs[name]
         try:
-            log.note(reader_of(self._state, name), seen.positions, seen.moved)
+            log.note(reader_name(self._state, name), seen.positions, seen.moved)
             for reader in forgotten:
                 log.forget(reader)
         except Exception as e:  # the next wave notes it, and until then nothing is removed
@@ -539,7 +539,7 @@ def entries_that_wait(logs: Collection[str], documents: Sequence[Path], folder: 
         return NONE
     query = f"""
         SELECT source, document FROM (
-            SELECT * FROM read_parquet({quoted_list(map(str, documents))}) WHERE source IN {quoted_list(logs)}
+            SELECT * FROM read_parquet({quote_list(map(str, documents))}) WHERE source IN {quote_list(logs)}
             QUALIFY row_number() OVER (PARTITION BY source, document ORDER BY wave DESC) = 1
         ) WHERE forced OR due <= {int(now_us)} OR again <= {int(now_us)}
     """
@@ -575,7 +575,7 @@ def look_at(
     missing = _tell_of_absence(name, log, [] if kept is None else kept.missing(identities), before, tell)
     begin, moved = log.begin(), log.moved(reader) if reader else None
     replay, read = (0, 0) if kept is None else (kept.replay, kept.read)
-    positions = stands_at(kept, log, identities, begin, end)
+    positions = next_places(kept, log, identities, begin, end)
     if kept is not None and (replaced := kept.replaced(identities)):
         if refuse is not None:
             refuse(replaced)

@@ -28,21 +28,21 @@ from ferryman.records.families import had_sql
 from ferryman.records.keys import FOLDER, FORGOTTEN, PUBLISHED, feed_of, lanes, place_id
 from ferryman.records.rows import DOCUMENTS, EVENT_OF_ROW, LEDGER, ORDINAL_COMMAND, OUTBOX_KEPT, Status, table_of
 from ferryman.sources import Log
-from ferryman.state.commands import waiting
+from ferryman.state.commands import queued_commands
 from ferryman.state.keyed import MERGED
-from ferryman.state.logs import RANGES, LogPositions, counted_and_failed, reader_of, unfinished
-from ferryman.state.maintenance import chosen_by_file, every, last_of
+from ferryman.state.logs import RANGES, LogPositions, counted_and_failed, reader_name, unfinished_work
+from ferryman.state.maintenance import chosen_rows_by_file, last_rows, rows_by_document
 from ferryman.state.state import (
     IDENTITY,
     MIGRATED,
     MIGRATION,
+    MISSED,
     NOTIFIED,
-    PASSED,
     SEQUENCE,
     SETTLED,
     WAVE,
     State,
-    note_passed_over,
+    record_missed_entries,
     sender_of,
 )
 from ferryman.storage import files
@@ -50,8 +50,8 @@ from ferryman.storage import files as seals
 from ferryman.storage.files import StatePath
 from ferryman.storage.locks import take_lock
 from ferryman.storage.parquet import Part, PartWriter, RowGroups, read_part, write_part
-from ferryman.storage.query import connect, quoted_list, verify
-from ferryman.storage.tables import Table, carry_table
+from ferryman.storage.query import connect, quote_list, verify
+from ferryman.storage.tables import Table, copy_table
 
 
 def is_pending(state: State) -> bool:
@@ -77,7 +77,7 @@ def finish(state: State) -> str:
         commit_wave(state, number, documents=staged, ledger=parts, replaced=[(path, None) for path in paths])
         settle(state, number, in_process)
         state.retire(state.outbox, paths)
-    note_passed_over(state.root, before, after, state.outbox.log.transactions())
+    record_missed_entries(state.root, before, after, state.outbox.log.transactions())
     state.remember(after)
     files.remove(state.root / MIGRATION)
     files.fsync_folder(state.root)
@@ -99,12 +99,12 @@ def _to_take_up_again(plan: Plan, before: Structure, after: Structure) -> str:
     """
     keyed = keyed_of(before) | keyed_of(after)
     sources = changed_sources(before, after)
-    once = quoted_list(counted_once(plan.nodes) - keyed)
+    once = quote_list(counted_once(plan.nodes) - keyed)
     counted = " OR ".join(map(had_sql, sorted(keyed))) or "false"
     return (
-        f"operation = 'upsert' AND source NOT IN (SELECT unnest({quoted_list(keyed)})) AND CASE "
+        f"operation = 'upsert' AND source NOT IN (SELECT unnest({quote_list(keyed)})) AND CASE "
         f"WHEN source IN (SELECT unnest({once})) THEN failed IS NOT NULL AND NOT ({counted}) "
-        f"ELSE failed IS NOT NULL OR source IN (SELECT unnest({quoted_list(sources)})) END"
+        f"ELSE failed IS NOT NULL OR source IN (SELECT unnest({quote_list(sources)})) END"
     )
 
 
@@ -150,8 +150,8 @@ def _taken_up_again(state: State, which: str, number: int, why: str) -> tuple[li
     wanted = [np.zeros(file.rows, bool) for file in files]
     verify(paths)
     with tempfile.TemporaryDirectory(dir=state.spill) as folder, connect(Path(folder)) as db:
-        for last in map(last_of, every(db, paths, sum(file.rows for file in files), Path(folder), more)):
-            for number_of_file, rows in chosen_by_file(last, last["again"]):
+        for last in map(last_rows, rows_by_document(db, paths, sum(file.rows for file in files), Path(folder), more)):
+            for number_of_file, rows in chosen_rows_by_file(last, last["again"]):
                 wanted[number_of_file][rows] = True
     staged, events = [], []
     for path, mask in zip(paths, wanted, strict=True):
@@ -227,8 +227,10 @@ def refuse_unfit(old: State, plan: Plan, *, begun: bool) -> None:
     if begun or not keyed:
         return
     logs = [name for name in counted_once(plan.nodes) if name not in keyed]
-    found = [*unfinished(old, keyed, before), *counted_and_failed(old, logs, keyed)]
-    found += [f"`{command.verb}` by {command.who} is queued, and was not carried out" for command in waiting(old)]
+    found = [*unfinished_work(old, keyed, before), *counted_and_failed(old, logs, keyed)]
+    found += [
+        f"`{command.verb}` by {command.who} is queued, and was not carried out" for command in queued_commands(old)
+    ]
     if found:
         raise UsageError(
             f"--from-version {version}: this plan keeps state by key, and version {version} is not done with what it "
@@ -272,7 +274,7 @@ def carry(old: State, new: State) -> None:
             _copy(theirs.contributions, ours.contributions, (PUBLISHED, MERGED))
             numbers[PUBLISHED] = theirs.exports.number(PUBLISHED)
             readers = old.root / FOLDER / node.name
-            for name in files.names(readers):  # what they have not had of deletions is kept
+            for name in files.list_names(readers):  # what they have not had of deletions is kept
                 files.make_folder(new.root / FOLDER / node.name)
                 files.publish(new.root / FOLDER / node.name / name, files.read(readers / name))
         if any(numbers.values()):
@@ -281,7 +283,7 @@ def carry(old: State, new: State) -> None:
 
 def _copy(source: Table, target: Table, applications: Iterable[str]) -> None:
     numbers = {each: source.number(each) for each in applications}
-    carry_table(source, target, {key: number for key, number in numbers.items() if number})
+    copy_table(source, target, {key: number for key, number in numbers.items() if number})
 
 
 def _unlike(old: State, plan: Plan, before: Structure, version: int) -> Iterator[str]:
@@ -313,14 +315,14 @@ def _left_behind(old: State, node: str, documents: set[str]) -> list[str]:
     table = old.keyed[node].contributions
     if not table.files:
         return []
-    rows = f"read_parquet({quoted_list(map(str, table.paths()))})"
+    rows = f"read_parquet({quote_list(map(str, table.paths()))})"
     with connect(old.spill) as db:
         known = {source for (source,) in db.execute(f"SELECT DISTINCT source FROM {rows}").fetchall()}
         if not (gone := known - documents):
             return []
         found = db.execute(f"""
             SELECT DISTINCT source FROM (
-                SELECT source, fields FROM {rows} WHERE source IN (SELECT unnest({quoted_list(gone)}))
+                SELECT source, fields FROM {rows} WHERE source IN (SELECT unnest({quote_list(gone)}))
                 QUALIFY row_number() OVER (PARTITION BY source, document, key ORDER BY wave DESC) = 1
             ) WHERE fields IS NOT NULL ORDER BY source
         """).fetchall()
@@ -371,7 +373,7 @@ def migrate(root: StatePath, plan: Plan, from_version: int) -> None:
         begun = files.exists(old.root / MIGRATED)
         refuse_unfit(old, plan, begun=begun)
         if not keyed_of(old.remembered()):  # else there is none, or it came when we had begun
-            for command in waiting(old):
+            for command in queued_commands(old):
                 commands.apply(old, command)
         old.check_ours()
         old.close_for(plan.version)  # 2
@@ -397,7 +399,7 @@ def _build(old: State, new: State, from_version: int) -> None:
     """The new state's folder: made as ever, then filled with the older one's data files in one commit a table. All of
     it may be done again."""
     readers = [
-        reader_of(old, name) for name, node in old.remembered().items() if node.kind in ("source", "join", "alts")
+        reader_name(old, name) for name, node in old.remembered().items() if node.kind in ("source", "join", "alts")
     ]
     sender = sender_of(old.root)._asdict()
     more = {"from": from_version, "readers": readers, "sender": sender, **remembered_of(old, new.plan)}
@@ -407,18 +409,18 @@ def _build(old: State, new: State, from_version: int) -> None:
         table.log.mend()
     new.journal.close(wave)
     new.load()
-    files.publish(new.root / MIGRATION, seals.sealed({"from": from_version}))
+    files.publish(new.root / MIGRATION, seals.seal({"from": from_version}))
     new.announce(after=old.epoch)  # the files that it gets are named after that one's epochs
     if new.exists:  # by another one, while this one slept; from now on one of the two can commit
         raise _had_another(new)
     numbers = {SETTLED: wave}
-    carry_table(old.ledger, new.ledger, numbers)
-    carry_table(old.documents, new.documents, numbers)
+    copy_table(old.ledger, new.ledger, numbers)
+    copy_table(old.documents, new.documents, numbers)
     carry(old, new)
     sequence = max(old.next_sequence, new.next_sequence)
     transactions = {**numbers, WAVE: wave, SEQUENCE: sequence, **_positions(old, new.plan)}
-    carry_table(old.outbox, new.outbox, transactions)
-    for name in (NOTIFIED, PASSED):  # the waves' numbers go on: nobody is told of the past again
+    copy_table(old.outbox, new.outbox, transactions)
+    for name in (NOTIFIED, MISSED):  # the waves' numbers go on: nobody is told of the past again
         if files.exists(noted := old.root / name):
             files.publish(new.root / name, files.read(noted))
 

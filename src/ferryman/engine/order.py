@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from ferryman import limits
 from ferryman.destinations.base import Outcome
 from ferryman.records.rows import RowResult, Status, wait_of_file_s, wait_s
-from ferryman.state.outbox import first_sequence, has_exports, has_others, lane_numbers, pending_rows
+from ferryman.state.outbox import first_sequence, has_exports, has_other_rows, lane_numbers, pending_rows
 from ferryman.state.state import State
 from ferryman.storage.delta import DataFile
 from ferryman.storage.parquet import read_part
@@ -190,7 +190,7 @@ class KeyHeads:
         longest_s = self._state.plan.longest_backoff_s
         if not pending_rows(file):
             return None
-        if has_others(file):
+        if has_other_rows(file):
             return wait_of_file_s(file, now_us, longest_s)
         due = self._of(file.partition["destination"])[file.path].due
         return None if due is None else wait_s(due, now_us, longest_s)

@@ -79,10 +79,12 @@ def first_queue_entry(identity: str) -> bytes:
         "configuration": {"delta.enableExpiredLogCleanup": "false", "delta.logRetentionDuration": "interval 0 days"},
         "createdTime": _now_ms(),
     }
-    return _sealed("create", [{"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}}, {"metaData": metadata}])
+    return _encode_sealed(
+        "create", [{"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}}, {"metaData": metadata}]
+    )
 
 
-def encode(entry: LogEntry, *, data_change: bool) -> bytes:
+def encode_entry(entry: LogEntry, *, data_change: bool) -> bytes:
     """The file of an entry."""
     now = _now_ms()
     actions: list[dict[str, Any]] = [
@@ -94,10 +96,10 @@ def encode(entry: LogEntry, *, data_change: bool) -> bytes:
         actions.append({"remove": {**remove, "partitionValues": {}, "size": gone.size}})
     for file in entry.adds:
         actions.append({"add": _add(file, now, data_change)})
-    return _sealed(entry.kind, actions)
+    return _encode_sealed(entry.kind, actions)
 
 
-def decode(path: StatePath) -> LogEntry:
+def read_entry(path: StatePath) -> LogEntry:
     """An entry, once it is known to be whole.
 
     Raises:
@@ -119,7 +121,7 @@ def decode(path: StatePath) -> LogEntry:
     )
 
 
-def of_checkpoint(rows: Iterable[Mapping[str, Any]]) -> LogEntry:
+def decode_checkpoint(rows: Iterable[Mapping[str, Any]]) -> LogEntry:
     """All that a checkpoint holds, from its columns ``add`` and ``txn``."""
     adds, transactions = [], {}
     for row in rows:
@@ -156,7 +158,7 @@ def _file(add: Mapping[str, Any], tags: Mapping[str, str]) -> MessageFile:
     return MessageFile(add["path"], add["size"], first, rows, oldest, newest, level, tags.get("key", ""))
 
 
-def _sealed(kind: str, actions: list[dict[str, Any]]) -> bytes:
+def _encode_sealed(kind: str, actions: list[dict[str, Any]]) -> bytes:
     operation = "CREATE TABLE" if kind == "create" else "OPTIMIZE" if kind == "merge" else "WRITE"
     info = {"timestamp": _now_ms(), "operation": operation, "ferryman": {"crc": "00000000", "kind": kind}}
     data = b"".join(msgspec.json.encode(action) + b"\n" for action in ({"commitInfo": info}, *actions))

@@ -19,7 +19,17 @@ from ferryman.net import places
 from ferryman.queues.entries import first_queue_entry
 from ferryman.storage import files
 from ferryman.storage.disk import write_synced
-from ferryman.storage.files import StatePath, fsync_folder, make_folder, path_of, probe, sealed, stamp, unseal, unsealed
+from ferryman.storage.files import (
+    StatePath,
+    fsync_folder,
+    make_folder,
+    path_of,
+    probe,
+    seal,
+    stamp,
+    unseal,
+    unseal_bytes,
+)
 from ferryman.storage.objects import ObjectPath, is_url
 
 IDENTITY: Final = "queue.json"
@@ -116,13 +126,13 @@ def stamp_of(folder: StatePath) -> tuple[int | str, ...]:
 def make(folder: StatePath) -> None:
     """Make a queue if there is none, durably and whole: a folder under another name first, which is then changed."""
     if isinstance(folder, ObjectPath):
-        make_object(folder / IDENTITY, _said, str(uuid.uuid4()))
+        make_object(folder / IDENTITY, _identity_record, str(uuid.uuid4()))
         return
     root = folder.parent
     if root.exists() and not root.is_dir():
         raise UsageError(f"{root} is not a folder: queues cannot be in it.")
     make_folder(root)
-    remove_left_over(root)
+    remove_leftovers(root)
     new = root / f"{_NEW}{uuid.uuid4().hex}"
     identity = str(uuid.uuid4())
     try:
@@ -132,7 +142,7 @@ def make(folder: StatePath) -> None:
         write_synced(new / "messages" / "_delta_log" / f"{0:020d}.json", first_queue_entry(identity))
         for lock in ("appending", "merging"):
             (new / lock).touch()
-        write_synced(new / IDENTITY, sealed(_said(identity)))
+        write_synced(new / IDENTITY, seal(_identity_record(identity)))
         for made in (new / "messages" / "_delta_log", new / "messages", new):
             fsync_folder(made)
         crash.point("queue.built")
@@ -149,14 +159,14 @@ def make(folder: StatePath) -> None:
     crash.point("queue.made")
 
 
-def _said(identity: str) -> dict[str, Any]:
+def _identity_record(identity: str) -> dict[str, Any]:
     return {"format": FORMAT, "id": identity, "created": dt.datetime.now(dt.UTC).isoformat(timespec="seconds")}
 
 
 def remove(folder: StatePath, identity: str) -> None:
     """Delete the queue of this id, all or nothing, durably."""
     if isinstance(folder, ObjectPath):
-        remove_object(folder / IDENTITY, identity, _said)
+        remove_object(folder / IDENTITY, identity, _identity_record)
         return
     gone = folder.with_name(f"{_DELETED}{uuid.uuid4().hex}")
     folder.rename(gone)
@@ -166,16 +176,16 @@ def remove(folder: StatePath, identity: str) -> None:
     crash.point("queue.removed")
 
 
-def names(root: StatePath) -> list[str]:
+def list_queues(root: StatePath) -> list[str]:
     """Names of all queues in a folder, sorted."""
     if isinstance(root, ObjectPath):
-        return sorted(n for n in files.names(root) if _NAME.fullmatch(n) and identity_of(root / n) is not None)
+        return sorted(n for n in files.list_names(root) if _NAME.fullmatch(n) and identity_of(root / n) is not None)
     if not root.is_dir():
         return []
     return sorted(p.parent.name for p in root.glob(f"*/{IDENTITY}") if _NAME.fullmatch(p.parent.name))
 
 
-def remove_left_over(root: StatePath) -> None:
+def remove_leftovers(root: StatePath) -> None:
     """What a kill has left of a queue in the making, or one that is deleted. In an object store, ``make`` does it."""
     if isinstance(root, ObjectPath):
         return
@@ -192,7 +202,7 @@ def remove_left_over(root: StatePath) -> None:
 # replaced as the version that was seen, which of several processes one can. A queue that was made again has another
 # id, and shares no object with the one before.
 
-_NOBODY = ""
+_DELETED_ID = ""
 """The id in ``queue.json`` of a queue that was deleted."""
 
 
@@ -208,13 +218,13 @@ def make_object(pointer: ObjectPath, new: Callable[[str], dict[str, Any]], ident
     folder = pointer.parent
     files.probe(folder)
     found = files.read_version(pointer)
-    if found is not None and _id(pointer, found[0]) != _NOBODY:
+    if found is not None and _read_id(pointer, found[0]) != _DELETED_ID:
         return
     left_over, _ = folder.store.children(folder.key)  # before ours is made: after it, one of another id may be newer
     home = folder / identity
     files.replace(home / "messages" / "_delta_log" / f"{0:020d}.json", first_queue_entry(identity))
     crash.point("queue.built")
-    made = files.replace_version(pointer, sealed(new(identity)), None if found is None else found[1])
+    made = files.replace_version(pointer, seal(new(identity)), None if found is None else found[1])
     crash.point("queue.named")
     for name in left_over if made else [identity]:  # somebody else was faster: nobody can use ours
         files.remove_folder(folder / name)
@@ -224,8 +234,8 @@ def make_object(pointer: ObjectPath, new: Callable[[str], dict[str, Any]], ident
 def remove_object(pointer: ObjectPath, identity: str, new: Callable[[str], dict[str, Any]]) -> None:
     """Delete the queue of this id, unless somebody else has."""
     found = files.read_version(pointer)
-    if found is not None and _id(pointer, found[0]) == identity:
-        files.replace_version(pointer, sealed({**new(_NOBODY), "was": identity}), found[1])
+    if found is not None and _read_id(pointer, found[0]) == identity:
+        files.replace_version(pointer, seal({**new(_DELETED_ID), "was": identity}), found[1])
     crash.point("queue.renamed")
     files.remove_folder(pointer.parent / identity)
     crash.point("queue.removed")
@@ -233,9 +243,9 @@ def remove_object(pointer: ObjectPath, identity: str, new: Callable[[str], dict[
 
 def is_deleted(said: dict[str, Any]) -> bool:
     """Does ``queue.json`` say that there is no queue any more?"""
-    return bool(said["id"] == _NOBODY)
+    return bool(said["id"] == _DELETED_ID)
 
 
-def _id(pointer: ObjectPath, data: bytes) -> str:
-    said: Any = unsealed(pointer, data)
+def _read_id(pointer: ObjectPath, data: bytes) -> str:
+    said: Any = unseal_bytes(pointer, data)
     return str(said["id"])

@@ -13,10 +13,10 @@ from typing import Any, Final
 from ferryman import crash, limits
 from ferryman.errors import ReaderHeld
 from ferryman.storage import files
-from ferryman.storage.files import StatePath, fsync_folder, sealed, unsealed
-from ferryman.storage.locks import holder, turn
+from ferryman.storage.files import StatePath, fsync_folder, seal, unseal_bytes
+from ferryman.storage.locks import describe_holder, hold_lock
 
-_NOTES: Final = 63
+_MAX_OTHER_HANDLES: Final = 63
 """So many other handles have a reader's object remember their last notes, each of which may ask for its own."""
 
 
@@ -34,7 +34,7 @@ class Positions:
 
     def names(self) -> list[str]:
         """All readers, sorted."""
-        return sorted(name for name in files.names(self._folder) if not name.startswith("."))
+        return sorted(name for name in files.list_names(self._folder) if not name.startswith("."))
 
     def all(self) -> dict[str, int]:
         """Reader -> index of the message that comes next.
@@ -68,8 +68,8 @@ class Positions:
         if moved:
             said["moved"] = moved
         if not isinstance(path, Path):
-            said["notes"] = {**dict([*others.items()][-_NOTES:]), self._me: self._count}
-        noted = files.replace_version(path, sealed(said), version)
+            said["notes"] = {**dict([*others.items()][-_MAX_OTHER_HANDLES:]), self._me: self._count}
+        noted = files.replace_version(path, seal(said), version)
         if not noted:  # the answer to it may have been lost, and others have gone on from there
             self._said(name)
             noted = self._seen[name][1].get(self._me) == self._count
@@ -104,7 +104,7 @@ class Positions:
         if not (ours := self._turns[name]).acquire(timeout=wait_s):
             raise ReaderHeld(str(path.parent.parent), name, "another thread of this process")
         try:
-            with turn(path, wait_s, signed=True) as alone:
+            with hold_lock(path, wait_s, signed=True) as alone:
                 if not alone:
                     raise ReaderHeld(str(path.parent.parent), name, self.holder(name))
                 yield
@@ -117,7 +117,7 @@ class Positions:
         object store they can be moved."""
         with contextlib.ExitStack() as held:
             for name in self.names():
-                if not held.enter_context(turn(self._folder / f".lock-{name}", wait_s, signed=True)):
+                if not held.enter_context(hold_lock(self._folder / f".lock-{name}", wait_s, signed=True)):
                     yield name
                     return
             yield None
@@ -125,7 +125,7 @@ class Positions:
     def holder(self, name: str) -> str:
         """Names the process that holds this reader, or held it last."""
         path = self._folder / f".lock-{name}"
-        return holder(path) if isinstance(path, Path) else ""
+        return describe_holder(path) if isinstance(path, Path) else ""
 
     def _said(self, name: str) -> dict[str, Any] | None:
         path = self._folder / name
@@ -133,6 +133,6 @@ class Positions:
         self._seen[name] = None, {}
         if found is None:
             return None
-        said: Any = unsealed(path, found[0])
+        said: Any = unseal_bytes(path, found[0])
         self._seen[name] = found[1], said.get("notes", {})
         return dict(said)

@@ -20,12 +20,12 @@ from ferryman.queues.message import ROWS, Message, content_of, messages_of
 from ferryman.queues.store import QueueStore, RepeatingWriter, append_rows
 from ferryman.queues.table import key_name
 from ferryman.queues.tailer import Tailer
-from ferryman.storage.files import StatePath, explained, fsync_folder, told, told_calls
-from ferryman.storage.locks import turn
+from ferryman.storage.files import StatePath, classified_errors, explain_errors_of_class, explained_errors, fsync_folder
+from ferryman.storage.locks import hold_lock
 from ferryman.storage.objects import ObjectPath
 
 
-@told_calls(lambda queue: getattr(queue, "folder", "queue"))
+@explain_errors_of_class(lambda queue: getattr(queue, "folder", "queue"))
 class Queue:
     """The queue of a name in a folder. It is made when it is first appended to or given a tailer, and stays until it is
     deleted. Messages have indices from 1 without gaps, and never change.
@@ -97,12 +97,12 @@ class Queue:
         if store is None:
             return None
         store.move_on()
-        return once.highest(store, writer) or None
+        return once.highest_sequence(store, writer) or None
 
     def _append(self, rows: pa.Table, key: str | None = None, writer: RepeatingWriter | None = None) -> range:
         store = self._made()
         indices = append_rows(store, rows, key, writer)
-        with upkeep.left_for_later():
+        with upkeep.postpone_on_error():
             if self._keep_s is not None and upkeep.too_old(store, self._keep_s):
                 upkeep.trim(store, self._keep_s, exact=False)
             upkeep.maintain(store)
@@ -129,7 +129,7 @@ class Queue:
     def read_rows(self, start: int, end: int) -> Iterator[pa.Table]:
         """Messages of ``start`` ≤ index < ``end`` as Arrow: ``index, message, meta, hash, created``."""
         store = self._there()
-        return iter(()) if store is None else reading.between(store, start, end, ROWS.names)
+        return iter(()) if store is None else reading.read_between(store, start, end, ROWS.names)
 
     def indices_of(self, hashes: Collection[str]) -> list[int]:
         """Indices of the kept messages with these hashes: all of them are looked at."""
@@ -139,7 +139,7 @@ class Queue:
         store.move_on()
         wanted = pa.array(list(hashes), pa.string())
         found: list[int] = []
-        for rows in reading.between(store, store.table.first, store.table.last + 1, ["index", "hash"]):
+        for rows in reading.read_between(store, store.table.first, store.table.last + 1, ["index", "hash"]):
             found += rows.filter(pc.is_in(rows["hash"], value_set=wanted))["index"].to_pylist()
         return found
 
@@ -217,10 +217,10 @@ class Queue:
         """Delete the queue with its messages and readers. A queue made later under its name is another one."""
         store = self._there()
         if store is not None:
-            with store.damage_told(), turn(store.appending, limits.QUEUE_TURN_S):
+            with store.damage_told(), hold_lock(store.appending, limits.QUEUE_TURN_S):
                 store.check()
                 place.remove(self.folder, store.identity.id)
-        place.remove_left_over(self.root)
+        place.remove_leftovers(self.root)
         self._open = None
 
     def make(self) -> None:
@@ -259,8 +259,8 @@ class Queue:
     @classmethod
     def all(cls, root: str | os.PathLike[str] | ObjectPath = "queues") -> list[str]:
         """Names of the queues in a folder."""
-        with told(root):
-            return place.names(place.root_of(root))
+        with explained_errors(root):
+            return place.list_queues(place.root_of(root))
 
     @classmethod
     def unused(cls, root: str | os.PathLike[str] | ObjectPath = "queues") -> list[str]:
@@ -290,7 +290,7 @@ class Queue:
 
 
 @contextmanager
-def explained_queue(folder: StatePath) -> Iterator[None]:
+def classified_queue_errors(folder: StatePath) -> Iterator[None]:
     """What goes wrong inside is about the whole queue.
 
     Raises:
@@ -298,7 +298,7 @@ def explained_queue(folder: StatePath) -> Iterator[None]:
         Unavailable: no room, no memory, or a disk in trouble.
     """
     try:
-        with explained(folder):
+        with classified_errors(folder):
             yield
     except (StateFolderError, UsageError) as e:
         raise Misconfigured(str(e)) from e

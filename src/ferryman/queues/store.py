@@ -22,8 +22,8 @@ from ferryman.queues.place import Identity, home_of, identity_of, stamp_of
 from ferryman.queues.positions import Positions
 from ferryman.queues.table import CommitUnknown, KeyRun, MessageTable, Numbers, RememberedKeys, key_name
 from ferryman.storage import files
-from ferryman.storage.files import StatePath, disk_full, fsync_folder
-from ferryman.storage.locks import turn
+from ferryman.storage.files import StatePath, fsync_folder, is_disk_full
+from ferryman.storage.locks import hold_lock
 from ferryman.storage.parquet import Part, PartWriter, RowGroups
 
 
@@ -121,7 +121,12 @@ def append_rows(
         EngineError: the disk is full.
     """
     name = key_name(key) if key is not None else ""
-    with store.guard, store.damage_told(), turn(store.appending, limits.QUEUE_TURN_S), full_disk_told(store):  # 1
+    with (
+        store.guard,
+        store.damage_told(),
+        hold_lock(store.appending, limits.QUEUE_TURN_S),
+        explain_full_disk(store),
+    ):  # 1
         while True:
             store.move_on()  # 2
             if name and (before := store.find(name)) is not None:
@@ -133,17 +138,17 @@ def append_rows(
             if store.table.version != version:
                 continue  # it was moved on while it was read
             noted = {} if writer is None else writer.noted(store, new)
-            file = _staged(store, new.select(CONTENT.names), name)  # 3
+            file = _write_messages(store, new.select(CONTENT.names), name)  # 3
             crash.point("append.staged")
             fsync_folder(store.table.folder)
             # not there if we slept, and somebody took it for left over
             there = files.exists(store.table.folder / file.path)
-            if there and _committed(store, file, noted, repeatable=bool(name or writer)):  # 4
+            if there and _commit(store, file, noted, repeatable=bool(name or writer)):  # 4
                 return range(file.first, file.end)
             files.remove(store.table.folder / file.path)
 
 
-def _committed(store: QueueStore, file: MessageFile, noted: dict[str, int], *, repeatable: bool) -> bool:
+def _commit(store: QueueStore, file: MessageFile, noted: dict[str, int], *, repeatable: bool) -> bool:
     """Commit it; False: somebody else was faster.
 
     Raises:
@@ -160,7 +165,7 @@ def _committed(store: QueueStore, file: MessageFile, noted: dict[str, int], *, r
         return False  # then the key, or the writer's rows, tell
 
 
-def _staged(store: QueueStore, rows: pa.Table, key: str) -> MessageFile:
+def _write_messages(store: QueueStore, rows: pa.Table, key: str) -> MessageFile:
     first = store.table.last + 1
     now = dt.datetime.now(dt.UTC)
     numbered = rows.add_column(0, ROWS.field("index"), pa.array(np.arange(first, first + rows.num_rows)))
@@ -184,14 +189,14 @@ def write_rows(folder: StatePath, tables: Iterator[pa.Table] | list[pa.Table]) -
 
 
 @contextlib.contextmanager
-def full_disk_told(store: QueueStore) -> Iterator[None]:
+def explain_full_disk(store: QueueStore) -> Iterator[None]:
     """Raises:
     EngineError: the disk is full; says what to do.
     """
     try:
         yield
     except (OSError, pa.ArrowException) as e:
-        if not disk_full(e):
+        if not is_disk_full(e):
             raise
         raise EngineError(
             f"{store.folder}: the disk is full. What was appended before is there. Make room and append again, with "
@@ -217,7 +222,7 @@ _HIGHEST, _SETTLED = f"{WRITER} ", "settled "
 """With a writer's name: the applications whose transaction numbers are its highest sequence, and the lowest of those
 that it may append again."""
 
-_AT_ONCE: Final = 65_536
+_BUFFERED_ROWS: Final = 65_536
 """Trimmed rows that are in memory before they are written."""
 
 
@@ -238,22 +243,22 @@ class RepeatingWriter(NamedTuple):
             UsageError: there are rows that the writer had settled before.
         """
         self._refuse_settled(store, rows)
-        repeated = pc.less_equal(rows[SEQUENCE], highest(store, self.name))
+        repeated = pc.less_equal(rows[SEQUENCE], highest_sequence(store, self.name))
         if not pc.any(repeated).as_py():
             return rows
         known = self._found(store, rows.filter(repeated))
-        return rows.filter(pa.array([key not in known for key in _keys(rows)], pa.bool_()))
+        return rows.filter(pa.array([key not in known for key in _row_keys(rows)], pa.bool_()))
 
     def noted(self, store: QueueStore, rows: pa.Table) -> dict[str, int]:
         """What the commit of these rows notes, as transactions of the log."""
-        noted = {f"{_HIGHEST}{self.name}": max(highest(store, self.name), pc.max(rows[SEQUENCE]).as_py())}
-        if self.settled > _settled(store, self.name):
+        noted = {f"{_HIGHEST}{self.name}": max(highest_sequence(store, self.name), pc.max(rows[SEQUENCE]).as_py())}
+        if self.settled > _settled_sequence(store, self.name):
             noted[f"{_SETTLED}{self.name}"] = self.settled
         return noted
 
     def _refuse_settled(self, store: QueueStore, rows: pa.Table) -> None:
         """A process that slept for long, or an old copy of the writer's state: nobody knows what is in the queue."""
-        least, settled = pc.min(rows[SEQUENCE]).as_py(), _settled(store, self.name)
+        least, settled = pc.min(rows[SEQUENCE]).as_py(), _settled_sequence(store, self.name)
         if least < settled:
             raise UsageError(
                 f"{store.folder}: {self.name} sends sequence {least} again, though it had settled all below {settled}: "
@@ -263,13 +268,13 @@ class RepeatingWriter(NamedTuple):
 
     def _found(self, store: QueueStore, rows: pa.Table) -> set[tuple[str, int]]:
         """(hash, sequence) of those that are in the queue, or were trimmed."""
-        wanted = set(_keys(rows))
+        wanted = set(_row_keys(rows))
         hashes = rows["hash"].combine_chunks()
         found: set[tuple[str, int]] = set()
         for file in reversed(store.table.files):
-            for part in between(store, file.first, file.end, ["hash", "meta"]):
+            for part in read_between(store, file.first, file.end, ["hash", "meta"]):
                 alike = part.filter(pc.is_in(part["hash"], hashes))
-                found |= wanted & {(digest, n) for writer, n, digest in _written(alike) if writer == self.name}
+                found |= wanted & {(digest, n) for writer, n, digest in _rows_with_writer(alike) if writer == self.name}
             if len(found) == len(wanted):
                 return found
         # after the messages: what is trimmed meanwhile is kept before it goes
@@ -277,7 +282,7 @@ class RepeatingWriter(NamedTuple):
         return found | {names[name] for name in store.trimmed.known(names)}
 
 
-def highest(store: QueueStore, writer: str) -> int:
+def highest_sequence(store: QueueStore, writer: str) -> int:
     """The highest sequence of a writer, 0 if it has appended nothing."""
     return store.table.transactions.get(f"{_HIGHEST}{writer}", 0)
 
@@ -292,19 +297,19 @@ def keep_trimmed(store: QueueStore, files: Sequence[MessageFile]) -> None:
     names = [name.removeprefix(_HIGHEST) for name in store.table.transactions if name.startswith(_HIGHEST)]
     if not names:
         return
-    floors = {name: _settled(store, name) for name in names}
-    by_number = {_number(name): floor for name, floor in floors.items()}
-    store.trimmed.drop(lambda run: _wanted(run, by_number))
+    floors = {name: _settled_sequence(store, name) for name in names}
+    by_number = {_writer_number(name): floor for name, floor in floors.items()}
+    store.trimmed.drop(lambda run: _still_repeatable(run, by_number))
     kept: list[tuple[str, int, int]] = []
     for file in files:
         with RowGroups(str(store.table.folder / file.path), ["hash", "meta"], verified=True) as groups:
             for part in groups.all():
                 kept += [
-                    (_row_name(writer, digest, number), number, _number(writer))
-                    for writer, number, digest in _written(part)
+                    (_row_name(writer, digest, number), number, _writer_number(writer))
+                    for writer, number, digest in _rows_with_writer(part)
                     if number >= floors.get(writer, number + 1)
                 ]
-                if len(kept) >= _AT_ONCE:
+                if len(kept) >= _BUFFERED_ROWS:
                     store.trimmed.add(kept)
                     kept = []
     if kept:
@@ -323,7 +328,7 @@ class _Meta(msgspec.Struct):
 _meta_of = msgspec.json.Decoder(_Meta).decode
 
 
-def _written(rows: pa.Table) -> Iterator[tuple[str, int, str]]:
+def _rows_with_writer(rows: pa.Table) -> Iterator[tuple[str, int, str]]:
     """Writer, sequence and hash of the messages that have them."""
     for digest, text in zip(rows["hash"].to_pylist(), rows["meta"].to_pylist(), strict=True):
         if digest is not None and text:
@@ -335,7 +340,7 @@ def _written(rows: pa.Table) -> Iterator[tuple[str, int, str]]:
                 yield meta.writer, meta.sequence, digest
 
 
-def _settled(store: QueueStore, writer: str) -> int:
+def _settled_sequence(store: QueueStore, writer: str) -> int:
     return store.table.transactions.get(f"{_SETTLED}{writer}", 0)
 
 
@@ -343,12 +348,12 @@ def _row_name(writer: str, digest: str, sequence: int) -> str:
     return key_name(f"{writer}\0{sequence}\0{digest}")
 
 
-def _number(writer: str) -> int:
+def _writer_number(writer: str) -> int:
     """Stands for a writer in a file of kept rows: 63 bits."""
     return int.from_bytes(blake2b(writer.encode("utf-8", "surrogatepass"), digest_size=8).digest()) >> 1
 
 
-def _wanted(run: KeyRun, floors: dict[int, int]) -> Numbers:
+def _still_repeatable(run: KeyRun, floors: dict[int, int]) -> Numbers:
     """Of each row in a file of kept ones: may its writer append it again?"""
     wanted = np.zeros(len(run.first), bool)
     for number in np.unique(run.rows).tolist():
@@ -356,14 +361,14 @@ def _wanted(run: KeyRun, floors: dict[int, int]) -> Numbers:
     return wanted
 
 
-def _keys(rows: pa.Table) -> list[tuple[str, int]]:
+def _row_keys(rows: pa.Table) -> list[tuple[str, int]]:
     return list(zip(rows["hash"].to_pylist(), rows[SEQUENCE].to_pylist(), strict=True))
 
 
 # Messages as Arrow, by their indices: any range, a row group in memory at a time.
 
 
-def between(store: QueueStore, start: int, end: int, columns: Sequence[str] = ROWS.names) -> Iterator[pa.Table]:
+def read_between(store: QueueStore, start: int, end: int, columns: Sequence[str] = ROWS.names) -> Iterator[pa.Table]:
     """Messages of ``start`` ≤ index < ``end`` that are there and kept, in order; a merge or trim beside it is harmless.
 
     Raises:
@@ -372,7 +377,7 @@ def between(store: QueueStore, start: int, end: int, columns: Sequence[str] = RO
     """
     start = max(start, 1)
     while start < end:
-        found = _open(store, start, end, columns)
+        found = _open_file(store, start, end, columns)
         if found is None:
             return
         file, groups = found
@@ -381,7 +386,7 @@ def between(store: QueueStore, start: int, end: int, columns: Sequence[str] = RO
         start = file.end
 
 
-def _open(store: QueueStore, start: int, end: int, columns: Sequence[str]) -> tuple[MessageFile, RowGroups] | None:
+def _open_file(store: QueueStore, start: int, end: int, columns: Sequence[str]) -> tuple[MessageFile, RowGroups] | None:
     """The file with the first of these messages that is kept. Once it is open it may be removed.
 
     1. look it up: in what is known, as messages never change, else in the newest version

@@ -29,14 +29,14 @@ from ferryman.errors import EngineError, StateDamaged
 from ferryman.queues import entries
 from ferryman.queues.entries import LAST, LogEntry, MessageFile
 from ferryman.storage import files
-from ferryman.storage.delta import folded
+from ferryman.storage.delta import checkpoint_content
 from ferryman.storage.disk import TEMPORARY
-from ferryman.storage.files import StatePath, checksum, fsync_folder, make_folder, replace, sealed, stamp, unseal
+from ferryman.storage.files import StatePath, checksum, fsync_folder, make_folder, replace, seal, stamp, unseal
 
 _ENTRY = re.compile(r"(\d{20})\.json\Z")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
 _HINT: Final = "_last_checkpoint"
-_TRIES: Final = 20
+_MAX_READ_ATTEMPTS: Final = 20
 """So often the log is read again because somebody trimmed it meanwhile."""
 
 
@@ -93,12 +93,12 @@ class MessageTable:
             StateDamaged: an entry or checkpoint is missing, or not what was written.
         """
         before = self.version
-        for _ in range(_TRIES):
+        for _ in range(_MAX_READ_ATTEMPTS):
             with contextlib.suppress(FileNotFoundError):  # trimmed while we read it
                 if not self.holds:
                     self._open()
                 while files.exists(self.path(self.version + 1)):
-                    entry = entries.decode(self.path(self.version + 1))
+                    entry = entries.read_entry(self.path(self.version + 1))
                     if not self.holds:  # as in commit: what was read may be what a sleeper has left there
                         break
                     self._apply(entry, self.version + 1)
@@ -123,7 +123,7 @@ class MessageTable:
             CommitUnknown: the log was trimmed while we were about to commit.
         """
         version, kind = self.version + 1, entry.kind
-        with files.staged(self.path(version), entries.encode(entry, data_change=data_change)) as name_it:  # 1
+        with files.staged(self.path(version), entries.encode_entry(entry, data_change=data_change)) as name_it:  # 1
             crash.point(f"{kind}.written")
             if not self.holds:
                 return False
@@ -147,7 +147,7 @@ class MessageTable:
 
     def commits(self) -> int:
         """Commits since the log was folded last, by whomever."""
-        self.checkpointed = max((int(n) for n in files.names(self.marks) if n.isdigit()), default=0)
+        self.checkpointed = max((int(n) for n in files.list_names(self.marks) if n.isdigit()), default=0)
         return self.version - self.checkpointed
 
     def checkpoint(self) -> None:
@@ -161,12 +161,14 @@ class MessageTable:
         path, content = self._checkpoint(version), self._fold()
         replace(path, content)  # 1
         crash.point("fold.made")
-        replace(self.marks / f"{version:020d}", sealed(checksum(content)))  # 2
+        replace(self.marks / f"{version:020d}", seal(checksum(content)))  # 2
         crash.point("fold.marked")
-        old = sorted(n for n in files.names(self.log) if (number := _number(n)) is not None and number < version)
+        old = sorted(
+            n for n in files.list_names(self.log) if (number := _version_of(n)) is not None and number < version
+        )
         for name in old:  # 3, one after the other, the oldest first: see commit
             files.remove(self.log / name)
-        files.remove_all(self.marks / n for n in files.names(self.marks) if n.isdigit() and int(n) < version)
+        files.remove_all(self.marks / n for n in files.list_names(self.marks) if n.isdigit() and int(n) < version)
         self._correct_hint()
         self.checkpointed = version
         crash.point("fold.trimmed")
@@ -177,27 +179,27 @@ class MessageTable:
         Raises:
             FileNotFoundError: the log was trimmed meanwhile.
         """
-        marked = {int(name) for name in files.names(self.marks) if name.isdigit()}
-        names = files.names(self.log)
+        marked = {int(name) for name in files.list_names(self.marks) if name.isdigit()}
+        names = files.list_names(self.log)
         checkpoints = {int(found[1]) for name in names if (found := _CHECKPOINT.match(name))}
         base = max((each for each in checkpoints & marked if each < self.version), default=-1)
         entries = [self.path(int(f[1])) for name in names if (f := _ENTRY.match(name)) and int(f[1]) <= self.version]
-        return folded([*entries, *([self._checkpoint(base)] if base >= 0 else [])], self.version)
+        return checkpoint_content([*entries, *([self._checkpoint(base)] if base >= 0 else [])], self.version)
 
     def _checkpoint(self, version: int) -> StatePath:
         return self.log / f"{version:020d}.checkpoint.parquet"
 
     def _open(self) -> None:
         """Read the newest marked checkpoint and the entries after it."""
-        names = files.names(self.log)
+        names = files.list_names(self.log)
         written = {int(found[1]) for name in names if (found := _ENTRY.match(name))}
         folded = {int(found[1]) for name in names if (found := _CHECKPOINT.match(name))}
-        marked = max(folded & {int(name) for name in files.names(self.marks) if name.isdigit()}, default=-1)
+        marked = max(folded & {int(name) for name in files.list_names(self.marks) if name.isdigit()}, default=-1)
         self.files, self.transactions = [], {}
         if marked >= 0:
             self._apply(self._folded(marked), marked)
         elif 0 in written:
-            self._apply(entries.decode(self.path(0)), 0)
+            self._apply(entries.read_entry(self.path(0)), 0)
         else:
             missing = self._missing(folded)
             if files.exists(missing):  # it came while we looked
@@ -208,20 +210,20 @@ class MessageTable:
         for version in range(self.version + 1, max(written, default=-1) + 1):
             if version not in written and not self._trimmed(version):
                 raise StateDamaged(str(self.path(version)), "the log file is missing")
-            self._apply(entries.decode(self.path(version)), version)
+            self._apply(entries.read_entry(self.path(version)), version)
         if stamp(begins) != began:
             self._stamp = None  # trimmed meanwhile: once more
 
     def _missing(self, folded: set[int]) -> StatePath:
         """The file without which there is no beginning."""
-        marks = [int(name) for name in files.names(self.marks) if name.isdigit()]
+        marks = [int(name) for name in files.list_names(self.marks) if name.isdigit()]
         if marks:
             return self._checkpoint(max(marks))
         return self.marks / f"{max(folded):020d}" if folded else self.path(0)
 
     def _trimmed(self, version: int) -> bool:
         """Was it removed because a newer checkpoint holds it?"""
-        return any(name.isdigit() and int(name) > version for name in files.names(self.marks))
+        return any(name.isdigit() and int(name) > version for name in files.list_names(self.marks))
 
     def _folded(self, version: int) -> LogEntry:
         path = self._checkpoint(version)
@@ -229,7 +231,9 @@ class MessageTable:
         if unseal(self.marks / f"{version:020d}") != checksum(content):
             raise StateDamaged(str(path), "its checksum does not match its content")
         try:
-            return entries.of_checkpoint(pq.read_table(pa.BufferReader(content), columns=["add", "txn"]).to_pylist())
+            return entries.decode_checkpoint(
+                pq.read_table(pa.BufferReader(content), columns=["add", "txn"]).to_pylist()
+            )
         except (pa.ArrowException, msgspec.DecodeError, KeyError, TypeError) as e:
             raise StateDamaged(str(path), f"cannot be read ({e})") from e
 
@@ -259,7 +263,7 @@ class MessageTable:
                 files.remove(hint)
 
 
-def _number(name: str) -> int | None:
+def _version_of(name: str) -> int | None:
     """The version of an entry, or of a checkpoint."""
     found = _ENTRY.match(name) or _CHECKPOINT.match(name)
     return int(found[1]) if found else None
@@ -274,7 +278,7 @@ def _number(name: str) -> int | None:
 
 _HEAD: Final = 16
 """Bytes before the numbers: the CRC-32 of what follows, and blanks."""
-_CLASS: Final = 8
+_MERGE_FACTOR: Final = 8
 """So many files of one class of size become one; a class begins at so many times the size of the one before."""
 
 _SPARSE: Final = 2
@@ -311,14 +315,14 @@ class RememberedKeys:
             StateDamaged: a file is not what was written.
         """
         for run in self._load().values():
-            if (at := _at(run, name)) is not None:
+            if (at := _find_key(run, name)) is not None:
                 return range(int(run.first[at]), int(run.first[at] + run.rows[at]))
         return None
 
     def known(self, names: Iterable[str]) -> set[str]:
         """Those of them that are kept."""
         runs = [*self._load().values()]
-        return {name for name in names if any(_at(run, name) is not None for run in runs)}
+        return {name for name in names if any(_find_key(run, name) is not None for run in runs)}
 
     def remember(self, files: Iterable[MessageFile]) -> None:
         """Durably, before these files leave the log."""
@@ -356,10 +360,10 @@ class RememberedKeys:
         for name, run in self._load().items():
             size, number = len(run.high) // 32, 0
             while size:
-                size, number = size // _CLASS, number + 1
+                size, number = size // _MERGE_FACTOR, number + 1
             classes.setdefault(number, []).append(name)
         for names in classes.values():
-            if len(names) >= _CLASS:
+            if len(names) >= _MERGE_FACTOR:
                 columns = [np.concatenate(column) for column in zip(*(self._runs[n] for n in names), strict=True)]
                 self._write(KeyRun(*columns))
                 crash.point("keys.merged")
@@ -377,9 +381,9 @@ class RememberedKeys:
     def _load(self) -> dict[str, KeyRun]:
         """All files as they are now, read once each."""
         while True:
-            names = {n for n in files.names(self._folder) if not n.startswith(TEMPORARY)}
+            names = {n for n in files.list_names(self._folder) if not n.startswith(TEMPORARY)}
             try:
-                new = {n: _read(files.local(self._folder / n)) for n in names - self._runs.keys()}
+                new = {n: _read(files.local_copy(self._folder / n)) for n in names - self._runs.keys()}
                 self._runs = {n: new[n] if n in new else self._runs[n] for n in names}
             except FileNotFoundError:  # merged meanwhile
                 continue
@@ -398,7 +402,7 @@ def _read(path: Path) -> KeyRun:
     return KeyRun(columns[0], columns[1], columns[2].view("<i8"), columns[3].view("<i8"))
 
 
-def _at(run: KeyRun, name: str) -> int | None:
+def _find_key(run: KeyRun, name: str) -> int | None:
     """Where a key stands in a file; None: it does not."""
     high, low = _halves(name)
     at = int(np.searchsorted(run.high, np.uint64(high)))

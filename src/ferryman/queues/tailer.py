@@ -14,10 +14,10 @@ from ferryman.errors import UsageError
 from ferryman.queues import store as reading
 from ferryman.queues.message import Message, messages_of
 from ferryman.queues.store import QueueStore
-from ferryman.storage.files import told_calls
+from ferryman.storage.files import explain_errors_of_class
 
 
-@told_calls(lambda tailer: tailer._store.folder)
+@explain_errors_of_class(lambda tailer: tailer._store.folder)
 class Tailer:
     """Reads one message after the other; ``Queue.tailer`` makes it.
 
@@ -149,7 +149,7 @@ class Tailer:
     def _read_ahead(self, start: int, end: int) -> Iterator[Message]:
         end = min(end, self._store.table.last + 1)
         size = 0
-        for part in reading.between(self._store, start, end):
+        for part in reading.read_between(self._store, start, end):
             yield from messages_of(part)
             size += part.nbytes
             if self._forward and size > limits.QUEUE_AHEAD_BYTES:

@@ -23,20 +23,20 @@ from ferryman.queues.entries import LogEntry, MessageFile
 from ferryman.queues.message import ROWS
 from ferryman.queues.store import QueueStore, keep_trimmed, write_rows
 from ferryman.storage.disk import TEMPORARY
-from ferryman.storage.files import changed_before, fsync_folder, names, remove, remove_all, remove_temporary
-from ferryman.storage.locks import turn
+from ferryman.storage.files import changed_before, fsync_folder, list_names, remove, remove_all, remove_temporary
+from ferryman.storage.locks import hold_lock
 from ferryman.storage.parquet import RowGroups
 
 _log: Final = logging.getLogger(__name__)
 
-_FULL: Final = 2
+_FULL_FRACTION: Final = 2
 """A file of more than this part of ``PART_BYTES`` is not merged any more."""
-_LATE: Final = 4
+_WAIT_FACTOR: Final = 4
 """Somebody who is about to merge, and does not come to it, is not waited for when so many times as many are there."""
 
 
 @contextlib.contextmanager
-def left_for_later() -> Iterator[None]:
+def postpone_on_error() -> Iterator[None]:
     """What cannot be done now, for whatever reason, is done after another append: the one that came before it has taken
     effect, and must not look as if it had not."""
     try:
@@ -51,8 +51,8 @@ def maintain(store: QueueStore) -> None:
     """Merge what has become many, fold a long log, remove what was replaced. Cheap where there is nothing to do."""
     if not _due(store, 1):
         return
-    with turn(store.merging, 0) as ours, store.guard:
-        if not ours and not _due(store, _LATE):
+    with hold_lock(store.merging, 0) as ours, store.guard:
+        if not ours and not _due(store, _WAIT_FACTOR):
             return
         store.move_on()
         merged = False
@@ -77,7 +77,7 @@ def next_batch(files: list[MessageFile], wanted: int | None = None) -> list[Mess
     run: list[MessageFile] = []
     level = -1
     for file in reversed(files):
-        if file.size > limits.PART_BYTES // _FULL:
+        if file.size > limits.PART_BYTES // _FULL_FRACTION:
             break
         if file.level > level:
             if len(run) >= wanted:
@@ -108,7 +108,7 @@ def merge(store: QueueStore, batch: list[MessageFile]) -> None:
     4. remove the small ones
     """
     table = store.table
-    part = write_rows(table.folder, _gathered(_rows(store, batch)))  # 1
+    part = write_rows(table.folder, _combine_small_tables(_read_files(store, batch)))  # 1
     crash.point("merge.staged")
     fsync_folder(table.folder)
     oldest, newest = min(f.oldest for f in batch), max(f.newest for f in batch)
@@ -133,9 +133,9 @@ def retire(store: QueueStore, files: Iterable[MessageFile]) -> None:
 def sweep(store: QueueStore) -> None:
     """Remove files that no entry names and nobody is about to name: a kill has left them."""
     now = time.time()  # before we look: we may be stopped in between
-    with turn(store.appending, 0) as quiet:
+    with hold_lock(store.appending, 0) as quiet:
         old = now - (limits.READERS_GRACE_S if quiet and isinstance(store.appending, Path) else limits.QUEUE_STRAY_S)
-        found = names(store.table.folder)
+        found = list_names(store.table.folder)
         store.move_on()
         live = {f.path for f in store.table.files}
         for name in found:
@@ -148,13 +148,13 @@ def sweep(store: QueueStore) -> None:
         remove_temporary(folder, now - limits.TEMPORARY_S)
 
 
-def _rows(store: QueueStore, files: list[MessageFile]) -> Iterator[pa.Table]:
+def _read_files(store: QueueStore, files: list[MessageFile]) -> Iterator[pa.Table]:
     for file in files:
         with RowGroups(str(store.table.folder / file.path), ROWS.names, verified=True) as groups:
             yield from groups.all()
 
 
-def _gathered(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+def _combine_small_tables(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """Small tables as larger ones: a row group each."""
     held: list[pa.Table] = []
     rows = size = 0
@@ -189,7 +189,7 @@ def seconds_of(keep: str | float) -> float:
 def too_old(store: QueueStore, keep_s: float) -> bool:
     """Is there a file of which every message is older than this?"""
     files = store.table.files
-    return bool(files) and files[0].newest < _before(keep_s)
+    return bool(files) and files[0].newest < _oldest_kept(keep_s)
 
 
 def trim(store: QueueStore, keep_s: float, *, force: bool = False, exact: bool = True) -> int:
@@ -204,7 +204,7 @@ def trim(store: QueueStore, keep_s: float, *, force: bool = False, exact: bool =
     Args:
         force: never mind the readers.
     """
-    before = _before(keep_s)
+    before = _oldest_kept(keep_s)
     with contextlib.ExitStack() as held:
         held.enter_context(store.damage_told())
         if not force:  # a reader that goes back meanwhile is sure of what it goes back to
@@ -214,13 +214,13 @@ def trim(store: QueueStore, keep_s: float, *, force: bool = False, exact: bool =
                 raise UsageError(f"{store.folder}: the reader {busy} is busy: {who}. Nothing was trimmed; try later.")
             if busy is not None:
                 return 0
-        held.enter_context(turn(store.merging, limits.QUEUE_TURN_S if exact else 0))
+        held.enter_context(hold_lock(store.merging, limits.QUEUE_TURN_S if exact else 0))
         held.enter_context(store.guard)
         while True:
             store.move_on()
             upto = _FOREVER if force else min(store.positions.all().values(), default=_FOREVER)
-            gone, part = _old(store, before, upto)  # 1
-            staying = _staying(store, part, before, upto) if part is not None and exact else ()  # 2
+            gone, part = _files_to_trim(store, before, upto)  # 1
+            staying = _write_remainder(store, part, before, upto) if part is not None and exact else ()  # 2
             if part is not None and exact and (not staying or staying[0].rows < part.rows):
                 gone.append(part)
             else:
@@ -241,7 +241,7 @@ def trim(store: QueueStore, keep_s: float, *, force: bool = False, exact: bool =
                 remove(store.table.folder / file.path)
 
 
-def _old(store: QueueStore, before: int, upto: int) -> tuple[list[MessageFile], MessageFile | None]:
+def _files_to_trim(store: QueueStore, before: int, upto: int) -> tuple[list[MessageFile], MessageFile | None]:
     """Files all of whose messages go, from the first on; the one after them, if a part of it goes."""
     gone: list[MessageFile] = []
     for file in store.table.files:
@@ -251,7 +251,7 @@ def _old(store: QueueStore, before: int, upto: int) -> tuple[list[MessageFile], 
     return gone, None
 
 
-def _staying(store: QueueStore, file: MessageFile, before: int, upto: int) -> tuple[MessageFile, ...]:
+def _write_remainder(store: QueueStore, file: MessageFile, before: int, upto: int) -> tuple[MessageFile, ...]:
     """A new file of what stays; the file itself, if all of it does; nothing, if nothing does."""
     with RowGroups(str(store.table.folder / file.path), ROWS.names, verified=True) as groups:
         rows = pa.concat_tables(groups.all())
@@ -269,6 +269,6 @@ def _staying(store: QueueStore, file: MessageFile, before: int, upto: int) -> tu
     return (MessageFile(part.path, part.size, file.first + at, part.rows, file.oldest, file.newest, file.level),)
 
 
-def _before(keep_s: float) -> int:
+def _oldest_kept(keep_s: float) -> int:
     """The oldest that is kept, µs since 1970."""
     return time.time_ns() // 1000 - int(keep_s * 1_000_000)

@@ -120,29 +120,29 @@ class Command(msgspec.Struct, frozen=True):
         return VERBS[self.verb]
 
 
-def queue(folder: StatePath, command: Command) -> str:
+def queue_command(folder: StatePath, command: Command) -> str:
     """Queue it, durably, in a state's folder of commands; the name of its file."""
     name = f"{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%S%f}-{uuid.uuid4().hex[:8]}.json"
-    files.publish(folder / name, seals.sealed(command))
+    files.publish(folder / name, seals.seal(command))
     crash.point("command.queued")
     return name
 
 
 def queue_retry(state: State, source: str, documents: Collection[str], why: str) -> None:
     """As the driver, on somebody's behalf: retry what failed of these documents of a source."""
-    queue(state.commands, Command("retry", user(), why, source=source, documents=frozenset(documents)))
+    queue_command(state.commands, Command("retry", current_user(), why, source=source, documents=frozenset(documents)))
 
 
-def waiting(state: State) -> list[Command]:
+def queued_commands(state: State) -> list[Command]:
     """Commands that are queued and not applied, oldest first."""
     found = []
-    for name in sorted(name for name in files.names(state.commands) if name.endswith(".json")):
+    for name in sorted(name for name in files.list_names(state.commands) if name.endswith(".json")):
         command = msgspec.convert(seals.unseal(state.commands / name), Command)
         found.append(msgspec.structs.replace(command, file=name))
     return found
 
 
-def user() -> str:
+def current_user() -> str:
     """Who gives commands in this process: "name@host"."""
     with contextlib.suppress(OSError, KeyError):
         return f"{getpass.getuser()}@{socket.gethostname()}"

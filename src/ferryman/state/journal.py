@@ -71,12 +71,12 @@ class Journal:
             eligible: the rows that are meant, where that is not the whole range.
         """
         owner = {"process": Process.this(), "eligible": eligible}
-        return files.publish(self._path(pass_, rows, "claim"), seals.sealed(owner))
+        return files.publish(self._path(pass_, rows, "claim"), seals.seal(owner))
 
     def publish(self, pass_: int, result: Result) -> bool:
         """Make a result known, durably; False if there is one of its kind for these very rows already."""
         kind = "sent" if result.part is None else "result"
-        return files.publish(self._path(pass_, result.range, kind), seals.sealed(result))
+        return files.publish(self._path(pass_, result.range, kind), seals.seal(result))
 
     def open_for(self, pass_: int) -> bool:
         """May this pass still send? Look before each chunk, after claiming it.
@@ -89,7 +89,7 @@ class Journal:
     def publish_update(self, pass_: int, update: UpdateResult) -> bool:
         """Make known what became of a range of keys, durably; False if that was done before: only the first counts."""
         path = self.folder / str(pass_) / f"{update.node}.{update.range}.update"
-        return files.publish(path, seals.sealed(update))
+        return files.publish(path, seals.seal(update))
 
     def updates(self, pass_: int) -> list[UpdateResult]:
         """What became of keys in a pass.
@@ -98,12 +98,12 @@ class Journal:
             StateDamaged: a journal file is not what was written.
         """
         folder = self.folder / str(pass_)
-        paths = [folder / name for name in sorted(files.names(folder)) if name.endswith(".update")]
+        paths = [folder / name for name in sorted(files.list_names(folder)) if name.endswith(".update")]
         return [msgspec.convert(seals.unseal(path), UpdateResult, strict=False) for path in paths]
 
     def give_up(self, pass_: int, destination: str, why: str) -> None:
         """A call of this destination was given up; the worker that made it is about to end. Durable."""
-        files.publish(self._hung(pass_, destination), seals.sealed(why))
+        files.publish(self._hung(pass_, destination), seals.seal(why))
 
     def given_up(self, pass_: int, destination: str) -> str | None:
         """Why a call of this destination was given up in this pass; None: none was."""
@@ -125,7 +125,7 @@ class Journal:
 
     def highest_closed(self) -> int:
         """Number of the highest closed pass, 0 before the first."""
-        return max((int(n) for n in files.names(self._closed) if n.isdigit()), default=0)
+        return max((int(n) for n in files.list_names(self._closed) if n.isdigit()), default=0)
 
     def results(self, pass_: int) -> list[Result]:
         """Results of a pass that have a ledger file, in the order of their rows.
@@ -158,13 +158,13 @@ class Journal:
         """From now on nothing unclaimed of this pass or an older one is sent."""
         files.publish(self._closed / str(pass_), b"")
         files.remove(self._open(pass_))
-        found = files.names(self._closed)
+        found = files.list_names(self._closed)
         highest = max(int(name) for name in found if name.isdigit())  # above ours, if we were overtaken
         files.remove_all(self._closed / name for name in found if _pass_of(name) < highest + name.endswith(_OPEN))
 
     def passes(self) -> list[int]:
         """Passes that have a journal."""
-        return sorted(int(n) for n in files.names(self.folder) if n.isdigit())
+        return sorted(int(n) for n in files.list_names(self.folder) if n.isdigit())
 
     def trim(self, pass_: int, keep: set[Rows]) -> None:
         """Remove a pass's journal but for what concerns these claims (which a late worker may still answer)."""
@@ -174,13 +174,13 @@ class Journal:
         folder = self.folder / str(pass_)
         for _ in range(_TRIMS if not keep else 0):
             with contextlib.suppress(OSError):  # a late worker has put something into it; or it cannot be removed
-                files.remove_emptied(folder)
+                files.remove_flat_folder(folder)
                 return
 
     def forget(self, pass_: int, rows: Rows) -> None:
         """Remove a claim that was left open: late answers to it do not count any more."""
         folder = self.folder / str(pass_)
-        files.remove_all(folder / name for name in files.names(folder) if name.startswith(f"{rows.name}."))
+        files.remove_all(folder / name for name in files.list_names(folder) if name.startswith(f"{rows.name}."))
 
     def _open(self, pass_: int) -> StatePath:
         return self._closed / f"{pass_}{_OPEN}"
@@ -197,7 +197,7 @@ class Journal:
 
     def _entries(self, pass_: int) -> Iterator[tuple[Rows, str, StatePath]]:
         folder = self.folder / str(pass_)
-        for name in files.names(folder):
+        for name in files.list_names(folder):
             if found := _NAME.match(name):
                 yield Rows(int(found[1]), int(found[2]), int(found[3])), found[4], folder / name
 

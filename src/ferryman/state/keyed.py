@@ -92,7 +92,7 @@ def may_hold(file: DataFile, least: int, greatest: int) -> bool:
 def keyed_tables(plan: Plan, root: StatePath) -> dict[str, KeyedTables]:
     """Node -> its tables, there or not, also of nodes that the plan had once: a wave of theirs may have to be settled.
     The plan's nodes know from now on where their exports lie."""
-    known = set(files.names(root / "state"))
+    known = set(files.list_names(root / "state"))
     for node in keyed_nodes(plan.nodes):
         known.add(node.name)
         if isinstance(node.exports.source, Exports):
@@ -107,7 +107,7 @@ def keyed_tables(plan: Plan, root: StatePath) -> dict[str, KeyedTables]:
     }
 
 
-def missing(keyed: dict[str, KeyedTables], remembered: Structure) -> Iterator[StateDamaged]:
+def missing_tables(keyed: dict[str, KeyedTables], remembered: Structure) -> Iterator[StateDamaged]:
     """Tables that should be there, for the plan had their nodes when it ran last."""
     for name in keyed.keys() & keyed_of(remembered):
         for table in keyed[name].all:
@@ -115,7 +115,7 @@ def missing(keyed: dict[str, KeyedTables], remembered: Structure) -> Iterator[St
                 yield StateDamaged(str(table.folder), "the folder is missing")
 
 
-def there(keyed: dict[str, KeyedTables]) -> list[Table]:
+def existing_tables(keyed: dict[str, KeyedTables]) -> list[Table]:
     """Those of the tables that have been made."""
     return [table for each in keyed.values() for table in each.all if table.made]
 
@@ -138,7 +138,7 @@ def _refuse_added_again(keyed: dict[str, KeyedTables], plan: Plan, remembered: S
             )
 
 
-def create_missing(keyed: dict[str, KeyedTables], plan: Plan, remembered: Structure) -> None:
+def create_missing_tables(keyed: dict[str, KeyedTables], plan: Plan, remembered: Structure) -> None:
     """Make the tables of nodes that the plan did not have when it ran last.
 
     Raises:
@@ -146,10 +146,10 @@ def create_missing(keyed: dict[str, KeyedTables], plan: Plan, remembered: Struct
     """
     _refuse_added_again(keyed, plan, remembered)
     had = keyed_of(remembered)
-    create_all(tables for name, tables in keyed.items() if name not in had)
+    create_tables(tables for name, tables in keyed.items() if name not in had)
 
 
-def create_all(keyed: Iterable[KeyedTables]) -> None:
+def create_tables(keyed: Iterable[KeyedTables]) -> None:
     """Make those of the tables that are not there."""
     for tables in keyed:
         for table in tables.all:

@@ -25,7 +25,7 @@ from ferryman.state.outbox import has_exports, pending_rows
 from ferryman.state.state import READ, State, id_of
 from ferryman.storage import parquet
 from ferryman.storage.parquet import read_part
-from ferryman.storage.query import connect, quoted, quoted_list
+from ferryman.storage.query import connect, quote, quote_list
 
 RANGES: Final = "ferryman.ranges"
 """Application id: the last wave that has written rows of ranges into the ledger; see ``schemas.RANGE``."""
@@ -34,7 +34,7 @@ Partitions = Mapping[str, Iterable[str]]
 """Name of a log -> its partitions."""
 
 
-class Head(NamedTuple):
+class LogHead(NamedTuple):
     """The entry at which a log waits, and what it has had."""
 
     place: int
@@ -109,7 +109,7 @@ class LogPositions:
         return [
             name
             for name, identity in identities.items()
-            if identity and self._log(name) not in (0, number_of(identity))
+            if identity and self._log(name) not in (0, number_of_text(identity))
         ]
 
     def missing(self, identities: Mapping[str, str]) -> list[str]:
@@ -122,7 +122,7 @@ class LogPositions:
 
     def has_followed(self, moved: str) -> bool:
         """Was this the last move of the reader that was followed?"""
-        return self._outbox.number(self._key("moved")) == number_of(moved)
+        return self._outbox.number(self._key("moved")) == number_of_text(moved)
 
     def transactions(
         self,
@@ -141,7 +141,7 @@ class LogPositions:
         """
         found = {self.read_key: read, self._key("replay"): replay}
         if moved:
-            found[self._key("moved")] = number_of(moved)
+            found[self._key("moved")] = number_of_text(moved)
         for name, partitions in logs.items():
             log = self._now(name, identities)
             stem = self._positions_of(name, log)
@@ -150,15 +150,15 @@ class LogPositions:
                 found[f"{self._key('log')}/{name}"] = log
         return found
 
-    def head(self, partition: str) -> Head | None:
+    def head(self, partition: str) -> LogHead | None:
         """At which entry the log waited last, and how often it was tried; None: it never did. It may have gone through
         since."""
         stem = self._head_of(partition)
         if not self._outbox.number(f"{stem}attempt"):
             return None
-        return Head(*(self._outbox.number(f"{stem}{field}") for field in Head._fields))
+        return LogHead(*(self._outbox.number(f"{stem}{field}") for field in LogHead._fields))
 
-    def head_transactions(self, partition: str, head: Head) -> dict[str, int]:
+    def head_transactions(self, partition: str, head: LogHead) -> dict[str, int]:
         """What a commit keeps of it."""
         stem = self._head_of(partition)
         return {f"{stem}{field}": number for field, number in head._asdict().items()}
@@ -189,7 +189,7 @@ class LogPositions:
     def _now(self, name: str, identities: Mapping[str, str]) -> int:
         """The log that is there now; where it does not say which it is, the one that was known."""
         identity = identities.get(name, "")
-        return number_of(identity) if identity else self._log(name)
+        return number_of_text(identity) if identity else self._log(name)
 
     def _key(self, what: str) -> str:
         return f"ferryman.{what}.{self._name}"
@@ -202,7 +202,7 @@ class LogPositions:
         return f"{self._key('position')}/{name}/{log:x}/"
 
 
-def stands_at(
+def next_places(
     kept: LogPositions | None, log: Log, identities: Mapping[str, str], begin: Positions, end: Positions
 ) -> dict[str, int]:
     """The place that comes next, of each partition that a log has; where nothing is known, its first.
@@ -214,12 +214,12 @@ def stands_at(
     return {partition: known.get(partition, begin.get(partition, last)) for partition, last in end.items()}
 
 
-def reader_of(state: State, source: str) -> str:
+def reader_name(state: State, source: str) -> str:
     """By which name a log knows who reads it: no other state's source has it."""
     return f"{state.plan.key}.{source}"[: limits.READER_CHARACTERS] + f"-{id_of(state.root)[:8]}"
 
 
-def number_of(identity: str) -> int:
+def number_of_text(identity: str) -> int:
     """A text as a number of 62 bits, above 0."""
     return 1 + (int.from_bytes(blake2b(identity.encode(), digest_size=8).digest()) >> 2)
 
@@ -244,7 +244,7 @@ def held_rows(state: State, node: str, columns: str, where: str = "true") -> lis
         db.register("documents", parquet.scan(paths, DOCUMENTS))  # of other sources only this column is read
         return db.execute(f"""
             SELECT {columns} FROM (
-                SELECT * FROM documents WHERE source = {quoted(node)} AND {where}
+                SELECT * FROM documents WHERE source = {quote(node)} AND {where}
                 QUALIFY row_number() OVER (PARTITION BY document ORDER BY wave DESC) = 1
             ) WHERE failed IS NOT NULL
         """).fetchall()
@@ -262,7 +262,7 @@ def lowest_places(state: State, node: str) -> dict[str, int]:
 # What waits at keyed nodes or below them: as long as something does, their states are not all that they were given.
 
 
-def unfinished(state: State, nodes: Collection[str], plan: Structure, *, ended: bool = False) -> Iterator[str]:
+def unfinished_work(state: State, nodes: Collection[str], plan: Structure, *, ended: bool = False) -> Iterator[str]:
     """A line for each place at which something waits, or is held for review, at one of these nodes or below it.
 
     Args:
@@ -272,10 +272,10 @@ def unfinished(state: State, nodes: Collection[str], plan: Structure, *, ended: 
     Raises:
         StateDamaged: a file is missing, or not what was written.
     """
-    yield from _inputs(state, nodes, ended=ended)
-    yield from _below(state, nodes)
+    yield from _uncounted_inputs(state, nodes, ended=ended)
+    yield from _waiting_exports(state, nodes)
     for name in sorted(nodes):
-        if any(name in node.after for node in plan.values()) and (unread := _unread(state, name)):
+        if any(name in node.after for node in plan.values()) and (unread := _unread_exports(state, name)):
             yield f"{name}: {unread} exports were not carried on"
         if held := held_rows(state, name, "document"):
             yield f"{name}: {len(held)} exports wait at a step or router, or failed there (one of them: {held[0][0]})"
@@ -303,13 +303,13 @@ def _failed(state: State, logs: Collection[str], where: str) -> list[tuple[str, 
         db.register("documents", parquet.scan(paths, DOCUMENTS))
         return db.execute(f"""
             SELECT source, count(*), min(document) FROM (
-                SELECT * FROM documents WHERE source IN (SELECT unnest({quoted_list(logs)}))
+                SELECT * FROM documents WHERE source IN (SELECT unnest({quote_list(logs)}))
                 QUALIFY row_number() OVER (PARTITION BY source, document ORDER BY wave DESC) = 1
             ) WHERE failed IS NOT NULL AND ({where}) GROUP BY source ORDER BY source
         """).fetchall()
 
 
-def _inputs(state: State, nodes: Collection[str], *, ended: bool) -> Iterator[str]:
+def _uncounted_inputs(state: State, nodes: Collection[str], *, ended: bool) -> Iterator[str]:
     waiting: Counter[str] = Counter()
     for file in state.outbox.files.values():
         if file.partition["destination"] in nodes:
@@ -319,7 +319,7 @@ def _inputs(state: State, nodes: Collection[str], *, ended: bool) -> Iterator[st
         yield f"{name}: {number} documents are committed, and not counted yet{refused}"
 
 
-def _below(state: State, nodes: Collection[str]) -> Iterator[str]:
+def _waiting_exports(state: State, nodes: Collection[str]) -> Iterator[str]:
     found: Counter[tuple[str, str]] = Counter()
     examples: dict[tuple[str, str], str] = {}
     for file in filter(has_exports, state.outbox.files.values()):
@@ -334,7 +334,7 @@ def _below(state: State, nodes: Collection[str]) -> Iterator[str]:
         yield f"{destination}: {number} exports of {source} wait, or are held for review (one of them: {example})"
 
 
-def _unread(state: State, name: str) -> int:
+def _unread_exports(state: State, name: str) -> int:
     reached = LogPositions(state, name).of({"": ""}, {"": lanes()})
     table = state.keyed[name].exports
     return sum(max(0, table.number(place_id(lane)) - reached.get(lane, 0)) for lane in lanes())

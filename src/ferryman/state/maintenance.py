@@ -26,17 +26,17 @@ from ferryman.records.keys import CONTRIBUTIONS, FORGOTTEN, KEY_STATE, PUBLISHED
 from ferryman.state.keyed import MERGED, KeyedTables
 from ferryman.state.logs import LogPositions, lowest_places
 from ferryman.state.outbox import OutboxWriter, due_stats, row_groups, split_family
-from ferryman.state.state import KEPT, State
+from ferryman.state.state import DOCUMENT_COUNT, State
 from ferryman.storage.delta import DataFile
-from ferryman.storage.files import fsync_folder, listed, remove_temporary
+from ferryman.storage.files import cached_listing, fsync_folder, remove_temporary
 from ferryman.storage.parquet import Part, PartWriter, RowGroups, content_size, read_part
 from ferryman.storage.query import (
-    Marks,
-    Spread,
+    HashFilter,
+    PartitionFiles,
     connect,
-    part_of,
+    partition_of,
     partitions_for,
-    quoted_list,
+    quote_list,
     read_rows,
     register,
     stream,
@@ -80,7 +80,7 @@ def sweep(state: State) -> int:
     """
     state.check_ours()
     gone = 0
-    with state.removable() as before, listed(state.root):
+    with state.removable() as before, cached_listing(state.root):
         for table in state.tables:
             gone += table.sweep(before=before)
             crash.point("sweep.table")
@@ -104,20 +104,20 @@ def _drop_outdated(state: State, notes: list[str]) -> bool:
         return False
     table, what = state.documents, "outdated rows of documents"
     found: Outdated | None = None
-    with skipping(what, notes, "dropped"):
+    with note_failure(what, notes, "dropped"):
         found = find_outdated(state)  # 1
     if found is not None and not found.groups:
-        table.commit("outdated", transactions={KEPT: found.kept}, data_change=False)
+        table.commit("outdated", transactions={DOCUMENT_COUNT: found.kept}, data_change=False)
     for group in found.groups if found is not None else ():
         staying: list[DataFile] | None = None
-        with skipping(what, notes, "dropped"):
+        with note_failure(what, notes, "dropped"):
             part = write_staying(state, group)  # 2
             staying = [] if part is None else [table.data_file(part)]
         if staying is not None:
             crash.point("outdated.written")
             fsync_folder(table.folder)
             old = [file.path for file, _ in group]
-            numbers = {KEPT: found.kept}
+            numbers = {DOCUMENT_COUNT: found.kept}
             table.commit("outdated", adds=staying, removes=old, transactions=numbers, data_change=False)  # 3
             state.retire(table, old)
     return found is not None
@@ -128,7 +128,7 @@ def _merge_small(state: State, table: Table, notes: list[str]) -> bool:
     changed = False
     for files in small_batches(table, list(table.files.values())):
         merged: list[DataFile] | None = None
-        with skipping(f"small files of {table.name}", notes):
+        with note_failure(f"small files of {table.name}", notes):
             part = write_merged(state, table, files)
             merged = [] if part is None else [table.data_file(part)]
         if merged is not None:
@@ -142,7 +142,7 @@ def _merge_outbox(state: State, notes: list[str]) -> bool:
     changed = False
     for files in outbox_merges(state):
         merged: list[DataFile] | None = None
-        with skipping(f"small outbox files of {files[0].partition['destination']}", notes):
+        with note_failure(f"small outbox files of {files[0].partition['destination']}", notes):
             part = merge_outbox_files(state, files)
             merged = [] if part is None else [state.outbox.data_file(part, files[0].partition)]
         if merged is not None:
@@ -154,14 +154,14 @@ def _merge_outbox(state: State, notes: list[str]) -> bool:
 def _maintain_keyed(state: State, name: str, tables: KeyedTables, notes: list[str]) -> bool:
     """Remove exports that the plan has carried on, and merge files of states and of what keys were given."""
     changed = False
-    if carried := carried_on(state, name, tables):
+    if carried := consumed_exports(state, name, tables):
         _replace(state, tables.exports, carried, [])
         changed = True
     for table in (tables.state, tables.contributions):
         for files in key_merges(table):
             merged: list[DataFile] | None = None
             numbers: dict[str, int] = {}
-            with skipping(f"the states of {name}", notes):
+            with note_failure(f"the states of {name}", notes):
                 parts, numbers = write_merged_keys(state, table, files)
                 merged = [table.data_file(part) for part in parts]
             if merged is not None:
@@ -171,7 +171,7 @@ def _maintain_keyed(state: State, name: str, tables: KeyedTables, notes: list[st
 
 
 @contextlib.contextmanager
-def skipping(what: str, notes: list[str], done: str = "merged") -> Iterator[None]:
+def note_failure(what: str, notes: list[str], done: str = "merged") -> Iterator[None]:
     """A merge that fails changes nothing, and must not keep a state from starting: it is noted.
 
     What is damaged, or not ours any more, is an error all the same.
@@ -208,14 +208,14 @@ Columns = dict[str, np.ndarray[Any, Any]]
 _PLACE: Final = (("h", pa.uint64()), ("wave", pa.int64()), ("file", pa.int32()), ("row", pa.int64()))
 
 
-def every(
+def rows_by_document(
     db: duckdb.DuckDBPyConnection,
     paths: Sequence[Path],
     rows: int,
     folder: Path,
     more: Mapping[str, tuple[str, pa.DataType]],
     any_row: str = "",
-    marked: Marks | None = None,
+    marked: HashFilter | None = None,
 ) -> Iterator[Columns]:
     """All rows of some documents at a time, in the order of the files: each document's hash ``h``; the number of its
     file's path, ``file``, and its ``row`` there. ``last_of`` leaves the last row of each document.
@@ -230,23 +230,23 @@ def every(
     """
     schema = pa.schema([*_PLACE, *((name, kind) for name, (_, kind) in more.items())])
     parts = partitions_for(rows, 0, limits.COMPARED_ROWS, 1)
-    spread = Spread(folder, "latest", schema, parts)
+    spread = PartitionFiles(folder, "latest", schema, parts)
     if any_row and paths:
-        marked = marked or Marks()
-        files = f"read_parquet({quoted_list(map(str, paths))})"
+        marked = marked or HashFilter()
+        files = f"read_parquet({quote_list(map(str, paths))})"
         for batch in stream(db, f"SELECT {DOCUMENT} FROM {files} WHERE {any_row}", HASHES):
             marked.add(batch.column(0).to_numpy())
     columns = ", ".join([DOCUMENT, "wave", "file", "file_row_number", *(sql for sql, _ in more.values())])
     for batch in read_rows(db, paths, columns, schema):
         if marked is not None:
             batch = batch.filter(pa.array(marked.among(batch.column(0).to_numpy())))
-        spread.add(batch, part_of(batch.column(0).to_numpy(), parts))
+        spread.add(batch, partition_of(batch.column(0).to_numpy(), parts))
     spread.close()
     for part in range(parts):
-        yield columns_of(spread.read(part))
+        yield to_columns(spread.read(part))
 
 
-def chosen_by_file(rows: Columns, chosen: np.ndarray[Any, Any]) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
+def chosen_rows_by_file(rows: Columns, chosen: np.ndarray[Any, Any]) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
     """(file, the chosen rows in it), file by file."""
     files, places = rows["file"][chosen], rows["row"][chosen]
     order = np.argsort(files, kind="stable")
@@ -257,12 +257,12 @@ def chosen_by_file(rows: Columns, chosen: np.ndarray[Any, Any]) -> Iterator[tupl
         start = end
 
 
-def columns_of(table: pa.Table) -> Columns:
+def to_columns(table: pa.Table) -> Columns:
     """As arrays."""
     return {name: table[name].to_numpy() for name in table.column_names}
 
 
-def last_of(rows: Columns, by: str = "wave") -> Columns:
+def last_rows(rows: Columns, by: str = "wave") -> Columns:
     """Of rows of the same ``h`` the last by this column."""
     order = np.lexsort((rows[by], rows["h"]))
     hashes = rows["h"][order]
@@ -300,7 +300,7 @@ def has_outdated(state: State) -> bool:
     if len(files) < limits.COMPACT_FILES and sum(f.size for f in files) < limits.PART_BYTES:
         return False
     rows = sum(f.rows for f in files)
-    return rows - state.documents.transactions[KEPT] >= limits.OUTDATED_SHARE * rows
+    return rows - state.documents.transactions[DOCUMENT_COUNT] >= limits.OUTDATED_SHARE * rows
 
 
 def find_outdated(state: State) -> Outdated:
@@ -327,7 +327,7 @@ def find_outdated(state: State) -> Outdated:
         staying[file.path] = np.flatnonzero(mask)
         sizes.append((int(size * share), file))
     kept = sum(int(mask.sum()) for mask in stays)
-    return Outdated(kept, [[(file, staying[file.path]) for file in batch] for batch in fitting(sizes)])
+    return Outdated(kept, [[(file, staying[file.path]) for file in batch] for batch in fit_into_files(sizes)])
 
 
 def write_staying(state: State, group: list[tuple[DataFile, Rows]]) -> Part | None:
@@ -337,8 +337,8 @@ def write_staying(state: State, group: list[tuple[DataFile, Rows]]) -> Part | No
         StateDamaged: a file is missing, or not what was written.
     """
     table = state.documents
-    picked = (rows for file, staying in group if len(staying) for rows in _picked(table, file, staying))
-    return _written(table, picked, state.epoch)
+    picked = (rows for file, staying in group if len(staying) for rows in _read_rows(table, file, staying))
+    return _write_file(table, picked, state.epoch)
 
 
 def write_merged(state: State, table: Table, files: list[DataFile]) -> Part | None:
@@ -347,10 +347,10 @@ def write_merged(state: State, table: Table, files: list[DataFile]) -> Part | No
     Raises:
         StateDamaged: a file is missing, or not what was written.
     """
-    every_row: Iterable[pa.Table] = (rows for file in files for rows in _picked(table, file, None))
+    every_row: Iterable[pa.Table] = (rows for file in files for rows in _read_rows(table, file, None))
     if table is state.ledger:
         every_row = [pa.concat_tables(every_row).sort_by([("wave", "ascending"), ("ordinal", "ascending")])]
-    return _written(table, every_row, state.epoch)
+    return _write_file(table, every_row, state.epoch)
 
 
 def _last_documents(state: State, files: list[DataFile]) -> list[Rows]:
@@ -359,13 +359,13 @@ def _last_documents(state: State, files: list[DataFile]) -> list[Rows]:
     paths = state.documents.paths(file.path for file in files)
     verify(paths)
     with tempfile.TemporaryDirectory(dir=state.spill) as folder, connect(Path(folder)) as db:
-        for rows in every(db, paths, sum(file.rows for file in files), Path(folder), _CHECK):
-            for number, places in chosen_by_file(rows, _last(rows)):
+        for rows in rows_by_document(db, paths, sum(file.rows for file in files), Path(folder), _CHECK):
+            for number, places in chosen_rows_by_file(rows, _last_positions(rows)):
                 stays[number][places] = True
     return stays
 
 
-def _last(rows: Columns) -> Rows:
+def _last_positions(rows: Columns) -> Rows:
     """Positions of the last rows of their documents, by wave."""
     order = np.lexsort((rows["wave"], rows["check"], rows["h"]))
     h, check = rows["h"][order], rows["check"][order]
@@ -374,17 +374,17 @@ def _last(rows: Columns) -> Rows:
     return found
 
 
-def _picked(table: Table, file: DataFile, rows: Rows | None) -> Iterator[pa.Table]:
+def _read_rows(table: Table, file: DataFile, rows: Rows | None) -> Iterator[pa.Table]:
     with RowGroups(str(table.path(file.path)), table.schema.names, verified=True) as groups:
         yield from groups.all() if rows is None else groups.pick(rows)
 
 
-def _written(table: Table, rows: Iterable[pa.Table], epoch: int) -> Part | None:
+def _write_file(table: Table, rows: Iterable[pa.Table], epoch: int) -> Part | None:
     """A file of the table; nothing is left of it after an error."""
     writer: PartWriter | None = None
     dues: list[pa.ChunkedArray] = []
     try:
-        for group in gathered(rows):
+        for group in combine_small_tables(rows):
             writer = writer or PartWriter(table.folder, table.schema, epoch=epoch)
             writer.write(group)
             if "forced" in table.schema.names:  # an operator waits for it: it is due
@@ -401,7 +401,7 @@ def _written(table: Table, rows: Iterable[pa.Table], epoch: int) -> Part | None:
 # Keeping the files of keyed nodes few: outdated states are dropped, and exports that the plan has carried on.
 
 
-def carried_on(state: State, name: str, tables: KeyedTables) -> list[DataFile]:
+def consumed_exports(state: State, name: str, tables: KeyedTables) -> list[DataFile]:
     """Files of exports that the plan has carried on whole, once they are worth a commit. What a step could not take is
     read again."""
     reached = LogPositions(state, name).of({"": ""}, {"": lanes()})
@@ -411,16 +411,20 @@ def carried_on(state: State, name: str, tables: KeyedTables) -> list[DataFile]:
         if int(file.partition["first_place"]) + file.rows <= reached.get(file.partition["lane"], 0)
     ]
     if found and (kept := lowest_places(state, name)):
-        found = [f for f in found if int(f.partition["first_place"]) + f.rows <= kept.get(f.partition["lane"], _NEVER)]
+        found = [
+            f
+            for f in found
+            if int(f.partition["first_place"]) + f.rows <= kept.get(f.partition["lane"], _PAST_ALL_PLACES)
+        ]
     many = len(found) >= limits.COMPACT_FILES or sum(file.size for file in found) >= limits.PART_BYTES
     return found if many else []
 
 
-_NEVER: Final = 1 << 62
+_PAST_ALL_PLACES: Final = 1 << 62
 """No place is as high."""
 
 
-class _Kind(NamedTuple):
+class _KeyedTable(NamedTuple):
     """A table of which the last row of each counts.
 
     Attributes:
@@ -433,9 +437,9 @@ class _Kind(NamedTuple):
     gone: str
 
 
-_KINDS: Final = {
-    "state": _Kind(KEY_STATE, "bucket, key", "value"),
-    "contributions": _Kind(CONTRIBUTIONS, "bucket, key, source, document", "fields"),
+_KEYED_TABLES: Final = {
+    "state": _KeyedTable(KEY_STATE, "bucket, key", "value"),
+    "contributions": _KeyedTable(CONTRIBUTIONS, "bucket, key, source, document", "fields"),
 }
 """By folder."""
 
@@ -460,31 +464,29 @@ def write_merged_keys(state: State, table: Table, files: list[DataFile]) -> tupl
     paths = table.paths(file.path for file in files)
     verify(paths)
     if len(files) < len(table.files):
-        return list(_last_keys(state, table, paths, forget=0)), {}
+        return list(_write_last_rows(state, table, paths, forget=0)), {}
     needed = needed_from(state.root, table.name) if table.folder.parent.name == "state" else None
     upto = 1 + table.transactions[PUBLISHED] if needed is None else needed
-    parts = list(_last_keys(state, table, paths, forget=upto))
+    parts = list(_write_last_rows(state, table, paths, forget=upto))
     numbers = {MERGED: sum(part.rows for part in parts)}
-    if table.folder.parent.name == "state" and (last := _last_gone(state, paths, upto)):
+    if table.folder.parent.name == "state" and (last := _last_removal_wave(state, paths, upto)):
         numbers[FORGOTTEN] = max(last, table.transactions[FORGOTTEN])
     return parts, numbers
 
 
-def _last_gone(state: State, paths: list[Path], before: int) -> int:
+def _last_removal_wave(state: State, paths: list[Path], before: int) -> int:
     """The last wave before this one that has removed states; 0: none has."""
-    query = (
-        f"SELECT max(wave) FROM read_parquet({quoted_list(map(str, paths))}) WHERE value IS NULL AND wave < {before}"
-    )
+    query = f"SELECT max(wave) FROM read_parquet({quote_list(map(str, paths))}) WHERE value IS NULL AND wave < {before}"
     with connect(state.spill) as db:
         found = db.execute(query).fetchone()
     return 0 if found is None or found[0] is None else int(found[0])
 
 
-def _last_keys(state: State, table: Table, paths: list[Path], *, forget: int) -> Iterator[Part]:
+def _write_last_rows(state: State, table: Table, paths: list[Path], *, forget: int) -> Iterator[Part]:
     """The last rows, by bucket and key. What was gone before wave ``forget`` is forgotten: no older row is left."""
-    schema, whose, gone = _KINDS[table.folder.parent.name]
+    schema, whose, gone = _KEYED_TABLES[table.folder.parent.name]
     query = f"""
-        SELECT {", ".join(schema.names)} FROM read_parquet({quoted_list(map(str, paths))})
+        SELECT {", ".join(schema.names)} FROM read_parquet({quote_list(map(str, paths))})
         QUALIFY row_number() OVER (PARTITION BY {whose} ORDER BY wave DESC) = 1
         AND ({gone} IS NOT NULL OR wave >= {forget})
         ORDER BY {whose}
@@ -492,12 +494,12 @@ def _last_keys(state: State, table: Table, paths: list[Path], *, forget: int) ->
     with connect(state.spill) as db:
         batches = stream(db, query, schema)
         while (first := next(batches, None)) is not None:
-            yield _part(table, state.epoch, chain([first], batches))
+            yield _write_key_file(table, state.epoch, chain([first], batches))
 
 
-def _part(table: Table, epoch: int, batches: Iterator[pa.RecordBatch]) -> Part:
+def _write_key_file(table: Table, epoch: int, batches: Iterator[pa.RecordBatch]) -> Part:
     """A file of as many of these rows as belong into one."""
-    writer = PartWriter(table.folder, _KINDS[table.folder.parent.name].schema, epoch=epoch)
+    writer = PartWriter(table.folder, _KEYED_TABLES[table.folder.parent.name].schema, epoch=epoch)
     buckets: list[int] = []
     waves: list[int] = []
     size = 0
@@ -527,9 +529,13 @@ def outbox_merges(state: State) -> list[list[DataFile]]:
     if any(state.journal.claims(number) for number in state.journal.passes()):
         return []  # a late worker may still answer for rows by their file
     by_destination: dict[str, list[DataFile]] = defaultdict(list)
-    for file in sorted(state.outbox.files.values(), key=_key):
+    for file in sorted(state.outbox.files.values(), key=_first_sequence):
         by_destination[file.partition["destination"]].append(file)
-    return [batch for files in by_destination.values() for batch in small_batches(state.outbox, list(_alone(files)))]
+    return [
+        batch
+        for files in by_destination.values()
+        for batch in small_batches(state.outbox, list(_without_split_families(files)))
+    ]
 
 
 def merge_outbox_files(state: State, files: list[DataFile]) -> Part | None:
@@ -537,32 +543,32 @@ def merge_outbox_files(state: State, files: list[DataFile]) -> Part | None:
 
     None: nothing stays.
     """
-    folder, key = state.outbox.folder, _key(files[0])
-    outdated = _outdated(state, files)
+    folder, key = state.outbox.folder, _first_sequence(files[0])
+    outdated = _outdated_deliveries(state, files)
     with OutboxWriter(folder, epoch=state.epoch) as writer:
-        for rows in gathered(_shifted(state, files, key)):
+        for rows in combine_small_tables(_renumbered(state, files, key)):
             writer.write(rows.filter(pc.invert(pc.is_in(rows["delivery_hash"], value_set=outdated))))
         return writer.finish()
 
 
-def _alone(files: list[DataFile]) -> Iterator[DataFile]:
+def _without_split_families(files: list[DataFile]) -> Iterator[DataFile]:
     """But for those of split families: one lane sends them, in their order, and they stay neighbours."""
     for before, file, after in zip([None, *files[:-1]], files, [*files[1:], None], strict=True):
         if not (before and split_family(before, file)) and not (after and split_family(file, after)):
             yield file
 
 
-def _shifted(state: State, files: list[DataFile], key: int) -> Iterator[pa.Table]:
+def _renumbered(state: State, files: list[DataFile], key: int) -> Iterator[pa.Table]:
     """The files' rows, numbered so that their sequences stay under the first one's key."""
     for file in files:
         for rows in row_groups(state.outbox.path(file.path)):
-            shifted = pc.add(rows["row"], _key(file) - key)
+            shifted = pc.add(rows["row"], _first_sequence(file) - key)
             yield rows.set_column(rows.schema.get_field_index("row"), "row", shifted)
 
 
-def _outdated(state: State, files: list[DataFile]) -> pa.Array:
+def _outdated_deliveries(state: State, files: list[DataFile]) -> pa.Array:
     """Delivery hashes of rows kept for review whose document has a newer revision: nobody sends them again."""
-    kept = pa.concat_tables([_kept(state, file) for file in files])
+    kept = pa.concat_tables([_rows_for_review(state, file) for file in files])
     if not kept.num_rows or not state.documents.files:
         return pa.array([], pa.string())
     with connect(state.spill) as db:
@@ -575,13 +581,13 @@ def _outdated(state: State, files: list[DataFile]) -> pa.Array:
     return pa.array([digest for (digest,) in found], pa.string())
 
 
-def _kept(state: State, file: DataFile) -> pa.Table:
+def _rows_for_review(state: State, file: DataFile) -> pa.Table:
     names = ["source", "origin", "revision", "delivery_hash"]
     rows = read_part(state.outbox.path(file.path), [*names, "due"])
     return rows.filter(pc.is_null(rows["due"])).select(names)
 
 
-def _key(file: DataFile) -> int:
+def _first_sequence(file: DataFile) -> int:
     return int(file.partition["first_sequence"])
 
 
@@ -591,7 +597,7 @@ _SMALL: Final = 4
 """A file is small if its content is less than this part of ``PART_BYTES``."""
 _TINY: Final = 8
 """And tiny if it has less than this part of what is small."""
-OFTEN: Final = 8
+TINY_PER_SMALL: Final = 8
 """So many times as many small files are left as they are as tiny ones. A large first run makes them, and a query opens
 hundreds in a moment: to copy its rows would cost more."""
 
@@ -610,12 +616,12 @@ def small_batches(table: Table, files: Sequence[DataFile]) -> Iterator[list[Data
     for file in files:
         if (size := content_size(table.path(file.path))) < small:
             (tiny if size < small // _TINY else others).append((size, file))
-    for each, most in ((tiny, limits.COMPACT_FILES), (others, OFTEN * limits.COMPACT_FILES)):
+    for each, most in ((tiny, limits.COMPACT_FILES), (others, TINY_PER_SMALL * limits.COMPACT_FILES)):
         if len(each) >= most:
-            yield from (batch for batch in fitting(each) if len(batch) > 1)
+            yield from (batch for batch in fit_into_files(each) if len(batch) > 1)
 
 
-def fitting(files: Iterable[tuple[int, DataFile]]) -> Iterator[list[DataFile]]:
+def fit_into_files(files: Iterable[tuple[int, DataFile]]) -> Iterator[list[DataFile]]:
     """(bytes, file): neighbours whose content fits into one file."""
     batch: list[DataFile] = []
     total = 0
@@ -629,7 +635,7 @@ def fitting(files: Iterable[tuple[int, DataFile]]) -> Iterator[list[DataFile]]:
         yield batch
 
 
-def gathered(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+def combine_small_tables(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """Small tables as larger ones, so that a merged file has few row groups."""
     held: list[pa.Table] = []
     size = 0

@@ -15,7 +15,7 @@ from ferryman.storage.delta import DataFile
 from ferryman.storage.files import StatePath
 from ferryman.storage.parquet import Part, PartWriter, RowGroups
 
-_TOLD: Final = ("due", "origin", "key_hash")
+_STATISTICS: Final = ("due", "origin", "key_hash")
 """Columns of which a file's statistics say the least and the greatest value."""
 
 
@@ -54,7 +54,7 @@ class OutboxWriter:
         self.size += table.nbytes
         self._waiting_for_review += table["due"].null_count
         self._without_key += table["key_hash"].null_count
-        for name in _TOLD:
+        for name in _STATISTICS:
             least, greatest = pc.min_max(table[name]).as_py().values()
             if least is not None:
                 self._least[name] = min(least, self._least.get(name, least))
@@ -144,7 +144,7 @@ def has_exports(file: DataFile) -> bool:
     return "key_hash" in file.stats.get("minValues", {})
 
 
-def has_others(file: DataFile) -> bool:
+def has_other_rows(file: DataFile) -> bool:
     """Has it other rows?"""
     return not has_exports(file) or bool(file.stats["nullCount"].get("key_hash", 0))
 

@@ -21,15 +21,15 @@ from ferryman.plan import Differences, NodeRecord, Plan, changes, structure
 from ferryman.plan.structure import Structure, reached
 from ferryman.records import rows
 from ferryman.state.journal import Journal
-from ferryman.state.keyed import create_all, create_missing, keyed_tables, missing, there
+from ferryman.state.keyed import create_missing_tables, create_tables, existing_tables, keyed_tables, missing_tables
 from ferryman.storage import disk, files
 from ferryman.storage import files as seals
 from ferryman.storage.delta import DataFile
 from ferryman.storage.disk import TEMPORARY
-from ferryman.storage.files import StatePath, of_the_disk
+from ferryman.storage.files import StatePath, is_disk_error
 from ferryman.storage.locks import Lock, ObjectLease, Readers, take_lock
-from ferryman.storage.parquet import Part, verify
-from ferryman.storage.tables import Table, taken_over
+from ferryman.storage.parquet import Part, find_damage
+from ferryman.storage.tables import Table, taken_over_error
 
 WAVE: Final = "ferryman.wave"
 """Application id: number of the last committed wave (on the outbox)."""
@@ -37,7 +37,7 @@ SEQUENCE: Final = "ferryman.sequence"
 """Application id: the next free sequence (on the outbox)."""
 SETTLED: Final = "ferryman.settled"
 """Application id: number of the last settled wave (on each table)."""
-KEPT: Final = "ferryman.kept"
+DOCUMENT_COUNT: Final = "ferryman.kept"
 """Application id: how many documents there are, at least: so many rows of ``documents`` are not outdated."""
 
 _LOADS: Final = 20
@@ -86,7 +86,7 @@ class State:
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        return (*self._core, *there(self.keyed))
+        return (*self._core, *existing_tables(self.keyed))
 
     @property
     def staging(self) -> StatePath:
@@ -96,7 +96,7 @@ class State:
     @property
     def spill(self) -> Path:
         """The same for what only the driver reads: of its machine."""
-        return files.workplace(self.staging)
+        return files.local_folder(self.staging)
 
     @property
     def exists(self) -> bool:  # a crash while it is made leaves no such file
@@ -156,9 +156,9 @@ class State:
             refuse_if_migrated(root, successor)
             if not state.exists:
                 state.create()  # 2
-            with files.listed(root):
+            with files.cached_listing(root):
                 state.verify()  # 3
-                create_missing(state.keyed, plan, state.remembered())
+                create_missing_tables(state.keyed, plan, state.remembered())
                 for path in sealed_files(state):
                     seals.unseal(path)
                 for table in state.tables:  # 4
@@ -169,9 +169,9 @@ class State:
             refuse_if_migrated(root, successor)
         except BaseException as e:
             state.release()
-            if files.disk_full(e):
+            if files.is_disk_full(e):
                 raise EngineError(f"{root}: the disk is full. Nothing is lost: make room and run again.") from e
-            if isinstance(e, Exception) and not isinstance(e, StateHeld | StateLost) and not of_the_disk(e):
+            if isinstance(e, Exception) and not isinstance(e, StateHeld | StateLost) and not is_disk_error(e):
                 state.check_ours(e)
             if isinstance(e, OSError):
                 raise EngineError(f"{root}: {e}. Nothing is lost: fix it and run again.") from e
@@ -187,7 +187,7 @@ class State:
         self.refuse_foreign_folder()
         refuse_if_migrated(self.root, None)
         if not self.exists:
-            refuse_headless(self.root, self.tables)
+            refuse_missing_identity(self.root, self.tables)
             return False
         self.verify()
         self.load()
@@ -203,7 +203,7 @@ class State:
         if found.structure and not accept_changes:
             raise PlanChanged(self.plan.name, self.plan.version, found.structure)
         if found.structure:
-            note_passed_over(self.root, before, after, self.outbox.log.transactions())
+            record_missed_entries(self.root, before, after, self.outbox.log.transactions())
         if any(found):
             self.remember(after)
         return found
@@ -214,7 +214,7 @@ class State:
 
     def remember(self, plan: Structure) -> None:
         """Keep a structure, durably."""
-        files.replace(self.root / PLAN, seals.sealed(plan))
+        files.replace(self.root / PLAN, seals.seal(plan))
         crash.point("plan.kept")
 
     def release(self) -> None:
@@ -229,7 +229,7 @@ class State:
         Raises:
             StateForeign, StateDamaged: by name.
         """
-        with files.listed(self.root):
+        with files.cached_listing(self.root):
             for problem in self.problems():
                 raise problem
 
@@ -244,7 +244,7 @@ class State:
         except StateDamaged as e:
             yield e
         try:
-            yield from missing(self.keyed, self.remembered())
+            yield from missing_tables(self.keyed, self.remembered())
         except StateDamaged as e:
             yield e
         for name in FOLDERS:
@@ -260,7 +260,7 @@ class State:
             StateDamaged: names the file.
         """
         self.outbox.load([self.application, WAVE, SEQUENCE, SETTLED])
-        self.documents.load([self.application, SETTLED, KEPT])
+        self.documents.load([self.application, SETTLED, DOCUMENT_COUNT])
         self.ledger.load([self.application, SETTLED])
         for each in self.keyed.values():
             each.load(self.application)
@@ -275,7 +275,7 @@ class State:
     def load_consistently(self, applications: Collection[str]) -> None:
         """Load the tables for a reader, all of the same moment: a wave settles between two commits on the outbox."""
         for _ in range(_LOADS):
-            with files.listed(self.root):
+            with files.cached_listing(self.root):
                 last = self.outbox.log.last()
                 for table in self.tables:
                     table.load(applications)
@@ -301,12 +301,12 @@ class State:
         """An empty folder for what need not survive: listings, what they were compared with."""
         folder = self.staging / name
         files.remove_folder(folder)
-        files.workplace(folder).mkdir(parents=True, exist_ok=True)
+        files.local_folder(folder).mkdir(parents=True, exist_ok=True)
         return folder
 
     def clear_staging(self) -> None:
         """Empty our folder for scratch, and remove those of the drivers before us."""
-        for name in files.names(self.root / "staging"):
+        for name in files.list_names(self.root / "staging"):
             if not name.isdigit() or int(name) <= self.epoch:
                 remove_scratch(self.root / "staging" / name)
         self.spill.mkdir(exist_ok=True)
@@ -333,13 +333,13 @@ class State:
 
     def close_for(self, version: int) -> None:
         """From now on only this version of the plan may take the state, and only to continue from it."""
-        files.replace(self.root / MIGRATED, seals.sealed({"to": version}))
+        files.replace(self.root / MIGRATED, seals.seal({"to": version}))
 
     def refuse_foreign_folder(self) -> None:
         """Never make a state inside something else's folder: whatever is there must be a state in the making."""
         if self.exists or any(t.made for t in self.tables):
             return
-        if found := list(itertools.islice(strange(self.root), 3)):
+        if found := list(itertools.islice(unknown_files(self.root), 3)):
             raise StateForeign(
                 f"{self.root} holds {', '.join(sorted(found))} and no state.json: it is not a Ferryman state. "
                 "Nothing was touched. Give another --state."
@@ -360,7 +360,7 @@ class State:
             named: with state.json; else ``publish_identity`` makes it, and what is there is built on.
         """
         if named:
-            refuse_headless(self.root, self.tables)
+            refuse_missing_identity(self.root, self.tables)
         for name in ("commands", "staging"):
             files.make_folder(self.root / name)
         self.journal.create()
@@ -368,7 +368,7 @@ class State:
             if not table.made:
                 table.create()
             crash.point("create.table")
-        create_all(self.keyed.values())
+        create_tables(self.keyed.values())
         self.remember(structure(self.plan) if remembered is None else remembered)
         self._unnamed = new_identity(self.plan, more or {})
         if named:
@@ -376,7 +376,7 @@ class State:
 
     def publish_identity(self) -> None:
         """Make state.json: all else is there."""
-        files.publish(self.root / IDENTITY, seals.sealed(self._unnamed))  # once, also unlocked
+        files.publish(self.root / IDENTITY, seals.seal(self._unnamed))  # once, also unlocked
         self._unnamed = None
         crash.point("create.state")
 
@@ -409,7 +409,7 @@ class State:
         """
         ours = self.epoch or self._epoch_before
         if (epoch := self.outbox.number_now(self.application)) > ours:
-            raise taken_over(self.root, epoch, ours) from error
+            raise taken_over_error(self.root, epoch, ours) from error
 
 
 # What of a state is looked at for damage beside the logs of its tables.
@@ -419,10 +419,10 @@ def sealed_files(state: State) -> list[StatePath]:
     """Commands that wait, the journal, and notes of what happened to the state."""
     if not state.exists:
         return []
-    there = files.sizes(state.root)
+    there = files.file_sizes(state.root)
     folders = [state.commands, *(state.journal.folder / str(number) for number in state.journal.passes())]
-    found = [state.root / name for name in (MIGRATED, MIGRATION, PASSED) if name in there]
-    found += [folder / name for folder in folders for name in files.sizes(folder)]
+    found = [state.root / name for name in (MIGRATED, MIGRATION, MISSED) if name in there]
+    found += [folder / name for folder in folders for name in files.file_sizes(folder)]
     return sorted((path for path in found if not path.name.startswith(TEMPORARY)), key=str)
 
 
@@ -431,7 +431,7 @@ def damaged_data(state: State) -> StateDamaged | None:
     for table in state.tables:
         for file in (*table.files.values(), *state.staged(table)):
             try:
-                what = verify(table.path(file.path))
+                what = find_damage(table.path(file.path))
             except StateDamaged as e:
                 return e
             if what is not None:
@@ -439,7 +439,7 @@ def damaged_data(state: State) -> StateDamaged | None:
     return None
 
 
-def refuse_headless(root: StatePath, tables: Iterable[Table]) -> None:
+def refuse_missing_identity(root: StatePath, tables: Iterable[Table]) -> None:
     """
     Raises:
         StateDamaged: there is no state.json, but tables with something in them, or what a run with --from-version has
@@ -538,7 +538,7 @@ def id_of(root: StatePath) -> str:
     return str(found.get("id", found["first_sequence"]))
 
 
-class Sender(NamedTuple):
+class SenderIdentity(NamedTuple):
     """Under which name a state delivers."""
 
     state: str
@@ -547,7 +547,7 @@ class Sender(NamedTuple):
     """Of the plan, in the state that the id is of."""
 
 
-def sender_of(root: StatePath) -> Sender:
+def sender_of(root: StatePath) -> SenderIdentity:
     """What no other state delivers under, but that of a newer version which continues from it: what was sent and not
     recorded comes again from there, and must be known again.
 
@@ -559,7 +559,7 @@ def sender_of(root: StatePath) -> Sender:
     """
     found: Any = seals.unseal(root / IDENTITY)
     taken: dict[str, Any] | None = found.get("sender")
-    return Sender(**taken) if taken else Sender(id_of(root), found["version"])
+    return SenderIdentity(**taken) if taken else SenderIdentity(id_of(root), found["version"])
 
 
 def plan_of(root: StatePath) -> Plan:
@@ -588,7 +588,7 @@ MIGRATION: Final = "migration.json"
 NOTIFIED: Final = "notified.json"
 """What each target of ``--notify`` was told."""
 
-PASSED: Final = "passed.json"
+MISSED: Final = "passed.json"
 """What destinations have not had of logs; see ``state.passed``."""
 
 COUNTED: Final = "counted.json"
@@ -606,7 +606,7 @@ FOLDERS: Final = ("outbox", "documents", "ledger", "journal", "journal/closed", 
 TABLES: Final = FOLDERS[:3]
 
 
-def strange(root: StatePath) -> Iterator[str]:
+def unknown_files(root: StatePath) -> Iterator[str]:
     """What is here and is not a part of a state in the making, nor half written."""
     expected = {
         "lock",
@@ -616,7 +616,7 @@ def strange(root: StatePath) -> Iterator[str]:
         *(f"{t}/_delta_log" for t in TABLES),
         *(f"{t}/_delta_log/{0:020d}.json" for t in TABLES),
     }
-    for name in files.below(root):
+    for name in files.walk_names(root):
         folder, _, last = name.rpartition("/")
         half = last.startswith(disk.TEMPORARY) or (folder.endswith("_delta_log") and "#" in last)
         if not half and name not in expected:
@@ -627,7 +627,7 @@ def remove_scratch(folder: StatePath, part: str = "") -> None:
     """Remove a driver's scratch folder, or a part of it. First of all no task begins any more that may run once at
     most: what tells that it has begun goes, too."""
     once = folder / ONCE
-    files.remove_all(once / wave / OPEN for wave in files.names(once))
+    files.remove_all(once / wave / OPEN for wave in files.list_names(once))
     files.remove_folder(folder / part if part else folder)
 
 
@@ -638,7 +638,7 @@ def remove_scratch(folder: StatePath, part: str = "") -> None:
 # happen.
 
 
-class NotHad(msgspec.Struct, frozen=True, array_like=True):
+class MissedEntries(msgspec.Struct, frozen=True, array_like=True):
     """What a destination has not had of a log.
 
     Attributes:
@@ -650,25 +650,25 @@ class NotHad(msgspec.Struct, frozen=True, array_like=True):
     left: int | None = None
 
 
-AllNotHad = dict[str, dict[str, NotHad]]
+MissedByLog = dict[str, dict[str, MissedEntries]]
 """Log -> destination -> what it has not had; all others have had everything."""
 
 
-class _Noted(msgspec.Struct, frozen=True):
+class _MissedFile(msgspec.Struct, frozen=True):
     """The file: what held ``before`` a change, and what holds since the plan has the structure of this ``digest``."""
 
     digest: str
-    before: AllNotHad
-    after: AllNotHad
+    before: MissedByLog
+    after: MissedByLog
 
 
-_NOTHING: Final = NotHad(0)
+_NONE_MISSED: Final = MissedEntries(0)
 
 READ: Final = "ferryman.read."
 """Begins the application id of how many entries were read of a log."""
 
 
-def passed_over(root: StatePath, plan: Structure) -> AllNotHad:
+def missed_entries(root: StatePath, plan: Structure) -> MissedByLog:
     """What holds under this structure, the one that the plan had when it ran last.
 
     Args:
@@ -677,43 +677,47 @@ def passed_over(root: StatePath, plan: Structure) -> AllNotHad:
     Raises:
         StateDamaged: the file is not what was written.
     """
-    path = root / PASSED
+    path = root / MISSED
     if not files.exists(path):
         return {}
-    noted = msgspec.convert(seals.unseal(path), _Noted)
-    return noted.after if noted.digest == _digest(plan) else noted.before
+    noted = msgspec.convert(seals.unseal(path), _MissedFile)
+    return noted.after if noted.digest == _structure_digest(plan) else noted.before
 
 
-def note_passed_over(root: StatePath, before: Structure, after: Structure, transactions: Mapping[str, int]) -> None:
+def record_missed_entries(
+    root: StatePath, before: Structure, after: Structure, transactions: Mapping[str, int]
+) -> None:
     """A plan has changed: note what its destinations have not had.
 
     Args:
         transactions: of the outbox, all of them: they say how much was read of each log, also of one that the plan does
             not have any more.
     """
-    known = passed_over(root, before)
+    known = missed_entries(root, before)
     read = {key.removeprefix(READ): number for key, number in transactions.items() if key.startswith(READ)}
     found = {
-        log: _passed_over_of(log, known.get(log, {}), before, after, number) for log, number in read.items() if number
+        log: _missed_entries_of_log(log, known.get(log, {}), before, after, number)
+        for log, number in read.items()
+        if number
     }
     found = {log: mine for log, mine in found.items() if mine}
-    if found or files.exists(root / PASSED):
-        files.replace(root / PASSED, seals.sealed(_Noted(_digest(after), known, found)))
+    if found or files.exists(root / MISSED):
+        files.replace(root / MISSED, seals.seal(_MissedFile(_structure_digest(after), known, found)))
 
 
-def _passed_over_of(
-    log: str, known: Mapping[str, NotHad], before: Structure, after: Structure, read: int
-) -> dict[str, NotHad]:
+def _missed_entries_of_log(
+    log: str, known: Mapping[str, MissedEntries], before: Structure, after: Structure, read: int
+) -> dict[str, MissedEntries]:
     had, has = reached(before, log), reached(after, log)
     found = dict(known)
     for name in has - had:
-        its = known.get(name, NotHad(0, 0))
-        found[name] = NotHad(its.missed + read - (its.left or 0))
+        its = known.get(name, MissedEntries(0, 0))
+        found[name] = MissedEntries(its.missed + read - (its.left or 0))
     for name in had - has:
-        found[name] = NotHad(known.get(name, _NOTHING).missed, read)
-    return {name: its for name, its in found.items() if its != _NOTHING}
+        found[name] = MissedEntries(known.get(name, _NONE_MISSED).missed, read)
+    return {name: its for name, its in found.items() if its != _NONE_MISSED}
 
 
-def _digest(plan: Structure) -> str:
+def _structure_digest(plan: Structure) -> str:
     edges = {name: [node.kind, *node.after] for name, node in sorted(plan.items())}
     return blake2b(msgspec.json.encode(edges), digest_size=8).hexdigest()

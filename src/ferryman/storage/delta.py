@@ -44,7 +44,7 @@ from ferryman.storage.files import (
     read,
     remove_temporary,
     replace,
-    sealed,
+    seal,
     staged,
     stamp,
     unseal,
@@ -53,12 +53,12 @@ from ferryman.storage.files import (
 _COMMIT = re.compile(r"(\d{20})\.json\Z")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
 _CHECKPOINT_MARK = re.compile(r"checkpoint-(\d{20})\Z")
-ONE_MARK: Final = "checkpoint"
+SHARED_CHECKPOINT_MARK: Final = "checkpoint"
 """The one mark of a checkpoint that older releases had on a disk, and that a log in an object store has."""
 _HINT: Final = "_last_checkpoint"
 """Names the newest checkpoint for other programs, which find it without, too. Older releases wrote it."""
-_OURS: Final = "ferryman"
-_OTHERS: Final = "others"
+_FERRYMAN: Final = "ferryman"
+_OTHER_PROGRAM: Final = "others"
 
 
 class TableLog:
@@ -118,11 +118,11 @@ class TableLog:
     def mark(self, version: int) -> None:
         """Note that a synced commit took effect."""
         make_folder(self.marks)
-        replace(self._mark(version), sealed(_checksum(self.path(version))))
+        replace(self._mark(version), seal(_file_checksum(self.path(version))))
 
     def info(self, version: int) -> dict[str, Any]:
         """What we wrote into a commit beside its actions; {} where there is nothing of ours."""
-        for line in _read(self.path(version)).splitlines():
+        for line in _read_log_file(self.path(version)).splitlines():
             commit_info = msgspec.json.decode(line).get("commitInfo")
             if commit_info is not None:
                 found: dict[str, Any] = commit_info.get("ferryman") or {}
@@ -179,12 +179,12 @@ class TableLog:
         found: dict[str, int] = {}
         if mark is not None:
             path = self.checkpoint_path(base)
-            with _readable(path):
+            with _parquet_errors_as_damage(path):
                 rows = pq.read_table(path, columns=["txn"])["txn"].to_pylist()
             found = {row["appId"]: row["version"] for row in rows if row is not None}
         for version in self.versions():
             if version > base and version != torn:
-                for line in _read(self.path(version)).splitlines():
+                for line in _read_log_file(self.path(version)).splitlines():
                     if (action := msgspec.json.decode(line).get("txn")) is not None:
                         found[action["appId"]] = action["version"]
         return found
@@ -227,7 +227,7 @@ class TableLog:
                     yield problem
             else:
                 try:
-                    if version != last or self._author(version) == _OTHERS:
+                    if version != last or self._author(version) == _OTHER_PROGRAM:
                         yield self._unmarked(version)
                 except StateDamaged as e:  # to a reader: it was trimmed since it was listed
                     yield e
@@ -296,10 +296,10 @@ class TableLog:
         mark = self._checkpoint_mark()
         base = -1 if mark is None else int(mark["version"])
         entries = [self.path(each) for each in self.versions() if base <= each <= version]
-        return folded([*entries, *([] if mark is None else [self.checkpoint_path(base)])], version)
+        return checkpoint_content([*entries, *([] if mark is None else [self.checkpoint_path(base)])], version)
 
     def _sealed_checkpoint(self, version: int) -> bytes:
-        return sealed({"version": version, "checkpoint": _checksum(self.checkpoint_path(version))})
+        return seal({"version": version, "checkpoint": _file_checksum(self.checkpoint_path(version))})
 
     def _mark_of_checkpoint(self, version: int) -> Path:
         """Each checkpoint has its own: one that all share could be replaced by a driver that slept."""
@@ -307,7 +307,7 @@ class TableLog:
 
     def _marks_of_checkpoints(self) -> list[Path]:
         names = os.listdir(self.marks) if self.marks.is_dir() else []
-        return [self.marks / name for name in names if name == ONE_MARK or _CHECKPOINT_MARK.match(name)]
+        return [self.marks / name for name in names if name == SHARED_CHECKPOINT_MARK or _CHECKPOINT_MARK.match(name)]
 
     def _version_of_mark(self, path: Path) -> int:
         found = _CHECKPOINT_MARK.match(path.name)
@@ -324,29 +324,29 @@ class TableLog:
     def _author(self, version: int) -> str | None:
         """Who wrote a log file: us, or others; None: it is torn (it holds not as many actions as its commit says)."""
         try:
-            actions = [msgspec.json.decode(line) for line in _read(self.path(version)).splitlines()]
+            actions = [msgspec.json.decode(line) for line in _read_log_file(self.path(version)).splitlines()]
             said = next(a["commitInfo"] for a in actions if "commitInfo" in a).get("ferryman")
             if said is None:  # the making of an empty table
                 making = (
                     version == 0 and any("metaData" in a for a in actions) and any("protocol" in a for a in actions)
                 )
-                return _OURS if making else _OTHERS
+                return _FERRYMAN if making else _OTHER_PROGRAM
             whole = all(said[f"{kind}s"] == sum(kind in a for a in actions) for kind in ("add", "remove", "txn"))
         except (msgspec.DecodeError, StopIteration, AttributeError, KeyError, TypeError):
             return None
-        return _OURS if whole else None
+        return _FERRYMAN if whole else None
 
     def _compared(self, version: int) -> StateDamaged | None:
         """A marked entry against its mark."""
         try:
-            if unseal(self._mark(version)) != _checksum(self.path(version)):
+            if unseal(self._mark(version)) != _file_checksum(self.path(version)):
                 return StateDamaged(str(self.path(version)), "its checksum does not match its content")
         except StateDamaged as e:
             return e
         return None
 
     def _unmarked(self, version: int) -> StateDamaged:
-        if self._author(version) == _OTHERS:
+        if self._author(version) == _OTHER_PROGRAM:
             return StateDamaged(str(self.path(version)), "it was not written by Ferryman")
         return StateDamaged(str(self._mark(version)), "the mark is missing")
 
@@ -367,7 +367,7 @@ class TableLog:
         checkpoint = self.checkpoint_path(int(mark["version"]))
         if not checkpoint.exists():
             yield StateDamaged(str(checkpoint), "the checkpoint is missing")
-        elif _checksum(checkpoint) != mark["checkpoint"]:
+        elif _file_checksum(checkpoint) != mark["checkpoint"]:
             yield StateDamaged(str(checkpoint), "its checksum does not match its content")
 
 
@@ -377,7 +377,7 @@ def version_of(name: str) -> int:
 
 
 @contextlib.contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def _parquet_errors_as_damage(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException) as e:
@@ -386,11 +386,11 @@ def _readable(path: Path) -> Iterator[None]:
         raise StateDamaged(str(path), f"it cannot be read ({e})") from e
 
 
-def _checksum(path: Path) -> str:
-    return checksum(_read(path))
+def _file_checksum(path: Path) -> str:
+    return checksum(_read_log_file(path))
 
 
-def _read(path: Path) -> bytes:
+def _read_log_file(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -403,7 +403,7 @@ def _read(path: Path) -> bytes:
 # when it is whole.
 
 
-def folded(parts: Iterable[StatePath], version: int) -> bytes:
+def checkpoint_content(parts: Iterable[StatePath], version: int) -> bytes:
     """The content of a checkpoint.
 
     Args:
@@ -424,20 +424,20 @@ def folded(parts: Iterable[StatePath], version: int) -> bytes:
         try:
             DeltaTable(folder, version=version).create_checkpoint()
         except (DeltaError, OSError) as e:
-            raise EngineError(f"the checkpoint failed: {one_line(e)}") from e
+            raise EngineError(f"the checkpoint failed: {message_on_one_line(e)}") from e
         return (log / f"{version:020d}.checkpoint.parquet").read_bytes()
 
 
-def one_line(error: Exception) -> str:
+def message_on_one_line(error: Exception) -> str:
     """What delta-rs says, without its colours and line breaks."""
     return " ".join(re.sub(r"\x1b\[\d+m", "", str(error)).split())
 
 
 # Open Delta tables, kept and brought to the newest version: that reads only what is new of their logs.
 
-KEPT: Final = 6
+MAX_OPEN_TABLES: Final = 6
 """Handles of a thread: the tables of two states."""
-_TRIES: Final = 20
+_MAX_OPEN_ATTEMPTS: Final = 20
 """So often a log is read again because a driver trimmed it meanwhile."""
 
 
@@ -518,7 +518,7 @@ class OpenTable:
         self.version = version
 
 
-def newest(folder: Path, handle: OpenTable | None = None) -> OpenTable:
+def open_newest(folder: Path, handle: OpenTable | None = None) -> OpenTable:
     """The table in its newest version.
 
     Args:
@@ -531,7 +531,7 @@ def newest(folder: Path, handle: OpenTable | None = None) -> OpenTable:
         handle.move_on()
         return handle
     log = TableLog(folder)
-    for _ in range(_TRIES):
+    for _ in range(_MAX_OPEN_ATTEMPTS):
         before = log.base()
         try:
             return OpenTable(folder)
@@ -541,21 +541,21 @@ def newest(folder: Path, handle: OpenTable | None = None) -> OpenTable:
     return OpenTable(folder)
 
 
-class _OfThread(threading.local):
+class _ThreadTables(threading.local):
     """Of this thread: a handle that is moved on by one thread would be read at two versions by another."""
 
     def __init__(self) -> None:
         self.handles: OrderedDict[Path, OpenTable] = OrderedDict()
 
 
-_of_thread = _OfThread()
+_thread_tables = _ThreadTables()
 
 
-def newest_to_read(folder: Path) -> OpenTable:
+def open_newest_cached(folder: Path) -> OpenTable:
     """The same, for those who read only: whoever commits must have a handle that nobody else moves on."""
-    kept = _of_thread.handles
-    kept[folder] = newest(folder, kept.pop(folder, None))
-    while len(kept) > KEPT:
+    kept = _thread_tables.handles
+    kept[folder] = open_newest(folder, kept.pop(folder, None))
+    while len(kept) > MAX_OPEN_TABLES:
         kept.popitem(last=False)
     return kept[folder]
 
@@ -602,7 +602,7 @@ class _Remove(msgspec.Struct):
     path: str
 
 
-class _AppNumber(msgspec.Struct):
+class _Transaction(msgspec.Struct):
     appId: str
     version: int
 
@@ -612,7 +612,7 @@ class _Action(msgspec.Struct):
 
     add: _Add | None = None
     remove: _Remove | None = None
-    txn: _AppNumber | None = None
+    txn: _Transaction | None = None
 
 
 _decode = msgspec.json.Decoder(_Action).decode

@@ -75,13 +75,13 @@ def probe(folder: Path) -> None:
         UsageError: it has not; names what is missing.
     """
     one, two = temporary_name(folder / "probe"), temporary_name(folder / "probe")
-    with discarding(one), discarding(two):
+    with discard_if_left(one), discard_if_left(two):
         one.touch()
-        with needed(folder, "hard links"):
+        with requires(folder, "hard links"):
             os.link(one, two)
-        with needed(folder, "a sync of folders"):
+        with requires(folder, "a sync of folders"):
             sync_folder(folder)
-        with needed(folder, "locks (flock)"), one.open("rb") as first, one.open("rb") as second:
+        with requires(folder, "locks (flock)"), one.open("rb") as first, one.open("rb") as second:
             fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
             try:
                 fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -91,7 +91,7 @@ def probe(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def needed(folder: Path, what: str) -> Iterator[None]:
+def requires(folder: Path, what: str) -> Iterator[None]:
     """A file system that cannot do what is done inside is named.
 
     Raises:
@@ -114,7 +114,7 @@ def temporary_name(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def discarding(temporary: Path) -> Iterator[None]:
+def discard_if_left(temporary: Path) -> Iterator[None]:
     """The file is gone afterwards, unless it was given another name."""
     try:
         yield
@@ -129,28 +129,28 @@ def discarding(temporary: Path) -> Iterator[None]:
 
 PREFIX: Final = "ferryman-log-"
 
-_of_process: dict[int, Path] = {}
+_process_folders: dict[int, Path] = {}
 """Process -> its folder; one that was forked makes its own."""
 
 
 def scratch_folder() -> tempfile.TemporaryDirectory[str]:
     """An empty folder, removed when it is closed or forgotten, and at the latest some time after this process has
     ended."""
-    return tempfile.TemporaryDirectory(dir=_folder(), ignore_cleanup_errors=True)
+    return tempfile.TemporaryDirectory(dir=_process_folder(), ignore_cleanup_errors=True)
 
 
-def _folder() -> Path:
+def _process_folder() -> Path:
     pid = os.getpid()
-    if pid not in _of_process:
-        _remove_left()
-        while (held := _held(Path(tempfile.mkdtemp(prefix=PREFIX)))) is None:
+    if pid not in _process_folders:
+        _remove_abandoned_folders()
+        while (held := _lock_folder(Path(tempfile.mkdtemp(prefix=PREFIX)))) is None:
             pass  # another process took it for one that was left: it had no lock yet
-        _of_process[pid] = held
-        atexit.register(_end, pid)
-    return _of_process[pid]
+        _process_folders[pid] = held
+        atexit.register(_remove_own_folder, pid)
+    return _process_folders[pid]
 
 
-def _held(folder: Path) -> Path | None:
+def _lock_folder(folder: Path) -> Path | None:
     """The folder, from now on held by this process; None: it is not there any more."""
     try:
         lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
@@ -164,7 +164,7 @@ def _held(folder: Path) -> Path | None:
     return folder if folder.exists() else None
 
 
-def _remove_left() -> None:
+def _remove_abandoned_folders() -> None:
     """Folders of processes of this user that have ended."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
@@ -177,6 +177,6 @@ def _remove_left() -> None:
                 os.close(lock)
 
 
-def _end(pid: int) -> None:
+def _remove_own_folder(pid: int) -> None:
     if os.getpid() == pid:
-        shutil.rmtree(_of_process[pid], ignore_errors=True)
+        shutil.rmtree(_process_folders[pid], ignore_errors=True)

@@ -26,14 +26,14 @@ from ferryman.errors import EngineError, FerrymanError, Misconfigured, StateDama
 from ferryman.storage import disk, objects
 from ferryman.storage import objects as cache
 from ferryman.storage import objects as listing
-from ferryman.storage.disk import TEMPORARY, discarding, needed, temporary_name, write_synced
+from ferryman.storage.disk import TEMPORARY, discard_if_left, requires, temporary_name, write_synced
 from ferryman.storage.objects import ObjectPath
 
 StatePath = Path | ObjectPath
 """A name in a state, wherever the state is."""
 
 
-_FEW: Final = 8
+_MAX_HEAD_REQUESTS: Final = 8
 """Objects that are asked for one by one, and not by a list of all."""
 
 
@@ -71,7 +71,7 @@ def replace(path: StatePath, data: bytes) -> None:
         path.store.put(path.key, data)
         return
     temporary = temporary_name(path)
-    with discarding(temporary):
+    with discard_if_left(temporary):
         write_synced(temporary, data)
         os.replace(temporary, path)
     fsync_folder(path.parent)
@@ -94,12 +94,12 @@ def staged(path: StatePath, data: bytes) -> Iterator[Callable[[], bool]]:
         yield lambda: path.store.create(path.key, data) is not None
         return
     temporary = temporary_name(path)
-    with discarding(temporary):
+    with discard_if_left(temporary):
         write_synced(temporary, data)
-        yield lambda: _linked(temporary, path)
+        yield lambda: _link(temporary, path)
 
 
-def _linked(temporary: Path, path: Path) -> bool:
+def _link(temporary: Path, path: Path) -> bool:
     try:
         os.link(temporary, path)
     except FileExistsError:
@@ -120,21 +120,21 @@ def make_folder(folder: StatePath, mode: int = 0o777) -> None:
     while not folder.exists():
         missing.append(folder)
         folder = folder.parent
-    if folder not in _named:
+    if folder not in _durable_folders:
         with contextlib.suppress(OSError):  # somebody else's, which we may not even read
             fsync_folder(folder.parent)
-        if len(_named) >= _NAMED_MOST:
-            _named.clear()
-        _named.add(folder)
+        if len(_durable_folders) >= _MAX_DURABLE_FOLDERS:
+            _durable_folders.clear()
+        _durable_folders.add(folder)
     for each in reversed(missing):
         each.mkdir(mode, exist_ok=True)
-        with needed(each.parent, "a sync of folders"):
+        with requires(each.parent, "a sync of folders"):
             fsync_folder(each.parent)
-        _named.add(each)
+        _durable_folders.add(each)
 
 
-_NAMED_MOST: Final = 10_000
-_named: Final[set[Path]] = set()
+_MAX_DURABLE_FOLDERS: Final = 10_000
+_durable_folders: Final[set[Path]] = set()
 """Folders that were there, and whose names this process has made durable."""
 
 
@@ -208,7 +208,7 @@ def is_folder(path: StatePath) -> bool:
     return path.is_dir() if isinstance(path, Path) else any(path.store.children(path.key))
 
 
-def names(folder: StatePath) -> list[str]:
+def list_names(folder: StatePath) -> list[str]:
     """Names of the files and folders in a folder, in no order; none if it is not there."""
     if isinstance(folder, ObjectPath):
         folders, found = folder.store.children(folder.key)
@@ -219,7 +219,7 @@ def names(folder: StatePath) -> list[str]:
         return []
 
 
-def below(folder: StatePath) -> Iterator[str]:
+def walk_names(folder: StatePath) -> Iterator[str]:
     """Names of all files and folders in a folder and below it, with "/" between their parts; of its own, if it is a
     file."""
     if isinstance(folder, ObjectPath):
@@ -231,7 +231,7 @@ def below(folder: StatePath) -> Iterator[str]:
         yield folder.name
 
 
-def sizes(folder: StatePath) -> dict[str, int]:
+def file_sizes(folder: StatePath) -> dict[str, int]:
     """Name -> bytes of the files in a folder."""
     if isinstance(folder, ObjectPath):
         return {each.key.rpartition("/")[2]: each.size for each in folder.store.children(folder.key)[1]}
@@ -242,18 +242,18 @@ def sizes(folder: StatePath) -> dict[str, int]:
         return {}
 
 
-def listed(folder: StatePath) -> contextlib.AbstractContextManager[None]:
+def cached_listing(folder: StatePath) -> contextlib.AbstractContextManager[None]:
     """In this block one list answers what is asked about an object store, see ``storage.listing``."""
-    return listing.listed(folder) if isinstance(folder, ObjectPath) else contextlib.nullcontext()
+    return listing.cached_listing(folder) if isinstance(folder, ObjectPath) else contextlib.nullcontext()
 
 
-def sizes_of(folder: StatePath, wanted: Sequence[str]) -> list[int | None]:
+def look_up_sizes(folder: StatePath, wanted: Sequence[str]) -> list[int | None]:
     """Bytes of these files in a folder; None: it is not there."""
     if isinstance(folder, ObjectPath):
-        if len(wanted) <= _FEW:
+        if len(wanted) <= _MAX_HEAD_REQUESTS:
             heads = [folder.store.head((folder / name).key) for name in wanted]
             return [None if head is None else head.size for head in heads]
-        found = sizes(folder)
+        found = file_sizes(folder)
         return [found.get(name) for name in wanted]
     return [_size(folder / name) for name in wanted]
 
@@ -272,7 +272,7 @@ def touch(path: StatePath) -> None:
             os.utime(path)
 
 
-def time_of(path: StatePath) -> float:
+def filesystem_time(path: StatePath) -> float:
     """The time of its file system, or store, seconds since 1970: it is written to for that."""
     if isinstance(path, ObjectPath):
         path.store.put(path.key, b"")
@@ -286,7 +286,7 @@ def remove(path: StatePath) -> None:
     """Remove a file, if it is there."""
     if isinstance(path, ObjectPath):
         path.store.delete([path.key])
-        cache.drop(path)
+        cache.remove_cached(path)
     else:
         path.unlink(missing_ok=True)
 
@@ -301,19 +301,19 @@ def remove_all(paths: Iterable[StatePath]) -> None:
         if isinstance(path, Path):
             path.unlink(missing_ok=True)
         else:
-            cache.drop(path)
+            cache.remove_cached(path)
 
 
 def remove_folder(folder: StatePath) -> None:
     """Remove a folder with all that is in it, as far as that is possible."""
     if isinstance(folder, ObjectPath):
         folder.store.delete([found.key for _, found in objects.walk(folder)])
-        cache.drop_folder(folder)
+        cache.remove_cached_folder(folder)
     else:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def remove_emptied(folder: StatePath) -> None:
+def remove_flat_folder(folder: StatePath) -> None:
     """Remove a folder of files, with what is in it.
 
     Raises:
@@ -327,7 +327,7 @@ def remove_emptied(folder: StatePath) -> None:
     folder.rmdir()
 
 
-def local(path: StatePath) -> Path:
+def local_copy(path: StatePath) -> Path:
     """A file that never changes, as a file of this machine: itself, or a copy of the object.
 
     Raises:
@@ -336,45 +336,45 @@ def local(path: StatePath) -> Path:
     return cache.fetch(path) if isinstance(path, ObjectPath) else path
 
 
-def local_all(paths: Iterable[StatePath]) -> list[Path]:
+def local_copies(paths: Iterable[StatePath]) -> list[Path]:
     """The same for many, several at a time."""
     wanted = list(paths)
     if not any(isinstance(path, ObjectPath) for path in wanted):
-        return [local(path) for path in wanted]
+        return [local_copy(path) for path in wanted]
     return cache.fetch_all([path for path in wanted if isinstance(path, ObjectPath)])
 
 
-def here(name: str | Path) -> str:
+def local_path(name: str | Path) -> str:
     """A file's path, or an object's URL, as a task has it: as the path of a file of this machine. See ``local``."""
-    return str(local(path_of(str(name))))
+    return str(local_copy(path_of(str(name))))
 
 
-def to_write(path: StatePath) -> Path:
+def path_to_write(path: StatePath) -> Path:
     """A file of this machine to write, for what is read once and soon; others see it after ``share``."""
-    return workplace(path.parent) / path.name
+    return local_folder(path.parent) / path.name
 
 
-def share(path: StatePath) -> None:
+def upload(path: StatePath) -> None:
     """What was written is there for others: on a disk it is already. Nothing is synced."""
     if isinstance(path, ObjectPath):
-        path.store.put(path.key, cache.copy_of(path))
+        path.store.put(path.key, cache.cached_path(path))
 
 
-def give(made: Path, path: StatePath) -> None:
+def move_to_state(made: Path, path: StatePath) -> None:
     """A file of this machine, synced, gets its name; see ``workplace``."""
     if isinstance(path, ObjectPath):
         path.store.put(path.key, made)
-        made.replace(cache.copy_of(path))
+        made.replace(cache.cached_path(path))
     else:
         made.rename(path)
 
 
-def workplace(folder: StatePath) -> Path:
+def local_folder(folder: StatePath) -> Path:
     """A folder of this machine from which ``give`` can name files in a folder of the state: the folder itself on a
     disk."""
     if isinstance(folder, Path):
         return folder
-    found = cache.copy_of(folder)
+    found = cache.cached_path(folder)
     found.mkdir(parents=True, exist_ok=True)
     return found
 
@@ -382,7 +382,7 @@ def workplace(folder: StatePath) -> Path:
 def remove_temporary(folder: StatePath, before: float) -> None:
     """Remove the half-written files that a crash left in a folder: those that nobody has changed since ``before`` (a
     time of the file system, seconds since 1970). A younger one may be somebody's who is at work."""
-    for name in names(folder):
+    for name in list_names(folder):
         if name.startswith(TEMPORARY) and changed_before(folder / name, before):
             remove(folder / name)
 
@@ -410,7 +410,7 @@ def changed_before(path: StatePath, when: float) -> bool:
         return False
 
 
-def disk_full(error: BaseException) -> bool:
+def is_disk_full(error: BaseException) -> bool:
     """Is this what a full disk (or a used-up quota) makes of a write, also of one by Spark or delta-rs?"""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -423,7 +423,7 @@ _C = TypeVar("_C")
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-_PASSING: Final = (
+_TRANSIENT_ERRNOS: Final = (
     errno.EIO,
     errno.EMFILE,
     errno.ENFILE,
@@ -432,7 +432,7 @@ _PASSING: Final = (
 )
 """A disk in trouble, too many open files; or the folder was removed, which ``check`` makes again."""
 
-_REFUSED: Final = (
+_PATH_ERRNOS: Final = (
     errno.EROFS,
     errno.EACCES,
     errno.EPERM,
@@ -444,33 +444,33 @@ _REFUSED: Final = (
 """The path is none that one may read or write here, until somebody changes that."""
 
 
-_OF_THE_DISK: Final = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
+_DISK_ERRNOS: Final = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 
 
 @contextmanager
-def explained(folder: Path | ObjectPath) -> Iterator[None]:
+def classified_errors(folder: Path | ObjectPath) -> Iterator[None]:
     """Errors of the file system inside come out as ``TransientError`` or ``PermanentError``, about the whole folder."""
     try:
         yield
     except OSError as e:
         why = f"{folder}: {e.strerror or e}"
-        if disk_full(e) or e.errno in _PASSING:
+        if is_disk_full(e) or e.errno in _TRANSIENT_ERRNOS:
             raise Unavailable(f"{why}. It is tried again.") from e
         raise Misconfigured(f"{why}. Make it a folder that can be written, then run again.") from e
 
 
 @contextmanager
-def told(where: object) -> Iterator[None]:
+def explained_errors(where: object) -> Iterator[None]:
     """Errors of the file system inside come out in words, see ``in_words``: for whoever calls Ferryman."""
     try:
         yield
     except Exception as e:
-        if (said := in_words(where, e)) is e:
+        if (said := explain_error(where, e)) is e:
             raise
         raise said from e
 
 
-def in_words(where: object, error: Exception) -> Exception:
+def explain_error(where: object, error: Exception) -> Exception:
     """What to do about an error of the file system or the disk; any other one itself.
 
     Args:
@@ -479,28 +479,28 @@ def in_words(where: object, error: Exception) -> Exception:
     if isinstance(error, FerrymanError):
         return error
     path = os.fsdecode(name) if isinstance(name := getattr(error, "filename", None), str | bytes) else where
-    if disk_full(error):
+    if is_disk_full(error):
         return EngineError(f"{path}: the disk is full. Nothing is lost: make room and do it again.")
-    if not (isinstance(error, OSError) or _of_a_file(error)):
+    if not (isinstance(error, OSError) or _is_duckdb_file_error(error)):
         return error
     why = f"{path}: {plain_text(getattr(error, 'strerror', None) or error)}"
-    if getattr(error, "errno", None) in _REFUSED:
+    if getattr(error, "errno", None) in _PATH_ERRNOS:
         return EngineError(f"{why}. Nothing is lost: make it one that can be read and written, then do it again.")
     return EngineError(f"{why}. Nothing is lost: fix it and do it again.")
 
 
-def of_the_disk(error: BaseException) -> bool:
+def is_disk_error(error: BaseException) -> bool:
     """Did the disk refuse or fail, which no other process can be behind?"""
-    return isinstance(error, OSError) and error.errno in _OF_THE_DISK
+    return isinstance(error, OSError) and error.errno in _DISK_ERRNOS
 
 
-def _of_a_file(error: Exception) -> bool:
+def _is_duckdb_file_error(error: Exception) -> bool:
     """Is it DuckDB's error of a file that it reads or spills into?"""
     duckdb = sys.modules.get("duckdb")  # who has not loaded it has no error of it
     return duckdb is not None and isinstance(error, duckdb.IOException)
 
 
-def told_calls(where: Callable[[Any], object]) -> Callable[[type[_C]], type[_C]]:
+def explain_errors_of_class(where: Callable[[Any], object]) -> Callable[[type[_C]], type[_C]]:
     """Make all public methods and properties of a class, and its ``__init__``, tell errors of files in words.
 
     Args:
@@ -515,7 +515,7 @@ def told_calls(where: Callable[[Any], object]) -> Callable[[type[_C]], type[_C]]
             except FerrymanError:
                 raise
             except Exception as e:
-                if (said := in_words(where(self), e)) is e:
+                if (said := explain_error(where(self), e)) is e:
                     raise
                 raise said from e
 
@@ -534,13 +534,13 @@ def told_calls(where: Callable[[Any], object]) -> Callable[[type[_C]], type[_C]]
     return decorated
 
 
-def told_of_state(call: Callable[_P, _R]) -> Callable[_P, _R]:
+def explain_errors_of_state(call: Callable[_P, _R]) -> Callable[_P, _R]:
     """Make an operation on a state, the ``state=`` of its call, tell errors of files in words."""
 
     @functools.wraps(call)
     def outer(*args: _P.args, **options: _P.kwargs) -> _R:
         state: Any = options.get("state")
-        with told(path_of(".ferryman" if state is None else state)):
+        with explained_errors(path_of(".ferryman" if state is None else state)):
             return call(*args, **options)
 
     return outer
@@ -554,7 +554,7 @@ def checksum(data: bytes) -> str:
     return blake2b(data, digest_size=16).hexdigest()
 
 
-def sealed(record: object) -> bytes:
+def seal(record: object) -> bytes:
     """A record as JSON behind its CRC-32, so that ``unseal`` knows it whole."""
     body = msgspec.json.encode(record)
     return b"%08x " % zlib.crc32(body) + body
@@ -567,12 +567,12 @@ def unseal(path: StatePath) -> object:
         StateDamaged: the file is missing, or not what was written.
     """
     try:
-        return unsealed(path, read(path))
+        return unseal_bytes(path, read(path))
     except FileNotFoundError:
         raise StateDamaged(str(path), "the file is missing") from None
 
 
-def unsealed(path: StatePath, data: bytes) -> object:
+def unseal_bytes(path: StatePath, data: bytes) -> object:
     """The record in the content of a sealed file.
 
     Raises:

@@ -20,12 +20,12 @@ from ferryman.errors import EngineError, StateHeld
 from ferryman.storage import files
 from ferryman.storage.files import StatePath
 from ferryman.storage.objects import ObjectPath
-from ferryman.storage.processes import EXPIRES_S, RENEWED_S, Process
+from ferryman.storage.processes import EXPIRES_S, HEARTBEAT_S, Process
 
-_CLEARING_S: Final = 5.0
+_READER_WAIT_S: Final = 5.0
 """A reader waits so long for a driver that removes files: unlinking is quick, unless that driver is stopped."""
 
-_TURN_S: Final = 30.0
+_LOCK_WAIT_S: Final = 30.0
 """Nobody waits longer for a turn, unless he says so: whoever has it may have been stopped."""
 
 
@@ -45,9 +45,9 @@ class Lock:
         """
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            if not _locked(fd, fcntl.LOCK_EX):
-                raise StateHeld(str(path.parent), *_holder(fd))
-            _sign(fd)
+            if not _try_lock(fd, fcntl.LOCK_EX):
+                raise StateHeld(str(path.parent), *_read_holder(fd))
+            _write_holder(fd)
         except BaseException:  # a full disk, for example: nobody would give it up
             os.close(fd)
             raise
@@ -74,7 +74,7 @@ def take_lock(path: StatePath, *, take_over: bool = False) -> Lock | ObjectLease
 
 
 @contextlib.contextmanager
-def turn(path: StatePath, wait_s: float = _TURN_S, *, signed: bool = False) -> Iterator[bool]:
+def hold_lock(path: StatePath, wait_s: float = _LOCK_WAIT_S, *, signed: bool = False) -> Iterator[bool]:
     """Hold a lock file, which dies with its process; False: somebody else had it for all this time.
 
     An object store has no such lock, and nobody is kept out: there, what rests on it needs another proof.
@@ -88,19 +88,19 @@ def turn(path: StatePath, wait_s: float = _TURN_S, *, signed: bool = False) -> I
         return
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        ours = lock_within(fd, fcntl.LOCK_EX, wait_s)
+        ours = lock_with_timeout(fd, fcntl.LOCK_EX, wait_s)
         if ours and signed:
             with contextlib.suppress(OSError):  # on a full disk one must be able to make room
-                _sign(fd)
+                _write_holder(fd)
         yield ours
     finally:
         os.close(fd)
 
 
-def holder(path: Path) -> str:
+def describe_holder(path: Path) -> str:
     """Names the process that holds a signed lock file: "process 17 on host a since …"."""
     with path.open("rb") as file:
-        host, pid, since = _holder(file.fileno())
+        host, pid, since = _read_holder(file.fileno())
     return f"process {pid} on {host} since {since}" if pid else "another process"
 
 
@@ -130,7 +130,7 @@ class Readers:
             fd = os.open(self._path, os.O_RDONLY)
         try:
             if fd is not None:
-                lock_within(fd, fcntl.LOCK_SH, _CLEARING_S)
+                lock_with_timeout(fd, fcntl.LOCK_SH, _READER_WAIT_S)
             yield
         finally:
             if fd is not None:
@@ -144,26 +144,26 @@ class Readers:
             return
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            yield _locked(fd, fcntl.LOCK_EX)
+            yield _try_lock(fd, fcntl.LOCK_EX)
         finally:
             os.close(fd)
 
     def now(self) -> float:
         """The file system's own time, or the store's, seconds since 1970."""
-        return files.time_of(self._path)
+        return files.filesystem_time(self._path)
 
 
-def lock_within(fd: int, kind: int, wait_s: float) -> bool:
+def lock_with_timeout(fd: int, kind: int, wait_s: float) -> bool:
     """Take ``flock`` of this kind; False: somebody else had it for all this time."""
     until = time.monotonic() + wait_s
-    while not _locked(fd, kind):
+    while not _try_lock(fd, kind):
         if time.monotonic() >= until:
             return False
         time.sleep(0.001)
     return True
 
 
-def _locked(fd: int, kind: int) -> bool:
+def _try_lock(fd: int, kind: int) -> bool:
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -171,14 +171,14 @@ def _locked(fd: int, kind: int) -> bool:
     return True
 
 
-def _sign(fd: int) -> None:
+def _write_holder(fd: int) -> None:
     """Write down that this process holds it."""
     since = dt.datetime.now().astimezone().isoformat(timespec="seconds")
     os.ftruncate(fd, 0)
     os.pwrite(fd, msgspec.json.encode({"host": socket.gethostname(), "pid": os.getpid(), "since": since}), 0)
 
 
-def _holder(fd: int) -> tuple[str, int, str]:
+def _read_holder(fd: int) -> tuple[str, int, str]:
     try:
         held = msgspec.json.decode(os.pread(fd, 4096, 0))
         return str(held["host"]), int(held["pid"]), str(held["since"])
@@ -193,10 +193,10 @@ def _holder(fd: int) -> tuple[str, int, str]:
 # observer's own clock: clocks of two machines are never compared. It is a courtesy to whoever starts a second driver:
 # what keeps an overtaken one from committing is the epoch.
 
-_LOOK_S: Final = 2.0
+_POLL_S: Final = 2.0
 
 
-class Holder(msgspec.Struct, frozen=True):
+class LeaseHolder(msgspec.Struct, frozen=True):
     """What the object says.
 
     Attributes:
@@ -223,7 +223,7 @@ class Holder(msgspec.Struct, frozen=True):
 class ObjectLease:
     """Held from ``take`` until ``release``, as long as it is renewed."""
 
-    def __init__(self, path: ObjectPath, holder: Holder, tag: str) -> None:
+    def __init__(self, path: ObjectPath, holder: LeaseHolder, tag: str) -> None:
         self._path = path
         self._holder = holder
         self._tag: str | None = tag
@@ -242,7 +242,7 @@ class ObjectLease:
             StateHeld: another process has it; says which.
         """
         me = Process.this()
-        mine = Holder(uuid.uuid4().hex, socket.gethostname(), me.machine, me.pid, me.start, _now())
+        mine = LeaseHolder(uuid.uuid4().hex, socket.gethostname(), me.machine, me.pid, me.start, _now())
         data = msgspec.json.encode(mine)
         seen: tuple[str, float] | None = None
         while True:
@@ -251,19 +251,19 @@ class ObjectLease:
                 if (tag := path.store.create(path.key, data)) is not None:
                     return cls(path, mine, tag)
                 continue
-            holder, tag = _decoded(found[0]), found[1]
+            holder, tag = _decode_holder(found[0]), found[1]
             if seen is None or seen[0] != tag:
                 if seen is not None and holder is not None and not holder.gone and holder.token:
-                    raise _held(path, holder)  # it was renewed, or taken, under our eyes
+                    raise _held_error(path, holder)  # it was renewed, or taken, under our eyes
                 seen = tag, time.monotonic()
             expired = time.monotonic() - seen[1] >= EXPIRES_S
             if holder is None or not holder.token or holder.gone or expired or take_over:
                 if (tag_now := path.store.put(path.key, data, tag)) is not None:
                     return cls(path, mine, tag_now)
             elif holder.machine == mine.machine:
-                raise _held(path, holder)
+                raise _held_error(path, holder)
             else:
-                time.sleep(_LOOK_S)
+                time.sleep(_POLL_S)
 
     def release(self) -> None:
         """Give it up."""
@@ -273,14 +273,14 @@ class ObjectLease:
             self._write(msgspec.structs.replace(self._holder, token=""))
 
     def _renew(self) -> None:
-        while not self._ended.wait(RENEWED_S) and self._tag is not None:
+        while not self._ended.wait(HEARTBEAT_S) and self._tag is not None:
             self._renew_now()
 
     def _renew_now(self) -> None:
         self._holder = msgspec.structs.replace(self._holder, counter=self._holder.counter + 1)
         self._write(self._holder)
 
-    def _write(self, holder: Holder) -> None:
+    def _write(self, holder: LeaseHolder) -> None:
         """Nothing if somebody else has it now: the epoch tells the driver."""
         if self._tag is None:
             return
@@ -290,13 +290,13 @@ class ObjectLease:
             return  # the store is away: the next renewal tries again
 
 
-def _held(path: ObjectPath, holder: Holder) -> StateHeld:
+def _held_error(path: ObjectPath, holder: LeaseHolder) -> StateHeld:
     return StateHeld(str(path.parent), holder.host, holder.pid, holder.since)
 
 
-def _decoded(data: bytes) -> Holder | None:
+def _decode_holder(data: bytes) -> LeaseHolder | None:
     try:
-        return msgspec.json.decode(data, type=Holder)
+        return msgspec.json.decode(data, type=LeaseHolder)
     except msgspec.DecodeError:
         return None
 

@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Final
 
 from ferryman.errors import StateDamaged, StateLost
-from ferryman.storage.delta import ONE_MARK as _CHECKPOINT
+from ferryman.storage.delta import SHARED_CHECKPOINT_MARK as _CHECKPOINT
 from ferryman.storage.delta import TableLog
 from ferryman.storage.disk import scratch_folder
-from ferryman.storage.files import StatePath, checksum, replace, sealed
+from ferryman.storage.files import StatePath, checksum, replace, seal
 from ferryman.storage.objects import ObjectPath, StoredObject
 
 _MARKS: Final = "_marks"
-_AT_ONCE: Final = 8
+_PARALLEL_FETCHES: Final = 8
 """Entries that are fetched at a time."""
 
 
@@ -62,7 +62,7 @@ class MirroredLog(TableLog):
                 (self.folder / name).unlink(missing_ok=True)
                 del self._tags[name]
             changed = [name for name, each in entries.items() if self._tags.get(name) != each.tag]
-            with ThreadPoolExecutor(_AT_ONCE) as pool:
+            with ThreadPoolExecutor(_PARALLEL_FETCHES) as pool:
                 for name, data in zip(changed, pool.map(self._get, changed), strict=True):
                     if data is None:  # trimmed since it was listed
                         continue
@@ -96,8 +96,8 @@ class MirroredLog(TableLog):
 
     def mark(self, version: int) -> None:
         super().mark(version)
-        name = _mark_of(version, self._tags[self.path(version).name])
-        self._put(f"{_MARKS}/{name}", sealed(checksum(self.path(version).read_bytes())))
+        name = _mark_name(version, self._tags[self.path(version).name])
+        self._put(f"{_MARKS}/{name}", seal(checksum(self.path(version).read_bytes())))
         self._marks[version] = name
 
     def mend(self) -> str | None:
@@ -170,8 +170,8 @@ class MirroredLog(TableLog):
                 path.unlink()
         for version, name in self._marks.items():
             path = self.path(version)
-            fits = path.name in self._tags and name == _mark_of(version, self._tags[path.name])
-            content = sealed(checksum(path.read_bytes()) if fits else "another entry's")
+            fits = path.name in self._tags and name == _mark_name(version, self._tags[path.name])
+            content = seal(checksum(path.read_bytes()) if fits else "another entry's")
             if (mark := self.marks / f"{version:020d}").exists() and mark.read_bytes() == content:
                 continue
             mark.write_bytes(content)
@@ -203,14 +203,14 @@ class MirroredLog(TableLog):
             self._home.store.delete([f"{self._home.key}/{name}" for name in names])
 
 
-def _mark_of(version: int, tag: str) -> str:
+def _mark_name(version: int, tag: str) -> str:
     return f"{version:020d}.{checksum(tag.encode())}"
 
 
 _mirrors: dict[ObjectPath, tuple[int, MirroredLog]] = {}
 
 
-def log_of(folder: StatePath) -> TableLog:
+def open_log(folder: StatePath) -> TableLog:
     """The log of the table in a folder. A process has one copy of each, whoever asks."""
     if isinstance(folder, Path):
         return TableLog(folder)
@@ -221,13 +221,13 @@ def log_of(folder: StatePath) -> TableLog:
     return found
 
 
-def log_folder(folder: StatePath) -> Path | None:
+def local_log_folder(folder: StatePath) -> Path | None:
     """Of a table, the folder of this machine where its log can be read as it is now; None: there is no such table."""
-    log = log_of(folder)
+    log = open_log(folder)
     log.refresh()
     return log.root if log.folder.is_dir() and (isinstance(folder, Path) or log.versions()) else None
 
 
-def forget_all() -> None:
+def forget_mirrors() -> None:
     """Begin with new copies, as another process does."""
     _mirrors.clear()

@@ -120,7 +120,7 @@ class ObjectPath:
 
     @property
     def store(self) -> ObjectStore:
-        return stand_ins.get().get(self.bucket) or store_at(self.bucket)
+        return store_overrides.get().get(self.bucket) or open_store(self.bucket)
 
     def __truediv__(self, name: str) -> ObjectPath:
         return ObjectPath(self.bucket, f"{self.key}/{name}" if self.key else name)
@@ -137,13 +137,15 @@ def is_url(place: str | os.PathLike[str]) -> bool:
     return isinstance(place, str) and re.match(r"[a-z][a-z0-9+.-]*://", place) is not None
 
 
-stand_ins: Final[ContextVar[Mapping[str, ObjectStore]]] = ContextVar("ferryman_stores", default=MappingProxyType({}))
+store_overrides: Final[ContextVar[Mapping[str, ObjectStore]]] = ContextVar(
+    "ferryman_stores", default=MappingProxyType({})
+)
 """By bucket: what this thread asks for a while in place of the store, see ``storage.listing``."""
 
 _opened: dict[str, ObjectStore] = {}
 
 
-def store_at(bucket: str) -> ObjectStore:
+def open_store(bucket: str) -> ObjectStore:
     """The store of a bucket, opened once in a process."""
     if bucket not in _opened:
         _opened[bucket] = _opener(bucket)
@@ -210,7 +212,7 @@ class RemoteStore:
     def head(self, key: str) -> StoredObject | None:
         with self._explained(key):
             try:
-                return _found(self._store.head(key))
+                return _stored_object(self._store.head(key))
             except FileNotFoundError:
                 return None
 
@@ -218,14 +220,14 @@ class RemoteStore:
         # the store lists by whole parts of a name: what begins in the middle of one is picked here
         folder = prefix.rpartition("/")[0]
         with self._explained(prefix):
-            found = [_found(each) for batch in self._store.list(folder or None) for each in batch]
+            found = [_stored_object(each) for batch in self._store.list(folder or None) for each in batch]
         return sorted(each for each in found if each.key.startswith(prefix))
 
     def children(self, folder: str) -> tuple[list[str], list[StoredObject]]:
         with self._explained(folder):
             found = self._store.list_with_delimiter(folder or None)
         folders = [prefix.rstrip("/").rpartition("/")[2] for prefix in found["common_prefixes"]]
-        return folders, [_found(each) for each in found["objects"]]
+        return folders, [_stored_object(each) for each in found["objects"]]
 
     def copy(self, key: str, to: str) -> None:
         with self._explained(key):
@@ -250,16 +252,16 @@ class RemoteStore:
             return None
         return str(found.meta["e_tag"]) if found.attributes.get(_NONCE) == nonce else None
 
-    def _explained(self, key: str) -> _Explained:
+    def _explained(self, key: str) -> _TranslateErrors:
         if os.getpid() != self._pid:
             raise EngineError(
                 f"{self._bucket}/{key}: this process was forked from one that uses the object store already, whose "
                 "threads it does not have. Start it as a new process (multiprocessing: spawn)."
             )
-        return _Explained(f"{self._bucket}/{key}")
+        return _TranslateErrors(f"{self._bucket}/{key}")
 
 
-class _Explained:
+class _TranslateErrors:
     """What a store refuses, or does not answer, comes out as an error of ours."""
 
     def __init__(self, what: str) -> None:
@@ -282,7 +284,7 @@ def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0][:300].rstrip()
 
 
-def _found(meta: Any) -> StoredObject:
+def _stored_object(meta: Any) -> StoredObject:
     return StoredObject(meta["path"], meta["size"], meta["last_modified"].timestamp(), meta["e_tag"] or "")
 
 
@@ -292,14 +294,14 @@ def probe(folder: ObjectPath) -> None:
     Raises:
         UsageError: it has not; names what is missing.
     """
-    if not any(_refuses(folder) for _ in range(_PROBES)):
+    if not any(_has_conditional_writes(folder) for _ in range(_PROBES)):
         raise UsageError(
             f"{folder}: this object store overwrites what only one may create (it ignores If-None-Match or If-Match). "
             "Ferryman needs both: use a newer release of it, or another store. Nothing was sent."
         )
 
 
-def _refuses(folder: ObjectPath) -> bool:
+def _has_conditional_writes(folder: ObjectPath) -> bool:
     """Does the store refuse what only one may create, and what is not the version that was meant?"""
     store, key = folder.store, (folder / f"{TEMPORARY}{uuid.uuid4().hex}").key
     try:
@@ -311,7 +313,7 @@ def _refuses(folder: ObjectPath) -> bool:
 _opener: Callable[[str], ObjectStore] = RemoteStore
 
 
-def opened_by(opener: Callable[[str], ObjectStore]) -> Callable[[str], ObjectStore]:
+def set_store_opener(opener: Callable[[str], ObjectStore]) -> Callable[[str], ObjectStore]:
     """From now on stores are made so, in this process: for tests. What made them before."""
     global _opener
     before, _opener = _opener, opener
@@ -330,33 +332,33 @@ def walk(folder: ObjectPath) -> Iterator[tuple[ObjectPath, StoredObject]]:
 # A copy has the path of its object below the cache's folder, so also its name, which holds the checksum of a data
 # file.
 
-CACHE: Final = "FERRYMAN_CACHE"
+CACHE_VARIABLE: Final = "FERRYMAN_CACHE"
 """Names the cache's folder, in the environment of driver and executors; without it, one in the system's temporary
 folder."""
-_KEPT_S: Final = 7 * 86_400
+_MAX_AGE_S: Final = 7 * 86_400
 """A copy that nobody has opened for so long is removed when a process first looks into the cache."""
-_TOUCHED_S: Final = 3600
-_AT_ONCE: Final = 8
+_TOUCH_EVERY_S: Final = 3600
+_PARALLEL_FETCHES: Final = 8
 """Objects that are fetched at a time."""
-_looked: set[Path] = set()
+_prepared_folders: set[Path] = set()
 
 
-def folder() -> Path:
+def cache_folder() -> Path:
     """Of this machine's copies: only its user can read it."""
-    given = os.environ.get(CACHE)
+    given = os.environ.get(CACHE_VARIABLE)
     found = Path(given) if given else Path(tempfile.gettempdir(), f"ferryman-cache-{os.geteuid()}")
-    if found not in _looked:
+    if found not in _prepared_folders:
         found.mkdir(mode=0o700, parents=True, exist_ok=True)
         if found.stat().st_uid != os.geteuid():
             raise UsageError(f"{found}: this cache belongs to another user. Give a folder of your own: --cache DIR.")
-        _looked.add(found)
-        _clear(found)
+        _prepared_folders.add(found)
+        _remove_old_copies(found)
     return found
 
 
-def copy_of(path: ObjectPath) -> Path:
+def cached_path(path: ObjectPath) -> Path:
     """Where the copy of an object is, there or not."""
-    return folder() / path.bucket.replace("://", "-") / path.key
+    return cache_folder() / path.bucket.replace("://", "-") / path.key
 
 
 def fetch(path: ObjectPath) -> Path:
@@ -366,15 +368,15 @@ def fetch(path: ObjectPath) -> Path:
         FileNotFoundError: there is no such object.
         EngineError: the store is away.
     """
-    copy = copy_of(path)
+    copy = cached_path(path)
     try:
-        if time.time() - copy.stat().st_mtime > _TOUCHED_S:
+        if time.time() - copy.stat().st_mtime > _TOUCH_EVERY_S:
             os.utime(copy)
     except FileNotFoundError:
         data = path.store.get(path.key)
         if data is None:
             raise FileNotFoundError(2, "no such object", str(path)) from None
-        with new_copy(copy) as made:
+        with new_cached_file(copy) as made:
             made.write_bytes(data)
     return copy
 
@@ -382,14 +384,14 @@ def fetch(path: ObjectPath) -> Path:
 def fetch_all(paths: Iterable[ObjectPath]) -> list[Path]:
     """Copies of many, several at a time."""
     wanted = list(paths)
-    if sum(not copy_of(path).exists() for path in wanted) < 2:
+    if sum(not cached_path(path).exists() for path in wanted) < 2:
         return [fetch(path) for path in wanted]
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    with ThreadPoolExecutor(_PARALLEL_FETCHES) as pool:
         return list(pool.map(fetch, wanted))
 
 
 @contextlib.contextmanager
-def new_copy(copy: Path) -> Iterator[Path]:
+def new_cached_file(copy: Path) -> Iterator[Path]:
     """A file to write, which becomes this copy at the end: others see it whole or not at all."""
     copy.parent.mkdir(parents=True, exist_ok=True)
     made = copy.with_name(f".new-{uuid.uuid4().hex}")
@@ -400,18 +402,18 @@ def new_copy(copy: Path) -> Iterator[Path]:
         made.unlink(missing_ok=True)
 
 
-def drop(path: ObjectPath) -> None:
+def remove_cached(path: ObjectPath) -> None:
     """Its object is removed."""
-    copy_of(path).unlink(missing_ok=True)
+    cached_path(path).unlink(missing_ok=True)
 
 
-def drop_folder(path: ObjectPath) -> None:
+def remove_cached_folder(path: ObjectPath) -> None:
     """All objects below are removed."""
-    shutil.rmtree(copy_of(path), ignore_errors=True)
+    shutil.rmtree(cached_path(path), ignore_errors=True)
 
 
-def _clear(place: Path) -> None:
-    before = time.time() - _KEPT_S
+def _remove_old_copies(place: Path) -> None:
+    before = time.time() - _MAX_AGE_S
     for folder_, _, names in os.walk(place):
         for name in names:
             with contextlib.suppress(OSError):
@@ -422,11 +424,11 @@ def _clear(place: Path) -> None:
 
 # One list of a folder in an object store, by which many questions about it are answered.
 
-_YOUNG: Final = float("inf")
+_CHANGED_NOW: Final = float("inf")
 """When what was written since the list was changed: nobody may take it for old."""
 
 
-class ListedStore:
+class CachedListing:
     """A store, of which everything below a folder was listed. What the thread changes by it meanwhile is known too."""
 
     def __init__(self, store: ObjectStore, folder: str) -> None:
@@ -485,20 +487,22 @@ class ListedStore:
 
     def _note(self, key: str, size: int, tag: str | None) -> None:
         if tag is not None and key.startswith(self._folder):
-            self._found[key] = StoredObject(key, size, _YOUNG, tag)
+            self._found[key] = StoredObject(key, size, _CHANGED_NOW, tag)
 
 
 @contextlib.contextmanager
-def listed(folder: ObjectPath) -> Iterator[None]:
+def cached_listing(folder: ObjectPath) -> Iterator[None]:
     """In this block this thread sees the folder as it is now, but for its own changes: for places where nobody else
     changes what is looked at, or where the moment does not matter."""
-    known = stand_ins.get()
+    known = store_overrides.get()
     last = known.get(folder.bucket)
-    if isinstance(last, ListedStore) and last.covers(folder.key):
+    if isinstance(last, CachedListing) and last.covers(folder.key):
         yield
         return
-    before = stand_ins.set(MappingProxyType({**known, folder.bucket: ListedStore(store_at(folder.bucket), folder.key)}))
+    before = store_overrides.set(
+        MappingProxyType({**known, folder.bucket: CachedListing(open_store(folder.bucket), folder.key)})
+    )
     try:
         yield
     finally:
-        stand_ins.reset(before)
+        store_overrides.reset(before)

@@ -28,7 +28,7 @@ from ferryman.errors import StateDamaged
 from ferryman.limits import MIB
 from ferryman.memory import lacks_memory
 from ferryman.storage.disk import TEMPORARY
-from ferryman.storage.files import StatePath, give, here, local_all, workplace
+from ferryman.storage.files import StatePath, local_copies, local_folder, local_path, move_to_state
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
@@ -40,7 +40,7 @@ _TAIL: Final = 8
 """Bytes at the end of a file: the footer's length, and the magic number."""
 _GROUP_ROWS: Final = 65_536
 """Rows a row group: what a query reads at once."""
-_WITHOUT_ORDER: Final = ("version", "delivery_hash", "fields", "raw", "given", "failed")
+_NO_STATISTICS: Final = ("version", "delivery_hash", "fields", "raw", "given", "failed")
 """Columns of which least and greatest value say nothing: hashes, content, and what is kept of families."""
 
 
@@ -70,13 +70,13 @@ class PartWriter:
     def __init__(self, folder: StatePath, schema: pa.Schema, *, epoch: int) -> None:
         self._folder = folder
         self._name = f"{epoch}-{uuid.uuid4().hex}"
-        self._temporary = workplace(folder) / f"{TEMPORARY}{self._name}"
+        self._temporary = local_folder(folder) / f"{TEMPORARY}{self._name}"
         self._writer = pq.ParquetWriter(
             str(self._temporary),
             schema,
             compression="lz4",
             write_page_checksum=True,
-            write_statistics=[f.name for f in schema if f.name not in _WITHOUT_ORDER],
+            write_statistics=[f.name for f in schema if f.name not in _NO_STATISTICS],
             use_dictionary=[f.name for f in schema if pa.types.is_dictionary(f.type)] or False,
             store_schema=False,
         )
@@ -84,7 +84,7 @@ class PartWriter:
 
     def write(self, table: pa.Table) -> None:
         """Append rows: a row group of its own, or several where they are many or large."""
-        for group in _bounded(table):
+        for group in _split_by_size(table):
             self._writer.write_table(group, row_group_size=_GROUP_ROWS)
         self.rows += table.num_rows
 
@@ -102,18 +102,18 @@ class PartWriter:
             crc, size = _crc(file)
             footer_crc = zlib.crc32(_footer(file))
         name = f"{self._name}-{crc:08x}-{footer_crc:08x}.parquet"
-        give(self._temporary, self._folder / name)
+        move_to_state(self._temporary, self._folder / name)
         return Part(name, size, self.rows, stats)
 
 
-def _bounded(table: pa.Table) -> Iterator[pa.Table]:
+def _split_by_size(table: pa.Table) -> Iterator[pa.Table]:
     """The table in slices of at most ``GROUP_BYTES``, or a single row: whoever reads a row group has it in memory."""
     if table.num_rows <= 1 or table.nbytes <= limits.GROUP_BYTES:
         yield table
         return
     half = table.num_rows // 2
-    yield from _bounded(table.slice(0, half))
-    yield from _bounded(table.slice(half))
+    yield from _split_by_size(table.slice(0, half))
+    yield from _split_by_size(table.slice(half))
 
 
 def epoch_of(name: str) -> int:
@@ -140,7 +140,7 @@ def read_part(path: Path, columns: list[str] | None = None) -> pa.Table:
         with pq.ParquetFile(path, page_checksum_verification=True, memory_map=False) as file:
             return file.read(columns=columns, use_threads=False)
     except (OSError, pa.ArrowException) as e:
-        raise damaged(path, e) from e
+        raise damage_error(path, e) from e
 
 
 def data_files(paths: Iterable[StatePath]) -> list[Path]:
@@ -150,7 +150,7 @@ def data_files(paths: Iterable[StatePath]) -> list[Path]:
         StateDamaged: an object is missing; names it.
     """
     try:
-        return local_all(paths)
+        return local_copies(paths)
     except FileNotFoundError as e:
         raise StateDamaged(str(e.filename), "the file is missing") from e
 
@@ -183,11 +183,11 @@ def content_size(path: Path) -> int:
     try:
         metadata = pq.read_metadata(path)
     except (OSError, pa.ArrowException) as e:
-        raise damaged(path, e) from e
+        raise damage_error(path, e) from e
     return sum(metadata.row_group(n).total_byte_size for n in range(metadata.num_row_groups))
 
 
-def verify(path: Path) -> str | None:
+def find_damage(path: Path) -> str | None:
     """Read the whole file; what is wrong with it, or None."""
     try:
         with path.open("rb", buffering=0) as file:
@@ -208,7 +208,7 @@ def check_footer(path: Path) -> None:
         with path.open("rb", buffering=0) as file:
             footer = _footer(file)
     except OSError as e:
-        raise damaged(path, e) from e
+        raise damage_error(path, e) from e
     name = _NAME.match(path.name)
     if name is None or zlib.crc32(footer) != int(name[2], 16):
         raise StateDamaged(str(path), "the checksum of its footer does not match its content")
@@ -232,7 +232,7 @@ def _crc(file: FileIO) -> tuple[int, int]:
     return crc, size
 
 
-def damaged(path: Path | str, error: Exception) -> StateDamaged:
+def damage_error(path: Path | str, error: Exception) -> StateDamaged:
     """The error for a data file, or an object by its URL, that cannot be read.
 
     Raises:
@@ -245,9 +245,9 @@ def damaged(path: Path | str, error: Exception) -> StateDamaged:
     return StateDamaged(str(path), f"cannot be read as Parquet ({str(error).splitlines()[0]})")
 
 
-def unpacked_bytes(path: str, columns: tuple[str, ...] | None = None) -> int:
+def uncompressed_bytes(path: str, columns: tuple[str, ...] | None = None) -> int:
     """Of these columns of a file, all if none are named, unpacked."""
-    metadata = pq.read_metadata(here(path))
+    metadata = pq.read_metadata(local_path(path))
     groups = [metadata.row_group(n) for n in range(metadata.num_row_groups)]
     if columns is None:
         return sum(group.total_byte_size for group in groups)
@@ -258,13 +258,13 @@ def unpacked_bytes(path: str, columns: tuple[str, ...] | None = None) -> int:
 # Files read by row numbers, a group of rows in memory at a time: Parquet's row groups, Arrow's record batches.
 
 
-def values(column: pa.ChunkedArray) -> list[Any]:
+def column_values(column: pa.ChunkedArray) -> list[Any]:
     """The column as Python values; one that is all null takes no time."""
     found: list[Any] = [None] * len(column) if column.null_count == len(column) else column.to_pylist()
     return found
 
 
-class Groups(ABC):
+class GroupedRows(ABC):
     """Some columns of a file. Who asks for rows in their order has each group read once.
 
     Args:
@@ -337,7 +337,7 @@ class Groups(ABC):
         return self._table
 
 
-class RowGroups(Groups):
+class RowGroups(GroupedRows):
     """Of a Parquet file.
 
     Args:
@@ -349,7 +349,7 @@ class RowGroups(Groups):
 
     def __init__(self, path: str, columns: list[str], *, verified: bool = False) -> None:
         self._columns = columns
-        path = here(path)
+        path = local_path(path)
         if verified:
             check_footer(Path(path))
         self._file = pq.ParquetFile(path, page_checksum_verification=verified, memory_map=False)
@@ -363,14 +363,14 @@ class RowGroups(Groups):
         try:
             return self._file.read_row_group(group, columns=self._columns, use_threads=False)
         except (OSError, pa.ArrowException) as e:
-            raise damaged(Path(self.path), e) from e
+            raise damage_error(Path(self.path), e) from e
 
 
-class ArrowBatches(Groups):
+class BatchGroups(GroupedRows):
     """Of an Arrow IPC file: there is nothing to encode and decode. Its first column is small: it tells the rows."""
 
     def __init__(self, path: str, columns: list[str]) -> None:
-        self._file = pa.OSFile(here(path))
+        self._file = pa.OSFile(local_path(path))
         schema = pa.ipc.open_file(self._file).schema
         first = self._reader([0])
         super().__init__(path, [first.get_batch(n).num_rows for n in range(first.num_record_batches)])

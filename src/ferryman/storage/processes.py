@@ -20,7 +20,7 @@ from ferryman.errors import EngineError
 from ferryman.storage import files
 from ferryman.storage.files import StatePath
 
-RENEWED_S: Final = 10.0
+HEARTBEAT_S: Final = 10.0
 """How often a sign of life is given."""
 EXPIRES_S: Final = 60.0
 """Who gives none for so long is gone, or as good as gone: six were missed."""
@@ -41,21 +41,21 @@ class Process(msgspec.Struct, frozen=True):
     @classmethod
     def this(cls) -> Self:
         """The one that asks."""
-        return cls(machine(), os.getpid(), start_of(os.getpid()))
+        return cls(machine_id(), os.getpid(), start_time_of(os.getpid()))
 
     @property
     def gone(self) -> bool:
         """Is it gone for certain? False also where that cannot be seen from here."""
-        return self.machine == machine() and start_of(self.pid) != self.start
+        return self.machine == machine_id() and start_time_of(self.pid) != self.start
 
 
-def machine() -> str:
+def machine_id() -> str:
     """This machine until it is started again, and this container: elsewhere process numbers mean other processes."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot} {os.readlink('/proc/self/ns/pid')}"
 
 
-def start_of(pid: int) -> str:
+def start_time_of(pid: int) -> str:
     """When a process of this machine started; "": there is none, or it has ended and its parent has not looked yet."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -65,14 +65,14 @@ def start_of(pid: int) -> str:
 
 
 @contextlib.contextmanager
-def signs_of_life(path: StatePath, while_there: StatePath) -> Iterator[None]:
+def heartbeat(path: StatePath, while_there: StatePath) -> Iterator[None]:
     """Renew a file every ``RENEWED_S`` while this block runs, and another file is there. Work that is shorter leaves
     none."""
     ended = threading.Event()
 
     def renew() -> None:
         renewed = 0
-        while not ended.wait(RENEWED_S):
+        while not ended.wait(HEARTBEAT_S):
             renewed += 1
             with contextlib.suppress(OSError, EngineError):  # the next one may come through
                 if not files.exists(while_there):

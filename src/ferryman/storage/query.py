@@ -16,7 +16,7 @@ import pyarrow as pa
 from ferryman import limits
 from ferryman.errors import StateDamaged
 from ferryman.storage import parquet
-from ferryman.storage.files import here
+from ferryman.storage.files import local_path
 
 _BATCH: Final = 65_536
 """Rows that a stream has in memory at a time."""
@@ -26,7 +26,7 @@ _BATCH: Final = 65_536
 def connect(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     """A database in memory that spills into ``folder`` beyond ``limits.QUERY_MEMORY``."""
     try:
-        database = _kept.pop()  # no look before: another thread may be quicker
+        database = _idle_databases.pop()  # no look before: another thread may be quicker
     except IndexError:
         database = duckdb.connect(":memory:")
     spill = folder / "spill"
@@ -35,7 +35,7 @@ def connect(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
         try:
             db.execute(
                 f"SET memory_limit = '{limits.QUERY_MEMORY}'; SET threads = {limits.QUERY_THREADS}; "
-                f"SET temp_directory = {quoted(str(spill))}; SET TimeZone = 'UTC'"
+                f"SET temp_directory = {quote(str(spill))}; SET TimeZone = 'UTC'"
             )
             yield db
         finally:
@@ -44,26 +44,26 @@ def connect(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
         database.close()
         raise
     else:
-        if _kept or spill.exists():  # it cannot spill into another folder any more
+        if _idle_databases or spill.exists():  # it cannot spill into another folder any more
             database.close()
         else:
-            _kept.append(database)
+            _idle_databases.append(database)
     finally:
         pa.default_memory_pool().release_unused()  # what Arrow datasets read for it
 
 
-_kept: Final[list[duckdb.DuckDBPyConnection]] = []
+_idle_databases: Final[list[duckdb.DuckDBPyConnection]] = []
 """A database for the next question: to make one takes 30 ms, more than most questions. It has no tables: what a
 question makes belongs to its own cursor."""
 
 
-def _close_kept() -> None:
+def _close_idle_databases() -> None:
     """A child would inherit it without its threads, and wait for them when it ends."""
-    while _kept:
-        _kept.pop().close()
+    while _idle_databases:
+        _idle_databases.pop().close()
 
 
-os.register_at_fork(before=_close_kept)
+os.register_at_fork(before=_close_idle_databases)
 
 
 def register(db: duckdb.DuckDBPyConnection, name: str, paths: Sequence[Path], schema: pa.Schema) -> None:
@@ -83,7 +83,7 @@ def register(db: duckdb.DuckDBPyConnection, name: str, paths: Sequence[Path], sc
         db.register(name, pa.concat_tables([parquet.read_part(path, schema.names) for path in paths]))
         return
     columns = ", ".join(f'"{column}"' for column in schema.names)
-    db.execute(f"CREATE TEMP VIEW {name} AS SELECT {columns} FROM read_parquet({quoted_list(map(str, paths))})")
+    db.execute(f"CREATE TEMP VIEW {name} AS SELECT {columns} FROM read_parquet({quote_list(map(str, paths))})")
 
 
 def verify(paths: Iterable[Path]) -> None:
@@ -93,7 +93,7 @@ def verify(paths: Iterable[Path]) -> None:
         StateDamaged: names the file.
     """
     for path in paths:
-        if (what := parquet.verify(path)) is not None:
+        if (what := parquet.find_damage(path)) is not None:
             raise StateDamaged(str(path), what)
 
 
@@ -104,14 +104,14 @@ def stream(db: duckdb.DuckDBPyConnection, query: str, schema: pa.Schema) -> Iter
     """
     for batch in _read_ahead(db.sql(query).to_arrow_reader(_BATCH)):
         if batch.num_rows:
-            columns = [_as(batch.column(i), field.type) for i, field in enumerate(schema)]
+            columns = [_convert(batch.column(i), field.type) for i, field in enumerate(schema)]
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _read_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The same. Of several the next one is made in a thread while the caller is busy with the one before."""
     batch = next(batches, None)
-    if batch is None or batch.num_rows < _LEAST_AHEAD:
+    if batch is None or batch.num_rows < _READ_AHEAD_ROWS:
         if batch is not None:
             yield batch
         yield from batches
@@ -123,7 +123,7 @@ def _read_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             batch = following.result()
 
 
-_LEAST_AHEAD: Final = 8_192
+_READ_AHEAD_ROWS: Final = 8_192
 """Rows of a first batch from which there may be so many more that a thread is worth its start."""
 
 
@@ -138,8 +138,8 @@ def read_rows(
         schema: of the columns.
     """
     first = 0
-    for group in _together(list(map(here, paths))):
-        files = quoted_list(group)
+    for group in _group_small_files(list(map(local_path, paths))):
+        files = quote_list(group)
         file = f"list_position({files}, filename) - 1 + {first}" if len(group) > 1 else str(first)
         rows = f"SELECT *, {file} AS file FROM read_parquet({files}, file_row_number = true, filename = true)"
         yield from stream(db, f"SELECT {columns} FROM ({rows}) WHERE {where}", schema)
@@ -149,16 +149,16 @@ def read_rows(
 _SMALL_BYTES: Final = 256 * 1024
 """Files of a view that are read into memory: each query that opens them takes a millisecond longer."""
 
-_TOGETHER_BYTES: Final = 1 << 20
+_GROUP_BYTES: Final = 1 << 20
 """Files that one query reads; a larger one is read by itself."""
 
 
-def _together(paths: Sequence[str]) -> Iterator[list[str]]:
+def _group_small_files(paths: Sequence[str]) -> Iterator[list[str]]:
     group: list[str] = []
     size = 0
     for path in paths:
         size += (own := os.path.getsize(path))
-        if group and size > _TOGETHER_BYTES:
+        if group and size > _GROUP_BYTES:
             yield group
             group, size = [], own
         group.append(path)
@@ -166,25 +166,25 @@ def _together(paths: Sequence[str]) -> Iterator[list[str]]:
         yield group
 
 
-def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:
+def _convert(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if kind == pa.uint64() and column.type != kind:
-        return pa.array(hashed(column))
+        return pa.array(hash_texts(column))
     return column.cast(kind)
 
 
-def quoted_list(texts: Iterable[str]) -> str:
+def quote_list(texts: Iterable[str]) -> str:
     """Texts as a list in SQL."""
-    return f"[{', '.join(map(quoted, texts))}]"
+    return f"[{', '.join(map(quote, texts))}]"
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """A text in SQL."""
     return "'" + text.replace("'", "''") + "'"
 
 
 # Rows dealt out to files by number, so that each file can be looked at by itself in a bounded memory.
 
-_MOST: Final = 256
+_MAX_PARTITIONS: Final = 256
 """Files that one spread has open at most: processes may have 1024."""
 
 _BITS: Final = 24
@@ -194,10 +194,10 @@ _BITS: Final = 24
 def partitions_for(rows: int, size: int, most_rows: int, most_bytes: int) -> int:
     """Into how many parts so many rows of so many bytes are dealt by their hashes: a power of two."""
     wanted = max(-(-rows // most_rows), -(-size // most_bytes), 1)
-    return int(min(_MOST, 1 << (wanted - 1).bit_length()))
+    return int(min(_MAX_PARTITIONS, 1 << (wanted - 1).bit_length()))
 
 
-def hashed(texts: pa.Array) -> np.ndarray[Any, Any]:
+def hash_texts(texts: pa.Array) -> np.ndarray[Any, Any]:
     """Texts as hashes of 64 bits that are the same in this process only.
 
     Python's own: the query engine's has a thousand pairs of the same hash among 400 000 names of files, and nobody can
@@ -206,7 +206,7 @@ def hashed(texts: pa.Array) -> np.ndarray[Any, Any]:
     return np.fromiter(map(hash, texts.to_pylist()), np.int64, len(texts)).view(np.uint64)
 
 
-def part_of(hashes: np.ndarray[Any, Any], parts: int) -> np.ndarray[Any, Any]:
+def partition_of(hashes: np.ndarray[Any, Any], parts: int) -> np.ndarray[Any, Any]:
     """The part of each hash, by its highest bits."""
     if parts == 1:
         return np.zeros(len(hashes), np.int64)
@@ -220,7 +220,7 @@ def look_up(hashes: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> tuple
     return at, hashes[at] == wanted if len(hashes) else np.zeros(len(wanted), bool)
 
 
-class Marks:
+class HashFilter:
     """Which hashes have been marked; of some others, too, it says that they are."""
 
     def __init__(self) -> None:
@@ -240,7 +240,7 @@ class Marks:
         return hashes & np.uint64((1 << _BITS) - 1)
 
 
-class Spread:
+class PartitionFiles:
     """Rows in ``parts`` files; first all are added, then they are read.
 
     Args:
@@ -300,7 +300,7 @@ class Spread:
         return self._folder / f"{self._name}-{part:04d}.arrow"
 
 
-def half_of(rows: pa.Table, depth: int, half: int) -> pa.Table:
+def select_half(rows: pa.Table, depth: int, half: int) -> pa.Table:
     """Rows whose hash has this bit, counted from its lowest."""
     bits = (rows["h"].to_numpy() >> np.uint64(depth)) & np.uint64(1)
     return rows.filter(pa.array(bits == half)).combine_chunks()

@@ -29,13 +29,13 @@ from ferryman.storage.delta import (
     OpenTable,
     encode_entry,
     first_entry,
-    newest,
-    newest_to_read,
-    one_line,
+    message_on_one_line,
+    open_newest,
+    open_newest_cached,
 )
-from ferryman.storage.disk import TEMPORARY, discarding, temporary_name
+from ferryman.storage.disk import TEMPORARY, discard_if_left, temporary_name
 from ferryman.storage.files import StatePath, changed_before
-from ferryman.storage.mirror import log_of
+from ferryman.storage.mirror import open_log
 from ferryman.storage.parquet import Part, epoch_of
 
 _CONFIGURATION: Final = {
@@ -53,7 +53,7 @@ class Table:
         self.name = folder.name
         self.schema = schema
         self.partition_by = partition_by
-        self.log = log_of(folder)
+        self.log = open_log(folder)
         self.files: dict[str, DataFile] = {}
         self.version = -1
         self.transactions: dict[str, int] = {}
@@ -79,7 +79,7 @@ class Table:
 
     def create(self) -> None:
         """Make it if it is not there, durably."""
-        self.log.create(first_entry(schema_text(self.schema), self.partition_by, _CONFIGURATION))
+        self.log.create(first_entry(delta_schema(self.schema), self.partition_by, _CONFIGURATION))
 
     def load(self, applications: Iterable[str] = ()) -> None:
         """Read version, live files and the numbers of these application transactions from disk.
@@ -90,7 +90,7 @@ class Table:
         self.log.refresh()
         torn = self.log.torn()
         with self._readable():
-            handle = newest_to_read(self.log.root) if torn is None else OpenTable(self.log.root, torn - 1)
+            handle = open_newest_cached(self.log.root) if torn is None else OpenTable(self.log.root, torn - 1)
             self.version = handle.version
             self.transactions = {a: handle.transaction(a) for a in applications}
             self.files = handle.files()
@@ -103,9 +103,9 @@ class Table:
         """
         if application not in self.transactions:
             with self._readable():
-                handle = newest_to_read(self.log.root)
+                handle = open_newest_cached(self.log.root)
                 if self._fence is not None and handle.version != self.version:
-                    raise taken_over(self.folder, handle.transaction(self._fence[0]), self.epoch)
+                    raise taken_over_error(self.folder, handle.transaction(self._fence[0]), self.epoch)
                 self.transactions[application] = handle.transaction(application)
         return self.transactions[application]
 
@@ -170,7 +170,7 @@ class Table:
         handle = self._to_commit()  # 1
         held = handle.transaction(application)
         if handle.version != self.version or (held >= epoch if announcing else held != epoch):
-            raise taken_over(self.folder, held, epoch)
+            raise taken_over_error(self.folder, held, epoch)
         self.check_written(adds)
         marks = {**transactions, application: epoch}
         counts = {"adds": len(adds), "removes": len(removes), "txns": len(marks)}  # by which a torn entry is known
@@ -186,7 +186,7 @@ class Table:
             ours = self.log.write(self.version + 1, entry)  # 2
         except OSError as e:
             raise EngineError(
-                f"{self.folder}: the commit failed: {one_line(e)}. Nothing is lost: fix it and run again."
+                f"{self.folder}: the commit failed: {message_on_one_line(e)}. Nothing is lost: fix it and run again."
             ) from e
         if not ours or not self.log.publish(self.version + 1):  # 3
             raise StateLost(f"{self.folder}: another driver committed while this one held the state: this one stops.")
@@ -208,7 +208,7 @@ class Table:
             StateDamaged: names the file.
         """
         wanted = list(self.files.values() if files is None else files)
-        for file, size in zip(wanted, stored.sizes_of(self.folder, [file.path for file in wanted]), strict=True):
+        for file, size in zip(wanted, stored.look_up_sizes(self.folder, [file.path for file in wanted]), strict=True):
             if size is None:
                 raise StateDamaged(str(self.folder / file.path), "the file is missing")
             if size != file.size:
@@ -254,7 +254,7 @@ class Table:
             before: only those last changed before this time of the file system (seconds since 1970); None: all.
         """
         wanted = {*self.files, *keep}
-        strays = [name for name in stored.sizes(self.folder) if name not in wanted]
+        strays = [name for name in stored.file_sizes(self.folder) if name not in wanted]
         return _remove((self.folder / name for name in strays if epoch_of(name) <= self.epoch), before)
 
     def retire(self, paths: Iterable[str]) -> None:
@@ -265,7 +265,7 @@ class Table:
 
     def remove_retired(self, before: float | None = None) -> None:
         """Remove retired files; see ``sweep``."""
-        old = [path for path, since in self._retired if isinstance(path, Path) or _long_ago(since)]
+        old = [path for path, since in self._retired if isinstance(path, Path) or _past_grace(since)]
         _remove(old, before if isinstance(self.folder, Path) else None)
         self._retired = [each for each in self._retired if each[0] not in old or stored.exists(each[0])]
 
@@ -277,7 +277,7 @@ class Table:
         """
         wanted = [self.folder / name for name in (self.files if names is None else names)]
         try:
-            return stored.local_all(wanted)
+            return stored.local_copies(wanted)
         except FileNotFoundError as e:
             raise StateDamaged(str(e.filename), "the file is missing") from e
 
@@ -292,7 +292,7 @@ class Table:
     def _to_commit(self) -> OpenTable:
         """A handle at the newest version that nobody else has."""
         with self._readable():
-            self._handle = newest(self.log.root, self._handle)
+            self._handle = open_newest(self.log.root, self._handle)
         return self._handle
 
     @contextlib.contextmanager
@@ -300,10 +300,12 @@ class Table:
         try:
             yield
         except LogUnreadable as e:
-            raise StateDamaged(str(self.folder / "_delta_log"), f"the log cannot be read ({one_line(e)})") from e
+            raise StateDamaged(
+                str(self.folder / "_delta_log"), f"the log cannot be read ({message_on_one_line(e)})"
+            ) from e
 
 
-def _long_ago(since: float) -> bool:
+def _past_grace(since: float) -> bool:
     """Was an object retired so long ago that nobody reads it any more?"""
     return time.monotonic() - since > limits.READERS_GRACE_S
 
@@ -318,7 +320,7 @@ def _remove(paths: Iterable[StatePath], before: float | None) -> int:
     return removed
 
 
-def taken_over(place: StatePath, held: int, ours: int) -> StateLost:
+def taken_over_error(place: StatePath, held: int, ours: int) -> StateLost:
     """The error for a driver whose epoch is not the state's any more."""
     return StateLost(
         f"{place}: another driver has taken this state over (epoch {held}, ours is {ours}): this one stops."
@@ -326,7 +328,7 @@ def taken_over(place: StatePath, held: int, ours: int) -> StateLost:
 
 
 @lru_cache
-def schema_text(schema: pa.Schema) -> str:
+def delta_schema(schema: pa.Schema) -> str:
     """A schema in Delta's words."""
     from deltalake import Schema  # loaded where it is needed: that takes longer than most questions
 
@@ -335,11 +337,11 @@ def schema_text(schema: pa.Schema) -> str:
 
 # The same data files in another folder, without their bytes being read where that can be helped.
 
-_AT_ONCE: Final = 16
+_PARALLEL_COPIES: Final = 16
 """Objects that a store is asked to copy at a time."""
 
 
-def carry_table(source: Table, target: Table, transactions: Mapping[str, int]) -> None:
+def copy_table(source: Table, target: Table, transactions: Mapping[str, int]) -> None:
     """Have the rows of a table, and no others, in another one as well, in one commit; nothing where that is so."""
     adds = [file for path, file in source.files.items() if path not in target.files]
     removes = [path for path in target.files if path not in source.files]  # by a run that was killed
@@ -358,7 +360,7 @@ def link_files(source: StatePath, target: StatePath, names: Iterable[str]) -> No
     assert not isinstance(source, Path)
     assert not isinstance(target, Path)
     pairs = [((source / name).key, (target / name).key) for name in names]
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    with ThreadPoolExecutor(_PARALLEL_COPIES) as pool:
         for _ in pool.map(lambda pair: source.store.copy(*pair), pairs):
             pass
 
@@ -373,7 +375,7 @@ def _link(source: Path, target: Path, names: list[str]) -> None:
             os.link(here, there)
         except OSError:
             temporary = temporary_name(there)
-            with discarding(temporary):
+            with discard_if_left(temporary):
                 shutil.copyfile(here, temporary)
                 files.fsync_file(temporary)
                 temporary.replace(there)

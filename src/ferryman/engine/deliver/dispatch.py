@@ -21,7 +21,7 @@ from ferryman.engine.order import KeyHeads, OutboxFile, SendOrder, lanes_togethe
 from ferryman.engine.runner.base import PickledPlan, Runner
 from ferryman.errors import EngineError, PermanentError, StateForeign, WorkerDied, message_of
 from ferryman.plan import DestinationNode, KeyedNode, errors_node
-from ferryman.state.outbox import first_sequence, has_exports, has_others, pending_rows, split_family
+from ferryman.state.outbox import first_sequence, has_exports, has_other_rows, pending_rows, split_family
 from ferryman.state.state import State, sender_of
 from ferryman.storage.delta import DataFile
 
@@ -224,7 +224,10 @@ class Dispatcher:
     def _lanes(
         self, number: int, now_us: int, node: DestinationNode, files: list[DataFile], *, alone: bool
     ) -> list[Lane]:
-        due, others = {f.path for f in files if self.wait_of_file_s(f, now_us) == 0}, list(filter(has_others, files))
+        due, others = (
+            {f.path for f in files if self.wait_of_file_s(f, now_us) == 0},
+            list(filter(has_other_rows, files)),
+        )
         fresh = all(int(f.partition["wave"]) == number for f in others)  # a wave has each document once, by each route
         order = {} if fresh else self._order(others)
         due |= {f.path for f in others if len(order.get(first_sequence(f), _NOTHING).first)}

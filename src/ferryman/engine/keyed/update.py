@@ -42,7 +42,7 @@ from ferryman.records.keys import (
 from ferryman.records.rows import LEDGER, UNTOUCHED, RowResult, Status, latest_us, sent_events, table_of, with_traceback
 from ferryman.state.journal import Journal
 from ferryman.storage.files import StatePath, fsync_folder, path_of, remove
-from ferryman.storage.parquet import Part, PartWriter, values
+from ferryman.storage.parquet import Part, PartWriter, column_values
 
 
 class KeyRange(NamedTuple):
@@ -170,7 +170,7 @@ class _RangeUpdate:
 
     def _rows(self, table: pa.Table) -> Iterator[tuple[str, Row]]:
         """Key and row, in order; a clock that was ahead once puts nothing off for years."""
-        columns: Sequence[list[Any]] = [values(table[name]) for name in _COLUMNS]
+        columns: Sequence[list[Any]] = [column_values(table[name]) for name in _COLUMNS]
         for at, (key, *row, due, attempt, since, transient) in enumerate(zip(*columns, strict=True)):
             due = 0 if due is not None and due > self._latest else due
             yield key, Row._make((at, *row, due, Tries(attempt, since, transient)))

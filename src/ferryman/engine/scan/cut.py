@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from ferryman import limits
 from ferryman.engine.batches import SLICE, RowRange, TaskSplit, WaveBatch
-from ferryman.storage.files import StatePath, share, to_write
+from ferryman.storage.files import StatePath, path_to_write, upload
 from ferryman.storage.parquet import RowGroups
 
 _Numbers = np.ndarray[Any, Any]
@@ -111,7 +111,7 @@ class Splitter:
             self._file = self._folder / f"slice-{uuid.uuid4().hex}.parquet"  # executors may keep copies of others
             constant = ["part", "reason", "known_file"]  # nearly
             self._writer = pq.ParquetWriter(
-                str(to_write(self._file)), SLICE, compression="lz4", use_dictionary=constant
+                str(path_to_write(self._file)), SLICE, compression="lz4", use_dictionary=constant
             )
             self._written = 0
         table = pa.concat_tables(tables)
@@ -123,7 +123,7 @@ class Splitter:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-            share(self._file)
+            upload(self._file)
         if self._tasks:
             self._slices.append(WaveBatch(self._tasks, self._bytes))
             self._tasks, self._bytes = [], 0

@@ -34,7 +34,7 @@ from ferryman.records.rows import DOCUMENTS, now_us
 from ferryman.sources import Source
 from ferryman.state.state import State
 from ferryman.storage import files
-from ferryman.storage.files import StatePath, local_all, path_of, workplace
+from ferryman.storage.files import StatePath, local_copies, local_folder, path_of
 from ferryman.storage.parquet import RowGroups
 from ferryman.storage.query import connect, register
 
@@ -177,12 +177,12 @@ def detect_changes(
         slots: tasks that run at once; a small scan is cut so that all have work.
     """
     notes = [_incomplete(x, why) for x in listings for why in x.failures]
-    desk = workplace(folder)
+    desk = local_folder(folder)
     files = kept(state.documents, desk / "known")
     conflicts = conflicting_sources(state.plan.nodes)
     due = due_now(now_us, state.plan.longest_backoff_s, waiting)
     with connect(desk) as db:
-        register(db, "documents", local_all(map(path_of, files)), DOCUMENTS)
+        register(db, "documents", local_copies(map(path_of, files)), DOCUMENTS)
         comparisons: dict[str, SourceComparison] = {}
         for listing in listings:
             name = listing.source.name
