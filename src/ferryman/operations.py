@@ -321,7 +321,7 @@ def _problems_of_data(state: State, table: Table) -> Iterator[StateDamaged]:
     try:
         table.log.verify()
         table.load([WAVE, SETTLED])
-        names = [f.path for f in (*table.files.values(), *state.staged(table))]
+        names = [f.path for f in (*table.files.values(), *state.staged_files(table))]
     except (StateDamaged, KeyError) as e:  # KeyError: the outbox, which names files for the others, was not loaded
         if isinstance(e, StateDamaged):
             yield e

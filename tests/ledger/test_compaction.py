@@ -114,7 +114,7 @@ def test_what_counts_stays_as_it_is(
         maintain(state)
     assert len(rows(state.root, "documents")) <= 2 * len(last_rows(written))
     again = State(state.root, state.plan)
-    assert again.look()
+    assert again.open_for_reading()
     assert not maintenance.has_outdated(again), "what the last pass found is remembered durably"
 
 

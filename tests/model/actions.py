@@ -49,7 +49,7 @@ ACTIONS: Final[dict[str, Action]] = {
     # a driver starts
     "take": Action(
         "a driver starts: takes the lock, mends, loads",
-        ("storage.lock.Lock.take", "storage.log.TableLog.mend", "state.state.State.load"),
+        ("storage.locks.Lock.take", "storage.delta.TableLog.repair", "state.state.State.load"),
     ),
     "take.rival": Action("a driver starts while another one lives", ("state.state.State.take",), fault=True),
     "epoch": Action(

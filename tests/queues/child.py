@@ -119,9 +119,9 @@ def check(root: Path, queues: str, kills: int) -> None:
 def check_folder(queue: Queue) -> None:
     """Other programs read the table; nothing is left over."""
     queue.append([])
-    store: QueueStore | None = queue._open
+    store: QueueStore | None = queue._store
     assert store is not None
-    store.move_on()
+    store.refresh()
     folder = store.table.folder
     if isinstance(folder, Path):
         found = DeltaTable(str(folder)).to_pyarrow_table().column("index").to_pylist()

@@ -253,7 +253,7 @@ def test_without_locks(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert queue.append([{"x": 1}, {"x": 2}]) in ([5, 6], [3, 4], [2, 3], [4, 5])
     assert numbers(queue) == [*range(1, queue.last_index + 1)]
     assert sorted(json.dumps(m.body) for m in queue.read() if "x" in m.body) == ['{"x": 0}', '{"x": 1}', '{"x": 2}']
-    files = {f.path for f in queue._open.table.files} if queue._open and queue._open.move_on() is not None else set()
+    files = {f.path for f in queue._store.table.files} if queue._store and queue._store.refresh() is not None else set()
     assert {p.name for p in (queue.folder / "messages").glob("*.parquet")} == files
 
 

@@ -24,7 +24,7 @@ def _upkeep(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def trimmed(queue: Queue) -> int:
     """How many rows are kept of what was trimmed."""
-    store = queue._there()
+    store = queue._open_if_exists()
     assert store is not None
     return sum(len(run.high) for run in table.RememberedKeys(store.home / "trimmed")._load().values())
 

@@ -52,9 +52,9 @@ def test_by_age(root: Path, clock: list[float]) -> None:
 
 
 def live(queue: Queue) -> list[MessageFile]:
-    assert queue._open is not None
-    queue._open.move_on()
-    return queue._open.table.files
+    assert queue._store is not None
+    queue._store.refresh()
+    return queue._store.table.files
 
 
 @pytest.mark.rule("queue.trim")
@@ -161,8 +161,8 @@ def test_a_reader_that_is_just_moving(root: Path, monkeypatch: pytest.MonkeyPatc
     queue.register("auditor", 3)
     queue.append([{"n": 1}])
     queue.append([{"n": 2}])
-    assert queue._open is not None
-    with queue._open.positions.held("auditor"):
+    assert queue._store is not None
+    with queue._store.positions.hold("auditor"):
         with pytest.raises(UsageError, match="the reader auditor is busy"):
             queue.trim(0)
         first = queue.first_index

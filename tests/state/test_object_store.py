@@ -93,7 +93,7 @@ def test_many_waves(states: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         mirror.forget_mirrors()  # as in another process
         assert run_plan(plan, states, checked=False).exit == 0
         assert isinstance(root, ObjectPath)
-        counts.append(len(root.store.below(f"{root.key}/")))
+        counts.append(len(root.store.list_objects(f"{root.key}/")))
     assert max(counts) <= 70, f"a wave makes some twelve objects: {counts}"
     assert len(delivered(tmp_path)) == 13
     assert operations.check(root) == []
@@ -116,7 +116,7 @@ def test_two_drivers(states: str, tmp_path: Path) -> None:
         with pytest.raises(StateLost, match="another driver"):
             table.commit("wave", info={"wave": 1})
     with pytest.raises(StateLost):
-        first.check_ours()
+        first.check_ownership()
     first.release()
     second.release()
     assert run_plan(plan, states, checked=False).delivered == 1
@@ -255,7 +255,7 @@ def test_a_data_file_that_is_gone(states: str, tmp_path: Path) -> None:
     write(tmp_path, one="1")
     run_plan(plan, states, checked=False)
     assert isinstance(root, ObjectPath)
-    [name] = [each.key for each in root.store.children((root / "documents").key)[1]]
+    [name] = [each.key for each in root.store.list_folder((root / "documents").key)[1]]
     root.store.delete([name])
     with pytest.raises(StateDamaged, match=rf"s3://{BUCKET}/{name}: the file is missing"):
         run_plan(plan, states, checked=False)

@@ -78,7 +78,7 @@ def check(root: Path, plan: Plan, summary: Summary | None = None) -> None:
     current = _check_documents(documents)
     _check_outbox(outbox, latest)
     _check_numbers(tables, outbox)
-    _check_status(plan, status, latest, outbox, current, missed_entries(root, State(root, plan).remembered()))
+    _check_status(plan, status, latest, outbox, current, missed_entries(root, State(root, plan).recorded_structure()))
     left = account.left_over(root, plan) if summary is None else dataclasses.asdict(summary)
     for name in ("failed", "rejected", "pending", "in_doubt"):
         assert left[name] == sum(d[name] for d in status["destinations"].values()), (name, left, status)

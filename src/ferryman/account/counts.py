@@ -165,7 +165,7 @@ class _Counting:
         spread = PartitionFiles(self._tables.folder, name, schema, self._parts)
         for batch in stream(self._db, query, schema) if query else ():
             if self._marked is not None:
-                batch = batch.filter(pa.array(self._marked.among(batch.column(0).to_numpy())))
+                batch = batch.filter(pa.array(self._marked.contains(batch.column(0).to_numpy())))
             spread.add(batch, partition_of(batch.column(0).to_numpy(), self._parts))
         spread.close()
         return spread

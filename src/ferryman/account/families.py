@@ -214,7 +214,7 @@ def _asked(root: StatePath, plan: Plan, name: str, ask: Callable[[duckdb.DuckDBP
             connect(Path(spill)) as db,
         ):
             table = state.keyed[name].state
-            if table.made:
+            if table.exists:
                 table.load()
             register(db, "states", table.paths(), KEY_STATE)
             db.execute("""

@@ -79,7 +79,7 @@ def left_over_of(state: State) -> dict[str, int]:
 
 def _nothing_left(state: State) -> bool:
     """Quick, as least and greatest values say it of most files. False: perhaps there is something."""
-    if state.outbox.files or state.outbox.number(RANGES):
+    if state.outbox.files or state.outbox.transaction(RANGES):
         return False
     bad, waits = pc.field("status").isin(LEFT_OVER_STATUSES), pc.field("due").is_valid()
     try:
@@ -408,9 +408,9 @@ def _inputs(log: CombinedLog, positions: dict[str, int]) -> Iterator[dict[str, A
 
 
 def _counts(kept: LogPositions | None, log: Log) -> dict[str, Any]:
-    read, found = 0 if kept is None else kept.read, _ask(log)
+    read, found = 0 if kept is None else kept.entries_read, _ask(log)
     if found is None or (read and found.nothing and not isinstance(log, CombinedLog)):
-        return {"positions": {} if kept is None else kept.every(), "read": read, "lag": None}
+        return {"positions": {} if kept is None else kept.all_places(), "read": read, "lag": None}
     positions = next_places(kept, log, found.identities, found.begin, found.end)
     return {"positions": positions, "read": read, "lag": log.lag(positions, found.end)}
 

@@ -66,7 +66,7 @@ class View:
         self._folder = folder
         self._state = state
         self._logs = {n.name: LogPositions(state, n.name) for n in logs_read(state.plan.nodes)}
-        state.load_consistently([WAVE, SETTLED, RANGES, *(log.read_key for log in self._logs.values())])
+        state.load_consistently([WAVE, SETTLED, RANGES, *(log.entries_read_id for log in self._logs.values())])
         self.wave = wave = state.outbox.transactions[WAVE]
         staged: dict[str, list[str]] = {"documents": [], "ledger": []}
         if wave > state.outbox.transactions[SETTLED]:
@@ -117,7 +117,7 @@ class View:
         lost = any(
             found.entries[name, destination] != due
             for name, log in self._logs.items()
-            for destination, due in self._due_of(name, log.read, reached.get(name, ())).items()
+            for destination, due in self._due_of(name, log.entries_read, reached.get(name, ())).items()
         )
         destinations = {name: dict.fromkeys(COUNTS, 0) for names in reached.values() for name in names}
         if (errors := errors_node(plan.nodes)) is not None:
@@ -155,7 +155,7 @@ class View:
         found = count(self._tables(), {}, LEFT_OVER_STATUSES)
         pending = self._one("SELECT count(*) FROM waiting WHERE due IS NOT NULL") + found.pending_in_steps
         counts = {"failed": 0, "rejected": 0, "in_doubt": 0, "pending": pending}
-        if self._state.outbox.number(RANGES):
+        if self._state.outbox.transaction(RANGES):
             counts["pending"] += self._pending_ranges()
         for (_, status, _), number in found.ends.items():
             if (word := shown(status, "upsert")) in ("failed", "rejected", "in_doubt"):
@@ -246,7 +246,7 @@ class View:
     def _due_of(self, log: str, read: int, destinations: Sequence[str]) -> dict[str, int]:
         """Destination -> of how many entries of a log it must have a delivery: of those that were read since the plan
         leads them there. One to which it will only lead them in the next run is left out."""
-        plan = self._state.remembered()
+        plan = self._state.recorded_structure()
         mine, led = missed_entries(self._state.root, plan).get(log, {}), led_to(plan, log)
         return {name: read - mine[name].missed if name in mine else read for name in destinations if name in led}
 

@@ -89,7 +89,7 @@ def _known(files: pa.ChunkedArray, rows: np.ndarray[Any, Any]) -> pa.Table:
         mine = np.flatnonzero(codes == code)
         mine = mine[np.argsort(rows[mine], kind="stable")]
         with RowGroups(path, names, verified=True) as file:
-            tables += [table.select(names) for table in file.pick(rows[mine].astype(np.int64))]
+            tables += [table.select(names) for table in file.rows_at(rows[mine].astype(np.int64))]
         places.append(mine)
     if not tables:
         return pa.table({name: pa.nulls(len(files)) for name in KNOWN})
@@ -204,7 +204,7 @@ class TaskSplit(NamedTuple):
             found[Reason.NEW] = self.rows
         for path, first, end in self.pieces if self.compared else ():
             with RowGroups(path, ["reason"]) as file:
-                for rows in file.between(first, end):
+                for rows in file.rows_between(first, end):
                     found.update(rows["reason"].to_pylist())
         return found
 
@@ -217,7 +217,7 @@ class TaskSplit(NamedTuple):
         """The same rows in SLICE's columns."""
         for path, first, end in self.pieces:
             with RowGroups(path, SLICE.names if self.compared else LISTED) as file:
-                for rows in file.between(first, end):
+                for rows in file.rows_between(first, end):
                     yield rows if self.compared else _all_new(path, rows)
 
 
@@ -398,7 +398,7 @@ def range_of(plan: Plan, source: str, log: Log, piece: Piece, revision: int) -> 
 
 def pending_ranges(state: State) -> list[EntryRange]:
     """Those that are to be run, in the order of their places."""
-    if not state.outbox.number(RANGES) or not (paths := state.ledger.paths()):
+    if not state.outbox.transaction(RANGES) or not (paths := state.ledger.paths()):
         return []
     sources = [n.name for n in logs_read(state.plan.nodes)]
     query = f"""
@@ -413,7 +413,7 @@ def pending_ranges(state: State) -> list[EntryRange]:
         WHERE status IN {quote_list([*PENDING, Status.INDEXING])}
         GROUP BY ALL HAVING bool_or(status <> '{Status.INDEXING}')
     """
-    with connect(state.spill) as db:
+    with connect(state.local_scratch) as db:
         rows = db.execute(query).fetchall()
     found = [
         EntryRange(source, _piece(version), revision, id, tuple(deliveries), told=True)

@@ -78,10 +78,10 @@ def remember_plan(state: State, accept_changes: bool) -> None:
     """The state remembers the plan; its changes are reported when the run begins.
 
     Raises:
-        PlanChanged: see ``State.follow``.
+        PlanChanged: see ``State.record_plan``.
     """
     if not migration.is_pending(state):
-        found = state.follow(accept_changes=accept_changes)
+        found = state.record_plan(accept_changes=accept_changes)
         again = "to reprocess all, run `ferryman retry --force`"
         state.notes += [f"{change}: existing documents are not reprocessed; {again}" for change in found.structure]
         if found.code:

@@ -181,14 +181,14 @@ class Seen(NamedTuple):
         Raises:
             StateDamaged, StateForeign: by name; perhaps only because a driver replaced files meanwhile.
         """
-        if not state.look():
+        if not state.open_for_reading():
             return cls(state, 0, {}, 0, [])
-        state.documents.files.update((f.path, f) for f in state.staged(state.documents))
+        state.documents.files.update((f.path, f) for f in state.staged_files(state.documents))
         pending: dict[str, int] = {}
         for file in state.outbox.files.values():
             name = file.partition["destination"]
             pending[name] = pending.get(name, 0) + pending_rows(file)
-        differences = changes(state.remembered(), structure(state.plan)).structure
+        differences = changes(state.recorded_structure(), structure(state.plan)).structure
         return cls(state, state.wave, pending, len(queued_commands(state)), differences)
 
 
@@ -523,7 +523,7 @@ def gone_through(state: State, document: str, sources: Iterable[str], folder: Pa
     sources = list(sources)
     if not sources or not state.exists:
         return {}
-    paths = [*state.ledger.paths(), *state.ledger.paths(file.path for file in state.staged(state.ledger))]
+    paths = [*state.ledger.paths(), *state.ledger.paths(file.path for file in state.staged_files(state.ledger))]
     unsent = state.outbox.paths()
     found: dict[str, int] = {}
     mine = f"source IN {quote_list(sources)} AND origin = $id"
@@ -613,7 +613,7 @@ def _listed(id: str, listing: Listing) -> pa.Table | None:
         if not part.rows:
             continue
         with RowGroups(part.path, LISTED) as file:
-            for rows in file.all():
+            for rows in file.all_rows():
                 mine = rows.filter(pc.equal(rows["id"], id))
                 if mine.num_rows:
                     last = mine.slice(mine.num_rows - 1)

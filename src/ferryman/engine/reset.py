@@ -79,7 +79,7 @@ def reset_states(state: State, names: Collection[str]) -> str:
 
 def _refuse_unfinished(state: State, chosen: Collection[str], sources: Sequence[SourceNode]) -> None:
     listed = [node.name for node in sources]
-    found = [*unfinished_work(state, chosen, state.remembered(), ended=True), *failed_entries(state, listed)]
+    found = [*unfinished_work(state, chosen, state.recorded_structure(), ended=True), *failed_entries(state, listed)]
     if found:
         raise UsageError(
             "--reset-state: something is not done with what it was given:\n  " + "\n  ".join(found) + "\nRun without "
@@ -154,12 +154,12 @@ def _rewound(state: State, node: SourceNode) -> _Rewound:
     except Unavailable as e:
         raise UsageError(f"--reset-state: source {node.name}: {message_of(e)}. Nothing was changed.") from e
     token = ""
-    if moved is not None and not kept.has_followed(moved.token):
+    if moved is not None and not kept.has_followed_move(moved.token):
         positions |= moved.positions
         token = moved.token
     partitions = {name: log.partitions_of(name, positions) for name in identities}
-    numbers = kept.transactions(identities, partitions, positions, kept.read, kept.next_replay(), token)
-    return _Rewound(log, positions, numbers, token, bool(kept.replaced(identities)))
+    numbers = kept.transactions(identities, partitions, positions, kept.entries_read, kept.next_replay(), token)
+    return _Rewound(log, positions, numbers, token, bool(kept.replaced_logs(identities)))
 
 
 # -- the files ---------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def _gone(state: State, table: Table, schema: pa.Schema, whose: str, value: str,
             QUALIFY row_number() OVER (PARTITION BY {whose} ORDER BY wave DESC) = 1
         ) last WHERE last.{value} IS NOT NULL ORDER BY {whose}
     """
-    with connect(state.spill) as db:
+    with connect(state.local_scratch) as db:
         for batch in stream(db, query, schema):
             yield pa.Table.from_batches([batch])
 

@@ -436,7 +436,7 @@ def run_once(folder: StatePath, number: int, run: Callable[[], Staged]) -> Stage
     Raises:
         FileNotFoundError: its wave is over.
     """
-    if not publish(folder / f"{number}.begun", msgspec.json.encode(Process.this())):
+    if not publish(folder / f"{number}.begun", msgspec.json.encode(Process.current())):
         _wait_for_first(folder, number)
         return _kept(folder, number)
     if not exists(folder / OPEN):  # in an object store, the folder does not say it

@@ -94,7 +94,7 @@ class Run:
         """The last scan of everything, or one since, stopped reading, for too much is pending."""
         self._told_short = self._endless = False
         self._waited = 0.0
-        self._live = Follower(state.spill / _LIVE, observer)
+        self._live = Follower(state.local_scratch / _LIVE, observer)
         self._nodes = Nodes(state.plan, self._tell, clock)
         self._unlisted = Unlisted(state.plan, clock)
         self._logs = Logs(state, self._nodes, self._tell)

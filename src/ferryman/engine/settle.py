@@ -402,7 +402,7 @@ def _overtaken(state: State, file: DataFile, rows: list[int]) -> set[int]:
     again = of_file.to_table(filter=pc.field("row").isin(rows))
     destination = file.partition["destination"]
     key = int(file.partition["first_sequence"])
-    with connect(state.spill) as db:
+    with connect(state.local_scratch) as db:
         db.register("again", again)
         found = set()
         for other in state.outbox.files.values():

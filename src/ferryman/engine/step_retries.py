@@ -39,7 +39,7 @@ def step_debt(state: State, unlisted: Hashes | None = None) -> list[StepDebt]:
         return []
     owed: Counter[tuple[int, bool]] = Counter()
     due: dict[tuple[int, bool], int] = {}
-    with connect(state.spill) as db:
+    with connect(state.local_scratch) as db:
         for last in _waiting(state, db):
             in_vain = np.isin(last["h"], [] if unlisted is None else unlisted)
             for held, aside in product(np.unique(last["held"]).tolist(), (False, True)):
@@ -64,7 +64,7 @@ def pending_at_steps(state: State, now_us: int, waiting: Collection[str] = ()) -
         waiting: what documents are ``held`` by that are not due, whatever their time says.
     """
     longest_s = state.plan.longest_backoff_s
-    with connect(state.spill) as db:
+    with connect(state.local_scratch) as db:
         not_yet = hash_texts(pa.array(list(waiting), pa.string()))
         due = [
             last["h"][_are_due(last["due"], now_us, longest_s) & ~np.isin(last["held"], not_yet)]
@@ -78,7 +78,7 @@ def named(state: State, hashes: Hashes) -> dict[str, frozenset[str]]:
     if not len(hashes):
         return {}
     found: dict[str, set[str]] = defaultdict(set)
-    with connect(state.spill) as db:
+    with connect(state.local_scratch) as db:
         query = f"SELECT {DOCUMENT}, source, document FROM {_files(state)} WHERE {_waits(state)}"
         for batch in stream(db, query, _NAMED):
             mine = batch.filter(pa.array(np.isin(batch.column(0).to_numpy(), hashes)))
@@ -97,7 +97,7 @@ def _waiting(state: State, db: duckdb.DuckDBPyConnection) -> Iterator[Columns]:
     }
     rows = sum(f.rows for f in state.documents.files.values())
     verify(state.documents.paths())
-    with tempfile.TemporaryDirectory(dir=state.spill) as folder:
+    with tempfile.TemporaryDirectory(dir=state.local_scratch) as folder:
         for last in map(
             last_rows, rows_by_document(db, state.documents.paths(), rows, Path(folder), more, _waits(state))
         ):

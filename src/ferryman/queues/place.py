@@ -220,7 +220,7 @@ def make_object(pointer: ObjectPath, new: Callable[[str], dict[str, Any]], ident
     found = files.read_version(pointer)
     if found is not None and _read_id(pointer, found[0]) != _DELETED_ID:
         return
-    left_over, _ = folder.store.children(folder.key)  # before ours is made: after it, one of another id may be newer
+    left_over, _ = folder.store.list_folder(folder.key)  # before ours is made: after it, one of another id may be newer
     home = folder / identity
     files.replace(home / "messages" / "_delta_log" / f"{0:020d}.json", first_queue_entry(identity))
     crash.point("queue.built")

@@ -26,13 +26,13 @@ class Positions:
     def __init__(self, folder: StatePath, queue: str) -> None:
         self._folder = folder
         self._queue = queue
-        self._seen: dict[str, tuple[str | None, dict[str, int]]] = {}
+        self._last_read: dict[str, tuple[str | None, dict[str, int]]] = {}
         """Reader -> the version of its object that was read last; whose notes led to it."""
-        self._me, self._count = uuid.uuid4().hex, 0
-        self._turns: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
+        self._handle_id, self._count = uuid.uuid4().hex, 0
+        self._locks: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
         """Of the threads that use this handle."""
 
-    def names(self) -> list[str]:
+    def list_readers(self) -> list[str]:
         """All readers, sorted."""
         return sorted(name for name in files.list_names(self._folder) if not name.startswith("."))
 
@@ -43,17 +43,17 @@ class Positions:
             StateDamaged: the file of one is not what was written.
         """
         found = {}
-        for name in self.names():
-            if (position := self.of(name)) is not None:
+        for name in self.list_readers():
+            if (position := self.position_of(name)) is not None:
                 found[name] = position
         return found
 
-    def of(self, name: str) -> int | None:
+    def position_of(self, name: str) -> int | None:
         """Where one stands; None: it is not registered."""
-        said = self._said(name)
+        said = self._read_record(name)
         return None if said is None else int(said["position"])
 
-    def note(self, name: str, position: int, moved: str = "") -> bool:
+    def record(self, name: str, position: int, moved: str = "") -> bool:
         """From now on it stands there, durably. Inside ``held``, after a look at where it stood.
 
         Args:
@@ -63,76 +63,76 @@ class Positions:
             False: in an object store, somebody has moved it since that look; nothing was noted.
         """
         self._count += 1
-        path, (version, others) = self._folder / name, self._seen.get(name, (None, {}))
+        path, (version, others) = self._folder / name, self._last_read.get(name, (None, {}))
         said: dict[str, Any] = {"reader": name, "queue": self._queue, "position": position}
         if moved:
             said["moved"] = moved
         if not isinstance(path, Path):
-            said["notes"] = {**dict([*others.items()][-_MAX_OTHER_HANDLES:]), self._me: self._count}
+            said["notes"] = {**dict([*others.items()][-_MAX_OTHER_HANDLES:]), self._handle_id: self._count}
         noted = files.replace_version(path, seal(said), version)
         if not noted:  # the answer to it may have been lost, and others have gone on from there
-            self._said(name)
-            noted = self._seen[name][1].get(self._me) == self._count
+            self._read_record(name)
+            noted = self._last_read[name][1].get(self._handle_id) == self._count
         crash.point("tailer.noted")
         return noted
 
-    def moved(self, name: str) -> tuple[int, str] | None:
+    def last_move(self, name: str) -> tuple[int, str] | None:
         """Where it was moved, and what tells this move from all others; None: it went where it stands by itself, or is
         not registered.
 
         Both are read at once: who may only read the queue cannot hold the reader.
         """
-        said = self._said(name)
+        said = self._read_record(name)
         return None if said is None or not (token := said.get("moved")) else (int(said["position"]), str(token))
 
     def forget(self, name: str) -> bool:
         """It is not a reader any more; False: it was none."""
-        with self.held(name):
+        with self.hold(name):
             there = files.exists(self._folder / name)
             files.remove(self._folder / name)
             fsync_folder(self._folder)
         return there  # the lock's file stays: another process may wait at it
 
     @contextlib.contextmanager
-    def held(self, name: str) -> Iterator[None]:
+    def hold(self, name: str) -> Iterator[None]:
         """Meanwhile nobody else moves this reader; or ``note`` tells, in an object store, where there are no locks.
 
         Raises:
             ReaderHeld: somebody else has it all the time, perhaps a process that was stopped; says who.
         """
         path, wait_s = self._folder / f".lock-{name}", limits.QUEUE_READER_S
-        if not (ours := self._turns[name]).acquire(timeout=wait_s):
+        if not (ours := self._locks[name]).acquire(timeout=wait_s):
             raise ReaderHeld(str(path.parent.parent), name, "another thread of this process")
         try:
             with hold_lock(path, wait_s, signed=True) as alone:
                 if not alone:
-                    raise ReaderHeld(str(path.parent.parent), name, self.holder(name))
+                    raise ReaderHeld(str(path.parent.parent), name, self.describe_holder(name))
                 yield
         finally:
             ours.release()
 
     @contextlib.contextmanager
-    def all_held(self, wait_s: float) -> Iterator[str | None]:
+    def hold_all(self, wait_s: float) -> Iterator[str | None]:
         """Meanwhile nobody moves any reader that is registered now; or the one that could not be had for so long. In an
         object store they can be moved."""
         with contextlib.ExitStack() as held:
-            for name in self.names():
+            for name in self.list_readers():
                 if not held.enter_context(hold_lock(self._folder / f".lock-{name}", wait_s, signed=True)):
                     yield name
                     return
             yield None
 
-    def holder(self, name: str) -> str:
+    def describe_holder(self, name: str) -> str:
         """Names the process that holds this reader, or held it last."""
         path = self._folder / f".lock-{name}"
         return describe_holder(path) if isinstance(path, Path) else ""
 
-    def _said(self, name: str) -> dict[str, Any] | None:
+    def _read_record(self, name: str) -> dict[str, Any] | None:
         path = self._folder / name
         found = files.read_version(path)
-        self._seen[name] = None, {}
+        self._last_read[name] = None, {}
         if found is None:
             return None
         said: Any = unseal_bytes(path, found[0])
-        self._seen[name] = found[1], said.get("notes", {})
+        self._last_read[name] = found[1], said.get("notes", {})
         return dict(said)

@@ -47,8 +47,8 @@ class Queue:
         self.root = place.root_of(root)
         self.folder = self.root / name
         self._keep_s = None if keep is None else upkeep.seconds_of(keep)
-        self._open: QueueStore | None = None
-        self._there()
+        self._store: QueueStore | None = None
+        self._open_if_exists()
 
     def append(
         self, messages: Iterable[Mapping[str, Any]], key: str | None = None, *, meta: Mapping[str, Any] | None = None
@@ -93,14 +93,14 @@ class Queue:
 
     def highest_of(self, writer: str) -> int | None:
         """The highest sequence that a writer has appended (``append_new``); None: it has appended nothing."""
-        store = self._there()
+        store = self._open_if_exists()
         if store is None:
             return None
-        store.move_on()
+        store.refresh()
         return once.highest_sequence(store, writer) or None
 
     def _append(self, rows: pa.Table, key: str | None = None, writer: RepeatingWriter | None = None) -> range:
-        store = self._made()
+        store = self._open_or_create()
         indices = append_rows(store, rows, key, writer)
         with upkeep.postpone_on_error():
             if self._keep_s is not None and upkeep.too_old(store, self._keep_s):
@@ -110,33 +110,33 @@ class Queue:
 
     def appended(self, key: str) -> range | None:
         """The indices of the append with this key; None: it has not taken effect."""
-        store = self._there()
+        store = self._open_if_exists()
         if store is None:
             return None
-        store.move_on()
-        with store.damage_told():
+        store.refresh()
+        with store.queue_errors():
             return store.find(key_name(key))
 
     def read(self, start: int = 1, limit: int = 100) -> list[Message]:
         """Messages from this index on; those that were trimmed are passed over."""
-        store = self._there()
+        store = self._open_if_exists()
         if store is None or limit < 1:
             return []
-        store.move_on()
+        store.refresh()
         start = max(start, store.table.first)
         return [m for part in self.read_rows(start, start + limit) for m in messages_of(part)]
 
     def read_rows(self, start: int, end: int) -> Iterator[pa.Table]:
         """Messages of ``start`` ≤ index < ``end`` as Arrow: ``index, message, meta, hash, created``."""
-        store = self._there()
+        store = self._open_if_exists()
         return iter(()) if store is None else reading.read_between(store, start, end, ROWS.names)
 
     def indices_of(self, hashes: Collection[str]) -> list[int]:
         """Indices of the kept messages with these hashes: all of them are looked at."""
-        store = self._there()
+        store = self._open_if_exists()
         if store is None or not hashes:
             return []
-        store.move_on()
+        store.refresh()
         wanted = pa.array(list(hashes), pa.string())
         found: list[int] = []
         for rows in reading.read_between(store, store.table.first, store.table.last + 1, ["index", "hash"]):
@@ -145,11 +145,11 @@ class Queue:
 
     def files(self, start: int, end: int) -> list[tuple[int, int, int]]:
         """(first index, index after the last, bytes) of each file with kept messages of ``start`` ≤ index < ``end``."""
-        store = self._there()
+        store = self._open_if_exists()
         if store is None:
             return []
-        store.move_on()
-        return [(f.first, f.end, f.size) for f in store.table.covering(start, end)]
+        store.refresh()
+        return [(f.first, f.end, f.size) for f in store.table.files_covering(start, end)]
 
     def tailer(self, name: str | None = None) -> Tailer:
         """A reader that knows its place: kept under this name, or from 1 on each time.
@@ -159,7 +159,7 @@ class Queue:
         """
         if name is not None:
             place.check_name(name, "a reader")
-        return Tailer(self._made(), name)
+        return Tailer(self._open_or_create(), name)
 
     def register(self, reader: str, position: int, moved: str = "") -> None:
         """Note where a reader stands, durably: what it has not read is not trimmed. Where somebody has moved it
@@ -170,39 +170,39 @@ class Queue:
             moved: the last move that the reader has followed; see ``moved``.
         """
         place.check_name(reader, "a reader")
-        store = self._made()
-        with store.damage_told(), store.positions.held(reader):
-            store.check()
+        store = self._open_or_create()
+        with store.queue_errors(), store.positions.hold(reader):
+            store.check_identity()
             noted = False
             while not noted:
-                found = store.positions.moved(reader)
-                noted = (found is not None and found[1] != moved) or store.positions.note(reader, position)
+                found = store.positions.last_move(reader)
+                noted = (found is not None and found[1] != moved) or store.positions.record(reader, position)
 
     def moved(self, reader: str) -> tuple[int, str] | None:
         """Where somebody else has moved a reader (``queue rewind``), and what tells this move from all others; None: it
         stands where it went by itself."""
-        store = self._there()
+        store = self._open_if_exists()
         if store is None:
             return None
-        with store.damage_told():
-            return store.positions.moved(place.check_name(reader, "a reader"))
+        with store.queue_errors():
+            return store.positions.last_move(place.check_name(reader, "a reader"))
 
     def readers(self) -> dict[str, int]:
         """Registered reader -> index of the message that comes next."""
-        store = self._there()
+        store = self._open_if_exists()
         if store is None:
             return {}
-        with store.damage_told():
-            store.check()
+        with store.queue_errors():
+            store.check_identity()
             return store.positions.all()
 
     def forget(self, reader: str) -> bool:
         """Remove a reader: its place is not kept, nothing is kept for it. False: there was none of that name."""
-        store = self._there()
+        store = self._open_if_exists()
         if store is None:
             return False
-        with store.damage_told():
-            return reader in store.positions.names() and store.positions.forget(reader)
+        with store.queue_errors():
+            return reader in store.positions.list_readers() and store.positions.forget(reader)
 
     def trim(self, keep: str | float, force: bool = False) -> int:
         """Remove messages older than ``keep`` (``"10d"``) from the beginning; how many.
@@ -210,50 +210,50 @@ class Queue:
         A message that a registered reader has not read stays, and all after it, unless ``force``.
         """
         keep_s = upkeep.seconds_of(keep)
-        store = self._there()
+        store = self._open_if_exists()
         return 0 if store is None else upkeep.trim(store, keep_s, force=force)
 
     def delete(self) -> None:
         """Delete the queue with its messages and readers. A queue made later under its name is another one."""
-        store = self._there()
+        store = self._open_if_exists()
         if store is not None:
-            with store.damage_told(), hold_lock(store.appending, limits.QUEUE_TURN_S):
-                store.check()
+            with store.queue_errors(), hold_lock(store.appending, limits.QUEUE_TURN_S):
+                store.check_identity()
                 place.remove(self.folder, store.identity.id)
         place.remove_leftovers(self.root)
-        self._open = None
+        self._store = None
 
     def make(self) -> None:
         """Make the queue, empty, unless it is there."""
-        self._made()
+        self._open_or_create()
 
     @property
     def exists(self) -> bool:
         """Has it been made?"""
-        return self._there() is not None
+        return self._open_if_exists() is not None
 
     @property
     def id(self) -> str | None:
         """A UUID that no other queue has, also not one made later under this name; None: it has not been made."""
-        store = self._there()
+        store = self._open_if_exists()
         return None if store is None else store.identity.id
 
     @property
     def last_index(self) -> int:
         """Index of the last message that was ever appended, 0 if there was none."""
-        store = self._there()
+        store = self._open_if_exists()
         if store is None:
             return 0
-        store.move_on()
+        store.refresh()
         return store.table.last
 
     @property
     def first_index(self) -> int:
         """Index of the first message that is kept; of the next one, if none is."""
-        store = self._there()
+        store = self._open_if_exists()
         if store is None:
             return 1
-        store.move_on()
+        store.refresh()
         return store.table.first
 
     @classmethod
@@ -267,17 +267,17 @@ class Queue:
         """Names of the queues in a folder that have no registered reader."""
         return [name for name in cls.all(root) if not cls(name, root).readers()]
 
-    def _there(self) -> QueueStore | None:
-        if self._open is None and (identity := place.identity_of(self.folder)) is not None:
+    def _open_if_exists(self) -> QueueStore | None:
+        if self._store is None and (identity := place.identity_of(self.folder)) is not None:
             with contextlib.suppress(OSError):  # where one may only read
                 fsync_folder(self.root)  # whoever made it may have been killed before its name was durable
-            self._open = QueueStore(self.folder, identity)
-        return self._open
+            self._store = QueueStore(self.folder, identity)
+        return self._store
 
-    def _made(self) -> QueueStore:
-        if (store := self._there()) is None:
+    def _open_or_create(self) -> QueueStore:
+        if (store := self._open_if_exists()) is None:
             place.make(self.folder)
-            store = self._there()
+            store = self._open_if_exists()
         if store is None:
             raise EngineError(f"{self.folder}: it was deleted while it was made. Try again.")
         return store

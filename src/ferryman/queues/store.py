@@ -36,13 +36,13 @@ class QueueStore:
         self.home = home = home_of(folder, identity.id)
         self.table = MessageTable(home / "messages")
         self.keys = RememberedKeys(home / "keys")
-        self.trimmed = RememberedKeys(home / "trimmed")
+        self.trimmed_rows = RememberedKeys(home / "trimmed")
         self.positions = Positions(home / "tailers", identity.id)
         self.appending = home / "appending"
         self.merging = home / "merging"
         self.guard = threading.RLock()
 
-    def check(self) -> None:
+    def check_identity(self) -> None:
         """Is it still the queue that was opened?
 
         Raises:
@@ -58,16 +58,16 @@ class QueueStore:
             raise QueueReplaced(str(self.folder), self.identity.id, now.id if now else None)
         self.identity = now  # a copy of it, put in its place
 
-    def move_on(self) -> bool:
+    def refresh(self) -> bool:
         """See the newest version; was there one?
 
         Raises:
             QueueReplaced: it is not the queue any more that was opened.
             QueueDamaged: a file of the log is missing, or not what was written.
         """
-        with self.guard, self.damage_told():
-            self.check()
-            return self.table.move_on()
+        with self.guard, self.queue_errors():
+            self.check_identity()
+            return self.table.refresh()
 
     def find(self, name: str) -> range | None:
         """The indices that were given to an append with a key, as of the version that was moved on to.
@@ -81,7 +81,7 @@ class QueueStore:
         return self.keys.find(name)
 
     @contextlib.contextmanager
-    def damage_told(self) -> Iterator[None]:
+    def queue_errors(self) -> Iterator[None]:
         """What is damaged is told in the words of queues; what vanished with its queue is not damage.
 
         Raises:
@@ -92,10 +92,10 @@ class QueueStore:
         except QueueDamaged:
             raise
         except StateDamaged as e:
-            self.check()
+            self.check_identity()
             raise QueueDamaged(e.path, e.what) from e
         except FileNotFoundError as e:
-            self.check()
+            self.check_identity()
             raise QueueDamaged(str(e.filename), "the file is missing") from e
 
 
@@ -123,12 +123,12 @@ def append_rows(
     name = key_name(key) if key is not None else ""
     with (
         store.guard,
-        store.damage_told(),
+        store.queue_errors(),
         hold_lock(store.appending, limits.QUEUE_TURN_S),
         explain_full_disk(store),
     ):  # 1
         while True:
-            store.move_on()  # 2
+            store.refresh()  # 2
             if name and (before := store.find(name)) is not None:
                 return before
             version = store.table.version
@@ -137,7 +137,7 @@ def append_rows(
                 return range(0)
             if store.table.version != version:
                 continue  # it was moved on while it was read
-            noted = {} if writer is None else writer.noted(store, new)
+            noted = {} if writer is None else writer.transactions(store, new)
             file = _write_messages(store, new.select(CONTENT.names), name)  # 3
             crash.point("append.staged")
             fsync_folder(store.table.folder)
@@ -157,7 +157,7 @@ def _commit(store: QueueStore, file: MessageFile, noted: dict[str, int], *, repe
     try:
         return store.table.commit(LogEntry("append", (file,), (), {LAST: file.end - 1, **noted}))
     except CommitUnknown:
-        store.move_on()
+        store.refresh()
         if file in store.table.files:
             return True
         if not repeatable:
@@ -246,10 +246,10 @@ class RepeatingWriter(NamedTuple):
         repeated = pc.less_equal(rows[SEQUENCE], highest_sequence(store, self.name))
         if not pc.any(repeated).as_py():
             return rows
-        known = self._found(store, rows.filter(repeated))
+        known = self._find_repeated(store, rows.filter(repeated))
         return rows.filter(pa.array([key not in known for key in _row_keys(rows)], pa.bool_()))
 
-    def noted(self, store: QueueStore, rows: pa.Table) -> dict[str, int]:
+    def transactions(self, store: QueueStore, rows: pa.Table) -> dict[str, int]:
         """What the commit of these rows notes, as transactions of the log."""
         noted = {f"{_HIGHEST}{self.name}": max(highest_sequence(store, self.name), pc.max(rows[SEQUENCE]).as_py())}
         if self.settled > _settled_sequence(store, self.name):
@@ -266,7 +266,7 @@ class RepeatingWriter(NamedTuple):
                 "state back, or begin with a new one, which sends every document again."
             )
 
-    def _found(self, store: QueueStore, rows: pa.Table) -> set[tuple[str, int]]:
+    def _find_repeated(self, store: QueueStore, rows: pa.Table) -> set[tuple[str, int]]:
         """(hash, sequence) of those that are in the queue, or were trimmed."""
         wanted = set(_row_keys(rows))
         hashes = rows["hash"].combine_chunks()
@@ -279,7 +279,7 @@ class RepeatingWriter(NamedTuple):
                 return found
         # after the messages: what is trimmed meanwhile is kept before it goes
         names = {_row_name(self.name, *key): key for key in wanted - found}
-        return found | {names[name] for name in store.trimmed.known(names)}
+        return found | {names[name] for name in store.trimmed_rows.find_known(names)}
 
 
 def highest_sequence(store: QueueStore, writer: str) -> int:
@@ -299,23 +299,23 @@ def keep_trimmed(store: QueueStore, files: Sequence[MessageFile]) -> None:
         return
     floors = {name: _settled_sequence(store, name) for name in names}
     by_number = {_writer_number(name): floor for name, floor in floors.items()}
-    store.trimmed.drop(lambda run: _still_repeatable(run, by_number))
+    store.trimmed_rows.drop(lambda run: _still_repeatable(run, by_number))
     kept: list[tuple[str, int, int]] = []
     for file in files:
         with RowGroups(str(store.table.folder / file.path), ["hash", "meta"], verified=True) as groups:
-            for part in groups.all():
+            for part in groups.all_rows():
                 kept += [
                     (_row_name(writer, digest, number), number, _writer_number(writer))
                     for writer, number, digest in _rows_with_writer(part)
                     if number >= floors.get(writer, number + 1)
                 ]
                 if len(kept) >= _BUFFERED_ROWS:
-                    store.trimmed.add(kept)
+                    store.trimmed_rows.add(kept)
                     kept = []
     if kept:
-        store.trimmed.add(kept)
+        store.trimmed_rows.add(kept)
         crash.point("trimmed.kept")
-    store.trimmed.merge()
+    store.trimmed_rows.merge()
 
 
 class _Meta(msgspec.Struct):
@@ -381,8 +381,8 @@ def read_between(store: QueueStore, start: int, end: int, columns: Sequence[str]
         if found is None:
             return
         file, groups = found
-        with groups, store.damage_told():
-            yield from groups.between(max(start, file.first) - file.first, min(end, file.end) - file.first)
+        with groups, store.queue_errors():
+            yield from groups.rows_between(max(start, file.first) - file.first, min(end, file.end) - file.first)
         start = file.end
 
 
@@ -392,13 +392,13 @@ def _open_file(store: QueueStore, start: int, end: int, columns: Sequence[str]) 
     1. look it up: in what is known, as messages never change, else in the newest version
     2. open it; if it is gone it was replaced, and a newer version says by what
     """
-    with store.guard, store.damage_told():
+    with store.guard, store.queue_errors():
         if store.table.last < end - 1:  # 1
-            store.move_on()
-        while files := store.table.covering(start, end):
+            store.refresh()
+        while files := store.table.files_covering(start, end):
             try:  # 2
                 return files[0], RowGroups(str(store.table.folder / files[0].path), [*columns], verified=True)
             except StateDamaged:
-                if not store.move_on():
+                if not store.refresh():
                     raise
         return None

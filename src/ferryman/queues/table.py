@@ -82,11 +82,11 @@ class MessageTable:
         return self.log / f"{version:020d}.json"
 
     @property
-    def holds(self) -> bool:
+    def is_valid(self) -> bool:
         """Is the entry of our version still in the log? If it was trimmed, what follows it may have been, too."""
         return self._stamp is not None and self._stamp == stamp(self.path(self.version))
 
-    def move_on(self) -> bool:
+    def refresh(self) -> bool:
         """To the newest version, which is durable then; True if it is another one than before.
 
         Raises:
@@ -95,14 +95,14 @@ class MessageTable:
         before = self.version
         for _ in range(_MAX_READ_ATTEMPTS):
             with contextlib.suppress(FileNotFoundError):  # trimmed while we read it
-                if not self.holds:
-                    self._open()
+                if not self.is_valid:
+                    self._load()
                 while files.exists(self.path(self.version + 1)):
                     entry = entries.read_entry(self.path(self.version + 1))
-                    if not self.holds:  # as in commit: what was read may be what a sleeper has left there
+                    if not self.is_valid:  # as in commit: what was read may be what a sleeper has left there
                         break
                     self._apply(entry, self.version + 1)
-                if self.holds:
+                if self.is_valid:
                     break
         else:
             raise StateDamaged(str(self.path(self.version)), "the log file is missing")
@@ -125,27 +125,27 @@ class MessageTable:
         version, kind = self.version + 1, entry.kind
         with files.staged(self.path(version), entries.encode_entry(entry, data_change=data_change)) as name_it:  # 1
             crash.point(f"{kind}.written")
-            if not self.holds:
+            if not self.is_valid:
                 return False
             if not name_it():  # 2
-                if not isinstance(self.folder, Path) and not self.holds:  # it was ours, perhaps, its answer was lost
+                if not isinstance(self.folder, Path) and not self.is_valid:  # it was ours, perhaps, its answer was lost
                     raise CommitUnknown(str(self.path(version)))
                 return False
             crash.point(f"{kind}.logged")
-            if not self.holds:  # 3
+            if not self.is_valid:  # 3
                 raise CommitUnknown(str(self.path(version)))
         fsync_folder(self.log)  # 4
         crash.point(f"{kind}.synced")
         self._apply(entry, version)
         return True
 
-    def covering(self, start: int, end: int) -> list[MessageFile]:
+    def files_covering(self, start: int, end: int) -> list[MessageFile]:
         """Files with messages of ``start`` ≤ index < ``end``."""
         at = max(bisect_right(self.files, start, key=lambda f: f.first) - 1, 0)
         upto = bisect_right(self.files, end - 1, key=lambda f: f.first)
         return [f for f in self.files[at:upto] if f.end > start]
 
-    def commits(self) -> int:
+    def commits_since_checkpoint(self) -> int:
         """Commits since the log was folded last, by whomever."""
         self.checkpointed = max((int(n) for n in files.list_names(self.marks) if n.isdigit()), default=0)
         return self.version - self.checkpointed
@@ -158,7 +158,7 @@ class MessageTable:
         3. remove older entries and checkpoints
         """
         version = self.version
-        path, content = self._checkpoint(version), self._fold()
+        path, content = self._checkpoint_path(version), self._checkpoint_content()
         replace(path, content)  # 1
         crash.point("fold.made")
         replace(self.marks / f"{version:020d}", seal(checksum(content)))  # 2
@@ -173,7 +173,7 @@ class MessageTable:
         self.checkpointed = version
         crash.point("fold.trimmed")
 
-    def _fold(self) -> bytes:
+    def _checkpoint_content(self) -> bytes:
         """The content of a checkpoint of our version: of the marked one and the entries after it.
 
         Raises:
@@ -184,12 +184,12 @@ class MessageTable:
         checkpoints = {int(found[1]) for name in names if (found := _CHECKPOINT.match(name))}
         base = max((each for each in checkpoints & marked if each < self.version), default=-1)
         entries = [self.path(int(f[1])) for name in names if (f := _ENTRY.match(name)) and int(f[1]) <= self.version]
-        return checkpoint_content([*entries, *([self._checkpoint(base)] if base >= 0 else [])], self.version)
+        return checkpoint_content([*entries, *([self._checkpoint_path(base)] if base >= 0 else [])], self.version)
 
-    def _checkpoint(self, version: int) -> StatePath:
+    def _checkpoint_path(self, version: int) -> StatePath:
         return self.log / f"{version:020d}.checkpoint.parquet"
 
-    def _open(self) -> None:
+    def _load(self) -> None:
         """Read the newest marked checkpoint and the entries after it."""
         names = files.list_names(self.log)
         written = {int(found[1]) for name in names if (found := _ENTRY.match(name))}
@@ -197,36 +197,36 @@ class MessageTable:
         marked = max(folded & {int(name) for name in files.list_names(self.marks) if name.isdigit()}, default=-1)
         self.files, self.transactions = [], {}
         if marked >= 0:
-            self._apply(self._folded(marked), marked)
+            self._apply(self._read_checkpoint(marked), marked)
         elif 0 in written:
             self._apply(entries.read_entry(self.path(0)), 0)
         else:
-            missing = self._missing(folded)
+            missing = self._missing_start(folded)
             if files.exists(missing):  # it came while we looked
                 raise FileNotFoundError(str(missing))
             raise StateDamaged(str(missing), "the file is missing")
         self.checkpointed = max(marked, 0)
         begins, began = self.path(self.version), self._stamp
         for version in range(self.version + 1, max(written, default=-1) + 1):
-            if version not in written and not self._trimmed(version):
+            if version not in written and not self._was_trimmed(version):
                 raise StateDamaged(str(self.path(version)), "the log file is missing")
             self._apply(entries.read_entry(self.path(version)), version)
         if stamp(begins) != began:
             self._stamp = None  # trimmed meanwhile: once more
 
-    def _missing(self, folded: set[int]) -> StatePath:
+    def _missing_start(self, folded: set[int]) -> StatePath:
         """The file without which there is no beginning."""
         marks = [int(name) for name in files.list_names(self.marks) if name.isdigit()]
         if marks:
-            return self._checkpoint(max(marks))
+            return self._checkpoint_path(max(marks))
         return self.marks / f"{max(folded):020d}" if folded else self.path(0)
 
-    def _trimmed(self, version: int) -> bool:
+    def _was_trimmed(self, version: int) -> bool:
         """Was it removed because a newer checkpoint holds it?"""
         return any(name.isdigit() and int(name) > version for name in files.list_names(self.marks))
 
-    def _folded(self, version: int) -> LogEntry:
-        path = self._checkpoint(version)
+    def _read_checkpoint(self, version: int) -> LogEntry:
+        path = self._checkpoint_path(version)
         content = files.read(path)
         if unseal(self.marks / f"{version:020d}") != checksum(content):
             raise StateDamaged(str(path), "its checksum does not match its content")
@@ -259,7 +259,7 @@ class MessageTable:
         hint = self.log / _HINT
         with contextlib.suppress(FileNotFoundError, msgspec.DecodeError, KeyError, TypeError):
             named = msgspec.json.decode(files.read(hint))["version"]
-            if not files.exists(self._checkpoint(named)):
+            if not files.exists(self._checkpoint_path(named)):
                 files.remove(hint)
 
 
@@ -319,7 +319,7 @@ class RememberedKeys:
                 return range(int(run.first[at]), int(run.first[at] + run.rows[at]))
         return None
 
-    def known(self, names: Iterable[str]) -> set[str]:
+    def find_known(self, names: Iterable[str]) -> set[str]:
         """Those of them that are kept."""
         runs = [*self._load().values()]
         return {name for name in names if any(_find_key(run, name) is not None for run in runs)}

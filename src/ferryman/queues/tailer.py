@@ -35,9 +35,9 @@ class Tailer:
         self._place = 1
         self._ahead: dict[int, Message] = {}
         if name is not None:
-            with store.damage_told(), store.positions.held(name):
-                if store.positions.of(name) is None:
-                    store.positions.note(name, 1)
+            with store.queue_errors(), store.positions.hold(name):
+                if store.positions.position_of(name) is None:
+                    store.positions.record(name, 1)
 
     @property
     def position(self) -> int:
@@ -47,8 +47,8 @@ class Tailer:
             QueueReplaced: the queue was deleted.
             UsageError: the reader was forgotten.
         """
-        self._store.move_on()
-        return self._next(self._known())
+        self._store.refresh()
+        return self._next_index(self._recorded_place())
 
     def read(self, wait_s: float = 0) -> Message | None:
         """The next message; None if there is none, also after ``wait_s`` seconds. The new place is durable first."""
@@ -61,7 +61,7 @@ class Tailer:
 
     def peek(self) -> Message | None:
         """The next message, which stays the next one."""
-        found = self._take(self._known(), 1)
+        found = self._next_messages(self._recorded_place(), 1)
         return found[0] if found else None
 
     def to_start(self) -> Self:
@@ -103,9 +103,9 @@ class Tailer:
         pause = limits.QUEUE_POLL_S
         most = limits.QUEUE_POLL_MAX_S if isinstance(self._store.folder, Path) else limits.QUEUE_POLL_STORE_S
         while True:
-            with self._alone():
-                found = self._take(self._known(), n)
-                if found and not self._note(self._behind(found[-1])):
+            with self._hold_reader():
+                found = self._next_messages(self._recorded_place(), n)
+                if found and not self._record_place(self._place_after(found[-1])):
                     continue
                 if found:
                     return found
@@ -115,27 +115,29 @@ class Tailer:
             time.sleep(min(pause, left))
             pause = min(pause * 2, most)
 
-    def _take(self, place: int, n: int) -> list[Message]:
+    def _next_messages(self, place: int, n: int) -> list[Message]:
         """At most ``n`` messages from a place on, in our direction."""
         if self._store.table.last < place + n - 1:
-            self._store.move_on()
+            self._store.refresh()
         else:
-            self._store.check()
+            self._store.check_identity()
         found: list[Message] = []
-        while len(found) < n and (index := self._next(place)) > 0:
-            message = self._message(index)
+        while len(found) < n and (index := self._next_index(place)) > 0:
+            message = self._message_at(index)
             if message is not None:
                 found.append(message)
-                place = self._behind(message)
-            elif self._next(place) == index:  # or it was trimmed while we looked: the first that is kept comes next
+                place = self._place_after(message)
+            elif (
+                self._next_index(place) == index
+            ):  # or it was trimmed while we looked: the first that is kept comes next
                 break
         return found
 
-    def _behind(self, message: Message) -> int:
+    def _place_after(self, message: Message) -> int:
         """The place after this message was read."""
         return message.index + 1 if self._forward else message.index
 
-    def _message(self, index: int) -> Message | None:
+    def _message_at(self, index: int) -> Message | None:
         """The message of an index, or where it was trimmed the next one that is kept; None: there is none."""
         if index not in self._ahead:
             forward, back = limits.QUEUE_AHEAD_ROWS, limits.QUEUE_BACK_ROWS
@@ -155,42 +157,44 @@ class Tailer:
             if self._forward and size > limits.QUEUE_AHEAD_BYTES:
                 return
 
-    def _next(self, place: int) -> int:
+    def _next_index(self, place: int) -> int:
         table = self._store.table
         return max(place, table.first) if self._forward else min(place, table.last + 1) - 1
 
-    def _known(self) -> int:
+    def _recorded_place(self) -> int:
         if self.name is None:
             return self._place
-        with self._store.damage_told():
-            place = self._store.positions.of(self.name)
+        with self._store.queue_errors():
+            place = self._store.positions.position_of(self.name)
         if place is None:
-            self._store.check()
+            self._store.check_identity()
             raise UsageError(f"{self._store.folder}: the reader {self.name} was forgotten. Take its tailer again.")
         return place
 
     def _move(self, place: Callable[[int, int], int]) -> Self:
         """To the place that is chosen by the first and the last index: nothing is trimmed until we are there."""
-        with self._alone():
+        with self._hold_reader():
             noted = False
             while not noted:
-                self._known()
-                self._store.move_on()
-                noted = self._note(place(self._store.table.first, self._store.table.last), moved=uuid.uuid4().hex)
+                self._recorded_place()
+                self._store.refresh()
+                noted = self._record_place(
+                    place(self._store.table.first, self._store.table.last), moved=uuid.uuid4().hex
+                )
         return self
 
-    def _note(self, place: int, moved: str = "") -> bool:
+    def _record_place(self, place: int, moved: str = "") -> bool:
         """See ``Positions.note``."""
         if self.name is None:
             self._place = place
             return True
-        return self._store.positions.note(self.name, place, moved)
+        return self._store.positions.record(self.name, place, moved)
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _hold_reader(self) -> Iterator[None]:
         """No other handle of this name moves meanwhile."""
         if self.name is None:
             yield
             return
-        with self._store.damage_told(), self._store.positions.held(self.name):
+        with self._store.queue_errors(), self._store.positions.hold(self.name):
             yield

@@ -54,12 +54,12 @@ def maintain(store: QueueStore) -> None:
     with hold_lock(store.merging, 0) as ours, store.guard:
         if not ours and not _due(store, _WAIT_FACTOR):
             return
-        store.move_on()
+        store.refresh()
         merged = False
         while batch := next_batch(store.table.files):
             merge(store, batch)
             merged = True
-        if store.table.commits() >= limits.QUEUE_COMMITS:
+        if store.table.commits_since_checkpoint() >= limits.QUEUE_COMMITS:
             store.table.checkpoint()
         if merged:
             sweep(store)
@@ -121,7 +121,7 @@ def merge(store: QueueStore, batch: list[MessageFile]) -> None:
             retire(store, batch)  # 4
             crash.point("merge.removed")
             return
-        store.move_on()
+        store.refresh()
     remove(table.folder / part.path)
 
 
@@ -136,7 +136,7 @@ def sweep(store: QueueStore) -> None:
     with hold_lock(store.appending, 0) as quiet:
         old = now - (limits.READERS_GRACE_S if quiet and isinstance(store.appending, Path) else limits.QUEUE_STRAY_S)
         found = list_names(store.table.folder)
-        store.move_on()
+        store.refresh()
         live = {f.path for f in store.table.files}
         for name in found:
             path = store.table.folder / name
@@ -151,7 +151,7 @@ def sweep(store: QueueStore) -> None:
 def _read_files(store: QueueStore, files: list[MessageFile]) -> Iterator[pa.Table]:
     for file in files:
         with RowGroups(str(store.table.folder / file.path), ROWS.names, verified=True) as groups:
-            yield from groups.all()
+            yield from groups.all_rows()
 
 
 def _combine_small_tables(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
@@ -206,18 +206,18 @@ def trim(store: QueueStore, keep_s: float, *, force: bool = False, exact: bool =
     """
     before = _oldest_kept(keep_s)
     with contextlib.ExitStack() as held:
-        held.enter_context(store.damage_told())
+        held.enter_context(store.queue_errors())
         if not force:  # a reader that goes back meanwhile is sure of what it goes back to
-            busy = held.enter_context(store.positions.all_held(limits.QUEUE_TURN_S if exact else 0))
+            busy = held.enter_context(store.positions.hold_all(limits.QUEUE_TURN_S if exact else 0))
             if busy is not None and exact:
-                who = f"{store.positions.holder(busy)} holds it"
+                who = f"{store.positions.describe_holder(busy)} holds it"
                 raise UsageError(f"{store.folder}: the reader {busy} is busy: {who}. Nothing was trimmed; try later.")
             if busy is not None:
                 return 0
         held.enter_context(hold_lock(store.merging, limits.QUEUE_TURN_S if exact else 0))
         held.enter_context(store.guard)
         while True:
-            store.move_on()
+            store.refresh()
             upto = _FOREVER if force else min(store.positions.all().values(), default=_FOREVER)
             gone, part = _files_to_trim(store, before, upto)  # 1
             staying = _write_remainder(store, part, before, upto) if part is not None and exact else ()  # 2
@@ -230,7 +230,7 @@ def trim(store: QueueStore, keep_s: float, *, force: bool = False, exact: bool =
             try:
                 keep_trimmed(store, gone)  # 3
             except StateDamaged:
-                if not store.move_on():
+                if not store.refresh():
                     raise
                 continue  # somebody else has merged or trimmed them
             store.keys.remember(gone)
@@ -254,7 +254,7 @@ def _files_to_trim(store: QueueStore, before: int, upto: int) -> tuple[list[Mess
 def _write_remainder(store: QueueStore, file: MessageFile, before: int, upto: int) -> tuple[MessageFile, ...]:
     """A new file of what stays; the file itself, if all of it does; nothing, if nothing does."""
     with RowGroups(str(store.table.folder / file.path), ROWS.names, verified=True) as groups:
-        rows = pa.concat_tables(groups.all())
+        rows = pa.concat_tables(groups.all_rows())
     young = pc.greater_equal(rows.column("created").cast(pa.int64()), before)
     kept = pc.or_(young, pc.greater_equal(rows.column("index"), upto))
     at = pc.index(kept, True).as_py()

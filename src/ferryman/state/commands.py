@@ -116,7 +116,7 @@ class Command(msgspec.Struct, frozen=True):
         return f"{self.verb} by {self.who}" + (f": {self.why}" if self.why else "")
 
     @property
-    def does(self) -> Verb:
+    def definition(self) -> Verb:
         return VERBS[self.verb]
 
 

@@ -70,7 +70,7 @@ class Journal:
         Args:
             eligible: the rows that are meant, where that is not the whole range.
         """
-        owner = {"process": Process.this(), "eligible": eligible}
+        owner = {"process": Process.current(), "eligible": eligible}
         return files.publish(self._path(pass_, rows, "claim"), seals.seal(owner))
 
     def publish(self, pass_: int, result: Result) -> bool:
@@ -114,7 +114,7 @@ class Journal:
         """Is the process that claimed these rows still there, as far as we can see?"""
         owner: Any = seals.unseal(self._path(pass_, rows, "claim"))
         process = msgspec.convert(owner["process"], Process)
-        return not process.gone and process != Process.this()
+        return not process.is_gone and process != Process.current()
 
     def claimed_rows(self, pass_: int, rows: Rows) -> list[int] | None:
         """The rows that a claim means; None: all of its range."""

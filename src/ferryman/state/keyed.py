@@ -49,7 +49,7 @@ class KeyedTables(NamedTuple):
 
     def load(self, application: str) -> None:
         """Read all as they are now; a reader may come before they are made."""
-        if not self.contributions.made:
+        if not self.contributions.exists:
             return
         self.state.load([application, PUBLISHED, MERGED, FORGOTTEN])
         self.exports.load([application, PUBLISHED, *map(place_id, lanes())])
@@ -111,13 +111,13 @@ def missing_tables(keyed: dict[str, KeyedTables], remembered: Structure) -> Iter
     """Tables that should be there, for the plan had their nodes when it ran last."""
     for name in keyed.keys() & keyed_of(remembered):
         for table in keyed[name].all:
-            if not table.made:
+            if not table.exists:
                 yield StateDamaged(str(table.folder), "the folder is missing")
 
 
 def existing_tables(keyed: dict[str, KeyedTables]) -> list[Table]:
     """Those of the tables that have been made."""
-    return [table for each in keyed.values() for table in each.all if table.made]
+    return [table for each in keyed.values() for table in each.all if table.exists]
 
 
 def _refuse_added_again(keyed: dict[str, KeyedTables], plan: Plan, remembered: Structure) -> None:
@@ -129,8 +129,8 @@ def _refuse_added_again(keyed: dict[str, KeyedTables], plan: Plan, remembered: S
     had = keyed_of(remembered)
     for node in keyed_nodes(plan.nodes):
         tables = keyed[node.name]
-        made = [table for table in tables.all if table.made]
-        if node.name not in had and any(table.number_now(PUBLISHED) for table in made):
+        made = [table for table in tables.all if table.exists]
+        if node.name not in had and any(table.transaction_on_disk(PUBLISHED) for table in made):
             raise UsageError(
                 f"{node.name}: this keyed node was taken out of the plan, and its state of before is still there "
                 f"({tables.state.folder}), without what came since. Nothing was changed. Give the node another name: "
@@ -153,6 +153,6 @@ def create_tables(keyed: Iterable[KeyedTables]) -> None:
     """Make those of the tables that are not there."""
     for tables in keyed:
         for table in tables.all:
-            if not table.made:
+            if not table.exists:
                 table.create()
                 crash.point("create.keyed")

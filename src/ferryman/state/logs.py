@@ -56,34 +56,36 @@ class LogPositions:
         self._documents = state.documents
         self._name = source
 
-    def of(self, identities: Mapping[str, str], logs: Partitions) -> dict[str, int]:
+    def places(self, identities: Mapping[str, str], logs: Partitions) -> dict[str, int]:
         """The place that comes next, of those partitions of which something is known: nothing of a log that is another
         one now.
 
         Args:
             identities: see ``sources.Log``.
         """
-        stems = {name: self._positions_of(name, self._now(name, identities)) for name in logs}
-        known = {p: self._outbox.number(f"{stems[name]}{p}") for name, partitions in logs.items() for p in partitions}
+        stems = {name: self._position_prefix(name, self._current_log(name, identities)) for name in logs}
+        known = {
+            p: self._outbox.transaction(f"{stems[name]}{p}") for name, partitions in logs.items() for p in partitions
+        }
         return {partition: number - 1 for partition, number in known.items() if number}
 
-    def every(self) -> dict[str, int]:
+    def all_places(self) -> dict[str, int]:
         """The same of all partitions, also where the logs cannot be asked which they have."""
         stem = f"{self._key('position')}/"
-        return {key.removeprefix(stem).split("/", 2)[2]: number - 1 for key, number in self._kept().items()}
+        return {key.removeprefix(stem).split("/", 2)[2]: number - 1 for key, number in self._stored_positions().items()}
 
     @property
-    def known(self) -> bool:
+    def was_read(self) -> bool:
         """Was the source ever read?"""
-        return self.read > 0
+        return self.entries_read > 0
 
     @property
-    def read(self) -> int:
+    def entries_read(self) -> int:
         """Entries that were processed, of this source."""
-        return self._outbox.number(self.read_key)
+        return self._outbox.transaction(self.entries_read_id)
 
     @property
-    def read_key(self) -> str:
+    def entries_read_id(self) -> str:
         """Application id of ``read``."""
         return f"{READ}{self._name}"
 
@@ -91,7 +93,7 @@ class LogPositions:
     def replay(self) -> int:
         """Grows each time the source is read from another place on than where the plan stood: one less than the
         revision of what is read for the first time since."""
-        return self._outbox.number(self._key("replay"))
+        return self._outbox.transaction(self._key("replay"))
 
     def next_replay(self) -> int:
         """For a log that is read from another place on: its entries get revisions that none of this source has had."""
@@ -100,7 +102,7 @@ class LogPositions:
         highest = pc.max(rows["revision"]).as_py() if rows is not None else None
         return max(self.replay + 1, highest or 0)
 
-    def replaced(self, identities: Mapping[str, str]) -> list[str]:
+    def replaced_logs(self, identities: Mapping[str, str]) -> list[str]:
         """Of its logs, those that are others now than the positions are of.
 
         Args:
@@ -109,20 +111,20 @@ class LogPositions:
         return [
             name
             for name, identity in identities.items()
-            if identity and self._log(name) not in (0, number_of_text(identity))
+            if identity and self._recorded_log(name) not in (0, number_of_text(identity))
         ]
 
-    def missing(self, identities: Mapping[str, str]) -> list[str]:
+    def missing_logs(self, identities: Mapping[str, str]) -> list[str]:
         """Of its logs, those that were known and are not there now.
 
         Args:
             identities: see ``sources.Log``.
         """
-        return [name for name, identity in identities.items() if not identity and self._log(name)]
+        return [name for name, identity in identities.items() if not identity and self._recorded_log(name)]
 
-    def has_followed(self, moved: str) -> bool:
+    def has_followed_move(self, moved: str) -> bool:
         """Was this the last move of the reader that was followed?"""
-        return self._outbox.number(self._key("moved")) == number_of_text(moved)
+        return self._outbox.transaction(self._key("moved")) == number_of_text(moved)
 
     def transactions(
         self,
@@ -139,12 +141,12 @@ class LogPositions:
             identities: of its logs; "": one does not say now, and is the one that was known.
             moved: the last move of the reader, which this follows.
         """
-        found = {self.read_key: read, self._key("replay"): replay}
+        found = {self.entries_read_id: read, self._key("replay"): replay}
         if moved:
             found[self._key("moved")] = number_of_text(moved)
         for name, partitions in logs.items():
-            log = self._now(name, identities)
-            stem = self._positions_of(name, log)
+            log = self._current_log(name, identities)
+            stem = self._position_prefix(name, log)
             found |= {f"{stem}{partition}": positions[partition] + 1 for partition in partitions}
             if log:
                 found[f"{self._key('log')}/{name}"] = log
@@ -153,51 +155,57 @@ class LogPositions:
     def head(self, partition: str) -> LogHead | None:
         """At which entry the log waited last, and how often it was tried; None: it never did. It may have gone through
         since."""
-        stem = self._head_of(partition)
-        if not self._outbox.number(f"{stem}attempt"):
+        stem = self._head_prefix(partition)
+        if not self._outbox.transaction(f"{stem}attempt"):
             return None
-        return LogHead(*(self._outbox.number(f"{stem}{field}") for field in LogHead._fields))
+        return LogHead(*(self._outbox.transaction(f"{stem}{field}") for field in LogHead._fields))
 
     def head_transactions(self, partition: str, head: LogHead) -> dict[str, int]:
         """What a commit keeps of it."""
-        stem = self._head_of(partition)
+        stem = self._head_prefix(partition)
         return {f"{stem}{field}": number for field, number in head._asdict().items()}
 
     def all_transactions(self) -> dict[str, int]:
         """All that is kept of the source, for a state that goes on with it."""
-        if not self.known:
+        if not self.was_read:
             return {}
         logs = {key: n for key, n in self._outbox.log.transactions().items() if key.startswith(f"{self._key('log')}/")}
-        moved = {key: n for key in [self._key("moved")] if (n := self._outbox.number(key))}
-        return {**self._kept(), **logs, **moved, self.read_key: self.read, self._key("replay"): self.replay}
+        moved = {key: n for key in [self._key("moved")] if (n := self._outbox.transaction(key))}
+        return {
+            **self._stored_positions(),
+            **logs,
+            **moved,
+            self.entries_read_id: self.entries_read,
+            self._key("replay"): self.replay,
+        }
 
-    def _kept(self) -> dict[str, int]:
+    def _stored_positions(self) -> dict[str, int]:
         """Application id -> number, of each position of the logs as they are known now."""
         stem = f"{self._key('position')}/"
         found = {}
         for key, number in self._outbox.log.transactions().items():
             if key.startswith(stem):
                 name, log, _ = key.removeprefix(stem).split("/", 2)
-                if int(log, 16) == self._log(name):
+                if int(log, 16) == self._recorded_log(name):
                     found[key] = number
         return found
 
-    def _log(self, name: str) -> int:
+    def _recorded_log(self, name: str) -> int:
         """Of which log of this name the positions are; 0: nothing is known of it."""
-        return self._outbox.number(f"{self._key('log')}/{name}")
+        return self._outbox.transaction(f"{self._key('log')}/{name}")
 
-    def _now(self, name: str, identities: Mapping[str, str]) -> int:
+    def _current_log(self, name: str, identities: Mapping[str, str]) -> int:
         """The log that is there now; where it does not say which it is, the one that was known."""
         identity = identities.get(name, "")
-        return number_of_text(identity) if identity else self._log(name)
+        return number_of_text(identity) if identity else self._recorded_log(name)
 
     def _key(self, what: str) -> str:
         return f"ferryman.{what}.{self._name}"
 
-    def _head_of(self, partition: str) -> str:
+    def _head_prefix(self, partition: str) -> str:
         return f"{self._key('head')}/{partition}/"
 
-    def _positions_of(self, name: str, log: int) -> str:
+    def _position_prefix(self, name: str, log: int) -> str:
         """What the application ids of a log's positions begin with."""
         return f"{self._key('position')}/{name}/{log:x}/"
 
@@ -210,7 +218,7 @@ def next_places(
     Args:
         kept: None: the plan has no state yet.
     """
-    known = {} if kept is None else kept.of(identities, {name: log.partitions_of(name, end) for name in identities})
+    known = {} if kept is None else kept.places(identities, {name: log.partitions_of(name, end) for name in identities})
     return {partition: known.get(partition, begin.get(partition, last)) for partition, last in end.items()}
 
 
@@ -240,7 +248,7 @@ def held_rows(state: State, node: str, columns: str, where: str = "true") -> lis
     paths = state.documents.paths()
     if not paths:
         return []
-    with connect(state.spill) as db:
+    with connect(state.local_scratch) as db:
         db.register("documents", parquet.scan(paths, DOCUMENTS))  # of other sources only this column is read
         return db.execute(f"""
             SELECT {columns} FROM (
@@ -299,7 +307,7 @@ def _failed(state: State, logs: Collection[str], where: str) -> list[tuple[str, 
     paths = state.documents.paths()
     if not paths or not logs:
         return []
-    with connect(state.spill) as db:
+    with connect(state.local_scratch) as db:
         db.register("documents", parquet.scan(paths, DOCUMENTS))
         return db.execute(f"""
             SELECT source, count(*), min(document) FROM (
@@ -335,6 +343,6 @@ def _waiting_exports(state: State, nodes: Collection[str]) -> Iterator[str]:
 
 
 def _unread_exports(state: State, name: str) -> int:
-    reached = LogPositions(state, name).of({"": ""}, {"": lanes()})
+    reached = LogPositions(state, name).places({"": ""}, {"": lanes()})
     table = state.keyed[name].exports
-    return sum(max(0, table.number(place_id(lane)) - reached.get(lane, 0)) for lane in lanes())
+    return sum(max(0, table.transaction(place_id(lane)) - reached.get(lane, 0)) for lane in lanes())

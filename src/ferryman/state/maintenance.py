@@ -78,14 +78,14 @@ def sweep(state: State) -> int:
     Raises:
         StateLost: another driver has taken over; what we know of the tables is old, nothing was removed.
     """
-    state.check_ours()
+    state.check_ownership()
     gone = 0
-    with state.removable() as before, cached_listing(state.root):
+    with state.removal_cutoff() as before, cached_listing(state.root):
         for table in state.tables:
             gone += table.sweep(before=before)
             crash.point("sweep.table")
     if isinstance(state.root, Path):  # in an object store nothing is half written
-        half_written_before = state.readers.now() - limits.TEMPORARY_S
+        half_written_before = state.readers.filesystem_time() - limits.TEMPORARY_S
         for folder in (state.root, state.commands, state.journal.folder):
             remove_temporary(folder, half_written_before)
         for table in state.tables:
@@ -239,7 +239,7 @@ def rows_by_document(
     columns = ", ".join([DOCUMENT, "wave", "file", "file_row_number", *(sql for sql, _ in more.values())])
     for batch in read_rows(db, paths, columns, schema):
         if marked is not None:
-            batch = batch.filter(pa.array(marked.among(batch.column(0).to_numpy())))
+            batch = batch.filter(pa.array(marked.contains(batch.column(0).to_numpy())))
         spread.add(batch, partition_of(batch.column(0).to_numpy(), parts))
     spread.close()
     for part in range(parts):
@@ -358,7 +358,7 @@ def _last_documents(state: State, files: list[DataFile]) -> list[Rows]:
     stays = [np.zeros(file.rows, bool) for file in files]
     paths = state.documents.paths(file.path for file in files)
     verify(paths)
-    with tempfile.TemporaryDirectory(dir=state.spill) as folder, connect(Path(folder)) as db:
+    with tempfile.TemporaryDirectory(dir=state.local_scratch) as folder, connect(Path(folder)) as db:
         for rows in rows_by_document(db, paths, sum(file.rows for file in files), Path(folder), _CHECK):
             for number, places in chosen_rows_by_file(rows, _last_positions(rows)):
                 stays[number][places] = True
@@ -376,7 +376,7 @@ def _last_positions(rows: Columns) -> Rows:
 
 def _read_rows(table: Table, file: DataFile, rows: Rows | None) -> Iterator[pa.Table]:
     with RowGroups(str(table.path(file.path)), table.schema.names, verified=True) as groups:
-        yield from groups.all() if rows is None else groups.pick(rows)
+        yield from groups.all_rows() if rows is None else groups.rows_at(rows)
 
 
 def _write_file(table: Table, rows: Iterable[pa.Table], epoch: int) -> Part | None:
@@ -404,7 +404,7 @@ def _write_file(table: Table, rows: Iterable[pa.Table], epoch: int) -> Part | No
 def consumed_exports(state: State, name: str, tables: KeyedTables) -> list[DataFile]:
     """Files of exports that the plan has carried on whole, once they are worth a commit. What a step could not take is
     read again."""
-    reached = LogPositions(state, name).of({"": ""}, {"": lanes()})
+    reached = LogPositions(state, name).places({"": ""}, {"": lanes()})
     found = [
         file
         for file in tables.exports.files.values()
@@ -477,7 +477,7 @@ def write_merged_keys(state: State, table: Table, files: list[DataFile]) -> tupl
 def _last_removal_wave(state: State, paths: list[Path], before: int) -> int:
     """The last wave before this one that has removed states; 0: none has."""
     query = f"SELECT max(wave) FROM read_parquet({quote_list(map(str, paths))}) WHERE value IS NULL AND wave < {before}"
-    with connect(state.spill) as db:
+    with connect(state.local_scratch) as db:
         found = db.execute(query).fetchone()
     return 0 if found is None or found[0] is None else int(found[0])
 
@@ -491,7 +491,7 @@ def _write_last_rows(state: State, table: Table, paths: list[Path], *, forget: i
         AND ({gone} IS NOT NULL OR wave >= {forget})
         ORDER BY {whose}
     """
-    with connect(state.spill) as db:
+    with connect(state.local_scratch) as db:
         batches = stream(db, query, schema)
         while (first := next(batches, None)) is not None:
             yield _write_key_file(table, state.epoch, chain([first], batches))
@@ -571,7 +571,7 @@ def _outdated_deliveries(state: State, files: list[DataFile]) -> pa.Array:
     kept = pa.concat_tables([_rows_for_review(state, file) for file in files])
     if not kept.num_rows or not state.documents.files:
         return pa.array([], pa.string())
-    with connect(state.spill) as db:
+    with connect(state.local_scratch) as db:
         db.register("kept", kept)
         register(db, "documents", state.documents.paths(), state.documents.schema)
         found = db.execute("""

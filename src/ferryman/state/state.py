@@ -81,7 +81,7 @@ class State:
         self._lock: Lock | ObjectLease | None = None
         self._epoch_before = 0
         """The last driver's, as we found it: of a driver that has not announced itself."""
-        self._unnamed: dict[str, Any] | None = None
+        self._unpublished_identity: dict[str, Any] | None = None
         """What state.json will say."""
 
     @property
@@ -94,7 +94,7 @@ class State:
         return self.root / "staging" / str(self.epoch)
 
     @property
-    def spill(self) -> Path:
+    def local_scratch(self) -> Path:
         """The same for what only the driver reads: of its machine."""
         return files.local_folder(self.staging)
 
@@ -148,7 +148,7 @@ class State:
         """
         state = cls(root, plan)
         try:
-            state._epoch_before = state.outbox.number_now(state.application)
+            state._epoch_before = state.outbox.transaction_on_disk(state.application)
             state.refuse_foreign_folder()
             files.make_folder(root)
             files.probe(root if isinstance(root, Path) else root / "staging" / "probe")
@@ -158,27 +158,27 @@ class State:
                 state.create()  # 2
             with files.cached_listing(root):
                 state.verify()  # 3
-                create_missing_tables(state.keyed, plan, state.remembered())
+                create_missing_tables(state.keyed, plan, state.recorded_structure())
                 for path in sealed_files(state):
                     seals.unseal(path)
                 for table in state.tables:  # 4
-                    if (note := table.log.mend()) is not None:
+                    if (note := table.log.repair()) is not None:
                         state.notes.append(note)
                 state.load()
-            state.announce()  # 5
+            state.announce_epoch()  # 5
             refuse_if_migrated(root, successor)
         except BaseException as e:
             state.release()
             if files.is_disk_full(e):
                 raise EngineError(f"{root}: the disk is full. Nothing is lost: make room and run again.") from e
             if isinstance(e, Exception) and not isinstance(e, StateHeld | StateLost) and not is_disk_error(e):
-                state.check_ours(e)
+                state.check_ownership(e)
             if isinstance(e, OSError):
                 raise EngineError(f"{root}: {e}. Nothing is lost: fix it and run again.") from e
             raise
         return state
 
-    def look(self) -> bool:
+    def open_for_reading(self) -> bool:
         """Find what ``take`` would find, as a reader; False: there is no state yet. Changes nothing.
 
         Raises:
@@ -193,26 +193,26 @@ class State:
         self.load()
         return True
 
-    def follow(self, *, accept_changes: bool = False) -> Differences:
+    def record_plan(self, *, accept_changes: bool = False) -> Differences:
         """Remember the plan as it is now; what has changed since the last time.
 
         Raises:
             PlanChanged: its structure has, and that was not accepted. Nothing was changed.
         """
-        found = changes(before := self.remembered(), after := structure(self.plan))
+        found = changes(before := self.recorded_structure(), after := structure(self.plan))
         if found.structure and not accept_changes:
             raise PlanChanged(self.plan.name, self.plan.version, found.structure)
         if found.structure:
             record_missed_entries(self.root, before, after, self.outbox.log.transactions())
         if any(found):
-            self.remember(after)
+            self.record_structure(after)
         return found
 
-    def remembered(self) -> dict[str, NodeRecord]:
+    def recorded_structure(self) -> dict[str, NodeRecord]:
         """The plan's structure when it ran last."""
         return msgspec.convert(seals.unseal(self.root / PLAN), dict[str, NodeRecord])
 
-    def remember(self, plan: Structure) -> None:
+    def record_structure(self, plan: Structure) -> None:
         """Keep a structure, durably."""
         files.replace(self.root / PLAN, seals.seal(plan))
         crash.point("plan.kept")
@@ -244,7 +244,7 @@ class State:
         except StateDamaged as e:
             yield e
         try:
-            yield from missing_tables(self.keyed, self.remembered())
+            yield from missing_tables(self.keyed, self.recorded_structure())
         except StateDamaged as e:
             yield e
         for name in FOLDERS:
@@ -268,7 +268,7 @@ class State:
             self.outbox.transactions[SEQUENCE] = self.identity()["first_sequence"]
         for table in self.tables:
             table.verify_sizes()
-            table.verify_sizes(self.staged(table))
+            table.verify_sizes(self.staged_files(table))
         if self.journal.highest_closed() < (closed := self.ledger.transactions[SETTLED]):
             raise StateDamaged(str(self.root / "journal" / "closed" / str(closed)), "the file is missing")
 
@@ -282,7 +282,7 @@ class State:
             if self.outbox.log.last() == last:
                 return
 
-    def staged(self, table: Table) -> list[DataFile]:
+    def staged_files(self, table: Table) -> list[DataFile]:
         """Files that are not in this table yet, though a commit or a worker's result has named them for it."""
         if table not in self._core or (wave := self.wave) <= table.transactions[SETTLED]:
             return []
@@ -309,7 +309,7 @@ class State:
         for name in files.list_names(self.root / "staging"):
             if not name.isdigit() or int(name) <= self.epoch:
                 remove_scratch(self.root / "staging" / name)
-        self.spill.mkdir(exist_ok=True)
+        self.local_scratch.mkdir(exist_ok=True)
 
     def retire(self, table: Table, paths: Iterable[str]) -> None:
         """Remove files that this table does not name any more: now, or later where somebody reads just now. In an
@@ -320,24 +320,24 @@ class State:
 
     def remove_retired(self) -> None:
         """Remove what was retired."""
-        with self.removable() if isinstance(self.root, Path) else contextlib.nullcontext() as before:
+        with self.removal_cutoff() if isinstance(self.root, Path) else contextlib.nullcontext() as before:
             for each in self.tables:
                 each.remove_retired(before)
 
     @contextlib.contextmanager
-    def removable(self) -> Iterator[float | None]:
+    def removal_cutoff(self) -> Iterator[float | None]:
         """Which files that no table names may be removed: those last changed before this time, or (None) all. Nobody
         reads inside, or whoever does can do without files that were replaced so long ago."""
-        with self.readers.kept_out() as alone:
-            yield None if alone else self.readers.now() - limits.READERS_GRACE_S
+        with self.readers.exclude_readers() as alone:
+            yield None if alone else self.readers.filesystem_time() - limits.READERS_GRACE_S
 
-    def close_for(self, version: int) -> None:
+    def close_for_version(self, version: int) -> None:
         """From now on only this version of the plan may take the state, and only to continue from it."""
         files.replace(self.root / MIGRATED, seals.seal({"to": version}))
 
     def refuse_foreign_folder(self) -> None:
         """Never make a state inside something else's folder: whatever is there must be a state in the making."""
-        if self.exists or any(t.made for t in self.tables):
+        if self.exists or any(t.exists for t in self.tables):
             return
         if found := list(itertools.islice(unknown_files(self.root), 3)):
             raise StateForeign(
@@ -347,7 +347,7 @@ class State:
 
     def identity(self) -> dict[str, Any]:
         """See ``identity_of``."""
-        return self._unnamed or identity_of(self.root, self.plan)
+        return self._unpublished_identity or identity_of(self.root, self.plan)
 
     def create(
         self, more: Mapping[str, Any] | None = None, remembered: Structure | None = None, *, named: bool = True
@@ -365,29 +365,29 @@ class State:
             files.make_folder(self.root / name)
         self.journal.create()
         for table in self._core:
-            if not table.made:
+            if not table.exists:
                 table.create()
             crash.point("create.table")
         create_tables(self.keyed.values())
-        self.remember(structure(self.plan) if remembered is None else remembered)
-        self._unnamed = new_identity(self.plan, more or {})
+        self.record_structure(structure(self.plan) if remembered is None else remembered)
+        self._unpublished_identity = new_identity(self.plan, more or {})
         if named:
             self.publish_identity()
 
     def publish_identity(self) -> None:
         """Make state.json: all else is there."""
-        files.publish(self.root / IDENTITY, seals.seal(self._unnamed))  # once, also unlocked
-        self._unnamed = None
+        files.publish(self.root / IDENTITY, seals.seal(self._unpublished_identity))  # once, also unlocked
+        self._unpublished_identity = None
         crash.point("create.state")
 
-    def announce(self, *, after: int = 0) -> None:
+    def announce_epoch(self, *, after: int = 0) -> None:
         """Commit the next epoch on every table, one above ``after`` at least."""
         epoch = 1 + max(after, *(t.transactions[self.application] for t in self.tables))
         for table in self.tables:
             table.fence(self.application, epoch)
             self.epoch = epoch  # ours, for it stands on the first
             crash.point("epoch.table")
-        self.spill.mkdir(exist_ok=True)
+        self.local_scratch.mkdir(exist_ok=True)
         self.readers.create()
 
     def __enter__(self) -> Self:
@@ -397,18 +397,18 @@ class State:
         self.release()
         if not isinstance(error, Exception) or isinstance(error, StateLost):
             return
-        self.check_ours(error)  # whatever is missing or damaged, it may be somebody else's doing
+        self.check_ownership(error)  # whatever is missing or damaged, it may be somebody else's doing
         if isinstance(error, duckdb.Error) and (found := damaged_data(self)) is not None:
             raise found from error
 
-    def check_ours(self, error: BaseException | None = None) -> None:
+    def check_ownership(self, error: BaseException | None = None) -> None:
         """Stop if another driver has announced itself.
 
         Raises:
             StateLost: it has; from ``error``.
         """
         ours = self.epoch or self._epoch_before
-        if (epoch := self.outbox.number_now(self.application)) > ours:
+        if (epoch := self.outbox.transaction_on_disk(self.application)) > ours:
             raise taken_over_error(self.root, epoch, ours) from error
 
 
@@ -429,7 +429,7 @@ def sealed_files(state: State) -> list[StatePath]:
 def damaged_data(state: State) -> StateDamaged | None:
     """The first data file that is not what was written, all of them read: for a query that failed over one."""
     for table in state.tables:
-        for file in (*table.files.values(), *state.staged(table)):
+        for file in (*table.files.values(), *state.staged_files(table)):
             try:
                 what = find_damage(table.path(file.path))
             except StateDamaged as e:
@@ -647,7 +647,7 @@ class MissedEntries(msgspec.Struct, frozen=True, array_like=True):
     """
 
     missed: int
-    left: int | None = None
+    read_at_removal: int | None = None
 
 
 MissedByLog = dict[str, dict[str, MissedEntries]]
@@ -712,7 +712,7 @@ def _missed_entries_of_log(
     found = dict(known)
     for name in has - had:
         its = known.get(name, MissedEntries(0, 0))
-        found[name] = MissedEntries(its.missed + read - (its.left or 0))
+        found[name] = MissedEntries(its.missed + read - (its.read_at_removal or 0))
     for name in had - has:
         found[name] = MissedEntries(known.get(name, _NONE_MISSED).missed, read)
     return {name: its for name, its in found.items() if its != _NONE_MISSED}

@@ -70,7 +70,7 @@ class TableLog:
         self.marks = folder / "_marks"
 
     @property
-    def made(self) -> bool:
+    def exists(self) -> bool:
         """Is the table there? A kill while it was made leaves no mark."""
         return self.marks.is_dir()
 
@@ -118,7 +118,7 @@ class TableLog:
     def mark(self, version: int) -> None:
         """Note that a synced commit took effect."""
         make_folder(self.marks)
-        replace(self._mark(version), seal(_file_checksum(self.path(version))))
+        replace(self._mark_path(version), seal(_file_checksum(self.path(version))))
 
     def info(self, version: int) -> dict[str, Any]:
         """What we wrote into a commit beside its actions; {} where there is nothing of ours."""
@@ -152,7 +152,7 @@ class TableLog:
         self.refresh()
         return max(self.versions(), default=-1)
 
-    def base(self) -> tuple[str, set[str]]:
+    def starting_points(self) -> tuple[str, set[str]]:
         """What a version may be read from: the first entry that there is (""), and the checkpoints, marked or not."""
         names = os.listdir(self.folder) if self.folder.is_dir() else []
         return min(filter(_COMMIT.match, names), default=""), set(filter(_CHECKPOINT.match, names))
@@ -174,7 +174,7 @@ class TableLog:
         Raises:
             StateDamaged: the log cannot be read.
         """
-        mark, torn = self._checkpoint_mark(), self.torn()
+        mark, torn = self._checkpoint_mark(), self.torn_version()
         base = -1 if mark is None else int(mark["version"])
         found: dict[str, int] = {}
         if mark is not None:
@@ -210,40 +210,40 @@ class TableLog:
             return
         base = -1 if mark is None else int(mark["version"]) - 1
         if mark is not None:
-            yield from self._problems_of_checkpoint(mark)
+            yield from self._checkpoint_problems(mark)
         there = set(self.versions())
-        marked = self._marked()
+        marked = self._marked_versions()
         last = max(there | marked, default=-1)
         if last < 0:
             yield StateDamaged(str(self.folder), "the log is empty")
         for version in range(base + 1, last + 1):
             if version not in there:
-                yield self._missing(version, base)
+                yield self._missing_problem(version, base)
         for version in sorted(there):
             if version <= base:  # a driver that slept has left it, or is about to trim it
                 continue
             if version in marked:
-                if (problem := self._compared(version)) is not None:
+                if (problem := self._mark_mismatch(version)) is not None:
                     yield problem
             else:
                 try:
-                    if version != last or self._author(version) == _OTHER_PROGRAM:
-                        yield self._unmarked(version)
+                    if version != last or self._written_by(version) == _OTHER_PROGRAM:
+                        yield self._unmarked_problem(version)
                 except StateDamaged as e:  # to a reader: it was trimmed since it was listed
                     yield e
 
-    def torn(self) -> int | None:
+    def torn_version(self) -> int | None:
         """The last entry's version, if it was cut off before it took effect: readers do not look at it."""
         last = max(self.versions(), default=-1)
-        return last if last > 0 and last not in self._marked() and self._author(last) is None else None
+        return last if last > 0 and last not in self._marked_versions() and self._written_by(last) is None else None
 
-    def mend(self) -> str | None:
+    def repair(self) -> str | None:
         """Finish or set aside what a crash left; says what was set aside. After ``verify``, under the lock."""
         versions = self.versions()
-        if not versions or versions[-1] in self._marked():
+        if not versions or versions[-1] in self._marked_versions():
             return None
         last = versions[-1]
-        if self._author(last) is not None:
+        if self._written_by(last) is not None:
             self.sync()
             self.mark(last)
             return None
@@ -260,13 +260,13 @@ class TableLog:
 
     def make_checkpoint(self, version: int) -> None:
         """Fold the log up to this version into one file, durably. Until it is marked it means nothing."""
-        replace(self.checkpoint_path(version), self._folded(version))
+        replace(self.checkpoint_path(version), self._checkpoint_content(version))
 
     def mark_checkpoint(self, version: int) -> None:
         """Note that the checkpoint of this version is there; what is older may then be removed. Where a newer one is
         marked, that stays the one that counts."""
         make_folder(self.marks)
-        replace(self._mark_of_checkpoint(version), self._sealed_checkpoint(version))
+        replace(self._checkpoint_mark_path(version), self._sealed_checkpoint(version))
 
     def trim(self, version: int) -> None:
         """Remove commits and checkpoints before a marked checkpoint, and the marks of what is gone.
@@ -281,17 +281,17 @@ class TableLog:
             if name == _HINT or (found and int(found[1]) < version):
                 (self.folder / name).unlink(missing_ok=True)
         there = set(self.versions())
-        for marked in self._marked() - there:
+        for marked in self._marked_versions() - there:
             if marked < version:
-                self._mark(marked).unlink(missing_ok=True)
-        for path in self._marks_of_checkpoints():
-            if path != self._mark_of_checkpoint(version) and self._version_of_mark(path) < version:
+                self._mark_path(marked).unlink(missing_ok=True)
+        for path in self._checkpoint_mark_paths():
+            if path != self._checkpoint_mark_path(version) and self._mark_version(path) < version:
                 path.unlink(missing_ok=True)
 
     def _has_checkpoint(self, version: int) -> bool:
         return self.checkpoint_path(version).exists()
 
-    def _folded(self, version: int) -> bytes:
+    def _checkpoint_content(self, version: int) -> bytes:
         """The content of a checkpoint: of the marked one and the entries from there on."""
         mark = self._checkpoint_mark()
         base = -1 if mark is None else int(mark["version"])
@@ -301,27 +301,27 @@ class TableLog:
     def _sealed_checkpoint(self, version: int) -> bytes:
         return seal({"version": version, "checkpoint": _file_checksum(self.checkpoint_path(version))})
 
-    def _mark_of_checkpoint(self, version: int) -> Path:
+    def _checkpoint_mark_path(self, version: int) -> Path:
         """Each checkpoint has its own: one that all share could be replaced by a driver that slept."""
         return self.marks / f"checkpoint-{version:020d}"
 
-    def _marks_of_checkpoints(self) -> list[Path]:
+    def _checkpoint_mark_paths(self) -> list[Path]:
         names = os.listdir(self.marks) if self.marks.is_dir() else []
         return [self.marks / name for name in names if name == SHARED_CHECKPOINT_MARK or _CHECKPOINT_MARK.match(name)]
 
-    def _version_of_mark(self, path: Path) -> int:
+    def _mark_version(self, path: Path) -> int:
         found = _CHECKPOINT_MARK.match(path.name)
         return int(found[1]) if found else -1  # the one that all shared is older than any that has its own
 
-    def _mark(self, version: int) -> Path:
+    def _mark_path(self, version: int) -> Path:
         return self.marks / f"{version:020d}"
 
-    def _marked(self) -> set[int]:
+    def _marked_versions(self) -> set[int]:
         if not self.marks.is_dir():
             return set()
         return {int(name) for name in os.listdir(self.marks) if name.isdigit()}
 
-    def _author(self, version: int) -> str | None:
+    def _written_by(self, version: int) -> str | None:
         """Who wrote a log file: us, or others; None: it is torn (it holds not as many actions as its commit says)."""
         try:
             actions = [msgspec.json.decode(line) for line in _read_log_file(self.path(version)).splitlines()]
@@ -336,34 +336,34 @@ class TableLog:
             return None
         return _FERRYMAN if whole else None
 
-    def _compared(self, version: int) -> StateDamaged | None:
+    def _mark_mismatch(self, version: int) -> StateDamaged | None:
         """A marked entry against its mark."""
         try:
-            if unseal(self._mark(version)) != _file_checksum(self.path(version)):
+            if unseal(self._mark_path(version)) != _file_checksum(self.path(version)):
                 return StateDamaged(str(self.path(version)), "its checksum does not match its content")
         except StateDamaged as e:
             return e
         return None
 
-    def _unmarked(self, version: int) -> StateDamaged:
-        if self._author(version) == _OTHER_PROGRAM:
+    def _unmarked_problem(self, version: int) -> StateDamaged:
+        if self._written_by(version) == _OTHER_PROGRAM:
             return StateDamaged(str(self.path(version)), "it was not written by Ferryman")
-        return StateDamaged(str(self._mark(version)), "the mark is missing")
+        return StateDamaged(str(self._mark_path(version)), "the mark is missing")
 
-    def _missing(self, version: int, base: int) -> StateDamaged:
+    def _missing_problem(self, version: int, base: int) -> StateDamaged:
         newest = max((int(m[1]) for name in os.listdir(self.folder) if (m := _CHECKPOINT.match(name))), default=-1)
         if base < 0 and newest > version:  # the log was trimmed, and that is done only after the checkpoint is marked
-            return StateDamaged(str(self._mark_of_checkpoint(newest)), "the mark of the checkpoint is missing")
+            return StateDamaged(str(self._checkpoint_mark_path(newest)), "the mark of the checkpoint is missing")
         return StateDamaged(str(self.path(version)), "the log file is missing")
 
     def _checkpoint_mark(self) -> dict[str, Any] | None:
         """The mark of the newest checkpoint that is marked."""
-        for path in sorted(self._marks_of_checkpoints(), key=self._version_of_mark)[-1:]:
+        for path in sorted(self._checkpoint_mark_paths(), key=self._mark_version)[-1:]:
             mark: Any = unseal(path)
             return dict(mark)
         return None
 
-    def _problems_of_checkpoint(self, mark: dict[str, Any]) -> Iterator[StateDamaged]:
+    def _checkpoint_problems(self, mark: dict[str, Any]) -> Iterator[StateDamaged]:
         checkpoint = self.checkpoint_path(int(mark["version"]))
         if not checkpoint.exists():
             yield StateDamaged(str(checkpoint), "the checkpoint is missing")
@@ -455,11 +455,11 @@ class OpenTable:
         self.folder = folder
         self._log = TableLog(folder)
         # before it is read: what is trimmed or removed meanwhile shows afterwards
-        self._base = self._log.base()
+        self._starting_points = self._log.starting_points()
         self.version = -1
         self._files: dict[str, DataFile] = {}
         self._transactions: dict[str, int] = {}
-        begin = self._begin()
+        begin = self._starting_checkpoint()
         if begin is not None:
             self._apply(read_checkpoint(self._log.checkpoint_path(begin)), begin)
         for each in self._log.versions():
@@ -472,7 +472,7 @@ class OpenTable:
             raise LogUnreadable(f"{self._log.folder}: there is no log")
         self._stamp = stamp(self._log.path(self.version))
 
-    def move_on(self) -> None:
+    def refresh(self) -> None:
         """To the newest version. Versions have no gaps: without the next one there is nothing to read."""
         before = self.version
         while (path := self._log.path(self.version + 1)).exists():
@@ -481,17 +481,17 @@ class OpenTable:
             self._stamp = stamp(self._log.path(self.version))
 
     @property
-    def holds(self) -> bool:
+    def is_valid(self) -> bool:
         """Is the log still the one that was read? Not if another state was put into its place, nor if it was trimmed or
         is about to be, nor if a checkpoint was removed that a kill had left."""
         found = stamp(self._log.path(self.version))
-        return found is not None and found == self._stamp and not self.trimmed
+        return found is not None and found == self._stamp and not self.was_trimmed
 
     @property
-    def trimmed(self) -> bool:
+    def was_trimmed(self) -> bool:
         """Has anybody trimmed the log since it was read, or is about to? Then a version that seems to be free may have
         been there."""
-        return self._log.base() != self._base
+        return self._log.starting_points() != self._starting_points
 
     def transaction(self, application: str) -> int:
         """The number of its last transaction, 0 if there was none."""
@@ -501,11 +501,11 @@ class OpenTable:
         """Path -> live file."""
         return dict(self._files)
 
-    def _begin(self) -> int | None:
+    def _starting_checkpoint(self) -> int | None:
         """The version of the checkpoint to begin with: the one that is marked. Where there is no mark, none, unless the
         first entries are not there any more."""
         marked = self._log.marked_checkpoint()
-        first, checkpoints = self._base
+        first, checkpoints = self._starting_points
         if marked is not None or first == self._log.path(0).name or not checkpoints:
             return marked
         return max(map(version_of, checkpoints))
@@ -527,16 +527,16 @@ def open_newest(folder: Path, handle: OpenTable | None = None) -> OpenTable:
     Raises:
         LogUnreadable: see ``OpenTable``.
     """
-    if handle is not None and handle.holds:
-        handle.move_on()
+    if handle is not None and handle.is_valid:
+        handle.refresh()
         return handle
     log = TableLog(folder)
     for _ in range(_MAX_OPEN_ATTEMPTS):
-        before = log.base()
+        before = log.starting_points()
         try:
             return OpenTable(folder)
         except LogUnreadable:
-            if log.base() == before:
+            if log.starting_points() == before:
                 raise
     return OpenTable(folder)
 

@@ -205,13 +205,13 @@ def can_open(path: StatePath) -> bool:
 
 def is_folder(path: StatePath) -> bool:
     """Is there a folder of this name? In an object store: anything below it."""
-    return path.is_dir() if isinstance(path, Path) else any(path.store.children(path.key))
+    return path.is_dir() if isinstance(path, Path) else any(path.store.list_folder(path.key))
 
 
 def list_names(folder: StatePath) -> list[str]:
     """Names of the files and folders in a folder, in no order; none if it is not there."""
     if isinstance(folder, ObjectPath):
-        folders, found = folder.store.children(folder.key)
+        folders, found = folder.store.list_folder(folder.key)
         return [*folders, *(each.key.rpartition("/")[2] for each in found)]
     try:
         return os.listdir(folder)
@@ -234,7 +234,7 @@ def walk_names(folder: StatePath) -> Iterator[str]:
 def file_sizes(folder: StatePath) -> dict[str, int]:
     """Name -> bytes of the files in a folder."""
     if isinstance(folder, ObjectPath):
-        return {each.key.rpartition("/")[2]: each.size for each in folder.store.children(folder.key)[1]}
+        return {each.key.rpartition("/")[2]: each.size for each in folder.store.list_folder(folder.key)[1]}
     try:
         with os.scandir(folder) as entries:
             return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}

@@ -137,7 +137,7 @@ class Readers:
                 os.close(fd)
 
     @contextlib.contextmanager
-    def kept_out(self) -> Iterator[bool]:
+    def exclude_readers(self) -> Iterator[bool]:
         """Nobody begins to read inside; False: somebody is reading already, and nobody is kept out."""
         if not isinstance(self._path, Path):
             yield False
@@ -148,7 +148,7 @@ class Readers:
         finally:
             os.close(fd)
 
-    def now(self) -> float:
+    def filesystem_time(self) -> float:
         """The file system's own time, or the store's, seconds since 1970."""
         return files.filesystem_time(self._path)
 
@@ -215,9 +215,9 @@ class LeaseHolder(msgspec.Struct, frozen=True):
     counter: int = 0
 
     @property
-    def gone(self) -> bool:
+    def is_gone(self) -> bool:
         """Is its process gone for certain? False also where that cannot be seen from here."""
-        return Process(self.machine, self.pid, self.start).gone
+        return Process(self.machine, self.pid, self.start).is_gone
 
 
 class ObjectLease:
@@ -241,7 +241,7 @@ class ObjectLease:
         Raises:
             StateHeld: another process has it; says which.
         """
-        me = Process.this()
+        me = Process.current()
         mine = LeaseHolder(uuid.uuid4().hex, socket.gethostname(), me.machine, me.pid, me.start, _now())
         data = msgspec.json.encode(mine)
         seen: tuple[str, float] | None = None
@@ -253,11 +253,11 @@ class ObjectLease:
                 continue
             holder, tag = _decode_holder(found[0]), found[1]
             if seen is None or seen[0] != tag:
-                if seen is not None and holder is not None and not holder.gone and holder.token:
+                if seen is not None and holder is not None and not holder.is_gone and holder.token:
                     raise _held_error(path, holder)  # it was renewed, or taken, under our eyes
                 seen = tag, time.monotonic()
             expired = time.monotonic() - seen[1] >= EXPIRES_S
-            if holder is None or not holder.token or holder.gone or expired or take_over:
+            if holder is None or not holder.token or holder.is_gone or expired or take_over:
                 if (tag_now := path.store.put(path.key, data, tag)) is not None:
                     return cls(path, mine, tag_now)
             elif holder.machine == mine.machine:

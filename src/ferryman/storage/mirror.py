@@ -39,24 +39,24 @@ class MirroredLog(TableLog):
         self._home = home / "_delta_log"
         self._tags: dict[str, str] = {}
         """Name -> tag of the object, of all files of the copy."""
-        self._marks: dict[int, str] = {}
+        self._mark_names: dict[int, str] = {}
         """Version -> name of its mark in the store."""
-        self._checkpoint: str | None = None
+        self._checkpoint_tag: str | None = None
         """Tag of the mark of the checkpoint."""
-        self._looked = False
-        self._turn = threading.RLock()
+        self._was_refreshed = False
+        self._lock = threading.RLock()
         self.folder.mkdir()
 
     @property
-    def made(self) -> bool:
-        if not self._looked or not self._marks:
+    def exists(self) -> bool:
+        if not self._was_refreshed or not self._mark_names:
             self.refresh()
-        return bool(self._marks)
+        return bool(self._mark_names)
 
     def refresh(self) -> None:
         """Bring the copy to what is in the store now."""
-        with self._turn:
-            found = {each.key.removeprefix(f"{self._home.key}/"): each for each in self._below()}
+        with self._lock:
+            found = {each.key.removeprefix(f"{self._home.key}/"): each for each in self._list_objects()}
             entries = {name: each for name, each in found.items() if "/" not in name}
             for name in self._tags.keys() - entries.keys():
                 (self.folder / name).unlink(missing_ok=True)
@@ -69,8 +69,8 @@ class MirroredLog(TableLog):
                     replace(self.folder / name, data)
                     self._tags[name] = entries[name].tag
             marks = {name.partition("/")[2]: each.tag for name, each in found.items() if name.startswith(f"{_MARKS}/")}
-            self._take_marks(marks)
-            self._looked = True
+            self._update_marks(marks)
+            self._was_refreshed = True
 
     def publish(self, version: int) -> bool:
         """Make an entry that was written to the copy take effect; False: another driver is further.
@@ -79,7 +79,7 @@ class MirroredLog(TableLog):
         2. look at the checkpoints that were marked since we looked, see ``TableLog.publish``
         """
         path = self.path(version)
-        with self._turn:
+        with self._lock:
             try:
                 tag = self._store_create(path)  # 1
             except BaseException:
@@ -90,7 +90,7 @@ class MirroredLog(TableLog):
                 self._tags.pop(path.name, None)  # the other's is fetched again when it is asked for
                 return False
             self._tags[path.name] = tag
-            if self._checkpoint_now() != self._checkpoint:  # 2
+            if self._current_checkpoint_tag() != self._checkpoint_tag:  # 2
                 self.refresh()
             return super().publish(version)
 
@@ -98,15 +98,15 @@ class MirroredLog(TableLog):
         super().mark(version)
         name = _mark_name(version, self._tags[self.path(version).name])
         self._put(f"{_MARKS}/{name}", seal(checksum(self.path(version).read_bytes())))
-        self._marks[version] = name
+        self._mark_names[version] = name
 
-    def mend(self) -> str | None:
+    def repair(self) -> str | None:
         with self._removing():
-            return super().mend()
+            return super().repair()
 
     def make_checkpoint(self, version: int) -> None:
-        path, content = self.checkpoint_path(version), self._folded(version)
-        with self._turn:
+        path, content = self.checkpoint_path(version), self._checkpoint_content(version)
+        with self._lock:
             self._tags[path.name] = self._put(path.name, content)
             replace(path, content)
 
@@ -118,12 +118,12 @@ class MirroredLog(TableLog):
         """
         key, data = f"{self._home.key}/{_MARKS}/{_CHECKPOINT}", self._sealed_checkpoint(version)
         store = self._home.store
-        with self._turn:
+        with self._lock:
             while (self.marked_checkpoint() or -1) < version:
-                seen = self._checkpoint
+                seen = self._checkpoint_tag
                 tag = store.create(key, data) if seen is None else store.put(key, data, seen)
                 if tag is not None:
-                    self._checkpoint = tag
+                    self._checkpoint_tag = tag
                     replace(self.marks / _CHECKPOINT, data)
                     return
                 self.refresh()  # an older driver may have slept before it marked its own
@@ -132,13 +132,13 @@ class MirroredLog(TableLog):
     def trim(self, version: int) -> None:
         with self._removing():
             super().trim(version)
-        gone = [number for number in self._marks if number < version]
-        self._delete([f"{_MARKS}/{self._marks.pop(number)}" for number in gone])
+        gone = [number for number in self._mark_names if number < version]
+        self._delete([f"{_MARKS}/{self._mark_names.pop(number)}" for number in gone])
 
     def _has_checkpoint(self, version: int) -> bool:
         return self._home.store.head(f"{self._home.key}/{self.checkpoint_path(version).name}") is not None
 
-    def _mark_of_checkpoint(self, version: int) -> Path:
+    def _checkpoint_mark_path(self, version: int) -> Path:
         return self.marks / _CHECKPOINT
 
     def problems(self) -> Iterator[StateDamaged]:
@@ -150,25 +150,25 @@ class MirroredLog(TableLog):
     @contextmanager
     def _removing(self) -> Iterator[None]:
         """What is removed from the copy is removed from the store."""
-        with self._turn:
+        with self._lock:
             yield
             gone = [name for name in self._tags if not (self.folder / name).exists()]
             self._delete(gone)
             for name in gone:
                 del self._tags[name]
 
-    def _take_marks(self, found: dict[str, str]) -> None:
+    def _update_marks(self, found: dict[str, str]) -> None:
         """Marks that fit their entries are marks of the copy; one that does not fit its entry is a bad mark of it.
 
         Args:
             found: name -> tag.
         """
         self.marks.mkdir(exist_ok=True)
-        self._marks = {int(name.partition(".")[0]): name for name in found if name[0].isdigit()}
+        self._mark_names = {int(name.partition(".")[0]): name for name in found if name[0].isdigit()}
         for path in self.marks.iterdir():
-            if path.name.isdigit() and int(path.name) not in self._marks:
+            if path.name.isdigit() and int(path.name) not in self._mark_names:
                 path.unlink()
-        for version, name in self._marks.items():
+        for version, name in self._mark_names.items():
             path = self.path(version)
             fits = path.name in self._tags and name == _mark_name(version, self._tags[path.name])
             content = seal(checksum(path.read_bytes()) if fits else "another entry's")
@@ -178,12 +178,12 @@ class MirroredLog(TableLog):
         checkpoint = found.get(_CHECKPOINT)
         if checkpoint is None:
             (self.marks / _CHECKPOINT).unlink(missing_ok=True)
-        elif checkpoint != self._checkpoint:
+        elif checkpoint != self._checkpoint_tag:
             (self.marks / _CHECKPOINT).write_bytes(self._get(f"{_MARKS}/{_CHECKPOINT}") or b"")
-        self._checkpoint = checkpoint
+        self._checkpoint_tag = checkpoint
 
-    def _below(self) -> list[StoredObject]:
-        return self._home.store.below(f"{self._home.key}/")
+    def _list_objects(self) -> list[StoredObject]:
+        return self._home.store.list_objects(f"{self._home.key}/")
 
     def _get(self, name: str) -> bytes | None:
         return self._home.store.get(f"{self._home.key}/{name}")
@@ -194,7 +194,7 @@ class MirroredLog(TableLog):
     def _store_create(self, path: Path) -> str | None:
         return self._home.store.create(f"{self._home.key}/{path.name}", path.read_bytes())
 
-    def _checkpoint_now(self) -> str | None:
+    def _current_checkpoint_tag(self) -> str | None:
         found = self._home.store.head(f"{self._home.key}/{_MARKS}/{_CHECKPOINT}")
         return None if found is None else found.tag
 

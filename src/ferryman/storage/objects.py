@@ -72,10 +72,10 @@ class ObjectStore(Protocol):
     def head(self, key: str) -> StoredObject | None:
         """What is known of an object; None: there is none."""
 
-    def below(self, prefix: str) -> list[StoredObject]:
+    def list_objects(self, prefix: str) -> list[StoredObject]:
         """All objects whose keys begin so, in the order of their keys."""
 
-    def children(self, folder: str) -> tuple[list[str], list[StoredObject]]:
+    def list_folder(self, folder: str) -> tuple[list[str], list[StoredObject]]:
         """What lies directly below "folder/": names of folders; objects."""
 
     def copy(self, key: str, to: str) -> None:
@@ -175,17 +175,17 @@ class RemoteStore:
         from obstore.exceptions import AlreadyExistsError
 
         nonce = uuid.uuid4().hex
-        with self._explained(key):
+        with self._translate_errors(key):
             try:
                 return str(self._store.put(key, data, mode="create", attributes={_NONCE: nonce})["e_tag"])
             except AlreadyExistsError:  # it may be our own, if the answer to it was lost and it was sent again
-                return self._made_by(nonce, key)
+                return self._created_by(nonce, key)
 
     def put(self, key: str, data: bytes | Path, if_match: str | None = None) -> str | None:
         from obstore.exceptions import PreconditionError
 
         mode: Any = "overwrite" if if_match is None else {"e_tag": if_match}
-        with self._explained(key):
+        with self._translate_errors(key):
             try:
                 return str(self._store.put(key, data, mode=mode)["e_tag"])
             except (PreconditionError, FileNotFoundError):
@@ -195,14 +195,14 @@ class RemoteStore:
                 return found.tag if found else None
 
     def get(self, key: str) -> bytes | None:
-        with self._explained(key):
+        with self._translate_errors(key):
             try:
                 return bytes(self._store.get(key).bytes())
             except FileNotFoundError:
                 return None
 
     def get_tagged(self, key: str) -> tuple[bytes, str] | None:
-        with self._explained(key):
+        with self._translate_errors(key):
             try:
                 found = self._store.get(key)
                 return bytes(found.bytes()), str(found.meta["e_tag"])
@@ -210,32 +210,32 @@ class RemoteStore:
                 return None
 
     def head(self, key: str) -> StoredObject | None:
-        with self._explained(key):
+        with self._translate_errors(key):
             try:
                 return _stored_object(self._store.head(key))
             except FileNotFoundError:
                 return None
 
-    def below(self, prefix: str) -> list[StoredObject]:
+    def list_objects(self, prefix: str) -> list[StoredObject]:
         # the store lists by whole parts of a name: what begins in the middle of one is picked here
         folder = prefix.rpartition("/")[0]
-        with self._explained(prefix):
+        with self._translate_errors(prefix):
             found = [_stored_object(each) for batch in self._store.list(folder or None) for each in batch]
         return sorted(each for each in found if each.key.startswith(prefix))
 
-    def children(self, folder: str) -> tuple[list[str], list[StoredObject]]:
-        with self._explained(folder):
+    def list_folder(self, folder: str) -> tuple[list[str], list[StoredObject]]:
+        with self._translate_errors(folder):
             found = self._store.list_with_delimiter(folder or None)
         folders = [prefix.rstrip("/").rpartition("/")[2] for prefix in found["common_prefixes"]]
         return folders, [_stored_object(each) for each in found["objects"]]
 
     def copy(self, key: str, to: str) -> None:
-        with self._explained(key):
+        with self._translate_errors(key):
             self._store.copy(key, to, overwrite=True)
 
     def delete(self, keys: Sequence[str]) -> None:
         if keys:
-            with self._explained(keys[0]):
+            with self._translate_errors(keys[0]):
                 try:
                     self._store.delete(list(keys))
                 except FileNotFoundError:  # some stores mind; what is behind it in the batch may still be there
@@ -245,14 +245,14 @@ class RemoteStore:
                         except FileNotFoundError:
                             continue
 
-    def _made_by(self, nonce: str, key: str) -> str | None:
+    def _created_by(self, nonce: str, key: str) -> str | None:
         try:
             found = self._store.get(key)
         except FileNotFoundError:
             return None
         return str(found.meta["e_tag"]) if found.attributes.get(_NONCE) == nonce else None
 
-    def _explained(self, key: str) -> _TranslateErrors:
+    def _translate_errors(self, key: str) -> _TranslateErrors:
         if os.getpid() != self._pid:
             raise EngineError(
                 f"{self._bucket}/{key}: this process was forked from one that uses the object store already, whose "
@@ -323,7 +323,7 @@ def set_store_opener(opener: Callable[[str], ObjectStore]) -> Callable[[str], Ob
 
 def walk(folder: ObjectPath) -> Iterator[tuple[ObjectPath, StoredObject]]:
     """All objects below a folder."""
-    for found in folder.store.below(f"{folder.key}/"):
+    for found in folder.store.list_objects(f"{folder.key}/"):
         yield ObjectPath(folder.bucket, found.key), found
 
 
@@ -434,19 +434,19 @@ class CachedListing:
     def __init__(self, store: ObjectStore, folder: str) -> None:
         self._store = store
         self._folder = f"{folder}/"
-        self._found = {each.key: each for each in store.below(self._folder)}
+        self._objects = {each.key: each for each in store.list_objects(self._folder)}
 
     def covers(self, folder: str) -> bool:
         return f"{folder}/".startswith(self._folder)
 
     def create(self, key: str, data: bytes) -> str | None:
         tag = self._store.create(key, data)
-        self._note(key, len(data), tag)
+        self._record(key, len(data), tag)
         return tag
 
     def put(self, key: str, data: bytes | Path, if_match: str | None = None) -> str | None:
         tag = self._store.put(key, data, if_match)
-        self._note(key, len(data) if isinstance(data, bytes) else data.stat().st_size, tag)
+        self._record(key, len(data) if isinstance(data, bytes) else data.stat().st_size, tag)
         return tag
 
     def get(self, key: str) -> bytes | None:
@@ -456,38 +456,38 @@ class CachedListing:
         return None if self._is_missing(key) else self._store.get_tagged(key)
 
     def head(self, key: str) -> StoredObject | None:
-        return self._found.get(key) if key.startswith(self._folder) else self._store.head(key)
+        return self._objects.get(key) if key.startswith(self._folder) else self._store.head(key)
 
-    def below(self, prefix: str) -> list[StoredObject]:
+    def list_objects(self, prefix: str) -> list[StoredObject]:
         if not prefix.startswith(self._folder):
-            return self._store.below(prefix)
-        return sorted(each for each in self._found.values() if each.key.startswith(prefix))
+            return self._store.list_objects(prefix)
+        return sorted(each for each in self._objects.values() if each.key.startswith(prefix))
 
-    def children(self, folder: str) -> tuple[list[str], list[StoredObject]]:
+    def list_folder(self, folder: str) -> tuple[list[str], list[StoredObject]]:
         if not self.covers(folder):
-            return self._store.children(folder)
+            return self._store.list_folder(folder)
         start = len(folder) + 1
-        inside = [(each.key[start:].partition("/"), each) for each in self.below(f"{folder}/")]
+        inside = [(each.key[start:].partition("/"), each) for each in self.list_objects(f"{folder}/")]
         return sorted({name for (name, slash, _), _ in inside if slash}), [
             e for (_, slash, _), e in inside if not slash
         ]
 
     def copy(self, key: str, to: str) -> None:
         self._store.copy(key, to)
-        if found := self._found.get(key):
-            self._note(to, found.size, found.tag)
+        if found := self._objects.get(key):
+            self._record(to, found.size, found.tag)
 
     def delete(self, keys: Sequence[str]) -> None:
         self._store.delete(keys)
         for key in keys:
-            self._found.pop(key, None)
+            self._objects.pop(key, None)
 
     def _is_missing(self, key: str) -> bool:
-        return key.startswith(self._folder) and key not in self._found
+        return key.startswith(self._folder) and key not in self._objects
 
-    def _note(self, key: str, size: int, tag: str | None) -> None:
+    def _record(self, key: str, size: int, tag: str | None) -> None:
         if tag is not None and key.startswith(self._folder):
-            self._found[key] = StoredObject(key, size, _CHANGED_NOW, tag)
+            self._objects[key] = StoredObject(key, size, _CHANGED_NOW, tag)
 
 
 @contextlib.contextmanager

@@ -277,40 +277,40 @@ class GroupedRows(ABC):
         self._group = -1
         self._table: pa.Table | None = None
 
-    def between(self, first: int, end: int) -> Iterator[pa.Table]:
+    def rows_between(self, first: int, end: int) -> Iterator[pa.Table]:
         """Rows ``first`` ≤ n < ``end``, a table a group."""
         while first < end:
             group = self._group_of(first)
             start, upto = int(self._starts[group]), min(end, int(self._starts[group + 1]))
-            yield self._of(group).slice(first - start, upto - first)
+            yield self._load(group).slice(first - start, upto - first)
             first = upto
 
     def group(self, number: int) -> pa.Table:
         """The rows of this group."""
-        return self._of(number)
+        return self._load(number)
 
     @property
     def count(self) -> int:
         """How many groups there are."""
         return len(self._starts) - 1
 
-    def all(self) -> Iterator[pa.Table]:
+    def all_rows(self) -> Iterator[pa.Table]:
         """All rows, a table a group."""
-        return self.between(0, int(self._starts[-1]))
+        return self.rows_between(0, int(self._starts[-1]))
 
-    def pick(self, rows: np.ndarray[Any, Any]) -> Iterator[pa.Table]:
+    def rows_at(self, rows: np.ndarray[Any, Any]) -> Iterator[pa.Table]:
         """These rows, which ascend, a table a group."""
         if rows[-1] - rows[0] + 1 == len(rows):
-            yield from self.between(int(rows[0]), int(rows[-1]) + 1)
+            yield from self.rows_between(int(rows[0]), int(rows[-1]) + 1)
             return
         at = 0
         while at < len(rows):
             group = self._group_of(rows[at])
             upto = int(np.searchsorted(rows, self._starts[group + 1]))
-            yield self._of(group).take(pa.array(rows[at:upto] - self._starts[group]))
+            yield self._load(group).take(pa.array(rows[at:upto] - self._starts[group]))
             at = upto
 
-    def first_behind(self, row: int) -> int:
+    def next_group_start(self, row: int) -> int:
         """The first row of the group behind that of this row."""
         return int(self._starts[self._group_of(row) + 1])
 
@@ -329,7 +329,7 @@ class GroupedRows(ABC):
     def _group_of(self, row: int) -> int:
         return int(np.searchsorted(self._starts, row, side="right")) - 1
 
-    def _of(self, group: int) -> pa.Table:
+    def _load(self, group: int) -> pa.Table:
         if self._table is None or group != self._group:
             self._table = None  # before the next one is read
             self._table = self._read(group)

@@ -39,12 +39,12 @@ class Process(msgspec.Struct, frozen=True):
     start: str
 
     @classmethod
-    def this(cls) -> Self:
+    def current(cls) -> Self:
         """The one that asks."""
         return cls(machine_id(), os.getpid(), start_time_of(os.getpid()))
 
     @property
-    def gone(self) -> bool:
+    def is_gone(self) -> bool:
         """Is it gone for certain? False also where that cannot be seen from here."""
         return self.machine == machine_id() and start_time_of(self.pid) != self.start
 
@@ -102,7 +102,7 @@ class ProcessWatch:
 
     def is_alive(self) -> bool:
         """Does it work on it still? Not if it is this very process, which has come to ask."""
-        if self._process.gone or self._process == Process.this():
+        if self._process.is_gone or self._process == Process.current():
             return False
         if (found := files.read_version(self._path)) != self._seen:
             self._seen, self._since = found, time.monotonic()

@@ -224,19 +224,19 @@ class HashFilter:
     """Which hashes have been marked; of some others, too, it says that they are."""
 
     def __init__(self) -> None:
-        self._marked = np.zeros(1 << _BITS, bool)
+        self._bits = np.zeros(1 << _BITS, bool)
 
     def add(self, hashes: np.ndarray[Any, Any]) -> None:
         """Mark these."""
-        self._marked[self._places(hashes)] = True
+        self._bits[self._positions(hashes)] = True
 
-    def among(self, hashes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def contains(self, hashes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Of each of these, is it marked?"""
-        found: np.ndarray[Any, Any] = self._marked[self._places(hashes)]
+        found: np.ndarray[Any, Any] = self._bits[self._positions(hashes)]
         return found
 
     @staticmethod
-    def _places(hashes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def _positions(hashes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         return hashes & np.uint64((1 << _BITS) - 1)
 
 

@@ -62,9 +62,9 @@ class Table:
         self._handle: OpenTable | None = None
 
     @property
-    def made(self) -> bool:
+    def exists(self) -> bool:
         """Is it there? A kill while it was made leaves no mark."""
-        return self.log.made
+        return self.log.exists
 
     @property
     def epoch(self) -> int:
@@ -88,28 +88,28 @@ class Table:
             StateDamaged: the log cannot be read. (To a reader beside a driver that trims it, it may look so.)
         """
         self.log.refresh()
-        torn = self.log.torn()
-        with self._readable():
+        torn = self.log.torn_version()
+        with self._log_errors_as_damage():
             handle = open_newest_cached(self.log.root) if torn is None else OpenTable(self.log.root, torn - 1)
             self.version = handle.version
             self.transactions = {a: handle.transaction(a) for a in applications}
             self.files = handle.files()
 
-    def number(self, application: str) -> int:
+    def transaction(self, application: str) -> int:
         """The number of its last transaction, 0 if there was none; as of our last load or commit.
 
         Raises:
             StateLost: another driver has taken over, and the log says no more what it said then.
         """
         if application not in self.transactions:
-            with self._readable():
+            with self._log_errors_as_damage():
                 handle = open_newest_cached(self.log.root)
                 if self._fence is not None and handle.version != self.version:
                     raise taken_over_error(self.folder, handle.transaction(self._fence[0]), self.epoch)
                 self.transactions[application] = handle.transaction(application)
         return self.transactions[application]
 
-    def number_now(self, application: str) -> int:
+    def transaction_on_disk(self, application: str) -> int:
         """The same as it is on disk now; 0 if the log cannot be read."""
         now = Table(self.folder, self.schema, self.partition_by)
         with contextlib.suppress(StateDamaged, OSError):
@@ -167,7 +167,7 @@ class Table:
     ) -> None:
         assert self._fence is not None, "a table is fenced before it is written"
         application, epoch = self._fence
-        handle = self._to_commit()  # 1
+        handle = self._open_for_commit()  # 1
         held = handle.transaction(application)
         if handle.version != self.version or (held >= epoch if announcing else held != epoch):
             raise taken_over_error(self.folder, held, epoch)
@@ -216,7 +216,7 @@ class Table:
 
     def checkpoint(self) -> None:
         """Fold the log into one file and trim it, so that loading stays cheap over any number of commits."""
-        handle = self._to_commit()
+        handle = self._open_for_commit()
         if handle.version != self.version:
             raise StateLost(f"{self.folder}: another driver committed while this one held the state: this one stops.")
         try:
@@ -289,14 +289,14 @@ class Table:
         """A written part as a file to add."""
         return DataFile(part.path, part.size, part.rows, dict(partition or {}), part.stats or {})
 
-    def _to_commit(self) -> OpenTable:
+    def _open_for_commit(self) -> OpenTable:
         """A handle at the newest version that nobody else has."""
-        with self._readable():
+        with self._log_errors_as_damage():
             self._handle = open_newest(self.log.root, self._handle)
         return self._handle
 
     @contextlib.contextmanager
-    def _readable(self) -> Iterator[None]:
+    def _log_errors_as_damage(self) -> Iterator[None]:
         try:
             yield
         except LogUnreadable as e:

@@ -25,7 +25,7 @@ KEYED_ACTIONS: Final[dict[str, Action]] = {
     "look": Action("takes what lies behind the position", ("engine.logs.Logs.look", "engine.logs.Logs.batch")),
     "commit": Action(
         "commits rows for the node and the destination, and the positions in the log and in the exports",
-        ("engine.commit.commit.commit_wave", "state.log_positions.LogPositions.transactions"),
+        ("engine.commit.commit.commit_wave", "state.logs.LogPositions.transactions"),
         ("wave.logged", "wave.synced"),
     ),
     "commit.synced": Action("syncs and marks the commit", ("storage.tables.Table.commit",), ("wave.marked",)),

@@ -161,7 +161,7 @@ class Dispatcher:
         if not self._tells(destination):
             return True
         outbox, note = self._state.outbox, f"{_UNASKED}{destination}"
-        noted = outbox.number(note)
+        noted = outbox.transaction(note)
         known = noted or self._state.next_sequence
         held = self._sent_before(destination)
         if held is not None and held >= known:
@@ -215,7 +215,7 @@ class Dispatcher:
             return False
         finally:
             sender.end()
-        noted = self._tells(node.name) and self._state.outbox.number(f"{_UNASKED}{node.name}")
+        noted = self._tells(node.name) and self._state.outbox.transaction(f"{_UNASKED}{node.name}")
         if noted and not self.refuse_old_copy(node.name):
             self.trouble.begin(node.name, "it does not say what it has of this state", permanent=False)
             return False
@@ -255,7 +255,7 @@ class Dispatcher:
 
     def _order(self, files: list[DataFile]) -> dict[int, SendOrder]:
         paths = {first_sequence(f): self._state.outbox.path(f.path) for f in files}
-        return order_of(paths, sum(map(pending_rows, files)), self._state.spill)
+        return order_of(paths, sum(map(pending_rows, files)), self._state.local_scratch)
 
     def _deliver_one(self, task: Pass, lanes: list[Lane], begun: Callable[[], None]) -> tuple[list[LaneReport], str]:
         """A worker that dies ends only this destination's pass: what it noted counts, the rest stays pending."""

@@ -171,7 +171,7 @@ class FileDelivery:
         for itself, and for which there is no memory, comes without content, and so large that it is sent alone."""
         start = 0
         while start < len(self.places):
-            end = int(np.searchsorted(self.places, self.contents.first_behind(int(self.places[start]))))
+            end = int(np.searchsorted(self.places, self.contents.next_group_start(int(self.places[start]))))
             try:
                 group = self._group(start, end)
             except Exception as e:
@@ -185,7 +185,7 @@ class FileDelivery:
 
     def _group(self, start: int, end: int) -> pa.Table:
         """The content of these rows, which are of one group."""
-        [group] = self.contents.pick(self.places[start:end])
+        [group] = self.contents.rows_at(self.places[start:end])
         return group
 
     def _is_given_up(self, error: Exception, start: int, end: int) -> bool:

@@ -256,7 +256,7 @@ class SourceComparison:
     def _dealt(self, name: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch], parts: int) -> PartitionFiles:
         spread = PartitionFiles(self._folder, name, schema, parts)
         for batch in batches:
-            suspect = self._suspects.among(batch.column(0).to_numpy())
+            suspect = self._suspects.contains(batch.column(0).to_numpy())
             rows = batch.filter(pa.array(suspect))
             spread.add(rows, partition_of(rows.column(0).to_numpy(), parts))
         spread.close()
@@ -578,7 +578,7 @@ class SourceOrder:
         for end in ends.tolist():
             path, first = self._paths[number[start]], self._starts[number[start]]
             with RowGroups(path, LISTED) as file:
-                for listed in file.pick(place[start:end] - first):
+                for listed in file.rows_at(place[start:end] - first):
                     rows = compared.slice(start, listed.num_rows)
                     yield self._slice_rows(path, listed, rows, clashing=bool(clash[start]))
                     start += listed.num_rows

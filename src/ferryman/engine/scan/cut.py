@@ -60,7 +60,7 @@ class Splitter:
     def add_listed(self, source: str, path: str) -> None:
         """All rows of a listing file, all of them new."""
         with RowGroups(path, ["size"]) as file:
-            sizes = np.concatenate([rows["size"].to_numpy() for rows in file.all()])
+            sizes = np.concatenate([rows["size"].to_numpy() for rows in file.all_rows()])
         self._add(source, sizes, np.zeros_like(sizes), lambda start, end: RowRange(path, start, end))
 
     def finish(self) -> list[WaveBatch]:

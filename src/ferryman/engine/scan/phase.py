@@ -323,7 +323,7 @@ def _known(comparison: SourceComparison, gone: Counter[str], trim: int) -> Count
     listed: Counter[str] = Counter()
     for path in comparison.paths:
         with RowGroups(path, ["id"]) as file:
-            listed += _counts((rows["id"] for rows in file.all()), trim, folders)
+            listed += _counts((rows["id"] for rows in file.all_rows()), trim, folders)
     new = _counts((batch.column("id") for batch in comparison.taken_up(Reason.NEW)), trim, folders)
     return Counter({name: gone[name] + max(0, listed[name] - new[name]) for name in folders})
 

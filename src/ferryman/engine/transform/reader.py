@@ -206,7 +206,7 @@ class Contents:
                 fields += nothing[: len(rows)]
                 raws += nothing[: len(rows)]
                 continue
-            for content in self._open(run["values"]).pick(rows.to_numpy()):
+            for content in self._open(run["values"]).rows_at(rows.to_numpy()):
                 fields += column_values(content["fields"])
                 raws += column_values(content["raw"])
         return fields, raws
