@@ -242,8 +242,8 @@ def test_it_reads_ahead_only_so_much(root: Path, monkeypatch: pytest.MonkeyPatch
 def stopped_with(lock: Path) -> Iterator[int]:
     """A process that was stopped while it held this lock; its id."""
     code = (
-        "import os, signal, sys; from pathlib import Path; from ferryman.storage.locks import turn\n"
-        "with turn(Path(sys.argv[1]), 0, signed=True) as ours:\n"
+        "import os, signal, sys; from pathlib import Path; from ferryman.storage.locks import hold_lock\n"
+        "with hold_lock(Path(sys.argv[1]), 0, signed=True) as ours:\n"
         "    print(ours, flush=True); os.kill(os.getpid(), signal.SIGSTOP)\n"
     )
     command = [sys.executable, "-c", code, str(lock)]

@@ -123,11 +123,13 @@ class MessageTable:
             CommitUnknown: the log was trimmed while we were about to commit.
         """
         version, kind = self.version + 1, entry.kind
-        with files.staged(self.path(version), entries.encode_entry(entry, data_change=data_change)) as name_it:  # 1
+        with files.staged(
+            self.path(version), entries.encode_entry(entry, data_change=data_change)
+        ) as publish_name:  # 1
             crash.point(f"{kind}.written")
             if not self.is_valid:
                 return False
-            if not name_it():  # 2
+            if not publish_name():  # 2
                 if not isinstance(self.folder, Path) and not self.is_valid:  # it was ours, perhaps, its answer was lost
                     raise CommitUnknown(str(self.path(version)))
                 return False

@@ -109,8 +109,8 @@ class TableLog:
 
     def write(self, version: int, data: bytes) -> bool:
         """Write a complete entry, whose name is not yet durable; return False if the version exists already."""
-        with staged(self.path(version), data) as name_it:
-            return name_it()
+        with staged(self.path(version), data) as publish_name:
+            return publish_name()
 
     def sync(self) -> None:
         """Make the names of entries durable."""
