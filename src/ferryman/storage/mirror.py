@@ -1,11 +1,12 @@
-"""The log of a table in an object store, worked on in a copy.
+"""Logs of tables in an object store, mirrored in a local folder.
 
-Entries are read and written in a folder of this machine, which has the same log; the store has the truth. A commit
-takes effect when its entry is created in the store under the next number, which of two drivers only one can do. So all
-that ``storage.log`` does with files holds here too.
+Entries are read and written in a local folder that has the same log; the store is authoritative. A commit takes effect
+when its entry is created in the store under the next number, which only one of two drivers can do. So everything that
+``storage.delta`` does with files holds here too.
 
-What is in the store beside the entries: for each a mark, an object whose name has the entry's tag. A list shows
-entries, tags and marks at once, so the log is verified without reading it again.
+Beside the entries the store has a mark for each: an object whose name contains the entry's tag. A listing shows
+entries,
+tags and marks at once, so the log is verified without reading it again.
 """
 
 from __future__ import annotations
@@ -19,15 +20,14 @@ from pathlib import Path
 from typing import Final
 
 from ferryman.errors import StateDamaged, StateLost
-from ferryman.storage.delta import SHARED_CHECKPOINT_MARK as _CHECKPOINT
-from ferryman.storage.delta import TableLog
+from ferryman.storage.delta import SHARED_CHECKPOINT_MARK, TableLog
 from ferryman.storage.disk import scratch_folder
 from ferryman.storage.files import StatePath, checksum, replace, seal
 from ferryman.storage.objects import ObjectPath, StoredObject
 
 _MARKS: Final = "_marks"
 _PARALLEL_FETCHES: Final = 8
-"""Entries that are fetched at a time."""
+"""Entries fetched in parallel."""
 
 
 class MirroredLog(TableLog):
@@ -38,11 +38,11 @@ class MirroredLog(TableLog):
         super().__init__(Path(self._temporary.name))
         self._home = home / "_delta_log"
         self._tags: dict[str, str] = {}
-        """Name -> tag of the object, of all files of the copy."""
+        """Name -> tag of the object, for each file of the mirror."""
         self._mark_names: dict[int, str] = {}
         """Version -> name of its mark in the store."""
         self._checkpoint_tag: str | None = None
-        """Tag of the mark of the checkpoint."""
+        """Tag of the checkpoint mark."""
         self._was_refreshed = False
         self._lock = threading.RLock()
         self.folder.mkdir()
@@ -54,7 +54,7 @@ class MirroredLog(TableLog):
         return bool(self._mark_names)
 
     def refresh(self) -> None:
-        """Bring the copy to what is in the store now."""
+        """Bring the mirror up to date with the store."""
         with self._lock:
             found = {each.key.removeprefix(f"{self._home.key}/"): each for each in self._list_objects()}
             entries = {name: each for name, each in found.items() if "/" not in name}
@@ -73,10 +73,10 @@ class MirroredLog(TableLog):
             self._was_refreshed = True
 
     def publish(self, version: int) -> bool:
-        """Make an entry that was written to the copy take effect; False: another driver is further.
+        """Put an entry that was written to the mirror into effect; return False if another driver is ahead.
 
         1. create it in the store
-        2. look at the checkpoints that were marked since we looked, see ``TableLog.publish``
+        2. check whether a newer checkpoint was marked since the last refresh, see ``TableLog.publish``
         """
         path = self.path(version)
         with self._lock:
@@ -87,7 +87,7 @@ class MirroredLog(TableLog):
                 raise
             if tag is None:
                 path.unlink()
-                self._tags.pop(path.name, None)  # the other's is fetched again when it is asked for
+                self._tags.pop(path.name, None)  # the other driver's entry is fetched when it is needed
                 return False
             self._tags[path.name] = tag
             if self._current_checkpoint_tag() != self._checkpoint_tag:  # 2
@@ -111,35 +111,35 @@ class MirroredLog(TableLog):
             replace(path, content)
 
     def mark_checkpoint(self, version: int) -> None:
-        """Note it in the one mark of all checkpoints, which is replaced only as the version that was seen.
+        """Record the version in the log's only checkpoint mark, replacing exactly the mark that was read.
 
         Raises:
-            StateLost: another driver has marked a newer one meanwhile.
+            StateLost: another driver has marked a newer checkpoint in the meantime.
         """
-        key, data = f"{self._home.key}/{_MARKS}/{_CHECKPOINT}", self._sealed_checkpoint(version)
+        key, data = f"{self._home.key}/{_MARKS}/{SHARED_CHECKPOINT_MARK}", self._sealed_checkpoint(version)
         store = self._home.store
         with self._lock:
             while (self.marked_checkpoint() or -1) < version:
-                seen = self._checkpoint_tag
-                tag = store.create(key, data) if seen is None else store.put(key, data, seen)
+                known = self._checkpoint_tag
+                tag = store.create(key, data) if known is None else store.put(key, data, known)
                 if tag is not None:
                     self._checkpoint_tag = tag
-                    replace(self.marks / _CHECKPOINT, data)
+                    replace(self.marks / SHARED_CHECKPOINT_MARK, data)
                     return
-                self.refresh()  # an older driver may have slept before it marked its own
+                self.refresh()  # an older driver may have been suspended before it marked its own
         raise StateLost(f"{self._home}: another driver has made a checkpoint while this one held the state.")
 
     def trim(self, version: int) -> None:
         with self._removing():
             super().trim(version)
-        gone = [number for number in self._mark_names if number < version]
-        self._delete([f"{_MARKS}/{self._mark_names.pop(number)}" for number in gone])
+        trimmed = [number for number in self._mark_names if number < version]
+        self._delete([f"{_MARKS}/{self._mark_names.pop(number)}" for number in trimmed])
 
     def _has_checkpoint(self, version: int) -> bool:
         return self._home.store.head(f"{self._home.key}/{self.checkpoint_path(version).name}") is not None
 
     def _checkpoint_mark_path(self, version: int) -> Path:
-        return self.marks / _CHECKPOINT
+        return self.marks / SHARED_CHECKPOINT_MARK
 
     def problems(self) -> Iterator[StateDamaged]:
         self.refresh()
@@ -149,19 +149,20 @@ class MirroredLog(TableLog):
 
     @contextmanager
     def _removing(self) -> Iterator[None]:
-        """What is removed from the copy is removed from the store."""
+        """Remove from the store whatever is removed from the mirror during this block."""
         with self._lock:
             yield
-            gone = [name for name in self._tags if not (self.folder / name).exists()]
-            self._delete(gone)
-            for name in gone:
+            removed = [name for name in self._tags if not (self.folder / name).exists()]
+            self._delete(removed)
+            for name in removed:
                 del self._tags[name]
 
     def _update_marks(self, found: dict[str, str]) -> None:
-        """Marks that fit their entries are marks of the copy; one that does not fit its entry is a bad mark of it.
+        """Mark the mirror's entries whose marks in the store match; write a bad mark for an entry whose mark does not
+        match.
 
         Args:
-            found: name -> tag.
+            found: name -> tag of each mark in the store.
         """
         self.marks.mkdir(exist_ok=True)
         self._mark_names = {int(name.partition(".")[0]): name for name in found if name[0].isdigit()}
@@ -175,11 +176,11 @@ class MirroredLog(TableLog):
             if (mark := self.marks / f"{version:020d}").exists() and mark.read_bytes() == content:
                 continue
             mark.write_bytes(content)
-        checkpoint = found.get(_CHECKPOINT)
+        checkpoint = found.get(SHARED_CHECKPOINT_MARK)
         if checkpoint is None:
-            (self.marks / _CHECKPOINT).unlink(missing_ok=True)
+            (self.marks / SHARED_CHECKPOINT_MARK).unlink(missing_ok=True)
         elif checkpoint != self._checkpoint_tag:
-            (self.marks / _CHECKPOINT).write_bytes(self._get(f"{_MARKS}/{_CHECKPOINT}") or b"")
+            (self.marks / SHARED_CHECKPOINT_MARK).write_bytes(self._get(f"{_MARKS}/{SHARED_CHECKPOINT_MARK}") or b"")
         self._checkpoint_tag = checkpoint
 
     def _list_objects(self) -> list[StoredObject]:
@@ -195,7 +196,7 @@ class MirroredLog(TableLog):
         return self._home.store.create(f"{self._home.key}/{path.name}", path.read_bytes())
 
     def _current_checkpoint_tag(self) -> str | None:
-        found = self._home.store.head(f"{self._home.key}/{_MARKS}/{_CHECKPOINT}")
+        found = self._home.store.head(f"{self._home.key}/{_MARKS}/{SHARED_CHECKPOINT_MARK}")
         return None if found is None else found.tag
 
     def _delete(self, names: list[str]) -> None:
@@ -211,7 +212,7 @@ _mirrors: dict[ObjectPath, tuple[int, MirroredLog]] = {}
 
 
 def open_log(folder: StatePath) -> TableLog:
-    """The log of the table in a folder. A process has one copy of each, whoever asks."""
+    """Return the log of the table in a folder. A process has one mirror of each log, shared by all callers."""
     if isinstance(folder, Path):
         return TableLog(folder)
     pid, found = _mirrors.get(folder, (0, None))
@@ -222,12 +223,12 @@ def open_log(folder: StatePath) -> TableLog:
 
 
 def local_log_folder(folder: StatePath) -> Path | None:
-    """Of a table, the folder of this machine where its log can be read as it is now; None: there is no such table."""
+    """Return the local folder where a table's log can be read in its current state; None if there is no such table."""
     log = open_log(folder)
     log.refresh()
     return log.root if log.folder.is_dir() and (isinstance(folder, Path) or log.versions()) else None
 
 
 def forget_mirrors() -> None:
-    """Begin with new copies, as another process does."""
+    """Drop all mirrors, as a new process starts without them."""
     _mirrors.clear()

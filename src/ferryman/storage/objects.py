@@ -1,9 +1,10 @@
-"""Object stores as a place for a state: names in them, and the few requests that Ferryman makes.
+"""Object stores as a place for a state: paths in them, the few requests that Ferryman makes, and local copies of
+objects.
 
-A name is an ``ObjectPath``; ``storage.files`` has the same functions for it as for a file's path. What makes a store
-good enough: an object is there whole or not at all; of two who create a name one wins (``If-None-Match``); who replaces
-it can say which version is meant (``If-Match``); a list shows what was written before it. Amazon S3 has all of that
-since 2024, as have Google's and Microsoft's stores, MinIO and versitygw.
+A path is an ``ObjectPath``; ``storage.files`` has the same functions for it as for a file's path. A store must offer:
+objects appear completely or not at all; of two that create a name one wins (``If-None-Match``); an object can be
+replaced only if it still has a given version (``If-Match``); a listing shows everything written before it. Amazon S3
+has all of that since 2024, as have Google's and Microsoft's stores, MinIO and versitygw.
 
 Credentials and addresses come from the environment: ``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL`` …, as obstore and most
 other programs take them.
@@ -32,66 +33,66 @@ from ferryman.storage.disk import TEMPORARY
 
 _URL = re.compile(r"(s3a?|gs|abfss?|az)://([^/]+)(?:/(.*))?\Z")
 _NONCE: Final = "ferryman-nonce"
-"""Metadata of an object that only one may create: tells its maker from others, after an answer that was lost."""
+"""Metadata of an object that only one process may create: its creator recognizes it if the store's answer was lost."""
 _PROBES: Final = 3
-"""So often a store is asked whether it refuses: a driver may empty the folder where it is asked in between."""
+"""How often a store is asked whether it supports conditional writes: another driver may empty the folder in between."""
 RETRY_S: Final = 60.0
-"""How long a request is repeated that a store answers with an error of its own, or does not answer."""
+"""How long a request is retried that the store answers with a server error or not at all."""
 
 
 class StoredObject(NamedTuple):
-    """An object that is there."""
+    """Object listed by a store."""
 
     key: str
     size: int
     changed: float
     """Seconds since 1970, by the store's clock."""
     tag: str
-    """Of this version."""
+    """Tag of this version."""
 
 
 class ObjectStore(Protocol):
-    """What a state asks of an object store. Keys are whole names in the bucket, "/" between their parts.
+    """Requests that a state makes to an object store. Keys are complete names in the bucket, with "/" as separator.
 
-    All of it may raise ``EngineError``: the store is away, or refuses.
+    Every method may raise ``EngineError``: the store is unavailable, or refuses.
     """
 
     def create(self, key: str, data: bytes) -> str | None:
-        """Make an object; its tag. None: one of this name is there already. Also where an answer was lost, one maker
-        wins, and knows it."""
+        """Create an object and return its tag; None if the name is taken. One creator wins, and knows it, even if an
+        answer was lost."""
 
     def put(self, key: str, data: bytes | Path, if_match: str | None = None) -> str | None:
-        """Make an object, or replace it; its tag. None: it is not the version ``if_match`` any more."""
+        """Create or replace an object and return its tag; None if it is no longer at version ``if_match``."""
 
     def get(self, key: str) -> bytes | None:
-        """An object's content; None: there is none."""
+        """Return an object's content; None if it does not exist."""
 
     def get_tagged(self, key: str) -> tuple[bytes, str] | None:
-        """The same, with the tag of this version."""
+        """Return an object's content and the tag of this version; None if it does not exist."""
 
     def head(self, key: str) -> StoredObject | None:
-        """What is known of an object; None: there is none."""
+        """Return an object's metadata; None if it does not exist."""
 
     def list_objects(self, prefix: str) -> list[StoredObject]:
-        """All objects whose keys begin so, in the order of their keys."""
+        """Return all objects whose keys begin with a prefix, sorted by key."""
 
     def list_folder(self, folder: str) -> tuple[list[str], list[StoredObject]]:
-        """What lies directly below "folder/": names of folders; objects."""
+        """Return the names of the folders, and the objects, directly below "folder/"."""
 
     def copy(self, key: str, to: str) -> None:
-        """Make or replace an object by another one's content, which does not leave the store.
+        """Copy an object inside the store, replacing the target.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: it does not exist.
         """
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Remove objects; those that are not there are passed over."""
+        """Remove objects; missing ones are skipped."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ObjectPath:
-    """A name in an object store, such as s3://bucket/states/papers-v1/state.json."""
+    """Path in an object store, such as s3://bucket/states/papers-v1/state.json."""
 
     bucket: str
     """"s3://bucket"."""
@@ -99,10 +100,10 @@ class ObjectPath:
 
     @classmethod
     def parse(cls, url: str) -> ObjectPath:
-        """Of a URL.
+        """Parse a URL.
 
         Raises:
-            UsageError: it is not one of a store that can be used.
+            UsageError: the URL is not one of a supported store.
         """
         found = _URL.match(url)
         if found is None:
@@ -133,27 +134,27 @@ class ObjectPath:
 
 
 def is_url(place: str | os.PathLike[str]) -> bool:
-    """Is this meant for an object store? Also one that is not known here."""
+    """Return whether this looks like the URL of an object store, known or not."""
     return isinstance(place, str) and re.match(r"[a-z][a-z0-9+.-]*://", place) is not None
 
 
 store_overrides: Final[ContextVar[Mapping[str, ObjectStore]]] = ContextVar(
     "ferryman_stores", default=MappingProxyType({})
 )
-"""By bucket: what this thread asks for a while in place of the store, see ``storage.listing``."""
+"""Bucket -> store that this thread uses instead of the real one for some time, see ``cached_listing``."""
 
 _opened: dict[str, ObjectStore] = {}
 
 
 def open_store(bucket: str) -> ObjectStore:
-    """The store of a bucket, opened once in a process."""
+    """Return the store of a bucket, opened once per process."""
     if bucket not in _opened:
         _opened[bucket] = _opener(bucket)
     return _opened[bucket]
 
 
 class RemoteStore:
-    """A store that obstore reaches."""
+    """Object store accessed through obstore."""
 
     def __init__(self, bucket: str) -> None:
         try:
@@ -178,7 +179,7 @@ class RemoteStore:
         with self._translate_errors(key):
             try:
                 return str(self._store.put(key, data, mode="create", attributes={_NONCE: nonce})["e_tag"])
-            except AlreadyExistsError:  # it may be our own, if the answer to it was lost and it was sent again
+            except AlreadyExistsError:  # maybe our own: the answer was lost, and the request sent again
                 return self._created_by(nonce, key)
 
     def put(self, key: str, data: bytes | Path, if_match: str | None = None) -> str | None:
@@ -191,7 +192,7 @@ class RemoteStore:
             except (PreconditionError, FileNotFoundError):
                 if if_match is None:
                     raise
-                found = self.head(key) if self.get(key) == data else None  # as above
+                found = self.head(key) if self.get(key) == data else None  # maybe our own, as above
                 return found.tag if found else None
 
     def get(self, key: str) -> bytes | None:
@@ -217,7 +218,7 @@ class RemoteStore:
                 return None
 
     def list_objects(self, prefix: str) -> list[StoredObject]:
-        # the store lists by whole parts of a name: what begins in the middle of one is picked here
+        # the store lists whole folders: prefixes that end inside a name are matched here
         folder = prefix.rpartition("/")[0]
         with self._translate_errors(prefix):
             found = [_stored_object(each) for batch in self._store.list(folder or None) for each in batch]
@@ -238,7 +239,7 @@ class RemoteStore:
             with self._translate_errors(keys[0]):
                 try:
                     self._store.delete(list(keys))
-                except FileNotFoundError:  # some stores mind; what is behind it in the batch may still be there
+                except FileNotFoundError:  # some stores fail there, and may not have removed the rest of the batch
                     for key in keys:
                         try:
                             self._store.delete(key)
@@ -262,7 +263,7 @@ class RemoteStore:
 
 
 class _TranslateErrors:
-    """What a store refuses, or does not answer, comes out as an error of ours."""
+    """Raises errors of a store as Ferryman's."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -289,10 +290,10 @@ def _stored_object(meta: Any) -> StoredObject:
 
 
 def probe(folder: ObjectPath) -> None:
-    """Has the store all that a state needs? Leaves nothing behind.
+    """Check that the store has all features that a state needs; no object remains.
 
     Raises:
-        UsageError: it has not; names what is missing.
+        UsageError: it has not; names the missing feature.
     """
     if not any(_has_conditional_writes(folder) for _ in range(_PROBES)):
         raise UsageError(
@@ -302,7 +303,7 @@ def probe(folder: ObjectPath) -> None:
 
 
 def _has_conditional_writes(folder: ObjectPath) -> bool:
-    """Does the store refuse what only one may create, and what is not the version that was meant?"""
+    """Return whether the store refuses to overwrite an object that exists, or that is not at the expected version."""
     store, key = folder.store, (folder / f"{TEMPORARY}{uuid.uuid4().hex}").key
     try:
         return bool(store.create(key, b"1")) and not store.create(key, b"2") and store.put(key, b"3", '"0"') is None
@@ -314,7 +315,7 @@ _opener: Callable[[str], ObjectStore] = RemoteStore
 
 
 def set_store_opener(opener: Callable[[str], ObjectStore]) -> Callable[[str], ObjectStore]:
-    """From now on stores are made so, in this process: for tests. What made them before."""
+    """Open stores with this function from now on, in this process, and return the previous one: for tests."""
     global _opener
     before, _opener = _opener, opener
     _opened.clear()
@@ -322,31 +323,30 @@ def set_store_opener(opener: Callable[[str], ObjectStore]) -> Callable[[str], Ob
 
 
 def walk(folder: ObjectPath) -> Iterator[tuple[ObjectPath, StoredObject]]:
-    """All objects below a folder."""
+    """Yield all objects below a folder."""
     for found in folder.store.list_objects(f"{folder.key}/"):
         yield ObjectPath(folder.bucket, found.key), found
 
 
-# Local copies of objects that never change: data files, fetched once to a machine and read there as files.
+# --- local copies of immutable objects: data files, fetched once to a machine and read there as files ---
 #
-# A copy has the path of its object below the cache's folder, so also its name, which holds the checksum of a data
-# file.
+# A copy has the path of its object below the cache folder, and so its name, which contains the checksum of a data file.
 
 CACHE_VARIABLE: Final = "FERRYMAN_CACHE"
-"""Names the cache's folder, in the environment of driver and executors; without it, one in the system's temporary
+"""Environment variable of driver and executors that names the cache folder; default is one in the system's temporary
 folder."""
 _MAX_AGE_S: Final = 7 * 86_400
-"""A copy that nobody has opened for so long is removed when a process first looks into the cache."""
+"""Age at which a copy that was not opened is removed, when a process first uses the cache."""
 _TOUCH_EVERY_S: Final = 3600
 _PARALLEL_FETCHES: Final = 8
-"""Objects that are fetched at a time."""
+"""Objects fetched in parallel."""
 _prepared_folders: set[Path] = set()
 
 
 def cache_folder() -> Path:
-    """Of this machine's copies: only its user can read it."""
-    given = os.environ.get(CACHE_VARIABLE)
-    found = Path(given) if given else Path(tempfile.gettempdir(), f"ferryman-cache-{os.geteuid()}")
+    """Return the folder of this machine's copies, which only its user can read."""
+    configured = os.environ.get(CACHE_VARIABLE)
+    found = Path(configured) if configured else Path(tempfile.gettempdir(), f"ferryman-cache-{os.geteuid()}")
     if found not in _prepared_folders:
         found.mkdir(mode=0o700, parents=True, exist_ok=True)
         if found.stat().st_uid != os.geteuid():
@@ -357,16 +357,16 @@ def cache_folder() -> Path:
 
 
 def cached_path(path: ObjectPath) -> Path:
-    """Where the copy of an object is, there or not."""
+    """Return the path of an object's copy, whether it exists or not."""
     return cache_folder() / path.bucket.replace("://", "-") / path.key
 
 
 def fetch(path: ObjectPath) -> Path:
-    """A copy of an object that never changes.
+    """Return the local copy of an immutable object, fetching it if necessary.
 
     Raises:
         FileNotFoundError: there is no such object.
-        EngineError: the store is away.
+        EngineError: the store is unavailable.
     """
     copy = cached_path(path)
     try:
@@ -382,7 +382,7 @@ def fetch(path: ObjectPath) -> Path:
 
 
 def fetch_all(paths: Iterable[ObjectPath]) -> list[Path]:
-    """Copies of many, several at a time."""
+    """Return local copies of many objects, fetching several in parallel."""
     wanted = list(paths)
     if sum(not cached_path(path).exists() for path in wanted) < 2:
         return [fetch(path) for path in wanted]
@@ -392,7 +392,7 @@ def fetch_all(paths: Iterable[ObjectPath]) -> list[Path]:
 
 @contextlib.contextmanager
 def new_cached_file(copy: Path) -> Iterator[Path]:
-    """A file to write, which becomes this copy at the end: others see it whole or not at all."""
+    """Yield a file to write, which becomes this copy at the end: others see it completely or not at all."""
     copy.parent.mkdir(parents=True, exist_ok=True)
     made = copy.with_name(f".new-{uuid.uuid4().hex}")
     try:
@@ -403,12 +403,12 @@ def new_cached_file(copy: Path) -> Iterator[Path]:
 
 
 def remove_cached(path: ObjectPath) -> None:
-    """Its object is removed."""
+    """Remove the local copy of a deleted object."""
     cached_path(path).unlink(missing_ok=True)
 
 
 def remove_cached_folder(path: ObjectPath) -> None:
-    """All objects below are removed."""
+    """Remove the local copies of all deleted objects below a folder."""
     shutil.rmtree(cached_path(path), ignore_errors=True)
 
 
@@ -422,14 +422,14 @@ def _remove_old_copies(place: Path) -> None:
                     os.unlink(path)
 
 
-# One list of a folder in an object store, by which many questions about it are answered.
+# --- one listing of a folder, by which many questions about it are answered ---
 
 _CHANGED_NOW: Final = float("inf")
-"""When what was written since the list was changed: nobody may take it for old."""
+"""Time of change of objects written since the listing: they never count as old."""
 
 
 class CachedListing:
-    """A store, of which everything below a folder was listed. What the thread changes by it meanwhile is known too."""
+    """Store with a listing of everything below a folder, kept up to date with this thread's own changes."""
 
     def __init__(self, store: ObjectStore, folder: str) -> None:
         self._store = store
@@ -492,8 +492,8 @@ class CachedListing:
 
 @contextlib.contextmanager
 def cached_listing(folder: ObjectPath) -> Iterator[None]:
-    """In this block this thread sees the folder as it is now, but for its own changes: for places where nobody else
-    changes what is looked at, or where the moment does not matter."""
+    """Show this thread the folder as of now, plus its own changes, during this block: for folders that nobody else
+    changes, or where the exact moment does not matter."""
     known = store_overrides.get()
     last = known.get(folder.bucket)
     if isinstance(last, CachedListing) and last.covers(folder.key):
