@@ -1,8 +1,9 @@
-"""Data files: Parquet with page checksums. Their names hold the epoch of the driver that had them written, and the
-CRC-32 of the file and of its footer.
+"""Data files of tables: Parquet with page checksums. A file's name holds the epoch of the driver it was written for,
+and
+the CRC-32 of the file and of its footer.
 
 Page checksums cover the pages alone. A flipped byte in the footer may rename a column, whose values are then read as
-nulls; so whoever reads a file compares its footer with its name first.
+nulls; so every reader first compares a file's footer with its name.
 """
 
 from __future__ import annotations
@@ -39,16 +40,16 @@ _EPOCH = re.compile(rf"(?:{re.escape(TEMPORARY)})?([0-9]+)-[0-9a-f]{{32}}")
 _TAIL: Final = 8
 """Bytes at the end of a file: the footer's length, and the magic number."""
 _GROUP_ROWS: Final = 65_536
-"""Rows a row group: what a query reads at once."""
+"""Rows of a row group: what a query reads at once."""
 _NO_STATISTICS: Final = ("version", "delivery_hash", "fields", "raw", "given", "failed")
-"""Columns of which least and greatest value say nothing: hashes, content, and what is kept of families."""
+"""Columns whose least and greatest value are of no use: hashes, content, and what is kept of families."""
 
 
 class Part(NamedTuple):
-    """A data file, written and fsynced, not yet in any table."""
+    """Data file, written and fsynced, not yet in any table."""
 
     path: str
-    """Its name in its table's folder."""
+    """File name in its table's folder."""
     size: int
     """Bytes."""
     rows: int
@@ -57,14 +58,16 @@ class Part(NamedTuple):
 
 
 class PartWriter:
-    """A data file in the making, row group by row group, under a temporary name until ``finish``.
+    """Writes a data file row group by row group, under a temporary name until ``finish``.
 
-    It goes to the disk as it comes: in memory, a file would be copied each time the buffer grows, and pages of memory
-    that are new cost more than the pages of a file.
+    Each row group goes to the disk at once: in memory, a file would be copied each time the buffer grows, and fresh
+    memory
+    pages cost more than the pages of a file.
 
     Args:
         folder: the table's folder.
-        epoch: of the driver for which it is written. It is in the file's name: an older driver leaves the file alone.
+        epoch: epoch of the driver for which the file is written. It is in the file's name: an older driver leaves the
+            file alone.
     """
 
     def __init__(self, folder: StatePath, schema: pa.Schema, *, epoch: int) -> None:
@@ -83,19 +86,19 @@ class PartWriter:
         self.rows = 0
 
     def write(self, table: pa.Table) -> None:
-        """Append rows: a row group of its own, or several where they are many or large."""
+        """Append rows as a row group, or several if they are many or large."""
         for group in _split_by_size(table):
             self._writer.write_table(group, row_group_size=_GROUP_ROWS)
         self.rows += table.num_rows
 
     def abandon(self) -> None:
-        """Forget the file, after an error."""
+        """Delete the unfinished file, after an error."""
         with contextlib.suppress(pa.ArrowException, OSError):
             self._writer.close()
         self._temporary.unlink(missing_ok=True)
 
     def finish(self, stats: dict[str, Any] | None = None) -> Part:
-        """Fsync the file and name it. The folder is fsynced by whoever publishes the name."""
+        """Fsync the file and give it its name. Whoever publishes the name fsyncs the folder."""
         self._writer.close()
         with self._temporary.open("rb", buffering=0) as file:
             os.fsync(file.fileno())
@@ -107,7 +110,8 @@ class PartWriter:
 
 
 def _split_by_size(table: pa.Table) -> Iterator[pa.Table]:
-    """The table in slices of at most ``GROUP_BYTES``, or a single row: whoever reads a row group has it in memory."""
+    """Yield slices of the table of at most ``GROUP_BYTES``, or a single row: a reader holds a whole row group in
+    memory."""
     if table.num_rows <= 1 or table.nbytes <= limits.GROUP_BYTES:
         yield table
         return
@@ -117,23 +121,23 @@ def _split_by_size(table: pa.Table) -> Iterator[pa.Table]:
 
 
 def epoch_of(name: str) -> int:
-    """The epoch of the driver for which a file of this name was written, finished or not; 0: the name says none."""
+    """Return the epoch in the name of a data file, finished or not; 0 if the name has none."""
     found = _EPOCH.match(name)
     return int(found[1]) if found else 0
 
 
 def write_part(folder: StatePath, table: pa.Table, *, epoch: int, stats: dict[str, Any] | None = None) -> Part:
-    """Write a whole table's file, see ``PartWriter``."""
+    """Write a whole table to one file, see ``PartWriter``."""
     writer = PartWriter(folder, table.schema, epoch=epoch)
     writer.write(table)
     return writer.finish(stats)
 
 
 def read_part(path: Path, columns: list[str] | None = None) -> pa.Table:
-    """A data file's rows, page checksums verified.
+    """Return a data file's rows, page checksums verified.
 
     Raises:
-        StateDamaged: missing, or not what was written.
+        StateDamaged: the file is missing, or not what was written.
     """
     check_footer(path)
     try:
@@ -156,7 +160,7 @@ def data_files(paths: Iterable[StatePath]) -> list[Path]:
 
 
 def scan(paths: Iterable[Path], schema: pa.Schema) -> ds.Dataset:
-    """Data files as one dataset for queries, page checksums verified while they are read.
+    """Return data files as one dataset for queries; page checksums are verified while they are read.
 
     Raises:
         StateDamaged: a file is missing, or its footer is not what was written.
@@ -174,7 +178,7 @@ def scan(paths: Iterable[Path], schema: pa.Schema) -> ds.Dataset:
 
 @lru_cache(maxsize=65_536)
 def content_size(path: Path) -> int:
-    """Bytes of a data file's rows, encoded but not compressed. A file never changes, so it is asked once.
+    """Return the bytes of a data file's rows, encoded but not compressed. Cached, because a file never changes.
 
     Raises:
         StateDamaged: the file is missing, or its footer is not what was written.
@@ -188,7 +192,7 @@ def content_size(path: Path) -> int:
 
 
 def find_damage(path: Path) -> str | None:
-    """Read the whole file; what is wrong with it, or None."""
+    """Read the whole file and return a description of its damage, or None."""
     try:
         with path.open("rb", buffering=0) as file:
             crc, _ = _crc(file)
@@ -203,7 +207,11 @@ def find_damage(path: Path) -> str | None:
 
 
 def check_footer(path: Path) -> None:
-    """Is the footer the one that was written? Costs two small reads."""
+    """Check that the footer is the one that was written, with two small reads.
+
+    Raises:
+        StateDamaged: the file is missing, or its footer differs.
+    """
     try:
         with path.open("rb", buffering=0) as file:
             footer = _footer(file)
@@ -223,7 +231,7 @@ def _footer(file: FileIO) -> bytes:
 
 
 def _crc(file: FileIO) -> tuple[int, int]:
-    """CRC-32 and size of a whole file."""
+    """Return CRC-32 and size of a whole file."""
     buffer = memoryview(bytearray(min(MIB, os.fstat(file.fileno()).st_size + 1)))  # pages of memory that are new cost
     crc = size = 0
     while got := file.readinto(buffer):
@@ -233,10 +241,10 @@ def _crc(file: FileIO) -> tuple[int, int]:
 
 
 def damage_error(path: Path | str, error: Exception) -> StateDamaged:
-    """The error for a data file, or an object by its URL, that cannot be read.
+    """Return the error for a data file, or an object by its URL, that cannot be read.
 
     Raises:
-        MemoryError: the error itself: what does not fit into memory is not damaged.
+        MemoryError: the error itself if memory was short: such a file is not damaged.
     """
     if lacks_memory(error):
         raise error
@@ -246,7 +254,7 @@ def damage_error(path: Path | str, error: Exception) -> StateDamaged:
 
 
 def uncompressed_bytes(path: str, columns: tuple[str, ...] | None = None) -> int:
-    """Of these columns of a file, all if none are named, unpacked."""
+    """Return the uncompressed size of these columns of a file, by default of all columns."""
     metadata = pq.read_metadata(local_path(path))
     groups = [metadata.row_group(n) for n in range(metadata.num_row_groups)]
     if columns is None:
@@ -255,20 +263,20 @@ def uncompressed_bytes(path: str, columns: tuple[str, ...] | None = None) -> int
     return sum(c.total_uncompressed_size for c in found if c.path_in_schema in columns)
 
 
-# Files read by row numbers, a group of rows in memory at a time: Parquet's row groups, Arrow's record batches.
+# --- files read by row number, one group of rows in memory at a time: Parquet's row groups, Arrow's record batches ---
 
 
 def column_values(column: pa.ChunkedArray) -> list[Any]:
-    """The column as Python values; one that is all null takes no time."""
+    """Return the column as Python values; skips conversion if all are null."""
     found: list[Any] = [None] * len(column) if column.null_count == len(column) else column.to_pylist()
     return found
 
 
 class GroupedRows(ABC):
-    """Some columns of a file. Who asks for rows in their order has each group read once.
+    """Some columns of a file, read group by group. Reading rows in their order reads each group once.
 
     Args:
-        rows: of each group.
+        rows: number of rows of each group.
     """
 
     def __init__(self, path: str, rows: list[int]) -> None:
@@ -278,7 +286,7 @@ class GroupedRows(ABC):
         self._table: pa.Table | None = None
 
     def rows_between(self, first: int, end: int) -> Iterator[pa.Table]:
-        """Rows ``first`` ≤ n < ``end``, a table a group."""
+        """Yield rows ``first`` ≤ n < ``end``, one table per group."""
         while first < end:
             group = self._group_of(first)
             start, upto = int(self._starts[group]), min(end, int(self._starts[group + 1]))
@@ -286,20 +294,20 @@ class GroupedRows(ABC):
             first = upto
 
     def group(self, number: int) -> pa.Table:
-        """The rows of this group."""
+        """Return the rows of this group."""
         return self._load(number)
 
     @property
     def count(self) -> int:
-        """How many groups there are."""
+        """Number of groups."""
         return len(self._starts) - 1
 
     def all_rows(self) -> Iterator[pa.Table]:
-        """All rows, a table a group."""
+        """Yield all rows, one table per group."""
         return self.rows_between(0, int(self._starts[-1]))
 
     def rows_at(self, rows: np.ndarray[Any, Any]) -> Iterator[pa.Table]:
-        """These rows, which ascend, a table a group."""
+        """Yield the rows of these ascending numbers, one table per group."""
         if rows[-1] - rows[0] + 1 == len(rows):
             yield from self.rows_between(int(rows[0]), int(rows[-1]) + 1)
             return
@@ -311,7 +319,7 @@ class GroupedRows(ABC):
             at = upto
 
     def next_group_start(self, row: int) -> int:
-        """The first row of the group behind that of this row."""
+        """Return the first row of the group after this row's group."""
         return int(self._starts[self._group_of(row) + 1])
 
     @abstractmethod
@@ -338,13 +346,13 @@ class GroupedRows(ABC):
 
 
 class RowGroups(GroupedRows):
-    """Of a Parquet file.
+    """Row groups of a Parquet file.
 
     Args:
-        verified: a data file of the state, of which every page is compared with its checksum.
+        verified: set for a data file of the state, of which every page is compared with its checksum.
 
     Raises:
-        StateDamaged: a data file is missing, or not what was written; later, from any read, too.
+        StateDamaged: a data file is missing, or not what was written; later, any read may raise it too.
     """
 
     def __init__(self, path: str, columns: list[str], *, verified: bool = False) -> None:
@@ -367,7 +375,8 @@ class RowGroups(GroupedRows):
 
 
 class BatchGroups(GroupedRows):
-    """Of an Arrow IPC file: there is nothing to encode and decode. Its first column is small: it tells the rows."""
+    """Record batches of an Arrow IPC file, which needs no decoding. Its first column is small: the number of rows is
+    read from it."""
 
     def __init__(self, path: str, columns: list[str]) -> None:
         self._file = pa.OSFile(local_path(path))
