@@ -115,7 +115,7 @@ def making(patch: pytest.MonkeyPatch) -> None:
     def size(column: pa.ChunkedArray) -> int:
         return column.nbytes if pa.types.is_binary(column.type) else 0
 
-    patch.setattr(sending, "values", failing(sending.values, size))
+    patch.setattr(sending, "column_values", failing(sending.column_values, size))
 
 
 ISOLATED: Final = [gathering, writing, telling, hearing, spooling, reading_back, making]

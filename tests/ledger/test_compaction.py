@@ -207,7 +207,7 @@ def test_what_a_person_forced_is_still_due_in_a_merged_file(state: State, small:
 
 @pytest.mark.rule("merge.failed")
 @pytest.mark.parametrize("error", [pa.ArrowCapacityError("too large"), MemoryError("no more"), OSError(28, "full")])
-@pytest.mark.parametrize("pieces", [["_last_rows", "gathered"], ["gathered"]])
+@pytest.mark.parametrize("pieces", [["_last_positions", "combine_small_tables"], ["combine_small_tables"]])
 def test_a_failure_is_skipped_and_told(
     state: State, small: None, monkeypatch: pytest.MonkeyPatch, error: Exception, pieces: list[str]
 ) -> None:

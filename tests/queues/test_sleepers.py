@@ -134,5 +134,5 @@ def test_a_reader(root: Path, monkeypatch: pytest.MonkeyPatch, others: int) -> N
         queue.append([{"x": count[0]}])
         count[0] += 1
         with monkeypatch.context() as patched:
-            meanwhile(patched, entries, "decode", work, "after")
+            meanwhile(patched, entries, "read_entry", work, "after")
             assert bodies(Queue("orders", root) if fresh else reader) == [*range(count[0])]

@@ -85,7 +85,7 @@ def test_a_holder_that_was_killed_here(path: ObjectPath) -> None:
 @pytest.mark.usefixtures("elsewhere")
 def test_a_holder_elsewhere_that_renews(path: ObjectPath, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is known to live as soon as it renews its lease."""
-    monkeypatch.setattr(locks, "RENEWED_S", 0.1)
+    monkeypatch.setattr(locks, "HEARTBEAT_S", 0.1)
     first = ObjectLease.take(path)
     with pytest.raises(StateHeld):
         ObjectLease.take(path)
@@ -97,7 +97,7 @@ def test_a_holder_elsewhere_that_renews(path: ObjectPath, monkeypatch: pytest.Mo
 def test_a_holder_elsewhere_that_is_silent(path: ObjectPath, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its lease is free when the observer has waited long enough; it notices, and does not take it back."""
     monkeypatch.setattr(locks, "EXPIRES_S", 0.3)
-    monkeypatch.setattr(locks, "RENEWED_S", 600.0)
+    monkeypatch.setattr(locks, "HEARTBEAT_S", 600.0)
     first = ObjectLease.take(path)
     began = time.monotonic()
     second = ObjectLease.take(path)
@@ -128,7 +128,7 @@ def test_taking_over(path: ObjectPath) -> None:
 def test_two_that_take_an_expired_one(path: ObjectPath, monkeypatch: pytest.MonkeyPatch) -> None:
     """One gets it."""
     monkeypatch.setattr(locks, "EXPIRES_S", 0.2)
-    monkeypatch.setattr(locks, "RENEWED_S", 0.05)
+    monkeypatch.setattr(locks, "HEARTBEAT_S", 0.05)
     path.store.put(path.key, b"damaged")
     got: list[ObjectLease] = []
     refused: list[StateHeld] = []
@@ -153,7 +153,7 @@ def test_a_store_that_is_away_while_it_is_held(
     path: ObjectPath, faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A renewal that fails is tried again; it is given up all the same at the end."""
-    monkeypatch.setattr(locks, "RENEWED_S", 0.05)
+    monkeypatch.setattr(locks, "HEARTBEAT_S", 0.05)
     held = ObjectLease.take(path)
     faulty.fail(refused=0.5, lost=0.3, seed=3)
     before = path.store.get(path.key)
