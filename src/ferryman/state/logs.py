@@ -1,8 +1,11 @@
-"""Where a plan stands in its logs: application transactions of the outbox, committed with the waves that got there.
+"""Positions of a plan in its logs: application transactions of the outbox, committed with the waves that reached them.
 
-A number of 0 is as good as none, so places are kept one higher. Positions are of one log: those of a log that was
-deleted and made again are others, also of partitions that it does not have yet. A source that reads several logs (a
-join) keeps the positions of each under its name, any other source under "".
+A transaction number of 0 equals none, so places are stored plus one. Positions belong to one log: those of a log that
+was
+deleted and created again are different ones, also of partitions that it does not have yet. A source that reads several
+logs (a join) keeps the positions of each under its name, any other source under "".
+
+Also here: which exports and inputs of keyed nodes are still unfinished.
 """
 
 from __future__ import annotations
@@ -35,21 +38,21 @@ Partitions = Mapping[str, Iterable[str]]
 
 
 class LogHead(NamedTuple):
-    """The entry at which a log waits, and what it has had."""
+    """Entry at which a log waits, and its attempts so far."""
 
     place: int
     entry: int
-    """Number of its id, see ``number_of``: several may have one place."""
+    """Number of its id, see ``number_of_text``: several entries may have one place."""
     attempt: int
     transient: int
     since: int
-    """When it first failed for now, µs since 1970; 0: it has not."""
+    """When it first failed temporarily, µs since 1970; 0: it has not."""
     replay: int
-    """Of the log, see ``LogPositions.replay``: read again, it is another revision."""
+    """Replay number of the log, see ``LogPositions.replay``: read again, the entry is another revision."""
 
 
 class LogPositions:
-    """Of one source of a state."""
+    """Positions of one source of a state."""
 
     def __init__(self, state: State, source: str) -> None:
         self._outbox = state.outbox
@@ -57,53 +60,56 @@ class LogPositions:
         self._name = source
 
     def places(self, identities: Mapping[str, str], logs: Partitions) -> dict[str, int]:
-        """The place that comes next, of those partitions of which something is known: nothing of a log that is another
-        one now.
+        """Return partition -> next place to read, for partitions with a known position; none if the log was replaced.
 
         Args:
             identities: see ``sources.Log``.
         """
-        stems = {name: self._position_prefix(name, self._current_log(name, identities)) for name in logs}
+        prefixs = {name: self._position_prefix(name, self._current_log(name, identities)) for name in logs}
         known = {
-            p: self._outbox.transaction(f"{stems[name]}{p}") for name, partitions in logs.items() for p in partitions
+            p: self._outbox.transaction(f"{prefixs[name]}{p}") for name, partitions in logs.items() for p in partitions
         }
         return {partition: number - 1 for partition, number in known.items() if number}
 
     def all_places(self) -> dict[str, int]:
-        """The same of all partitions, also where the logs cannot be asked which they have."""
-        stem = f"{self._key('position')}/"
-        return {key.removeprefix(stem).split("/", 2)[2]: number - 1 for key, number in self._stored_positions().items()}
+        """Return partition -> next place to read for all partitions, also where the logs cannot be asked which they
+        have."""
+        prefix = f"{self._key('position')}/"
+        return {
+            key.removeprefix(prefix).split("/", 2)[2]: number - 1 for key, number in self._stored_positions().items()
+        }
 
     @property
     def was_read(self) -> bool:
-        """Was the source ever read?"""
+        """Return whether the source was ever read."""
         return self.entries_read > 0
 
     @property
     def entries_read(self) -> int:
-        """Entries that were processed, of this source."""
+        """Number of entries of this source that were processed."""
         return self._outbox.transaction(self.entries_read_id)
 
     @property
     def entries_read_id(self) -> str:
-        """Application id of ``read``."""
+        """Application id of ``entries_read``."""
         return f"{READ}{self._name}"
 
     @property
     def replay(self) -> int:
-        """Grows each time the source is read from another place on than where the plan stood: one less than the
-        revision of what is read for the first time since."""
+        """Number of times the source was reset to another place: one less than the revision of entries read for the
+        first time since."""
         return self._outbox.transaction(self._key("replay"))
 
     def next_replay(self) -> int:
-        """For a log that is read from another place on: its entries get revisions that none of this source has had."""
+        """Return the replay number for a log that is read from another place: its entries get revisions that the source
+        has not had."""
         paths, columns = self._documents.paths(), pa.schema([DOCUMENTS.field("source"), DOCUMENTS.field("revision")])
         rows = parquet.scan(paths, columns).to_table(filter=pc.field("source") == self._name) if paths else None
         highest = pc.max(rows["revision"]).as_py() if rows is not None else None
         return max(self.replay + 1, highest or 0)
 
     def replaced_logs(self, identities: Mapping[str, str]) -> list[str]:
-        """Of its logs, those that are others now than the positions are of.
+        """Return the names of its logs that are not the ones whose positions are known.
 
         Args:
             identities: see ``sources.Log``.
@@ -115,7 +121,7 @@ class LogPositions:
         ]
 
     def missing_logs(self, identities: Mapping[str, str]) -> list[str]:
-        """Of its logs, those that were known and are not there now.
+        """Return the names of its logs that were known and do not exist now.
 
         Args:
             identities: see ``sources.Log``.
@@ -123,7 +129,7 @@ class LogPositions:
         return [name for name, identity in identities.items() if not identity and self._recorded_log(name)]
 
     def has_followed_move(self, moved: str) -> bool:
-        """Was this the last move of the reader that was followed?"""
+        """Return whether this was the last move of the reader that the plan has followed."""
         return self._outbox.transaction(self._key("moved")) == number_of_text(moved)
 
     def transactions(
@@ -135,38 +141,38 @@ class LogPositions:
         replay: int,
         moved: str = "",
     ) -> dict[str, int]:
-        """What a commit keeps of a source that got there.
+        """Return the transactions that a commit stores for a source that reached these positions.
 
         Args:
-            identities: of its logs; "": one does not say now, and is the one that was known.
-            moved: the last move of the reader, which this follows.
+            identities: identities of its logs; "": unknown at the moment, so the one recorded before.
+            moved: the last move of the reader, which these positions follow.
         """
         found = {self.entries_read_id: read, self._key("replay"): replay}
         if moved:
             found[self._key("moved")] = number_of_text(moved)
         for name, partitions in logs.items():
             log = self._current_log(name, identities)
-            stem = self._position_prefix(name, log)
-            found |= {f"{stem}{partition}": positions[partition] + 1 for partition in partitions}
+            prefix = self._position_prefix(name, log)
+            found |= {f"{prefix}{partition}": positions[partition] + 1 for partition in partitions}
             if log:
                 found[f"{self._key('log')}/{name}"] = log
         return found
 
     def head(self, partition: str) -> LogHead | None:
-        """At which entry the log waited last, and how often it was tried; None: it never did. It may have gone through
-        since."""
-        stem = self._head_prefix(partition)
-        if not self._outbox.transaction(f"{stem}attempt"):
+        """Return the entry at which the log last waited, and how often it was tried; None if it never waited. It may
+        have been processed since."""
+        prefix = self._head_prefix(partition)
+        if not self._outbox.transaction(f"{prefix}attempt"):
             return None
-        return LogHead(*(self._outbox.transaction(f"{stem}{field}") for field in LogHead._fields))
+        return LogHead(*(self._outbox.transaction(f"{prefix}{field}") for field in LogHead._fields))
 
     def head_transactions(self, partition: str, head: LogHead) -> dict[str, int]:
-        """What a commit keeps of it."""
-        stem = self._head_prefix(partition)
-        return {f"{stem}{field}": number for field, number in head._asdict().items()}
+        """Return the transactions that a commit stores for a waiting entry."""
+        prefix = self._head_prefix(partition)
+        return {f"{prefix}{field}": number for field, number in head._asdict().items()}
 
     def all_transactions(self) -> dict[str, int]:
-        """All that is kept of the source, for a state that goes on with it."""
+        """Return all transactions of the source, for a state that continues from this one."""
         if not self.was_read:
             return {}
         logs = {key: n for key, n in self._outbox.log.transactions().items() if key.startswith(f"{self._key('log')}/")}
@@ -180,22 +186,22 @@ class LogPositions:
         }
 
     def _stored_positions(self) -> dict[str, int]:
-        """Application id -> number, of each position of the logs as they are known now."""
-        stem = f"{self._key('position')}/"
+        """Return application id -> number for each position of the logs as recorded now."""
+        prefix = f"{self._key('position')}/"
         found = {}
         for key, number in self._outbox.log.transactions().items():
-            if key.startswith(stem):
-                name, log, _ = key.removeprefix(stem).split("/", 2)
+            if key.startswith(prefix):
+                name, log, _ = key.removeprefix(prefix).split("/", 2)
                 if int(log, 16) == self._recorded_log(name):
                     found[key] = number
         return found
 
     def _recorded_log(self, name: str) -> int:
-        """Of which log of this name the positions are; 0: nothing is known of it."""
+        """Return the number of the log of this name that the positions belong to; 0 if unknown."""
         return self._outbox.transaction(f"{self._key('log')}/{name}")
 
     def _current_log(self, name: str, identities: Mapping[str, str]) -> int:
-        """The log that is there now; where it does not say which it is, the one that was known."""
+        """Return the number of the log that exists now; if it does not tell its identity, the recorded one."""
         identity = identities.get(name, "")
         return number_of_text(identity) if identity else self._recorded_log(name)
 
@@ -206,14 +212,14 @@ class LogPositions:
         return f"{self._key('head')}/{partition}/"
 
     def _position_prefix(self, name: str, log: int) -> str:
-        """What the application ids of a log's positions begin with."""
+        """Return the prefix of the application ids of a log's positions."""
         return f"{self._key('position')}/{name}/{log:x}/"
 
 
 def next_places(
     kept: LogPositions | None, log: Log, identities: Mapping[str, str], begin: Positions, end: Positions
 ) -> dict[str, int]:
-    """The place that comes next, of each partition that a log has; where nothing is known, its first.
+    """Return the next place to read for each partition of a log; the first place if no position is known.
 
     Args:
         kept: None: the plan has no state yet.
@@ -223,24 +229,25 @@ def next_places(
 
 
 def reader_name(state: State, source: str) -> str:
-    """By which name a log knows who reads it: no other state's source has it."""
+    """Return the name by which a log knows this reader; no source of another state has it."""
     return f"{state.plan.key}.{source}"[: limits.READER_CHARACTERS] + f"-{id_of(state.root)[:8]}"
 
 
 def number_of_text(identity: str) -> int:
-    """A text as a number of 62 bits, above 0."""
+    """Return a text's hash as a number of 62 bits above 0."""
     return 1 + (int.from_bytes(blake2b(identity.encode(), digest_size=8).digest()) >> 2)
 
 
-# Rows of ``documents`` of exports that a step could not take, or that wait for such a one: they are named by their
-# places, and their keys are their fingerprints.
+# --- exports that failed at a step or wait for one that did ---
+#
+# Their rows of ``documents`` are named by their places; their keys are their fingerprints.
 
 
 def held_rows(state: State, node: str, columns: str, where: str = "true") -> list[tuple[Any, ...]]:
-    """Columns of the last rows of those of a node that have not gone through.
+    """Return columns of the last rows of a node's exports that were not processed completely.
 
     Args:
-        where: a condition on all rows of one export, as SQL.
+        where: an SQL condition on all rows of one export.
 
     Raises:
         StateDamaged: a file is missing, or not what was written.
@@ -249,7 +256,7 @@ def held_rows(state: State, node: str, columns: str, where: str = "true") -> lis
     if not paths:
         return []
     with connect(state.local_scratch) as db:
-        db.register("documents", parquet.scan(paths, DOCUMENTS))  # of other sources only this column is read
+        db.register("documents", parquet.scan(paths, DOCUMENTS))  # only this column is read of other sources' rows
         return db.execute(f"""
             SELECT {columns} FROM (
                 SELECT * FROM documents WHERE source = {quote(node)} AND {where}
@@ -259,7 +266,7 @@ def held_rows(state: State, node: str, columns: str, where: str = "true") -> lis
 
 
 def lowest_places(state: State, node: str) -> dict[str, int]:
-    """Of each lane with such exports the lowest place."""
+    """Return lane -> lowest place of such exports."""
     found: dict[str, int] = {}
     for (revision,) in held_rows(state, node, "revision"):
         lane, place = place_of(revision)
@@ -267,15 +274,17 @@ def lowest_places(state: State, node: str) -> dict[str, int]:
     return found
 
 
-# What waits at keyed nodes or below them: as long as something does, their states are not all that they were given.
+# --- documents and exports that wait at keyed nodes or below them ---
+#
+# As long as something waits, the nodes' states do not include everything that was sent to them.
 
 
 def unfinished_work(state: State, nodes: Collection[str], plan: Structure, *, ended: bool = False) -> Iterator[str]:
-    """A line for each place at which something waits, or is held for review, at one of these nodes or below it.
+    """Yield a line for each place at or below these nodes where something waits, or is held for review.
 
     Args:
         plan: the structure of the plan that ran last.
-        ended: also what ``update`` has refused for good of a source's documents, which can be retried at any time.
+        ended: include documents of a source that ``update`` has rejected for good, which can be retried at any time.
 
     Raises:
         StateDamaged: a file is missing, or not what was written.
@@ -290,15 +299,15 @@ def unfinished_work(state: State, nodes: Collection[str], plan: Structure, *, en
 
 
 def counted_and_failed(state: State, logs: Collection[str], nodes: Collection[str]) -> Iterator[str]:
-    """A line for each of these logs that has entries which a keyed node was given, and of which a step on another
-    branch failed: read again, they would be counted twice."""
+    """Yield a line for each of these logs with entries that a keyed node has counted and a step on another branch
+    failed: read again, they would be counted twice."""
     counted = " OR ".join(map(had_sql, nodes)) or "false"
     for source, number, example in _failed(state, logs, counted):
         yield f"{source}: {number} entries were counted, and failed on another branch (one of them: {example})"
 
 
 def failed_entries(state: State, logs: Collection[str]) -> Iterator[str]:
-    """A line for each of these logs that has entries which a step or router could not take, for now or for good."""
+    """Yield a line for each of these logs with entries that a step or router failed on, temporarily or for good."""
     for source, number, example in _failed(state, logs, "true"):
         yield f"{source}: {number} entries wait at a step or router, or failed there (one of them: {example})"
 
