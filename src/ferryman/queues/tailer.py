@@ -1,4 +1,4 @@
-"""A reader of a queue that knows its place."""
+"""Tailers: readers of a queue that know their place."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import Self
 
 from ferryman import limits
 from ferryman.errors import UsageError
-from ferryman.queues import store as reading
 from ferryman.queues.message import Message, messages_of
-from ferryman.queues.store import QueueStore
+from ferryman.queues.store import QueueStore, read_between
 from ferryman.storage.files import explain_errors_of_class
 
 
@@ -41,7 +40,7 @@ class Tailer:
 
     @property
     def position(self) -> int:
-        """Index of the message that comes next; there may be none yet. Backward at the beginning: 0.
+        """Index of the next message, which may not exist yet. Backward at the beginning: 0.
 
         Raises:
             QueueReplaced: the queue was deleted.
@@ -51,50 +50,51 @@ class Tailer:
         return self._next_index(self._recorded_place())
 
     def read(self, wait_s: float = 0) -> Message | None:
-        """The next message; None if there is none, also after ``wait_s`` seconds. The new place is durable first."""
+        """Return the next message; None if there is none, even after ``wait_s`` seconds. The new place is durable
+        before it returns."""
         found = self._read(1, wait_s)
         return found[0] if found else None
 
     def read_many(self, n: int, wait_s: float = 0) -> list[Message]:
-        """The next messages, at most ``n``: the new place is noted once for all of them."""
+        """Return the next messages, at most ``n``: the new place is recorded once for all of them."""
         return self._read(n, wait_s)
 
     def peek(self) -> Message | None:
-        """The next message, which stays the next one."""
+        """Return the next message without moving."""
         found = self._next_messages(self._recorded_place(), 1)
         return found[0] if found else None
 
     def to_start(self) -> Self:
-        """Before the first message that is kept."""
+        """Move before the first message that is kept."""
         return self._move(lambda first, _: first)
 
     def to_end(self) -> Self:
-        """Behind the last message."""
+        """Move behind the last message."""
         return self._move(lambda _, last: last + 1)
 
     def to(self, index: int) -> Self:
-        """The message of this index comes next.
+        """Move so that the message of this index comes next.
 
         Raises:
             UsageError: there is no such message; says which there are.
         """
 
-        def found(first: int, last: int) -> int:
+        def checked_place(first: int, last: int) -> int:
             upto = last + 1 if self._forward else last
             if not first <= index <= max(upto, first):
                 kept = f"{first} to {last} are kept" if first <= last else "no message is kept"
                 raise UsageError(f"{self._store.folder}: there is no message {index}; {kept}. Nothing was moved.")
             return index if self._forward else index + 1
 
-        return self._move(found)
+        return self._move(checked_place)
 
     def forward(self) -> Self:
-        """From now on the message behind its place comes next."""
+        """Read forward from now on: the message behind the place comes next."""
         self._forward = True
         return self
 
     def backward(self) -> Self:
-        """From now on the message before its place comes next."""
+        """Read backward from now on: the message before the place comes next."""
         self._forward = False
         return self
 
@@ -116,7 +116,7 @@ class Tailer:
             pause = min(pause * 2, most)
 
     def _next_messages(self, place: int, n: int) -> list[Message]:
-        """At most ``n`` messages from a place on, in our direction."""
+        """Return at most ``n`` messages from a place on, in the current direction."""
         if self._store.table.last < place + n - 1:
             self._store.refresh()
         else:
@@ -127,18 +127,16 @@ class Tailer:
             if message is not None:
                 found.append(message)
                 place = self._place_after(message)
-            elif (
-                self._next_index(place) == index
-            ):  # or it was trimmed while we looked: the first that is kept comes next
+            elif self._next_index(place) == index:  # or trimmed in the meantime: the first that is kept comes next
                 break
         return found
 
     def _place_after(self, message: Message) -> int:
-        """The place after this message was read."""
+        """Return the place after this message was read."""
         return message.index + 1 if self._forward else message.index
 
     def _message_at(self, index: int) -> Message | None:
-        """The message of an index, or where it was trimmed the next one that is kept; None: there is none."""
+        """Return the message of an index, or if it was trimmed the next one that is kept; None if there is none."""
         if index not in self._ahead:
             forward, back = limits.QUEUE_AHEAD_ROWS, limits.QUEUE_BACK_ROWS
             start, end = (index, index + forward) if self._forward else (max(index + 1 - back, 1), index + 1)
@@ -151,7 +149,7 @@ class Tailer:
     def _read_ahead(self, start: int, end: int) -> Iterator[Message]:
         end = min(end, self._store.table.last + 1)
         size = 0
-        for part in reading.read_between(self._store, start, end):
+        for part in read_between(self._store, start, end):
             yield from messages_of(part)
             size += part.nbytes
             if self._forward and size > limits.QUEUE_AHEAD_BYTES:
@@ -172,7 +170,7 @@ class Tailer:
         return place
 
     def _move(self, place: Callable[[int, int], int]) -> Self:
-        """To the place that is chosen by the first and the last index: nothing is trimmed until we are there."""
+        """Move to the place chosen by the first and the last index: nothing is trimmed until the place is recorded."""
         with self._hold_reader():
             noted = False
             while not noted:
@@ -184,7 +182,7 @@ class Tailer:
         return self
 
     def _record_place(self, place: int, moved: str = "") -> bool:
-        """See ``Positions.note``."""
+        """Record the place, see ``Positions.record``."""
         if self.name is None:
             self._place = place
             return True
@@ -192,7 +190,7 @@ class Tailer:
 
     @contextlib.contextmanager
     def _hold_reader(self) -> Iterator[None]:
-        """No other handle of this name moves meanwhile."""
+        """Keep other handles of this name from moving during the block."""
         if self.name is None:
             yield
             return

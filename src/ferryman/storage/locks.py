@@ -240,7 +240,7 @@ class ObjectLease:
 
     @classmethod
     def take(cls, path: ObjectPath, *, take_over: bool = False) -> Self:
-        """Take the lease. If a process that cannot be seen from here holds it, wait until it is renewed or expires.
+        """Take the lease. If a process that cannot be last_seen from here holds it, wait until it is renewed or expires.
 
         Args:
             take_over: take it at once, whoever holds it.
@@ -249,25 +249,25 @@ class ObjectLease:
             StateHeld: another process holds it; names it.
         """
         this = Process.current()
-        mine = LeaseHolder(uuid.uuid4().hex, socket.gethostname(), this.machine, this.pid, this.start, _now())
-        data = msgspec.json.encode(mine)
-        seen: tuple[str, float] | None = None
+        own = LeaseHolder(uuid.uuid4().hex, socket.gethostname(), this.machine, this.pid, this.start, _now())
+        data = msgspec.json.encode(own)
+        last_seen: tuple[str, float] | None = None
         while True:
             found = path.store.get_tagged(path.key)
             if found is None:
                 if (tag := path.store.create(path.key, data)) is not None:
-                    return cls(path, mine, tag)
+                    return cls(path, own, tag)
                 continue
             holder, tag = _decode_holder(found[0]), found[1]
-            if seen is None or seen[0] != tag:
-                if seen is not None and holder is not None and not holder.is_gone and holder.token:
+            if last_seen is None or last_seen[0] != tag:
+                if last_seen is not None and holder is not None and not holder.is_gone and holder.token:
                     raise _held_error(path, holder)  # it was renewed, or taken, while we watched
-                seen = tag, time.monotonic()
-            expired = time.monotonic() - seen[1] >= EXPIRES_S
+                last_seen = tag, time.monotonic()
+            expired = time.monotonic() - last_seen[1] >= EXPIRES_S
             if holder is None or not holder.token or holder.is_gone or expired or take_over:
-                if (tag_now := path.store.put(path.key, data, tag)) is not None:
-                    return cls(path, mine, tag_now)
-            elif holder.machine == mine.machine:
+                if (new_tag := path.store.put(path.key, data, tag)) is not None:
+                    return cls(path, own, new_tag)
+            elif holder.machine == own.machine:
                 raise _held_error(path, holder)
             else:
                 time.sleep(_POLL_S)
