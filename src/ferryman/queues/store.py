@@ -222,7 +222,7 @@ WRITER: Final = "writer"
 """Keys of a message's ``meta``; ``sequence`` is a column of the rows too."""
 
 _HIGHEST, _SETTLED = f"{WRITER} ", "settled "
-"""Prefixes, followed by a writer's name, of the applications whose transaction numbers are its highest sequence, and the
+"""Prefixes, followed by a writer's name, of applications whose transaction numbers are its highest sequence, and the
 lowest of those that it may append again."""
 
 _BUFFERED_ROWS: Final = 65_536

@@ -240,7 +240,7 @@ class ObjectLease:
 
     @classmethod
     def take(cls, path: ObjectPath, *, take_over: bool = False) -> Self:
-        """Take the lease. If a process that cannot be last_seen from here holds it, wait until it is renewed or expires.
+        """Take the lease. If a process that cannot be seen from here holds it, wait until it is renewed or expires.
 
         Args:
             take_over: take it at once, whoever holds it.
