@@ -230,7 +230,7 @@ _ENDED = -1
 
 def waiting_rows(outbox: Table, files: Sequence[DataFile], *, ended_holds: bool) -> dict[str, Waiting]:
     """What the exports in these files of one destination wait for, by path; those of ``CONTEST_ROWS`` at a time."""
-    shares = max(1, -(-sum(f.rows for f in files) // limits.CONTEST_ROWS))
+    shares = max(1, -(-sum(f.rows for f in files) // limits.COMPARED_PENDING_ROWS))
     due: dict[str, int] = {}
     behind = dict.fromkeys((f.path for f in files), 0)
     for share in range(shares):
@@ -262,7 +262,7 @@ def rows_behind(outbox: Table, files: Sequence[DataFile]) -> dict[str, list[int]
     if not any(pending_rows(f) < f.rows for f in files):
         return {}
     found: dict[str, list[int]] = {}
-    shares = max(1, -(-sum(f.rows for f in files) // limits.CONTEST_ROWS))
+    shares = max(1, -(-sum(f.rows for f in files) // limits.COMPARED_PENDING_ROWS))
     for share in range(shares):
         read = zip(*_read_rows(outbox, files, share, shares), strict=True)
         rows, is_head, stuck = _in_order(_Rows(*map(np.concatenate, read)))
@@ -338,7 +338,7 @@ class _Pending(NamedTuple):
 
 
 def order_of(
-    files: Mapping[int, Path], pending: int, spill: Path, share_rows: int = limits.CONTEST_ROWS
+    files: Mapping[int, Path], pending: int, spill: Path, share_rows: int = limits.COMPARED_PENDING_ROWS
 ) -> dict[int, SendOrder]:
     """Key of each outbox file with contested rows -> what is said about them.
 

@@ -154,7 +154,7 @@ _NONE: Final[Hashes] = np.empty(0, np.uint64)
 
 
 class Unlisted:
-    """What was looked for in vain, by the hashes of ``retries``; forgotten after ``limits.UNLISTED_AGAIN_S``.
+    """What was looked for in vain, by the hashes of ``retries``; forgotten after ``limits.UNLISTED_RETRY_S``.
 
     Args:
         clock: monotonic time in seconds.
@@ -176,7 +176,7 @@ class Unlisted:
     def add(self, hashes: Hashes) -> None:
         """These were looked for in vain just now."""
         self._hashes = np.union1d(self._hashes, hashes)
-        self._until = self._clock() + limits.UNLISTED_AGAIN_S
+        self._until = self._clock() + limits.UNLISTED_RETRY_S
 
     def forget(self) -> None:
         """Look for all of it again."""
@@ -195,5 +195,5 @@ class Unlisted:
         example = f"such as {min(ids)}" if len(ids) > 1 else min(ids)
         known = self._sources.get(source)
         why = "" if known is None or not known.comes_again else f"{known.comes_again} "
-        again = f"It is looked for again every {limits.UNLISTED_AGAIN_S:g} s."
+        again = f"It is looked for again every {limits.UNLISTED_RETRY_S:g} s."
         return f"source {source}: {what} to be tried again and not listed: {example}. {why}{again}"

@@ -276,8 +276,8 @@ def write_run(path: Path, rows: pa.Table, runs: int = 1) -> None:
     Args:
         runs: so many are merged with this one: of all together ``KEY_MERGE_BYTES`` are in memory.
     """
-    share = min(limits.KEY_RUN_BYTES, limits.KEY_MERGE_BYTES // max(1, runs))
-    most = max(1, min(limits.KEY_RUN_ROWS, share * rows.num_rows // max(1, rows.nbytes)))
+    share = min(limits.KEY_MERGE_INPUT_BYTES, limits.KEY_MERGE_BYTES // max(1, runs))
+    most = max(1, min(limits.KEY_MERGE_INPUT_ROWS, share * rows.num_rows // max(1, rows.nbytes)))
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, RUN) as writer:
         writer.write_table(rows.combine_chunks(), max_chunksize=most)
 

@@ -95,7 +95,7 @@ class KeyUpdates:
         """How many tasks share the keys: no more than there are buckets; a range is never in two lanes."""
         size = sum(file.size for file in files)
         wanted = min(node.buckets, max(2 * self._runner.slots, size // limits.KEY_TASK_BYTES))
-        if sum(file.rows for file in files) <= limits.KEY_RUN_ROWS:
+        if sum(file.rows for file in files) <= limits.KEY_MERGE_INPUT_ROWS:
             wanted = limits.KEY_LANES
         return -(-wanted // limits.KEY_LANES) * limits.KEY_LANES
 

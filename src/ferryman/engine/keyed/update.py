@@ -141,8 +141,8 @@ class _RangeUpdate:
         for table in tables:
             whole = table.combine_chunks()
             self._states = self._known_of(whole)
-            for at in range(0, whole.num_rows, limits.KEY_RUN_ROWS):
-                yield whole.slice(at, limits.KEY_RUN_ROWS)
+            for at in range(0, whole.num_rows, limits.KEY_MERGE_INPUT_ROWS):
+                yield whole.slice(at, limits.KEY_MERGE_INPUT_ROWS)
 
     def _table(self, table: pa.Table) -> NodeTrouble | None:
         """Some rows in order; what keeps the rest from being tried."""

@@ -163,7 +163,7 @@ class SourceComparison:
         self.known = self._suspects.known
         self._all_new = not self._suspects.any_known and not self._suspects.special
         if not self._all_new:
-            self._range = max(limits.CUT_ROWS, -(-2 * self._rows // 256))
+            self._range = max(limits.SORTED_ROWS, -(-2 * self._rows // 256))
             self._taken_up = PartitionFiles(folder, "taken-up", _VERDICT, 2 * self._rows // self._range + 1)
             self._gone_parts = min(len(files), 256) or 1
             self._gone = PartitionFiles(folder, "gone", _VERDICT, self._gone_parts)

@@ -36,7 +36,7 @@ class Splitter:
         self._folder = folder
         self._task_rows = int(np.clip(rows // (2 * slots), 256, limits.TASK_DOCUMENTS))
         enough = np.clip(size // (2 * slots), limits.MIB, limits.EVEN_TASK_BYTES)
-        share = int(np.clip(size // (limits.SCAN_WAVES * slots), limits.LEAST_WAVE_SLOT_BYTES, limits.WAVE_SLOT_BYTES))
+        share = int(np.clip(size // (limits.SCAN_WAVES * slots), limits.WAVE_SLOT_MIN_BYTES, limits.WAVE_SLOT_BYTES))
         self._wave_bytes = min(wave_bytes, slots * share)
         most = np.clip(wave_bytes // (2 * slots), limits.EVEN_TASK_BYTES, share // 2)  # each slot has two tasks a wave
         self._task_bytes = min(wave_bytes, int(np.clip(size // (8 * slots), enough, most)))

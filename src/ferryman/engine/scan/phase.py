@@ -298,13 +298,13 @@ def _contradiction(comparison: SourceComparison, source: Source, listing: Listin
 def _some(comparison: SourceComparison, source: Source) -> Iterator[str]:
     """Missing documents by their own ids: a few of each folder."""
     looked_at: Counter[str] = Counter()
-    left = limits.LOOKED_AT_AGAIN
+    left = limits.DELETION_CHECKS
     for batch in comparison.missing():
         for id in batch.column("id").to_pylist():
             own = source.own_id(id)
             folder = own.rpartition("/")[0]
             looked_at[folder] += 1
-            if looked_at[folder] <= limits.LOOKED_AT_A_FOLDER:
+            if looked_at[folder] <= limits.DELETION_CHECKS_PER_FOLDER:
                 yield own
                 left -= 1
                 if not left:
