@@ -4,8 +4,7 @@ Code calls ``crash.point("commit.ready")`` between two durable writes. In normal
 call of an empty function. A test arms one point: in this process with ``arm``, in subprocesses with the environment
 variable ``FERRYMAN_CRASH`` (``name``; ``name:3`` for the third time it is reached; ``name@FILE`` to die only once over
 all processes). The process kills itself there with SIGKILL, which nothing can catch. The crash test is parametrized
-over
-``POINTS``: a point that is never reached fails.
+over ``POINTS``: a point that is never reached fails.
 
 This module imports nothing of Ferryman, so that everything may import it.
 """
@@ -248,8 +247,7 @@ def stop_here(by: int) -> None:
     """Send this process a signal that kills or stops it, and do nothing more.
 
     The signal is sent to the calling thread: one for the whole process may be handled by another thread, and this one
-    runs on
-    until that is scheduled.
+    runs on until that is scheduled.
     """
     signal.pthread_kill(threading.get_ident(), by)
 

@@ -1,8 +1,7 @@
 """Failed allocations: recognizing their errors, and describing them with the memory limit of this process.
 
 A document is no more and no less to blame for a failed allocation than for the end of its process: it is isolated in
-the
-same way, and named.
+the same way, and named.
 """
 
 from __future__ import annotations

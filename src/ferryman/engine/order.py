@@ -229,7 +229,7 @@ _ENDED = -1
 
 
 def waiting_rows(outbox: Table, files: Sequence[DataFile], *, ended_holds: bool) -> dict[str, Waiting]:
-    """What the exports in these files of one destination wait for, by path; those of ``CONTEST_ROWS`` at a time."""
+    """What the exports in these files of one destination wait for, by path; ``COMPARED_PENDING_ROWS`` at a time."""
     shares = max(1, -(-sum(f.rows for f in files) // limits.COMPARED_PENDING_ROWS))
     due: dict[str, int] = {}
     behind = dict.fromkeys((f.path for f in files), 0)

@@ -213,8 +213,7 @@ def make_object(pointer: ObjectPath, new: Callable[[str], dict[str, Any]], ident
     """Create a queue if there is none: the first entry of its log, then ``queue.json``.
 
     Objects that a crash left of others are removed when ours is created: whoever was suspended while creating one of
-    them
-    has read an older ``queue.json``, and can no longer replace it.
+    them has read an older ``queue.json``, and can no longer replace it.
 
     Args:
         new: id -> content of ``queue.json``.

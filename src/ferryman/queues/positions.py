@@ -78,8 +78,7 @@ class Positions:
 
     def last_move(self, name: str) -> tuple[int, str] | None:
         """Return where a reader was moved to, and the unique id of this move; None if it reached its position by
-        reading, or is not
-        registered.
+        reading, or is not registered.
 
         Both are read at once: a process without write access cannot hold the reader.
         """

@@ -26,8 +26,7 @@ from ferryman.storage.objects import ObjectPath
 @explain_errors_of_class(lambda queue: getattr(queue, "folder", "queue"))
 class Queue:
     """Queue of a name in a folder. It is created when it is first appended to or given a tailer, and stays until it is
-    deleted.
-    Messages have indices from 1 without gaps, and never change.
+    deleted. Messages have indices from 1 without gaps, and never change.
 
     Args:
         name: letters, digits, ``-``, ``_`` and ``.``.
@@ -78,8 +77,7 @@ class Queue:
 
     def append_new(self, rows: pa.Table, writer: str, settled: int = 0) -> int:
         """Append those rows of a writer that it has not appended before, in one commit; return how many. A row that was
-        trimmed in
-        the meantime is not appended again either.
+        trimmed in the meantime is not appended again either.
 
         Args:
             rows: ``message``, ``meta`` and ``hash`` as for ``append_rows``, and ``sequence``, ascending and above 0.
@@ -164,8 +162,7 @@ class Queue:
 
     def register(self, reader: str, position: int, moved: str = "") -> None:
         """Record a reader's position, durably: messages that it has not read are not trimmed. If it was moved in the
-        meantime, it stays
-        there.
+        meantime, it stays there.
 
         Args:
             position: index of the next message.

@@ -293,8 +293,7 @@ def highest_sequence(store: QueueStore, writer: str) -> int:
 
 def keep_trimmed(store: QueueStore, files: Sequence[MessageFile]) -> None:
     """Record durably, before these files leave the log, which of their rows may be appended again; forget recorded rows
-    that
-    may no longer be.
+    that may no longer be.
 
     Raises:
         StateDamaged: a file is missing, or not what was written.

@@ -1,6 +1,5 @@
 """The Delta table of a queue, and the keys of its appends. Many processes append to it: whoever gives the next version
-its
-name, as only one can, wins.
+its name, as only one can, wins.
 
 ``refresh`` reads what others have written since; ``commit`` writes the next entry, unless another process was faster.
 Nothing here needs a lock.

@@ -139,8 +139,7 @@ class Journal:
 
     def notes(self, pass_: int, wanted: Callable[[Rows], bool] = lambda rows: True) -> list[Result]:
         """Return the outcomes noted for these chunks of a pass, in the order of their rows. A note may name each of its
-        rows, so
-        skip those of chunks that a ledger file covers.
+        rows, so skip those of chunks that a ledger file covers.
 
         Raises:
             StateDamaged: a journal file is not what was written.

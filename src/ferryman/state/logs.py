@@ -1,9 +1,8 @@
 """Positions of a plan in its logs: application transactions of the outbox, committed with the waves that reached them.
 
 A transaction number of 0 equals none, so places are stored plus one. Positions belong to one log: those of a log that
-was
-deleted and created again are different ones, also of partitions that it does not have yet. A source that reads several
-logs (a join) keeps the positions of each under its name, any other source under "".
+was deleted and created again are different ones, also of partitions that it does not have yet. A source that reads
+several logs (a join) keeps the positions of each under its name, any other source under "".
 
 Also here: which exports and inputs of keyed nodes are still unfinished.
 """

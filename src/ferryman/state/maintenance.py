@@ -1,8 +1,7 @@
 """Keeping a state small: small files are merged, logs folded, unnamed files removed. Only between waves.
 
 Each operation is one commit that changes no row's meaning, so a crash before or after it changes nothing; a file that
-was
-written and not committed is swept with the rest.
+was written and not committed is swept with the rest.
 """
 
 from __future__ import annotations
@@ -74,8 +73,7 @@ def maintain(state: State, *, sweeps: bool = True) -> list[str]:
 
 def sweep(state: State) -> int:
     """Remove every data file, of this driver or an earlier one, that no table names; return how many. Only when no wave
-    is unsettled
-    and no task is staging files of the next.
+    is unsettled and no task is staging files of the next.
 
     Raises:
         StateLost: another driver has taken over; our view of the tables is old, nothing was removed.
@@ -220,8 +218,7 @@ def rows_by_document(
     marked: HashFilter | None = None,
 ) -> Iterator[Columns]:
     """Yield all rows of some documents at a time, in the order of the files: each document's hash ``h``; the index of
-    its file's
-    path, ``file``, and its ``row`` there. ``last_rows`` keeps the last row of each document.
+    its file's path, ``file``, and its ``row`` there. ``last_rows`` keeps the last row of each document.
 
     Args:
         paths: data files that have been compared with their checksums.
@@ -610,8 +607,7 @@ def small_batches(table: Table, files: Sequence[DataFile]) -> Iterator[list[Data
     """Yield lists of neighbouring small files of a table, each to become one file.
 
     A file is merged with others of its size class, tiny or not, and only when there are many of them: so a row is
-    copied
-    about twice, however many waves it stays.
+    copied about twice, however many waves it stays.
     """
     if len(files) < limits.COMPACT_FILES:
         return

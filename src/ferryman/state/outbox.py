@@ -23,8 +23,7 @@ class OutboxWriter:
     """Writes an outbox file.
 
     Its statistics hold what a wave needs to know without opening it: when its rows are due, their origins, and the keys
-    of
-    exports.
+    of exports.
 
     Args:
         epoch: the driver's, see ``storage.parquet.PartWriter``.

@@ -138,8 +138,7 @@ class State:
            version has closed the state: one that has not seen our epoch did so before
 
         Until 5 nothing is removed or overwritten: where a lock does not hold, another driver may complete all five
-        steps while
-        this one is suspended before any of them, and then use what exists.
+        steps while this one is suspended before any of them, and then use what exists.
 
         Raises:
             StateHeld, StateDamaged, StateForeign: see errors; nothing was touched.
@@ -559,8 +558,7 @@ def sender_of(root: StatePath) -> SenderIdentity:
     """Return the identity under which a state delivers.
 
     Only the state of a newer version that continues from it has the same: what was sent and not recorded is sent again
-    from
-    there, and must be recognized.
+    from there, and must be recognized.
 
     Args:
         root: of the state, which exists.

@@ -97,8 +97,8 @@ class TableLog:
         """Put a written entry into effect; return False if another driver is ahead.
 
         A file is in effect as soon as it has its name, unless its number was free only because an earlier entry of that
-        number was trimmed: then a newer checkpoint is marked. The entry stays in either case: below a checkpoint it
-        has no meaning, and if another driver has counted it, it is needed.
+        number was trimmed: then a newer checkpoint is marked. The entry stays in either case: below a checkpoint it has
+        no meaning, and if another driver has counted it, it is needed.
         """
         marked = self.marked_checkpoint()
         return marked is None or marked < version
@@ -499,8 +499,8 @@ class OpenTable:
 
     @property
     def was_trimmed(self) -> bool:
-        """Return whether the log was trimmed since it was read, or is about to be: a version that looks free may
-        have existed."""
+        """Return whether the log was trimmed since it was read, or is about to be: a version that looks free may have
+        existed."""
         return self._log.starting_points() != self._starting_points
 
     def transaction(self, application: str) -> int:

@@ -112,8 +112,7 @@ class Readers:
     """Lock shared by all processes that are reading a state.
 
     A driver removes replaced files only while nobody reads, or if they were replaced long ago. In an object store
-    readers
-    cannot be seen: there, only the second applies.
+    readers cannot be seen: there, only the second applies.
     """
 
     def __init__(self, path: StatePath) -> None:

@@ -5,8 +5,7 @@ when its entry is created in the store under the next number, which only one of 
 ``storage.delta`` does with files holds here too.
 
 Beside the entries the store has a mark for each: an object whose name contains the entry's tag. A listing shows
-entries,
-tags and marks at once, so the log is verified without reading it again.
+entries, tags and marks at once, so the log is verified without reading it again.
 """
 
 from __future__ import annotations

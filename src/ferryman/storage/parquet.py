@@ -1,6 +1,5 @@
 """Data files of tables: Parquet with page checksums. A file's name holds the epoch of the driver it was written for,
-and
-the CRC-32 of the file and of its footer.
+and the CRC-32 of the file and of its footer.
 
 Page checksums cover the pages alone. A flipped byte in the footer may rename a column, whose values are then read as
 nulls; so every reader first compares a file's footer with its name.
@@ -61,8 +60,7 @@ class PartWriter:
     """Writes a data file row group by row group, under a temporary name until ``finish``.
 
     Each row group goes to the disk at once: in memory, a file would be copied each time the buffer grows, and fresh
-    memory
-    pages cost more than the pages of a file.
+    memory pages cost more than the pages of a file.
 
     Args:
         folder: the table's folder.
