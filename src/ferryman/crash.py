@@ -1,10 +1,10 @@
-"""Every durable step of the protocol by name, and the means to kill a process right there.
+"""Crash points: a name for every durable step of the protocol, and the means to kill a process exactly there.
 
 Code calls ``crash.point("commit.ready")`` between two durable writes. In normal runs ``point`` does nothing: it is one
 call of an empty function. A test arms one point: in this process with ``arm``, in subprocesses with the environment
-variable ``FERRYMAN_CRASH`` (``name``; ``name:3`` for the third pass over it; ``name@FILE`` to die only once over all
-processes). The process kills itself there with
-SIGKILL, which nothing can catch. The crash test is parametrized over ``POINTS``: a point that is never reached fails.
+variable ``FERRYMAN_CRASH`` (``name``; ``name:3`` for the third time it is reached; ``name@FILE`` to die only once over
+all processes). The process kills itself there with SIGKILL, which nothing can catch. The crash test is parametrized
+over ``POINTS``: a point that is never reached fails.
 
 This module imports nothing of Ferryman, so that everything may import it.
 """
@@ -94,12 +94,12 @@ POINTS: Final[dict[str, str]] = {
     "checkpoint.trimmed": DRIVER,
     # once a run
     "counted.kept": DRIVER,
-    # telling people, once a run or a period
+    # notifications, once a run or a period
     "notify.sent": DRIVER,
     "notify.kept": DRIVER,
 }
-"""Name of each point -> where it stands (driver or executor), in the order of a run. ``x.logged``, ``.synced`` and
-``.marked`` follow the steps of one commit (storage/tables.py); x is what the commit is for."""
+"""Name of each point -> where it is (driver or executor), in the order of a run. ``x.logged``, ``.synced`` and
+``.marked`` follow the steps of one commit (storage/tables.py); x is the commit's purpose."""
 
 KEYED: Final[dict[str, str]] = {
     "create.keyed": DRIVER,
@@ -117,12 +117,12 @@ KEYED: Final[dict[str, str]] = {
     "exports.synced": DRIVER,
     "exports.marked": DRIVER,
 }
-"""What plans pass besides that keep state by key: when their tables are made, in 4, and in 5."""
+"""Additional points of plans that keep state by key: when their tables are created, in 4, and in 5."""
 
 RESET: Final[dict[str, str]] = {
     "reset.staged": DRIVER,
 }
-"""What a run passes besides that empties states by key, before its first scan; the rest is a wave as any other."""
+"""Additional points of a run that empties states by key, before its first scan; the rest is an ordinary wave."""
 
 ONCE: Final[dict[str, str]] = {
     "intake.logged": DRIVER,
@@ -131,7 +131,7 @@ ONCE: Final[dict[str, str]] = {
     "once.begun": EXECUTOR,
     "once.kept": EXECUTOR,
 }
-"""What at-most-once plans pass besides, between 1 and 2: the commit that takes entries, and a task of it."""
+"""Additional points of at-most-once plans, between 1 and 2: the commit that takes entries, and a task of it."""
 
 INTAKE: Final[dict[str, str]] = {
     "batch.planned": "the objects of a batch are stored in the working space, no job exists yet",
@@ -149,7 +149,7 @@ INTAKE: Final[dict[str, str]] = {
     "batch.told": "its submitter has the report, the batch has not moved",
     "access.bundled": "a bundle is complete, the request does not say so",
 }
-"""The durable steps of the intake consumers, in the order of a batch's life -> what a kill there leaves."""
+"""Durable steps of the intake service, in the order of a batch's life -> the state after a kill there."""
 
 AT_WORK: Final[dict[str, str]] = {
     "work.begun": "it is recorded that a job or batch is at work, nothing is done yet: it is isolated next",
@@ -157,19 +157,19 @@ AT_WORK: Final[dict[str, str]] = {
     "work.counted": "the death is counted, the job has not failed if it was the last: it is isolated again",
     "work.ended": "it is not at work any more, and has not moved: it is done again",
 }
-"""The durable steps around the work of a stage, and of making a batch's jobs -> what a kill there leaves."""
+"""Durable steps around the work of a stage, and of creating a batch's jobs -> the state after a kill there."""
 
 MINTED: Final[dict[str, str]] = {
     "minted.noted": "what a document's identifiers are is noted in the working space, its delivery is not",
     "minted.moved": "a job has its identifiers and has moved to Storing; both were one change",
 }
-"""The durable steps of ``JobIdentifiers`` -> what a kill there leaves."""
+"""Durable steps of ``JobIdentifiers`` -> the state after a kill there."""
 
 EDITED: Final[dict[str, str]] = {
     "requeue.checked": "the operator's correction is checked, and the job is as it was",
     "requeue.moved": "the job has its correction and has moved; both were one change, and nobody was told",
 }
-"""The steps of ``ferryman intake requeue`` with a correction -> what a kill there leaves."""
+"""Steps of ``ferryman intake requeue`` with a correction -> the state after a kill there."""
 
 QUEUES: Final[dict[str, str]] = {
     "queue.built": "a queue lies complete under a temporary name",
@@ -198,56 +198,56 @@ QUEUES: Final[dict[str, str]] = {
     "queue.renamed": "a deleted queue has no name any more",
     "queue.removed": "its files are gone",
 }
-"""The durable steps of a queue -> what a kill there leaves. (The ones above are passed by plans.)"""
+"""Durable steps of a queue -> the state after a kill there. (The points above are reached by plans.)"""
 
 ENVIRONMENT: Final = "FERRYMAN_CRASH"
 
 _armed: dict[str, tuple[int, str | None, int]] = {}
-"""Point -> (passes left, file that is made at the kill, signal)."""
+"""Point -> (times left to reach it, file created at the kill, signal)."""
 
 
-def arm(spec: str, seen_file: str | None = None, by: int = signal.SIGKILL) -> None:
-    """Arm ``name`` or ``name:n`` (die at the n-th pass). With ``seen_file`` the kill happens once over all processes:
-    the file is made at the kill, and where it exists the point stays silent. ``by`` SIGSTOP the process does not die,
-    it stops there until somebody wakes it."""
+def arm(spec: str, once_file: str | None = None, by: int = signal.SIGKILL) -> None:
+    """Arm ``name`` or ``name:n`` (die when it is reached for the n-th time). With ``once_file`` the kill happens once
+    over all processes: the file is created at the kill, and once it exists the point does nothing. With ``by`` SIGSTOP
+    the process does not die, but stops there until it is continued."""
     name, _, count = spec.partition(":")
     known = [*POINTS, *KEYED, *RESET, *ONCE, *INTAKE, *AT_WORK, *MINTED, *EDITED, *QUEUES]
     if name not in known:
         raise KeyError(f"no crash point {name!r}; there are {', '.join(known)}")
-    _armed[name] = (int(count or 1), seen_file, by)
+    _armed[name] = (int(count or 1), once_file, by)
 
 
 def disarm() -> None:
-    """No point kills any more in this process."""
+    """Disarm all points in this process."""
     _armed.clear()
 
 
 def point(name: str) -> None:
-    """A place between two durable steps; kills this process if it is armed."""
+    """Mark a place between two durable steps; kill this process if the point is armed."""
     if _armed:
-        _pass(name)
+        _reach(name)
 
 
-def _pass(name: str) -> None:
+def _reach(name: str) -> None:
     if name not in _armed:
         return
-    left, seen_file, by = _armed[name]
+    left, once_file, by = _armed[name]
     if left > 1:
-        _armed[name] = (left - 1, seen_file, by)
+        _armed[name] = (left - 1, once_file, by)
         return
-    if seen_file is not None:
+    if once_file is not None:
         try:
-            os.close(os.open(seen_file, os.O_CREAT | os.O_EXCL))
+            os.close(os.open(once_file, os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return
-    end_here(by)
+    stop_here(by)
 
 
-def end_here(by: int) -> None:
+def stop_here(by: int) -> None:
     """Send this process a signal that kills or stops it, and do nothing more.
 
-    To the calling thread: one for the whole process may go to another thread, and this one runs on until that is
-    scheduled.
+    The signal is sent to the calling thread: one for the whole process may be handled by another thread, and this one
+    runs on until that is scheduled.
     """
     signal.pthread_kill(threading.get_ident(), by)
 

@@ -157,7 +157,7 @@ class Document(MutableMapping[str, Any]):
         after_s = _seconds(after)
         if after_s is None:
             raise PermanentError(f"{self.id}: again(after={after!r}): give seconds, or text as in after='1h'.")
-        self._again = Again(max(limits.AGAIN_LEAST_S, after_s), plain_text(why))
+        self._again = Again(max(limits.REREAD_MIN_S, after_s), plain_text(why))
 
     @property
     def asked_again(self) -> Again | None:
@@ -280,7 +280,7 @@ def _seconds(after: object) -> float | None:
             found = durations.seconds(after) if isinstance(after, str) else float(after)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         return None
-    return found if 0 <= found <= limits.AGAIN_MOST_S and not isinstance(after, bool) else None
+    return found if 0 <= found <= limits.REREAD_MAX_S and not isinstance(after, bool) else None
 
 
 def copied(value: Any) -> Any:

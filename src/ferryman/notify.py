@@ -116,7 +116,7 @@ def news_since(state: State, since: int) -> tuple[dict[str, int], list[Example]]
     """
     counts = dict.fromkeys(NEWS.values(), 0)
     examples: list[tuple[int, Example]] = []
-    with connect(state.spill) as db:
+    with connect(state.local_scratch) as db:
         db.register("events", parquet.scan(state.ledger.paths(), LEDGER))
         bad = f"wave > {since} AND destination <> '' AND status IN {tuple(NEWS)}"
         [(found,)] = db.execute(f"SELECT count(*) FROM events WHERE {bad}").fetchall()
@@ -403,7 +403,7 @@ class Reporter:
 
     def _keep(self, told: dict[str, Notified]) -> None:
         newest: dict[str, Any] = dict(list(told.items())[-limits.NOTIFY_TARGETS :])
-        files.replace(self._state.root / NOTIFIED, seals.sealed(newest))
+        files.replace(self._state.root / NOTIFIED, seals.seal(newest))
         crash.point("notify.kept")
 
 

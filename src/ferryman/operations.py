@@ -22,7 +22,7 @@ from ferryman.plan import Flow, JoinNode, NotifyTarget, Plan, SourceNode
 from ferryman.plan.flow import Joint
 from ferryman.records.rows import Status
 from ferryman.sources.log import Log
-from ferryman.state.commands import VERBS, Command, queue, user, waiting
+from ferryman.state.commands import VERBS, Command, current_user, queue_command, queued_commands
 from ferryman.state.state import (
     COUNTED,
     IDENTITY,
@@ -37,7 +37,7 @@ from ferryman.state.state import (
 )
 from ferryman.storage import files, parquet
 from ferryman.storage import files as seals
-from ferryman.storage.files import StatePath, exists, told_of_state
+from ferryman.storage.files import StatePath, exists, explain_errors_of_state
 from ferryman.storage.locks import Readers
 from ferryman.storage.tables import Table
 
@@ -86,7 +86,7 @@ def run(
 ) -> FlowSummary: ...
 
 
-@told_of_state
+@explain_errors_of_state
 def run(
     plan: Plan | Flow,
     *,
@@ -255,7 +255,7 @@ _REMOVE = "remove this file: everything is then counted again"
 _COPY = "restore this file from a copy of the state directory"
 
 
-@told_of_state
+@explain_errors_of_state
 def fsck(plan: Plan, *, state: str | StatePath | None = None) -> list[Finding]:
     """Verify every file of the plan's state: what is damaged or missing, and what can be done; [] if all is well."""
     return check(state_root(plan, state))
@@ -321,14 +321,14 @@ def _problems_of_data(state: State, table: Table) -> Iterator[StateDamaged]:
     try:
         table.log.verify()
         table.load([WAVE, SETTLED])
-        names = [f.path for f in (*table.files.values(), *state.staged(table))]
+        names = [f.path for f in (*table.files.values(), *state.staged_files(table))]
     except (StateDamaged, KeyError) as e:  # KeyError: the outbox, which names files for the others, was not loaded
         if isinstance(e, StateDamaged):
             yield e
-        names = [n for n in files.below(table.folder) if n.endswith(".parquet") and not n.startswith("_")]
+        names = [n for n in files.walk_names(table.folder) if n.endswith(".parquet") and not n.startswith("_")]
     for name in names:
         try:
-            what = parquet.verify(files.local(table.folder / name))
+            what = parquet.find_damage(files.local_copy(table.folder / name))
         except FileNotFoundError:
             what = "the file is missing"
         if what is not None:
@@ -338,13 +338,13 @@ def _problems_of_data(state: State, table: Table) -> Iterator[StateDamaged]:
 # What became of a plan's documents: ``status``, ``deliveries``, ``history``, ``tables``.
 
 
-@told_of_state
+@explain_errors_of_state
 def status(plan: Plan, *, state: str | StatePath | None = None) -> dict[str, Any]:
     """What became of the plan's documents, as ``ferryman status --json`` shows it."""
     return account.status(state_root(plan, state), plan)
 
 
-@told_of_state
+@explain_errors_of_state
 def deliveries(
     plan: Plan,
     *,
@@ -382,13 +382,13 @@ def deliveries(
     return ask(root, status=status, destination=destination, source=source, family=family, limit=limit, plan=plan)
 
 
-@told_of_state
+@explain_errors_of_state
 def history(plan: Plan, document: str, *, state: str | StatePath | None = None) -> list[dict[str, Any]]:
     """Every event of a document and its family, oldest first, with the ledger's columns."""
     return account.history(state_root(plan, state), document, plan)
 
 
-@told_of_state
+@explain_errors_of_state
 def tables(plan: Plan, *, state: str | StatePath | None = None) -> account.StateTables:
     """The plan's ``ledger`` and ``documents`` as Arrow tables, for pandas, Polars, DuckDB or Spark.
 
@@ -406,7 +406,7 @@ RESOLUTIONS: Final = tuple(verb.removeprefix(_RESOLVE) for verb in VERBS if verb
 """What may be recorded of a delivery in doubt."""
 
 
-@told_of_state
+@explain_errors_of_state
 def resolve(
     plan: Plan,
     word: str,
@@ -428,7 +428,7 @@ def resolve(
     """
     if word.lower() not in RESOLUTIONS:
         raise UsageError(f"resolve as {word!r}: choose one of {', '.join(RESOLUTIONS)}.")
-    return give(plan, state, Command(_RESOLVE + word.lower(), user(), why, None, document, destination, source))
+    return give(plan, state, Command(_RESOLVE + word.lower(), current_user(), why, None, document, destination, source))
 
 
 # Retry: try again what failed, or read documents again; and how an operator's command reaches the state.
@@ -444,7 +444,7 @@ class Retried:
     """A run holds the state, or was killed in the middle of a wave: the next wave applies it."""
 
 
-@told_of_state
+@explain_errors_of_state
 def retry(
     plan: Plan,
     *,
@@ -468,7 +468,7 @@ def retry(
         raise UsageError("force and dirty: force reads again in any case, give one of them.")
     verb = "retry --force" if force else "dirty" if dirty else "retry"
     statuses = None if status is None else frozenset(named_statuses(status)[0])
-    return give(plan, state, Command(verb, user(), why, statuses, document, destination, source))
+    return give(plan, state, Command(verb, current_user(), why, statuses, document, destination, source))
 
 
 def give(plan: Plan, state: str | StatePath | None, command: Command) -> Retried:
@@ -480,12 +480,12 @@ def give(plan: Plan, state: str | StatePath | None, command: Command) -> Retried
     root = state_root(plan, state)
     if not exists(root / "state.json"):
         raise UsageError(f"{root}: there is no state of this plan yet: nothing to {command.verb.split()[0]}.")
-    name = queue(root / "commands", command)
+    name = queue_command(root / "commands", command)
     try:
         with State.take(root, plan) as taken:
             if taken.wave > taken.settled or open_intake(taken) is not None:
                 return Retried(None, queued=True)  # the next run recovers first
-            counts = {c.file: apply(taken, c) for c in waiting(taken)}
+            counts = {c.file: apply(taken, c) for c in queued_commands(taken)}
             return Retried(counts.get(name, 0), queued=False)
     except StateHeld:
         return Retried(None, queued=True)

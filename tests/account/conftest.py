@@ -19,7 +19,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "PART_BYTES", 32 * KIB)
     monkeypatch.setattr(limits, "GROUP_BYTES", 8 * KIB)
     monkeypatch.setattr(limits, "COMPACT_FILES", 4)
-    monkeypatch.setattr(maintenance, "OFTEN", 1)
+    monkeypatch.setattr(maintenance, "TINY_PER_SMALL", 1)
 
 
 @pytest.fixture(params=sampled([limits.COMMAND_DELIVERIES, 1], 2), ids=["in one wave", "in many waves"])

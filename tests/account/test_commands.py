@@ -14,7 +14,7 @@ from ferryman.engine import commands
 from ferryman.errors import UsageError
 from ferryman.operations import Retried
 from ferryman.sources import Memory
-from ferryman.state.commands import waiting
+from ferryman.state.commands import queued_commands
 from ferryman.state.state import State
 from tests.support import NOT_SOON_S
 from tests.support.invariants import rows as table_rows
@@ -310,7 +310,7 @@ def test_a_word_that_is_taken_up_twice_does_no_harm(mixed: Trial) -> None:
     with mixed.take():
         mixed.retry(status="failed")
     with mixed.take() as state:
-        [command] = waiting(state)
+        [command] = queued_commands(state)
         path = state.commands / command.file
         data = path.read_bytes()
         assert commands.apply(state, command) == 2

@@ -114,7 +114,7 @@ def test_what_counts_stays_as_it_is(
         maintain(state)
     assert len(rows(state.root, "documents")) <= 2 * len(last_rows(written))
     again = State(state.root, state.plan)
-    assert again.look()
+    assert again.open_for_reading()
     assert not maintenance.has_outdated(again), "what the last pass found is remembered durably"
 
 
@@ -139,7 +139,7 @@ def test_nothing_is_in_memory_but_a_row_group(state: State, small: None, monkeyp
 
 def test_two_documents_with_one_hash_are_two(state: State, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is dropped is gone: documents are told apart by more than one hash."""
-    monkeypatch.setattr(query, "hashed", lambda texts: np.zeros(len(texts), np.uint64))
+    monkeypatch.setattr(query, "hash_texts", lambda texts: np.zeros(len(texts), np.uint64))
     for wave in range(1, 5):
         add(state, [row(f"d{i}", wave) for i in range(10)])
     assert maintenance.has_outdated(state)
@@ -184,7 +184,7 @@ def test_small_files_are_left_for_longer_than_tiny_ones(
     state: State, small: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row that lies among many others is copied once there are a few times as many files."""
-    monkeypatch.setattr(maintenance, "OFTEN", 3)
+    monkeypatch.setattr(maintenance, "TINY_PER_SMALL", 3)
     for wave in range(1, 12):
         add(state, [row(f"d{wave}-{i}", wave, given="x" * 100) for i in range(20)])
         assert not list(maintenance.small_batches(state.documents, list(state.documents.files.values())))
@@ -207,7 +207,7 @@ def test_what_a_person_forced_is_still_due_in_a_merged_file(state: State, small:
 
 @pytest.mark.rule("merge.failed")
 @pytest.mark.parametrize("error", [pa.ArrowCapacityError("too large"), MemoryError("no more"), OSError(28, "full")])
-@pytest.mark.parametrize("pieces", [["_last_documents", "gathered"], ["gathered"]])
+@pytest.mark.parametrize("pieces", [["_last_positions", "combine_small_tables"], ["combine_small_tables"]])
 def test_a_failure_is_skipped_and_told(
     state: State, small: None, monkeypatch: pytest.MonkeyPatch, error: Exception, pieces: list[str]
 ) -> None:

@@ -112,7 +112,7 @@ def test_a_file_that_is_wrong_is_found_by_check(trial: Trial) -> None:
     path = trial.root / COUNTED
     found: Any = seals.unseal(path)
     found["status"]["destinations"]["out"]["delivered"] += 1
-    files.replace(path, seals.sealed(found))
+    files.replace(path, seals.seal(found))
     [finding] = check(trial.root)
     assert finding.path == str(path)
     assert finding.remedy.startswith("remove this file")
@@ -135,7 +135,7 @@ def test_a_damaged_file_stops_nobody(trial: Trial) -> None:
 def test_a_file_of_another_format_is_none(trial: Trial) -> None:
     """Whoever finds it counts."""
     path = trial.root / COUNTED
-    files.replace(path, seals.sealed({"of": "something else"}))
+    files.replace(path, seals.seal({"of": "something else"}))
     assert trial.status()["balanced"]
     assert check(trial.root) == []
 

@@ -107,7 +107,7 @@ def test_a_live_owner_is_told_from_a_dead_one(journal: Journal) -> None:
 
 def test_an_owner_on_another_host_counts_as_alive(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     """We cannot see its processes."""
-    monkeypatch.setattr(processes, "machine", lambda: "elsewhere")
+    monkeypatch.setattr(processes, "machine_id", lambda: "elsewhere")
     journal.claim(1, ROWS)
     monkeypatch.undo()
     assert journal.owner_alive(1, ROWS)

@@ -93,7 +93,7 @@ def test_a_merge_that_fails_is_skipped_and_reported(
         def failing(*_: object) -> None:
             raise error
 
-        patch.setattr(merging, "gathered", failing)
+        patch.setattr(merging, "combine_small_tables", failing)
         for i in range(6):
             trial.put(f"d{i}")
             summary = trial.run(checked=False)

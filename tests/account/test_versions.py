@@ -273,11 +273,11 @@ def test_one_that_was_overtaken_by_a_run_of_the_older_version(
     many: Versions, before: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its lock was lost, and version 1 has gone on: it does not make a state of what it has seen before."""
-    real = State.close_for
+    real = State.close_for_version
 
     def sleep_and(state: State, version: int) -> None:
         with monkeypatch.context() as awake:
-            awake.setattr(State, "close_for", real)
+            awake.setattr(State, "close_for_version", real)
             if before == "closed":
                 real(state, version)
             many.documents[0]["raw"] = b"two"
@@ -291,7 +291,7 @@ def test_one_that_was_overtaken_by_a_run_of_the_older_version(
     monkeypatch.setattr(Lock, "take", no_lock.take)
     many.run(many.plan(1))
     with monkeypatch.context() as asleep:
-        asleep.setattr(State, "close_for", sleep_and)
+        asleep.setattr(State, "close_for_version", sleep_and)
         with pytest.raises(StateLost) if before == "close" else contextlib.nullcontext():
             many.run(many.plan(2), from_version=1)
     assert many.run(many.plan(2), from_version=1).exit == 0

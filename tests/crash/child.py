@@ -22,7 +22,7 @@ from ferryman.observe import Silent
 from ferryman.operations import resolve, retry
 from ferryman.state.state import State, plan_of, state_root
 from ferryman.storage import objects
-from ferryman.storage.files import below
+from ferryman.storage.files import walk_names
 from ferryman.testing.inprocess import InProcess
 from tests.crash import drawn, endless, scenario, targets
 from tests.crash.shapes import SHAPES, families, oracle
@@ -88,7 +88,7 @@ def work(job: Job) -> None:
     if job.store:
         os.environ.update(settings(job.store))
         if not job.real:
-            objects.opened_by(HttpStore)
+            objects.set_store_opener(HttpStore)
     if job.dies_in:
         signal.setitimer(signal.ITIMER_REAL, job.dies_in)  # nobody handles it: it ends the process at once
     if not job.unlocked:
@@ -314,7 +314,7 @@ def check(plan: Any, root: Path, job: Job) -> None:
     for name in ("failed", "rejected", "pending", "in_doubt"):
         assert left[name] == status["destinations"]["log"][name], (left, status)
     assert operations.check(where) == []
-    stray = [name for name in below(where) if ".tmp-" in name]
+    stray = [name for name in walk_names(where) if ".tmp-" in name]
     assert not stray, stray
 
 

@@ -54,7 +54,7 @@ def work(job: Job) -> None:
     limits.COMPACT_FILES = 2  # type: ignore[misc]
     limits.OUTDATED_SHARE = 0.2  # type: ignore[misc]
     limits.CHECKPOINT_COMMITS = 4  # type: ignore[misc]
-    limits.KEY_RUN_ROWS, limits.KEY_TASK_BYTES = 2, 1  # type: ignore[misc]  # as many tasks as there are buckets
+    limits.KEY_MERGE_INPUT_ROWS, limits.KEY_TASK_BYTES = 2, 1  # type: ignore[misc]  # as many tasks as there are buckets
     root = Path(job.root)
     DurableQueue("words", root).append([{"word": word} for word in STAGES[job.stage]], key=f"stage {job.stage}")
     if job.arm:

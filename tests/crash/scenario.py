@@ -45,7 +45,7 @@ def stop_if_asked(root: Path) -> None:
     asked = root / IN_WRITE
     if asked.exists():
         asked.unlink()
-        crash.end_here(signal.SIGSTOP)
+        crash.stop_here(signal.SIGSTOP)
 
 
 def words(doc: Document) -> Document:

@@ -81,10 +81,10 @@ def work(job: Job) -> None:
     limits.READERS_GRACE_S = -1.0  # type: ignore[misc]  # what was replaced is removed at once
     limits.QUEUE_TURN_S = 0.0  # type: ignore[misc]  # whoever has it sleeps until we have ended
     no_lock.remove_all_locks()
-    os.environ[cache.CACHE] = f"{job.root}/cache-{os.getpid()}"  # each driver is on a machine of its own
+    os.environ[cache.CACHE_VARIABLE] = f"{job.root}/cache-{os.getpid()}"  # each driver is on a machine of its own
     if job.store:
         os.environ.update(settings(job.store))
-        objects.opened_by(HttpStore)
+        objects.set_store_opener(HttpStore)
     if job.verb == "fill":
         DurableQueue("in", job.queues).append(messages(job.stage), key=f"stage {job.stage}")
         return
@@ -213,4 +213,4 @@ class Steps:
                 with open(self._job.list_in, "a") as out:
                     out.write(f"{step}\n")
         if mine == self._job.stop:
-            crash.end_here(signal.SIGSTOP)
+            crash.stop_here(signal.SIGSTOP)

@@ -364,5 +364,5 @@ def test_an_entry_without_a_delivery_is_not_balanced(place: Path, monkeypatch: p
     pipe.put(1, 2, 3)
     pipe.run()
     assert account.status(pipe.root, pipe.plan)["balanced"]
-    monkeypatch.setattr(LogPositions, "read", 4)
+    monkeypatch.setattr(LogPositions, "entries_read", 4)
     assert not account.status(pipe.root, pipe.plan)["balanced"]

@@ -144,7 +144,7 @@ def test_a_queue_that_can_only_be_read(place: Path, monkeypatch: pytest.MonkeyPa
         raise PermissionError(errno.EACCES, "Permission denied")
 
     DurableQueue("in", place).append([{"n": 1}])
-    monkeypatch.setattr(Positions, "held", held)
+    monkeypatch.setattr(Positions, "hold", held)
     watch = Watch()
     assert run_plan(piped(place), place / "state", observer=watch).exit == 0
     assert any("source from_in: its position could not be noted" in message for message in watch.messages)

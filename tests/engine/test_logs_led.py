@@ -111,7 +111,7 @@ def test_a_change_that_a_kill_cut_short_did_not_happen(changing: Changing, monke
 
     for nodes in ("one two", "one"):
         with monkeypatch.context() as patched:
-            patched.setattr(state_module.State, "remember", kill)
+            patched.setattr(state_module.State, "record_structure", kill)
             if nodes == "one two":
                 with pytest.raises(Killed):
                     changing.run(changing.plan(nodes), "c")

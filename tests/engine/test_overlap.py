@@ -150,7 +150,7 @@ def test_what_it_reports_meanwhile_is_followed(place: Path) -> None:
     trial.put(*IDS[:2])
     trial.run(wave_bytes=1, observer=watch)
     assert watch.done.count(("transform", 1)) == 2
-    assert not list(files.workplace(trial.root).glob("live/*"))
+    assert not list(files.local_folder(trial.root).glob("live/*"))
 
 
 def assert_nothing_strays(trial: Trial) -> None:

@@ -123,7 +123,7 @@ def test_a_twin_waits_for_the_first_and_returns_the_same(first: First, place: Pa
 def test_where_the_first_was_killed_it_is_in_doubt_at_once(first: First, place: Path, clock: Clock) -> None:
     """Also before its parent has looked at its end."""
     os.kill(first.pid, signal.SIGKILL)
-    wait_until(lambda: not processes.start_of(first.pid))
+    wait_until(lambda: not processes.start_time_of(first.pid))
     assert run_once(place, 0, never) == IN_DOUBT
     assert clock.now == 0
 
@@ -174,7 +174,7 @@ def test_of_a_first_on_another_machine_signs_of_life_tell(folder: StatePath, clo
 
 def test_a_first_that_works_for_long_gives_signs_of_life(folder: StatePath, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until it has ended, or its wave is over."""
-    monkeypatch.setattr(processes, "RENEWED_S", 0.01)
+    monkeypatch.setattr(processes, "HEARTBEAT_S", 0.01)
 
     def alive() -> Any:
         return files.read_version(folder / "0.alive")

@@ -54,8 +54,8 @@ class Job(msgspec.Struct):
 
 def work(job: Job) -> None:
     """Do it; a failed check raises."""
-    os.environ.update({**settings(job.store), cache.CACHE: f"{job.root}/cache"})
-    objects.opened_by(HttpStore)
+    os.environ.update({**settings(job.store), cache.CACHE_VARIABLE: f"{job.root}/cache"})
+    objects.set_store_opener(HttpStore)
     world = world_of(job)
     world.feed(job.stage)
     if (upstream := world.upstream(job.stage)) is not None:

@@ -44,7 +44,7 @@ class Job(msgspec.Struct):
 
 def main(job: Job) -> None:
     """Run all; what fails is raised."""
-    told = {**settings(job.store), objects.CACHE: f"{job.root}/cache", "PYTHONPATH": REPOSITORY}
+    told = {**settings(job.store), objects.CACHE_VARIABLE: f"{job.root}/cache", "PYTHONPATH": REPOSITORY}
     os.environ.update(told)  # workers on this machine have what the JVM is started with
     conf = {"spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "2", "spark.locality.wait": "0"}
     if not job.master.startswith("local"):
@@ -66,7 +66,7 @@ def go(case: Case, job: Job, runner: SparkRunner) -> None:
     root = Path(job.root) / f"{turn:08x}"
     root.mkdir()
     for stage, ends in ((0, False), (1, True), (1, False)):
-        mirror.forget_all()  # as in another process
+        mirror.forget_mirrors()  # as in another process
         world = child.world_of(child.Job(case, str(root), stage, job.store))
         world.feed(stage)
         if (upstream := world.upstream(stage)) is not None:

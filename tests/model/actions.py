@@ -49,7 +49,7 @@ ACTIONS: Final[dict[str, Action]] = {
     # a driver starts
     "take": Action(
         "a driver starts: takes the lock, mends, loads",
-        ("storage.lock.Lock.take", "storage.log.TableLog.mend", "state.state.State.load"),
+        ("storage.locks.Lock.take", "storage.delta.TableLog.repair", "state.state.State.load"),
     ),
     "take.rival": Action("a driver starts while another one lives", ("state.state.State.take",), fault=True),
     "epoch": Action(
@@ -62,7 +62,7 @@ ACTIONS: Final[dict[str, Action]] = {
         ("engine.wave.Run.recover", "state.maintenance.sweep"),
         ("recover.settled", "sweep.table"),
     ),
-    "lost": Action("finds that another driver has taken over, and stops", ("storage.tables.taken_over",)),
+    "lost": Action("finds that another driver has taken over, and stops", ("storage.tables.taken_over_error",)),
     "end": Action("has nothing more to do, and ends without having noticed that it was overtaken"),
     # 1 scan, 2 transform, 3 commit
     "scan": Action(

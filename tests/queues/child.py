@@ -40,13 +40,13 @@ def work(job: Job) -> None:
     limits.QUEUE_COMMITS = 4  # type: ignore[misc]
     limits.READERS_GRACE_S = -1.0  # type: ignore[misc]  # what a kill has left is removed at the next merge
     limits.TEMPORARY_S = -1.0  # type: ignore[misc]
-    remembered._CLASS = 2  # type: ignore[misc]
+    remembered._MERGE_FACTOR = 2  # type: ignore[misc]
     root = Path(job.root)
     if job.arm:
         crash.arm(job.arm)
     if job.queues:
         os.environ.update(job.environment)
-        objects.opened_by(HttpStore)
+        objects.set_store_opener(HttpStore)
     queues = job.queues or str(root / "queues")
     do(root, queues)
     if job.verb == "check":
@@ -119,17 +119,19 @@ def check(root: Path, queues: str, kills: int) -> None:
 def check_folder(queue: Queue) -> None:
     """Other programs read the table; nothing is left over."""
     queue.append([])
-    store: QueueStore | None = queue._open
+    store: QueueStore | None = queue._store
     assert store is not None
-    store.move_on()
+    store.refresh()
     folder = store.table.folder
     if isinstance(folder, Path):
         found = DeltaTable(str(folder)).to_pyarrow_table().column("index").to_pylist()
         assert sorted(found) == [m.index for m in queue.read(limit=1000)]
     live = {f.path for f in store.table.files}
-    there = {name for name in files.names(folder) if name.endswith(".parquet")}
+    there = {name for name in files.list_names(folder) if name.endswith(".parquet")}
     assert live <= there
     assert len(there - live) <= 4, "the last kill's, until the next merge"
-    assert len(files.names(folder / "_delta_log")) < 20
-    assert not [name for name in files.names(queue.root) if name.startswith(".deleted")]
-    assert isinstance(folder, Path) or sorted(files.names(queue.folder)) == sorted([store.identity.id, "queue.json"])
+    assert len(files.list_names(folder / "_delta_log")) < 20
+    assert not [name for name in files.list_names(queue.root) if name.startswith(".deleted")]
+    assert isinstance(folder, Path) or sorted(files.list_names(queue.folder)) == sorted(
+        [store.identity.id, "queue.json"]
+    )

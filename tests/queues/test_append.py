@@ -239,7 +239,7 @@ def test_without_locks(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     queue, other = Queue("orders", root), Queue("orders", root)
     queue.append([{"x": 0}])
     monkeypatch.setattr("ferryman.limits.QUEUE_TURN_S", 0)
-    staged = store._staged
+    staged = store._write_messages
     interrupted: list[int] = []
 
     def slow(*arguments: Any) -> Any:
@@ -249,11 +249,11 @@ def test_without_locks(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             interrupted[-1:] = other.append([{"other": len(interrupted)}])
         return file
 
-    monkeypatch.setattr(store, "_staged", slow)
+    monkeypatch.setattr(store, "_write_messages", slow)
     assert queue.append([{"x": 1}, {"x": 2}]) in ([5, 6], [3, 4], [2, 3], [4, 5])
     assert numbers(queue) == [*range(1, queue.last_index + 1)]
     assert sorted(json.dumps(m.body) for m in queue.read() if "x" in m.body) == ['{"x": 0}', '{"x": 1}', '{"x": 2}']
-    files = {f.path for f in queue._open.table.files} if queue._open and queue._open.move_on() is not None else set()
+    files = {f.path for f in queue._store.table.files} if queue._store and queue._store.refresh() is not None else set()
     assert {p.name for p in (queue.folder / "messages").glob("*.parquet")} == files
 
 
@@ -263,7 +263,7 @@ def test_one_key_at_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     queue, other = Queue("orders", root), Queue("orders", root)
     queue.append([{"x": 0}])
     monkeypatch.setattr("ferryman.limits.QUEUE_TURN_S", 0)
-    staged = store._staged
+    staged = store._write_messages
     theirs: list[list[int]] = []
 
     def slow(*arguments: Any) -> Any:
@@ -273,7 +273,7 @@ def test_one_key_at_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             theirs[0] = other.append([{"x": 1}], key="k")
         return file
 
-    monkeypatch.setattr(store, "_staged", slow)
+    monkeypatch.setattr(store, "_write_messages", slow)
     assert queue.append([{"x": 1}], key="k") == theirs[0] == [2]
     assert numbers(queue) == [1, 2]
 

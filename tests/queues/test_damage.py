@@ -119,10 +119,10 @@ def test_somebody_elses_commit_is_named(root: Path) -> None:
 
 def test_a_newer_format_is_refused(root: Path) -> None:
     from ferryman.errors import StateForeign
-    from ferryman.storage.files import sealed
+    from ferryman.storage.files import seal
 
     Queue("orders", root).append([{}])
-    (root / "orders" / "queue.json").write_bytes(sealed({"format": 99, "id": "x", "created": ""}))
+    (root / "orders" / "queue.json").write_bytes(seal({"format": 99, "id": "x", "created": ""}))
     with pytest.raises(StateForeign, match="format 99"):
         Queue("orders", root).read()
 

@@ -157,7 +157,7 @@ def test_many_processes(states: str, faulty: FaultyS3, messages: int, appenders:
 def test_killed(place: Path, states: str, faulty: FaultyS3, zygote: Zygote, point: str) -> None:
     """At a crash point, over a store that loses answers; the same work again: as if nothing had been."""
     faulty.fail(lost=0.05, refused=0.02, seed=7)
-    environment = {**faulty.settings, objects.CACHE: str(place / "cache")}
+    environment = {**faulty.settings, objects.CACHE_VARIABLE: str(place / "cache")}
     code, out = zygote.run(verb="work", root=str(place), queues=states, arm=f"{point}:1", environment=environment)
     assert code == KILLED, f"{point} was not reached: {out}"
 

@@ -24,7 +24,7 @@ def _upkeep(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def trimmed(queue: Queue) -> int:
     """How many rows are kept of what was trimmed."""
-    store = queue._there()
+    store = queue._open_if_exists()
     assert store is not None
     return sum(len(run.high) for run in table.RememberedKeys(store.home / "trimmed")._load().values())
 
@@ -65,7 +65,7 @@ def test_a_part_of_a_file_is_trimmed(root: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.rule("queue.trimmed-rows")
 def test_what_is_kept_stays_bounded(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run without end: of what was settled nothing is kept. A writer that never comes back leaves its last rows."""
-    monkeypatch.setattr(table, "_CLASS", 2)
+    monkeypatch.setattr(table, "_MERGE_FACTOR", 2)
     queue = Queue("orders", root)
     queue.append_new(rows_of("gone", range(100, 103)), "gone", 100)
     for wave in range(40):

@@ -107,7 +107,7 @@ def test_a_merger(root: Path, monkeypatch: pytest.MonkeyPatch, others: int, wher
         for n in range(others):
             other.append([{"x": n + 4}])
 
-    monkeypatch.setattr(upkeep, "_LATE", 1)  # the other one does not wait for it
+    monkeypatch.setattr(upkeep, "_WAIT_FACTOR", 1)  # the other one does not wait for it
     meanwhile(monkeypatch, upkeep, where, work, "before")
     queue.append([{"x": 3}])
     assert bodies(Queue("orders", root)) == bodies(queue) == [*range(others + 4)]
@@ -134,5 +134,5 @@ def test_a_reader(root: Path, monkeypatch: pytest.MonkeyPatch, others: int) -> N
         queue.append([{"x": count[0]}])
         count[0] += 1
         with monkeypatch.context() as patched:
-            meanwhile(patched, entries, "decode", work, "after")
+            meanwhile(patched, entries, "read_entry", work, "after")
             assert bodies(Queue("orders", root) if fresh else reader) == [*range(count[0])]

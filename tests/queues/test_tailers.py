@@ -102,8 +102,8 @@ def test_two_processes_share_a_place(queue: Queue) -> None:
 def test_read_many_notes_once(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     tailer = queue.tailer("auditor")
     noted: list[int] = []
-    note = tailer._store.positions.note
-    monkeypatch.setattr(tailer._store.positions, "note", lambda name, at, by: (noted.append(at), note(name, at, by)))
+    note = tailer._store.positions.record
+    monkeypatch.setattr(tailer._store.positions, "record", lambda name, at, by: (noted.append(at), note(name, at, by)))
     assert [m.index for m in tailer.read_many(4)] == [1, 2, 3, 4]
     assert [m.index for m in tailer.read_many(4)] == [5]
     assert tailer.read_many(4) == tailer.read_many(0) == []
@@ -242,8 +242,8 @@ def test_it_reads_ahead_only_so_much(root: Path, monkeypatch: pytest.MonkeyPatch
 def stopped_with(lock: Path) -> Iterator[int]:
     """A process that was stopped while it held this lock; its id."""
     code = (
-        "import os, signal, sys; from pathlib import Path; from ferryman.storage.locks import turn\n"
-        "with turn(Path(sys.argv[1]), 0, signed=True) as ours:\n"
+        "import os, signal, sys; from pathlib import Path; from ferryman.storage.locks import hold_lock\n"
+        "with hold_lock(Path(sys.argv[1]), 0, signed=True) as ours:\n"
         "    print(ours, flush=True); os.kill(os.getpid(), signal.SIGSTOP)\n"
     )
     command = [sys.executable, "-c", code, str(lock)]
@@ -281,6 +281,6 @@ def test_a_reader_that_another_thread_holds(queue: Queue, monkeypatch: pytest.Mo
     monkeypatch.setattr(limits, "QUEUE_READER_S", 0)
     tailer = queue.tailer("auditor")
     by = pytest.raises(ReaderHeld, match="by another thread of this process")
-    with tailer._store.positions.held("auditor"), ThreadPoolExecutor(1) as other, by:
+    with tailer._store.positions.hold("auditor"), ThreadPoolExecutor(1) as other, by:
         other.submit(tailer.read).result()
     assert index_of(tailer.read()) == 1

@@ -22,8 +22,8 @@ DAY_S = 86_400.0
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds by which the clock of whoever trims is ahead."""
     ahead = [0.0]
-    before = upkeep._before
-    monkeypatch.setattr(upkeep, "_before", lambda keep_s: before(keep_s - ahead[0]))
+    before = upkeep._oldest_kept
+    monkeypatch.setattr(upkeep, "_oldest_kept", lambda keep_s: before(keep_s - ahead[0]))
     return ahead
 
 
@@ -52,9 +52,9 @@ def test_by_age(root: Path, clock: list[float]) -> None:
 
 
 def live(queue: Queue) -> list[MessageFile]:
-    assert queue._open is not None
-    queue._open.move_on()
-    return queue._open.table.files
+    assert queue._store is not None
+    queue._store.refresh()
+    return queue._store.table.files
 
 
 @pytest.mark.rule("queue.trim")
@@ -88,7 +88,7 @@ def test_a_part_of_a_merged_file(root: Path, monkeypatch: pytest.MonkeyPatch) ->
     [file] = live(queue)
     born = [m.created.timestamp() for m in queue.read()]
     for n in range(5):
-        monkeypatch.setattr(upkeep, "_before", lambda _, n=n: int((born[n] + born[n + 1]) / 2 * 1e6))
+        monkeypatch.setattr(upkeep, "_oldest_kept", lambda _, n=n: int((born[n] + born[n + 1]) / 2 * 1e6))
         assert queue.trim(0) == 1
         assert queue.trim(0) == 0
         assert indices(queue) == [*range(n + 2, 7)]
@@ -161,8 +161,8 @@ def test_a_reader_that_is_just_moving(root: Path, monkeypatch: pytest.MonkeyPatc
     queue.register("auditor", 3)
     queue.append([{"n": 1}])
     queue.append([{"n": 2}])
-    assert queue._open is not None
-    with queue._open.positions.held("auditor"):
+    assert queue._store is not None
+    with queue._store.positions.hold("auditor"):
         with pytest.raises(UsageError, match="the reader auditor is busy"):
             queue.trim(0)
         first = queue.first_index
@@ -264,12 +264,12 @@ def test_what_a_kill_left_is_removed(root: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_merger_that_is_stopped_is_not_waited_for(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody holds the turn to merge and does not merge: when it is too much, another does."""
-    from ferryman.storage.locks import turn
+    from ferryman.storage.locks import hold_lock
 
     monkeypatch.setattr(limits, "QUEUE_FILES", 4)
     queue = Queue("orders", root)
     queue.append([{"n": 0}])
-    with turn(queue.folder / "merging"):
+    with hold_lock(queue.folder / "merging"):
         most = 0
         for n in range(40):
             queue.append([{"n": n}])

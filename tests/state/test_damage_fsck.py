@@ -84,7 +84,7 @@ def test_exit_codes_of_check(place: Path) -> None:
     shutil.copytree(trial.root, place / "other" / "small-v1")
     name = place / "other" / "small-v1" / "state.json"
     found: Any = files.unseal(name)
-    name.write_bytes(files.sealed({**found, "plan": "small"}))  # the same state, under the name of the plan file's plan
+    name.write_bytes(files.seal({**found, "plan": "small"}))  # the same state, under the name of the plan file's plan
     done = command(place / "other")
     assert (done.returncode, done.stderr) == (0, "")
     assert "all well" in done.stdout

@@ -22,7 +22,7 @@ __all__ = ["damaged", "made"]
 def reseal(root: Path, **changes: object) -> None:
     path = root / "state.json"
     found: Any = files.unseal(path)
-    path.write_bytes(files.sealed({**found, **changes}))
+    path.write_bytes(files.seal({**found, **changes}))
 
 
 def test_a_newer_format_is_refused(damaged: Trial) -> None:

@@ -90,10 +90,10 @@ def test_many_waves(states: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     counts = []
     for number in range(12):
         write(tmp_path, **{f"new-{number}": "text", "changed": f"text {number}"})
-        mirror.forget_all()  # as in another process
+        mirror.forget_mirrors()  # as in another process
         assert run_plan(plan, states, checked=False).exit == 0
         assert isinstance(root, ObjectPath)
-        counts.append(len(root.store.below(f"{root.key}/")))
+        counts.append(len(root.store.list_objects(f"{root.key}/")))
     assert max(counts) <= 70, f"a wave makes some twelve objects: {counts}"
     assert len(delivered(tmp_path)) == 13
     assert operations.check(root) == []
@@ -110,13 +110,13 @@ def test_two_drivers(states: str, tmp_path: Path) -> None:
     first = State.take(root, plan)
     with pytest.raises(StateHeld, match="--take-over"):
         State.take(root, plan)
-    mirror.forget_all()  # as in another process
+    mirror.forget_mirrors()  # as in another process
     second = State.take(root, plan, take_over=True)
     for table in first.tables:
         with pytest.raises(StateLost, match="another driver"):
             table.commit("wave", info={"wave": 1})
     with pytest.raises(StateLost):
-        first.check_ours()
+        first.check_ownership()
     first.release()
     second.release()
     assert run_plan(plan, states, checked=False).delivered == 1
@@ -131,7 +131,7 @@ def test_a_driver_that_slept(states: str, tmp_path: Path, monkeypatch: pytest.Mo
     write(tmp_path, one="1")
     plan.freeze()
     sleeper = State.take(root, plan)
-    mirror.forget_all()  # as in another process
+    mirror.forget_mirrors()  # as in another process
     State.take(root, plan, take_over=True).release()
     for number in range(4):
         write(tmp_path, **{f"new-{number}": "text"})
@@ -145,7 +145,7 @@ def test_a_driver_that_slept(states: str, tmp_path: Path, monkeypatch: pytest.Mo
     assert operations.check(root) == []
     for entry in entries:  # killed before it saw that: nobody reads it any more
         files.replace(entry, b"an entry")
-    mirror.forget_all()
+    mirror.forget_mirrors()
     assert operations.check(root) == []
     assert run_plan(plan, states, checked=False).waves == 0
     assert account.status(root, plan)["balanced"]
@@ -159,7 +159,7 @@ def test_a_driver_that_slept_before_a_checkpoint(states: str, tmp_path: Path, mo
     write(tmp_path, one="1")
     plan.freeze()
     sleeper = State.take(root, plan)
-    mirror.forget_all()  # as in another process
+    mirror.forget_mirrors()  # as in another process
     State.take(root, plan, take_over=True).release()
     for number in range(3):
         write(tmp_path, **{f"new-{number}": "text"})
@@ -167,7 +167,7 @@ def test_a_driver_that_slept_before_a_checkpoint(states: str, tmp_path: Path, mo
     for table in sleeper.tables:
         with pytest.raises(StateLost, match="another driver"):
             table.checkpoint()
-    mirror.forget_all()
+    mirror.forget_mirrors()
     assert operations.check(root) == []
     write(tmp_path, two="2")
     assert run_plan(plan, states, checked=False).delivered == 1
@@ -197,12 +197,12 @@ class OnAnotherMachine(InProcess):
         self.start()  # nothing runs beside the driver
 
     def run(self, task: Any, items: Sequence[Any]) -> list[Any]:
-        before = os.environ[objects.CACHE]
-        os.environ[objects.CACHE] = str(self._folder)
+        before = os.environ[objects.CACHE_VARIABLE]
+        os.environ[objects.CACHE_VARIABLE] = str(self._folder)
         try:
             return super().run(task, items)
         finally:
-            os.environ[objects.CACHE] = before
+            os.environ[objects.CACHE_VARIABLE] = before
 
 
 def test_executors_on_another_machine(states: str, tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_an_entry_of_somebody_else(states: str, tmp_path: Path) -> None:
     run_plan(plan, states, checked=False)
     assert isinstance(root, ObjectPath)
     log = root / "ledger" / "_delta_log"
-    last = max(name for name in mirror.log_of(root / "ledger").folder.iterdir()).name
+    last = max(name for name in mirror.open_log(root / "ledger").folder.iterdir()).name
     following = f"{int(last.partition('.')[0]) + 1:020}.json"
     log.store.put((log / following).key, b'{"commitInfo":{"operation":"OPTIMIZE"}}')
     with pytest.raises(StateDamaged, match=rf"s3://.*{following}.*not written by Ferryman"):
@@ -255,7 +255,7 @@ def test_a_data_file_that_is_gone(states: str, tmp_path: Path) -> None:
     write(tmp_path, one="1")
     run_plan(plan, states, checked=False)
     assert isinstance(root, ObjectPath)
-    [name] = [each.key for each in root.store.children((root / "documents").key)[1]]
+    [name] = [each.key for each in root.store.list_folder((root / "documents").key)[1]]
     root.store.delete([name])
     with pytest.raises(StateDamaged, match=rf"s3://{BUCKET}/{name}: the file is missing"):
         run_plan(plan, states, checked=False)
@@ -289,7 +289,7 @@ def test_a_keyed_state(states: str, tmp_path: Path) -> None:
     for _ in range(3):
         queue.append([{"word": f"a-word-of-forty-five-characters-or-so-{n % 5}", "n": 1} for n in range(20)])
         assert run_plan(plan, states, checked=False).exit == 0
-        mirror.forget_all()
+        mirror.forget_mirrors()
     assert plan.state("words", states).get("a-word-of-forty-five-characters-or-so-1") == 12
     assert len(delivered(tmp_path)) == 5
     assert account.status(state_root(plan, states), plan)["balanced"]
@@ -306,7 +306,7 @@ def test_a_keyed_state_of_documents_that_change(states: str, tmp_path: Path) -> 
     counted.keyed("letters", letters, key=first_letter).destination("out", Sql(f"sqlite:///{tmp_path}/out.db"))
     write(tmp_path, one="a", two="a", three="b", four="c")
     assert run_plan(plan, states, checked=False).exit == 0
-    mirror.forget_all()
+    mirror.forget_mirrors()
     write(tmp_path, one="changed", two="a, changed")
     (tmp_path / "corpus" / "three.txt").unlink()
     assert run_plan(plan, states, checked=False).exit == 0
@@ -351,7 +351,7 @@ def test_the_lease_is_given_up(states: str, tmp_path: Path) -> None:
 def test_a_cache_of_somebody_else(states: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies are not read where another user may have put them."""
     (tmp_path / "theirs").mkdir()
-    monkeypatch.setenv(objects.CACHE, str(tmp_path / "theirs"))
+    monkeypatch.setenv(objects.CACHE_VARIABLE, str(tmp_path / "theirs"))
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
     with pytest.raises(UsageError, match="belongs to another user"):
         run_plan(plan_of(tmp_path), states, checked=False)

@@ -184,7 +184,7 @@ def test_an_overtaken_driver_that_cleans_up_harms_the_new_one_nowhere(
     with trial.take():
         pass
     stale = trial.take()
-    monkeypatch.setattr(stale, "check_ours", lambda: None)
+    monkeypatch.setattr(stale, "check_ownership", lambda: None)
     real, points = crash.point, []
 
     def point(name: str) -> None:

@@ -121,11 +121,11 @@ def test_folders_are_made_with_their_parents(place: Path) -> None:
 def test_a_sealed_record_comes_back(tmp_path_factory: pytest.TempPathFactory, record: dict[str, object]) -> None:
     """What is sealed is unsealed as it was."""
     path = tmp_path_factory.getbasetemp() / "sealed"
-    path.write_bytes(seals.sealed(record))
+    path.write_bytes(seals.seal(record))
     assert seals.unseal(path) == record
 
 
-SEALED = seals.sealed({"format": 1, "plan": "plays", "list": [1, 2, 3]})
+SEALED = seals.seal({"format": 1, "plan": "plays", "list": [1, 2, 3]})
 
 
 @pytest.mark.parametrize("at", range(len(SEALED)))

@@ -12,7 +12,15 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from ferryman.storage import delta
-from ferryman.storage.delta import KEPT, LogChanges, LogUnreadable, OpenTable, newest, newest_to_read, read_entry
+from ferryman.storage.delta import (
+    MAX_OPEN_TABLES,
+    LogChanges,
+    LogUnreadable,
+    OpenTable,
+    open_newest,
+    open_newest_cached,
+    read_entry,
+)
 
 
 def commit(folder: Path, number: int) -> None:
@@ -24,14 +32,14 @@ def told(handle: OpenTable) -> tuple[int, int, set[str]]:
     return handle.version, handle.transaction("us"), set(handle.files())
 
 
-@pytest.fixture(params=[newest_to_read, None], ids=["to read", "to commit"])
+@pytest.fixture(params=[open_newest_cached, None], ids=["to read", "to commit"])
 def opened(request: pytest.FixtureRequest) -> Callable[[Path], OpenTable]:
     if request.param is not None:
-        return newest_to_read
+        return open_newest_cached
     kept: dict[Path, OpenTable] = {}
 
     def to_commit(folder: Path) -> OpenTable:
-        kept[folder] = newest(folder, kept.get(folder))
+        kept[folder] = open_newest(folder, kept.get(folder))
         return kept[folder]
 
     return to_commit
@@ -162,35 +170,35 @@ def live(table: DeltaTable) -> set[str]:
 def test_two_that_commit_do_not_share_one(tmp_path: Path) -> None:
     """Else the commit of one would move on the handle on which the other has checked that it is alone."""
     commit(tmp_path, 1)
-    ours = newest(tmp_path)
-    assert newest(tmp_path) is not ours
-    assert newest_to_read(tmp_path) is not ours
+    ours = open_newest(tmp_path)
+    assert open_newest(tmp_path) is not ours
+    assert open_newest_cached(tmp_path) is not ours
     commit(tmp_path, 2)
-    newest_to_read(tmp_path)
+    open_newest_cached(tmp_path)
     assert told(ours)[:2] == (0, 1)
 
 
 def test_threads_do_not_share_one(tmp_path: Path) -> None:
     commit(tmp_path, 1)
     found: list[OpenTable] = []
-    thread = threading.Thread(target=lambda: found.append(newest_to_read(tmp_path)))
+    thread = threading.Thread(target=lambda: found.append(open_newest_cached(tmp_path)))
     thread.start()
     thread.join()
-    assert newest_to_read(tmp_path) is newest_to_read(tmp_path)
-    assert found != [newest_to_read(tmp_path)]
+    assert open_newest_cached(tmp_path) is open_newest_cached(tmp_path)
+    assert found != [open_newest_cached(tmp_path)]
 
 
 def test_few_are_kept(tmp_path: Path) -> None:
-    folders = [tmp_path / str(number) for number in range(KEPT + 1)]
+    folders = [tmp_path / str(number) for number in range(MAX_OPEN_TABLES + 1)]
     for folder in folders:
         commit(folder, 1)
-    handles = [newest_to_read(folder) for folder in folders]
-    assert newest_to_read(folders[-1]) is handles[-1]
-    assert newest_to_read(folders[0]) is not handles[0]
+    handles = [open_newest_cached(folder) for folder in folders]
+    assert open_newest_cached(folders[-1]) is handles[-1]
+    assert open_newest_cached(folders[0]) is not handles[0]
 
 
 def test_what_is_asked_of_it_can_be_changed(tmp_path: Path) -> None:
     """The answer is the caller's own."""
     commit(tmp_path, 1)
-    newest_to_read(tmp_path).files().clear()
-    assert len(newest_to_read(tmp_path).files()) == 1
+    open_newest_cached(tmp_path).files().clear()
+    assert len(open_newest_cached(tmp_path).files()) == 1

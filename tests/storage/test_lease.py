@@ -29,7 +29,7 @@ from ferryman.storage import objects
 from ferryman.storage.locks import ObjectLease
 from ferryman.storage.objects import ObjectPath
 from tests.support.http_store import HttpStore
-objects.opened_by(HttpStore)
+objects.set_store_opener(HttpStore)
 ObjectLease.take(ObjectPath.parse(sys.argv[1]))
 print("held", flush=True)
 time.sleep(600)
@@ -46,16 +46,16 @@ def faulty() -> Iterator[FaultyS3]:
 def path(faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[ObjectPath]:
     for name, value in faulty.settings.items():
         monkeypatch.setenv(name, value)
-    before = objects.opened_by(HttpStore)
+    before = objects.set_store_opener(HttpStore)
     yield ObjectPath(f"s3://{BUCKET}", f"{request.node.name}/lock")
-    objects.opened_by(before)
+    objects.set_store_opener(before)
 
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each look at what machine this is gives another one; leases are short."""
-    monkeypatch.setattr(processes, "machine", lambda: os.urandom(8).hex())
-    monkeypatch.setattr(locks, "_LOOK_S", 0.02)
+    monkeypatch.setattr(processes, "machine_id", lambda: os.urandom(8).hex())
+    monkeypatch.setattr(locks, "_POLL_S", 0.02)
 
 
 @pytest.mark.rule("store.lease")
@@ -85,7 +85,7 @@ def test_a_holder_that_was_killed_here(path: ObjectPath) -> None:
 @pytest.mark.usefixtures("elsewhere")
 def test_a_holder_elsewhere_that_renews(path: ObjectPath, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is known to live as soon as it renews its lease."""
-    monkeypatch.setattr(locks, "RENEWED_S", 0.1)
+    monkeypatch.setattr(locks, "HEARTBEAT_S", 0.1)
     first = ObjectLease.take(path)
     with pytest.raises(StateHeld):
         ObjectLease.take(path)
@@ -97,7 +97,7 @@ def test_a_holder_elsewhere_that_renews(path: ObjectPath, monkeypatch: pytest.Mo
 def test_a_holder_elsewhere_that_is_silent(path: ObjectPath, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its lease is free when the observer has waited long enough; it notices, and does not take it back."""
     monkeypatch.setattr(locks, "EXPIRES_S", 0.3)
-    monkeypatch.setattr(locks, "RENEWED_S", 600.0)
+    monkeypatch.setattr(locks, "HEARTBEAT_S", 600.0)
     first = ObjectLease.take(path)
     began = time.monotonic()
     second = ObjectLease.take(path)
@@ -128,7 +128,7 @@ def test_taking_over(path: ObjectPath) -> None:
 def test_two_that_take_an_expired_one(path: ObjectPath, monkeypatch: pytest.MonkeyPatch) -> None:
     """One gets it."""
     monkeypatch.setattr(locks, "EXPIRES_S", 0.2)
-    monkeypatch.setattr(locks, "RENEWED_S", 0.05)
+    monkeypatch.setattr(locks, "HEARTBEAT_S", 0.05)
     path.store.put(path.key, b"damaged")
     got: list[ObjectLease] = []
     refused: list[StateHeld] = []
@@ -153,7 +153,7 @@ def test_a_store_that_is_away_while_it_is_held(
     path: ObjectPath, faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A renewal that fails is tried again; it is given up all the same at the end."""
-    monkeypatch.setattr(locks, "RENEWED_S", 0.05)
+    monkeypatch.setattr(locks, "HEARTBEAT_S", 0.05)
     held = ObjectLease.take(path)
     faulty.fail(refused=0.5, lost=0.3, seed=3)
     before = path.store.get(path.key)

@@ -18,7 +18,7 @@ import pytest
 
 from ferryman.errors import StateHeld
 from ferryman.storage import locks
-from ferryman.storage.locks import Lock, turn
+from ferryman.storage.locks import Lock, hold_lock
 
 Holder = multiprocessing.process.BaseProcess
 
@@ -139,14 +139,14 @@ def test_a_disk_that_is_full_leaves_no_lock(place: Path, monkeypatch: pytest.Mon
 
 def test_a_turn_that_is_not_ours_has_a_holder(place: Path, holder: Holder) -> None:
     """Whoever waits in vain is told who has it; a turn whose owner did not sign has just another process."""
-    with turn(place / "lock", 0) as ours:
+    with hold_lock(place / "lock", 0) as ours:
         assert not ours
-    assert locks.holder(place / "lock").startswith(f"process {holder.pid} on {socket.gethostname()} since ")
-    with turn(place / "mine", 0, signed=True) as ours:
+    assert locks.describe_holder(place / "lock").startswith(f"process {holder.pid} on {socket.gethostname()} since ")
+    with hold_lock(place / "mine", 0, signed=True) as ours:
         assert ours
-        assert locks.holder(place / "mine").startswith(f"process {os.getpid()} on ")
-    with turn(place / "unsigned", 0):
-        assert locks.holder(place / "unsigned") == "another process"
+        assert locks.describe_holder(place / "mine").startswith(f"process {os.getpid()} on ")
+    with hold_lock(place / "unsigned", 0):
+        assert locks.describe_holder(place / "unsigned") == "another process"
 
 
 def test_a_turn_on_a_full_disk(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,5 +156,5 @@ def test_a_turn_on_a_full_disk(place: Path, monkeypatch: pytest.MonkeyPatch) -> 
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "pwrite", full)
-    with turn(place / "lock", 0, signed=True) as ours:
+    with hold_lock(place / "lock", 0, signed=True) as ours:
         assert ours

@@ -75,8 +75,8 @@ def test_a_whole_log_is_accepted_and_left_alone(either: Table) -> None:
     """verify and mend find nothing, and write nothing."""
     before = snapshot(either.folder)
     either.log.verify()
-    assert either.log.mend() is None
-    assert either.log.torn() is None
+    assert either.log.repair() is None
+    assert either.log.torn_version() is None
     assert snapshot(either.folder) == before
 
 
@@ -116,8 +116,8 @@ def test_a_whole_last_entry_without_mark_is_marked(either: Table) -> None:
     last = either.version
     unmark(either, last)
     either.log.verify()
-    assert either.log.torn() is None
-    assert either.log.mend() is None
+    assert either.log.torn_version() is None
+    assert either.log.repair() is None
     assert (either.log.marks / f"{last:020d}").exists()
     either.log.verify()
     again = Table(either.folder, SCHEMA, [])
@@ -142,11 +142,11 @@ def test_a_torn_last_entry_without_mark_is_set_aside(either: Table, cut: float |
     torn.write_bytes(kept)
 
     either.log.verify()
-    assert either.log.torn() == last + 1
+    assert either.log.torn_version() == last + 1
     reader = Table(either.folder, SCHEMA, [])
     reader.load()
     assert reader.version == last, "a reader does not look at it"
-    said = either.log.mend()
+    said = either.log.repair()
     assert said is not None
     assert str(torn) in said
     assert not torn.exists()
@@ -167,9 +167,9 @@ def test_mending_twice_changes_nothing_more(filled: Table) -> None:
     add(filled, 9)
     unmark(filled, filled.version)
     filled.log.path(filled.version).write_bytes(b'{"commitInfo"')
-    assert filled.log.mend() is not None
+    assert filled.log.repair() is not None
     before = snapshot(filled.folder)
-    assert filled.log.mend() is None
+    assert filled.log.repair() is None
     assert snapshot(filled.folder) == before
 
 
@@ -181,7 +181,7 @@ def test_an_unmarked_checkpoint_means_nothing(either: Table) -> None:
     [unmarked] = set(either.log.folder.glob("*.checkpoint.parquet")) - marked
     unmarked.write_bytes(b"torn")
     either.log.verify()
-    assert either.log.mend() is None
+    assert either.log.repair() is None
     again = Table(either.folder, SCHEMA, [])
     again.load()
     assert again.files.keys() == either.files.keys()
@@ -196,7 +196,7 @@ def test_a_log_that_was_not_trimmed_after_its_checkpoint_is_whole(filled: Table)
     filled.log.make_checkpoint(filled.version)
     filled.log.mark_checkpoint(filled.version)
     filled.log.verify()
-    filled.log.mend()
+    filled.log.repair()
     add(filled, 8)
     filled.log.verify()
     filled.checkpoint()
@@ -210,7 +210,7 @@ def test_half_written_files_are_removed(filled: Table) -> None:
         path.write_bytes(b"half")
     written = half[0].stat().st_mtime
     filled.log.verify()
-    filled.log.mend()
+    filled.log.repair()
     filled.log.remove_half_written(before=written - 1)
     assert all(p.exists() for p in half)
     filled.log.remove_half_written(before=written + 60)
@@ -292,7 +292,7 @@ def test_a_hint_is_not_looked_at(folded: Table, hint: bytes) -> None:
     path = folded.log.folder / "_last_checkpoint"
     path.write_bytes(hint)
     folded.log.verify()
-    folded.log.mend()
+    folded.log.repair()
     again = Table(folded.folder, SCHEMA, [])
     again.load([APPLICATION])
     assert again.files.keys() == folded.files.keys()
@@ -323,7 +323,7 @@ def test_the_one_mark_of_an_older_release_is_read(folded: Table) -> None:
 def overtaken(table: Table, epoch: int = 2) -> Table:
     """Another driver takes the table over."""
     newer = Table(table.folder, SCHEMA, [])
-    newer.log.mend()
+    newer.log.repair()
     newer.load([APPLICATION])
     newer.fence(APPLICATION, epoch)
     return newer
@@ -413,7 +413,7 @@ def test_a_driver_that_slept_before_a_step_of_a_checkpoint(
         filled.checkpoint()
     filled.log.verify()
     again = Table(filled.folder, SCHEMA, [])
-    again.log.mend()
+    again.log.repair()
     again.load()
     assert again.files.keys() == kept.keys()
 
@@ -465,7 +465,7 @@ def test_an_entry_that_goes_while_it_is_looked_at(filled: Table, monkeypatch: py
     def gone(log: TableLog, version: int) -> None:
         raise StateDamaged(str(log.path(version)), "the file is missing")
 
-    monkeypatch.setattr(TableLog, "_author", gone)
+    monkeypatch.setattr(TableLog, "_written_by", gone)
     assert [(problem.path, problem.what) for problem in filled.log.problems()] == [
         (str(filled.log.path(2)), "the file is missing")
     ]

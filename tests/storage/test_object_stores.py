@@ -41,7 +41,7 @@ def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         monkeypatch.setenv(name, value)
     made = (HttpStore if "of the tests" in request.param else RemoteStore)(f"s3://{BUCKET}")
     yield made
-    made.delete([each.key for each in made.below("")])
+    made.delete([each.key for each in made.list_objects("")])
 
 
 def test_one_maker_wins(store: ObjectStore) -> None:
@@ -76,18 +76,22 @@ def test_what_is_there_is_listed(store: ObjectStore) -> None:
     """At once, with sizes; also names that only begin alike, and a thousand of them."""
     for name in ("t/a.json", "t/_log/1", "t/_log/2", "t-other", "tt/x"):
         store.put(name, name.encode())
-    assert [(each.key, each.size) for each in store.below("t/")] == [("t/_log/1", 8), ("t/_log/2", 8), ("t/a.json", 8)]
-    assert [each.key for each in store.below("t/_log/1")] == ["t/_log/1"]
-    folders, found = store.children("t")
+    assert [(each.key, each.size) for each in store.list_objects("t/")] == [
+        ("t/_log/1", 8),
+        ("t/_log/2", 8),
+        ("t/a.json", 8),
+    ]
+    assert [each.key for each in store.list_objects("t/_log/1")] == ["t/_log/1"]
+    folders, found = store.list_folder("t")
     assert folders == ["_log"]
     assert [each.key for each in found] == ["t/a.json"]
-    assert store.children("nowhere") == ([], [])
+    assert store.list_folder("nowhere") == ([], [])
     many = [f"many/{'x' * 45}-{number:04}" for number in range(1001)]
     for name in many:
         store.put(name, b"")
-    assert [each.key for each in store.below("many/")] == many
+    assert [each.key for each in store.list_objects("many/")] == many
     store.delete([*many, "many/never"])
-    assert store.below("many/") == []
+    assert store.list_objects("many/") == []
 
 
 def test_a_copy(store: ObjectStore) -> None:
@@ -117,7 +121,7 @@ def test_a_name_with_all_kinds_of_characters(store: ObjectStore) -> None:
     name = "états/naïve plan (2)-v1/été=1/ü%20&+.parquet"
     store.put(name, b"1")
     assert store.get(name) == b"1"
-    assert [each.key for each in store.below("états/")] == [name]
+    assert [each.key for each in store.list_objects("états/")] == [name]
 
 
 @pytest.mark.rule("store.commit")

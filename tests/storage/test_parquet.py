@@ -34,14 +34,14 @@ def test_a_part_comes_back(place: Path) -> None:
     assert part.rows == 300
     assert parquet.read_part(path).equals(ROWS)
     assert parquet.read_part(path, ["text"]).column_names == ["text"]
-    assert parquet.verify(path) is None
+    assert parquet.find_damage(path) is None
 
 
 def test_an_empty_part_comes_back(place: Path) -> None:
     """No rows are rows too."""
     part = parquet.write_part(place, SCHEMA.empty_table(), epoch=1)
     assert parquet.read_part(place / part.path).num_rows == 0
-    assert parquet.verify(place / part.path) is None
+    assert parquet.find_damage(place / part.path) is None
 
 
 def test_verify_finds_every_flipped_byte(part: Path) -> None:
@@ -49,14 +49,14 @@ def test_verify_finds_every_flipped_byte(part: Path) -> None:
     data = part.read_bytes()
     for at in range(len(data)):
         part.write_bytes(flipped(data, at))
-        assert parquet.verify(part) == "its checksum does not match its content", at
+        assert parquet.find_damage(part) == "its checksum does not match its content", at
 
 
 @pytest.mark.parametrize("length", [0, 1, 100, -1])
 def test_verify_finds_a_cut_file(part: Path, length: int) -> None:
     """Truncated, to nothing or by one byte."""
     part.write_bytes(part.read_bytes()[:length])
-    assert parquet.verify(part) is not None
+    assert parquet.find_damage(part) is not None
     with pytest.raises(StateDamaged) as error:
         parquet.read_part(part)
     assert error.value.path == str(part)
@@ -65,7 +65,7 @@ def test_verify_finds_a_cut_file(part: Path, length: int) -> None:
 def test_verify_and_read_name_a_missing_file(part: Path) -> None:
     """A file that is gone is told by its name."""
     part.unlink()
-    assert "No such file" in (parquet.verify(part) or "")
+    assert "No such file" in (parquet.find_damage(part) or "")
     with pytest.raises(StateDamaged, match="the file is missing") as error:
         parquet.read_part(part)
     assert error.value.path == str(part)
@@ -74,7 +74,7 @@ def test_verify_and_read_name_a_missing_file(part: Path) -> None:
 def test_verify_refuses_a_strange_name(part: Path) -> None:
     """A file that Ferryman did not name cannot be checked, so it is not said to be well."""
     strange = part.rename(part.with_name("part-0000.parquet"))
-    assert parquet.verify(strange) == "its name is not one that Ferryman gives"
+    assert parquet.find_damage(strange) == "its name is not one that Ferryman gives"
 
 
 def read(part: Path) -> dict[str, list[object]] | None:

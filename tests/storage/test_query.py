@@ -29,7 +29,7 @@ def test_all_rows_come_in_their_order(tmp_path: Path, rows: int) -> None:
         assert db.execute("SELECT 1").fetchall() == [(1,)]
 
 
-@pytest.mark.parametrize("rows", [1, query._LEAST_AHEAD], ids=["small batches", "large batches"])
+@pytest.mark.parametrize("rows", [1, query._READ_AHEAD_ROWS], ids=["small batches", "large batches"])
 def test_few_rows_are_in_memory(rows: int) -> None:
     """One batch ahead of the reader at most, however small they are."""
     made: list[int] = []

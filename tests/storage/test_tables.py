@@ -226,15 +226,15 @@ def test_a_commit_of_the_same_epoch_by_another_handle_stops_us(table: Table) -> 
 
 def between(table: Table, what: Callable[[], object]) -> None:
     """Let something happen between the load of the handle that our next commit uses, and the commit."""
-    real = table._to_commit
+    real = table._open_for_commit
 
     def to_commit() -> OpenTable:
-        table._to_commit = real  # type: ignore[method-assign]
+        table._open_for_commit = real  # type: ignore[method-assign]
         handle = real()
         what()
         return handle
 
-    table._to_commit = to_commit  # type: ignore[method-assign]
+    table._open_for_commit = to_commit  # type: ignore[method-assign]
 
 
 def foreign_epoch(table: Table) -> None:
@@ -321,11 +321,11 @@ def test_a_stale_driver_reads_no_number_of_its_successor(table: Table) -> None:
     add(table, 1, transactions={"position": 1, "other": 1})
     stale = open_table(table)
     stale.fence(APPLICATION, 2)
-    assert stale.number("other") == 1
+    assert stale.transaction("other") == 1
     make_table(table.folder, epoch=3).commit("wave", transactions={"position": 2, "other": 2})
     with pytest.raises(StateLost, match="epoch 3, ours is 2"):
-        stale.number("position")
-    assert stale.number("other") == 1
+        stale.transaction("position")
+    assert stale.transaction("other") == 1
 
 
 @pytest.mark.parametrize("after", range(4))

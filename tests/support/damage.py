@@ -95,7 +95,7 @@ def named(state: State, table: str) -> Path:
     for each in state.tables:
         each.load(["ferryman.wave", "ferryman.settled"])
     loaded = getattr(state, table)
-    return Path(loaded.folder / state.staged(loaded)[0].path)
+    return Path(loaded.folder / state.staged_files(loaded)[0].path)
 
 
 def one(folder: Path, pattern: str) -> Path:

@@ -58,10 +58,10 @@ class HttpStore:
         changed = parsedate_to_datetime(answer.headers["Last-Modified"]).timestamp()
         return StoredObject(key, int(answer.headers["Content-Length"]), changed, answer.headers["ETag"])
 
-    def below(self, prefix: str) -> list[StoredObject]:
+    def list_objects(self, prefix: str) -> list[StoredObject]:
         return self._listed(prefix, "")[1]
 
-    def children(self, folder: str) -> tuple[list[str], list[StoredObject]]:
+    def list_folder(self, folder: str) -> tuple[list[str], list[StoredObject]]:
         return self._listed(f"{folder}/" if folder else "", "/")
 
     def copy(self, key: str, to: str) -> None:

@@ -27,9 +27,9 @@ def states(
     """URL of a folder that is not there yet."""
     for name, value in faulty.settings.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv(cache.CACHE, str(tmp_path / "cache"))
-    before = objects.opened_by(HttpStore)
+    monkeypatch.setenv(cache.CACHE_VARIABLE, str(tmp_path / "cache"))
+    before = objects.set_store_opener(HttpStore)
     faulty.fail()
     yield f"s3://{BUCKET}/{request.node.originalname}/{os.urandom(4).hex()}"
-    objects.opened_by(before)
-    mirror.forget_all()
+    objects.set_store_opener(before)
+    mirror.forget_mirrors()

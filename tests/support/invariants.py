@@ -19,7 +19,7 @@ from ferryman.engine.run import Summary
 from ferryman.plan import Plan, SourceNode, destinations_of_sources, keyed_nodes, sources_of
 from ferryman.records.rows import MOVES, Status
 from ferryman.sources import Log
-from ferryman.state.state import SEQUENCE, SETTLED, WAVE, AllNotHad, NotHad, State, passed_over
+from ferryman.state.state import SEQUENCE, SETTLED, WAVE, MissedByLog, MissedEntries, State, missed_entries
 
 TABLES = ("outbox", "documents", "ledger")
 DERIVED = {Status.PROCESSING, Status.BATCHED}
@@ -78,7 +78,7 @@ def check(root: Path, plan: Plan, summary: Summary | None = None) -> None:
     current = _check_documents(documents)
     _check_outbox(outbox, latest)
     _check_numbers(tables, outbox)
-    _check_status(plan, status, latest, outbox, current, passed_over(root, State(root, plan).remembered()))
+    _check_status(plan, status, latest, outbox, current, missed_entries(root, State(root, plan).recorded_structure()))
     left = account.left_over(root, plan) if summary is None else dataclasses.asdict(summary)
     for name in ("failed", "rejected", "pending", "in_doubt"):
         assert left[name] == sum(d[name] for d in status["destinations"].values()), (name, left, status)
@@ -168,7 +168,7 @@ def _check_status(
     latest: dict[str, dict[str, Any]],
     outbox: list[dict[str, Any]],
     current: dict[tuple[str, str], dict[str, Any]],
-    passed: AllNotHad,
+    passed: MissedByLog,
 ) -> None:
     """1, by another way than ``account`` goes."""
     expected: dict[str, Counter[str]] = defaultdict(Counter)
@@ -216,7 +216,9 @@ def _check_status(
         mine = Counter(r["operation"] for (s, _), r in current.items() if s == name)
         if name in logs:
             for destination in reached.get(name, ()):
-                missed = passed.get(name, {}).get(destination, NotHad(0)).missed  # read before it could have them
+                missed = (
+                    passed.get(name, {}).get(destination, MissedEntries(0)).missed
+                )  # read before it could have them
                 assert len(entries[name, destination]) == counts["read"] - missed, (name, destination)
             continue
         again = sum(r["again"] is not None for (s, _), r in current.items() if s == name)

@@ -26,4 +26,4 @@ def remove_locks() -> None:
 def remove_all_locks() -> None:
     """For the rest of this process: also those of queues and readers. Nobody waits for one, and nobody is kept out."""
     remove_locks()
-    locks.lock_within = lambda fd, kind, wait_s: True
+    locks.lock_with_timeout = lambda fd, kind, wait_s: True

@@ -19,11 +19,11 @@ import pyarrow as pa
 from ferryman import crash, limits
 from ferryman.records.families import had_sql
 from ferryman.records.rows import ORDINAL_COMMAND, TERMINAL, Status
-from ferryman.state.maintenance import DOCUMENT, HASHES, Columns, columns_of, every, last_of
+from ferryman.state.maintenance import DOCUMENT, HASHES, Columns, last_rows, rows_by_document, to_columns
 from ferryman.state.state import COUNTED, State
 from ferryman.storage import files
 from ferryman.storage import files as seals
-from ferryman.storage.query import Marks, Spread, look_up, part_of, partitions_for, quoted_list, stream
+from ferryman.storage.query import HashFilter, PartitionFiles, look_up, partition_of, partitions_for, quote_list, stream
 
 _STATUSES: Final = list(Status)
 _ENDED: Final = [_STATUSES.index(each) for each in TERMINAL]
@@ -117,7 +117,7 @@ class _Counting:
         self._entries: Counter[int] = Counter()
         self._destinations = sorted({*tables.destinations, *(name for names in reached.values() for name in names)})
         self._parts = partitions_for(tables.rows, 0, limits.COMPARED_ROWS, 1)
-        self._marked: Marks | None = None
+        self._marked: HashFilter | None = None
         self._ends: Counter[tuple[int, int, bool]] = Counter()
         self._older: Counter[int] = Counter()
         self._here: Counter[int] = Counter()
@@ -135,8 +135,8 @@ class _Counting:
         deleted, flags = self._deleted_query()
         gone = self._spread("deleted", flags, "" if self._among else deleted)
         for part, documents in enumerate(self._documents()):
-            read = [columns_of(spread.read(part)) for spread in (events, waiting, gone)]
-            self._count(documents, read[0], read[1], last_of(read[2]))
+            read = [to_columns(spread.read(part)) for spread in (events, waiting, gone)]
+            self._count(documents, read[0], read[1], last_rows(read[2]))
         names = self._destinations
         return Counts(
             Counter(
@@ -156,17 +156,17 @@ class _Counting:
     # -- what is read ------------------------------------------------------------------------------
 
     def _mark(self) -> None:
-        self._marked = Marks()
-        bad = f"SELECT {_FAMILY} FROM ledger WHERE destination <> '' AND status IN {quoted_list(self._among)}"
+        self._marked = HashFilter()
+        bad = f"SELECT {_FAMILY} FROM ledger WHERE destination <> '' AND status IN {quote_list(self._among)}"
         for batch in stream(self._db, bad, HASHES):
             self._marked.add(batch.column(0).to_numpy())
 
-    def _spread(self, name: str, schema: pa.Schema, query: str) -> Spread:
-        spread = Spread(self._tables.folder, name, schema, self._parts)
+    def _spread(self, name: str, schema: pa.Schema, query: str) -> PartitionFiles:
+        spread = PartitionFiles(self._tables.folder, name, schema, self._parts)
         for batch in stream(self._db, query, schema) if query else ():
             if self._marked is not None:
-                batch = batch.filter(pa.array(self._marked.among(batch.column(0).to_numpy())))
-            spread.add(batch, part_of(batch.column(0).to_numpy(), self._parts))
+                batch = batch.filter(pa.array(self._marked.contains(batch.column(0).to_numpy())))
+            spread.add(batch, partition_of(batch.column(0).to_numpy(), self._parts))
         spread.close()
         return spread
 
@@ -197,8 +197,8 @@ class _Counting:
         }
         tables = self._tables
         waits = "due IS NOT NULL" if self._among else ""
-        rows = every(self._db, tables.documents, tables.rows, tables.folder, more, waits, self._marked)
-        return map(last_of, rows)
+        rows = rows_by_document(self._db, tables.documents, tables.rows, tables.folder, more, waits, self._marked)
+        return map(last_rows, rows)
 
     def _deleted_query(self) -> tuple[str, pa.Schema]:
         """Of documents that were deleted, which destinations had them, as bits. Names need no escape in JSON."""
@@ -305,7 +305,7 @@ def _tally(codes: Any) -> dict[int, int]:
 
 def _position(names: Sequence[str], column: str) -> str:
     """A name's number, as SQL."""
-    return f"list_position({quoted_list(names)}, {column}) - 1"
+    return f"list_position({quote_list(names)}, {column}) - 1"
 
 
 # What ``status`` says of a large state, kept in a file beside its tables: counting ten million takes a minute.
@@ -364,7 +364,7 @@ def kept(state: State, reached: Mapping[str, Any] | None = None) -> Counted | No
 def keep(state: State, reached: Mapping[str, Any], status: dict[str, Any], waves: list[dict[str, Any]]) -> None:
     """Keep what was counted, durably."""
     found = Counted(moment(state), _comparable(reached), status, waves)
-    files.replace(state.root / COUNTED, seals.sealed(found))
+    files.replace(state.root / COUNTED, seals.seal(found))
     crash.point("counted.kept")
 
 

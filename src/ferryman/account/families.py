@@ -24,7 +24,7 @@ from ferryman.records.keys import KEY_STATE
 from ferryman.records.rows import TERMINAL, Status, reason_of
 from ferryman.state.state import State
 from ferryman.storage.files import StatePath
-from ferryman.storage.query import connect, quoted, quoted_list, register
+from ferryman.storage.query import connect, quote, quote_list, register
 
 _FAMILY: Final = f"split_part({{id}}, '{SEPARATOR}', 1)"
 
@@ -83,7 +83,7 @@ def incomplete(
         if family is not None:
             every = _found(seen, in_family(family), in_family(family, "document"))
             return [each for each in every if not each.complete and source in (None, each.source)]
-        only = "" if source is None else f" AND source = {quoted(source)}"
+        only = "" if source is None else f" AND source = {quote(source)}"
         seen.keep("open_families", f"SELECT DISTINCT hash(source, {_family('id')}) AS h FROM ({_open(only)})")
         among = "hash(source, {family}) IN (SELECT h FROM open_families)"
         origins, documents = (among.format(family=_family(column)) for column in ("origin", "document"))
@@ -133,7 +133,7 @@ def _found(seen: View, origins: str, documents: str) -> Iterator[Wholeness]:
 
 
 def _counts(origins: str, documents: str) -> str:
-    ended = quoted_list(sorted(TERMINAL))
+    ended = quote_list(sorted(TERMINAL))
     return f"""
         WITH last AS (
             SELECT arg_max({{source: source, origin: origin, revision: revision, status: status}},
@@ -214,7 +214,7 @@ def _asked(root: StatePath, plan: Plan, name: str, ask: Callable[[duckdb.DuckDBP
             connect(Path(spill)) as db,
         ):
             table = state.keyed[name].state
-            if table.made:
+            if table.exists:
                 table.load()
             register(db, "states", table.paths(), KEY_STATE)
             db.execute("""

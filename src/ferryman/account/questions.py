@@ -27,11 +27,11 @@ from ferryman.plan import Plan, SourceNode, destinations_of_sources, errors_node
 from ferryman.records.families import in_family
 from ferryman.records.rows import DOCUMENTS, LEDGER, LEDGER_COLUMNS, shown
 from ferryman.sources.log import CombinedLog, Log, Positions
-from ferryman.state.logs import RANGES, LogPositions, stands_at
+from ferryman.state.logs import RANGES, LogPositions, next_places
 from ferryman.state.state import COUNTED, SETTLED, TABLES, WAVE, State, damaged_data, plan_of
 from ferryman.storage import files, parquet
-from ferryman.storage.files import StatePath, disk_full
-from ferryman.storage.mirror import log_of
+from ferryman.storage.files import StatePath, is_disk_full
+from ferryman.storage.mirror import open_log
 from ferryman.storage.query import connect
 
 LEFT_OVER: Final = ("failed", "rejected", "in_doubt", "pending")
@@ -79,7 +79,7 @@ def left_over_of(state: State) -> dict[str, int]:
 
 def _nothing_left(state: State) -> bool:
     """Quick, as least and greatest values say it of most files. False: perhaps there is something."""
-    if state.outbox.files or state.outbox.number(RANGES):
+    if state.outbox.files or state.outbox.transaction(RANGES):
         return False
     bad, waits = pc.field("status").isin(LEFT_OVER_STATUSES), pc.field("due").is_valid()
     try:
@@ -288,7 +288,7 @@ def named_damage(state: State, spill: Path) -> Iterator[None]:
     except FileNotFoundError as e:
         raise StateDamaged(str(e.filename or e), "the file is missing") from e
     except duckdb.Error as e:
-        if isinstance(e, duckdb.OutOfMemoryException) or disk_full(e):
+        if isinstance(e, duckdb.OutOfMemoryException) or is_disk_full(e):
             raise EngineError(
                 f"{state.root}: a question needs more than {limits.QUERY_MEMORY} of memory, and there is no room for "
                 f"the rest in {spill}: make room there, or set TMPDIR."
@@ -318,8 +318,8 @@ def retry_read(root: StatePath, look: Callable[[], _T]) -> _T:
 
 def last_entries(root: StatePath) -> tuple[int, ...]:
     """The last entry of each table's log: what changes when a driver commits."""
-    with files.listed(root):
-        return tuple(log_of(root / name).last() for name in TABLES)
+    with files.cached_listing(root):
+        return tuple(open_log(root / name).last() for name in TABLES)
 
 
 def _counted(root: StatePath, plan: Plan | None, *, by_plan: bool = True) -> Counted | None:
@@ -408,10 +408,10 @@ def _inputs(log: CombinedLog, positions: dict[str, int]) -> Iterator[dict[str, A
 
 
 def _counts(kept: LogPositions | None, log: Log) -> dict[str, Any]:
-    read, found = 0 if kept is None else kept.read, _ask(log)
+    read, found = 0 if kept is None else kept.entries_read, _ask(log)
     if found is None or (read and found.nothing and not isinstance(log, CombinedLog)):
-        return {"positions": {} if kept is None else kept.every(), "read": read, "lag": None}
-    positions = stands_at(kept, log, found.identities, found.begin, found.end)
+        return {"positions": {} if kept is None else kept.all_places(), "read": read, "lag": None}
+    positions = next_places(kept, log, found.identities, found.begin, found.end)
     return {"positions": positions, "read": read, "lag": log.lag(positions, found.end)}
 
 

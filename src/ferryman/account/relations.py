@@ -34,9 +34,9 @@ from ferryman.records.rows import (
     stored,
 )
 from ferryman.state.logs import RANGES, LogPositions
-from ferryman.state.state import SETTLED, WAVE, State, passed_over
+from ferryman.state.state import SETTLED, WAVE, State, missed_entries
 from ferryman.storage import parquet
-from ferryman.storage.query import quoted_list, register
+from ferryman.storage.query import quote_list, register
 from ferryman.storage.tables import Table
 
 COUNTS: Final = tuple(SHOWN)
@@ -66,7 +66,7 @@ class View:
         self._folder = folder
         self._state = state
         self._logs = {n.name: LogPositions(state, n.name) for n in logs_read(state.plan.nodes)}
-        state.load_consistently([WAVE, SETTLED, RANGES, *(log.read_key for log in self._logs.values())])
+        state.load_consistently([WAVE, SETTLED, RANGES, *(log.entries_read_id for log in self._logs.values())])
         self.wave = wave = state.outbox.transactions[WAVE]
         staged: dict[str, list[str]] = {"documents": [], "ledger": []}
         if wave > state.outbox.transactions[SETTLED]:
@@ -117,7 +117,7 @@ class View:
         lost = any(
             found.entries[name, destination] != due
             for name, log in self._logs.items()
-            for destination, due in self._due_of(name, log.read, reached.get(name, ())).items()
+            for destination, due in self._due_of(name, log.entries_read, reached.get(name, ())).items()
         )
         destinations = {name: dict.fromkeys(COUNTS, 0) for names in reached.values() for name in names}
         if (errors := errors_node(plan.nodes)) is not None:
@@ -155,7 +155,7 @@ class View:
         found = count(self._tables(), {}, LEFT_OVER_STATUSES)
         pending = self._one("SELECT count(*) FROM waiting WHERE due IS NOT NULL") + found.pending_in_steps
         counts = {"failed": 0, "rejected": 0, "in_doubt": 0, "pending": pending}
-        if self._state.outbox.number(RANGES):
+        if self._state.outbox.transaction(RANGES):
             counts["pending"] += self._pending_ranges()
         for (_, status, _), number in found.ends.items():
             if (word := shown(status, "upsert")) in ("failed", "rejected", "in_doubt"):
@@ -168,12 +168,12 @@ class View:
             SELECT count(*) FROM (
                 SELECT arg_max(status, wave * 4 + ordinal) AS status FROM ledger
                 WHERE starts_with(version, '{RANGE}') GROUP BY delivery_hash
-            ) WHERE status IN {quoted_list(PENDING)}
+            ) WHERE status IN {quote_list(PENDING)}
         """)
 
     def unread(self, sources: Collection[str]) -> dict[str, tuple[int, str]]:
         """See ``account.unread``; of these sources."""
-        of = f"source IN {quoted_list(sources)}"
+        of = f"source IN {quote_list(sources)}"
         asked = "due = 0 OR forced"  # by an operator: what a step owes has a time
         found = self._db.execute(f"""
             SELECT source, count(*), min(document) FROM (
@@ -246,8 +246,8 @@ class View:
     def _due_of(self, log: str, read: int, destinations: Sequence[str]) -> dict[str, int]:
         """Destination -> of how many entries of a log it must have a delivery: of those that were read since the plan
         leads them there. One to which it will only lead them in the next run is left out."""
-        plan = self._state.remembered()
-        mine, led = passed_over(self._state.root, plan).get(log, {}), led_to(plan, log)
+        plan = self._state.recorded_structure()
+        mine, led = missed_entries(self._state.root, plan).get(log, {}), led_to(plan, log)
         return {name: read - mine[name].missed if name in mine else read for name in destinations if name in led}
 
     def _keep_current(self, of: Filter, columns: Sequence[str]) -> None:
@@ -429,7 +429,7 @@ class Filter(NamedTuple):
         wanted = {column: value for column, value in named.items() if value}
         where = ["destination <> ''", *(f"{column} = ${column}" for column in wanted)]
         if self.statuses:
-            where.append(f"status IN {quoted_list(sorted(self.statuses))}")
+            where.append(f"status IN {quote_list(sorted(self.statuses))}")
         if self.document is not None:
             where.append("(document = $document OR origin = $document)")
             wanted["document"] = self.document

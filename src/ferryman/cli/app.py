@@ -22,7 +22,7 @@ from ferryman.cli.intake import app as intake_app
 from ferryman.cli.options import Asked, Verbose
 from ferryman.cli.terminal import error, note, say, tolerate_any_text
 from ferryman.errors import FerrymanError, PlanError
-from ferryman.memory import is_failed_allocation, why_no_memory
+from ferryman.memory import describe_memory_error, is_failed_allocation
 
 # ``ferryman warm-up``: let Spark start in half the time, before the first run.
 
@@ -119,7 +119,7 @@ def start(args: list[str]) -> int:
 
 def _told(raised: Exception, verbose: bool) -> int:
     """Say what went wrong in the way that suits it; the exit code."""
-    from ferryman.storage.files import in_words  # most commands do without
+    from ferryman.storage.files import explain_error  # most commands do without
 
     code = FAULT
     match raised:
@@ -131,8 +131,10 @@ def _told(raised: Exception, verbose: bool) -> int:
             error(raised)
             code = raised.exit_code
         case _ if is_failed_allocation(raised):
-            error(f"{why_no_memory(raised)}. It was the command's own process; nothing is lost: run it with more.")
-        case _ if isinstance(said := in_words("the command", raised), FerrymanError):
+            error(
+                f"{describe_memory_error(raised)}. It was the command's own process; nothing is lost: run it with more."
+            )
+        case _ if isinstance(said := explain_error("the command", raised), FerrymanError):
             error(said)
             code = said.exit_code
         case _ if isinstance(raised, BadUsage):

@@ -146,12 +146,12 @@ def spark_settings(texts: list[str] | None) -> dict[str, str]:
 
 def copies_in(cache: Path | None) -> dict[str, str]:
     """The cache of this process and of what it starts, as Spark settings, see ``CacheDir``."""
-    from ferryman.storage.objects import CACHE
+    from ferryman.storage.objects import CACHE_VARIABLE
 
     if cache is None:
         return {}
-    os.environ[CACHE] = str(cache.absolute())
-    return {f"spark.executorEnv.{CACHE}": str(cache.absolute())}
+    os.environ[CACHE_VARIABLE] = str(cache.absolute())
+    return {f"spark.executorEnv.{CACHE_VARIABLE}": str(cache.absolute())}
 
 
 def machines_have(has: list[str] | None) -> dict[str, str]:

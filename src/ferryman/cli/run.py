@@ -34,7 +34,7 @@ from ferryman.cli.options import (
 )
 from ferryman.cli.terminal import CODE, Interrupt
 from ferryman.errors import UsageError, message_of
-from ferryman.storage.files import StatePath, exists, names
+from ferryman.storage.files import StatePath, exists, list_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -302,7 +302,7 @@ def run_flow(flow: Flow, spec: str, state: str | None, *, json: bool, verbose: b
 
 def new_state(root: StatePath, version: int) -> str:
     """That all is sent from scratch, and which other states there are: a plan may have been renamed."""
-    others = sorted(name for name in names(root.parent) if exists(root.parent / name / "state.json"))
+    others = sorted(name for name in list_names(root.parent) if exists(root.parent / name / "state.json"))
     here = f"; others here: {', '.join(others)}" if others else ""
     prefix = root.name.removesuffix(str(version))
     numbers = (other.removeprefix(prefix) for other in others if other.startswith(prefix))

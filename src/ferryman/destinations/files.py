@@ -35,7 +35,7 @@ from ferryman.document import encode_fields
 from ferryman.errors import BadDocument, Misconfigured, PlanError
 from ferryman.net import places
 from ferryman.storage import disk, files
-from ferryman.storage.files import explained
+from ferryman.storage.files import classified_errors
 
 __all__ = ["Directory"]
 
@@ -195,7 +195,7 @@ class Directory(Destination):
             TransientError: no room, or somebody holds the index for too long.
             PermanentError: no right to write here.
         """
-        with explained(self.directory), SQLite().explained(self.target()):
+        with classified_errors(self.directory), SQLite().explained(self.target()):
             files.make_folder(self.directory / INDEX / "new")
             engine = self._index()
             sqlite.prepare(engine)
@@ -208,7 +208,7 @@ class Directory(Destination):
         """Return the highest sequence of files and deletes."""
         taken = sa.select(sa.func.max(DOCUMENTS.c.sequence)).where(DOCUMENTS.c.operation != "new")
         engine = self._index()
-        with explained(self.directory), SQLite().explained(self.target()), engine.connect() as connection:
+        with classified_errors(self.directory), SQLite().explained(self.target()), engine.connect() as connection:
             found: int | None = connection.scalar(taken)
         engine.dispose()
         return found
@@ -227,7 +227,7 @@ class Directory(Destination):
             raise Misconfigured(f"{self.target()}: write before open")
         outcomes: dict[int, Outcome] = {}
         bodies = dict(self._bodies(chunk, outcomes))
-        with explained(self.directory), SQLite().explained(self.target()), self._engine.connect() as connection:
+        with classified_errors(self.directory), SQLite().explained(self.target()), self._engine.connect() as connection:
             shelf = Shelf(self.directory, connection)
             with connection.begin():  # a name is ours, durably, before there is a file of that name
                 refused = shelf.reserve({chunk[i].id: body for i, body in bodies.items()})  # 1
@@ -486,7 +486,7 @@ class JsonLines(Destination):
 
     def check(self) -> None:
         """Make the folder, and clean up after killed writers."""
-        with explained(self.directory):
+        with classified_errors(self.directory):
             files.make_folder(self.directory)
             files.fsync_folder(self.directory)
             long_ago = time.time() - STALE_S
@@ -505,7 +505,7 @@ class JsonLines(Destination):
         outcomes: list[Outcome | None] = [None] * len(chunk)
         if lines := payloads(chunk, outcomes):
             name = _name([chunk[position] for position, _ in lines])
-            with explained(self.directory):
+            with classified_errors(self.directory):
                 files.replace(self.directory / name, b"\n".join(line for _, line in lines) + b"\n")
         return [outcome or Outcome.ok() for outcome in outcomes]
 

@@ -19,8 +19,8 @@ from urllib.parse import quote
 
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Guarantee, Outcome
 from ferryman.errors import EngineError, Misconfigured, Unavailable
-from ferryman.storage.files import explained, told
-from ferryman.storage.locks import lock_within
+from ferryman.storage.files import classified_errors, explained_errors
+from ferryman.storage.locks import lock_with_timeout
 
 _FRAME: Final = struct.Struct("<QI")
 """Before each chunk's pickle: its length and CRC-32, so that a torn one is known."""
@@ -55,13 +55,13 @@ class Memory(Destination):
     @staticmethod
     def of(name: str) -> list[Delivery]:
         """Everything that the destinations of this name were given, in the order of arrival; [] if nothing was."""
-        with told(_place()), _Spool(_own_folder(), name).locked() as spool:
+        with explained_errors(_place()), _Spool(_own_folder(), name).locked() as spool:
             return [delivery for chunk in spool.read_new() for delivery in chunk]
 
     @staticmethod
     def clear(name: str | None = None) -> None:
         """Forget what destinations of this name were given, or all; hashes too."""
-        with told(_place()):
+        with explained_errors(_place()):
             for path in Path(_own_folder()).iterdir():
                 if name is None or path.name == _file_name(name):
                     _empty(path)
@@ -72,13 +72,13 @@ class Memory(Destination):
 
     def open(self, context: DestinationContext) -> None:
         self._once = context.guarantee is Guarantee.EXACTLY_ONCE
-        with explained(Path(self._folder or _place())):
+        with classified_errors(Path(self._folder or _place())):
             self._spool = _Spool(self._folder or _own_folder(), context.destination)
 
     def write(self, chunk: list[Delivery]) -> list[Outcome]:
         if self._spool is None:
             raise Misconfigured("Memory: write before open")
-        with explained(Path(self._folder or _place())), self._spool.locked() as spool:
+        with classified_errors(Path(self._folder or _place())), self._spool.locked() as spool:
             spool.skip_new()
             arrived = chunk
             if self._once:
@@ -117,7 +117,7 @@ class _Spool:
                 "Memory works on one machine only.",
             ) from None
         with open(fd, "r+b") as self._file:
-            if not lock_within(fd, fcntl.LOCK_EX, _BUSY_S):
+            if not lock_with_timeout(fd, fcntl.LOCK_EX, _BUSY_S):
                 raise Unavailable(f"Memory: another process has held {self._path} for {_BUSY_S:g} s. Was it stopped?")
             yield self
 
@@ -167,7 +167,7 @@ class _Spool:
 
 def _empty(path: Path) -> None:
     with open(path, "r+b") as file:
-        if not lock_within(file.fileno(), fcntl.LOCK_EX, _BUSY_S):
+        if not lock_with_timeout(file.fileno(), fcntl.LOCK_EX, _BUSY_S):
             raise EngineError(f"Memory: another process has held {path} for {_BUSY_S:g} s. Was it stopped?")
         file.truncate(0)
 

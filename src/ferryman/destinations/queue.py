@@ -16,7 +16,7 @@ from ferryman.errors import BadDocument, Misconfigured, Unavailable, plain_text
 from ferryman.queues import Queue as DurableQueue
 from ferryman.queues.message import CONTENT, text_of
 from ferryman.queues.place import check_name, root_of, uri_of
-from ferryman.queues.queue import explained_queue
+from ferryman.queues.queue import classified_queue_errors
 from ferryman.queues.store import SEQUENCE, WRITER
 from ferryman.queues.upkeep import seconds_of
 
@@ -172,7 +172,7 @@ class Queue(Destination):
     def _explained(self) -> Iterator[None]:
         """Errors of a queue as those of a destination, about all of it."""
         try:
-            with explained_queue(self.root / self.name):
+            with classified_queue_errors(self.root / self.name):
                 yield
         except Misconfigured:
             self._queue = None

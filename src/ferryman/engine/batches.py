@@ -20,10 +20,10 @@ from ferryman.records.families import Published, decode_published, encode_publis
 from ferryman.records.rows import ORDINAL_STEPS, PENDING, RANGE, Status, events, hasher, table_of
 from ferryman.sources.log import Log, Piece
 from ferryman.sources.log_rows import ROWS
-from ferryman.state.logs import RANGES, Head
+from ferryman.state.logs import RANGES, LogHead
 from ferryman.state.state import State
 from ferryman.storage.parquet import RowGroups
-from ferryman.storage.query import connect, quoted_list
+from ferryman.storage.query import connect, quote_list
 from ferryman.storage.tables import Table
 
 # What ``documents`` says of a document that is processed: read where it lies, by file and row, by the task itself.
@@ -89,7 +89,7 @@ def _known(files: pa.ChunkedArray, rows: np.ndarray[Any, Any]) -> pa.Table:
         mine = np.flatnonzero(codes == code)
         mine = mine[np.argsort(rows[mine], kind="stable")]
         with RowGroups(path, names, verified=True) as file:
-            tables += [table.select(names) for table in file.pick(rows[mine].astype(np.int64))]
+            tables += [table.select(names) for table in file.rows_at(rows[mine].astype(np.int64))]
         places.append(mine)
     if not tables:
         return pa.table({name: pa.nulls(len(files)) for name in KNOWN})
@@ -205,7 +205,7 @@ class TaskSplit(NamedTuple):
             found[Reason.NEW] = self.rows
         for path, first, end in self.pieces if self.compared else ():
             with RowGroups(path, ["reason"]) as file:
-                for rows in file.between(first, end):
+                for rows in file.rows_between(first, end):
                     found.update(rows["reason"].to_pylist())
         return found
 
@@ -218,7 +218,7 @@ class TaskSplit(NamedTuple):
         """Yield the rows in SLICE's columns."""
         for path, first, end in self.pieces:
             with RowGroups(path, SLICE.names if self.compared else LISTED) as file:
-                for rows in file.between(first, end):
+                for rows in file.rows_between(first, end):
                     yield rows if self.compared else _all_new(path, rows)
 
 
@@ -266,7 +266,7 @@ class LogSplit(NamedTuple):
     piece: Piece
     revision: int = 1
     """Revision of the entries: one more each time the log is read again from an earlier place."""
-    head: Head | None = None
+    head: LogHead | None = None
     """The entry at which the log waits: this is another attempt of it."""
     number: int = 0
     """Number of this task in its wave."""
@@ -399,7 +399,7 @@ def range_of(plan: Plan, source: str, log: Log, piece: Piece, revision: int) -> 
 
 def pending_ranges(state: State) -> list[EntryRange]:
     """Return the ranges that are to be run, ordered by place."""
-    if not state.outbox.number(RANGES) or not (paths := state.ledger.paths()):
+    if not state.outbox.transaction(RANGES) or not (paths := state.ledger.paths()):
         return []
     sources = [n.name for n in logs_read(state.plan.nodes)]
     query = f"""
@@ -407,14 +407,14 @@ def pending_ranges(state: State) -> list[EntryRange]:
         FROM (
             SELECT source, version, revision, document, destination, delivery_hash,
                 arg_max(status, wave * 4 + ordinal) AS status
-            FROM read_parquet({quoted_list(map(str, paths))})
-            WHERE starts_with(version, '{RANGE}') AND source IN {quoted_list(sources)}
+            FROM read_parquet({quote_list(map(str, paths))})
+            WHERE starts_with(version, '{RANGE}') AND source IN {quote_list(sources)}
             GROUP BY ALL
         )
-        WHERE status IN {quoted_list([*PENDING, Status.INDEXING])}
+        WHERE status IN {quote_list([*PENDING, Status.INDEXING])}
         GROUP BY ALL HAVING bool_or(status <> '{Status.INDEXING}')
     """
-    with connect(state.spill) as db:
+    with connect(state.local_scratch) as db:
         rows = db.execute(query).fetchall()
     found = [
         EntryRange(source, _piece(version), revision, id, tuple(deliveries), told=True)

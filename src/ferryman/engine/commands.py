@@ -37,7 +37,7 @@ from ferryman.state.state import State
 from ferryman.storage import files
 from ferryman.storage.delta import DataFile
 from ferryman.storage.parquet import Part, read_part, write_part
-from ferryman.storage.query import connect, quoted_list, register
+from ferryman.storage.query import connect, quote_list, register
 
 
 def apply(state: State, command: Command) -> int:
@@ -49,8 +49,8 @@ def apply(state: State, command: Command) -> int:
         if chosen:
             _carry_out(state, command, chosen)
         documents = {(c["source"], c["origin"]) for c in chosen}
-        concerned += len(documents) if command.does.whole_documents else len(chosen)
-    state.check_ours()  # where nothing is concerned, nothing was committed that would have told
+        concerned += len(documents) if command.definition.whole_documents else len(chosen)
+    state.check_ownership()  # where nothing is concerned, nothing was committed that would have told
     files.remove(state.commands / command.file)
     crash.point("command.done")
     return concerned
@@ -58,7 +58,7 @@ def apply(state: State, command: Command) -> int:
 
 def _carry_out(state: State, command: Command, chosen: list[dict[str, Any]]) -> None:
     """A wave: the command's effect on these deliveries."""
-    number, does = state.wave + 1, command.does
+    number, does = state.wave + 1, command.definition
     about = _once_a_document(chosen) if does.event is Status.DIRTY else chosen
     about = [{**c, "status": does.event.value, "message": command.message, "attempt": 0} for c in about]
     event_file = write_part(state.ledger.folder, events(about, wave=number, ordinal=ORDINAL_COMMAND), epoch=state.epoch)
@@ -79,7 +79,7 @@ def _carry_out(state: State, command: Command, chosen: list[dict[str, Any]]) -> 
 
 def _filter(command: Command) -> Filter:
     """The deliveries that it concerns; without statuses: none."""
-    concerned = command.does.concerns
+    concerned = command.definition.concerns
     statuses = concerned if command.statuses is None else concerned & command.statuses
     return Filter(statuses, command.destination, command.source, command.document)
 
@@ -99,7 +99,7 @@ def _chosen(state: State, command: Command, share: tuple[int, int]) -> list[dict
         found = seen.docs(_filter(command), share=share)
     if command.documents is not None:
         found = [d for d in found if d["origin"] in command.documents]
-    if command.does.whole_documents:
+    if command.definition.whole_documents:
         kept = counted_once(state.plan.nodes)
         found = [
             d for d in found if d["operation"] == "upsert" and not _is_past(d, command) and d["source"] not in kept
@@ -110,7 +110,7 @@ def _chosen(state: State, command: Command, share: tuple[int, int]) -> list[dict
 def _is_past(delivery: dict[str, Any], command: Command) -> bool:
     """Return whether the delivery belongs to a range that was run again, entry by entry, or that cannot be
     inspected."""
-    past = delivery["status"] == Status.DROPPED or command.does.documents is not DocumentsEffect.FORCED
+    past = delivery["status"] == Status.DROPPED or command.definition.documents is not DocumentsEffect.FORCED
     return past and delivery["version"].startswith(RANGE)
 
 
@@ -175,7 +175,7 @@ def _changed_documents(state: State, chosen: list[dict[str, Any]], number: int, 
     for c in chosen:
         member = c["document"][len(c["origin"]) :]
         wanted[c["source"], _name(state, c)].add((member, c["destination"], c["route"]))
-    with connect(state.spill) as db:
+    with connect(state.local_scratch) as db:
         register(db, "documents", state.documents.paths(), DOCUMENTS)
         db.register("wanted", pa.table({"source": [s for s, _ in wanted], "document": [d for _, d in wanted]}))
         found = db.execute("""
@@ -278,7 +278,7 @@ def _row(name: Name, deliveries: list[dict[str, Any]], wave: int) -> dict[str, A
 def _deliveries(state: State, names: Collection[Name]) -> list[dict[str, Any]]:
     """All deliveries of these entries by their latest events; ``published``: was it committed for the destination?"""
     columns = ", ".join(_COLUMNS)
-    mine = f"source IN {quoted_list({s for s, _ in names})} AND origin IN {quoted_list([d for _, d in names])}"
+    mine = f"source IN {quote_list({s for s, _ in names})} AND origin IN {quote_list([d for _, d in names])}"
     with view(state.root, state.plan) as seen:
         return seen.rows(f"""
             SELECT {columns}, happened,

@@ -20,7 +20,7 @@ from ferryman.plan import Plan, SourceNode
 from ferryman.plan.load import send_neighbours
 from ferryman.sources import DataFrame
 from ferryman.state.state import State, state_root
-from ferryman.storage.files import StatePath, disk_full
+from ferryman.storage.files import StatePath, is_disk_full
 
 _READING: Final = ("ferryman.engine.scan.listing", "ferryman.engine.scan.phase")
 """Modules of the tasks that may run before Spark has started."""
@@ -78,10 +78,10 @@ def remember_plan(state: State, accept_changes: bool) -> None:
     """The state remembers the plan; its changes are reported when the run begins.
 
     Raises:
-        PlanChanged: see ``State.follow``.
+        PlanChanged: see ``State.record_plan``.
     """
     if not migration.is_pending(state):
-        found = state.follow(accept_changes=accept_changes)
+        found = state.record_plan(accept_changes=accept_changes)
         again = "to reprocess all, run `ferryman retry --force`"
         state.notes += [f"{change}: existing documents are not reprocessed; {again}" for change in found.structure]
         if found.code:
@@ -165,7 +165,7 @@ def plain_errors(state: State) -> Iterator[None]:
     try:
         yield
     except Exception as e:
-        if disk_full(e):
+        if is_disk_full(e):
             raise EngineError(
                 f"{state.root}: the disk is full. Nothing is lost: make room and run again. "
                 f"(Waiting rows take {sum(file.size for file in state.outbox.files.values())} bytes.)"

@@ -242,7 +242,7 @@ class FlowPlan:
         with plain_errors(self._state):
             if self._accept_changes or migration.is_pending(self._state):
                 return
-            if differences := changes(self._state.remembered(), structure(self.plan)).structure:
+            if differences := changes(self._state.recorded_structure(), structure(self.plan)).structure:
                 raise PlanChanged(self.plan.name, self.plan.version, differences)
 
     def release(self) -> None:

@@ -22,9 +22,9 @@ from ferryman.plan.keyed import counted_once, sources_above
 from ferryman.records.keys import lane_number, lanes, place_id, place_of
 from ferryman.records.rows import now_us, wait_s
 from ferryman.sources.log import Log, Piece, Positions
-from ferryman.state.logs import Head, LogPositions, held_rows, reader_of, stands_at
+from ferryman.state.logs import LogHead, LogPositions, held_rows, next_places, reader_name
 from ferryman.state.state import State
-from ferryman.storage.query import connect, quoted_list
+from ferryman.storage.query import connect, quote_list
 
 Again = Callable[[Sequence[LogSplit]], list[Staged]]
 """Runs tasks."""
@@ -54,7 +54,7 @@ class Logs:
         self._logs = {name: n.source for name, n in self._sources.items() if isinstance(n.source, Log)}
         self._seen: dict[str, LogLook] = {}
         self._waiting: dict[_Place, Blocked] = {}
-        self._heads: dict[_Place, Head] = {}
+        self._heads: dict[_Place, LogHead] = {}
         """The entries that were counted last as those that wait, as of the last commit."""
         self._moved: set[str] = set()
         self._once = state.plan.once
@@ -81,7 +81,7 @@ class Logs:
     def waiting(self) -> Only:
         """Entries that are to be read again, by their ids; those of keyed nodes are read by their places."""
         return entries_that_wait(
-            self._sources.keys() - self._held_back, self._state.documents.paths(), self._state.spill, now_us()
+            self._sources.keys() - self._held_back, self._state.documents.paths(), self._state.local_scratch, now_us()
         )
 
     def batch(self, slots: int, wave_bytes: int) -> LogBatch | None:
@@ -184,14 +184,14 @@ class Logs:
         if keyed is None or self._nodes.blocked(name):
             return False
         before = self._seen[name].end if name in self._seen else {}
-        now = {lane: keyed.exports.number(place_id(lane)) for lane in lanes()}
+        now = {lane: keyed.exports.transaction(place_id(lane)) for lane in lanes()}
         return any(now[lane] > before.get(lane, 0) and (name, lane) not in self._waiting for lane in now)
 
     def _look_at(self, node: SourceNode) -> Listing:
         log, kept = self._logs[node.name], LogPositions(self._state, node.name)
         try:
-            if (before := self._seen.get(node.name)) is None and not kept.known:
-                log.announce(reader_of(self._state, node.name))
+            if (before := self._seen.get(node.name)) is None and not kept.was_read:
+                log.announce(reader_name(self._state, node.name))
             other = partial(self._refuse_another, node.name) if node.name in self._counted_once else None
             seen = look_at(node.name, log, kept, self._tell, self._mover(node.name, kept), before, other)
         except (UsageError, StateLost):
@@ -206,7 +206,7 @@ class Logs:
             if (head := kept.head(partition)) is not None:
                 self._heads[node.name, partition] = head
         if before is None:
-            self._begin(node.name, seen, known=kept.known)
+            self._begin(node.name, seen, known=kept.was_read)
         return Listing(node, [ListedPart(node.name, "", 0, 0, seen.missing)] if seen.missing else [])
 
     def refuse_others(self) -> None:
@@ -218,7 +218,7 @@ class Logs:
         for name in self._counted_once.intersection(self._logs) - self._held_back.keys():
             try:
                 self._logs[name].check()
-                if replaced := LogPositions(self._state, name).replaced(self._logs[name].identities()):
+                if replaced := LogPositions(self._state, name).replaced_logs(self._logs[name].identities()):
                     self._refuse_another(name, replaced)
             except UsageError:
                 raise
@@ -244,12 +244,12 @@ class Logs:
 
     def _mover(self, name: str, kept: LogPositions) -> str:
         """By which name the log may know where an operator has moved us; "": nothing may be read a second time."""
-        reader = reader_of(self._state, name)
+        reader = reader_name(self._state, name)
         if name not in self._counted_once:
             return reader
         moved = None if name in self._seen else self._logs[name].moved(reader)
-        if moved is not None and kept.has_followed(moved.token):  # a kill came before it could be told
-            self._logs[name].note(reader, kept.every(), moved.token)
+        if moved is not None and kept.has_followed_move(moved.token):  # a kill came before it could be told
+            self._logs[name].note(reader, kept.all_places(), moved.token)
         elif moved is not None:
             self._tell(
                 f"source {name}: was moved, and goes on where it was: a keyed node would count its entries twice. To "
@@ -337,7 +337,7 @@ class Logs:
             self._moved.add(name)
             kept, partitions = LogPositions(self._state, name), seen.partitions(self._logs[name])
             transactions |= kept.transactions(
-                seen.identities, partitions, seen.positions, kept.read + read[name], seen.replay, seen.moved
+                seen.identities, partitions, seen.positions, kept.entries_read + read[name], seen.replay, seen.moved
             )
         return transactions
 
@@ -354,7 +354,7 @@ class Logs:
     def _tell_log(self, name: str, seen: LogLook, forgotten: Sequence[str] = ()) -> None:
         log = self._logs[name]
         try:
-            log.note(reader_of(self._state, name), seen.positions, seen.moved)
+            log.note(reader_name(self._state, name), seen.positions, seen.moved)
             for reader in forgotten:
                 log.forget(reader)
         except Exception as e:  # the next wave notes it, and until then nothing is removed
@@ -541,7 +541,7 @@ def entries_that_wait(logs: Collection[str], documents: Sequence[Path], folder: 
         return NONE
     query = f"""
         SELECT source, document FROM (
-            SELECT * FROM read_parquet({quoted_list(map(str, documents))}) WHERE source IN {quoted_list(logs)}
+            SELECT * FROM read_parquet({quote_list(map(str, documents))}) WHERE source IN {quote_list(logs)}
             QUALIFY row_number() OVER (PARTITION BY source, document ORDER BY wave DESC) = 1
         ) WHERE forced OR due <= {int(now_us)} OR again <= {int(now_us)}
     """
@@ -574,18 +574,18 @@ def look_at(
     """
     log.check()
     identities, end = log.identities(), dict(log.end())
-    missing = _tell_of_absence(name, log, [] if kept is None else kept.missing(identities), before, tell)
+    missing = _tell_of_absence(name, log, [] if kept is None else kept.missing_logs(identities), before, tell)
     begin, moved = log.begin(), log.moved(reader) if reader else None
-    replay, read = (0, 0) if kept is None else (kept.replay, kept.read)
-    positions = stands_at(kept, log, identities, begin, end)
-    if kept is not None and (replaced := kept.replaced(identities)):
+    replay, read = (0, 0) if kept is None else (kept.replay, kept.entries_read)
+    positions = next_places(kept, log, identities, begin, end)
+    if kept is not None and (replaced := kept.replaced_logs(identities)):
         if refuse is not None:
             refuse(replaced)
         for each in replaced:
-            known = kept.of(identities, {each: log.partitions_of(each, end)})
+            known = kept.places(identities, {each: log.partitions_of(each, end)})
             tell(f"source {name}: {log.place_of(each)} {_ANOTHER_AGAIN if known else _ANOTHER}")
         replay = kept.next_replay()
-    if moved is not None and not (kept is not None and kept.has_followed(moved.token)):
+    if moved is not None and not (kept is not None and kept.has_followed_move(moved.token)):
         positions |= moved.positions
         replay = 1 if kept is None else kept.next_replay()
         if before is None or before.moved != moved.token:

@@ -28,21 +28,21 @@ from ferryman.records.families import had_sql
 from ferryman.records.keys import FOLDER, FORGOTTEN, PUBLISHED, feed_of, lanes, place_id
 from ferryman.records.rows import DOCUMENTS, EVENT_OF_ROW, LEDGER, ORDINAL_COMMAND, OUTBOX_KEPT, Status, table_of
 from ferryman.sources import Log
-from ferryman.state.commands import waiting
+from ferryman.state.commands import queued_commands
 from ferryman.state.keyed import MERGED
-from ferryman.state.logs import RANGES, LogPositions, counted_and_failed, reader_of, unfinished
-from ferryman.state.maintenance import chosen_by_file, every, last_of
+from ferryman.state.logs import RANGES, LogPositions, counted_and_failed, reader_name, unfinished_work
+from ferryman.state.maintenance import chosen_rows_by_file, last_rows, rows_by_document
 from ferryman.state.state import (
     IDENTITY,
     MIGRATED,
     MIGRATION,
+    MISSED,
     NOTIFIED,
-    PASSED,
     SEQUENCE,
     SETTLED,
     WAVE,
     State,
-    note_passed_over,
+    record_missed_entries,
     sender_of,
 )
 from ferryman.storage import files
@@ -50,8 +50,8 @@ from ferryman.storage import files as seals
 from ferryman.storage.files import StatePath
 from ferryman.storage.locks import take_lock
 from ferryman.storage.parquet import Part, PartWriter, RowGroups, read_part, write_part
-from ferryman.storage.query import connect, quoted_list, verify
-from ferryman.storage.tables import Table, carry_table
+from ferryman.storage.query import connect, quote_list, verify
+from ferryman.storage.tables import Table, copy_table
 
 
 def is_pending(state: State) -> bool:
@@ -61,7 +61,7 @@ def is_pending(state: State) -> bool:
 
 def finish(state: State) -> str:
     """The new state's first wave; what it did, in one line."""
-    before, after = state.remembered(), structure(state.plan)
+    before, after = state.recorded_structure(), structure(state.plan)
     older: Any = seals.unseal(state.root / MIGRATION)
     why = f"plan version {state.plan.version} continues from version {older['from']}"
     number = state.wave + 1
@@ -77,8 +77,8 @@ def finish(state: State) -> str:
         commit_wave(state, number, documents=staged, ledger=parts, replaced=[(path, None) for path in paths])
         settle(state, number, in_process)
         state.retire(state.outbox, paths)
-    note_passed_over(state.root, before, after, state.outbox.log.transactions())
-    state.remember(after)
+    record_missed_entries(state.root, before, after, state.outbox.log.transactions())
+    state.record_structure(after)
     files.remove(state.root / MIGRATION)
     files.fsync_folder(state.root)
     crash.point("version.adopted")
@@ -99,12 +99,12 @@ def _to_take_up_again(plan: Plan, before: Structure, after: Structure) -> str:
     """
     keyed = keyed_of(before) | keyed_of(after)
     sources = changed_sources(before, after)
-    once = quoted_list(counted_once(plan.nodes) - keyed)
+    once = quote_list(counted_once(plan.nodes) - keyed)
     counted = " OR ".join(map(had_sql, sorted(keyed))) or "false"
     return (
-        f"operation = 'upsert' AND source NOT IN (SELECT unnest({quoted_list(keyed)})) AND CASE "
+        f"operation = 'upsert' AND source NOT IN (SELECT unnest({quote_list(keyed)})) AND CASE "
         f"WHEN source IN (SELECT unnest({once})) THEN failed IS NOT NULL AND NOT ({counted}) "
-        f"ELSE failed IS NOT NULL OR source IN (SELECT unnest({quoted_list(sources)})) END"
+        f"ELSE failed IS NOT NULL OR source IN (SELECT unnest({quote_list(sources)})) END"
     )
 
 
@@ -113,7 +113,7 @@ def _of_keys(state: State, before: Structure, after: Structure) -> Iterator[str]
     for node in keyed_nodes(state.plan.nodes):
         above = [s.name for s in sources_above(node, state.plan.nodes) if isinstance(s.source, Log)]
         known = before.get(node.name)
-        new = [name for name in above if LogPositions(state, name).known and node.name not in reached(before, name)]
+        new = [name for name in above if LogPositions(state, name).was_read and node.name not in reached(before, name)]
         if new:
             yield f"{node.name} counts what comes from now on in {', '.join(new)}, of which entries were read before"
         if known is not None and known.code != after[node.name].code:
@@ -149,9 +149,9 @@ def _taken_up_again(state: State, which: str, number: int, why: str) -> tuple[li
     paths = state.documents.paths(file.path for file in files)
     wanted = [np.zeros(file.rows, bool) for file in files]
     verify(paths)
-    with tempfile.TemporaryDirectory(dir=state.spill) as folder, connect(Path(folder)) as db:
-        for last in map(last_of, every(db, paths, sum(file.rows for file in files), Path(folder), more)):
-            for number_of_file, rows in chosen_by_file(last, last["again"]):
+    with tempfile.TemporaryDirectory(dir=state.local_scratch) as folder, connect(Path(folder)) as db:
+        for last in map(last_rows, rows_by_document(db, paths, sum(file.rows for file in files), Path(folder), more)):
+            for number_of_file, rows in chosen_rows_by_file(last, last["again"]):
                 wanted[number_of_file][rows] = True
     staged, events = [], []
     for path, mask in zip(paths, wanted, strict=True):
@@ -161,7 +161,7 @@ def _taken_up_again(state: State, which: str, number: int, why: str) -> tuple[li
                 PartWriter(state.ledger.folder, LEDGER, epoch=state.epoch),
             )
             with RowGroups(str(path), DOCUMENTS.names, verified=True) as file:
-                for rows in file.pick(np.flatnonzero(mask)):
+                for rows in file.rows_at(np.flatnonzero(mask)):
                     again = _forced(rows, number)
                     documents.write(again)
                     restarted.write(_restarted(again, why))
@@ -217,7 +217,7 @@ def refuse_unfit(old: State, plan: Plan, *, begun: bool) -> None:
     Raises:
         UsageError: why; nothing was changed.
     """
-    before = old.remembered()
+    before = old.recorded_structure()
     keyed = keyed_of(before)
     if not keyed and not keyed_nodes(plan.nodes):
         return
@@ -227,8 +227,10 @@ def refuse_unfit(old: State, plan: Plan, *, begun: bool) -> None:
     if begun or not keyed:
         return
     logs = [name for name in counted_once(plan.nodes) if name not in keyed]
-    found = [*unfinished(old, keyed, before), *counted_and_failed(old, logs, keyed)]
-    found += [f"`{command.verb}` by {command.who} is queued, and was not carried out" for command in waiting(old)]
+    found = [*unfinished_work(old, keyed, before), *counted_and_failed(old, logs, keyed)]
+    found += [
+        f"`{command.verb}` by {command.who} is queued, and was not carried out" for command in queued_commands(old)
+    ]
     if found:
         raise UsageError(
             f"--from-version {version}: this plan keeps state by key, and version {version} is not done with what it "
@@ -239,7 +241,7 @@ def refuse_unfit(old: State, plan: Plan, *, begun: bool) -> None:
 
 def carried_nodes(old: State, plan: Plan) -> list[KeyedNode]:
     """Keyed nodes that both versions have."""
-    had = keyed_of(old.remembered())
+    had = keyed_of(old.recorded_structure())
     return [node for node in keyed_nodes(plan.nodes) if node.name in had]
 
 
@@ -254,7 +256,7 @@ def remembered_of(old: State, plan: Plan) -> dict[str, Any]:
 
 def ever_keyed(old: State) -> set[str]:
     """The keyed nodes of this version and of those before it."""
-    return keyed_of(old.remembered()).union(old.identity().get("keyed", ()))
+    return keyed_of(old.recorded_structure()).union(old.identity().get("keyed", ()))
 
 
 def carry(old: State, new: State) -> None:
@@ -263,16 +265,16 @@ def carry(old: State, new: State) -> None:
     both = {node.name for node in carried_nodes(old, new.plan)}
     for node in keyed_nodes(new.plan.nodes):
         ours = new.keyed[node.name]
-        places = LogPositions(old, node.name).of({"": ""}, {"": lanes()})
+        places = LogPositions(old, node.name).places({"": ""}, {"": lanes()})
         numbers = {place_id(lane): place for lane, place in places.items() if place}
         if node.name in both:
             theirs = old.keyed[node.name]
-            numbers = {place_id(lane): theirs.exports.number(place_id(lane)) for lane in lanes()}
+            numbers = {place_id(lane): theirs.exports.transaction(place_id(lane)) for lane in lanes()}
             _copy(theirs.state, ours.state, (PUBLISHED, MERGED, FORGOTTEN))
             _copy(theirs.contributions, ours.contributions, (PUBLISHED, MERGED))
-            numbers[PUBLISHED] = theirs.exports.number(PUBLISHED)
+            numbers[PUBLISHED] = theirs.exports.transaction(PUBLISHED)
             readers = old.root / FOLDER / node.name
-            for name in files.names(readers):  # what they have not had of deletions is kept
+            for name in files.list_names(readers):  # what they have not had of deletions is kept
                 files.make_folder(new.root / FOLDER / node.name)
                 files.publish(new.root / FOLDER / node.name / name, files.read(readers / name))
         if any(numbers.values()):
@@ -280,8 +282,8 @@ def carry(old: State, new: State) -> None:
 
 
 def _copy(source: Table, target: Table, applications: Iterable[str]) -> None:
-    numbers = {each: source.number(each) for each in applications}
-    carry_table(source, target, {key: number for key, number in numbers.items() if number})
+    numbers = {each: source.transaction(each) for each in applications}
+    copy_table(source, target, {key: number for key, number in numbers.items() if number})
 
 
 def _unlike(old: State, plan: Plan, before: Structure, version: int) -> Iterator[str]:
@@ -313,14 +315,14 @@ def _left_behind(old: State, node: str, documents: set[str]) -> list[str]:
     table = old.keyed[node].contributions
     if not table.files:
         return []
-    rows = f"read_parquet({quoted_list(map(str, table.paths()))})"
-    with connect(old.spill) as db:
+    rows = f"read_parquet({quote_list(map(str, table.paths()))})"
+    with connect(old.local_scratch) as db:
         known = {source for (source,) in db.execute(f"SELECT DISTINCT source FROM {rows}").fetchall()}
         if not (gone := known - documents):
             return []
         found = db.execute(f"""
             SELECT DISTINCT source FROM (
-                SELECT source, fields FROM {rows} WHERE source IN (SELECT unnest({quoted_list(gone)}))
+                SELECT source, fields FROM {rows} WHERE source IN (SELECT unnest({quote_list(gone)}))
                 QUALIFY row_number() OVER (PARTITION BY source, document, key ORDER BY wave DESC) = 1
             ) WHERE fields IS NOT NULL ORDER BY source
         """).fetchall()
@@ -370,13 +372,13 @@ def migrate(root: StatePath, plan: Plan, from_version: int) -> None:
         recover_intake(old, in_process, plan)
         begun = files.exists(old.root / MIGRATED)
         refuse_unfit(old, plan, begun=begun)
-        if not keyed_of(old.remembered()):  # else there is none, or it came when we had begun
-            for command in waiting(old):
+        if not keyed_of(old.recorded_structure()):  # else there is none, or it came when we had begun
+            for command in queued_commands(old):
                 commands.apply(old, command)
-        old.check_ours()
-        old.close_for(plan.version)  # 2
+        old.check_ownership()
+        old.close_for_version(plan.version)  # 2
         crash.point("version.fenced")
-        old.check_ours()  # whoever announces itself after this look finds the state closed
+        old.check_ownership()  # whoever announces itself after this look finds the state closed
         _make(old, State(root, plan), from_version)
 
 
@@ -397,28 +399,30 @@ def _build(old: State, new: State, from_version: int) -> None:
     """The new state's folder: made as ever, then filled with the older one's data files in one commit a table. All of
     it may be done again."""
     readers = [
-        reader_of(old, name) for name, node in old.remembered().items() if node.kind in ("source", "join", "alts")
+        reader_name(old, name)
+        for name, node in old.recorded_structure().items()
+        if node.kind in ("source", "join", "alts")
     ]
     sender = sender_of(old.root)._asdict()
     more = {"from": from_version, "readers": readers, "sender": sender, **remembered_of(old, new.plan)}
     wave = old.wave
-    new.create(more, remembered=old.remembered(), named=False)
+    new.create(more, remembered=old.recorded_structure(), named=False)
     for table in new.tables:
-        table.log.mend()
+        table.log.repair()
     new.journal.close(wave)
     new.load()
-    files.publish(new.root / MIGRATION, seals.sealed({"from": from_version}))
-    new.announce(after=old.epoch)  # the files that it gets are named after that one's epochs
+    files.publish(new.root / MIGRATION, seals.seal({"from": from_version}))
+    new.announce_epoch(after=old.epoch)  # the files that it gets are named after that one's epochs
     if new.exists:  # by another one, while this one slept; from now on one of the two can commit
         raise _had_another(new)
     numbers = {SETTLED: wave}
-    carry_table(old.ledger, new.ledger, numbers)
-    carry_table(old.documents, new.documents, numbers)
+    copy_table(old.ledger, new.ledger, numbers)
+    copy_table(old.documents, new.documents, numbers)
     carry(old, new)
     sequence = max(old.next_sequence, new.next_sequence)
     transactions = {**numbers, WAVE: wave, SEQUENCE: sequence, **_positions(old, new.plan)}
-    carry_table(old.outbox, new.outbox, transactions)
-    for name in (NOTIFIED, PASSED):  # the waves' numbers go on: nobody is told of the past again
+    copy_table(old.outbox, new.outbox, transactions)
+    for name in (NOTIFIED, MISSED):  # the waves' numbers go on: nobody is told of the past again
         if files.exists(noted := old.root / name):
             files.publish(new.root / name, files.read(noted))
 
@@ -429,7 +433,7 @@ def _positions(old: State, plan: Plan) -> dict[str, int]:
     names = {node.name for node in logs_read(plan.nodes)} | ever_keyed(old)
     logs = [LogPositions(old, name) for name in sorted(names)]
     found = {key: number for log in logs for key, number in log.all_transactions().items()}
-    return {**found, RANGES: ranges} if (ranges := old.outbox.number(RANGES)) else found
+    return {**found, RANGES: ranges} if (ranges := old.outbox.transaction(RANGES)) else found
 
 
 def _had_another(new: State) -> UsageError:

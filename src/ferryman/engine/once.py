@@ -115,7 +115,7 @@ class Intakes:
         """How many entries of each source are accounted for, a range that waits as one of them."""
         read.update(fact.range.source for fact in facts if not fact.range.told)
         kept = {name: LogPositions(self._state, name) for name in read}
-        counted = {each.read_key: each.read + read[name] for name, each in kept.items()}
+        counted = {each.entries_read_id: each.entries_read + read[name] for name, each in kept.items()}
         return {**counted, **({RANGES: number} if facts else {})}
 
     def _still_kept(self, found: EntryRange) -> Piece:
@@ -197,14 +197,14 @@ def commit_intake(state: State, number: int, ranges: Sequence[EntryRange], posit
 
 def end_intake(state: State) -> None:
     """Remove the files of a committed wave's tasks: they are not needed, and no task can begin any more."""
-    if not state.outbox.number(TAKEN):
+    if not state.outbox.transaction(TAKEN):
         return
     remove_scratch(state.staging, ONCE)
 
 
 def open_intake(state: State) -> Intake | None:
     """The intake whose wave was not committed; None: there is none."""
-    number = state.outbox.number(TAKEN)
+    number = state.outbox.transaction(TAKEN)
     if number <= state.wave:
         return None
     info = state.outbox.log.find("intake", number)

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from ferryman import limits
 from ferryman.destinations.base import Outcome
 from ferryman.records.rows import RowResult, Status, wait_of_file_s, wait_s
-from ferryman.state.outbox import first_sequence, has_exports, has_others, lane_numbers, pending_rows
+from ferryman.state.outbox import first_sequence, has_exports, has_other_rows, lane_numbers, pending_rows
 from ferryman.state.state import State
 from ferryman.storage.delta import DataFile
 from ferryman.storage.parquet import read_part
@@ -190,7 +190,7 @@ class KeyHeads:
         longest_s = self._state.plan.longest_backoff_s
         if not pending_rows(file):
             return None
-        if has_others(file):
+        if has_other_rows(file):
             return wait_of_file_s(file, now_us, longest_s)
         due = self._of(file.partition["destination"])[file.path].due
         return None if due is None else wait_s(due, now_us, longest_s)
@@ -229,8 +229,11 @@ _ENDED = -1
 
 
 def waiting_rows(outbox: Table, files: Sequence[DataFile], *, ended_holds: bool) -> dict[str, Waiting]:
-    """Return by path which exports in these files of one destination wait; ``CONTEST_ROWS`` are read at a time."""
-    shares = max(1, -(-sum(f.rows for f in files) // limits.CONTEST_ROWS))
+    """Return by path which exports in these files of one destination wait.
+
+    ``COMPARED_PENDING_ROWS`` are read at a time.
+    """
+    shares = max(1, -(-sum(f.rows for f in files) // limits.COMPARED_PENDING_ROWS))
     due: dict[str, int] = {}
     behind = dict.fromkeys((f.path for f in files), 0)
     for share in range(shares):
@@ -262,7 +265,7 @@ def rows_behind(outbox: Table, files: Sequence[DataFile]) -> dict[str, list[int]
     if not any(pending_rows(f) < f.rows for f in files):
         return {}
     found: dict[str, list[int]] = {}
-    shares = max(1, -(-sum(f.rows for f in files) // limits.CONTEST_ROWS))
+    shares = max(1, -(-sum(f.rows for f in files) // limits.COMPARED_PENDING_ROWS))
     for share in range(shares):
         read = zip(*_read_rows(outbox, files, share, shares), strict=True)
         rows, is_head, stuck = _in_order(_Rows(*map(np.concatenate, read)))
@@ -338,7 +341,7 @@ class _Pending(NamedTuple):
 
 
 def order_of(
-    files: Mapping[int, Path], pending: int, spill: Path, share_rows: int = limits.CONTEST_ROWS
+    files: Mapping[int, Path], pending: int, spill: Path, share_rows: int = limits.COMPARED_PENDING_ROWS
 ) -> dict[int, SendOrder]:
     """Key of each outbox file with contested rows -> what is said about them.
 

@@ -177,7 +177,7 @@ class Unlisted:
     def add(self, hashes: Hashes) -> None:
         """These were looked for in vain just now."""
         self._hashes = np.union1d(self._hashes, hashes)
-        self._until = self._clock() + limits.UNLISTED_AGAIN_S
+        self._until = self._clock() + limits.UNLISTED_RETRY_S
 
     def forget(self) -> None:
         """Look for all of it again."""
@@ -196,5 +196,5 @@ class Unlisted:
         example = f"such as {min(ids)}" if len(ids) > 1 else min(ids)
         known = self._sources.get(source)
         why = "" if known is None or not known.comes_again else f"{known.comes_again} "
-        again = f"It is looked for again every {limits.UNLISTED_AGAIN_S:g} s."
+        again = f"It is looked for again every {limits.UNLISTED_RETRY_S:g} s."
         return f"source {source}: {what} to be tried again and not listed: {example}. {why}{again}"

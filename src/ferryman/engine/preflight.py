@@ -328,7 +328,7 @@ def _folders(plan: Plan, root: StatePath) -> Iterator[tuple[str, str]]:
 
 def _prove(folder: StatePath, state: str) -> str:
     """Put a proof there; those of earlier runs of this state, which were killed, go."""
-    files.remove_all(folder / old for old in files.names(folder) if old.startswith(f"{PROOF}{state}-"))
+    files.remove_all(folder / old for old in files.list_names(folder) if old.startswith(f"{PROOF}{state}-"))
     name = f"{PROOF}{state}-{secrets.token_hex(8)}"
     files.publish(folder / name, name.encode())
     return name

@@ -41,13 +41,13 @@ from ferryman.plan import DestinationNode, Flow, Plan, changes, logs_read, struc
 from ferryman.records.rows import EVENT_OF_ROW, LEDGER, Status, now_us, table_of
 from ferryman.sources.base import Listed
 from ferryman.sources.log import Log
-from ferryman.state.commands import waiting
-from ferryman.state.logs import LogPositions, reader_of
+from ferryman.state.commands import queued_commands
+from ferryman.state.logs import LogPositions, reader_name
 from ferryman.state.outbox import pending_rows
 from ferryman.state.state import TABLES, State, state_root
-from ferryman.storage.files import StatePath, disk_full, told_of_state
+from ferryman.storage.files import StatePath, explain_errors_of_state, is_disk_full
 from ferryman.storage.parquet import RowGroups, read_part
-from ferryman.storage.query import connect, quoted_list, register
+from ferryman.storage.query import connect, quote_list, register
 from ferryman.storage.tables import Table
 
 _DELIVERY: Final = (*EVENT_OF_ROW, "attempt")
@@ -105,7 +105,7 @@ class Preview:
         return dataclasses.asdict(self)
 
 
-@told_of_state
+@explain_errors_of_state
 def preview(
     plan: Plan,
     *,
@@ -153,7 +153,7 @@ def scratch() -> Iterator[Path]:
         try:
             yield Path(folder)
         except Exception as e:
-            if not disk_full(e):
+            if not is_disk_full(e):
                 raise
             raise EngineError(
                 f"{folder}: the disk is full. Nothing was written but scratch files, which are removed: set TMPDIR to "
@@ -181,15 +181,15 @@ class Seen(NamedTuple):
         Raises:
             StateDamaged, StateForeign: by name; perhaps only because a driver replaced files meanwhile.
         """
-        if not state.look():
+        if not state.open_for_reading():
             return cls(state, 0, {}, 0, [])
-        state.documents.files.update((f.path, f) for f in state.staged(state.documents))
+        state.documents.files.update((f.path, f) for f in state.staged_files(state.documents))
         pending: dict[str, int] = {}
         for file in state.outbox.files.values():
             name = file.partition["destination"]
             pending[name] = pending.get(name, 0) + pending_rows(file)
-        differences = changes(state.remembered(), structure(state.plan)).structure
-        return cls(state, state.wave, pending, len(waiting(state)), differences)
+        differences = changes(state.recorded_structure(), structure(state.plan)).structure
+        return cls(state, state.wave, pending, len(queued_commands(state)), differences)
 
 
 class Detected(NamedTuple):
@@ -484,7 +484,7 @@ def logs_ahead(plan: Plan, state: State) -> LogsAhead:
     for name, log in logs_of(plan).items():
         kept = LogPositions(state, name) if state.exists else None
         try:
-            reader = reader_of(state, name) if state.exists else ""
+            reader = reader_name(state, name) if state.exists else ""
             seen = look_at(name, log, kept, notes.append, reader)
             start = seen.positions if seen.lag(log) else {}
             pieces = list(pieces_of(name, log, seen, start, _WHOLE, notes.append)) if start else []
@@ -523,10 +523,10 @@ def gone_through(state: State, document: str, sources: Iterable[str], folder: Pa
     sources = list(sources)
     if not sources or not state.exists:
         return {}
-    paths = [*state.ledger.paths(), *state.ledger.paths(file.path for file in state.staged(state.ledger))]
+    paths = [*state.ledger.paths(), *state.ledger.paths(file.path for file in state.staged_files(state.ledger))]
     unsent = state.outbox.paths()
     found: dict[str, int] = {}
-    mine = f"source IN {quoted_list(sources)} AND origin = $id"
+    mine = f"source IN {quote_list(sources)} AND origin = $id"
     with connect(folder) as db:
         for table, files in (("ledger", paths), ("outbox", unsent)):
             register(db, table, files, pa.schema([LEDGER.field(name) for name in ("source", "origin", "revision")]))
@@ -613,7 +613,7 @@ def _listed(id: str, listing: Listing) -> pa.Table | None:
         if not part.rows:
             continue
         with RowGroups(part.path, LISTED) as file:
-            for rows in file.all():
+            for rows in file.all_rows():
                 mine = rows.filter(pc.equal(rows["id"], id))
                 if mine.num_rows:
                     last = mine.slice(mine.num_rows - 1)
@@ -629,7 +629,7 @@ def _known(db: duckdb.DuckDBPyConnection, files: list[str], source: str, id: str
     found = db.execute(
         f"""
         SELECT filename, file_row_number, due IS NOT NULL
-        FROM read_parquet({quoted_list(files)}, filename = true, file_row_number = true)
+        FROM read_parquet({quote_list(files)}, filename = true, file_row_number = true)
         WHERE source = $source AND document = $id ORDER BY wave DESC LIMIT 1
         """,
         {"source": source, "id": id},

@@ -23,10 +23,10 @@ from ferryman.plan.keyed import keyed_above, sources_above
 from ferryman.records.keys import CONTRIBUTIONS, EXPORTS_FILE, KEY_STATE, file_stats, lane_of, lanes
 from ferryman.records.rows import table_of
 from ferryman.sources import Log
-from ferryman.state.logs import LogPositions, failed_entries, reader_of, unfinished
+from ferryman.state.logs import LogPositions, failed_entries, reader_name, unfinished_work
 from ferryman.state.state import State
 from ferryman.storage.parquet import Part, PartWriter
-from ferryman.storage.query import connect, quoted_list, stream, verify
+from ferryman.storage.query import connect, quote_list, stream, verify
 from ferryman.storage.tables import Table
 
 
@@ -71,7 +71,7 @@ def reset_states(state: State, names: Collection[str]) -> str:
     commit_wave(state, number, positions=numbers, keyed=files)
     settle(state, number, in_process)
     for name, each in rewound.items():
-        each.log.note(reader_of(state, name), each.positions, each.moved)
+        each.log.note(reader_name(state, name), each.positions, each.moved)
     places = {name: ", ".join(f"{p} {at}" for p, at in each.positions.items()) for name, each in rewound.items()}
     where = "; ".join(f"{name} at {place}" for name, place in places.items())
     return f"{', '.join(sorted(chosen))}: {keys} states were removed; what fed them is read again: {where}"
@@ -79,7 +79,7 @@ def reset_states(state: State, names: Collection[str]) -> str:
 
 def _refuse_unfinished(state: State, chosen: Collection[str], sources: Sequence[SourceNode]) -> None:
     listed = [node.name for node in sources]
-    found = [*unfinished(state, chosen, state.remembered(), ended=True), *failed_entries(state, listed)]
+    found = [*unfinished_work(state, chosen, state.recorded_structure(), ended=True), *failed_entries(state, listed)]
     if found:
         raise UsageError(
             "--reset-state: something is not done with what it was given:\n  " + "\n  ".join(found) + "\nRun without "
@@ -150,16 +150,16 @@ def _rewound(state: State, node: SourceNode) -> _Rewound:
     try:
         log.check()
         identities, positions = log.identities(), dict(log.begin())
-        moved = log.moved(reader_of(state, node.name))
+        moved = log.moved(reader_name(state, node.name))
     except Unavailable as e:
         raise UsageError(f"--reset-state: source {node.name}: {message_of(e)}. Nothing was changed.") from e
     token = ""
-    if moved is not None and not kept.has_followed(moved.token):
+    if moved is not None and not kept.has_followed_move(moved.token):
         positions |= moved.positions
         token = moved.token
     partitions = {name: log.partitions_of(name, positions) for name in identities}
-    numbers = kept.transactions(identities, partitions, positions, kept.read, kept.next_replay(), token)
-    return _Rewound(log, positions, numbers, token, bool(kept.replaced(identities)))
+    numbers = kept.transactions(identities, partitions, positions, kept.entries_read, kept.next_replay(), token)
+    return _Rewound(log, positions, numbers, token, bool(kept.replaced_logs(identities)))
 
 
 # -- the files ---------------------------------------------------------------------------------------
@@ -220,11 +220,11 @@ def _gone(state: State, table: Table, schema: pa.Schema, whose: str, value: str,
     columns = ", ".join({value: f"NULL AS {value}", "wave": f"{wave} AS wave"}.get(n, n) for n in schema.names)
     query = f"""
         SELECT {columns} FROM (
-            SELECT * FROM read_parquet({quoted_list(map(str, paths))})
+            SELECT * FROM read_parquet({quote_list(map(str, paths))})
             QUALIFY row_number() OVER (PARTITION BY {whose} ORDER BY wave DESC) = 1
         ) last WHERE last.{value} IS NOT NULL ORDER BY {whose}
     """
-    with connect(state.spill) as db:
+    with connect(state.local_scratch) as db:
         for batch in stream(db, query, schema):
             yield pa.Table.from_batches([batch])
 

@@ -34,17 +34,17 @@ from ferryman.errors import (
     plain_text,
     shortened,
 )
-from ferryman.memory import is_failed_allocation, why_no_memory
+from ferryman.memory import describe_memory_error, is_failed_allocation
 from ferryman.net.faults import causes, is_connection
 from ferryman.plan import SourceNode
 from ferryman.records.families import Published
 from ferryman.records.rows import HEADING, LONGEST
 from ferryman.sources import Doubt
-from ferryman.state.logs import Head, number_of
+from ferryman.state.logs import LogHead, number_of_text
 from ferryman.state.state import OPEN
 from ferryman.storage.files import StatePath, exists, fsync_folder, publish, read
 from ferryman.storage.parquet import Part
-from ferryman.storage.processes import Process, ProcessWatch, signs_of_life
+from ferryman.storage.processes import Process, ProcessWatch, heartbeat
 
 
 class Mark(NamedTuple):
@@ -243,13 +243,13 @@ class Blocked(NamedTuple):
     transient: int = 0
     since: int | None = None
 
-    def head(self, replay: int) -> Head:
+    def head(self, replay: int) -> LogHead:
         """Return the attempts so far, for the entry's next attempt.
 
         Args:
             replay: of the log.
         """
-        return Head(self.place, number_of(self.id), self.attempt, self.transient, self.since or 0, replay)
+        return LogHead(self.place, number_of_text(self.id), self.attempt, self.transient, self.since or 0, replay)
 
 
 # What an error of a step, a router or a source's read means: for its document, or for the whole node.
@@ -404,7 +404,7 @@ def _is_meant(error: BaseException) -> bool:
 
 def _named(error: BaseException) -> str:
     if is_failed_allocation(error):
-        return why_no_memory(error)
+        return describe_memory_error(error)
     return f"TransientError: {plain_text(error)}" if isinstance(error, StepTimeout) else describe(error)
 
 
@@ -437,13 +437,13 @@ def run_once(folder: StatePath, number: int, run: Callable[[], Staged]) -> Stage
     Raises:
         FileNotFoundError: its wave is over.
     """
-    if not publish(folder / f"{number}.begun", msgspec.json.encode(Process.this())):
+    if not publish(folder / f"{number}.begun", msgspec.json.encode(Process.current())):
         _wait_for_first(folder, number)
         return _kept(folder, number)
     if not exists(folder / OPEN):  # in an object store, the folder does not say it
         raise FileNotFoundError(f"{folder}: its wave is over")
     crash.point("once.begun")
-    with signs_of_life(folder / f"{number}.alive", folder / OPEN):
+    with heartbeat(folder / f"{number}.alive", folder / OPEN):
         staged = run()
         publish(_file(folder, number), pickle.dumps(staged))
     crash.point("once.kept")

@@ -42,7 +42,7 @@ from ferryman.notify import Reporter, Stopped
 from ferryman.observe import Observer
 from ferryman.plan import NotifyTarget
 from ferryman.records.rows import now_us
-from ferryman.state.commands import waiting
+from ferryman.state.commands import queued_commands
 from ferryman.state.maintenance import maintain, sweep
 from ferryman.state.state import State
 
@@ -94,7 +94,7 @@ class Run:
         """The last scan of everything, or one since, stopped reading, for too much is pending."""
         self._told_short = self._endless = False
         self._waited = 0.0
-        self._live = Follower(state.spill / _LIVE, observer)
+        self._live = Follower(state.local_scratch / _LIVE, observer)
         self._nodes = Nodes(state.plan, self._tell, clock)
         self._unlisted = Unlisted(state.plan, clock)
         self._logs = Logs(state, self._nodes, self._tell)
@@ -167,7 +167,7 @@ class Run:
 
     def due_s(self) -> float | None:
         """Seconds until something can be done without a scan; None: nothing is pending."""
-        return 0.0 if waiting(self._state) else self._pending.wait_s()
+        return 0.0 if queued_commands(self._state) else self._pending.wait_s()
 
     def recover(self) -> None:
         """Finish or discard what the last driver left, in one line."""
@@ -269,7 +269,7 @@ class Run:
             self._commit(number, staged, positions)
             self._logs.committed()
             refused = sum(s.counts["dead"] + s.counts["error_doc"] for s in staged)
-            if following and (patient or not waiting(self._state)) and not self._backlog.too_large:
+            if following and (patient or not queued_commands(self._state)) and not self._backlog.too_large:
                 self._deliver_and_settle(number, refused, partial(self._transform.begin, number + 1, following))
             else:
                 self._deliver_and_settle(number, refused)
@@ -309,7 +309,7 @@ class Run:
     def _take_commands(self) -> bool:
         """Apply queued commands and return whether they changed anything."""
         before = self._state.wave
-        for command in waiting(self._state):
+        for command in queued_commands(self._state):
             count = commands.apply(self._state, command)
             self._unlisted.forget()
             self._tell(f"applied `{command.verb}` by {command.who}: {count} deliveries")

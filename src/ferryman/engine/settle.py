@@ -48,10 +48,10 @@ from ferryman.records.rows import (
 )
 from ferryman.state.journal import Journal
 from ferryman.state.outbox import OutboxWriter, row_groups
-from ferryman.state.state import KEPT, SEQUENCE, SETTLED, State
+from ferryman.state.state import DOCUMENT_COUNT, SEQUENCE, SETTLED, State
 from ferryman.storage import parquet
 from ferryman.storage.delta import DataFile
-from ferryman.storage.files import fsync_folder, listed, local, path_of
+from ferryman.storage.files import cached_listing, fsync_folder, local_copy, path_of
 from ferryman.storage.parquet import Part, read_part, write_part
 from ferryman.storage.query import connect
 
@@ -103,14 +103,17 @@ def settle(state: State, wave: int, run: RunTasks, plan: Plan | None = None) -> 
     if state.ledger.transactions[SETTLED] < wave:
         state.journal.close(wave)  # 1
         crash.point("settle.closed")
-        with listed(state.journal.folder):
+        with cached_listing(state.journal.folder):
             fold = read_fold(state, wave)  # 2
         _commit_ledger(state, wave, fold, run)
     info = state.ledger.log.find("ledger", wave)
     if state.documents.transactions[SETTLED] < wave:
         committed = state.outbox.log.find("wave", wave)
         adds = [state.documents.data_file(Part(*p)) for p in committed["documents"]]
-        numbers = {SETTLED: wave, KEPT: state.documents.transactions[KEPT] + committed.get("new", 0)}
+        numbers = {
+            SETTLED: wave,
+            DOCUMENT_COUNT: state.documents.transactions[DOCUMENT_COUNT] + committed.get("new", 0),
+        }
         fsync_folder(state.documents.folder)
         state.documents.commit("documents", adds=adds, transactions=numbers)  # 5
     if state.outbox.transactions[SETTLED] < wave:
@@ -125,7 +128,7 @@ def settle(state: State, wave: int, run: RunTasks, plan: Plan | None = None) -> 
         rewritten = run(rewrite, mixed) if mixed else []  # 6
         crash.point("settle.rewritten")
         keep = {Rows(*rows) for rows in info["unknown"]}
-        with listed(state.journal.folder):
+        with cached_listing(state.journal.folder):
             for pass_ in state.journal.passes():  # 7
                 if pass_ <= wave:
                     state.journal.trim(pass_, keep if pass_ == wave else set())
@@ -291,7 +294,7 @@ class Repairer:
 
     def __call__(self, item: Repair) -> tuple[Part | None, int, int]:
         """(the file, how many of its rows leave the outbox, how many of these are deletes)."""
-        table = read_part(local(path_of(self.root) / "outbox" / item.path), OUTBOX_KEPT)
+        table = read_part(local_copy(path_of(self.root) / "outbox" / item.path), OUTBOX_KEPT)
         rows = table["row"]
         mask = pc.and_(pc.greater_equal(rows, item.rows.first), pc.less(rows, item.rows.end))
         if item.eligible is not None:
@@ -325,11 +328,11 @@ def rewrite(item: Rewrite) -> tuple[Part | None, Part | None]:
     """
     root = path_of(item.root)
     columns = ["delivery_hash", "status", *_TRIES, "message"]
-    said = pa.concat_tables([read_part(local(root / "ledger" / p), columns) for p in item.parts])
+    said = pa.concat_tables([read_part(local_copy(root / "ledger" / p), columns) for p in item.parts])
     latest = {h: tuple(told) for h, *told in zip(*(c.to_pylist() for c in said.columns), strict=True)}
     failed = {h: told[-1] or "" for h, told in latest.items() if told[0] in (Status.DEAD, Status.ERROR_DOC)}
     writer, errors = (OutboxWriter(root / "outbox", epoch=item.epoch) for _ in range(2))
-    for group in row_groups(local(root / "outbox" / item.path)):
+    for group in row_groups(local_copy(root / "outbox" / item.path)):
         writer.write(_staying(group, latest))
         if item.refused is not None and failed:
             errors.write(item.refused.messages(group, failed, errors.rows))
@@ -399,7 +402,7 @@ def _overtaken(state: State, file: DataFile, rows: list[int]) -> set[int]:
     again = of_file.to_table(filter=pc.field("row").isin(rows))
     destination = file.partition["destination"]
     key = int(file.partition["first_sequence"])
-    with connect(state.spill) as db:
+    with connect(state.local_scratch) as db:
         db.register("again", again)
         found = set()
         for other in state.outbox.files.values():

@@ -16,9 +16,9 @@ import pyarrow as pa
 from ferryman.engine.results import StepDebt
 from ferryman.plan import keyed_nodes
 from ferryman.records.rows import latest_us
-from ferryman.state.maintenance import DOCUMENT, Columns, every, last_of
+from ferryman.state.maintenance import DOCUMENT, Columns, last_rows, rows_by_document
 from ferryman.state.state import State
-from ferryman.storage.query import connect, hashed, quoted_list, stream, verify
+from ferryman.storage.query import connect, hash_texts, quote_list, stream, verify
 
 _NAMED: Final = pa.schema([("h", pa.uint64()), ("source", pa.string()), ("document", pa.string())])
 _NEVER: Final = 1 << 62
@@ -31,7 +31,7 @@ def _waits(state: State) -> str:
     """Return SQL that tests whether rows of ``documents`` wait. Exports of keyed nodes are read by place, see
     ``logs.HeldExports``."""
     exports = [node.name for node in keyed_nodes(state.plan.nodes)]
-    return f"(due IS NOT NULL OR forced){f' AND source NOT IN {quoted_list(exports)}' if exports else ''}"
+    return f"(due IS NOT NULL OR forced){f' AND source NOT IN {quote_list(exports)}' if exports else ''}"
 
 
 def step_debt(state: State, unlisted: Hashes | None = None) -> list[StepDebt]:
@@ -40,7 +40,7 @@ def step_debt(state: State, unlisted: Hashes | None = None) -> list[StepDebt]:
         return []
     owed: Counter[tuple[int, bool]] = Counter()
     due: dict[tuple[int, bool], int] = {}
-    with connect(state.spill) as db:
+    with connect(state.local_scratch) as db:
         for last in _waiting(state, db):
             in_vain = np.isin(last["h"], [] if unlisted is None else unlisted)
             for held, aside in product(np.unique(last["held"]).tolist(), (False, True)):
@@ -65,8 +65,8 @@ def pending_at_steps(state: State, now_us: int, waiting: Collection[str] = ()) -
         waiting: what documents are ``held`` by that are not due, whatever their time says.
     """
     longest_s = state.plan.longest_backoff_s
-    with connect(state.spill) as db:
-        not_yet = hashed(pa.array(list(waiting), pa.string()))
+    with connect(state.local_scratch) as db:
+        not_yet = hash_texts(pa.array(list(waiting), pa.string()))
         due = [
             last["h"][_are_due(last["due"], now_us, longest_s) & ~np.isin(last["held"], not_yet)]
             for last in _waiting(state, db)
@@ -79,7 +79,7 @@ def named(state: State, hashes: Hashes) -> dict[str, frozenset[str]]:
     if not len(hashes):
         return {}
     found: dict[str, set[str]] = defaultdict(set)
-    with connect(state.spill) as db:
+    with connect(state.local_scratch) as db:
         query = f"SELECT {DOCUMENT}, source, document FROM {_files(state)} WHERE {_waits(state)}"
         for batch in stream(db, query, _NAMED):
             mine = batch.filter(pa.array(np.isin(batch.column(0).to_numpy(), hashes)))
@@ -98,16 +98,18 @@ def _waiting(state: State, db: duckdb.DuckDBPyConnection) -> Iterator[Columns]:
     }
     rows = sum(f.rows for f in state.documents.files.values())
     verify(state.documents.paths())
-    with tempfile.TemporaryDirectory(dir=state.spill) as folder:
-        for last in map(last_of, every(db, state.documents.paths(), rows, Path(folder), more, _waits(state))):
+    with tempfile.TemporaryDirectory(dir=state.local_scratch) as folder:
+        for last in map(
+            last_rows, rows_by_document(db, state.documents.paths(), rows, Path(folder), more, _waits(state))
+        ):
             yield {name: column[last["waits"]] for name, column in last.items()}
 
 
 def _held(state: State, db: duckdb.DuckDBPyConnection) -> dict[int, str | None]:
     """Return the name that a document is held by, by the document's hash."""
     found = [None, *(held for (held,) in db.execute(f"SELECT DISTINCT held FROM {_files(state)}").fetchall())]
-    return dict(zip(hashed(pa.array(found, pa.string())).tolist(), found, strict=True))
+    return dict(zip(hash_texts(pa.array(found, pa.string())).tolist(), found, strict=True))
 
 
 def _files(state: State) -> str:
-    return f"read_parquet({quoted_list(map(str, state.documents.paths()))})"
+    return f"read_parquet({quote_list(map(str, state.documents.paths()))})"

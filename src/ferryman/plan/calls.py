@@ -25,7 +25,7 @@ def bad_calls(node: StepNode) -> Iterator[str]:
     """Why it cannot be called so."""
     if node.batch is not None and not _is_whole(node.batch):
         yield f"{node.name}: batch={node.batch!r}: give a whole number of documents, 1 or more, or leave it out."
-    most = limits.CONCURRENCY_MOST
+    most = limits.CONCURRENCY_MAX
     if not _is_whole(node.concurrency) or node.concurrency > most:
         yield f"{node.name}: concurrency={node.concurrency!r}: give a whole number from 1 to {most}."
     if node.rate is not None:

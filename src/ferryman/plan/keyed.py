@@ -190,8 +190,8 @@ def _bad_options(node: KeyedNode) -> Iterator[str]:
     for option, value in (("buckets", node.buckets), ("buffer_bytes", node.buffer_bytes)):
         if not isinstance(value, int) or value < 1:
             yield f"{node.name}: {option}={value!r}: give a whole number, 1 or more."
-    if node.buckets > limits.KEY_BUCKETS_MOST:
-        yield f"{node.name}: buckets={node.buckets}: give {limits.KEY_BUCKETS_MOST} at most."
+    if node.buckets > limits.KEY_BUCKETS_MAX:
+        yield f"{node.name}: buckets={node.buckets}: give {limits.KEY_BUCKETS_MAX} at most."
     if node.timeout is not None and not (isinstance(node.timeout, (int, float)) and 0 < node.timeout < inf):
         yield f"{node.name}: timeout={node.timeout!r}: give seconds above 0, or leave it out."
     if node.brake is not None and (not isinstance(node.brake, int) or node.brake < 1):

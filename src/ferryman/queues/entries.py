@@ -1,7 +1,7 @@
-"""Entries of a queue's Delta log: each holds its own checksum, so that it needs no mark beside it.
+"""Entries of a queue's Delta log: each contains its own checksum, so that it needs no mark beside it.
 
-An entry is written whole and synced under a temporary name, and then linked to the name of its version, which only one
-of several writers can have. So an entry that is there is complete, and the link decides between writers.
+An entry is written completely and synced under a temporary name, and then linked to the name of its version, which only
+one of several writers can do. So an entry that exists is complete, and the link decides between writers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ferryman.errors import StateDamaged
 from ferryman.storage.files import StatePath, read
 
 LAST: Final = "index"
-"""The application whose transaction number is the index of the last message that was ever appended."""
+"""Application whose transaction number is the index of the last message ever appended."""
 
 COLUMNS: Final[dict[str, str]] = {
     "index": "long",
@@ -28,7 +28,7 @@ COLUMNS: Final[dict[str, str]] = {
     "hash": "string",
     "created": "timestamp",
 }
-"""Column -> its type in Delta's words."""
+"""Column -> its type in Delta's schema."""
 
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _SEAL: Final = re.compile(rb'"crc":"([0-9a-f]{8})"')
@@ -36,29 +36,29 @@ _UNSEALED: Final = b'"crc":"00000000"'
 
 
 class MessageFile(NamedTuple):
-    """A live data file: messages ``first`` to ``end`` - 1."""
+    """Live data file with the messages ``first`` to ``end`` - 1."""
 
     path: str
-    """Its name in the table's folder."""
+    """File name in the table's folder."""
     size: int
     first: int
     rows: int
     oldest: int
     newest: int
-    """Least and greatest ``created`` of its messages, µs since 1970."""
+    """Least (``oldest``) and greatest ``created`` of its messages, µs since 1970."""
     level: int = 0
-    """How often its messages have been merged."""
+    """Number of times its messages have been merged."""
     key: str = ""
-    """Of a file that was appended with a key: what names the key."""
+    """Hash of the key that the file was appended with; "" if none."""
 
     @property
     def end(self) -> int:
-        """The index after its last message."""
+        """Index after its last message."""
         return self.first + self.rows
 
 
 class LogEntry(NamedTuple):
-    """What one commit changes."""
+    """Changes of one commit."""
 
     kind: str
     adds: tuple[MessageFile, ...] = ()
@@ -67,7 +67,7 @@ class LogEntry(NamedTuple):
 
 
 def first_queue_entry(identity: str) -> bytes:
-    """The entry that makes the table; its id is the queue's."""
+    """Return the content of the entry that creates the table; its id is the queue's."""
     fields = [
         {"name": name, "type": kind, "nullable": name != "index", "metadata": {}} for name, kind in COLUMNS.items()
     ]
@@ -79,30 +79,32 @@ def first_queue_entry(identity: str) -> bytes:
         "configuration": {"delta.enableExpiredLogCleanup": "false", "delta.logRetentionDuration": "interval 0 days"},
         "createdTime": _now_ms(),
     }
-    return _sealed("create", [{"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}}, {"metaData": metadata}])
+    return _encode_sealed(
+        "create", [{"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}}, {"metaData": metadata}]
+    )
 
 
-def encode(entry: LogEntry, *, data_change: bool) -> bytes:
-    """The file of an entry."""
+def encode_entry(entry: LogEntry, *, data_change: bool) -> bytes:
+    """Return the content of an entry."""
     now = _now_ms()
     actions: list[dict[str, Any]] = [
         {"txn": {"appId": name, "version": number, "lastUpdated": now}} for name, number in entry.transactions.items()
     ]
-    for gone in entry.removes:
-        assert isinstance(gone, MessageFile), "what is removed was live"
-        remove = {"path": gone.path, "deletionTimestamp": 0, "dataChange": data_change, "extendedFileMetadata": True}
-        actions.append({"remove": {**remove, "partitionValues": {}, "size": gone.size}})
+    for removed in entry.removes:
+        assert isinstance(removed, MessageFile), "what is removed was live"
+        remove = {"path": removed.path, "deletionTimestamp": 0, "dataChange": data_change, "extendedFileMetadata": True}
+        actions.append({"remove": {**remove, "partitionValues": {}, "size": removed.size}})
     for file in entry.adds:
         actions.append({"add": _add(file, now, data_change)})
-    return _sealed(entry.kind, actions)
+    return _encode_sealed(entry.kind, actions)
 
 
-def decode(path: StatePath) -> LogEntry:
-    """An entry, once it is known to be whole.
+def read_entry(path: StatePath) -> LogEntry:
+    """Return an entry after verifying its checksum.
 
     Raises:
-        StateDamaged: it is not what was written, or somebody else wrote it.
-        FileNotFoundError: there is none.
+        StateDamaged: it is not what was written, or another program wrote it.
+        FileNotFoundError: it does not exist.
     """
     data = read(path)
     found = _SEAL.search(data)
@@ -119,8 +121,8 @@ def decode(path: StatePath) -> LogEntry:
     )
 
 
-def of_checkpoint(rows: Iterable[Mapping[str, Any]]) -> LogEntry:
-    """All that a checkpoint holds, from its columns ``add`` and ``txn``."""
+def decode_checkpoint(rows: Iterable[Mapping[str, Any]]) -> LogEntry:
+    """Return the content of a checkpoint, from its columns ``add`` and ``txn``."""
     adds, transactions = [], {}
     for row in rows:
         if row["add"] is not None:
@@ -156,7 +158,7 @@ def _file(add: Mapping[str, Any], tags: Mapping[str, str]) -> MessageFile:
     return MessageFile(add["path"], add["size"], first, rows, oldest, newest, level, tags.get("key", ""))
 
 
-def _sealed(kind: str, actions: list[dict[str, Any]]) -> bytes:
+def _encode_sealed(kind: str, actions: list[dict[str, Any]]) -> bytes:
     operation = "CREATE TABLE" if kind == "create" else "OPTIMIZE" if kind == "merge" else "WRITE"
     info = {"timestamp": _now_ms(), "operation": operation, "ferryman": {"crc": "00000000", "kind": kind}}
     data = b"".join(msgspec.json.encode(action) + b"\n" for action in ({"commitInfo": info}, *actions))
@@ -164,7 +166,7 @@ def _sealed(kind: str, actions: list[dict[str, Any]]) -> bytes:
 
 
 def _milliseconds(created_us: int) -> str:
-    """A time of Delta's statistics, rounded down to the millisecond."""
+    """Return a time for Delta's statistics, rounded down to the millisecond."""
     at = _EPOCH + dt.timedelta(milliseconds=created_us // 1000)
     return f"{at:%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1000:03d}Z"
 

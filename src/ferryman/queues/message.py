@@ -1,4 +1,4 @@
-"""A message: what is appended, checked; what is read."""
+"""Messages: checking what is appended, and decoding what is read."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from ferryman.errors import UsageError, plain_text
 CONTENT: Final = pa.schema(
     [pa.field("message", pa.string()), pa.field("meta", pa.string()), pa.field("hash", pa.string())]
 )
-"""What is appended; index and time are given to it at the append."""
+"""Columns of messages to append; index and time are added by the append."""
 
 ROWS: Final = pa.schema(
     [pa.field("index", pa.int64(), nullable=False), *CONTENT, pa.field("created", pa.timestamp("us", tz="UTC"))]
 )
-"""What is stored."""
+"""Columns of stored messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a queue. It never changes."""
+    """Message of a queue, which never changes."""
 
     index: int
-    """From 1, one more for each message."""
+    """Position in the queue, from 1 without gaps."""
     body: dict[str, Any]
     meta: dict[str, Any]
     created: dt.datetime
-    """When it was appended, in UTC."""
+    """Time of the append, in UTC."""
 
 
 def content_of(bodies: Iterable[Mapping[str, Any]], meta: Mapping[str, Any] | None = None) -> pa.Table:
-    """Messages as rows to append.
+    """Encode messages as rows to append.
 
     Args:
-        meta: of each of them.
+        meta: stored with each of them.
 
     Raises:
         UsageError: one is not a JSON object; names it and says why.
@@ -49,13 +49,13 @@ def content_of(bodies: Iterable[Mapping[str, Any]], meta: Mapping[str, Any] | No
     if isinstance(bodies, Mapping | str | bytes):
         raise UsageError("append takes a list of messages, each a JSON object: append([{…}]). Nothing was appended.")
     texts = [_appendable(body, f"message {place}") for place, body in enumerate(bodies, 1)]
-    about = _appendable(meta, "meta") if meta else None
-    parts = [_table(texts[start:upto], about) for start, upto in _bounded(texts)]
+    encoded_meta = _appendable(meta, "meta") if meta else None
+    parts = [_table(texts[start:upto], encoded_meta) for start, upto in _bounded(texts)]
     return pa.concat_tables(parts) if parts else CONTENT.empty_table()
 
 
 def messages_of(rows: pa.Table) -> list[Message]:
-    """Stored rows as messages."""
+    """Decode stored rows to messages."""
     columns = [rows.column(name).to_pylist() for name in ("index", "message", "meta", "created")]
     return [
         Message(index, json.loads(message), json.loads(meta) if meta else {}, created)
@@ -64,7 +64,7 @@ def messages_of(rows: pa.Table) -> list[Message]:
 
 
 def _bounded(texts: list[str]) -> Iterable[tuple[int, int]]:
-    """Slices whose content an Arrow column can hold: 2 GiB."""
+    """Yield slices whose content an Arrow column can hold: 2 GiB."""
     start = size = 0
     for n, text in enumerate(texts):
         size += len(text)
@@ -88,7 +88,7 @@ def _appendable(body: object, what: str) -> str:
 
 
 def text_of(body: object) -> str:
-    """A message, or what is said about it, as JSON.
+    """Encode a message, or its ``meta``, as JSON.
 
     Raises:
         TypeError, ValueError: it is not a JSON object, or too large; says what is wrong.
@@ -114,10 +114,10 @@ def _lone_surrogate(text: str) -> bool:
 
 
 def _plain(value: object, depth: int) -> Any:
-    """The value, of types that JSON has: what is read is what was appended.
+    """Return the value converted to JSON types, so that what is read equals what was appended.
 
     Raises:
-        TypeError, ValueError: there is something that JSON has no form for.
+        TypeError, ValueError: it contains a value that JSON cannot represent.
     """
     if value is None or isinstance(value, str | bool | int):
         return value

@@ -1,4 +1,4 @@
-"""Where a queue lives: its folder, made and deleted in one step each, and whose it is."""
+"""Where a queue lives: its folder, or its objects in a store; created and deleted atomically; and its identity."""
 
 from __future__ import annotations
 
@@ -19,12 +19,22 @@ from ferryman.net import places
 from ferryman.queues.entries import first_queue_entry
 from ferryman.storage import files
 from ferryman.storage.disk import write_synced
-from ferryman.storage.files import StatePath, fsync_folder, make_folder, path_of, probe, sealed, stamp, unseal, unsealed
+from ferryman.storage.files import (
+    StatePath,
+    fsync_folder,
+    make_folder,
+    path_of,
+    probe,
+    seal,
+    stamp,
+    unseal,
+    unseal_bytes,
+)
 from ferryman.storage.objects import ObjectPath, is_url
 
 IDENTITY: Final = "queue.json"
 FORMAT: Final = 1
-"""Of the folder. A newer one is refused."""
+"""Format of the folder. A newer one is refused."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _NAME_MAX: Final = 128
@@ -32,19 +42,19 @@ _NEW, _DELETED = ".new-", ".deleted-"
 
 
 class Identity(NamedTuple):
-    """What a queue says of itself."""
+    """Identity of a queue, from ``queue.json``."""
 
     id: str
     created: str
     stamp: tuple[int | str, ...]
-    """By which the file is known again without being read."""
+    """Stamp by which the file is recognized without being read."""
 
 
 def check_name(name: object, what: str = "a queue") -> str:
-    """The name, if it can be one.
+    """Return the name if it is valid.
 
     Raises:
-        UsageError: it cannot; says what can.
+        UsageError: it is not; says which names are.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > _NAME_MAX:
         raise UsageError(
@@ -55,10 +65,10 @@ def check_name(name: object, what: str = "a queue") -> str:
 
 
 def root_of(root: str | os.PathLike[str] | ObjectPath) -> StatePath:
-    """A folder of queues, or its URL, as somebody has named it.
+    """Parse a folder of queues, or its URL.
 
     Raises:
-        UsageError: a URL of something else than an object store.
+        UsageError: the URL is not one of an object store.
     """
     if isinstance(root, ObjectPath) or is_url(root):
         return path_of(root if isinstance(root, ObjectPath) else str(root))
@@ -66,21 +76,21 @@ def root_of(root: str | os.PathLike[str] | ObjectPath) -> StatePath:
 
 
 def uri_of(folder: StatePath) -> str:
-    """Names a queue for everybody."""
+    """Return a URI that identifies a queue."""
     return folder.as_uri() if isinstance(folder, Path) else str(folder)
 
 
 def home_of(folder: StatePath, identity: str) -> StatePath:
-    """Where the files of a queue are: in an object store below its id."""
+    """Return the folder of a queue's files; in an object store it is named by the queue's id."""
     return folder if isinstance(folder, Path) else folder / identity
 
 
 def identity_of(folder: StatePath) -> Identity | None:
-    """Whose folder it is; None: there is none.
+    """Return the identity of the queue in a folder; None if there is none.
 
     Raises:
-        UsageError: there is something else.
-        StateDamaged: it cannot be read.
+        UsageError: the folder holds something else.
+        StateDamaged: the identity cannot be read.
         StateForeign: it is of a newer Ferryman.
     """
     path = folder / IDENTITY
@@ -89,24 +99,26 @@ def identity_of(folder: StatePath) -> Identity | None:
         if found is None:
             if isinstance(folder, ObjectPath) or not os.path.lexists(folder):
                 return None
-            found = stamp(path)  # it may have been made while we looked
+            found = stamp(path)  # it may have been created in the meantime
     except NotADirectoryError:
         if not os.path.lexists(str(folder)):
             return None
         found = None
     if found is None:
         raise UsageError(f"{folder} is not a queue: it has no {IDENTITY}. Give another name or another folder.")
-    said: Any = unseal(path)
-    if said["format"] > FORMAT:
-        raise StateForeign(f"{path}: format {said['format']}, this Ferryman knows up to {FORMAT}. Nothing was touched.")
-    return None if is_deleted(said) else Identity(said["id"], said["created"], found)
+    record: Any = unseal(path)
+    if record["format"] > FORMAT:
+        raise StateForeign(
+            f"{path}: format {record['format']}, this Ferryman knows up to {FORMAT}. Nothing was touched."
+        )
+    return None if is_deleted(record) else Identity(record["id"], record["created"], found)
 
 
 def stamp_of(folder: StatePath) -> tuple[int | str, ...]:
-    """What tells this identity from another one.
+    """Return the stamp of a queue's identity file.
 
     Raises:
-        FileNotFoundError: it has none.
+        FileNotFoundError: there is none.
     """
     if (found := stamp(folder / IDENTITY)) is None:
         raise FileNotFoundError(str(folder / IDENTITY))
@@ -114,15 +126,16 @@ def stamp_of(folder: StatePath) -> tuple[int | str, ...]:
 
 
 def make(folder: StatePath) -> None:
-    """Make a queue if there is none, durably and whole: a folder under another name first, which is then changed."""
+    """Create a queue if there is none, atomically and durably: first a folder under another name, which is then
+    renamed."""
     if isinstance(folder, ObjectPath):
-        make_object(folder / IDENTITY, _said, str(uuid.uuid4()))
+        make_object(folder / IDENTITY, _identity_record, str(uuid.uuid4()))
         return
     root = folder.parent
     if root.exists() and not root.is_dir():
         raise UsageError(f"{root} is not a folder: queues cannot be in it.")
     make_folder(root)
-    remove_left_over(root)
+    remove_leftovers(root)
     new = root / f"{_NEW}{uuid.uuid4().hex}"
     identity = str(uuid.uuid4())
     try:
@@ -132,7 +145,7 @@ def make(folder: StatePath) -> None:
         write_synced(new / "messages" / "_delta_log" / f"{0:020d}.json", first_queue_entry(identity))
         for lock in ("appending", "merging"):
             (new / lock).touch()
-        write_synced(new / IDENTITY, sealed(_said(identity)))
+        write_synced(new / IDENTITY, seal(_identity_record(identity)))
         for made in (new / "messages" / "_delta_log", new / "messages", new):
             fsync_folder(made)
         crash.point("queue.built")
@@ -141,7 +154,7 @@ def make(folder: StatePath) -> None:
         except OSError:
             if not os.path.lexists(folder):
                 raise
-            # somebody else made it first, or something else is there: identity_of tells
+            # another process was faster, or something else has the name: identity_of finds out
         crash.point("queue.named")
         fsync_folder(root)
     finally:
@@ -149,34 +162,34 @@ def make(folder: StatePath) -> None:
     crash.point("queue.made")
 
 
-def _said(identity: str) -> dict[str, Any]:
+def _identity_record(identity: str) -> dict[str, Any]:
     return {"format": FORMAT, "id": identity, "created": dt.datetime.now(dt.UTC).isoformat(timespec="seconds")}
 
 
 def remove(folder: StatePath, identity: str) -> None:
-    """Delete the queue of this id, all or nothing, durably."""
+    """Delete the queue with this id, atomically and durably."""
     if isinstance(folder, ObjectPath):
-        remove_object(folder / IDENTITY, identity, _said)
+        remove_object(folder / IDENTITY, identity, _identity_record)
         return
-    gone = folder.with_name(f"{_DELETED}{uuid.uuid4().hex}")
-    folder.rename(gone)
+    deleted = folder.with_name(f"{_DELETED}{uuid.uuid4().hex}")
+    folder.rename(deleted)
     crash.point("queue.renamed")
     fsync_folder(folder.parent)
-    shutil.rmtree(gone, ignore_errors=True)
+    shutil.rmtree(deleted, ignore_errors=True)
     crash.point("queue.removed")
 
 
-def names(root: StatePath) -> list[str]:
-    """Names of all queues in a folder, sorted."""
+def list_queues(root: StatePath) -> list[str]:
+    """Return the names of all queues in a folder, sorted."""
     if isinstance(root, ObjectPath):
-        return sorted(n for n in files.names(root) if _NAME.fullmatch(n) and identity_of(root / n) is not None)
+        return sorted(n for n in files.list_names(root) if _NAME.fullmatch(n) and identity_of(root / n) is not None)
     if not root.is_dir():
         return []
     return sorted(p.parent.name for p in root.glob(f"*/{IDENTITY}") if _NAME.fullmatch(p.parent.name))
 
 
-def remove_left_over(root: StatePath) -> None:
-    """What a kill has left of a queue in the making, or one that is deleted. In an object store, ``make`` does it."""
+def remove_leftovers(root: StatePath) -> None:
+    """Remove what a crash left of queues being created or deleted. In an object store, ``make`` does it."""
     if isinstance(root, ObjectPath):
         return
     for path in root.iterdir() if root.is_dir() else ():
@@ -186,56 +199,58 @@ def remove_left_over(root: StatePath) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-# Where a queue lives in an object store: ``queue.json`` names it, and what it consists of lies below its id.
+# --- queues in an object store: ``queue.json`` names the id under which the queue's objects lie ---
 #
-# A store has no folder that could be renamed. So ``queue.json`` is what makes a queue, and what deletes it: it is
-# replaced as the version that was seen, which of several processes one can. A queue that was made again has another
-# id, and shares no object with the one before.
+# A store has no folder that could be renamed. So writing ``queue.json`` creates a queue, and also deletes it: the
+# version that was read is replaced, which only one of several processes can do. A queue that was created again has
+# another id, and shares no object with the one before.
 
-_NOBODY = ""
-"""The id in ``queue.json`` of a queue that was deleted."""
+_DELETED_ID = ""
+"""Id in the ``queue.json`` of a deleted queue."""
 
 
 def make_object(pointer: ObjectPath, new: Callable[[str], dict[str, Any]], identity: str) -> None:
-    """Make a queue if there is none: the beginning of its log, then ``queue.json``.
+    """Create a queue if there is none: the first entry of its log, then ``queue.json``.
 
-    What a kill has left of others goes when ours is made. Whoever slept while he made one of them has seen an older
-    ``queue.json``, and cannot replace it any more.
+    Objects that a crash left of others are removed when ours is created: whoever was suspended while creating one of
+    them has read an older ``queue.json``, and can no longer replace it.
 
     Args:
-        new: id -> what ``queue.json`` says.
+        new: id -> content of ``queue.json``.
     """
     folder = pointer.parent
     files.probe(folder)
     found = files.read_version(pointer)
-    if found is not None and _id(pointer, found[0]) != _NOBODY:
+    if found is not None and _read_id(pointer, found[0]) != _DELETED_ID:
         return
-    left_over, _ = folder.store.children(folder.key)  # before ours is made: after it, one of another id may be newer
+    left_over, _ = folder.store.list_folder(
+        folder.key
+    )  # listed before ours is created: after it, another id may be a newer queue's
     home = folder / identity
     files.replace(home / "messages" / "_delta_log" / f"{0:020d}.json", first_queue_entry(identity))
     crash.point("queue.built")
-    made = files.replace_version(pointer, sealed(new(identity)), None if found is None else found[1])
+    made = files.replace_version(pointer, seal(new(identity)), None if found is None else found[1])
     crash.point("queue.named")
-    for name in left_over if made else [identity]:  # somebody else was faster: nobody can use ours
+    for name in left_over if made else [identity]:  # another process was faster: nobody can use ours
         files.remove_folder(folder / name)
     crash.point("queue.made")
 
 
 def remove_object(pointer: ObjectPath, identity: str, new: Callable[[str], dict[str, Any]]) -> None:
-    """Delete the queue of this id, unless somebody else has."""
+    """Delete the queue with this id, unless it was deleted already."""
     found = files.read_version(pointer)
-    if found is not None and _id(pointer, found[0]) == identity:
-        files.replace_version(pointer, sealed({**new(_NOBODY), "was": identity}), found[1])
+    if found is not None and _read_id(pointer, found[0]) == identity:
+        files.replace_version(pointer, seal({**new(_DELETED_ID), "was": identity}), found[1])
     crash.point("queue.renamed")
     files.remove_folder(pointer.parent / identity)
     crash.point("queue.removed")
 
 
-def is_deleted(said: dict[str, Any]) -> bool:
-    """Does ``queue.json`` say that there is no queue any more?"""
-    return bool(said["id"] == _NOBODY)
+def is_deleted(record: dict[str, Any]) -> bool:
+    """Return whether ``queue.json`` says that the queue was deleted."""
+    return bool(record["id"] == _DELETED_ID)
 
 
-def _id(pointer: ObjectPath, data: bytes) -> str:
-    said: Any = unsealed(pointer, data)
-    return str(said["id"])
+def _read_id(pointer: ObjectPath, data: bytes) -> str:
+    record: Any = unseal_bytes(pointer, data)
+    return str(record["id"])

@@ -1,4 +1,4 @@
-"""Where the registered readers of a queue stand: one small file each, replaced durably."""
+"""Positions of a queue's registered readers: one small file each, replaced durably."""
 
 from __future__ import annotations
 
@@ -13,126 +13,127 @@ from typing import Any, Final
 from ferryman import crash, limits
 from ferryman.errors import ReaderHeld
 from ferryman.storage import files
-from ferryman.storage.files import StatePath, fsync_folder, sealed, unsealed
-from ferryman.storage.locks import holder, turn
+from ferryman.storage.files import StatePath, fsync_folder, seal, unseal_bytes
+from ferryman.storage.locks import describe_holder, hold_lock
 
-_NOTES: Final = 63
-"""So many other handles have a reader's object remember their last notes, each of which may ask for its own."""
+_MAX_OTHER_HANDLES: Final = 63
+"""Number of other handles whose last change a reader's object remembers: each may check whether its own took effect."""
 
 
 class Positions:
-    """The files in ``folder``; a name is that of a tailer, or of a plan's source."""
+    """Position files in ``folder``; a name is that of a tailer, or of a plan's source."""
 
     def __init__(self, folder: StatePath, queue: str) -> None:
         self._folder = folder
         self._queue = queue
-        self._seen: dict[str, tuple[str | None, dict[str, int]]] = {}
-        """Reader -> the version of its object that was read last; whose notes led to it."""
-        self._me, self._count = uuid.uuid4().hex, 0
-        self._turns: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
-        """Of the threads that use this handle."""
+        self._last_read: dict[str, tuple[str | None, dict[str, int]]] = {}
+        """Reader -> the version of its object that was read last, and the changes that led to it."""
+        self._handle_id, self._count = uuid.uuid4().hex, 0
+        self._locks: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
+        """Locks between the threads that use this handle."""
 
-    def names(self) -> list[str]:
-        """All readers, sorted."""
-        return sorted(name for name in files.names(self._folder) if not name.startswith("."))
+    def list_readers(self) -> list[str]:
+        """Return the names of all readers, sorted."""
+        return sorted(name for name in files.list_names(self._folder) if not name.startswith("."))
 
     def all(self) -> dict[str, int]:
-        """Reader -> index of the message that comes next.
+        """Return reader -> index of its next message.
 
         Raises:
-            StateDamaged: the file of one is not what was written.
+            StateDamaged: a reader's file is not what was written.
         """
         found = {}
-        for name in self.names():
-            if (position := self.of(name)) is not None:
+        for name in self.list_readers():
+            if (position := self.position_of(name)) is not None:
                 found[name] = position
         return found
 
-    def of(self, name: str) -> int | None:
-        """Where one stands; None: it is not registered."""
-        said = self._said(name)
-        return None if said is None else int(said["position"])
+    def position_of(self, name: str) -> int | None:
+        """Return the index of a reader's next message; None if it is not registered."""
+        record = self._read_record(name)
+        return None if record is None else int(record["position"])
 
-    def note(self, name: str, position: int, moved: str = "") -> bool:
-        """From now on it stands there, durably. Inside ``held``, after a look at where it stood.
+    def record(self, name: str, position: int, moved: str = "") -> bool:
+        """Record a reader's position durably. Call it inside ``hold``, after reading its position.
 
         Args:
-            moved: tells this move from all others, if somebody else than the reader moves it.
+            moved: unique id of this move, if somebody else than the reader moves it.
 
         Returns:
-            False: in an object store, somebody has moved it since that look; nothing was noted.
+            False: in an object store, it was moved since its position was read; nothing was recorded.
         """
         self._count += 1
-        path, (version, others) = self._folder / name, self._seen.get(name, (None, {}))
-        said: dict[str, Any] = {"reader": name, "queue": self._queue, "position": position}
+        path, (version, others) = self._folder / name, self._last_read.get(name, (None, {}))
+        record: dict[str, Any] = {"reader": name, "queue": self._queue, "position": position}
         if moved:
-            said["moved"] = moved
+            record["moved"] = moved
         if not isinstance(path, Path):
-            said["notes"] = {**dict([*others.items()][-_NOTES:]), self._me: self._count}
-        noted = files.replace_version(path, sealed(said), version)
-        if not noted:  # the answer to it may have been lost, and others have gone on from there
-            self._said(name)
-            noted = self._seen[name][1].get(self._me) == self._count
+            record["notes"] = {**dict([*others.items()][-_MAX_OTHER_HANDLES:]), self._handle_id: self._count}
+        noted = files.replace_version(path, seal(record), version)
+        if not noted:  # maybe only the answer was lost, and others have continued from there
+            self._read_record(name)
+            noted = self._last_read[name][1].get(self._handle_id) == self._count
         crash.point("tailer.noted")
         return noted
 
-    def moved(self, name: str) -> tuple[int, str] | None:
-        """Where it was moved, and what tells this move from all others; None: it went where it stands by itself, or is
-        not registered.
+    def last_move(self, name: str) -> tuple[int, str] | None:
+        """Return where a reader was moved to, and the unique id of this move; None if it reached its position by
+        reading, or is not registered.
 
-        Both are read at once: who may only read the queue cannot hold the reader.
+        Both are read at once: a process without write access cannot hold the reader.
         """
-        said = self._said(name)
-        return None if said is None or not (token := said.get("moved")) else (int(said["position"]), str(token))
+        record = self._read_record(name)
+        return None if record is None or not (token := record.get("moved")) else (int(record["position"]), str(token))
 
     def forget(self, name: str) -> bool:
-        """It is not a reader any more; False: it was none."""
-        with self.held(name):
-            there = files.exists(self._folder / name)
+        """Remove a reader; return False if there was none."""
+        with self.hold(name):
+            existed = files.exists(self._folder / name)
             files.remove(self._folder / name)
             fsync_folder(self._folder)
-        return there  # the lock's file stays: another process may wait at it
+        return existed  # the lock file stays: another process may be waiting for it
 
     @contextlib.contextmanager
-    def held(self, name: str) -> Iterator[None]:
-        """Meanwhile nobody else moves this reader; or ``note`` tells, in an object store, where there are no locks.
+    def hold(self, name: str) -> Iterator[None]:
+        """Keep others from moving this reader during the block. In an object store there are no locks, and ``record``
+        finds out.
 
         Raises:
-            ReaderHeld: somebody else has it all the time, perhaps a process that was stopped; says who.
+            ReaderHeld: it could not be had in time, perhaps because its holder was stopped; names the holder.
         """
         path, wait_s = self._folder / f".lock-{name}", limits.QUEUE_READER_S
-        if not (ours := self._turns[name]).acquire(timeout=wait_s):
+        if not (lock := self._locks[name]).acquire(timeout=wait_s):
             raise ReaderHeld(str(path.parent.parent), name, "another thread of this process")
         try:
-            with turn(path, wait_s, signed=True) as alone:
+            with hold_lock(path, wait_s, signed=True) as alone:
                 if not alone:
-                    raise ReaderHeld(str(path.parent.parent), name, self.holder(name))
+                    raise ReaderHeld(str(path.parent.parent), name, self.describe_holder(name))
                 yield
         finally:
-            ours.release()
+            lock.release()
 
     @contextlib.contextmanager
-    def all_held(self, wait_s: float) -> Iterator[str | None]:
-        """Meanwhile nobody moves any reader that is registered now; or the one that could not be had for so long. In an
-        object store they can be moved."""
+    def hold_all(self, wait_s: float) -> Iterator[str | None]:
+        """Keep all readers registered now from being moved during the block; yield the name of one that could not be
+        had in time, or None. In an object store they can be moved."""
         with contextlib.ExitStack() as held:
-            for name in self.names():
-                if not held.enter_context(turn(self._folder / f".lock-{name}", wait_s, signed=True)):
+            for name in self.list_readers():
+                if not held.enter_context(hold_lock(self._folder / f".lock-{name}", wait_s, signed=True)):
                     yield name
                     return
             yield None
 
-    def holder(self, name: str) -> str:
-        """Names the process that holds this reader, or held it last."""
+    def describe_holder(self, name: str) -> str:
+        """Describe the process that holds this reader, or held it last."""
         path = self._folder / f".lock-{name}"
-        return holder(path) if isinstance(path, Path) else ""
+        return describe_holder(path) if isinstance(path, Path) else ""
 
-    def _said(self, name: str) -> dict[str, Any] | None:
+    def _read_record(self, name: str) -> dict[str, Any] | None:
         path = self._folder / name
         found = files.read_version(path)
-        self._seen[name] = None, {}
+        self._last_read[name] = None, {}
         if found is None:
             return None
-        said: Any = unsealed(path, found[0])
-        self._seen[name] = found[1], said.get("notes", {})
-        return dict(said)
+        record: Any = unseal_bytes(path, found[0])
+        self._last_read[name] = found[1], record.get("notes", {})
+        return dict(record)

@@ -1,4 +1,4 @@
-"""A durable queue: many processes append to it and read it, each message once and in order."""
+"""Durable queues: many processes append to one and read it, each message once and in order."""
 
 from __future__ import annotations
 
@@ -14,30 +14,28 @@ import pyarrow.compute as pc
 from ferryman import limits
 from ferryman.errors import EngineError, Misconfigured, StateFolderError, Unavailable, UsageError, describe
 from ferryman.queues import place, upkeep
-from ferryman.queues import store as once
-from ferryman.queues import store as reading
 from ferryman.queues.message import ROWS, Message, content_of, messages_of
-from ferryman.queues.store import QueueStore, RepeatingWriter, append_rows
+from ferryman.queues.store import QueueStore, RepeatingWriter, append_rows, highest_sequence, read_between
 from ferryman.queues.table import key_name
 from ferryman.queues.tailer import Tailer
-from ferryman.storage.files import StatePath, explained, fsync_folder, told, told_calls
-from ferryman.storage.locks import turn
+from ferryman.storage.files import StatePath, classified_errors, explain_errors_of_class, explained_errors, fsync_folder
+from ferryman.storage.locks import hold_lock
 from ferryman.storage.objects import ObjectPath
 
 
-@told_calls(lambda queue: getattr(queue, "folder", "queue"))
+@explain_errors_of_class(lambda queue: getattr(queue, "folder", "queue"))
 class Queue:
-    """The queue of a name in a folder. It is made when it is first appended to or given a tailer, and stays until it is
+    """Queue of a name in a folder. It is created when it is first appended to or given a tailer, and stays until it is
     deleted. Messages have indices from 1 without gaps, and never change.
 
     Args:
         name: letters, digits, ``-``, ``_`` and ``.``.
         root: the folder of queues, or its URL in an object store, such as s3://bucket/queues.
-        keep: at each append, drop files of messages that are all older than this (``"10d"``) and were read by all
+        keep: at each append, remove files of messages that are all older than this (``"10d"``) and were read by all
             registered readers. None: keep all.
 
     Raises:
-        UsageError: the name cannot be one, or something else is at its place.
+        UsageError: the name is not valid, or something else is at its place.
     """
 
     def __init__(
@@ -47,18 +45,18 @@ class Queue:
         self.root = place.root_of(root)
         self.folder = self.root / name
         self._keep_s = None if keep is None else upkeep.seconds_of(keep)
-        self._open: QueueStore | None = None
-        self._there()
+        self._store: QueueStore | None = None
+        self._open_if_exists()
 
     def append(
         self, messages: Iterable[Mapping[str, Any]], key: str | None = None, *, meta: Mapping[str, Any] | None = None
     ) -> list[int]:
-        """Append messages in one atomic, durable commit; their indices.
+        """Append messages in one atomic, durable commit; return their indices.
 
         Args:
             messages: JSON objects.
-            key: an append with a key that was given before appends nothing, and returns the indices of then.
-            meta: kept with each of the messages.
+            key: an append with a key that was used before appends nothing, and returns the indices of that append.
+            meta: stored with each of the messages.
 
         Raises:
             UsageError: a message is not a JSON object; nothing was appended.
@@ -67,7 +65,7 @@ class Queue:
         return [*self.append_rows(content_of(messages, meta), key)]
 
     def append_rows(self, rows: pa.Table, key: str | None = None) -> range:
-        """Append messages that are Arrow already; their indices.
+        """Append messages that are Arrow already; return their indices.
 
         Args:
             rows: ``message`` and ``meta`` (JSON objects as text), ``hash``; not checked.
@@ -78,13 +76,13 @@ class Queue:
         return self._append(rows, key=key) if rows.num_rows else range(0)
 
     def append_new(self, rows: pa.Table, writer: str, settled: int = 0) -> int:
-        """Append those rows of a writer that it has not appended before, in one commit; how many. Also one that was
-        trimmed meanwhile is not appended again.
+        """Append those rows of a writer that it has not appended before, in one commit; return how many. A row that was
+        trimmed in the meantime is not appended again either.
 
         Args:
             rows: ``message``, ``meta`` and ``hash`` as for ``append_rows``, and ``sequence``, ascending and above 0.
                 Rows of the same hash and sequence are the same row. Their ``meta`` has ``sequence`` and ``writer``.
-            settled: rows of lower sequences do not come again: of trimmed ones nothing needs to be kept.
+            settled: rows of lower sequences are not appended again: of trimmed ones nothing needs to be kept.
 
         Raises:
             UsageError: a row is one that was settled by an earlier call. Nothing was appended.
@@ -92,192 +90,194 @@ class Queue:
         return len(self._append(rows, writer=RepeatingWriter(writer, settled))) if rows.num_rows else 0
 
     def highest_of(self, writer: str) -> int | None:
-        """The highest sequence that a writer has appended (``append_new``); None: it has appended nothing."""
-        store = self._there()
+        """Return the highest sequence that a writer has appended (``append_new``); None if it has appended nothing."""
+        store = self._open_if_exists()
         if store is None:
             return None
-        store.move_on()
-        return once.highest(store, writer) or None
+        store.refresh()
+        return highest_sequence(store, writer) or None
 
     def _append(self, rows: pa.Table, key: str | None = None, writer: RepeatingWriter | None = None) -> range:
-        store = self._made()
+        store = self._open_or_create()
         indices = append_rows(store, rows, key, writer)
-        with upkeep.left_for_later():
+        with upkeep.postpone_on_error():
             if self._keep_s is not None and upkeep.too_old(store, self._keep_s):
                 upkeep.trim(store, self._keep_s, exact=False)
             upkeep.maintain(store)
         return indices
 
     def appended(self, key: str) -> range | None:
-        """The indices of the append with this key; None: it has not taken effect."""
-        store = self._there()
+        """Return the indices of the append with this key; None if it has not taken effect."""
+        store = self._open_if_exists()
         if store is None:
             return None
-        store.move_on()
-        with store.damage_told():
+        store.refresh()
+        with store.queue_errors():
             return store.find(key_name(key))
 
     def read(self, start: int = 1, limit: int = 100) -> list[Message]:
-        """Messages from this index on; those that were trimmed are passed over."""
-        store = self._there()
+        """Return messages from this index on, skipping those that were trimmed."""
+        store = self._open_if_exists()
         if store is None or limit < 1:
             return []
-        store.move_on()
+        store.refresh()
         start = max(start, store.table.first)
         return [m for part in self.read_rows(start, start + limit) for m in messages_of(part)]
 
     def read_rows(self, start: int, end: int) -> Iterator[pa.Table]:
-        """Messages of ``start`` ≤ index < ``end`` as Arrow: ``index, message, meta, hash, created``."""
-        store = self._there()
-        return iter(()) if store is None else reading.between(store, start, end, ROWS.names)
+        """Return messages of ``start`` ≤ index < ``end`` as Arrow: ``index, message, meta, hash, created``."""
+        store = self._open_if_exists()
+        return iter(()) if store is None else read_between(store, start, end, ROWS.names)
 
     def indices_of(self, hashes: Collection[str]) -> list[int]:
-        """Indices of the kept messages with these hashes: all of them are looked at."""
-        store = self._there()
+        """Return the indices of the kept messages with these hashes, reading all messages."""
+        store = self._open_if_exists()
         if store is None or not hashes:
             return []
-        store.move_on()
+        store.refresh()
         wanted = pa.array(list(hashes), pa.string())
         found: list[int] = []
-        for rows in reading.between(store, store.table.first, store.table.last + 1, ["index", "hash"]):
+        for rows in read_between(store, store.table.first, store.table.last + 1, ["index", "hash"]):
             found += rows.filter(pc.is_in(rows["hash"], value_set=wanted))["index"].to_pylist()
         return found
 
     def files(self, start: int, end: int) -> list[tuple[int, int, int]]:
-        """(first index, index after the last, bytes) of each file with kept messages of ``start`` ≤ index < ``end``."""
-        store = self._there()
+        """Return (first index, index after the last, bytes) of each file with kept messages of ``start`` ≤ index <
+        ``end``."""
+        store = self._open_if_exists()
         if store is None:
             return []
-        store.move_on()
-        return [(f.first, f.end, f.size) for f in store.table.covering(start, end)]
+        store.refresh()
+        return [(f.first, f.end, f.size) for f in store.table.files_covering(start, end)]
 
     def tailer(self, name: str | None = None) -> Tailer:
-        """A reader that knows its place: kept under this name, or from 1 on each time.
+        """Return a reader that knows its place: stored under this name, or from 1 on each time.
 
         Raises:
-            UsageError: the name cannot be one.
+            UsageError: the name is not valid.
         """
         if name is not None:
             place.check_name(name, "a reader")
-        return Tailer(self._made(), name)
+        return Tailer(self._open_or_create(), name)
 
     def register(self, reader: str, position: int, moved: str = "") -> None:
-        """Note where a reader stands, durably: what it has not read is not trimmed. Where somebody has moved it
-        meanwhile, it stays.
+        """Record a reader's position, durably: messages that it has not read are not trimmed. If it was moved in the
+        meantime, it stays there.
 
         Args:
-            position: index of the message that comes next.
+            position: index of the next message.
             moved: the last move that the reader has followed; see ``moved``.
         """
         place.check_name(reader, "a reader")
-        store = self._made()
-        with store.damage_told(), store.positions.held(reader):
-            store.check()
+        store = self._open_or_create()
+        with store.queue_errors(), store.positions.hold(reader):
+            store.check_identity()
             noted = False
             while not noted:
-                found = store.positions.moved(reader)
-                noted = (found is not None and found[1] != moved) or store.positions.note(reader, position)
+                found = store.positions.last_move(reader)
+                noted = (found is not None and found[1] != moved) or store.positions.record(reader, position)
 
     def moved(self, reader: str) -> tuple[int, str] | None:
-        """Where somebody else has moved a reader (``queue rewind``), and what tells this move from all others; None: it
-        stands where it went by itself."""
-        store = self._there()
+        """Return where a reader was moved to (``queue rewind``), and a unique id of this move; None if it reached its
+        place by reading."""
+        store = self._open_if_exists()
         if store is None:
             return None
-        with store.damage_told():
-            return store.positions.moved(place.check_name(reader, "a reader"))
+        with store.queue_errors():
+            return store.positions.last_move(place.check_name(reader, "a reader"))
 
     def readers(self) -> dict[str, int]:
-        """Registered reader -> index of the message that comes next."""
-        store = self._there()
+        """Return registered reader -> index of its next message."""
+        store = self._open_if_exists()
         if store is None:
             return {}
-        with store.damage_told():
-            store.check()
+        with store.queue_errors():
+            store.check_identity()
             return store.positions.all()
 
     def forget(self, reader: str) -> bool:
-        """Remove a reader: its place is not kept, nothing is kept for it. False: there was none of that name."""
-        store = self._there()
+        """Remove a reader and its place: nothing is kept for it any more. Return False if there was none of that
+        name."""
+        store = self._open_if_exists()
         if store is None:
             return False
-        with store.damage_told():
-            return reader in store.positions.names() and store.positions.forget(reader)
+        with store.queue_errors():
+            return reader in store.positions.list_readers() and store.positions.forget(reader)
 
     def trim(self, keep: str | float, force: bool = False) -> int:
-        """Remove messages older than ``keep`` (``"10d"``) from the beginning; how many.
+        """Remove messages older than ``keep`` (``"10d"``) from the beginning; return how many.
 
         A message that a registered reader has not read stays, and all after it, unless ``force``.
         """
         keep_s = upkeep.seconds_of(keep)
-        store = self._there()
+        store = self._open_if_exists()
         return 0 if store is None else upkeep.trim(store, keep_s, force=force)
 
     def delete(self) -> None:
-        """Delete the queue with its messages and readers. A queue made later under its name is another one."""
-        store = self._there()
+        """Delete the queue with its messages and readers. A queue created later under its name is another one."""
+        store = self._open_if_exists()
         if store is not None:
-            with store.damage_told(), turn(store.appending, limits.QUEUE_TURN_S):
-                store.check()
+            with store.queue_errors(), hold_lock(store.appending, limits.QUEUE_TURN_S):
+                store.check_identity()
                 place.remove(self.folder, store.identity.id)
-        place.remove_left_over(self.root)
-        self._open = None
+        place.remove_leftovers(self.root)
+        self._store = None
 
     def make(self) -> None:
-        """Make the queue, empty, unless it is there."""
-        self._made()
+        """Create the queue, empty, unless it exists."""
+        self._open_or_create()
 
     @property
     def exists(self) -> bool:
-        """Has it been made?"""
-        return self._there() is not None
+        """Return whether the queue was created."""
+        return self._open_if_exists() is not None
 
     @property
     def id(self) -> str | None:
-        """A UUID that no other queue has, also not one made later under this name; None: it has not been made."""
-        store = self._there()
+        """UUID that no other queue has, including one created later under this name; None if it was not created."""
+        store = self._open_if_exists()
         return None if store is None else store.identity.id
 
     @property
     def last_index(self) -> int:
-        """Index of the last message that was ever appended, 0 if there was none."""
-        store = self._there()
+        """Index of the last message ever appended, 0 if there was none."""
+        store = self._open_if_exists()
         if store is None:
             return 0
-        store.move_on()
+        store.refresh()
         return store.table.last
 
     @property
     def first_index(self) -> int:
-        """Index of the first message that is kept; of the next one, if none is."""
-        store = self._there()
+        """Index of the first message that is kept; of the next one if none is."""
+        store = self._open_if_exists()
         if store is None:
             return 1
-        store.move_on()
+        store.refresh()
         return store.table.first
 
     @classmethod
     def all(cls, root: str | os.PathLike[str] | ObjectPath = "queues") -> list[str]:
-        """Names of the queues in a folder."""
-        with told(root):
-            return place.names(place.root_of(root))
+        """Return the names of the queues in a folder."""
+        with explained_errors(root):
+            return place.list_queues(place.root_of(root))
 
     @classmethod
     def unused(cls, root: str | os.PathLike[str] | ObjectPath = "queues") -> list[str]:
-        """Names of the queues in a folder that have no registered reader."""
+        """Return the names of the queues in a folder that have no registered reader."""
         return [name for name in cls.all(root) if not cls(name, root).readers()]
 
-    def _there(self) -> QueueStore | None:
-        if self._open is None and (identity := place.identity_of(self.folder)) is not None:
-            with contextlib.suppress(OSError):  # where one may only read
-                fsync_folder(self.root)  # whoever made it may have been killed before its name was durable
-            self._open = QueueStore(self.folder, identity)
-        return self._open
+    def _open_if_exists(self) -> QueueStore | None:
+        if self._store is None and (identity := place.identity_of(self.folder)) is not None:
+            with contextlib.suppress(OSError):  # a folder that can only be read
+                fsync_folder(self.root)  # its creator may have been killed before its name was durable
+            self._store = QueueStore(self.folder, identity)
+        return self._store
 
-    def _made(self) -> QueueStore:
-        if (store := self._there()) is None:
+    def _open_or_create(self) -> QueueStore:
+        if (store := self._open_if_exists()) is None:
             place.make(self.folder)
-            store = self._there()
+            store = self._open_if_exists()
         if store is None:
             raise EngineError(f"{self.folder}: it was deleted while it was made. Try again.")
         return store
@@ -286,22 +286,22 @@ class Queue:
         return f"Queue({self.name!r}, root={str(self.root)!r})"
 
 
-# Errors of a queue in the words that a source or a destination answers with.
+# --- errors of a queue as sources and destinations raise them ---
 
 
 @contextmanager
-def explained_queue(folder: StatePath) -> Iterator[None]:
-    """What goes wrong inside is about the whole queue.
+def classified_queue_errors(folder: StatePath) -> Iterator[None]:
+    """Raise errors inside as errors of the whole queue.
 
     Raises:
         Misconfigured: it was deleted, is damaged, or cannot be read or written.
-        Unavailable: no room, no memory, or a disk in trouble.
+        Unavailable: no room, no memory, or a failing disk.
     """
     try:
-        with explained(folder):
+        with classified_errors(folder):
             yield
     except (StateFolderError, UsageError) as e:
         raise Misconfigured(str(e)) from e
     except (EngineError, MemoryError, pa.ArrowException) as e:
-        # Not one message's fault: those behind it wait, and keep their order.
+        # No single message is to blame: later ones wait, and keep their order.
         raise Unavailable(str(e) or describe(e)) from e

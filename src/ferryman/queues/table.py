@@ -1,6 +1,7 @@
-"""The Delta table of a queue: many processes append to it; who gives the next version its name, as only one can, wins.
+"""The Delta table of a queue, and the keys of its appends. Many processes append to it: whoever gives the next version
+its name, as only one can, wins.
 
-``move_on`` reads what others have written since; ``commit`` writes the next entry, unless somebody was faster.
+``refresh`` reads what others have written since; ``commit`` writes the next entry, unless another process was faster.
 Nothing here needs a lock.
 """
 
@@ -29,19 +30,20 @@ from ferryman.errors import EngineError, StateDamaged
 from ferryman.queues import entries
 from ferryman.queues.entries import LAST, LogEntry, MessageFile
 from ferryman.storage import files
-from ferryman.storage.delta import folded
+from ferryman.storage.delta import checkpoint_content
 from ferryman.storage.disk import TEMPORARY
-from ferryman.storage.files import StatePath, checksum, fsync_folder, make_folder, replace, sealed, stamp, unseal
+from ferryman.storage.files import StatePath, checksum, fsync_folder, make_folder, replace, seal, stamp, unseal
 
 _ENTRY = re.compile(r"(\d{20})\.json\Z")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
 _HINT: Final = "_last_checkpoint"
-_TRIES: Final = 20
-"""So often the log is read again because somebody trimmed it meanwhile."""
+_MAX_READ_ATTEMPTS: Final = 20
+"""How often the log is read again because it was trimmed in the meantime."""
 
 
 class CommitUnknown(EngineError):
-    """A process slept while it committed, and others have trimmed the log meanwhile: did it take effect?"""
+    """Raised if a process was suspended while it committed, and the log was trimmed in the meantime: whether the commit
+    took effect is unknown."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -55,7 +57,7 @@ class CommitUnknown(EngineError):
 
 
 class MessageTable:
-    """The table in ``folder`` as of one version: ``files`` in the order of their messages."""
+    """Table in ``folder`` as of one version: ``files`` are in the order of their messages."""
 
     def __init__(self, folder: StatePath) -> None:
         self.folder = folder
@@ -69,40 +71,41 @@ class MessageTable:
 
     @property
     def last(self) -> int:
-        """Index of the last message that was ever appended, 0 if there was none."""
+        """Index of the last message ever appended, 0 if there was none."""
         return self.transactions.get(LAST, 0)
 
     @property
     def first(self) -> int:
-        """Index of the first message that is kept; that of the next one if there is none."""
+        """Index of the first message that is kept; of the next message if there is none."""
         return self.files[0].first if self.files else self.last + 1
 
     def path(self, version: int) -> StatePath:
-        """The file of an entry."""
+        """Return the path of an entry."""
         return self.log / f"{version:020d}.json"
 
     @property
-    def holds(self) -> bool:
-        """Is the entry of our version still in the log? If it was trimmed, what follows it may have been, too."""
+    def is_valid(self) -> bool:
+        """Return whether the entry of the current version is still in the log. If it was trimmed, later ones may have
+        been too."""
         return self._stamp is not None and self._stamp == stamp(self.path(self.version))
 
-    def move_on(self) -> bool:
-        """To the newest version, which is durable then; True if it is another one than before.
+    def refresh(self) -> bool:
+        """Read the newest version, which is durable then; return whether it is another one than before.
 
         Raises:
             StateDamaged: an entry or checkpoint is missing, or not what was written.
         """
         before = self.version
-        for _ in range(_TRIES):
+        for _ in range(_MAX_READ_ATTEMPTS):
             with contextlib.suppress(FileNotFoundError):  # trimmed while we read it
-                if not self.holds:
-                    self._open()
+                if not self.is_valid:
+                    self._load()
                 while files.exists(self.path(self.version + 1)):
-                    entry = entries.decode(self.path(self.version + 1))
-                    if not self.holds:  # as in commit: what was read may be what a sleeper has left there
+                    entry = entries.read_entry(self.path(self.version + 1))
+                    if not self.is_valid:  # as in commit: the entry may come from a process that was suspended
                         break
                     self._apply(entry, self.version + 1)
-                if self.holds:
+                if self.is_valid:
                     break
         else:
             raise StateDamaged(str(self.path(self.version)), "the log file is missing")
@@ -111,139 +114,146 @@ class MessageTable:
         return self.version != before
 
     def commit(self, entry: LogEntry, *, data_change: bool = True) -> bool:
-        """The next version, durable; False: somebody else has it, nothing was changed.
+        """Write the next version, durably; return False if another process has written it: nothing was changed.
 
         1. write and sync the entry under a temporary name
-        2. give it the name of the next version, which only one can: it has taken effect
-        3. unless our version was trimmed. The next one may have been written and trimmed too, and be free for that
-           reason: entries are trimmed in their order
+        2. give it the name of the next version, which only one process can do: it has taken effect
+        3. check that our version was not trimmed. If it was, the next one may have been written and trimmed too, and
+        its number
+           be free for that reason: entries are trimmed in their order
         4. sync the folder
 
         Raises:
             CommitUnknown: the log was trimmed while we were about to commit.
         """
         version, kind = self.version + 1, entry.kind
-        with files.staged(self.path(version), entries.encode(entry, data_change=data_change)) as name_it:  # 1
+        with files.staged(
+            self.path(version), entries.encode_entry(entry, data_change=data_change)
+        ) as publish_name:  # 1
             crash.point(f"{kind}.written")
-            if not self.holds:
+            if not self.is_valid:
                 return False
-            if not name_it():  # 2
-                if not isinstance(self.folder, Path) and not self.holds:  # it was ours, perhaps, its answer was lost
+            if not publish_name():  # 2
+                if not isinstance(self.folder, Path) and not self.is_valid:  # maybe ours, and the answer was lost
                     raise CommitUnknown(str(self.path(version)))
                 return False
             crash.point(f"{kind}.logged")
-            if not self.holds:  # 3
+            if not self.is_valid:  # 3
                 raise CommitUnknown(str(self.path(version)))
         fsync_folder(self.log)  # 4
         crash.point(f"{kind}.synced")
         self._apply(entry, version)
         return True
 
-    def covering(self, start: int, end: int) -> list[MessageFile]:
-        """Files with messages of ``start`` ≤ index < ``end``."""
+    def files_covering(self, start: int, end: int) -> list[MessageFile]:
+        """Return the files with messages of ``start`` ≤ index < ``end``."""
         at = max(bisect_right(self.files, start, key=lambda f: f.first) - 1, 0)
         upto = bisect_right(self.files, end - 1, key=lambda f: f.first)
         return [f for f in self.files[at:upto] if f.end > start]
 
-    def commits(self) -> int:
-        """Commits since the log was folded last, by whomever."""
-        self.checkpointed = max((int(n) for n in files.names(self.marks) if n.isdigit()), default=0)
+    def commits_since_checkpoint(self) -> int:
+        """Return the number of commits since the log was last folded, by any process."""
+        self.checkpointed = max((int(n) for n in files.list_names(self.marks) if n.isdigit()), default=0)
         return self.version - self.checkpointed
 
     def checkpoint(self) -> None:
         """Fold the log into one file and remove what it replaces, so that opening stays cheap.
 
-        1. write and sync it
+        1. write and sync the checkpoint
         2. mark it: a small file with its checksum
         3. remove older entries and checkpoints
         """
         version = self.version
-        path, content = self._checkpoint(version), self._fold()
+        path, content = self._checkpoint_path(version), self._checkpoint_content()
         replace(path, content)  # 1
         crash.point("fold.made")
-        replace(self.marks / f"{version:020d}", sealed(checksum(content)))  # 2
+        replace(self.marks / f"{version:020d}", seal(checksum(content)))  # 2
         crash.point("fold.marked")
-        old = sorted(n for n in files.names(self.log) if (number := _number(n)) is not None and number < version)
+        old = sorted(
+            n for n in files.list_names(self.log) if (number := _version_of(n)) is not None and number < version
+        )
         for name in old:  # 3, one after the other, the oldest first: see commit
             files.remove(self.log / name)
-        files.remove_all(self.marks / n for n in files.names(self.marks) if n.isdigit() and int(n) < version)
+        files.remove_all(self.marks / n for n in files.list_names(self.marks) if n.isdigit() and int(n) < version)
         self._correct_hint()
         self.checkpointed = version
         crash.point("fold.trimmed")
 
-    def _fold(self) -> bytes:
-        """The content of a checkpoint of our version: of the marked one and the entries after it.
+    def _checkpoint_content(self) -> bytes:
+        """Return the content of a checkpoint of the current version: the marked one and the entries after it.
 
         Raises:
-            FileNotFoundError: the log was trimmed meanwhile.
+            FileNotFoundError: the log was trimmed in the meantime.
         """
-        marked = {int(name) for name in files.names(self.marks) if name.isdigit()}
-        names = files.names(self.log)
+        marked = {int(name) for name in files.list_names(self.marks) if name.isdigit()}
+        names = files.list_names(self.log)
         checkpoints = {int(found[1]) for name in names if (found := _CHECKPOINT.match(name))}
         base = max((each for each in checkpoints & marked if each < self.version), default=-1)
         entries = [self.path(int(f[1])) for name in names if (f := _ENTRY.match(name)) and int(f[1]) <= self.version]
-        return folded([*entries, *([self._checkpoint(base)] if base >= 0 else [])], self.version)
+        return checkpoint_content([*entries, *([self._checkpoint_path(base)] if base >= 0 else [])], self.version)
 
-    def _checkpoint(self, version: int) -> StatePath:
+    def _checkpoint_path(self, version: int) -> StatePath:
         return self.log / f"{version:020d}.checkpoint.parquet"
 
-    def _open(self) -> None:
+    def _load(self) -> None:
         """Read the newest marked checkpoint and the entries after it."""
-        names = files.names(self.log)
+        names = files.list_names(self.log)
         written = {int(found[1]) for name in names if (found := _ENTRY.match(name))}
         folded = {int(found[1]) for name in names if (found := _CHECKPOINT.match(name))}
-        marked = max(folded & {int(name) for name in files.names(self.marks) if name.isdigit()}, default=-1)
+        marked = max(folded & {int(name) for name in files.list_names(self.marks) if name.isdigit()}, default=-1)
         self.files, self.transactions = [], {}
         if marked >= 0:
-            self._apply(self._folded(marked), marked)
+            self._apply(self._read_checkpoint(marked), marked)
         elif 0 in written:
-            self._apply(entries.decode(self.path(0)), 0)
+            self._apply(entries.read_entry(self.path(0)), 0)
         else:
-            missing = self._missing(folded)
-            if files.exists(missing):  # it came while we looked
+            missing = self._missing_start(folded)
+            if files.exists(missing):  # it appeared in the meantime
                 raise FileNotFoundError(str(missing))
             raise StateDamaged(str(missing), "the file is missing")
         self.checkpointed = max(marked, 0)
         begins, began = self.path(self.version), self._stamp
         for version in range(self.version + 1, max(written, default=-1) + 1):
-            if version not in written and not self._trimmed(version):
+            if version not in written and not self._was_trimmed(version):
                 raise StateDamaged(str(self.path(version)), "the log file is missing")
-            self._apply(entries.decode(self.path(version)), version)
+            self._apply(entries.read_entry(self.path(version)), version)
         if stamp(begins) != began:
-            self._stamp = None  # trimmed meanwhile: once more
+            self._stamp = None  # trimmed in the meantime: read again
 
-    def _missing(self, folded: set[int]) -> StatePath:
-        """The file without which there is no beginning."""
-        marks = [int(name) for name in files.names(self.marks) if name.isdigit()]
+    def _missing_start(self, folded: set[int]) -> StatePath:
+        """Return the path of the missing file without which the log cannot be read."""
+        marks = [int(name) for name in files.list_names(self.marks) if name.isdigit()]
         if marks:
-            return self._checkpoint(max(marks))
+            return self._checkpoint_path(max(marks))
         return self.marks / f"{max(folded):020d}" if folded else self.path(0)
 
-    def _trimmed(self, version: int) -> bool:
-        """Was it removed because a newer checkpoint holds it?"""
-        return any(name.isdigit() and int(name) > version for name in files.names(self.marks))
+    def _was_trimmed(self, version: int) -> bool:
+        """Return whether an entry was removed because a newer checkpoint contains it."""
+        return any(name.isdigit() and int(name) > version for name in files.list_names(self.marks))
 
-    def _folded(self, version: int) -> LogEntry:
-        path = self._checkpoint(version)
+    def _read_checkpoint(self, version: int) -> LogEntry:
+        path = self._checkpoint_path(version)
         content = files.read(path)
         if unseal(self.marks / f"{version:020d}") != checksum(content):
             raise StateDamaged(str(path), "its checksum does not match its content")
         try:
-            return entries.of_checkpoint(pq.read_table(pa.BufferReader(content), columns=["add", "txn"]).to_pylist())
+            return entries.decode_checkpoint(
+                pq.read_table(pa.BufferReader(content), columns=["add", "txn"]).to_pylist()
+            )
         except (pa.ArrowException, msgspec.DecodeError, KeyError, TypeError) as e:
             raise StateDamaged(str(path), f"cannot be read ({e})") from e
 
     def _apply(self, entry: LogEntry, version: int) -> None:
-        gone = {file if isinstance(file, str) else file.path for file in entry.removes}
-        if gone:
-            self.files = [f for f in self.files if f.path not in gone]
+        removed = {file if isinstance(file, str) else file.path for file in entry.removes}
+        if removed:
+            self.files = [f for f in self.files if f.path not in removed]
         self.files = sorted([*self.files, *entry.adds], key=lambda f: f.first)  # nearly sorted: quick
         self.transactions.update(entry.transactions)
         self.version = version
         self._stamp = stamp(self.path(version))
 
     def _sync(self) -> None:
-        """What others have written is durable before anybody acts on it."""
+        """Make entries of other processes durable before anybody acts on them."""
         try:
             fsync_folder(self.log)
         except OSError as e:
@@ -251,40 +261,40 @@ class MessageTable:
                 raise
 
     def _correct_hint(self) -> None:
-        """Other programs begin at the checkpoint that this file names: one that is there."""
+        """Remove the hint that names a checkpoint which no longer exists: other programs begin there."""
         hint = self.log / _HINT
         with contextlib.suppress(FileNotFoundError, msgspec.DecodeError, KeyError, TypeError):
             named = msgspec.json.decode(files.read(hint))["version"]
-            if not files.exists(self._checkpoint(named)):
+            if not files.exists(self._checkpoint_path(named)):
                 files.remove(hint)
 
 
-def _number(name: str) -> int | None:
-    """The version of an entry, or of a checkpoint."""
+def _version_of(name: str) -> int | None:
+    """Return the version of an entry or a checkpoint."""
     found = _ENTRY.match(name) or _CHECKPOINT.match(name)
     return int(found[1]) if found else None
 
 
-# What must be known of appends whose files have been merged or trimmed: sorted files that never change, a few at any
-# time.
+# --- keys of appends whose files have been merged or trimmed: a few sorted files that never change ---
 #
-# While a file that was appended with a key is live, the log itself knows the key. Before it leaves the log its key is
-# written here, so that at any moment one of the two knows it. Rows of writers that were trimmed are kept in the same
-# way, in a folder of their own: see ``queues.once``.
+# While a file that was appended with a key is live, the log itself has the key. Before the file leaves the log its key
+# is written here, so that at any moment one of the two has it. Trimmed rows of writers are kept in the same way, in a
+# folder of their own: see ``queues.store.RepeatingWriter``.
 
 _HEAD: Final = 16
 """Bytes before the numbers: the CRC-32 of what follows, and blanks."""
-_CLASS: Final = 8
-"""So many files of one class of size become one; a class begins at so many times the size of the one before."""
+_MERGE_FACTOR: Final = 8
+"""Number of files of one size class that are merged into one; a class begins at this multiple of the previous one's
+size."""
 
 _SPARSE: Final = 2
-"""A file of which less than one in so many is wanted is written again without the rest."""
+"""A file of which less than one row in this many is wanted is rewritten without the rest."""
 
 Numbers = np.ndarray[Any, Any]
 
 
 class KeyRun(NamedTuple):
-    """Four columns of equal length, in the order of the first two."""
+    """Four columns of equal length, sorted by the first two."""
 
     high: Numbers
     low: Numbers
@@ -293,73 +303,73 @@ class KeyRun(NamedTuple):
 
 
 def key_name(key: str) -> str:
-    """What stands for a key: 32 hexadecimal digits."""
+    """Return a key's hash, 32 hexadecimal digits."""
     return blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 class RememberedKeys:
-    """The files in ``folder``."""
+    """Keys stored in the files in ``folder``, each with two numbers."""
 
     def __init__(self, folder: StatePath) -> None:
         self._folder = folder
         self._runs: dict[str, KeyRun] = {}
 
     def find(self, name: str) -> range | None:
-        """The indices that were given to the append with this key.
+        """Return the indices of the append with this key.
 
         Raises:
             StateDamaged: a file is not what was written.
         """
         for run in self._load().values():
-            if (at := _at(run, name)) is not None:
+            if (at := _find_key(run, name)) is not None:
                 return range(int(run.first[at]), int(run.first[at] + run.rows[at]))
         return None
 
-    def known(self, names: Iterable[str]) -> set[str]:
-        """Those of them that are kept."""
+    def find_known(self, names: Iterable[str]) -> set[str]:
+        """Return those of the names that are stored."""
         runs = [*self._load().values()]
-        return {name for name in names if any(_at(run, name) is not None for run in runs)}
+        return {name for name in names if any(_find_key(run, name) is not None for run in runs)}
 
     def remember(self, files: Iterable[MessageFile]) -> None:
-        """Durably, before these files leave the log."""
+        """Store the keys of these files durably, before the files leave the log."""
         if keyed := [(f.key, f.first, f.rows) for f in files if f.key]:
             self.add(keyed)
             crash.point("keys.kept")
             self.merge()
 
     def add(self, keys: Sequence[tuple[str, int, int]]) -> None:
-        """Keep names with their two numbers, durably; ``merge`` comes next."""
+        """Store names with their two numbers, durably; call ``merge`` next."""
         keyed = [(*_halves(name), first, rows) for name, first, rows in keys]
         high, low, first, rows = zip(*keyed, strict=True)
         numbers = (np.array(high, "<u8"), np.array(low, "<u8"), np.array(first, "<i8"), np.array(rows, "<i8"))
-        make_folder(self._folder)  # a queue may have been made without it
+        make_folder(self._folder)  # a queue may have been created without it
         self._write(KeyRun(*numbers))
 
     def drop(self, wanted: Callable[[KeyRun], Numbers]) -> None:
-        """Remove what is not wanted any more: whole files, or most of one.
+        """Remove keys that are no longer wanted: whole files, or most of a file.
 
         Args:
-            wanted: of each key of a file, whether it is.
+            wanted: returns, for each key of a file, whether it is wanted.
         """
         for name, run in self._load().items():
-            left = wanted(run)
-            if left.sum() * _SPARSE > len(left):
+            kept = wanted(run)
+            if kept.sum() * _SPARSE > len(kept):
                 continue
-            if left.any():
-                self._write(KeyRun(*(column[left] for column in run)))
+            if kept.any():
+                self._write(KeyRun(*(column[kept] for column in run)))
                 crash.point("keys.merged")
             files.remove(self._folder / name)
 
     def merge(self) -> None:
-        """Make one file of those of a class, where they have become many."""
+        """Merge the files of a size class where there are many of them."""
         classes: dict[int, list[str]] = {}
         for name, run in self._load().items():
             size, number = len(run.high) // 32, 0
             while size:
-                size, number = size // _CLASS, number + 1
+                size, number = size // _MERGE_FACTOR, number + 1
             classes.setdefault(number, []).append(name)
         for names in classes.values():
-            if len(names) >= _CLASS:
+            if len(names) >= _MERGE_FACTOR:
                 columns = [np.concatenate(column) for column in zip(*(self._runs[n] for n in names), strict=True)]
                 self._write(KeyRun(*columns))
                 crash.point("keys.merged")
@@ -375,11 +385,11 @@ class RememberedKeys:
         replace(self._folder / uuid.uuid4().hex, head.ljust(_HEAD) + body)
 
     def _load(self) -> dict[str, KeyRun]:
-        """All files as they are now, read once each."""
+        """Return all files as they are now, each read once."""
         while True:
-            names = {n for n in files.names(self._folder) if not n.startswith(TEMPORARY)}
+            names = {n for n in files.list_names(self._folder) if not n.startswith(TEMPORARY)}
             try:
-                new = {n: _read(files.local(self._folder / n)) for n in names - self._runs.keys()}
+                new = {n: _read(files.local_copy(self._folder / n)) for n in names - self._runs.keys()}
                 self._runs = {n: new[n] if n in new else self._runs[n] for n in names}
             except FileNotFoundError:  # merged meanwhile
                 continue
@@ -398,8 +408,8 @@ def _read(path: Path) -> KeyRun:
     return KeyRun(columns[0], columns[1], columns[2].view("<i8"), columns[3].view("<i8"))
 
 
-def _at(run: KeyRun, name: str) -> int | None:
-    """Where a key stands in a file; None: it does not."""
+def _find_key(run: KeyRun, name: str) -> int | None:
+    """Return the position of a key in a file; None if it is not there."""
     high, low = _halves(name)
     at = int(np.searchsorted(run.high, np.uint64(high)))
     while at < len(run.high) and run.high[at] == high:

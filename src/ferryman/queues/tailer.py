@@ -1,4 +1,4 @@
-"""A reader of a queue that knows its place."""
+"""Tailers: readers of a queue that know their place."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from typing import Self
 
 from ferryman import limits
 from ferryman.errors import UsageError
-from ferryman.queues import store as reading
 from ferryman.queues.message import Message, messages_of
-from ferryman.queues.store import QueueStore
-from ferryman.storage.files import told_calls
+from ferryman.queues.store import QueueStore, read_between
+from ferryman.storage.files import explain_errors_of_class
 
 
-@told_calls(lambda tailer: tailer._store.folder)
+@explain_errors_of_class(lambda tailer: tailer._store.folder)
 class Tailer:
     """Reads one message after the other; ``Queue.tailer`` makes it.
 
@@ -35,66 +34,67 @@ class Tailer:
         self._place = 1
         self._ahead: dict[int, Message] = {}
         if name is not None:
-            with store.damage_told(), store.positions.held(name):
-                if store.positions.of(name) is None:
-                    store.positions.note(name, 1)
+            with store.queue_errors(), store.positions.hold(name):
+                if store.positions.position_of(name) is None:
+                    store.positions.record(name, 1)
 
     @property
     def position(self) -> int:
-        """Index of the message that comes next; there may be none yet. Backward at the beginning: 0.
+        """Index of the next message, which may not exist yet. Backward at the beginning: 0.
 
         Raises:
             QueueReplaced: the queue was deleted.
             UsageError: the reader was forgotten.
         """
-        self._store.move_on()
-        return self._next(self._known())
+        self._store.refresh()
+        return self._next_index(self._recorded_place())
 
     def read(self, wait_s: float = 0) -> Message | None:
-        """The next message; None if there is none, also after ``wait_s`` seconds. The new place is durable first."""
+        """Return the next message; None if there is none, even after ``wait_s`` seconds. The new place is durable
+        before it returns."""
         found = self._read(1, wait_s)
         return found[0] if found else None
 
     def read_many(self, n: int, wait_s: float = 0) -> list[Message]:
-        """The next messages, at most ``n``: the new place is noted once for all of them."""
+        """Return the next messages, at most ``n``: the new place is recorded once for all of them."""
         return self._read(n, wait_s)
 
     def peek(self) -> Message | None:
-        """The next message, which stays the next one."""
-        found = self._take(self._known(), 1)
+        """Return the next message without moving."""
+        found = self._next_messages(self._recorded_place(), 1)
         return found[0] if found else None
 
     def to_start(self) -> Self:
-        """Before the first message that is kept."""
+        """Move before the first message that is kept."""
         return self._move(lambda first, _: first)
 
     def to_end(self) -> Self:
-        """Behind the last message."""
+        """Move behind the last message."""
         return self._move(lambda _, last: last + 1)
 
     def to(self, index: int) -> Self:
-        """The message of this index comes next.
+        """Move so that the message of this index comes next.
 
         Raises:
             UsageError: there is no such message; says which there are.
         """
 
-        def found(first: int, last: int) -> int:
+        def checked_place(first: int, last: int) -> int:
             upto = last + 1 if self._forward else last
             if not first <= index <= max(upto, first):
                 kept = f"{first} to {last} are kept" if first <= last else "no message is kept"
                 raise UsageError(f"{self._store.folder}: there is no message {index}; {kept}. Nothing was moved.")
             return index if self._forward else index + 1
 
-        return self._move(found)
+        return self._move(checked_place)
 
     def forward(self) -> Self:
-        """From now on the message behind its place comes next."""
+        """Read forward from now on: the message behind the place comes next."""
         self._forward = True
         return self
 
     def backward(self) -> Self:
-        """From now on the message before its place comes next."""
+        """Read backward from now on: the message before the place comes next."""
         self._forward = False
         return self
 
@@ -103,9 +103,9 @@ class Tailer:
         pause = limits.QUEUE_POLL_S
         most = limits.QUEUE_POLL_MAX_S if isinstance(self._store.folder, Path) else limits.QUEUE_POLL_STORE_S
         while True:
-            with self._alone():
-                found = self._take(self._known(), n)
-                if found and not self._note(self._behind(found[-1])):
+            with self._hold_reader():
+                found = self._next_messages(self._recorded_place(), n)
+                if found and not self._record_place(self._place_after(found[-1])):
                     continue
                 if found:
                     return found
@@ -115,28 +115,28 @@ class Tailer:
             time.sleep(min(pause, left))
             pause = min(pause * 2, most)
 
-    def _take(self, place: int, n: int) -> list[Message]:
-        """At most ``n`` messages from a place on, in our direction."""
+    def _next_messages(self, place: int, n: int) -> list[Message]:
+        """Return at most ``n`` messages from a place on, in the current direction."""
         if self._store.table.last < place + n - 1:
-            self._store.move_on()
+            self._store.refresh()
         else:
-            self._store.check()
+            self._store.check_identity()
         found: list[Message] = []
-        while len(found) < n and (index := self._next(place)) > 0:
-            message = self._message(index)
+        while len(found) < n and (index := self._next_index(place)) > 0:
+            message = self._message_at(index)
             if message is not None:
                 found.append(message)
-                place = self._behind(message)
-            elif self._next(place) == index:  # or it was trimmed while we looked: the first that is kept comes next
+                place = self._place_after(message)
+            elif self._next_index(place) == index:  # or trimmed in the meantime: the first that is kept comes next
                 break
         return found
 
-    def _behind(self, message: Message) -> int:
-        """The place after this message was read."""
+    def _place_after(self, message: Message) -> int:
+        """Return the place after this message was read."""
         return message.index + 1 if self._forward else message.index
 
-    def _message(self, index: int) -> Message | None:
-        """The message of an index, or where it was trimmed the next one that is kept; None: there is none."""
+    def _message_at(self, index: int) -> Message | None:
+        """Return the message of an index, or if it was trimmed the next one that is kept; None if there is none."""
         if index not in self._ahead:
             forward, back = limits.QUEUE_AHEAD_ROWS, limits.QUEUE_BACK_ROWS
             start, end = (index, index + forward) if self._forward else (max(index + 1 - back, 1), index + 1)
@@ -149,48 +149,50 @@ class Tailer:
     def _read_ahead(self, start: int, end: int) -> Iterator[Message]:
         end = min(end, self._store.table.last + 1)
         size = 0
-        for part in reading.between(self._store, start, end):
+        for part in read_between(self._store, start, end):
             yield from messages_of(part)
             size += part.nbytes
             if self._forward and size > limits.QUEUE_AHEAD_BYTES:
                 return
 
-    def _next(self, place: int) -> int:
+    def _next_index(self, place: int) -> int:
         table = self._store.table
         return max(place, table.first) if self._forward else min(place, table.last + 1) - 1
 
-    def _known(self) -> int:
+    def _recorded_place(self) -> int:
         if self.name is None:
             return self._place
-        with self._store.damage_told():
-            place = self._store.positions.of(self.name)
+        with self._store.queue_errors():
+            place = self._store.positions.position_of(self.name)
         if place is None:
-            self._store.check()
+            self._store.check_identity()
             raise UsageError(f"{self._store.folder}: the reader {self.name} was forgotten. Take its tailer again.")
         return place
 
     def _move(self, place: Callable[[int, int], int]) -> Self:
-        """To the place that is chosen by the first and the last index: nothing is trimmed until we are there."""
-        with self._alone():
+        """Move to the place chosen by the first and the last index: nothing is trimmed until the place is recorded."""
+        with self._hold_reader():
             noted = False
             while not noted:
-                self._known()
-                self._store.move_on()
-                noted = self._note(place(self._store.table.first, self._store.table.last), moved=uuid.uuid4().hex)
+                self._recorded_place()
+                self._store.refresh()
+                noted = self._record_place(
+                    place(self._store.table.first, self._store.table.last), moved=uuid.uuid4().hex
+                )
         return self
 
-    def _note(self, place: int, moved: str = "") -> bool:
-        """See ``Positions.note``."""
+    def _record_place(self, place: int, moved: str = "") -> bool:
+        """Record the place, see ``Positions.record``."""
         if self.name is None:
             self._place = place
             return True
-        return self._store.positions.note(self.name, place, moved)
+        return self._store.positions.record(self.name, place, moved)
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """No other handle of this name moves meanwhile."""
+    def _hold_reader(self) -> Iterator[None]:
+        """Keep other handles of this name from moving during the block."""
         if self.name is None:
             yield
             return
-        with self._store.damage_told(), self._store.positions.held(self.name):
+        with self._store.queue_errors(), self._store.positions.hold(self.name):
             yield

@@ -1,7 +1,8 @@
-"""Keeping a queue's files few: neighbours are merged, the log is folded, what nobody names is removed.
+"""Keeping a queue's files few: neighbours are merged, the log is folded, unnamed files are removed; old messages are
+trimmed.
 
 A queue of many small appends has some thirty files of each level: thirty files of one become one of the next. So each
-message is copied as often as there are levels, and what an append or a look costs does not grow with the queue.
+message is copied as often as there are levels, and the cost of an append or a read does not grow with the queue.
 """
 
 from __future__ import annotations
@@ -17,28 +18,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ferryman import crash, limits
-from ferryman import limits as durations
 from ferryman.errors import StateDamaged, UsageError, describe
 from ferryman.queues.entries import LogEntry, MessageFile
 from ferryman.queues.message import ROWS
 from ferryman.queues.store import QueueStore, keep_trimmed, write_rows
 from ferryman.storage.disk import TEMPORARY
-from ferryman.storage.files import changed_before, fsync_folder, names, remove, remove_all, remove_temporary
-from ferryman.storage.locks import turn
+from ferryman.storage.files import changed_before, fsync_folder, list_names, remove, remove_all, remove_temporary
+from ferryman.storage.locks import hold_lock
 from ferryman.storage.parquet import RowGroups
 
 _log: Final = logging.getLogger(__name__)
 
-_FULL: Final = 2
-"""A file of more than this part of ``PART_BYTES`` is not merged any more."""
-_LATE: Final = 4
-"""Somebody who is about to merge, and does not come to it, is not waited for when so many times as many are there."""
+_FULL_FRACTION: Final = 2
+"""A file larger than ``PART_BYTES`` divided by this is not merged any more."""
+_WAIT_FACTOR: Final = 4
+"""Another process that is about to merge is not waited for once there are this many times as many files to merge."""
 
 
 @contextlib.contextmanager
-def left_for_later() -> Iterator[None]:
-    """What cannot be done now, for whatever reason, is done after another append: the one that came before it has taken
-    effect, and must not look as if it had not."""
+def postpone_on_error() -> Iterator[None]:
+    """Postpone upkeep that fails, for whatever reason, to a later append: the append before it has taken effect, and
+    must not look as if it had not."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -48,18 +48,18 @@ def left_for_later() -> Iterator[None]:
 
 
 def maintain(store: QueueStore) -> None:
-    """Merge what has become many, fold a long log, remove what was replaced. Cheap where there is nothing to do."""
+    """Merge small files, fold a long log, remove replaced files. Cheap if there is nothing to do."""
     if not _due(store, 1):
         return
-    with turn(store.merging, 0) as ours, store.guard:
-        if not ours and not _due(store, _LATE):
+    with hold_lock(store.merging, 0) as is_held, store.guard:
+        if not is_held and not _due(store, _WAIT_FACTOR):
             return
-        store.move_on()
+        store.refresh()
         merged = False
         while batch := next_batch(store.table.files):
             merge(store, batch)
             merged = True
-        if store.table.commits() >= limits.QUEUE_COMMITS:
+        if store.table.commits_since_checkpoint() >= limits.QUEUE_COMMITS:
             store.table.checkpoint()
         if merged:
             sweep(store)
@@ -72,12 +72,13 @@ def _due(store: QueueStore, times: int) -> bool:
 
 
 def next_batch(files: list[MessageFile], wanted: int | None = None) -> list[MessageFile]:
-    """Neighbours at the end of one level that are to become one file; [] if there are not ``wanted`` of them yet."""
+    """Return neighbours at the end of one level that are to become one file; [] while there are fewer than
+    ``wanted``."""
     wanted = wanted or limits.QUEUE_FILES
     run: list[MessageFile] = []
     level = -1
     for file in reversed(files):
-        if file.size > limits.PART_BYTES // _FULL:
+        if file.size > limits.PART_BYTES // _FULL_FRACTION:
             break
         if file.level > level:
             if len(run) >= wanted:
@@ -88,7 +89,7 @@ def next_batch(files: list[MessageFile], wanted: int | None = None) -> list[Mess
 
 
 def _fitting(run: list[MessageFile]) -> list[MessageFile]:
-    """The oldest of them that fit into one file, in their order: two at least."""
+    """Return the oldest of them that fit into one file, in their order: at least two."""
     batch: list[MessageFile] = []
     size = 0
     for file in reversed(run):
@@ -100,15 +101,15 @@ def _fitting(run: list[MessageFile]) -> list[MessageFile]:
 
 
 def merge(store: QueueStore, batch: list[MessageFile]) -> None:
-    """One file in place of neighbours.
+    """Replace neighbouring files by one.
 
     1. write it
-    2. the keys of what leaves the log are kept elsewhere
-    3. commit; if others have committed meanwhile, try again, unless one of them has replaced these files
+    2. store the keys of the files that leave the log
+    3. commit; if others have committed in the meantime, try again, unless one of them has replaced these files
     4. remove the small ones
     """
     table = store.table
-    part = write_rows(table.folder, _gathered(_rows(store, batch)))  # 1
+    part = write_rows(table.folder, _combine_small_tables(_read_files(store, batch)))  # 1
     crash.point("merge.staged")
     fsync_folder(table.folder)
     oldest, newest = min(f.oldest for f in batch), max(f.newest for f in batch)
@@ -121,22 +122,22 @@ def merge(store: QueueStore, batch: list[MessageFile]) -> None:
             retire(store, batch)  # 4
             crash.point("merge.removed")
             return
-        store.move_on()
+        store.refresh()
     remove(table.folder / part.path)
 
 
 def retire(store: QueueStore, files: Iterable[MessageFile]) -> None:
-    """Remove files that were replaced: who looks for one of them finds a newer version of the table."""
+    """Remove replaced files: whoever needs one of them finds a newer version of the table."""
     remove_all(store.table.folder / file.path for file in files)
 
 
 def sweep(store: QueueStore) -> None:
-    """Remove files that no entry names and nobody is about to name: a kill has left them."""
-    now = time.time()  # before we look: we may be stopped in between
-    with turn(store.appending, 0) as quiet:
+    """Remove files that no entry names and nobody is about to commit: leftovers of a crash."""
+    now = time.time()  # before listing: this process may be stopped in between
+    with hold_lock(store.appending, 0) as quiet:
         old = now - (limits.READERS_GRACE_S if quiet and isinstance(store.appending, Path) else limits.QUEUE_STRAY_S)
-        found = names(store.table.folder)
-        store.move_on()
+        found = list_names(store.table.folder)
+        store.refresh()
         live = {f.path for f in store.table.files}
         for name in found:
             path = store.table.folder / name
@@ -148,14 +149,14 @@ def sweep(store: QueueStore) -> None:
         remove_temporary(folder, now - limits.TEMPORARY_S)
 
 
-def _rows(store: QueueStore, files: list[MessageFile]) -> Iterator[pa.Table]:
+def _read_files(store: QueueStore, files: list[MessageFile]) -> Iterator[pa.Table]:
     for file in files:
         with RowGroups(str(store.table.folder / file.path), ROWS.names, verified=True) as groups:
-            yield from groups.all()
+            yield from groups.all_rows()
 
 
-def _gathered(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Small tables as larger ones: a row group each."""
+def _combine_small_tables(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Yield larger tables made of small ones, each a row group."""
     held: list[pa.Table] = []
     rows = size = 0
     for table in tables:
@@ -169,58 +170,59 @@ def _gathered(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
         yield pa.concat_tables(held)
 
 
-# Removing the oldest messages, by age, from the beginning: indices stay what they are.
+# --- trimming: removing messages from the beginning by age, without changing indices ---
 
 _FOREVER: Final = 1 << 62
 
 
 def seconds_of(keep: str | float) -> float:
-    """``10d``, ``90s``, a number of seconds.
+    """Parse a duration: ``10d``, ``90s``, a number of seconds.
 
     Raises:
         UsageError: not a duration.
     """
     try:
-        return durations.seconds(str(keep))
+        return limits.seconds(str(keep))
     except ValueError as e:
         raise UsageError(f"keep={e}") from None
 
 
 def too_old(store: QueueStore, keep_s: float) -> bool:
-    """Is there a file of which every message is older than this?"""
+    """Return whether there is a file whose messages are all older than this."""
     files = store.table.files
-    return bool(files) and files[0].newest < _before(keep_s)
+    return bool(files) and files[0].newest < _oldest_kept(keep_s)
 
 
 def trim(store: QueueStore, keep_s: float, *, force: bool = False, exact: bool = True) -> int:
-    """Remove messages older than this; how many. Those that a registered reader has not read stay, and all after them.
+    """Remove messages older than this; return how many. Those that a registered reader has not read stay, and all after
+    them.
 
-    1. find the files all of whose messages go, and (``exact``) the one of which a part goes
-    2. write what stays of that one
-    3. the keys of what leaves the log are kept elsewhere, and which rows a writer may append again
-    4. commit; if others have committed meanwhile, begin again
+    1. find the files all of whose messages are removed, and (``exact``) the one of which a part is
+    2. write the remainder of that one
+    3. store the keys of the files that leave the log, and the rows that a writer may append again
+    4. commit; if others have committed in the meantime, begin again
     5. remove the files
 
     Args:
-        force: never mind the readers.
+        force: ignore the readers.
     """
-    before = _before(keep_s)
+    before = _oldest_kept(keep_s)
     with contextlib.ExitStack() as held:
-        held.enter_context(store.damage_told())
-        if not force:  # a reader that goes back meanwhile is sure of what it goes back to
-            busy = held.enter_context(store.positions.all_held(limits.QUEUE_TURN_S if exact else 0))
+        held.enter_context(store.queue_errors())
+        if not force:  # so that a reader that moves back in the meantime still finds its messages
+            busy = held.enter_context(store.positions.hold_all(limits.QUEUE_TURN_S if exact else 0))
             if busy is not None and exact:
-                who = f"{store.positions.holder(busy)} holds it"
+                who = f"{store.positions.describe_holder(busy)} holds it"
                 raise UsageError(f"{store.folder}: the reader {busy} is busy: {who}. Nothing was trimmed; try later.")
             if busy is not None:
                 return 0
-        held.enter_context(turn(store.merging, limits.QUEUE_TURN_S if exact else 0))
+        held.enter_context(hold_lock(store.merging, limits.QUEUE_TURN_S if exact else 0))
         held.enter_context(store.guard)
         while True:
-            store.move_on()
+            store.refresh()
             upto = _FOREVER if force else min(store.positions.all().values(), default=_FOREVER)
-            gone, part = _old(store, before, upto)  # 1
-            staying = _staying(store, part, before, upto) if part is not None and exact else ()  # 2
+            gone, part = _files_to_trim(store, before, upto)  # 1
+            staying = _write_remainder(store, part, before, upto) if part is not None and exact else ()  # 2
             if part is not None and exact and (not staying or staying[0].rows < part.rows):
                 gone.append(part)
             else:
@@ -230,9 +232,9 @@ def trim(store: QueueStore, keep_s: float, *, force: bool = False, exact: bool =
             try:
                 keep_trimmed(store, gone)  # 3
             except StateDamaged:
-                if not store.move_on():
+                if not store.refresh():
                     raise
-                continue  # somebody else has merged or trimmed them
+                continue  # another process has merged or trimmed them
             store.keys.remember(gone)
             if store.table.commit(LogEntry("trim", staying, tuple(gone))):  # 4
                 retire(store, gone)  # 5
@@ -241,8 +243,8 @@ def trim(store: QueueStore, keep_s: float, *, force: bool = False, exact: bool =
                 remove(store.table.folder / file.path)
 
 
-def _old(store: QueueStore, before: int, upto: int) -> tuple[list[MessageFile], MessageFile | None]:
-    """Files all of whose messages go, from the first on; the one after them, if a part of it goes."""
+def _files_to_trim(store: QueueStore, before: int, upto: int) -> tuple[list[MessageFile], MessageFile | None]:
+    """Return the files, from the first on, all of whose messages are removed; and the next one, if a part of it is."""
     gone: list[MessageFile] = []
     for file in store.table.files:
         if file.newest >= before or file.end > upto:
@@ -251,10 +253,10 @@ def _old(store: QueueStore, before: int, upto: int) -> tuple[list[MessageFile], 
     return gone, None
 
 
-def _staying(store: QueueStore, file: MessageFile, before: int, upto: int) -> tuple[MessageFile, ...]:
-    """A new file of what stays; the file itself, if all of it does; nothing, if nothing does."""
+def _write_remainder(store: QueueStore, file: MessageFile, before: int, upto: int) -> tuple[MessageFile, ...]:
+    """Write a new file with the remaining messages; return the file itself if all remain, nothing if none does."""
     with RowGroups(str(store.table.folder / file.path), ROWS.names, verified=True) as groups:
-        rows = pa.concat_tables(groups.all())
+        rows = pa.concat_tables(groups.all_rows())
     young = pc.greater_equal(rows.column("created").cast(pa.int64()), before)
     kept = pc.or_(young, pc.greater_equal(rows.column("index"), upto))
     at = pc.index(kept, True).as_py()
@@ -269,6 +271,6 @@ def _staying(store: QueueStore, file: MessageFile, before: int, upto: int) -> tu
     return (MessageFile(part.path, part.size, file.first + at, part.rows, file.oldest, file.newest, file.level),)
 
 
-def _before(keep_s: float) -> int:
-    """The oldest that is kept, µs since 1970."""
+def _oldest_kept(keep_s: float) -> int:
+    """Return the oldest time that is kept, µs since 1970."""
     return time.time_ns() // 1000 - int(keep_s * 1_000_000)

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, Self
 import msgspec
 
 from ferryman.document import content_version
-from ferryman.storage.query import quoted
+from ferryman.storage.query import quote
 
 
 class Published(NamedTuple):
@@ -99,7 +99,7 @@ def family_of(document: str) -> str:
 
 def in_family(family: str, column: str = "origin") -> str:
     """SQL: is this the origin of that id, or a row of that file?"""
-    return f"({column} = {quoted(family)} OR starts_with({column}, {quoted(family + SEPARATOR)}))"
+    return f"({column} = {quote(family)} OR starts_with({column}, {quote(family + SEPARATOR)}))"
 
 
 def parent_of(child: str) -> str:
@@ -119,7 +119,7 @@ def content_of(fields: bytes, raw: bytes | None) -> str:
 def had_sql(destination: str) -> str:
     """SQL: was something of a document's family, a row of ``documents``, given to this destination?"""
     ends = (f',"{destination}"]', f',"{destination}","{CONTENT}')
-    return "(" + " OR ".join(f"contains(given, {quoted(end)})" for end in ends) + ")"
+    return "(" + " OR ".join(f"contains(given, {quote(end)})" for end in ends) + ")"
 
 
 def encode_published(given: Iterable[Published]) -> str:

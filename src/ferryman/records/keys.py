@@ -19,12 +19,12 @@ from ferryman import limits
 from ferryman.errors import StateDamaged, UsageError
 from ferryman.storage import files
 from ferryman.storage import files as seals
-from ferryman.storage.delta import DataFile, newest_to_read
-from ferryman.storage.files import StatePath, here, path_of, told_calls
+from ferryman.storage.delta import DataFile, open_newest_cached
+from ferryman.storage.files import StatePath, explain_errors_of_class, local_path, path_of
 from ferryman.storage.locks import Readers
-from ferryman.storage.mirror import log_folder
-from ferryman.storage.parquet import Part, check_footer, damaged, data_files
-from ferryman.storage.query import connect, quoted_list, verify
+from ferryman.storage.mirror import local_log_folder
+from ferryman.storage.parquet import Part, check_footer, damage_error, data_files
+from ferryman.storage.query import connect, quote_list, verify
 
 KEY_STATE: Final = pa.schema(
     [
@@ -174,7 +174,7 @@ def note(root: StatePath, node: str, reader: str, positions: Mapping[str, int], 
     path = _path(root, node, reader)
     files.make_folder(path.parent)
     before = dropped_before(root, node, reader) if dropped is None else dropped
-    files.replace(path, seals.sealed({"reader": reader, "positions": dict(positions), "dropped": before}))
+    files.replace(path, seals.seal({"reader": reader, "positions": dict(positions), "dropped": before}))
 
 
 def dropped_before(root: StatePath, node: str, reader: str) -> int:
@@ -202,7 +202,7 @@ def needed_from(root: StatePath, node: str) -> int | None:
     A file that cannot be read keeps all.
     """
     folder = root / FOLDER / node
-    paths = [folder / name for name in files.names(folder) if name.endswith(".json")]
+    paths = [folder / name for name in files.list_names(folder) if name.endswith(".json")]
     places = [place for path in paths for place in _places(path)]
     return min(places, default=None)
 
@@ -258,7 +258,7 @@ def contributions_of(files: Sequence[str], documents: pa.Table, folder: Path) ->
         db.register("wanted", documents)
         rows = db.execute(f"""
             SELECT source, document, key, revision, fields FROM (
-                SELECT * FROM read_parquet({quoted_list(map(str, paths))}) SEMI JOIN wanted USING (source, document)
+                SELECT * FROM read_parquet({quote_list(map(str, paths))}) SEMI JOIN wanted USING (source, document)
                 QUALIFY row_number() OVER (PARTITION BY source, document, key ORDER BY wave DESC) = 1
             ) WHERE fields IS NOT NULL ORDER BY key
         """)
@@ -315,7 +315,7 @@ class KeyState(NamedTuple):
     wave: int
 
 
-@told_calls(lambda states: states._folder)
+@explain_errors_of_class(lambda states: states._folder)
 class KeyStates:
     """The states of one keyed node, as of the last settled wave. A run may go on beside whoever asks.
 
@@ -353,9 +353,9 @@ class KeyStates:
 
     def _row(self, key: str) -> KeyRow | None:
         bucket = bucket_of(key)
-        if (place := log_folder(self._folder)) is None:
+        if (place := local_log_folder(self._folder)) is None:
             return None  # the plan has not run yet
-        files = newest_to_read(place).files().values()
+        files = open_newest_cached(place).files().values()
         found = KeyValues(key_file(self._folder, file) for file in files)
         try:
             return found.of(pa.array([key]), bucket, bucket).get(key)
@@ -431,12 +431,12 @@ class KeyValues:
                 try:
                     yield from self._groups(each.path, first, last)
                 except (OSError, pa.ArrowException) as e:
-                    raise damaged(each.path, e) from e
+                    raise damage_error(each.path, e) from e
 
     def _groups(self, path: str, first: int, last: int) -> Iterator[pa.Table]:
         if path not in self._open:
-            check_footer(Path(here(path)))
-            self._open[path] = pq.ParquetFile(here(path), page_checksum_verification=True, memory_map=False)
+            check_footer(Path(local_path(path)))
+            self._open[path] = pq.ParquetFile(local_path(path), page_checksum_verification=True, memory_map=False)
         file = self._open[path]
         for number in range(file.metadata.num_row_groups):
             told = file.metadata.row_group(number).column(_BUCKET).statistics

@@ -116,7 +116,7 @@ class Bucket:
         return walked(piece, key_of, self._folder, id_of_key, f"Fix that, {LEAVE_OUT}.")
 
     def still_there(self, ids: Iterable[str]) -> str:
-        for id in islice(ids, limits.LOOKED_AT_IN_A_STORE):
+        for id in islice(ids, limits.DELETION_CHECKS_IN_STORE):
             if not self._globs.takes(key_of(id)):
                 continue
             try:

@@ -25,10 +25,10 @@ from ferryman.records.rows import table_of
 from ferryman.sources.base import Listed
 from ferryman.sources.log import Entry, Log, OnError, Piece, Positions, feed_name
 from ferryman.sources.log_rows import ROWS
-from ferryman.storage.delta import DataFile, LogUnreadable, newest_to_read
-from ferryman.storage.files import StatePath, here
-from ferryman.storage.mirror import log_folder
-from ferryman.storage.query import connect, quoted_list, stream, verify
+from ferryman.storage.delta import DataFile, LogUnreadable, open_newest_cached
+from ferryman.storage.files import StatePath, local_path
+from ferryman.storage.mirror import local_log_folder
+from ferryman.storage.query import connect, quote_list, stream, verify
 
 
 class Changes(Log):
@@ -292,7 +292,7 @@ class ChangedFiles:
     def __init__(self, folder: StatePath) -> None:
         self._folder = folder
         try:
-            table = newest_to_read(log_folder(folder) or Path(str(folder)))
+            table = open_newest_cached(local_log_folder(folder) or Path(str(folder)))
             self._files = list(table.files().values())
             self._published = table.transaction(PUBLISHED)
             self.forgotten = table.transaction(FORGOTTEN)
@@ -323,7 +323,7 @@ class ChangedFiles:
             return []
         query = f"""
             SELECT bucket * {len(lanes())} // {BUCKETS} AS lane, wave, count(*)
-            FROM read_parquet({quoted_list(map(here, paths))}) GROUP BY ALL ORDER BY wave
+            FROM read_parquet({quote_list(map(local_path, paths))}) GROUP BY ALL ORDER BY wave
         """
         with tempfile.TemporaryDirectory() as scratch, connect(Path(scratch)) as db:
             found = [(lanes()[lane], wave, count) for lane, wave, count in db.execute(query).fetchall()]
@@ -340,10 +340,10 @@ class ChangedFiles:
         paths = self._paths(piece.start, piece.partition)
         if not paths:
             return
-        verify(Path(here(path)) for path in paths)
+        verify(Path(local_path(path)) for path in paths)
         query = f"""
             SELECT {", ".join(_CHANGED.names)} FROM (
-                SELECT * FROM read_parquet({quoted_list(map(here, paths))})
+                SELECT * FROM read_parquet({quote_list(map(local_path, paths))})
                 WHERE bucket * {len(lanes())} // {BUCKETS} = {lane} AND wave >= {piece.start} AND wave < {upto}
                 QUALIFY row_number() OVER (PARTITION BY key ORDER BY wave DESC) = 1
             ) WHERE wave < {piece.end} ORDER BY wave, key

@@ -25,7 +25,7 @@ def rows_of(piece: Piece) -> Iterator[pa.Table]:
     first, _, path = piece.identity.partition(":")
     place = piece.start
     with RowGroups(path, EXPORTS_FILE.names, verified=True) as groups:
-        for rows in groups.between(piece.start - int(first), piece.end - int(first)):
+        for rows in groups.rows_between(piece.start - int(first), piece.end - int(first)):
             yield _in_order(rows, place, lanes().index(piece.partition))
             place += rows.num_rows
 

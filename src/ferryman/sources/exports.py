@@ -74,11 +74,11 @@ class Exports(Log):
     def _table(self) -> OpenTable | None:
         if self.folder is None:
             return None
-        from ferryman.storage.delta import newest_to_read
-        from ferryman.storage.mirror import log_folder
+        from ferryman.storage.delta import open_newest_cached
+        from ferryman.storage.mirror import local_log_folder
 
-        place = log_folder(self.folder)
-        return None if place is None else newest_to_read(place)
+        place = local_log_folder(self.folder)
+        return None if place is None else open_newest_cached(place)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "folder": None}  # a worker is told the file

@@ -839,7 +839,7 @@ def walked(
                 waiting.extend(reversed(found.below))
             elif names_hash(found.below) != names:
                 doubts.extend(Doubt(id_of(each), THERE) for each in found.below)
-    yield from doubts[: limits.DOUBTS]
+    yield from doubts[: limits.FOLDER_CHECKS]
     if troubles:
         more = f"; and {len(troubles) - _NAMED_FOLDERS} more" if len(troubles) > _NAMED_FOLDERS else ""
         raise TransientError(f"{'; '.join(troubles[:_NAMED_FOLDERS])}{more}. {remedy}") from next(iter(outages), None)

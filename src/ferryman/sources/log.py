@@ -598,11 +598,13 @@ def inputs_of(doc: Document) -> dict[str, Document]:
 
 
 def _entries_of(log: Log, first: int, last: int, identity: str) -> Iterator[Entry]:
-    from ferryman.storage.parquet import values
+    from ferryman.storage.parquet import column_values
 
     [partition] = log.begin()
     for rows in log.rows(Piece(partition, first, last, 0, identity)):
-        columns = (values(rows[name]) for name in ("place", "id", "fields", "raw", "refused", "dropped", "provenance"))
+        columns = (
+            column_values(rows[name]) for name in ("place", "id", "fields", "raw", "refused", "dropped", "provenance")
+        )
         for place, id, fields, raw, refused, dropped, provenance in zip(*columns, strict=True):
             doc = Document.of(log.own_id(id), {} if refused is not None else decode_fields(fields), raw)
             yield Entry(place, doc, dropped or "", provenance, refused or "")

@@ -18,7 +18,7 @@ from ferryman.queues import Message
 from ferryman.queues import Queue as DurableQueue
 from ferryman.queues.message import messages_of
 from ferryman.queues.place import check_name, root_of, uri_of
-from ferryman.queues.queue import explained_queue
+from ferryman.queues.queue import classified_queue_errors
 from ferryman.records.provenance import Provenance, encode
 from ferryman.sources.base import Listed
 from ferryman.sources.log import Entry, Log, Moved, OnError, Piece, Positions
@@ -258,7 +258,7 @@ class Queue(Log):
     def _explained(self) -> Iterator[None]:
         """Errors of a queue as those of a source, about all of it."""
         try:
-            with explained_queue(self.root / self.name):
+            with classified_queue_errors(self.root / self.name):
                 yield
         except Misconfigured as e:
             self._queue = None

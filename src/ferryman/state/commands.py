@@ -1,6 +1,6 @@
-"""The operator's commands: what each verb does, and the queue of those that no driver has applied yet.
+"""Operator commands: the effects of each verb, and the queue of commands that no driver has applied yet.
 
-A command is a sealed file in the state's folder. Whoever drives the state applies it between two waves.
+A command is a sealed file in the state's folder. The state's driver applies it between two waves.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from ferryman import crash
 from ferryman.records.rows import Status
 from ferryman.state.state import State
 from ferryman.storage import files
-from ferryman.storage import files as seals
 from ferryman.storage.files import StatePath
 
 
 class OutboxEffect(enum.Enum):
-    """What a command does to rows that wait in the outbox."""
+    """Effect of a command on rows that wait in the outbox."""
 
     UNTOUCHED = enum.auto()
     DUE = enum.auto()
@@ -34,36 +33,36 @@ class OutboxEffect(enum.Enum):
 
 
 class DocumentsEffect(enum.Enum):
-    """What a command does to ``documents`` rows, so that the next scan reads these documents again."""
+    """Effect of a command on ``documents`` rows, which makes the next scan read these documents again."""
 
     UNTOUCHED = enum.auto()
     DUE = enum.auto()
-    """The failures at steps are due now, from attempt zero."""
+    """Failures at steps are due now, from attempt zero."""
     FORCED = enum.auto()
-    """A new revision, changed or not."""
+    """Documents get a new revision, changed or not."""
     GIVEN_UP = enum.auto()
-    """The failures at steps are forgotten."""
+    """Failures at steps are forgotten."""
     UNVERIFIED = enum.auto()
-    """Their fingerprints are forgotten: they are processed if their content has changed."""
+    """Fingerprints are forgotten: documents are processed if their content has changed."""
 
 
 class Verb(NamedTuple):
-    """What an operator's verb does."""
+    """Effects of an operator's verb."""
 
     concerns: frozenset[Status]
-    """Statuses of the deliveries that it is about."""
+    """Statuses of the deliveries that it applies to."""
     event: Status
-    """What the ledger says of them."""
+    """Event recorded for them in the ledger."""
     outbox: OutboxEffect
     documents: DocumentsEffect
     whole_documents: bool = False
-    """It is about documents, wherever they are delivered."""
+    """Applies to documents, wherever they are delivered."""
     closes_claims: bool = False
-    """What a late worker says of these deliveries does not count any more."""
+    """Results that a late worker reports for these deliveries no longer count."""
 
 
 _STORED: Final = frozenset(Status) - {Status.BATCHED}
-"""What waits in the outbox is sent anyway."""
+"""All statuses but BATCHED: rows that wait in the outbox are sent anyway."""
 
 _IN_DOUBT: Final = frozenset({Status.INDEXING})
 
@@ -79,7 +78,7 @@ VERBS: Final = {
     "resolve --as delivered": Verb(
         _IN_DOUBT, Status.INDEXED, OutboxEffect.REMOVED, DocumentsEffect.UNTOUCHED, closes_claims=True
     ),
-    # The row of a failed delivery stays in the outbox: a retry may want it again.
+    # The row of a failed delivery stays in the outbox: a retry may need it.
     "resolve --as failed": Verb(
         _IN_DOUBT, Status.DEAD, OutboxEffect.UNTOUCHED, DocumentsEffect.UNTOUCHED, closes_claims=True
     ),
@@ -92,58 +91,58 @@ VERBS: Final = {
         closes_claims=True,
     ),
 }
-"""What an operator may type -> what it does."""
+"""Operator's verb -> its effects."""
 
 
 class Command(msgspec.Struct, frozen=True):
-    """A verb, and the deliveries that it is about."""
+    """Verb, and the deliveries that it applies to."""
 
     verb: str
     """One of ``VERBS``."""
     who: str
     why: str
     statuses: frozenset[str] | None = None
-    """Only deliveries of these; None: any that the verb is about."""
+    """Statuses of these deliveries; None: any that the verb applies to."""
     document: str | None = None
     destination: str | None = None
     source: str | None = None
     file: str = ""
     documents: frozenset[str] | None = None
-    """Only source documents of these ids; None: any."""
+    """Ids of the source documents; None: any."""
 
     @property
     def message(self) -> str:
         return f"{self.verb} by {self.who}" + (f": {self.why}" if self.why else "")
 
     @property
-    def does(self) -> Verb:
+    def definition(self) -> Verb:
         return VERBS[self.verb]
 
 
-def queue(folder: StatePath, command: Command) -> str:
-    """Queue it, durably, in a state's folder of commands; the name of its file."""
+def queue_command(folder: StatePath, command: Command) -> str:
+    """Queue a command durably in a state's folder of commands; return the name of its file."""
     name = f"{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%S%f}-{uuid.uuid4().hex[:8]}.json"
-    files.publish(folder / name, seals.sealed(command))
+    files.publish(folder / name, files.seal(command))
     crash.point("command.queued")
     return name
 
 
 def queue_retry(state: State, source: str, documents: Collection[str], why: str) -> None:
-    """As the driver, on somebody's behalf: retry what failed of these documents of a source."""
-    queue(state.commands, Command("retry", user(), why, source=source, documents=frozenset(documents)))
+    """Queue, as the driver, a retry of what failed of these documents of a source."""
+    queue_command(state.commands, Command("retry", current_user(), why, source=source, documents=frozenset(documents)))
 
 
-def waiting(state: State) -> list[Command]:
-    """Commands that are queued and not applied, oldest first."""
+def queued_commands(state: State) -> list[Command]:
+    """Return the commands that are queued and not applied, oldest first."""
     found = []
-    for name in sorted(name for name in files.names(state.commands) if name.endswith(".json")):
-        command = msgspec.convert(seals.unseal(state.commands / name), Command)
+    for name in sorted(name for name in files.list_names(state.commands) if name.endswith(".json")):
+        command = msgspec.convert(files.unseal(state.commands / name), Command)
         found.append(msgspec.structs.replace(command, file=name))
     return found
 
 
-def user() -> str:
-    """Who gives commands in this process: "name@host"."""
+def current_user() -> str:
+    """Return who gives commands in this process: "name@host"."""
     with contextlib.suppress(OSError, KeyError):
         return f"{getpass.getuser()}@{socket.gethostname()}"
     return f"somebody@{socket.gethostname()}"

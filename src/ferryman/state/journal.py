@@ -1,8 +1,8 @@
-"""The journal: small durable files by which executors say what they claimed and what came of it.
+"""The journal: small durable files in which executors record what they claimed and what became of it.
 
 ::
 
-    journal/<pass>/<key>.<first>-<end>.claim     at-most-once: this chunk is mine, nobody sends it again
+    journal/<pass>/<key>.<first>-<end>.claim     at-most-once: this chunk is claimed, nobody else sends it
     journal/<pass>/<key>.<first>-<end>.sent      at-most-once: what became of this chunk
     journal/<pass>/<key>.<first>-<end>.result    the ledger events of these rows are in this data file
     journal/<pass>/<node>.<range>.update         what became of these keys of a keyed node, and of their documents
@@ -11,9 +11,10 @@
     journal/closed/<pass>                        nothing unclaimed of this pass is sent any more
 
 ``key`` is the outbox file's first sequence, which stays the same when the file is rewritten; ``first`` and ``end`` are
-values of its ``row`` column, end exclusive. Claims and results are published whole and once: of two workers with the
+values of its ``row`` column, end exclusive. Claims and results are published completely and once: of two workers with
+the
 same chunk one wins. The order that makes closing sound on every file system, without clocks: a worker claims, *then*
-looks whether its pass is open, *then* sends; a driver closes, *then* reads the journal.
+checks whether its pass is open, *then* sends; a driver closes, *then* reads the journal.
 """
 
 from __future__ import annotations
@@ -29,21 +30,20 @@ import msgspec
 from ferryman.records.keys import UpdateResult
 from ferryman.records.rows import Result, Rows
 from ferryman.storage import files
-from ferryman.storage import files as seals
 from ferryman.storage.files import StatePath
 from ferryman.storage.processes import Process
 
 _NAME = re.compile(r"(\d+)\.(\d+)-(\d+)\.(claim|sent|result)\Z")
 
 _TRIMS: Final = 10
-"""How often a pass's folder is emptied to remove it. What is left after that is looked at again by the next settle."""
+"""How often a pass's folder is emptied to remove it. Anything left after that is removed by the next settle."""
 
 
 _OPEN: Final = ".open"
 
 
 class Journal:
-    """The journal of a state."""
+    """Journal of a state."""
 
     def __init__(self, folder: StatePath) -> None:
         self.folder = folder
@@ -55,8 +55,9 @@ class Journal:
     # -- executors -----------------------------------------------------------------------------------
 
     def begin(self, pass_: int) -> StatePath:
-        """The pass's folder, made if need be. It is open from now on, unless somebody has closed it meanwhile: who sees
-        that looks into the folder that he has just changed, which is then seen as it is on any file system."""
+        """Return the pass's folder, creating it if necessary. The pass is open from now on, unless it was closed in the
+        meantime. That check reads a folder just changed by this process, whose content is then current on any file
+        system."""
         folder = self.folder / str(pass_)
         files.make_folder(folder)
         files.publish(self._open(pass_), b"")
@@ -65,70 +66,71 @@ class Journal:
         return folder
 
     def claim(self, pass_: int, rows: Rows, eligible: list[int] | None = None) -> bool:
-        """Make a chunk ours, durably; False if it is somebody's already (also our own, from before a crash).
+        """Claim a chunk durably; return False if it is claimed already (also by ourselves, before a crash).
 
         Args:
-            eligible: the rows that are meant, where that is not the whole range.
+            eligible: the rows claimed, if not the whole range.
         """
-        owner = {"process": Process.this(), "eligible": eligible}
-        return files.publish(self._path(pass_, rows, "claim"), seals.sealed(owner))
+        owner = {"process": Process.current(), "eligible": eligible}
+        return files.publish(self._path(pass_, rows, "claim"), files.seal(owner))
 
     def publish(self, pass_: int, result: Result) -> bool:
-        """Make a result known, durably; False if there is one of its kind for these very rows already."""
+        """Publish a result durably; return False if these very rows have a result of its kind already."""
         kind = "sent" if result.part is None else "result"
-        return files.publish(self._path(pass_, result.range, kind), seals.sealed(result))
+        return files.publish(self._path(pass_, result.range, kind), files.seal(result))
 
     def open_for(self, pass_: int) -> bool:
-        """May this pass still send? Look before each chunk, after claiming it.
+        """Return whether this pass may still send. Check before each chunk, after claiming it.
 
-        A file that is opened is asked for where it lies; what a folder has, a network file system may remember for a
+        Opening the file asks the server where it is stored; a network file system may cache a folder's content for a
         minute.
         """
         return files.can_open(self._open(pass_))
 
     def publish_update(self, pass_: int, update: UpdateResult) -> bool:
-        """Make known what became of a range of keys, durably; False if that was done before: only the first counts."""
+        """Publish what became of a range of keys, durably; return False if that was done before: only the first result
+        counts."""
         path = self.folder / str(pass_) / f"{update.node}.{update.range}.update"
-        return files.publish(path, seals.sealed(update))
+        return files.publish(path, files.seal(update))
 
     def updates(self, pass_: int) -> list[UpdateResult]:
-        """What became of keys in a pass.
+        """Return the results of keys in a pass.
 
         Raises:
             StateDamaged: a journal file is not what was written.
         """
         folder = self.folder / str(pass_)
-        paths = [folder / name for name in sorted(files.names(folder)) if name.endswith(".update")]
-        return [msgspec.convert(seals.unseal(path), UpdateResult, strict=False) for path in paths]
+        paths = [folder / name for name in sorted(files.list_names(folder)) if name.endswith(".update")]
+        return [msgspec.convert(files.unseal(path), UpdateResult, strict=False) for path in paths]
 
     def give_up(self, pass_: int, destination: str, why: str) -> None:
-        """A call of this destination was given up; the worker that made it is about to end. Durable."""
-        files.publish(self._hung(pass_, destination), seals.sealed(why))
+        """Record durably that a call of this destination was given up; the worker that made it is about to end."""
+        files.publish(self._hung(pass_, destination), files.seal(why))
 
     def given_up(self, pass_: int, destination: str) -> str | None:
-        """Why a call of this destination was given up in this pass; None: none was."""
+        """Return why a call of this destination was given up in this pass; None if none was."""
         path = self._hung(pass_, destination)
-        return str(seals.unseal(path)) if files.exists(path) else None
+        return str(files.unseal(path)) if files.exists(path) else None
 
     def owner_alive(self, pass_: int, rows: Rows) -> bool:
-        """Is the process that claimed these rows still there, as far as we can see?"""
-        owner: Any = seals.unseal(self._path(pass_, rows, "claim"))
+        """Return whether the process that claimed these rows is still running, as far as can be seen from here."""
+        owner: Any = files.unseal(self._path(pass_, rows, "claim"))
         process = msgspec.convert(owner["process"], Process)
-        return not process.gone and process != Process.this()
+        return not process.is_gone and process != Process.current()
 
     def claimed_rows(self, pass_: int, rows: Rows) -> list[int] | None:
-        """The rows that a claim means; None: all of its range."""
-        owner: Any = seals.unseal(self._path(pass_, rows, "claim"))
+        """Return the rows that a claim covers; None: its whole range."""
+        owner: Any = files.unseal(self._path(pass_, rows, "claim"))
         return None if owner["eligible"] is None else list(owner["eligible"])
 
     # -- both ----------------------------------------------------------------------------------------
 
     def highest_closed(self) -> int:
-        """Number of the highest closed pass, 0 before the first."""
-        return max((int(n) for n in files.names(self._closed) if n.isdigit()), default=0)
+        """Return the number of the highest closed pass, 0 before the first."""
+        return max((int(n) for n in files.list_names(self._closed) if n.isdigit()), default=0)
 
     def results(self, pass_: int) -> list[Result]:
-        """Results of a pass that have a ledger file, in the order of their rows.
+        """Return the results of a pass that have a ledger file, in the order of their rows.
 
         Raises:
             StateDamaged: a journal file is not what was written.
@@ -136,8 +138,8 @@ class Journal:
         return self._read(path for _, kind, path in self._entries(pass_) if kind == "result")
 
     def notes(self, pass_: int, wanted: Callable[[Rows], bool] = lambda rows: True) -> list[Result]:
-        """What was noted of these chunks of a pass, in the order of their rows: each of their rows may be named, so of
-        a chunk that a ledger file covers it is better left unread.
+        """Return the outcomes noted for these chunks of a pass, in the order of their rows. A note may name each of its
+        rows, so skip those of chunks that a ledger file covers.
 
         Raises:
             StateDamaged: a journal file is not what was written.
@@ -145,42 +147,42 @@ class Journal:
         return self._read(path for rows, kind, path in self._entries(pass_) if kind == "sent" and wanted(rows))
 
     def answered(self, pass_: int, key: int | None = None) -> set[Rows]:
-        """Ranges of a pass (of one file) that have a result or a note."""
+        """Return the ranges of a pass (of one file) that have a result or a note."""
         return {rows for rows, kind, _ in self._entries(pass_) if kind != "claim" and key in (None, rows.key)}
 
     def claims(self, pass_: int, key: int | None = None) -> list[Rows]:
-        """Claims of a pass (of one file)."""
+        """Return the claims of a pass (of one file)."""
         return sorted(rows for rows, kind, _ in self._entries(pass_) if kind == "claim" and key in (None, rows.key))
 
     # -- driver --------------------------------------------------------------------------------------
 
     def close(self, pass_: int) -> None:
-        """From now on nothing unclaimed of this pass or an older one is sent."""
+        """Stop all sending of unclaimed rows of this pass and older ones."""
         files.publish(self._closed / str(pass_), b"")
         files.remove(self._open(pass_))
-        found = files.names(self._closed)
-        highest = max(int(name) for name in found if name.isdigit())  # above ours, if we were overtaken
+        found = files.list_names(self._closed)
+        highest = max(int(name) for name in found if name.isdigit())  # higher than ours if we were overtaken
         files.remove_all(self._closed / name for name in found if _pass_of(name) < highest + name.endswith(_OPEN))
 
     def passes(self) -> list[int]:
-        """Passes that have a journal."""
-        return sorted(int(n) for n in files.names(self.folder) if n.isdigit())
+        """Return the passes that have a journal."""
+        return sorted(int(n) for n in files.list_names(self.folder) if n.isdigit())
 
     def trim(self, pass_: int, keep: set[Rows]) -> None:
-        """Remove a pass's journal but for what concerns these claims (which a late worker may still answer)."""
+        """Remove a pass's journal, except files of these claims (which a late worker may still answer)."""
         for rows, _, path in list(self._entries(pass_)):
             if rows not in keep:
                 files.remove(path)
         folder = self.folder / str(pass_)
         for _ in range(_TRIMS if not keep else 0):
-            with contextlib.suppress(OSError):  # a late worker has put something into it; or it cannot be removed
-                files.remove_emptied(folder)
+            with contextlib.suppress(OSError):  # a late worker has added a file; or it cannot be removed
+                files.remove_flat_folder(folder)
                 return
 
     def forget(self, pass_: int, rows: Rows) -> None:
-        """Remove a claim that was left open: late answers to it do not count any more."""
+        """Remove a claim that was left open: late answers to it no longer count."""
         folder = self.folder / str(pass_)
-        files.remove_all(folder / name for name in files.names(folder) if name.startswith(f"{rows.name}."))
+        files.remove_all(folder / name for name in files.list_names(folder) if name.startswith(f"{rows.name}."))
 
     def _open(self, pass_: int) -> StatePath:
         return self._closed / f"{pass_}{_OPEN}"
@@ -192,12 +194,12 @@ class Journal:
         return self.folder / str(pass_) / f"{rows.name}.{kind}"
 
     def _read(self, paths: Iterable[StatePath]) -> list[Result]:
-        found = [msgspec.convert(seals.unseal(path), Result) for path in paths]
+        found = [msgspec.convert(files.unseal(path), Result) for path in paths]
         return sorted(found, key=lambda r: (r.key, r.first, -r.end))
 
     def _entries(self, pass_: int) -> Iterator[tuple[Rows, str, StatePath]]:
         folder = self.folder / str(pass_)
-        for name in files.names(folder):
+        for name in files.list_names(folder):
             if found := _NAME.match(name):
                 yield Rows(int(found[1]), int(found[2]), int(found[3])), found[4], folder / name
 

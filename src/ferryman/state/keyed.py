@@ -1,8 +1,8 @@
-"""The tables of a state's keyed nodes: the state of each key, the exports that the plan has not carried
-on yet, and what keys were given of documents that may change.
+"""Tables of a state's keyed nodes: the state of each key, the exports that the plan has not processed yet, and the
+contributions that keys received from documents that may change.
 
-They stand beside the tables of every state, have the same driver and the same fence, and are made when a plan with the
-node runs for the first time.
+They stand beside the other tables of a state, have the same driver and the same fence, and are created when a plan with
+the node runs for the first time.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from ferryman.storage.parquet import Part
 from ferryman.storage.tables import Table
 
 MERGED: Final = "ferryman.merged"
-"""Application id: rows of the state when all of its files were merged last."""
+"""Application id: number of rows of the state when all of its files were merged last."""
 
 
 class KeyedTables(NamedTuple):
-    """Of one keyed node."""
+    """Tables of one keyed node."""
 
     state: Table
     exports: Table
@@ -48,8 +48,8 @@ class KeyedTables(NamedTuple):
         return (self.state, self.exports, self.contributions)
 
     def load(self, application: str) -> None:
-        """Read all as they are now; a reader may come before they are made."""
-        if not self.contributions.made:
+        """Load all tables in their current state; a reader may come before they are created."""
+        if not self.contributions.exists:
             return
         self.state.load([application, PUBLISHED, MERGED, FORGOTTEN])
         self.exports.load([application, PUBLISHED, *map(place_id, lanes())])
@@ -58,10 +58,10 @@ class KeyedTables(NamedTuple):
     def publish(
         self, wave: int, state: Sequence[Part], exports: Sequence[tuple[str, Part]], contributions: Sequence[Part]
     ) -> None:
-        """Make known what a wave has changed; nothing if that was done before.
+        """Commit a wave's changes, unless they were committed before.
 
         Args:
-            exports: (lane, file), in the order in which they go on.
+            exports: (lane, file), in the order in which they are processed.
         """
         self._publish(self.contributions, wave, contributions)
         self._publish(self.state, wave, state)
@@ -79,20 +79,20 @@ class KeyedTables(NamedTuple):
             table.commit(table.folder.parent.name, adds=map(table.data_file, parts), transactions={PUBLISHED: wave})
 
     def files_of(self, key: str) -> list[DataFile]:
-        """Files of the state that may have a row of this key."""
+        """Return the files of the state that may have a row of this key."""
         return [file for file in self.state.files.values() if may_hold(file, bucket_of(key), bucket_of(key))]
 
 
 def may_hold(file: DataFile, least: int, greatest: int) -> bool:
-    """May a file of the state have rows of these buckets?"""
+    """Return whether a file of the state may have rows of these buckets."""
     first, last = (int(file.stats[kind]["bucket"]) for kind in ("minValues", "maxValues"))
     return first <= greatest and least <= last
 
 
 def keyed_tables(plan: Plan, root: StatePath) -> dict[str, KeyedTables]:
-    """Node -> its tables, there or not, also of nodes that the plan had once: a wave of theirs may have to be settled.
-    The plan's nodes know from now on where their exports lie."""
-    known = set(files.names(root / "state"))
+    """Return node -> its tables, created or not, also of nodes that the plan once had: a wave of theirs may have to be
+    settled. Also set, in the plan's nodes, the folder of their exports."""
+    known = set(files.list_names(root / "state"))
     for node in keyed_nodes(plan.nodes):
         known.add(node.name)
         if isinstance(node.exports.source, Exports):
@@ -107,30 +107,31 @@ def keyed_tables(plan: Plan, root: StatePath) -> dict[str, KeyedTables]:
     }
 
 
-def missing(keyed: dict[str, KeyedTables], remembered: Structure) -> Iterator[StateDamaged]:
-    """Tables that should be there, for the plan had their nodes when it ran last."""
-    for name in keyed.keys() & keyed_of(remembered):
+def missing_tables(keyed: dict[str, KeyedTables], previous: Structure) -> Iterator[StateDamaged]:
+    """Yield an error for each missing table of a node that the plan had when it ran last."""
+    for name in keyed.keys() & keyed_of(previous):
         for table in keyed[name].all:
-            if not table.made:
+            if not table.exists:
                 yield StateDamaged(str(table.folder), "the folder is missing")
 
 
-def there(keyed: dict[str, KeyedTables]) -> list[Table]:
-    """Those of the tables that have been made."""
-    return [table for each in keyed.values() for table in each.all if table.made]
+def existing_tables(keyed: dict[str, KeyedTables]) -> list[Table]:
+    """Return those of the tables that were created."""
+    return [table for each in keyed.values() for table in each.all if table.exists]
 
 
-def _refuse_added_again(keyed: dict[str, KeyedTables], plan: Plan, remembered: Structure) -> None:
-    """A node that was taken out of the plan has missed what came since: its state would be wrong without a word.
+def _refuse_added_again(keyed: dict[str, KeyedTables], plan: Plan, previous: Structure) -> None:
+    """Refuse a node that was removed from the plan and added again: its state lacks everything since, which nobody
+    would notice.
 
     Raises:
-        UsageError: one of the plan's nodes was not in it when it ran last, and has a state of before.
+        UsageError: one of the plan's nodes was not in it when it ran last, but has an earlier state.
     """
-    had = keyed_of(remembered)
+    recorded = keyed_of(previous)
     for node in keyed_nodes(plan.nodes):
         tables = keyed[node.name]
-        made = [table for table in tables.all if table.made]
-        if node.name not in had and any(table.number_now(PUBLISHED) for table in made):
+        existing = [table for table in tables.all if table.exists]
+        if node.name not in recorded and any(table.transaction_on_disk(PUBLISHED) for table in existing):
             raise UsageError(
                 f"{node.name}: this keyed node was taken out of the plan, and its state of before is still there "
                 f"({tables.state.folder}), without what came since. Nothing was changed. Give the node another name: "
@@ -138,21 +139,21 @@ def _refuse_added_again(keyed: dict[str, KeyedTables], plan: Plan, remembered: S
             )
 
 
-def create_missing(keyed: dict[str, KeyedTables], plan: Plan, remembered: Structure) -> None:
-    """Make the tables of nodes that the plan did not have when it ran last.
+def create_missing_tables(keyed: dict[str, KeyedTables], plan: Plan, previous: Structure) -> None:
+    """Create the tables of nodes that the plan did not have when it ran last.
 
     Raises:
         UsageError: one of them had been in the plan before that.
     """
-    _refuse_added_again(keyed, plan, remembered)
-    had = keyed_of(remembered)
-    create_all(tables for name, tables in keyed.items() if name not in had)
+    _refuse_added_again(keyed, plan, previous)
+    recorded = keyed_of(previous)
+    create_tables(tables for name, tables in keyed.items() if name not in recorded)
 
 
-def create_all(keyed: Iterable[KeyedTables]) -> None:
-    """Make those of the tables that are not there."""
+def create_tables(keyed: Iterable[KeyedTables]) -> None:
+    """Create those of the tables that do not exist."""
     for tables in keyed:
         for table in tables.all:
-            if not table.made:
+            if not table.exists:
                 table.create()
                 crash.point("create.keyed")

@@ -1,8 +1,10 @@
-"""Where a plan stands in its logs: application transactions of the outbox, committed with the waves that got there.
+"""Positions of a plan in its logs: application transactions of the outbox, committed with the waves that reached them.
 
-A number of 0 is as good as none, so places are kept one higher. Positions are of one log: those of a log that was
-deleted and made again are others, also of partitions that it does not have yet. A source that reads several logs (a
-join) keeps the positions of each under its name, any other source under "".
+A transaction number of 0 equals none, so places are stored plus one. Positions belong to one log: those of a log that
+was deleted and created again are different ones, also of partitions that it does not have yet. A source that reads
+several logs (a join) keeps the positions of each under its name, any other source under "".
+
+Also here: which exports and inputs of keyed nodes are still unfinished.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from ferryman.state.outbox import has_exports, pending_rows
 from ferryman.state.state import READ, State, id_of
 from ferryman.storage import parquet
 from ferryman.storage.parquet import read_part
-from ferryman.storage.query import connect, quoted, quoted_list
+from ferryman.storage.query import connect, quote, quote_list
 
 RANGES: Final = "ferryman.ranges"
 """Application id: the last wave that has written rows of ranges into the ledger; see ``schemas.RANGE``."""
@@ -34,74 +36,79 @@ Partitions = Mapping[str, Iterable[str]]
 """Name of a log -> its partitions."""
 
 
-class Head(NamedTuple):
-    """The entry at which a log waits, and what it has had."""
+class LogHead(NamedTuple):
+    """Entry at which a log waits, and its attempts so far."""
 
     place: int
     entry: int
-    """Number of its id, see ``number_of``: several may have one place."""
+    """Number of its id, see ``number_of_text``: several entries may have one place."""
     attempt: int
     transient: int
     since: int
-    """When it first failed for now, µs since 1970; 0: it has not."""
+    """When it first failed temporarily, µs since 1970; 0: it has not."""
     replay: int
-    """Of the log, see ``LogPositions.replay``: read again, it is another revision."""
+    """Replay number of the log, see ``LogPositions.replay``: read again, the entry is another revision."""
 
 
 class LogPositions:
-    """Of one source of a state."""
+    """Positions of one source of a state."""
 
     def __init__(self, state: State, source: str) -> None:
         self._outbox = state.outbox
         self._documents = state.documents
         self._name = source
 
-    def of(self, identities: Mapping[str, str], logs: Partitions) -> dict[str, int]:
-        """The place that comes next, of those partitions of which something is known: nothing of a log that is another
-        one now.
+    def places(self, identities: Mapping[str, str], logs: Partitions) -> dict[str, int]:
+        """Return partition -> next place to read, for partitions with a known position; none if the log was replaced.
 
         Args:
             identities: see ``sources.Log``.
         """
-        stems = {name: self._positions_of(name, self._now(name, identities)) for name in logs}
-        known = {p: self._outbox.number(f"{stems[name]}{p}") for name, partitions in logs.items() for p in partitions}
+        prefixs = {name: self._position_prefix(name, self._current_log(name, identities)) for name in logs}
+        known = {
+            p: self._outbox.transaction(f"{prefixs[name]}{p}") for name, partitions in logs.items() for p in partitions
+        }
         return {partition: number - 1 for partition, number in known.items() if number}
 
-    def every(self) -> dict[str, int]:
-        """The same of all partitions, also where the logs cannot be asked which they have."""
-        stem = f"{self._key('position')}/"
-        return {key.removeprefix(stem).split("/", 2)[2]: number - 1 for key, number in self._kept().items()}
+    def all_places(self) -> dict[str, int]:
+        """Return partition -> next place to read for all partitions, also where the logs cannot be asked which they
+        have."""
+        prefix = f"{self._key('position')}/"
+        return {
+            key.removeprefix(prefix).split("/", 2)[2]: number - 1 for key, number in self._stored_positions().items()
+        }
 
     @property
-    def known(self) -> bool:
-        """Was the source ever read?"""
-        return self.read > 0
+    def was_read(self) -> bool:
+        """Return whether the source was ever read."""
+        return self.entries_read > 0
 
     @property
-    def read(self) -> int:
-        """Entries that were processed, of this source."""
-        return self._outbox.number(self.read_key)
+    def entries_read(self) -> int:
+        """Number of entries of this source that were processed."""
+        return self._outbox.transaction(self.entries_read_id)
 
     @property
-    def read_key(self) -> str:
-        """Application id of ``read``."""
+    def entries_read_id(self) -> str:
+        """Application id of ``entries_read``."""
         return f"{READ}{self._name}"
 
     @property
     def replay(self) -> int:
-        """Grows each time the source is read from another place on than where the plan stood: one less than the
-        revision of what is read for the first time since."""
-        return self._outbox.number(self._key("replay"))
+        """Number of times the source was reset to another place: one less than the revision of entries read for the
+        first time since."""
+        return self._outbox.transaction(self._key("replay"))
 
     def next_replay(self) -> int:
-        """For a log that is read from another place on: its entries get revisions that none of this source has had."""
+        """Return the replay number for a log that is read from another place: its entries get revisions that the source
+        has not had."""
         paths, columns = self._documents.paths(), pa.schema([DOCUMENTS.field("source"), DOCUMENTS.field("revision")])
         rows = parquet.scan(paths, columns).to_table(filter=pc.field("source") == self._name) if paths else None
         highest = pc.max(rows["revision"]).as_py() if rows is not None else None
         return max(self.replay + 1, highest or 0)
 
-    def replaced(self, identities: Mapping[str, str]) -> list[str]:
-        """Of its logs, those that are others now than the positions are of.
+    def replaced_logs(self, identities: Mapping[str, str]) -> list[str]:
+        """Return the names of its logs that are not the ones whose positions are known.
 
         Args:
             identities: see ``sources.Log``.
@@ -109,20 +116,20 @@ class LogPositions:
         return [
             name
             for name, identity in identities.items()
-            if identity and self._log(name) not in (0, number_of(identity))
+            if identity and self._recorded_log(name) not in (0, number_of_text(identity))
         ]
 
-    def missing(self, identities: Mapping[str, str]) -> list[str]:
-        """Of its logs, those that were known and are not there now.
+    def missing_logs(self, identities: Mapping[str, str]) -> list[str]:
+        """Return the names of its logs that were known and do not exist now.
 
         Args:
             identities: see ``sources.Log``.
         """
-        return [name for name, identity in identities.items() if not identity and self._log(name)]
+        return [name for name, identity in identities.items() if not identity and self._recorded_log(name)]
 
-    def has_followed(self, moved: str) -> bool:
-        """Was this the last move of the reader that was followed?"""
-        return self._outbox.number(self._key("moved")) == number_of(moved)
+    def has_followed_move(self, moved: str) -> bool:
+        """Return whether this was the last move of the reader that the plan has followed."""
+        return self._outbox.transaction(self._key("moved")) == number_of_text(moved)
 
     def transactions(
         self,
@@ -133,106 +140,113 @@ class LogPositions:
         replay: int,
         moved: str = "",
     ) -> dict[str, int]:
-        """What a commit keeps of a source that got there.
+        """Return the transactions that a commit stores for a source that reached these positions.
 
         Args:
-            identities: of its logs; "": one does not say now, and is the one that was known.
-            moved: the last move of the reader, which this follows.
+            identities: identities of its logs; "": unknown at the moment, so the one recorded before.
+            moved: the last move of the reader, which these positions follow.
         """
-        found = {self.read_key: read, self._key("replay"): replay}
+        found = {self.entries_read_id: read, self._key("replay"): replay}
         if moved:
-            found[self._key("moved")] = number_of(moved)
+            found[self._key("moved")] = number_of_text(moved)
         for name, partitions in logs.items():
-            log = self._now(name, identities)
-            stem = self._positions_of(name, log)
-            found |= {f"{stem}{partition}": positions[partition] + 1 for partition in partitions}
+            log = self._current_log(name, identities)
+            prefix = self._position_prefix(name, log)
+            found |= {f"{prefix}{partition}": positions[partition] + 1 for partition in partitions}
             if log:
                 found[f"{self._key('log')}/{name}"] = log
         return found
 
-    def head(self, partition: str) -> Head | None:
-        """At which entry the log waited last, and how often it was tried; None: it never did. It may have gone through
-        since."""
-        stem = self._head_of(partition)
-        if not self._outbox.number(f"{stem}attempt"):
+    def head(self, partition: str) -> LogHead | None:
+        """Return the entry at which the log last waited, and how often it was tried; None if it never waited. It may
+        have been processed since."""
+        prefix = self._head_prefix(partition)
+        if not self._outbox.transaction(f"{prefix}attempt"):
             return None
-        return Head(*(self._outbox.number(f"{stem}{field}") for field in Head._fields))
+        return LogHead(*(self._outbox.transaction(f"{prefix}{field}") for field in LogHead._fields))
 
-    def head_transactions(self, partition: str, head: Head) -> dict[str, int]:
-        """What a commit keeps of it."""
-        stem = self._head_of(partition)
-        return {f"{stem}{field}": number for field, number in head._asdict().items()}
+    def head_transactions(self, partition: str, head: LogHead) -> dict[str, int]:
+        """Return the transactions that a commit stores for a waiting entry."""
+        prefix = self._head_prefix(partition)
+        return {f"{prefix}{field}": number for field, number in head._asdict().items()}
 
     def all_transactions(self) -> dict[str, int]:
-        """All that is kept of the source, for a state that goes on with it."""
-        if not self.known:
+        """Return all transactions of the source, for a state that continues from this one."""
+        if not self.was_read:
             return {}
         logs = {key: n for key, n in self._outbox.log.transactions().items() if key.startswith(f"{self._key('log')}/")}
-        moved = {key: n for key in [self._key("moved")] if (n := self._outbox.number(key))}
-        return {**self._kept(), **logs, **moved, self.read_key: self.read, self._key("replay"): self.replay}
+        moved = {key: n for key in [self._key("moved")] if (n := self._outbox.transaction(key))}
+        return {
+            **self._stored_positions(),
+            **logs,
+            **moved,
+            self.entries_read_id: self.entries_read,
+            self._key("replay"): self.replay,
+        }
 
-    def _kept(self) -> dict[str, int]:
-        """Application id -> number, of each position of the logs as they are known now."""
-        stem = f"{self._key('position')}/"
+    def _stored_positions(self) -> dict[str, int]:
+        """Return application id -> number for each position of the logs as recorded now."""
+        prefix = f"{self._key('position')}/"
         found = {}
         for key, number in self._outbox.log.transactions().items():
-            if key.startswith(stem):
-                name, log, _ = key.removeprefix(stem).split("/", 2)
-                if int(log, 16) == self._log(name):
+            if key.startswith(prefix):
+                name, log, _ = key.removeprefix(prefix).split("/", 2)
+                if int(log, 16) == self._recorded_log(name):
                     found[key] = number
         return found
 
-    def _log(self, name: str) -> int:
-        """Of which log of this name the positions are; 0: nothing is known of it."""
-        return self._outbox.number(f"{self._key('log')}/{name}")
+    def _recorded_log(self, name: str) -> int:
+        """Return the number of the log of this name that the positions belong to; 0 if unknown."""
+        return self._outbox.transaction(f"{self._key('log')}/{name}")
 
-    def _now(self, name: str, identities: Mapping[str, str]) -> int:
-        """The log that is there now; where it does not say which it is, the one that was known."""
+    def _current_log(self, name: str, identities: Mapping[str, str]) -> int:
+        """Return the number of the log that exists now; if it does not tell its identity, the recorded one."""
         identity = identities.get(name, "")
-        return number_of(identity) if identity else self._log(name)
+        return number_of_text(identity) if identity else self._recorded_log(name)
 
     def _key(self, what: str) -> str:
         return f"ferryman.{what}.{self._name}"
 
-    def _head_of(self, partition: str) -> str:
+    def _head_prefix(self, partition: str) -> str:
         return f"{self._key('head')}/{partition}/"
 
-    def _positions_of(self, name: str, log: int) -> str:
-        """What the application ids of a log's positions begin with."""
+    def _position_prefix(self, name: str, log: int) -> str:
+        """Return the prefix of the application ids of a log's positions."""
         return f"{self._key('position')}/{name}/{log:x}/"
 
 
-def stands_at(
+def next_places(
     kept: LogPositions | None, log: Log, identities: Mapping[str, str], begin: Positions, end: Positions
 ) -> dict[str, int]:
-    """The place that comes next, of each partition that a log has; where nothing is known, its first.
+    """Return the next place to read for each partition of a log; the first place if no position is known.
 
     Args:
         kept: None: the plan has no state yet.
     """
-    known = {} if kept is None else kept.of(identities, {name: log.partitions_of(name, end) for name in identities})
+    known = {} if kept is None else kept.places(identities, {name: log.partitions_of(name, end) for name in identities})
     return {partition: known.get(partition, begin.get(partition, last)) for partition, last in end.items()}
 
 
-def reader_of(state: State, source: str) -> str:
-    """By which name a log knows who reads it: no other state's source has it."""
+def reader_name(state: State, source: str) -> str:
+    """Return the name by which a log knows this reader; no source of another state has it."""
     return f"{state.plan.key}.{source}"[: limits.READER_CHARACTERS] + f"-{id_of(state.root)[:8]}"
 
 
-def number_of(identity: str) -> int:
-    """A text as a number of 62 bits, above 0."""
+def number_of_text(identity: str) -> int:
+    """Return a text's hash as a number of 62 bits above 0."""
     return 1 + (int.from_bytes(blake2b(identity.encode(), digest_size=8).digest()) >> 2)
 
 
-# Rows of ``documents`` of exports that a step could not take, or that wait for such a one: they are named by their
-# places, and their keys are their fingerprints.
+# --- exports that failed at a step or wait for one that did ---
+#
+# Their rows of ``documents`` are named by their places; their keys are their fingerprints.
 
 
 def held_rows(state: State, node: str, columns: str, where: str = "true") -> list[tuple[Any, ...]]:
-    """Columns of the last rows of those of a node that have not gone through.
+    """Return columns of the last rows of a node's exports that were not processed completely.
 
     Args:
-        where: a condition on all rows of one export, as SQL.
+        where: an SQL condition on all rows of one export.
 
     Raises:
         StateDamaged: a file is missing, or not what was written.
@@ -240,18 +254,18 @@ def held_rows(state: State, node: str, columns: str, where: str = "true") -> lis
     paths = state.documents.paths()
     if not paths:
         return []
-    with connect(state.spill) as db:
-        db.register("documents", parquet.scan(paths, DOCUMENTS))  # of other sources only this column is read
+    with connect(state.local_scratch) as db:
+        db.register("documents", parquet.scan(paths, DOCUMENTS))  # only this column is read of other sources' rows
         return db.execute(f"""
             SELECT {columns} FROM (
-                SELECT * FROM documents WHERE source = {quoted(node)} AND {where}
+                SELECT * FROM documents WHERE source = {quote(node)} AND {where}
                 QUALIFY row_number() OVER (PARTITION BY document ORDER BY wave DESC) = 1
             ) WHERE failed IS NOT NULL
         """).fetchall()
 
 
 def lowest_places(state: State, node: str) -> dict[str, int]:
-    """Of each lane with such exports the lowest place."""
+    """Return lane -> lowest place of such exports."""
     found: dict[str, int] = {}
     for (revision,) in held_rows(state, node, "revision"):
         lane, place = place_of(revision)
@@ -259,38 +273,40 @@ def lowest_places(state: State, node: str) -> dict[str, int]:
     return found
 
 
-# What waits at keyed nodes or below them: as long as something does, their states are not all that they were given.
+# --- documents and exports that wait at keyed nodes or below them ---
+#
+# As long as something waits, the nodes' states do not include everything that was sent to them.
 
 
-def unfinished(state: State, nodes: Collection[str], plan: Structure, *, ended: bool = False) -> Iterator[str]:
-    """A line for each place at which something waits, or is held for review, at one of these nodes or below it.
+def unfinished_work(state: State, nodes: Collection[str], plan: Structure, *, ended: bool = False) -> Iterator[str]:
+    """Yield a line for each place at or below these nodes where something waits, or is held for review.
 
     Args:
         plan: the structure of the plan that ran last.
-        ended: also what ``update`` has refused for good of a source's documents, which can be retried at any time.
+        ended: include documents of a source that ``update`` has rejected for good, which can be retried at any time.
 
     Raises:
         StateDamaged: a file is missing, or not what was written.
     """
-    yield from _inputs(state, nodes, ended=ended)
-    yield from _below(state, nodes)
+    yield from _uncounted_inputs(state, nodes, ended=ended)
+    yield from _waiting_exports(state, nodes)
     for name in sorted(nodes):
-        if any(name in node.after for node in plan.values()) and (unread := _unread(state, name)):
+        if any(name in node.after for node in plan.values()) and (unread := _unread_exports(state, name)):
             yield f"{name}: {unread} exports were not carried on"
         if held := held_rows(state, name, "document"):
             yield f"{name}: {len(held)} exports wait at a step or router, or failed there (one of them: {held[0][0]})"
 
 
 def counted_and_failed(state: State, logs: Collection[str], nodes: Collection[str]) -> Iterator[str]:
-    """A line for each of these logs that has entries which a keyed node was given, and of which a step on another
-    branch failed: read again, they would be counted twice."""
+    """Yield a line for each of these logs with entries that a keyed node has counted and a step on another branch
+    failed: read again, they would be counted twice."""
     counted = " OR ".join(map(had_sql, nodes)) or "false"
     for source, number, example in _failed(state, logs, counted):
         yield f"{source}: {number} entries were counted, and failed on another branch (one of them: {example})"
 
 
 def failed_entries(state: State, logs: Collection[str]) -> Iterator[str]:
-    """A line for each of these logs that has entries which a step or router could not take, for now or for good."""
+    """Yield a line for each of these logs with entries that a step or router failed on, temporarily or for good."""
     for source, number, example in _failed(state, logs, "true"):
         yield f"{source}: {number} entries wait at a step or router, or failed there (one of them: {example})"
 
@@ -299,17 +315,17 @@ def _failed(state: State, logs: Collection[str], where: str) -> list[tuple[str, 
     paths = state.documents.paths()
     if not paths or not logs:
         return []
-    with connect(state.spill) as db:
+    with connect(state.local_scratch) as db:
         db.register("documents", parquet.scan(paths, DOCUMENTS))
         return db.execute(f"""
             SELECT source, count(*), min(document) FROM (
-                SELECT * FROM documents WHERE source IN (SELECT unnest({quoted_list(logs)}))
+                SELECT * FROM documents WHERE source IN (SELECT unnest({quote_list(logs)}))
                 QUALIFY row_number() OVER (PARTITION BY source, document ORDER BY wave DESC) = 1
             ) WHERE failed IS NOT NULL AND ({where}) GROUP BY source ORDER BY source
         """).fetchall()
 
 
-def _inputs(state: State, nodes: Collection[str], *, ended: bool) -> Iterator[str]:
+def _uncounted_inputs(state: State, nodes: Collection[str], *, ended: bool) -> Iterator[str]:
     waiting: Counter[str] = Counter()
     for file in state.outbox.files.values():
         if file.partition["destination"] in nodes:
@@ -319,7 +335,7 @@ def _inputs(state: State, nodes: Collection[str], *, ended: bool) -> Iterator[st
         yield f"{name}: {number} documents are committed, and not counted yet{refused}"
 
 
-def _below(state: State, nodes: Collection[str]) -> Iterator[str]:
+def _waiting_exports(state: State, nodes: Collection[str]) -> Iterator[str]:
     found: Counter[tuple[str, str]] = Counter()
     examples: dict[tuple[str, str], str] = {}
     for file in filter(has_exports, state.outbox.files.values()):
@@ -334,7 +350,7 @@ def _below(state: State, nodes: Collection[str]) -> Iterator[str]:
         yield f"{destination}: {number} exports of {source} wait, or are held for review (one of them: {example})"
 
 
-def _unread(state: State, name: str) -> int:
-    reached = LogPositions(state, name).of({"": ""}, {"": lanes()})
+def _unread_exports(state: State, name: str) -> int:
+    reached = LogPositions(state, name).places({"": ""}, {"": lanes()})
     table = state.keyed[name].exports
-    return sum(max(0, table.number(place_id(lane)) - reached.get(lane, 0)) for lane in lanes())
+    return sum(max(0, table.transaction(place_id(lane)) - reached.get(lane, 0)) for lane in lanes())

@@ -1,7 +1,7 @@
-"""Keeping files few: small ones are merged, logs folded, what nobody names is removed. Only between waves.
+"""Keeping a state small: small files are merged, logs folded, unnamed files removed. Only between waves.
 
-Each piece is one commit that changes no row's meaning, so a crash before or after it changes nothing; a file that was
-written and not committed is swept with the rest.
+Each operation is one commit that changes no row's meaning, so a crash before or after it changes nothing; a file that
+was written and not committed is swept with the rest.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from ferryman.records.keys import CONTRIBUTIONS, FORGOTTEN, KEY_STATE, PUBLISHED
 from ferryman.state.keyed import MERGED, KeyedTables
 from ferryman.state.logs import LogPositions, lowest_places
 from ferryman.state.outbox import OutboxWriter, due_stats, row_groups, split_family
-from ferryman.state.state import KEPT, State
+from ferryman.state.state import DOCUMENT_COUNT, State
 from ferryman.storage.delta import DataFile
-from ferryman.storage.files import fsync_folder, listed, remove_temporary
+from ferryman.storage.files import cached_listing, fsync_folder, remove_temporary
 from ferryman.storage.parquet import Part, PartWriter, RowGroups, content_size, read_part
 from ferryman.storage.query import (
-    Marks,
-    Spread,
+    HashFilter,
+    PartitionFiles,
     connect,
-    part_of,
+    partition_of,
     partitions_for,
-    quoted_list,
+    quote_list,
     read_rows,
     register,
     stream,
@@ -48,12 +48,12 @@ _NO_NUMBERS: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 def maintain(state: State, *, sweeps: bool = True) -> list[str]:
-    """Merge what has become many, fold long logs, sweep. Cheap when there is nothing to do.
+    """Merge small files, fold long logs, sweep. Cheap when there is nothing to do.
 
-    Returns what could not be merged, a line each.
+    Returns a message for each merge that failed.
 
     Args:
-        sweeps: False: tasks are staging files that nothing names yet.
+        sweeps: set False while tasks are staging files that nothing names yet.
     """
     notes: list[str] = []
     changed = _drop_outdated(state, notes)
@@ -72,63 +72,63 @@ def maintain(state: State, *, sweeps: bool = True) -> list[str]:
 
 
 def sweep(state: State) -> int:
-    """Remove every data file of ours, or of a driver before us, that no table names; how many there were. Only when no
-    wave is unsettled, and no task is staging files of the next.
+    """Remove every data file, of this driver or an earlier one, that no table names; return how many. Only when no wave
+    is unsettled and no task is staging files of the next.
 
     Raises:
-        StateLost: another driver has taken over; what we know of the tables is old, nothing was removed.
+        StateLost: another driver has taken over; our view of the tables is old, nothing was removed.
     """
-    state.check_ours()
-    gone = 0
-    with state.removable() as before, listed(state.root):
+    state.check_ownership()
+    removed = 0
+    with state.removal_cutoff() as before, cached_listing(state.root):
         for table in state.tables:
-            gone += table.sweep(before=before)
+            removed += table.sweep(before=before)
             crash.point("sweep.table")
     if isinstance(state.root, Path):  # in an object store nothing is half written
-        half_written_before = state.readers.now() - limits.TEMPORARY_S
+        half_written_before = state.readers.filesystem_time() - limits.TEMPORARY_S
         for folder in (state.root, state.commands, state.journal.folder):
             remove_temporary(folder, half_written_before)
         for table in state.tables:
             table.log.remove_half_written(half_written_before)
-    return gone
+    return removed
 
 
 def _drop_outdated(state: State, notes: list[str]) -> bool:
-    """Drop outdated rows of ``documents``, once they are a good part of all.
+    """Drop outdated rows of ``documents`` once they are a large share of all.
 
-    1. find them, and which files have the most
+    1. find them, and the files with most of them
     2. write such files again, a group at a time, without them
-    3. commit each group in place of its files; the number of documents, by which the next look is timed, goes with it
+    3. commit each group in place of its files, with the number of documents, which decides when to look next
     """
     if not has_outdated(state):
         return False
     table, what = state.documents, "outdated rows of documents"
     found: Outdated | None = None
-    with skipping(what, notes, "dropped"):
+    with note_failure(what, notes, "dropped"):
         found = find_outdated(state)  # 1
     if found is not None and not found.groups:
-        table.commit("outdated", transactions={KEPT: found.kept}, data_change=False)
+        table.commit("outdated", transactions={DOCUMENT_COUNT: found.kept}, data_change=False)
     for group in found.groups if found is not None else ():
         staying: list[DataFile] | None = None
-        with skipping(what, notes, "dropped"):
+        with note_failure(what, notes, "dropped"):
             part = write_staying(state, group)  # 2
             staying = [] if part is None else [table.data_file(part)]
         if staying is not None:
             crash.point("outdated.written")
             fsync_folder(table.folder)
             old = [file.path for file, _ in group]
-            numbers = {KEPT: found.kept}
+            numbers = {DOCUMENT_COUNT: found.kept}
             table.commit("outdated", adds=staying, removes=old, transactions=numbers, data_change=False)  # 3
             state.retire(table, old)
     return found is not None
 
 
 def _merge_small(state: State, table: Table, notes: list[str]) -> bool:
-    """Merge the small files of the ledger or of ``documents``; what could not be merged is noted."""
+    """Merge the small files of the ledger or of ``documents``; add a note for each merge that failed."""
     changed = False
     for files in small_batches(table, list(table.files.values())):
         merged: list[DataFile] | None = None
-        with skipping(f"small files of {table.name}", notes):
+        with note_failure(f"small files of {table.name}", notes):
             part = write_merged(state, table, files)
             merged = [] if part is None else [table.data_file(part)]
         if merged is not None:
@@ -138,11 +138,11 @@ def _merge_small(state: State, table: Table, notes: list[str]) -> bool:
 
 
 def _merge_outbox(state: State, notes: list[str]) -> bool:
-    """Merge small outbox files; what could not be merged is noted."""
+    """Merge small outbox files; add a note for each merge that failed."""
     changed = False
     for files in outbox_merges(state):
         merged: list[DataFile] | None = None
-        with skipping(f"small outbox files of {files[0].partition['destination']}", notes):
+        with note_failure(f"small outbox files of {files[0].partition['destination']}", notes):
             part = merge_outbox_files(state, files)
             merged = [] if part is None else [state.outbox.data_file(part, files[0].partition)]
         if merged is not None:
@@ -152,16 +152,16 @@ def _merge_outbox(state: State, notes: list[str]) -> bool:
 
 
 def _maintain_keyed(state: State, name: str, tables: KeyedTables, notes: list[str]) -> bool:
-    """Remove exports that the plan has carried on, and merge files of states and of what keys were given."""
+    """Remove exports that the plan has processed, and merge files of states and of contributions."""
     changed = False
-    if carried := carried_on(state, name, tables):
+    if carried := consumed_exports(state, name, tables):
         _replace(state, tables.exports, carried, [])
         changed = True
     for table in (tables.state, tables.contributions):
         for files in key_merges(table):
             merged: list[DataFile] | None = None
             numbers: dict[str, int] = {}
-            with skipping(f"the states of {name}", notes):
+            with note_failure(f"the states of {name}", notes):
                 parts, numbers = write_merged_keys(state, table, files)
                 merged = [table.data_file(part) for part in parts]
             if merged is not None:
@@ -171,10 +171,10 @@ def _maintain_keyed(state: State, name: str, tables: KeyedTables, notes: list[st
 
 
 @contextlib.contextmanager
-def skipping(what: str, notes: list[str], done: str = "merged") -> Iterator[None]:
-    """A merge that fails changes nothing, and must not keep a state from starting: it is noted.
+def note_failure(what: str, notes: list[str], done: str = "merged") -> Iterator[None]:
+    """Note a merge that fails and continue: it changes nothing, and must not keep a state from starting.
 
-    What is damaged, or not ours any more, is an error all the same.
+    Damage, and the loss of the state to another driver, are still raised.
     """
     try:
         yield
@@ -193,13 +193,13 @@ def _replace(
     crash.point("compact.removed")
 
 
-# The last row of each document in ``documents``, found by hashes, a part of the documents at a time.
+# --- the last row of each document in ``documents``, found by hash, a partition of the documents at a time ---
 #
-# However many there are, and however long their ids, this takes the same memory; what is wide of a row is left where
-# it lies, and is read from there by file and row.
+# This takes the same memory however many documents there are and however long their ids; wide columns are not read
+# here, but later by file and row.
 
 DOCUMENT: Final = "source || chr(0) || document"
-"""A document, as SQL; its hash is ``h``."""
+"""SQL expression that identifies a document; its hash is ``h``."""
 
 HASHES: Final = pa.schema([("h", pa.uint64())])
 
@@ -208,46 +208,46 @@ Columns = dict[str, np.ndarray[Any, Any]]
 _PLACE: Final = (("h", pa.uint64()), ("wave", pa.int64()), ("file", pa.int32()), ("row", pa.int64()))
 
 
-def every(
+def rows_by_document(
     db: duckdb.DuckDBPyConnection,
     paths: Sequence[Path],
     rows: int,
     folder: Path,
     more: Mapping[str, tuple[str, pa.DataType]],
     any_row: str = "",
-    marked: Marks | None = None,
+    marked: HashFilter | None = None,
 ) -> Iterator[Columns]:
-    """All rows of some documents at a time, in the order of the files: each document's hash ``h``; the number of its
-    file's path, ``file``, and its ``row`` there. ``last_of`` leaves the last row of each document.
+    """Yield all rows of some documents at a time, in the order of the files: each document's hash ``h``; the index of
+    its file's path, ``file``, and its ``row`` there. ``last_rows`` keeps the last row of each document.
 
     Args:
         paths: data files that have been compared with their checksums.
-        rows: of all the files.
-        folder: for what does not fit into memory.
+        rows: number of rows of all the files.
+        folder: for data that does not fit into memory.
         more: name -> SQL of a ``documents`` row, and its type: further columns, none of them nullable.
-        any_row: only documents of which a row meets this condition, in SQL, and perhaps some others.
-        marked: these, too.
+        any_row: SQL condition: only documents of which a row meets it, and perhaps some others.
+        marked: documents to yield as well.
     """
     schema = pa.schema([*_PLACE, *((name, kind) for name, (_, kind) in more.items())])
     parts = partitions_for(rows, 0, limits.COMPARED_ROWS, 1)
-    spread = Spread(folder, "latest", schema, parts)
+    spread = PartitionFiles(folder, "latest", schema, parts)
     if any_row and paths:
-        marked = marked or Marks()
-        files = f"read_parquet({quoted_list(map(str, paths))})"
+        marked = marked or HashFilter()
+        files = f"read_parquet({quote_list(map(str, paths))})"
         for batch in stream(db, f"SELECT {DOCUMENT} FROM {files} WHERE {any_row}", HASHES):
             marked.add(batch.column(0).to_numpy())
     columns = ", ".join([DOCUMENT, "wave", "file", "file_row_number", *(sql for sql, _ in more.values())])
     for batch in read_rows(db, paths, columns, schema):
         if marked is not None:
-            batch = batch.filter(pa.array(marked.among(batch.column(0).to_numpy())))
-        spread.add(batch, part_of(batch.column(0).to_numpy(), parts))
+            batch = batch.filter(pa.array(marked.contains(batch.column(0).to_numpy())))
+        spread.add(batch, partition_of(batch.column(0).to_numpy(), parts))
     spread.close()
     for part in range(parts):
-        yield columns_of(spread.read(part))
+        yield to_columns(spread.read(part))
 
 
-def chosen_by_file(rows: Columns, chosen: np.ndarray[Any, Any]) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
-    """(file, the chosen rows in it), file by file."""
+def chosen_rows_by_file(rows: Columns, chosen: np.ndarray[Any, Any]) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
+    """Yield (file, chosen rows in it), file by file."""
     files, places = rows["file"][chosen], rows["row"][chosen]
     order = np.argsort(files, kind="stable")
     files, places = files[order], places[order]
@@ -257,37 +257,37 @@ def chosen_by_file(rows: Columns, chosen: np.ndarray[Any, Any]) -> Iterator[tupl
         start = end
 
 
-def columns_of(table: pa.Table) -> Columns:
-    """As arrays."""
+def to_columns(table: pa.Table) -> Columns:
+    """Return a table's columns as arrays."""
     return {name: table[name].to_numpy() for name in table.column_names}
 
 
-def last_of(rows: Columns, by: str = "wave") -> Columns:
-    """Of rows of the same ``h`` the last by this column."""
+def last_rows(rows: Columns, by: str = "wave") -> Columns:
+    """Return, of rows with the same ``h``, the last by this column."""
     order = np.lexsort((rows[by], rows["h"]))
     hashes = rows["h"][order]
     last = np.append(hashes[1:] != hashes[:-1], True)[: len(hashes)]
     return {name: column[order[last]] for name, column in rows.items()}
 
 
-# Rows of ``documents`` and of the ledger in fewer files, without the outdated: those whose document has a newer row.
+# --- merging files of ``documents`` and the ledger, without outdated rows: those whose document has a newer row ---
 #
-# Files are read and written a row group at a time. What is looked at to find outdated rows takes the same memory
-# however many there are: hashes, a part of the documents at a time.
+# Files are read and written a row group at a time. Finding outdated rows takes the same memory however many there are:
+# it compares hashes, a partition of the documents at a time.
 
 _CHECK = {"check": (f"md5_number_lower({DOCUMENT})", pa.uint64())}
-"""A second hash: what is dropped is gone, so two documents must not be taken for one."""
+"""Second hash: dropped rows are lost, so two documents must not be mistaken for one."""
 
 Rows = np.ndarray[Any, Any]
-"""Numbers of rows of a file, ascending."""
+"""Row numbers of a file, ascending."""
 
 
 class Outdated(NamedTuple):
-    """What is to be dropped of ``documents``.
+    """Plan for dropping outdated rows of ``documents``.
 
     Attributes:
-        kept: documents; each has one row that counts.
-        groups: of files that are to become one: each with its rows that stay.
+        kept: number of documents; each keeps one row.
+        groups: files that are merged into one, each with the numbers of the rows that stay.
     """
 
     kept: int
@@ -295,18 +295,18 @@ class Outdated(NamedTuple):
 
 
 def has_outdated(state: State) -> bool:
-    """Are so many rows of ``documents`` outdated, perhaps, that it is worth a look? Costs nothing."""
+    """Return whether so many rows of ``documents`` may be outdated that a search is worthwhile. Costs nothing."""
     files = state.documents.files.values()
     if len(files) < limits.COMPACT_FILES and sum(f.size for f in files) < limits.PART_BYTES:
         return False
     rows = sum(f.rows for f in files)
-    return rows - state.documents.transactions[KEPT] >= limits.OUTDATED_SHARE * rows
+    return rows - state.documents.transactions[DOCUMENT_COUNT] >= limits.OUTDATED_SHARE * rows
 
 
 def find_outdated(state: State) -> Outdated:
-    """Which files are to be freed of outdated rows.
+    """Choose the files to rewrite without outdated rows.
 
-    Those that have the most of them, up to ``OUTDATED_BYTES``; those that have few are left alone.
+    Take those with most of them, up to ``OUTDATED_BYTES``; leave those with few alone.
     """
     files = list(state.documents.files.values())
     stays = _last_documents(state, files)
@@ -327,18 +327,18 @@ def find_outdated(state: State) -> Outdated:
         staying[file.path] = np.flatnonzero(mask)
         sizes.append((int(size * share), file))
     kept = sum(int(mask.sum()) for mask in stays)
-    return Outdated(kept, [[(file, staying[file.path]) for file in batch] for batch in fitting(sizes)])
+    return Outdated(kept, [[(file, staying[file.path]) for file in batch] for batch in fit_into_files(sizes)])
 
 
 def write_staying(state: State, group: list[tuple[DataFile, Rows]]) -> Part | None:
-    """Write one file with what stays of a group; None: nothing does.
+    """Write one file with the remaining rows of a group; return None if none remain.
 
     Raises:
         StateDamaged: a file is missing, or not what was written.
     """
     table = state.documents
-    picked = (rows for file, staying in group if len(staying) for rows in _picked(table, file, staying))
-    return _written(table, picked, state.epoch)
+    picked = (rows for file, staying in group if len(staying) for rows in _read_rows(table, file, staying))
+    return _write_file(table, picked, state.epoch)
 
 
 def write_merged(state: State, table: Table, files: list[DataFile]) -> Part | None:
@@ -347,26 +347,26 @@ def write_merged(state: State, table: Table, files: list[DataFile]) -> Part | No
     Raises:
         StateDamaged: a file is missing, or not what was written.
     """
-    every_row: Iterable[pa.Table] = (rows for file in files for rows in _picked(table, file, None))
+    every_row: Iterable[pa.Table] = (rows for file in files for rows in _read_rows(table, file, None))
     if table is state.ledger:
         every_row = [pa.concat_tables(every_row).sort_by([("wave", "ascending"), ("ordinal", "ascending")])]
-    return _written(table, every_row, state.epoch)
+    return _write_file(table, every_row, state.epoch)
 
 
 def _last_documents(state: State, files: list[DataFile]) -> list[Rows]:
-    """Of each file, which rows are the last ones of their documents."""
+    """Return, for each file, a mask of the rows that are the last of their documents."""
     stays = [np.zeros(file.rows, bool) for file in files]
     paths = state.documents.paths(file.path for file in files)
     verify(paths)
-    with tempfile.TemporaryDirectory(dir=state.spill) as folder, connect(Path(folder)) as db:
-        for rows in every(db, paths, sum(file.rows for file in files), Path(folder), _CHECK):
-            for number, places in chosen_by_file(rows, _last(rows)):
+    with tempfile.TemporaryDirectory(dir=state.local_scratch) as folder, connect(Path(folder)) as db:
+        for rows in rows_by_document(db, paths, sum(file.rows for file in files), Path(folder), _CHECK):
+            for number, places in chosen_rows_by_file(rows, _last_positions(rows)):
                 stays[number][places] = True
     return stays
 
 
-def _last(rows: Columns) -> Rows:
-    """Positions of the last rows of their documents, by wave."""
+def _last_positions(rows: Columns) -> Rows:
+    """Return the positions of the last rows of their documents, by wave."""
     order = np.lexsort((rows["wave"], rows["check"], rows["h"]))
     h, check = rows["h"][order], rows["check"][order]
     last = np.append((h[1:] != h[:-1]) | (check[1:] != check[:-1]), True)[: len(h)]
@@ -374,20 +374,20 @@ def _last(rows: Columns) -> Rows:
     return found
 
 
-def _picked(table: Table, file: DataFile, rows: Rows | None) -> Iterator[pa.Table]:
+def _read_rows(table: Table, file: DataFile, rows: Rows | None) -> Iterator[pa.Table]:
     with RowGroups(str(table.path(file.path)), table.schema.names, verified=True) as groups:
-        yield from groups.all() if rows is None else groups.pick(rows)
+        yield from groups.all_rows() if rows is None else groups.rows_at(rows)
 
 
-def _written(table: Table, rows: Iterable[pa.Table], epoch: int) -> Part | None:
-    """A file of the table; nothing is left of it after an error."""
+def _write_file(table: Table, rows: Iterable[pa.Table], epoch: int) -> Part | None:
+    """Write a file of the table, which is deleted after an error."""
     writer: PartWriter | None = None
     dues: list[pa.ChunkedArray] = []
     try:
-        for group in gathered(rows):
+        for group in combine_small_tables(rows):
             writer = writer or PartWriter(table.folder, table.schema, epoch=epoch)
             writer.write(group)
-            if "forced" in table.schema.names:  # an operator waits for it: it is due
+            if "forced" in table.schema.names:  # an operator waits for it, so it is due
                 dues.append(pc.if_else(group["forced"], pc.fill_null(group["due"], 0), group["due"]))
         if writer is None:
             return None
@@ -398,50 +398,55 @@ def _written(table: Table, rows: Iterable[pa.Table], epoch: int) -> Part | None:
         raise
 
 
-# Keeping the files of keyed nodes few: outdated states are dropped, and exports that the plan has carried on.
+# --- keyed nodes: dropping outdated states, and exports that the plan has processed ---
 
 
-def carried_on(state: State, name: str, tables: KeyedTables) -> list[DataFile]:
-    """Files of exports that the plan has carried on whole, once they are worth a commit. What a step could not take is
-    read again."""
-    reached = LogPositions(state, name).of({"": ""}, {"": lanes()})
+def consumed_exports(state: State, name: str, tables: KeyedTables) -> list[DataFile]:
+    """Return files of exports that the plan has processed completely, once they are worth a commit. Exports on which a
+    step failed are kept, as they are read again."""
+    reached = LogPositions(state, name).places({"": ""}, {"": lanes()})
     found = [
         file
         for file in tables.exports.files.values()
         if int(file.partition["first_place"]) + file.rows <= reached.get(file.partition["lane"], 0)
     ]
     if found and (kept := lowest_places(state, name)):
-        found = [f for f in found if int(f.partition["first_place"]) + f.rows <= kept.get(f.partition["lane"], _NEVER)]
+        found = [
+            f
+            for f in found
+            if int(f.partition["first_place"]) + f.rows <= kept.get(f.partition["lane"], _PAST_ALL_PLACES)
+        ]
     many = len(found) >= limits.COMPACT_FILES or sum(file.size for file in found) >= limits.PART_BYTES
     return found if many else []
 
 
-_NEVER: Final = 1 << 62
-"""No place is as high."""
+_PAST_ALL_PLACES: Final = 1 << 62
+"""Number above every place."""
 
 
-class _Kind(NamedTuple):
-    """A table of which the last row of each counts.
+class _KeyedTable(NamedTuple):
+    """Table of which only the last row of each identity counts.
 
     Attributes:
-        whose: columns that tell one from another.
-        gone: the column that is null in a row that says so.
+        identity: columns that identify a row.
+        value: the column that is null in a row that records a removal.
     """
 
     schema: pa.Schema
-    whose: str
-    gone: str
+    identity: str
+    value: str
 
 
-_KINDS: Final = {
-    "state": _Kind(KEY_STATE, "bucket, key", "value"),
-    "contributions": _Kind(CONTRIBUTIONS, "bucket, key, source, document", "fields"),
+_KEYED_TABLES: Final = {
+    "state": _KeyedTable(KEY_STATE, "bucket, key", "value"),
+    "contributions": _KeyedTable(CONTRIBUTIONS, "bucket, key, source, document", "fields"),
 }
-"""By folder."""
+"""Folder -> its table."""
 
 
 def key_merges(table: Table) -> Iterator[list[DataFile]]:
-    """Files of states, or of contributions, to be merged: all, if most rows may be outdated, or the small ones."""
+    """Yield files of states, or of contributions, to be merged: all, if most rows may be outdated, or the small
+    ones."""
     files = list(table.files.values())
     rows = sum(file.rows for file in files)
     outdated = rows - table.transactions[MERGED]
@@ -452,7 +457,7 @@ def key_merges(table: Table) -> Iterator[list[DataFile]]:
 
 
 def write_merged_keys(state: State, table: Table, files: list[DataFile]) -> tuple[list[Part], dict[str, int]]:
-    """Write the last rows of files; and the numbers that their commit carries.
+    """Write the last rows of files; return the new files, and the transactions of their commit.
 
     Raises:
         StateDamaged: a file is missing, or not what was written.
@@ -460,44 +465,42 @@ def write_merged_keys(state: State, table: Table, files: list[DataFile]) -> tupl
     paths = table.paths(file.path for file in files)
     verify(paths)
     if len(files) < len(table.files):
-        return list(_last_keys(state, table, paths, forget=0)), {}
+        return list(_write_last_rows(state, table, paths, forget=0)), {}
     needed = needed_from(state.root, table.name) if table.folder.parent.name == "state" else None
     upto = 1 + table.transactions[PUBLISHED] if needed is None else needed
-    parts = list(_last_keys(state, table, paths, forget=upto))
+    parts = list(_write_last_rows(state, table, paths, forget=upto))
     numbers = {MERGED: sum(part.rows for part in parts)}
-    if table.folder.parent.name == "state" and (last := _last_gone(state, paths, upto)):
+    if table.folder.parent.name == "state" and (last := _last_removal_wave(state, paths, upto)):
         numbers[FORGOTTEN] = max(last, table.transactions[FORGOTTEN])
     return parts, numbers
 
 
-def _last_gone(state: State, paths: list[Path], before: int) -> int:
-    """The last wave before this one that has removed states; 0: none has."""
-    query = (
-        f"SELECT max(wave) FROM read_parquet({quoted_list(map(str, paths))}) WHERE value IS NULL AND wave < {before}"
-    )
-    with connect(state.spill) as db:
+def _last_removal_wave(state: State, paths: list[Path], before: int) -> int:
+    """Return the last wave before this one that has removed states; 0 if none has."""
+    query = f"SELECT max(wave) FROM read_parquet({quote_list(map(str, paths))}) WHERE value IS NULL AND wave < {before}"
+    with connect(state.local_scratch) as db:
         found = db.execute(query).fetchone()
     return 0 if found is None or found[0] is None else int(found[0])
 
 
-def _last_keys(state: State, table: Table, paths: list[Path], *, forget: int) -> Iterator[Part]:
-    """The last rows, by bucket and key. What was gone before wave ``forget`` is forgotten: no older row is left."""
-    schema, whose, gone = _KINDS[table.folder.parent.name]
+def _write_last_rows(state: State, table: Table, paths: list[Path], *, forget: int) -> Iterator[Part]:
+    """Write the last rows, by bucket and key. Removals before wave ``forget`` are dropped: no older row remains."""
+    schema, identity, value = _KEYED_TABLES[table.folder.parent.name]
     query = f"""
-        SELECT {", ".join(schema.names)} FROM read_parquet({quoted_list(map(str, paths))})
-        QUALIFY row_number() OVER (PARTITION BY {whose} ORDER BY wave DESC) = 1
-        AND ({gone} IS NOT NULL OR wave >= {forget})
-        ORDER BY {whose}
+        SELECT {", ".join(schema.names)} FROM read_parquet({quote_list(map(str, paths))})
+        QUALIFY row_number() OVER (PARTITION BY {identity} ORDER BY wave DESC) = 1
+        AND ({value} IS NOT NULL OR wave >= {forget})
+        ORDER BY {identity}
     """
-    with connect(state.spill) as db:
+    with connect(state.local_scratch) as db:
         batches = stream(db, query, schema)
         while (first := next(batches, None)) is not None:
-            yield _part(table, state.epoch, chain([first], batches))
+            yield _write_key_file(table, state.epoch, chain([first], batches))
 
 
-def _part(table: Table, epoch: int, batches: Iterator[pa.RecordBatch]) -> Part:
-    """A file of as many of these rows as belong into one."""
-    writer = PartWriter(table.folder, _KINDS[table.folder.parent.name].schema, epoch=epoch)
+def _write_key_file(table: Table, epoch: int, batches: Iterator[pa.RecordBatch]) -> Part:
+    """Write one file with as many of these rows as belong into one."""
+    writer = PartWriter(table.folder, _KEYED_TABLES[table.folder.parent.name].schema, epoch=epoch)
     buckets: list[int] = []
     waves: list[int] = []
     size = 0
@@ -515,57 +518,61 @@ def _part(table: Table, epoch: int, batches: Iterator[pa.RecordBatch]) -> Part:
         raise
 
 
-# Merging small outbox files: of rows that wait, or are kept for review, for long.
+# --- merging small outbox files, whose rows wait, or are held for review, for long ---
 #
-# Content is copied a row group at a time, and a file is merged with others of its class of size: so a row is copied a
-# few times, however many waves it waits, and nothing of its size is in memory. Sequences stay what they are.
+# Content is copied a row group at a time, and a file is merged with others of its size class: so a row is copied a few
+# times, however many waves it waits, in bounded memory. Sequences do not change.
 
 
 def outbox_merges(state: State) -> list[list[DataFile]]:
-    """Files of the outbox of which each list is to become one file: their destination is one, their order that of the
+    """Return lists of outbox files, each to become one file: they have one destination, and are in the order of the
     outbox."""
     if any(state.journal.claims(number) for number in state.journal.passes()):
-        return []  # a late worker may still answer for rows by their file
+        return []  # a late worker may still report results by file
     by_destination: dict[str, list[DataFile]] = defaultdict(list)
-    for file in sorted(state.outbox.files.values(), key=_key):
+    for file in sorted(state.outbox.files.values(), key=_first_sequence):
         by_destination[file.partition["destination"]].append(file)
-    return [batch for files in by_destination.values() for batch in small_batches(state.outbox, list(_alone(files)))]
+    return [
+        batch
+        for files in by_destination.values()
+        for batch in small_batches(state.outbox, list(_without_split_families(files)))
+    ]
 
 
 def merge_outbox_files(state: State, files: list[DataFile]) -> Part | None:
-    """Write one file in place of several, without what is kept for a version that is not the document's any more.
+    """Write one file in place of several, without rows held for a version that is no longer the document's.
 
-    None: nothing stays.
+    Return None if no row remains.
     """
-    folder, key = state.outbox.folder, _key(files[0])
-    outdated = _outdated(state, files)
+    folder, key = state.outbox.folder, _first_sequence(files[0])
+    outdated = _outdated_deliveries(state, files)
     with OutboxWriter(folder, epoch=state.epoch) as writer:
-        for rows in gathered(_shifted(state, files, key)):
+        for rows in combine_small_tables(_renumbered(state, files, key)):
             writer.write(rows.filter(pc.invert(pc.is_in(rows["delivery_hash"], value_set=outdated))))
         return writer.finish()
 
 
-def _alone(files: list[DataFile]) -> Iterator[DataFile]:
-    """But for those of split families: one lane sends them, in their order, and they stay neighbours."""
+def _without_split_families(files: list[DataFile]) -> Iterator[DataFile]:
+    """Yield the files except those of split families: one lane sends them in order, and they stay neighbours."""
     for before, file, after in zip([None, *files[:-1]], files, [*files[1:], None], strict=True):
         if not (before and split_family(before, file)) and not (after and split_family(file, after)):
             yield file
 
 
-def _shifted(state: State, files: list[DataFile], key: int) -> Iterator[pa.Table]:
-    """The files' rows, numbered so that their sequences stay under the first one's key."""
+def _renumbered(state: State, files: list[DataFile], key: int) -> Iterator[pa.Table]:
+    """Yield the files' rows, numbered so that their sequences stay the same under the first file's key."""
     for file in files:
         for rows in row_groups(state.outbox.path(file.path)):
-            shifted = pc.add(rows["row"], _key(file) - key)
+            shifted = pc.add(rows["row"], _first_sequence(file) - key)
             yield rows.set_column(rows.schema.get_field_index("row"), "row", shifted)
 
 
-def _outdated(state: State, files: list[DataFile]) -> pa.Array:
-    """Delivery hashes of rows kept for review whose document has a newer revision: nobody sends them again."""
-    kept = pa.concat_tables([_kept(state, file) for file in files])
+def _outdated_deliveries(state: State, files: list[DataFile]) -> pa.Array:
+    """Return delivery hashes of rows held for review whose document has a newer revision: nobody sends them again."""
+    kept = pa.concat_tables([_rows_for_review(state, file) for file in files])
     if not kept.num_rows or not state.documents.files:
         return pa.array([], pa.string())
-    with connect(state.spill) as db:
+    with connect(state.local_scratch) as db:
         db.register("kept", kept)
         register(db, "documents", state.documents.paths(), state.documents.schema)
         found = db.execute("""
@@ -575,32 +582,32 @@ def _outdated(state: State, files: list[DataFile]) -> pa.Array:
     return pa.array([digest for (digest,) in found], pa.string())
 
 
-def _kept(state: State, file: DataFile) -> pa.Table:
+def _rows_for_review(state: State, file: DataFile) -> pa.Table:
     names = ["source", "origin", "revision", "delivery_hash"]
     rows = read_part(state.outbox.path(file.path), [*names, "due"])
     return rows.filter(pc.is_null(rows["due"])).select(names)
 
 
-def _key(file: DataFile) -> int:
+def _first_sequence(file: DataFile) -> int:
     return int(file.partition["first_sequence"])
 
 
-# Which small files of a table become one: bounded by their bytes, and each row is copied a few times only.
+# --- choosing small files to merge: bounded by their bytes, so that each row is copied a few times only ---
 
 _SMALL: Final = 4
-"""A file is small if its content is less than this part of ``PART_BYTES``."""
+"""A file is small if its content is less than this fraction of ``PART_BYTES``."""
 _TINY: Final = 8
-"""And tiny if it has less than this part of what is small."""
-OFTEN: Final = 8
-"""So many times as many small files are left as they are as tiny ones. A large first run makes them, and a query opens
-hundreds in a moment: to copy its rows would cost more."""
+"""A small file is tiny if its content is less than this fraction of that."""
+TINY_PER_SMALL: Final = 8
+"""Factor by which more small files than tiny ones may gather. A large first run writes them, and a query opens hundreds
+in a moment: copying their rows would cost more."""
 
 
 def small_batches(table: Table, files: Sequence[DataFile]) -> Iterator[list[DataFile]]:
-    """Of the small ones among these files of a table: neighbours of which each list is to become one file.
+    """Yield lists of neighbouring small files of a table, each to become one file.
 
-    A file is merged with others of its class of size, tiny or not, and only where they have become many: so a row is
-    copied twice or so, however many waves it stays.
+    A file is merged with others of its size class, tiny or not, and only when there are many of them: so a row is
+    copied about twice, however many waves it stays.
     """
     if len(files) < limits.COMPACT_FILES:
         return
@@ -610,13 +617,13 @@ def small_batches(table: Table, files: Sequence[DataFile]) -> Iterator[list[Data
     for file in files:
         if (size := content_size(table.path(file.path))) < small:
             (tiny if size < small // _TINY else others).append((size, file))
-    for each, most in ((tiny, limits.COMPACT_FILES), (others, OFTEN * limits.COMPACT_FILES)):
+    for each, most in ((tiny, limits.COMPACT_FILES), (others, TINY_PER_SMALL * limits.COMPACT_FILES)):
         if len(each) >= most:
-            yield from (batch for batch in fitting(each) if len(batch) > 1)
+            yield from (batch for batch in fit_into_files(each) if len(batch) > 1)
 
 
-def fitting(files: Iterable[tuple[int, DataFile]]) -> Iterator[list[DataFile]]:
-    """(bytes, file): neighbours whose content fits into one file."""
+def fit_into_files(files: Iterable[tuple[int, DataFile]]) -> Iterator[list[DataFile]]:
+    """Group neighbouring (bytes, file) pairs whose content fits into one file."""
     batch: list[DataFile] = []
     total = 0
     for size, file in files:
@@ -629,8 +636,8 @@ def fitting(files: Iterable[tuple[int, DataFile]]) -> Iterator[list[DataFile]]:
         yield batch
 
 
-def gathered(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Small tables as larger ones, so that a merged file has few row groups."""
+def combine_small_tables(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Yield larger tables made of small ones, so that a merged file has few row groups."""
     held: list[pa.Table] = []
     size = 0
     for table in tables:

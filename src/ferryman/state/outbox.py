@@ -1,4 +1,4 @@
-"""Outbox files: written and read a row group at a time, for their content may be larger than memory."""
+"""Outbox files: written and read one row group at a time, because their content may be larger than memory."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from ferryman.storage.delta import DataFile
 from ferryman.storage.files import StatePath
 from ferryman.storage.parquet import Part, PartWriter, RowGroups
 
-_TOLD: Final = ("due", "origin", "key_hash")
-"""Columns of which a file's statistics say the least and the greatest value."""
+_STATISTICS: Final = ("due", "origin", "key_hash")
+"""Columns whose least and greatest value are in a file's statistics."""
 
 
 class OutboxWriter:
-    """An outbox file in the making.
+    """Writes an outbox file.
 
-    Its statistics say what a wave must know without opening it: when its rows are due, of which origins they are, and
-    of which keys, if they are exports.
+    Its statistics hold what a wave needs to know without opening it: when its rows are due, their origins, and the keys
+    of exports.
 
     Args:
-        epoch: of the driver, see ``storage.parquet.PartWriter``.
+        epoch: the driver's, see ``storage.parquet.PartWriter``.
 
     Attributes:
-        rows: written so far.
+        rows: number of rows written so far.
         size: their bytes, not compressed.
     """
 
@@ -54,7 +54,7 @@ class OutboxWriter:
         self.size += table.nbytes
         self._waiting_for_review += table["due"].null_count
         self._without_key += table["key_hash"].null_count
-        for name in _TOLD:
+        for name in _STATISTICS:
             least, greatest = pc.min_max(table[name]).as_py().values()
             if least is not None:
                 self._least[name] = min(least, self._least.get(name, least))
@@ -68,12 +68,12 @@ class OutboxWriter:
             self.abandon()
 
     def abandon(self) -> None:
-        """Forget the file."""
+        """Delete the unfinished file."""
         if self._file is not None:
             self._file.abandon()
 
     def finish(self) -> Part | None:
-        """The file, fsynced; None if no row was written."""
+        """Return the fsynced file; None if no row was written."""
         if self._file is None:
             return None
         stats = {
@@ -85,10 +85,10 @@ class OutboxWriter:
 
 
 def row_groups(path: Path, empty: Collection[int] = ()) -> Iterator[pa.Table]:
-    """Rows of an outbox file, a table a row group, verified.
+    """Yield the rows of an outbox file, one verified table per row group.
 
     Args:
-        empty: groups of which the content is not read: they come with nulls in its place.
+        empty: row groups whose content is not read: they have nulls in its place.
 
     Raises:
         StateDamaged: the file is missing, or not what was written.
@@ -106,9 +106,9 @@ def _without_content(path: Path, group: int) -> pa.Table:
 
 
 def split_family(before: DataFile, after: DataFile) -> bool:
-    """May ``after`` go on with a family of which ``before`` has the first rows? ``before`` is the file before it.
+    """Return whether ``after`` may continue a family that begins in ``before``, the file preceding it.
 
-    A family that is too large for one file goes on in files of its own, so all of their rows have one origin.
+    A family too large for one file continues in files of its own, so all of their rows have one origin.
     """
     if before.partition["wave"] != after.partition["wave"]:
         return False
@@ -121,35 +121,35 @@ def _origins(file: DataFile) -> tuple[str, str]:
 
 
 def due_stats(dues: Sequence[int | None]) -> dict[str, Any]:
-    """Delta statistics of an outbox file's ``due``: what a wave must know without opening it."""
-    owed = [d for d in dues if d is not None]
-    stats: dict[str, Any] = {"nullCount": {"due": len(dues) - len(owed)}}
-    if owed:
-        stats |= {"minValues": {"due": min(owed)}, "maxValues": {"due": max(owed)}}
+    """Return Delta statistics of an outbox file's ``due``, which a wave needs without opening it."""
+    pending = [d for d in dues if d is not None]
+    stats: dict[str, Any] = {"nullCount": {"due": len(dues) - len(pending)}}
+    if pending:
+        stats |= {"minValues": {"due": min(pending)}, "maxValues": {"due": max(pending)}}
     return stats
 
 
 def first_sequence(file: DataFile) -> int:
-    """An outbox file's key."""
+    """Return an outbox file's key."""
     return int(file.partition["first_sequence"])
 
 
 def pending_rows(file: DataFile) -> int:
-    """Rows of an outbox file that are still to be sent (the others are held for review)."""
+    """Return the number of rows of an outbox file that are still to be sent (the others are held for review)."""
     return file.rows - int(file.stats.get("nullCount", {}).get("due", 0))
 
 
 def has_exports(file: DataFile) -> bool:
-    """Has an outbox file rows of what a keyed node exports?"""
+    """Return whether an outbox file has rows of exports of a keyed node."""
     return "key_hash" in file.stats.get("minValues", {})
 
 
-def has_others(file: DataFile) -> bool:
-    """Has it other rows?"""
+def has_other_rows(file: DataFile) -> bool:
+    """Return whether an outbox file has rows that are not exports."""
     return not has_exports(file) or bool(file.stats["nullCount"].get("key_hash", 0))
 
 
 def lane_numbers(file: DataFile) -> range:
-    """Of a file with exports: the lanes in which their keys may be."""
+    """Return the lanes in which the keys of a file with exports may be."""
     least, greatest = (lane_number(int(file.stats[kind]["key_hash"])) for kind in ("minValues", "maxValues"))
     return range(least, greatest + 1)

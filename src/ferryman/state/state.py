@@ -1,4 +1,4 @@
-"""The state directory of one plan and plan version: three tables, the journal, and who may write them."""
+"""The state directory of one plan and plan version: its tables, its journal, who may write it, and what it is named."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ from ferryman.plan import Differences, NodeRecord, Plan, changes, structure
 from ferryman.plan.structure import Structure, reached
 from ferryman.records import rows
 from ferryman.state.journal import Journal
-from ferryman.state.keyed import create_all, create_missing, keyed_tables, missing, there
+from ferryman.state.keyed import create_missing_tables, create_tables, existing_tables, keyed_tables, missing_tables
 from ferryman.storage import disk, files
-from ferryman.storage import files as seals
 from ferryman.storage.delta import DataFile
 from ferryman.storage.disk import TEMPORARY
-from ferryman.storage.files import StatePath, of_the_disk
+from ferryman.storage.files import StatePath, is_disk_error
 from ferryman.storage.locks import Lock, ObjectLease, Readers, take_lock
-from ferryman.storage.parquet import Part, verify
-from ferryman.storage.tables import Table, taken_over
+from ferryman.storage.parquet import Part, find_damage
+from ferryman.storage.tables import Table, taken_over_error
 
 WAVE: Final = "ferryman.wave"
 """Application id: number of the last committed wave (on the outbox)."""
@@ -37,15 +36,16 @@ SEQUENCE: Final = "ferryman.sequence"
 """Application id: the next free sequence (on the outbox)."""
 SETTLED: Final = "ferryman.settled"
 """Application id: number of the last settled wave (on each table)."""
-KEPT: Final = "ferryman.kept"
-"""Application id: how many documents there are, at least: so many rows of ``documents`` are not outdated."""
+DOCUMENT_COUNT: Final = "ferryman.kept"
+"""Application id: least number of documents: so many rows of ``documents`` are not outdated."""
 
 _LOADS: Final = 20
-"""How often a reader loads the tables beside a driver that commits faster than they load."""
+"""How often a reader retries loading the tables beside a driver that commits faster than they load."""
 
 
 def state_root(plan: Plan, state: str | StatePath | None = None, plan_file: Path | None = None) -> StatePath:
-    """Where a plan's state lives: ``<state>/<plan>-v<version>``; by default in ``.ferryman/`` beside the plan file.
+    """Return the path of a plan's state, ``<state>/<plan>-v<version>``; by default in ``.ferryman/`` beside the plan
+    file.
 
     Args:
         state: a folder, or a URL such as s3://bucket/states.
@@ -57,7 +57,7 @@ def state_root(plan: Plan, state: str | StatePath | None = None, plan_file: Path
 
 
 class State:
-    """A state directory. Read-only until ``take``; after it, this process is the only driver.
+    """State directory. Read-only until ``take``; after it, this process is the only driver.
 
     Attributes:
         wave: number of the last committed wave, 0 before the first.
@@ -77,26 +77,26 @@ class State:
         self.readers = Readers(root / READERS)
         self.epoch = 0
         self.notes: list[str] = []
-        """What opening found and repaired, a line each."""
+        """Messages about what opening found and repaired, a line each."""
         self._lock: Lock | ObjectLease | None = None
         self._epoch_before = 0
-        """The last driver's, as we found it: of a driver that has not announced itself."""
-        self._unnamed: dict[str, Any] | None = None
-        """What state.json will say."""
+        """Epoch of the last driver as found at the start, while this one has not announced its own."""
+        self._unpublished_identity: dict[str, Any] | None = None
+        """Content of the state.json that is still to be published."""
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        return (*self._core, *there(self.keyed))
+        return (*self._core, *existing_tables(self.keyed))
 
     @property
     def staging(self) -> StatePath:
-        """A folder for what need not survive this driver, its own: an older one does not know that it has ended."""
+        """Folder for temporary files of this driver alone: an older driver does not know that its time has ended."""
         return self.root / "staging" / str(self.epoch)
 
     @property
-    def spill(self) -> Path:
-        """The same for what only the driver reads: of its machine."""
-        return files.workplace(self.staging)
+    def local_scratch(self) -> Path:
+        """Driver-local scratch folder; executors do not see it."""
+        return files.local_folder(self.staging)
 
     @property
     def exists(self) -> bool:  # a crash while it is made leaves no such file
@@ -110,11 +110,12 @@ class State:
     def next_sequence(self) -> int:
         return self.outbox.transactions[SEQUENCE]
 
-    def skip_sequences(self, held: int) -> bool:
-        """Go on above this sequence, from the next commit on; False if we are above already, or it is not one."""
-        if not self.next_sequence <= held < limits.SEQUENCE_MAX:
+    def skip_sequences(self, sequence: int) -> bool:
+        """Continue above this sequence from the next commit on; return False if the next one is higher already, or it
+        is not a valid sequence."""
+        if not self.next_sequence <= sequence < limits.SEQUENCE_MAX:
             return False
-        self.outbox.transactions[SEQUENCE] = held + 1
+        self.outbox.transactions[SEQUENCE] = sequence + 1
         return True
 
     @property
@@ -123,32 +124,32 @@ class State:
 
     @classmethod
     def take(cls, root: StatePath, plan: Plan, *, successor: int | None = None, take_over: bool = False) -> Self:
-        """Become the driver of this state, making it if it is not there.
+        """Become the driver of this state, creating it if necessary.
 
         Args:
-            successor: the version of the plan that takes it over, if that is what it is taken for.
-            take_over: see ``storage.lock.take_lock``.
+            successor: the version of the plan that takes the state over, if it is taken for that.
+            take_over: see ``storage.locks.take_lock``.
 
         1. take the lock
-        2. make the directory, if need be: state.json last, it says that the rest is there
+        2. create the directory, if necessary: state.json last, it says that everything else exists
         3. verify logs and live files; nothing is changed if anything is wrong
         4. repair what a crash left unmarked
-        5. announce the next epoch on every table: from now on an older driver cannot commit; look again that no newer
+        5. announce the next epoch on every table: from now on an older driver cannot commit; check again that no newer
            version has closed the state: one that has not seen our epoch did so before
 
-        Until 5 nothing is removed, nor written over: where a lock does not hold, another driver may be through all five
-        while this one sleeps before any step, and then use what is there.
+        Until 5 nothing is removed or overwritten: where a lock does not hold, another driver may complete all five
+        steps while this one is suspended before any of them, and then use what exists.
 
         Raises:
             StateHeld, StateDamaged, StateForeign: see errors; nothing was touched.
-            StateLost: another driver took it over meanwhile (only where locks do not hold), whatever error this one
-                met because of that.
+            StateLost: another driver took the state over in the meantime (only where locks do not hold), whatever error
+                this one met because of that.
             UsageError: the file system has no locks, hard links or sync of folders.
             EngineError: the disk is full.
         """
         state = cls(root, plan)
         try:
-            state._epoch_before = state.outbox.number_now(state.application)
+            state._epoch_before = state.outbox.transaction_on_disk(state.application)
             state.refuse_foreign_folder()
             files.make_folder(root)
             files.probe(root if isinstance(root, Path) else root / "staging" / "probe")
@@ -156,95 +157,96 @@ class State:
             refuse_if_migrated(root, successor)
             if not state.exists:
                 state.create()  # 2
-            with files.listed(root):
+            with files.cached_listing(root):
                 state.verify()  # 3
-                create_missing(state.keyed, plan, state.remembered())
+                create_missing_tables(state.keyed, plan, state.recorded_structure())
                 for path in sealed_files(state):
-                    seals.unseal(path)
+                    files.unseal(path)
                 for table in state.tables:  # 4
-                    if (note := table.log.mend()) is not None:
+                    if (note := table.log.repair()) is not None:
                         state.notes.append(note)
                 state.load()
-            state.announce()  # 5
+            state.announce_epoch()  # 5
             refuse_if_migrated(root, successor)
         except BaseException as e:
             state.release()
-            if files.disk_full(e):
+            if files.is_disk_full(e):
                 raise EngineError(f"{root}: the disk is full. Nothing is lost: make room and run again.") from e
-            if isinstance(e, Exception) and not isinstance(e, StateHeld | StateLost) and not of_the_disk(e):
-                state.check_ours(e)
+            if isinstance(e, Exception) and not isinstance(e, StateHeld | StateLost) and not is_disk_error(e):
+                state.check_ownership(e)
             if isinstance(e, OSError):
                 raise EngineError(f"{root}: {e}. Nothing is lost: fix it and run again.") from e
             raise
         return state
 
-    def look(self) -> bool:
-        """Find what ``take`` would find, as a reader; False: there is no state yet. Changes nothing.
+    def open_for_reading(self) -> bool:
+        """Check and load the state as ``take`` would, but change nothing; return False if there is no state yet.
 
         Raises:
-            StateDamaged, StateForeign: where ``take`` would; or, beside a driver, because it replaces files.
+            StateDamaged, StateForeign: as in ``take``; or because a driver is replacing files at this moment.
         """
         self.refuse_foreign_folder()
         refuse_if_migrated(self.root, None)
         if not self.exists:
-            refuse_headless(self.root, self.tables)
+            refuse_missing_identity(self.root, self.tables)
             return False
         self.verify()
         self.load()
         return True
 
-    def follow(self, *, accept_changes: bool = False) -> Differences:
-        """Remember the plan as it is now; what has changed since the last time.
+    def record_plan(self, *, accept_changes: bool = False) -> Differences:
+        """Record the plan's current structure, and return the differences from the last run.
 
         Raises:
-            PlanChanged: its structure has, and that was not accepted. Nothing was changed.
+            PlanChanged: its structure has changed, and that was not accepted. Nothing was changed.
         """
-        found = changes(before := self.remembered(), after := structure(self.plan))
+        found = changes(before := self.recorded_structure(), after := structure(self.plan))
         if found.structure and not accept_changes:
             raise PlanChanged(self.plan.name, self.plan.version, found.structure)
         if found.structure:
-            note_passed_over(self.root, before, after, self.outbox.log.transactions())
+            record_missed_entries(self.root, before, after, self.outbox.log.transactions())
         if any(found):
-            self.remember(after)
+            self.record_structure(after)
         return found
 
-    def remembered(self) -> dict[str, NodeRecord]:
-        """The plan's structure when it ran last."""
-        return msgspec.convert(seals.unseal(self.root / PLAN), dict[str, NodeRecord])
+    def recorded_structure(self) -> dict[str, NodeRecord]:
+        """Return the plan's structure when it ran last."""
+        return msgspec.convert(files.unseal(self.root / PLAN), dict[str, NodeRecord])
 
-    def remember(self, plan: Structure) -> None:
-        """Keep a structure, durably."""
-        files.replace(self.root / PLAN, seals.sealed(plan))
+    def record_structure(self, plan: Structure) -> None:
+        """Record a structure durably."""
+        files.replace(self.root / PLAN, files.seal(plan))
         crash.point("plan.kept")
 
     def release(self) -> None:
-        """Stop being its driver."""
+        """Stop being the driver."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
 
     def verify(self) -> None:
-        """Is this our plan's state, whole, and of a format we know? Changes nothing; reads logs, not data files.
+        """Check that this is the plan's state, undamaged, and of a known format. Changes nothing; reads logs, not data
+        files.
 
         Raises:
             StateForeign, StateDamaged: by name.
         """
-        with files.listed(self.root):
+        with files.cached_listing(self.root):
             for problem in self.problems():
                 raise problem
 
     def problems(self) -> Iterator[StateDamaged]:
-        """Every damaged file, but for data files and notes.
+        """Yield an error for every damaged file, except data files and notes.
 
         Raises:
-            StateForeign: it is not ours.
+            StateForeign: it is not the state of this plan.
         """
         try:
             self.identity()
         except StateDamaged as e:
             yield e
         try:
-            yield from missing(self.keyed, self.remembered())
+            yield from missing_tables(self.keyed, self.recorded_structure())
         except StateDamaged as e:
             yield e
         for name in FOLDERS:
@@ -254,13 +256,13 @@ class State:
             yield from table.log.problems()
 
     def load(self) -> None:
-        """Read the tables' logs as they are now; every live file must be there.
+        """Load the tables as they are now; every live file must exist.
 
         Raises:
             StateDamaged: names the file.
         """
         self.outbox.load([self.application, WAVE, SEQUENCE, SETTLED])
-        self.documents.load([self.application, SETTLED, KEPT])
+        self.documents.load([self.application, SETTLED, DOCUMENT_COUNT])
         self.ledger.load([self.application, SETTLED])
         for each in self.keyed.values():
             each.load(self.application)
@@ -268,22 +270,22 @@ class State:
             self.outbox.transactions[SEQUENCE] = self.identity()["first_sequence"]
         for table in self.tables:
             table.verify_sizes()
-            table.verify_sizes(self.staged(table))
+            table.verify_sizes(self.staged_files(table))
         if self.journal.highest_closed() < (closed := self.ledger.transactions[SETTLED]):
             raise StateDamaged(str(self.root / "journal" / "closed" / str(closed)), "the file is missing")
 
     def load_consistently(self, applications: Collection[str]) -> None:
-        """Load the tables for a reader, all of the same moment: a wave settles between two commits on the outbox."""
+        """Load the tables for a reader, all as of one moment: a wave settles between two commits on the outbox."""
         for _ in range(_LOADS):
-            with files.listed(self.root):
+            with files.cached_listing(self.root):
                 last = self.outbox.log.last()
                 for table in self.tables:
                     table.load(applications)
             if self.outbox.log.last() == last:
                 return
 
-    def staged(self, table: Table) -> list[DataFile]:
-        """Files that are not in this table yet, though a commit or a worker's result has named them for it."""
+    def staged_files(self, table: Table) -> list[DataFile]:
+        """Return files that are not in this table yet, although a commit or a worker's result has named them for it."""
         if table not in self._core or (wave := self.wave) <= table.transactions[SETTLED]:
             return []
         commit = self.outbox.log.find("wave", wave)
@@ -298,96 +300,100 @@ class State:
         return f"ferryman.plan.{self.plan.key}"
 
     def scratch(self, name: str) -> StatePath:
-        """An empty folder for what need not survive: listings, what they were compared with."""
+        """Return an empty folder for temporary files, such as listings and what they are compared with."""
         folder = self.staging / name
         files.remove_folder(folder)
-        files.workplace(folder).mkdir(parents=True, exist_ok=True)
+        files.local_folder(folder).mkdir(parents=True, exist_ok=True)
         return folder
 
     def clear_staging(self) -> None:
-        """Empty our folder for scratch, and remove those of the drivers before us."""
-        for name in files.names(self.root / "staging"):
+        """Empty this driver's scratch folder, and remove those of earlier drivers."""
+        for name in files.list_names(self.root / "staging"):
             if not name.isdigit() or int(name) <= self.epoch:
                 remove_scratch(self.root / "staging" / name)
-        self.spill.mkdir(exist_ok=True)
+        self.local_scratch.mkdir(exist_ok=True)
 
     def retire(self, table: Table, paths: Iterable[str]) -> None:
-        """Remove files that this table does not name any more: now, or later where somebody reads just now. In an
-        object store, when the next scan begins (``remove_retired``): tasks of this one may still read them."""
+        """Remove files that this table no longer names: now, or later if somebody is reading. In an object store they
+        are removed when the next scan begins (``remove_retired``): tasks of this one may still read them."""
         table.retire(paths)
         if isinstance(self.root, Path):
             self.remove_retired()
 
     def remove_retired(self) -> None:
-        """Remove what was retired."""
-        with self.removable() if isinstance(self.root, Path) else contextlib.nullcontext() as before:
+        """Remove retired files."""
+        with self.removal_cutoff() if isinstance(self.root, Path) else contextlib.nullcontext() as before:
             for each in self.tables:
                 each.remove_retired(before)
 
     @contextlib.contextmanager
-    def removable(self) -> Iterator[float | None]:
-        """Which files that no table names may be removed: those last changed before this time, or (None) all. Nobody
-        reads inside, or whoever does can do without files that were replaced so long ago."""
-        with self.readers.kept_out() as alone:
-            yield None if alone else self.readers.now() - limits.READERS_GRACE_S
+    def removal_cutoff(self) -> Iterator[float | None]:
+        """Yield which unnamed files may be removed: those last changed before this time, or all (None). Readers are
+        kept out during the block, or can do without files replaced so long ago."""
+        with self.readers.exclude_readers() as alone:
+            yield None if alone else self.readers.filesystem_time() - limits.READERS_GRACE_S
 
-    def close_for(self, version: int) -> None:
-        """From now on only this version of the plan may take the state, and only to continue from it."""
-        files.replace(self.root / MIGRATED, seals.sealed({"to": version}))
+    def close_for_version(self, version: int) -> None:
+        """Allow only this version of the plan to take the state from now on, and only to continue from it."""
+        files.replace(self.root / MIGRATED, files.seal({"to": version}))
 
     def refuse_foreign_folder(self) -> None:
-        """Never make a state inside something else's folder: whatever is there must be a state in the making."""
-        if self.exists or any(t.made for t in self.tables):
+        """Refuse to create a state inside a foreign folder: all it may hold are parts of a state that is being created.
+
+        Raises:
+            StateForeign: the folder holds something else.
+        """
+        if self.exists or any(t.exists for t in self.tables):
             return
-        if found := list(itertools.islice(strange(self.root), 3)):
+        if found := list(itertools.islice(unknown_files(self.root), 3)):
             raise StateForeign(
                 f"{self.root} holds {', '.join(sorted(found))} and no state.json: it is not a Ferryman state. "
                 "Nothing was touched. Give another --state."
             )
 
     def identity(self) -> dict[str, Any]:
-        """See ``identity_of``."""
-        return self._unnamed or identity_of(self.root, self.plan)
+        """Return the content of state.json, see ``identity_of``."""
+        return self._unpublished_identity or identity_of(self.root, self.plan)
 
     def create(
         self, more: Mapping[str, Any] | None = None, remembered: Structure | None = None, *, named: bool = True
     ) -> None:
-        """Make the directory, empty; state.json last.
+        """Create the directory, empty; state.json last.
 
         Args:
-            more: kept in state.json too.
-            remembered: what the plan was when it ran last, if it was not as now.
-            named: with state.json; else ``publish_identity`` makes it, and what is there is built on.
+            more: further fields of state.json.
+            remembered: the plan's structure when it ran last, if it differs from the current one.
+            named: write state.json; if False, ``publish_identity`` does, and existing files are kept and built on.
         """
         if named:
-            refuse_headless(self.root, self.tables)
+            refuse_missing_identity(self.root, self.tables)
         for name in ("commands", "staging"):
             files.make_folder(self.root / name)
         self.journal.create()
         for table in self._core:
-            if not table.made:
+            if not table.exists:
                 table.create()
             crash.point("create.table")
-        create_all(self.keyed.values())
-        self.remember(structure(self.plan) if remembered is None else remembered)
-        self._unnamed = new_identity(self.plan, more or {})
+        create_tables(self.keyed.values())
+        self.record_structure(structure(self.plan) if remembered is None else remembered)
+        self._unpublished_identity = new_identity(self.plan, more or {})
         if named:
             self.publish_identity()
 
     def publish_identity(self) -> None:
-        """Make state.json: all else is there."""
-        files.publish(self.root / IDENTITY, seals.sealed(self._unnamed))  # once, also unlocked
-        self._unnamed = None
+        """Create state.json: everything else exists."""
+        files.publish(self.root / IDENTITY, files.seal(self._unpublished_identity))  # once, also unlocked
+        self._unpublished_identity = None
         crash.point("create.state")
 
-    def announce(self, *, after: int = 0) -> None:
-        """Commit the next epoch on every table, one above ``after`` at least."""
+    def announce_epoch(self, *, after: int = 0) -> None:
+        """Commit the next epoch on every table, at least one above ``after``."""
         epoch = 1 + max(after, *(t.transactions[self.application] for t in self.tables))
         for table in self.tables:
             table.fence(self.application, epoch)
-            self.epoch = epoch  # ours, for it stands on the first
+            self.epoch = epoch  # valid from the first table on
             crash.point("epoch.table")
-        self.spill.mkdir(exist_ok=True)
+        self.local_scratch.mkdir(exist_ok=True)
         self.readers.create()
 
     def __enter__(self) -> Self:
@@ -397,41 +403,41 @@ class State:
         self.release()
         if not isinstance(error, Exception) or isinstance(error, StateLost):
             return
-        self.check_ours(error)  # whatever is missing or damaged, it may be somebody else's doing
+        self.check_ownership(error)  # missing or damaged files may be the work of another driver
         if isinstance(error, duckdb.Error) and (found := damaged_data(self)) is not None:
             raise found from error
 
-    def check_ours(self, error: BaseException | None = None) -> None:
+    def check_ownership(self, error: BaseException | None = None) -> None:
         """Stop if another driver has announced itself.
 
         Raises:
-            StateLost: it has; from ``error``.
+            StateLost: it has; raised from ``error``.
         """
-        ours = self.epoch or self._epoch_before
-        if (epoch := self.outbox.number_now(self.application)) > ours:
-            raise taken_over(self.root, epoch, ours) from error
+        own = self.epoch or self._epoch_before
+        if (epoch := self.outbox.transaction_on_disk(self.application)) > own:
+            raise taken_over_error(self.root, epoch, own) from error
 
 
-# What of a state is looked at for damage beside the logs of its tables.
+# --- files checked for damage beside the logs of tables ---
 
 
 def sealed_files(state: State) -> list[StatePath]:
-    """Commands that wait, the journal, and notes of what happened to the state."""
+    """Return the sealed files of a state: waiting commands, the journal, and notes of what happened to the state."""
     if not state.exists:
         return []
-    there = files.sizes(state.root)
+    there = files.file_sizes(state.root)
     folders = [state.commands, *(state.journal.folder / str(number) for number in state.journal.passes())]
-    found = [state.root / name for name in (MIGRATED, MIGRATION, PASSED) if name in there]
-    found += [folder / name for folder in folders for name in files.sizes(folder)]
+    found = [state.root / name for name in (MIGRATED, MIGRATION, MISSED) if name in there]
+    found += [folder / name for folder in folders for name in files.file_sizes(folder)]
     return sorted((path for path in found if not path.name.startswith(TEMPORARY)), key=str)
 
 
 def damaged_data(state: State) -> StateDamaged | None:
-    """The first data file that is not what was written, all of them read: for a query that failed over one."""
+    """Return the error of the first damaged data file, reading all of them: called after a query that failed on one."""
     for table in state.tables:
-        for file in (*table.files.values(), *state.staged(table)):
+        for file in (*table.files.values(), *state.staged_files(table)):
             try:
-                what = verify(table.path(file.path))
+                what = find_damage(table.path(file.path))
             except StateDamaged as e:
                 return e
             if what is not None:
@@ -439,22 +445,22 @@ def damaged_data(state: State) -> StateDamaged | None:
     return None
 
 
-def refuse_headless(root: StatePath, tables: Iterable[Table]) -> None:
-    """
+def refuse_missing_identity(root: StatePath, tables: Iterable[Table]) -> None:
+    """Refuse a state that has no state.json although it is not empty.
+
     Raises:
-        StateDamaged: there is no state.json, but tables with something in them, or what a run with --from-version has
-            begun, and may go on with.
+        StateDamaged: tables have content, or a run with --from-version has begun and may be continued.
     """
     begun = files.exists(root / MIGRATION)
-    if begun or any(any(table.log.versions()) for table in tables):  # more than the making of an empty table
+    if begun or any(any(table.log.versions()) for table in tables):  # more than the creation of an empty table
         what = "this state was only begun: run --from-version again" if begun else "the tables are not empty"
         raise StateDamaged(str(root / IDENTITY), f"the file is missing, and {what}")
 
 
-# Whose state is this? What ``state.json`` says.
+# --- the identity of a state: state.json ---
 
 IDENTITY: Final = "state.json"
-"""The last file that is made of a state: it says that the rest is there."""
+"""Last file created of a state: it says that everything else exists."""
 
 
 def folder_name(plan: Plan) -> str:
@@ -469,7 +475,7 @@ def folder_name(plan: Plan) -> str:
 
 
 def new_identity(plan: Plan, more: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a state that is made now; ``more`` is kept in it too."""
+    """Return the identity of a new state; ``more`` adds fields."""
     return {
         "format": limits.FORMAT,
         "plan": plan.name,
@@ -482,15 +488,15 @@ def new_identity(plan: Plan, more: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def identity_of(root: StatePath, plan: Plan) -> dict[str, Any]:
-    """What the state of a plan says of itself.
+    """Return the identity of a plan's state.
 
     Raises:
         StateDamaged: it cannot be read.
-        StateForeign: it is of another plan, or of a format that we do not know.
+        StateForeign: it is of another plan, or of an unknown format.
     """
     path = root / IDENTITY
     try:
-        found: Any = seals.unseal(path)
+        found: Any = files.unseal(path)
     except OSError as e:
         raise StateDamaged(str(path), f"cannot be read ({e.strerror})") from e
     if found["format"] > limits.FORMAT:
@@ -512,13 +518,14 @@ def identity_of(root: StatePath, plan: Plan) -> dict[str, Any]:
 
 
 def refuse_if_migrated(root: StatePath, successor: int | None) -> None:
-    """
+    """Refuse a state that another version of the plan continues from.
+
     Raises:
-        StateForeign: another version than ``successor`` continues from this state.
+        StateForeign: another version than ``successor`` continues from it.
     """
     if not files.exists(path := root / MIGRATED):
         return
-    if (to := msgspec.convert(seals.unseal(path), dict[str, int])["to"]) != successor:
+    if (to := msgspec.convert(files.unseal(path), dict[str, int])["to"]) != successor:
         raise StateForeign(
             f"{root}: version {to} of this plan continues from this state. Nothing was touched. "
             "Run that version; status, deliveries and history of this one can still be read."
@@ -526,88 +533,91 @@ def refuse_if_migrated(root: StatePath, successor: int | None) -> None:
 
 
 def id_of(root: StatePath) -> str:
-    """What no other state has; "" if there is none. An older state has only the time of its making.
+    """Return an id that no other state has; "" if there is no state. An older state has only its time of creation.
 
     Raises:
-        StateDamaged: its name cannot be read.
+        StateDamaged: its identity cannot be read.
     """
     path = root / IDENTITY
     if not files.exists(path):
         return ""
-    found: Any = seals.unseal(path)
+    found: Any = files.unseal(path)
     return str(found.get("id", found["first_sequence"]))
 
 
-class Sender(NamedTuple):
-    """Under which name a state delivers."""
+class SenderIdentity(NamedTuple):
+    """Name under which a state delivers."""
 
     state: str
-    """Its id; of a state that continues from an older version's: that one's."""
+    """Id of the state; for one that continues from an older version's, the id of that."""
     version: int
-    """Of the plan, in the state that the id is of."""
+    """Version of the plan in the state that has this id."""
 
 
-def sender_of(root: StatePath) -> Sender:
-    """What no other state delivers under, but that of a newer version which continues from it: what was sent and not
-    recorded comes again from there, and must be known again.
+def sender_of(root: StatePath) -> SenderIdentity:
+    """Return the identity under which a state delivers.
+
+    Only the state of a newer version that continues from it has the same: what was sent and not recorded is sent again
+    from there, and must be recognized.
 
     Args:
-        root: of the state, which is there.
+        root: of the state, which exists.
 
     Raises:
-        StateDamaged: its name cannot be read.
+        StateDamaged: its identity cannot be read.
     """
-    found: Any = seals.unseal(root / IDENTITY)
-    taken: dict[str, Any] | None = found.get("sender")
-    return Sender(**taken) if taken else Sender(id_of(root), found["version"])
+    found: Any = files.unseal(root / IDENTITY)
+    inherited: dict[str, Any] | None = found.get("sender")
+    return SenderIdentity(**inherited) if inherited else SenderIdentity(id_of(root), found["version"])
 
 
 def plan_of(root: StatePath) -> Plan:
-    """An empty plan of the name and version that a state says it is of: enough to read it.
+    """Return an empty plan with the name and version in a state's identity: enough to read the state.
 
     Raises:
-        StateDamaged: the state's name cannot be read.
+        StateDamaged: its identity cannot be read.
     """
     path = root / IDENTITY
     if not files.exists(path):
         return Plan(root.name)
-    found: Any = seals.unseal(path)
+    found: Any = files.unseal(path)
     return Plan(found["plan"], found["version"])
 
 
-# What lies in a state's folder, by name.
+# --- names in a state's folder ---
 
 PLAN: Final = "plan.json"
-"""What the plan was when it last ran."""
+"""File of the plan's structure at its last run."""
 
 MIGRATED: Final = "migrated.json"
-"""Which newer version of the plan continues from this state."""
+"""File that names the newer version of the plan which continues from this state."""
 MIGRATION: Final = "migration.json"
-"""The state continues from an older version's, and its first wave is still to come; see ``engine.migration``."""
+"""File of a state that continues from an older version's and has not run its first wave; see ``engine.migration``."""
 
 NOTIFIED: Final = "notified.json"
-"""What each target of ``--notify`` was told."""
+"""File of what each target of ``--notify`` was sent."""
 
-PASSED: Final = "passed.json"
-"""What destinations have not had of logs; see ``state.passed``."""
+MISSED: Final = "passed.json"
+"""File of log entries that destinations have missed; see ``MissedEntries``."""
 
 COUNTED: Final = "counted.json"
-"""What ``status`` says of a large state; see ``counted``."""
+"""Cached counts that ``status`` shows of a large state; see ``account.counts``."""
 
 READERS: Final = "readers"
-"""Locked by whoever reads just now; see ``storage.lock.Readers``."""
+"""File locked by every current reader; see ``storage.locks.Readers``."""
 
 ONCE: Final = "once"
-"""In a driver's scratch folder: where tasks begin that run once at most, a folder for each wave."""
+"""Folder in a driver's scratch folder, with a folder for each wave, where tasks that run at most once record their
+start."""
 OPEN: Final = "open"
-"""A file of such a folder: as long as it is there, tasks may begin."""
+"""File in such a folder: tasks may start as long as it exists."""
 
 FOLDERS: Final = ("outbox", "documents", "ledger", "journal", "journal/closed", "commands", "staging")
 TABLES: Final = FOLDERS[:3]
 
 
-def strange(root: StatePath) -> Iterator[str]:
-    """What is here and is not a part of a state in the making, nor half written."""
+def unknown_files(root: StatePath) -> Iterator[str]:
+    """Yield the names of files that are neither part of a state that is being created nor half written."""
     expected = {
         "lock",
         PLAN,
@@ -616,60 +626,60 @@ def strange(root: StatePath) -> Iterator[str]:
         *(f"{t}/_delta_log" for t in TABLES),
         *(f"{t}/_delta_log/{0:020d}.json" for t in TABLES),
     }
-    for name in files.below(root):
+    for name in files.walk_names(root):
         folder, _, last = name.rpartition("/")
-        half = last.startswith(disk.TEMPORARY) or (folder.endswith("_delta_log") and "#" in last)
-        if not half and name not in expected:
+        temporary = last.startswith(disk.TEMPORARY) or (folder.endswith("_delta_log") and "#" in last)
+        if not temporary and name not in expected:
             yield last
 
 
 def remove_scratch(folder: StatePath, part: str = "") -> None:
-    """Remove a driver's scratch folder, or a part of it. First of all no task begins any more that may run once at
-    most: what tells that it has begun goes, too."""
+    """Remove a driver's scratch folder, or a part of it. Before anything else, keep tasks from starting that may run at
+    most once, because the record of their start is removed too."""
     once = folder / ONCE
-    files.remove_all(once / wave / OPEN for wave in files.names(once))
+    files.remove_all(once / wave / OPEN for wave in files.list_names(once))
     files.remove_folder(folder / part if part else folder)
 
 
-# What a log's destinations have not had: entries that were read before a plan led them there.
+# --- log entries that destinations have missed, because they were read before the plan led there ---
 #
-# Such entries have no delivery at a destination, and are not missing there. It is noted when a plan has changed,
-# beside its structure, and holds for the structure that it was noted for: a change that a kill has cut short did not
-# happen.
+# Such entries have no delivery at a destination, and none is missing. They are recorded when a plan has changed, beside
+# its structure, and the record holds for that structure only: a change that a crash interrupted did not happen.
 
 
-class NotHad(msgspec.Struct, frozen=True, array_like=True):
-    """What a destination has not had of a log.
+class MissedEntries(msgspec.Struct, frozen=True, array_like=True):
+    """Log entries that a destination has missed.
 
     Attributes:
-        missed: entries that were read while nothing led them there.
-        left: entries that had been read when the way there was taken out; None: it is there.
+        missed: number of entries read while the destination was not reachable from the log.
+        read_at_removal: number of entries read when the path to the destination was removed; None if it exists.
     """
 
     missed: int
-    left: int | None = None
+    read_at_removal: int | None = None
 
 
-AllNotHad = dict[str, dict[str, NotHad]]
-"""Log -> destination -> what it has not had; all others have had everything."""
+MissedByLog = dict[str, dict[str, MissedEntries]]
+"""Log -> destination -> missed entries; all other destinations have received everything."""
 
 
-class _Noted(msgspec.Struct, frozen=True):
-    """The file: what held ``before`` a change, and what holds since the plan has the structure of this ``digest``."""
+class _MissedFile(msgspec.Struct, frozen=True):
+    """Content of the file: what held ``before`` a change, and what holds since the plan has the structure of this
+    ``digest``."""
 
     digest: str
-    before: AllNotHad
-    after: AllNotHad
+    before: MissedByLog
+    after: MissedByLog
 
 
-_NOTHING: Final = NotHad(0)
+_NONE_MISSED: Final = MissedEntries(0)
 
 READ: Final = "ferryman.read."
-"""Begins the application id of how many entries were read of a log."""
+"""Prefix of the application id of the number of entries read from a log."""
 
 
-def passed_over(root: StatePath, plan: Structure) -> AllNotHad:
-    """What holds under this structure, the one that the plan had when it ran last.
+def missed_entries(root: StatePath, plan: Structure) -> MissedByLog:
+    """Return the missed entries under this structure, the plan's when it ran last.
 
     Args:
         root: of the state.
@@ -677,43 +687,47 @@ def passed_over(root: StatePath, plan: Structure) -> AllNotHad:
     Raises:
         StateDamaged: the file is not what was written.
     """
-    path = root / PASSED
+    path = root / MISSED
     if not files.exists(path):
         return {}
-    noted = msgspec.convert(seals.unseal(path), _Noted)
-    return noted.after if noted.digest == _digest(plan) else noted.before
+    noted = msgspec.convert(files.unseal(path), _MissedFile)
+    return noted.after if noted.digest == _structure_digest(plan) else noted.before
 
 
-def note_passed_over(root: StatePath, before: Structure, after: Structure, transactions: Mapping[str, int]) -> None:
-    """A plan has changed: note what its destinations have not had.
+def record_missed_entries(
+    root: StatePath, before: Structure, after: Structure, transactions: Mapping[str, int]
+) -> None:
+    """Record, after a plan has changed, the log entries that its destinations have missed.
 
     Args:
-        transactions: of the outbox, all of them: they say how much was read of each log, also of one that the plan does
-            not have any more.
+        transactions: all transactions of the outbox: they say how much was read of each log, also of logs no longer in
+            the plan.
     """
-    known = passed_over(root, before)
+    known = missed_entries(root, before)
     read = {key.removeprefix(READ): number for key, number in transactions.items() if key.startswith(READ)}
     found = {
-        log: _passed_over_of(log, known.get(log, {}), before, after, number) for log, number in read.items() if number
+        log: _missed_entries_of_log(log, known.get(log, {}), before, after, number)
+        for log, number in read.items()
+        if number
     }
-    found = {log: mine for log, mine in found.items() if mine}
-    if found or files.exists(root / PASSED):
-        files.replace(root / PASSED, seals.sealed(_Noted(_digest(after), known, found)))
+    found = {log: missed for log, missed in found.items() if missed}
+    if found or files.exists(root / MISSED):
+        files.replace(root / MISSED, files.seal(_MissedFile(_structure_digest(after), known, found)))
 
 
-def _passed_over_of(
-    log: str, known: Mapping[str, NotHad], before: Structure, after: Structure, read: int
-) -> dict[str, NotHad]:
-    had, has = reached(before, log), reached(after, log)
+def _missed_entries_of_log(
+    log: str, known: Mapping[str, MissedEntries], before: Structure, after: Structure, read: int
+) -> dict[str, MissedEntries]:
+    old, new = reached(before, log), reached(after, log)
     found = dict(known)
-    for name in has - had:
-        its = known.get(name, NotHad(0, 0))
-        found[name] = NotHad(its.missed + read - (its.left or 0))
-    for name in had - has:
-        found[name] = NotHad(known.get(name, _NOTHING).missed, read)
-    return {name: its for name, its in found.items() if its != _NOTHING}
+    for name in new - old:
+        earlier = known.get(name, MissedEntries(0, 0))
+        found[name] = MissedEntries(earlier.missed + read - (earlier.read_at_removal or 0))
+    for name in old - new:
+        found[name] = MissedEntries(known.get(name, _NONE_MISSED).missed, read)
+    return {name: missed for name, missed in found.items() if missed != _NONE_MISSED}
 
 
-def _digest(plan: Structure) -> str:
+def _structure_digest(plan: Structure) -> str:
     edges = {name: [node.kind, *node.after] for name, node in sorted(plan.items())}
     return blake2b(msgspec.json.encode(edges), digest_size=8).hexdigest()

@@ -1,19 +1,20 @@
-"""A Delta log that is durable and verified.
+"""Delta logs, durable and verified: their entries, marks and checkpoints, and tables opened from them.
 
-An entry is written and fsynced under a temporary name and linked to its own, which only one of two drivers can do. Then
-the folder is fsynced, and the entry is *marked*: a small sealed file beside the log holds its checksum. What this buys:
+An entry is written and fsynced under a temporary name, then linked to its final name, which only one of two drivers can
+do. Then the folder is fsynced, and the entry is *marked*: a small sealed file beside the log holds its checksum. So:
 
-* a marked entry that is missing or differs is damage: refused by name;
-* a last entry without a mark was cut off between commit and mark. If it is whole it is marked now; if it is torn (a
-  power cut, by a file system that does not keep what it has synced) it never took effect: it is set aside;
-* an entry that somebody else wrote (``OPTIMIZE``, ``DELETE``) is refused by name.
+* a marked entry that is missing or differs is damage, and is refused by name;
+* a last entry without a mark was cut off between commit and mark. If it is complete it is marked now; if it is torn (a
+  power cut, on a file system that does not keep what it has synced) it never took effect, and is set aside;
+* an entry written by another program (``OPTIMIZE``, ``DELETE``) is refused by name.
 
-A checkpoint is written whole, and then marked under its own version: the log begins at the newest one that is marked,
-and nothing below that is looked at.
+A checkpoint is written completely, and then marked under its own version: the log begins at the newest marked one, and
+nothing below that is read.
 
-Two drivers may work on a log where a lock was lost: either may sleep before any of its steps, and wake when the other
-one has gone on for long. So a step never relies on an old look. Entries, checkpoints and marks are only ever added,
-under names that say their versions; only what is older than a marked checkpoint is removed.
+Two drivers may work on a log if a lock was lost: either may be suspended before any of its steps, and resume long after
+the other one has moved the log forward. So a step never relies on what an earlier one has seen. Entries, checkpoints
+and marks are only ever added, under names that say their versions; only what is older than a marked checkpoint is
+removed.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from ferryman.storage.files import (
     read,
     remove_temporary,
     replace,
-    sealed,
+    seal,
     staged,
     stamp,
     unseal,
@@ -53,16 +54,16 @@ from ferryman.storage.files import (
 _COMMIT = re.compile(r"(\d{20})\.json\Z")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
 _CHECKPOINT_MARK = re.compile(r"checkpoint-(\d{20})\Z")
-ONE_MARK: Final = "checkpoint"
-"""The one mark of a checkpoint that older releases had on a disk, and that a log in an object store has."""
+SHARED_CHECKPOINT_MARK: Final = "checkpoint"
+"""Name of the single checkpoint mark of a log in an object store. Older releases also wrote it on disks."""
 _HINT: Final = "_last_checkpoint"
-"""Names the newest checkpoint for other programs, which find it without, too. Older releases wrote it."""
-_OURS: Final = "ferryman"
-_OTHERS: Final = "others"
+"""Name of the file that points other programs to the newest checkpoint (optional in Delta). Older releases wrote it."""
+_FERRYMAN: Final = "ferryman"
+_OTHER_PROGRAM: Final = "others"
 
 
 class TableLog:
-    """The log of the table in ``folder``: ``_delta_log/`` and its marks in ``_marks/``."""
+    """Log of the table in ``folder``: entries in ``_delta_log/``, their marks in ``_marks/``."""
 
     def __init__(self, folder: Path) -> None:
         self.root = folder
@@ -70,18 +71,18 @@ class TableLog:
         self.marks = folder / "_marks"
 
     @property
-    def made(self) -> bool:
-        """Is the table there? A kill while it was made leaves no mark."""
+    def exists(self) -> bool:
+        """Return whether the table was created. A process killed while creating it leaves no mark."""
         return self.marks.is_dir()
 
     def refresh(self) -> None:
-        """See what is there now: files need nothing for that."""
+        """Read the current state of the log. Files on a disk need no refresh."""
 
     def create(self, entry: bytes) -> None:
-        """Make the log with this entry, durably; one that is there stays as it is.
+        """Create the log with this first entry, durably; leave an existing log as it is.
 
-        Nothing is removed, and nothing is written over: whoever makes a log has no epoch yet, and what is there may be
-        in use by a driver that was faster.
+        Nothing is removed or overwritten: a process that creates a log has no epoch yet, and existing files may be in
+        use by a driver that was faster.
         """
         make_folder(self.folder)
         fsync_folder(self.root)
@@ -93,36 +94,36 @@ class TableLog:
             self.mark(0)
 
     def publish(self, version: int) -> bool:
-        """The entry that was written takes effect; False: another driver is further.
+        """Put a written entry into effect; return False if another driver is ahead.
 
-        As a file it has, unless its number was free because an entry had been there, and was trimmed: before that a
-        checkpoint is marked. Either way it stays where it is. Below a checkpoint it means nothing; and if another
-        driver has counted it, it is needed.
+        A file is in effect as soon as it has its name, unless its number was free only because an earlier entry of that
+        number was trimmed: then a newer checkpoint is marked. The entry stays in either case: below a checkpoint it has
+        no meaning, and if another driver has counted it, it is needed.
         """
         marked = self.marked_checkpoint()
         return marked is None or marked < version
 
     def path(self, version: int) -> Path:
-        """The log file of a version."""
+        """Return the path of a version's log entry."""
         return self.folder / f"{version:020d}.json"
 
     def write(self, version: int, data: bytes) -> bool:
-        """Make an entry whole; its name is not yet durable. False: somebody else's is there."""
-        with staged(self.path(version), data) as name_it:
-            return name_it()
+        """Write a complete entry, whose name is not yet durable; return False if the version exists already."""
+        with staged(self.path(version), data) as publish_name:
+            return publish_name()
 
     def sync(self) -> None:
         """Make the names of entries durable."""
         fsync_folder(self.folder)
 
     def mark(self, version: int) -> None:
-        """Note that a synced commit took effect."""
+        """Record that a synced commit took effect."""
         make_folder(self.marks)
-        replace(self._mark(version), sealed(_checksum(self.path(version))))
+        replace(self._mark_path(version), seal(_file_checksum(self.path(version))))
 
     def info(self, version: int) -> dict[str, Any]:
-        """What we wrote into a commit beside its actions; {} where there is nothing of ours."""
-        for line in _read(self.path(version)).splitlines():
+        """Return Ferryman's own fields of a commit's ``commitInfo``; {} if there are none."""
+        for line in _read_log_file(self.path(version)).splitlines():
             commit_info = msgspec.json.decode(line).get("commitInfo")
             if commit_info is not None:
                 found: dict[str, Any] = commit_info.get("ferryman") or {}
@@ -130,10 +131,10 @@ class TableLog:
         return {}
 
     def find(self, kind: str, wave: int) -> dict[str, Any]:
-        """What our commit of this kind for this wave said; it is in the log until the wave is settled.
+        """Return ``info`` of the commit of this kind and wave; it stays in the log until the wave is settled.
 
         Raises:
-            StateDamaged: it is not there.
+            StateDamaged: there is no such commit.
         """
         for version in reversed(self.versions()):
             info = self.info(version)
@@ -142,55 +143,56 @@ class TableLog:
         raise StateDamaged(str(self.folder), f"the commit of wave {wave} is missing")
 
     def versions(self) -> list[int]:
-        """Versions whose log files are there, ascending."""
+        """Return the versions that have a log entry, ascending."""
         if not self.folder.is_dir():
             return []
         return sorted(int(m[1]) for name in os.listdir(self.folder) if (m := _COMMIT.match(name)))
 
     def last(self) -> int:
-        """The last version as it is now, -1: there is none."""
+        """Refresh, and return the last version; -1 if there is none."""
         self.refresh()
         return max(self.versions(), default=-1)
 
-    def base(self) -> tuple[str, set[str]]:
-        """What a version may be read from: the first entry that there is (""), and the checkpoints, marked or not."""
+    def starting_points(self) -> tuple[str, set[str]]:
+        """Return the name of the first entry ("" if none) and of all checkpoints, marked or not: reading begins at one
+        of them."""
         names = os.listdir(self.folder) if self.folder.is_dir() else []
         return min(filter(_COMMIT.match, names), default=""), set(filter(_CHECKPOINT.match, names))
 
     def checkpoint_path(self, version: int) -> Path:
-        """The file of a checkpoint."""
+        """Return the path of a version's checkpoint."""
         return self.folder / f"{version:020d}.checkpoint.parquet"
 
     def marked_checkpoint(self) -> int | None:
-        """The version of the checkpoint that is marked; None: there is none, or its mark is damaged."""
+        """Return the version of the newest marked checkpoint; None if there is none, or its mark is damaged."""
         with contextlib.suppress(StateDamaged):
             mark = self._checkpoint_mark()
             return None if mark is None else int(mark["version"])
         return None
 
     def transactions(self) -> dict[str, int]:
-        """Application id -> number of its last transaction, of all that there are.
+        """Return application id -> number of its last transaction, for all applications.
 
         Raises:
             StateDamaged: the log cannot be read.
         """
-        mark, torn = self._checkpoint_mark(), self.torn()
+        mark, torn = self._checkpoint_mark(), self.torn_version()
         base = -1 if mark is None else int(mark["version"])
         found: dict[str, int] = {}
         if mark is not None:
             path = self.checkpoint_path(base)
-            with _readable(path):
+            with _parquet_errors_as_damage(path):
                 rows = pq.read_table(path, columns=["txn"])["txn"].to_pylist()
             found = {row["appId"]: row["version"] for row in rows if row is not None}
         for version in self.versions():
             if version > base and version != torn:
-                for line in _read(self.path(version)).splitlines():
+                for line in _read_log_file(self.path(version)).splitlines():
                     if (action := msgspec.json.decode(line).get("txn")) is not None:
                         found[action["appId"]] = action["version"]
         return found
 
     def verify(self) -> None:
-        """Check the chain without changing anything; an unmarked last entry is allowed.
+        """Check the chain of entries without changing anything; the last entry may be unmarked.
 
         Raises:
             StateDamaged: names the first damaged file.
@@ -199,7 +201,7 @@ class TableLog:
             raise problem
 
     def problems(self) -> Iterator[StateDamaged]:
-        """Every damaged file of the chain."""
+        """Yield an error for every damaged file of the chain."""
         if not self.folder.is_dir():
             yield StateDamaged(str(self.folder), "the log is missing")
             return
@@ -210,40 +212,43 @@ class TableLog:
             return
         base = -1 if mark is None else int(mark["version"]) - 1
         if mark is not None:
-            yield from self._problems_of_checkpoint(mark)
+            yield from self._checkpoint_problems(mark)
         there = set(self.versions())
-        marked = self._marked()
+        marked = self._marked_versions()
         last = max(there | marked, default=-1)
         if last < 0:
             yield StateDamaged(str(self.folder), "the log is empty")
         for version in range(base + 1, last + 1):
             if version not in there:
-                yield self._missing(version, base)
+                yield self._missing_problem(version, base)
         for version in sorted(there):
-            if version <= base:  # a driver that slept has left it, or is about to trim it
+            if version <= base:  # left by a driver that was suspended, or about to be trimmed
                 continue
             if version in marked:
-                if (problem := self._compared(version)) is not None:
+                if (problem := self._mark_mismatch(version)) is not None:
                     yield problem
             else:
                 try:
-                    if version != last or self._author(version) == _OTHERS:
-                        yield self._unmarked(version)
-                except StateDamaged as e:  # to a reader: it was trimmed since it was listed
+                    if version != last or self._written_by(version) == _OTHER_PROGRAM:
+                        yield self._unmarked_problem(version)
+                except StateDamaged as e:  # for a reader: trimmed since it was listed
                     yield e
 
-    def torn(self) -> int | None:
-        """The last entry's version, if it was cut off before it took effect: readers do not look at it."""
+    def torn_version(self) -> int | None:
+        """Return the version of a last entry that was cut off before it took effect, which readers skip; else None."""
         last = max(self.versions(), default=-1)
-        return last if last > 0 and last not in self._marked() and self._author(last) is None else None
+        return last if last > 0 and last not in self._marked_versions() and self._written_by(last) is None else None
 
-    def mend(self) -> str | None:
-        """Finish or set aside what a crash left; says what was set aside. After ``verify``, under the lock."""
+    def repair(self) -> str | None:
+        """Finish, or set aside, an entry that a crash left unmarked; return a note on what was set aside.
+
+        Call it after ``verify``, holding the state's lock.
+        """
         versions = self.versions()
-        if not versions or versions[-1] in self._marked():
+        if not versions or versions[-1] in self._marked_versions():
             return None
         last = versions[-1]
-        if self._author(last) is not None:
+        if self._written_by(last) is not None:
             self.sync()
             self.mark(last)
             return None
@@ -254,25 +259,26 @@ class TableLog:
         return f"{self.path(last)}: torn by a crash before it took effect, set aside as {aside}"
 
     def remove_half_written(self, before: float) -> None:
-        """See ``storage.files.remove_temporary``."""
+        """Remove temporary files older than ``before``, see ``storage.files.remove_temporary``."""
         for folder in (self.folder, self.marks):
             remove_temporary(folder, before)
 
     def make_checkpoint(self, version: int) -> None:
-        """Fold the log up to this version into one file, durably. Until it is marked it means nothing."""
-        replace(self.checkpoint_path(version), self._folded(version))
+        """Fold the log up to this version into one file, durably. It has no meaning until it is marked."""
+        replace(self.checkpoint_path(version), self._checkpoint_content(version))
 
     def mark_checkpoint(self, version: int) -> None:
-        """Note that the checkpoint of this version is there; what is older may then be removed. Where a newer one is
-        marked, that stays the one that counts."""
+        """Record that this version's checkpoint is complete, so that older files may be removed. A newer marked
+        checkpoint stays in force."""
         make_folder(self.marks)
-        replace(self._mark_of_checkpoint(version), self._sealed_checkpoint(version))
+        replace(self._checkpoint_mark_path(version), self._sealed_checkpoint(version))
 
     def trim(self, version: int) -> None:
-        """Remove commits and checkpoints before a marked checkpoint, and the marks of what is gone.
+        """Remove entries and checkpoints older than a marked checkpoint, and their marks.
 
         Raises:
-            StateLost: it is not there: another driver has trimmed it, up to a newer one. Nothing was removed.
+            StateLost: the checkpoint is missing: another driver has trimmed the log up to a newer one. Nothing was
+                removed.
         """
         if not self._has_checkpoint(version):
             raise StateLost(f"{self.checkpoint_path(version)}: another driver has made a newer checkpoint.")
@@ -281,103 +287,105 @@ class TableLog:
             if name == _HINT or (found and int(found[1]) < version):
                 (self.folder / name).unlink(missing_ok=True)
         there = set(self.versions())
-        for marked in self._marked() - there:
+        for marked in self._marked_versions() - there:
             if marked < version:
-                self._mark(marked).unlink(missing_ok=True)
-        for path in self._marks_of_checkpoints():
-            if path != self._mark_of_checkpoint(version) and self._version_of_mark(path) < version:
+                self._mark_path(marked).unlink(missing_ok=True)
+        for path in self._checkpoint_mark_paths():
+            if path != self._checkpoint_mark_path(version) and self._mark_version(path) < version:
                 path.unlink(missing_ok=True)
 
     def _has_checkpoint(self, version: int) -> bool:
         return self.checkpoint_path(version).exists()
 
-    def _folded(self, version: int) -> bytes:
-        """The content of a checkpoint: of the marked one and the entries from there on."""
+    def _checkpoint_content(self, version: int) -> bytes:
+        """Return the content of a new checkpoint, folded from the marked one and the entries after it."""
         mark = self._checkpoint_mark()
         base = -1 if mark is None else int(mark["version"])
         entries = [self.path(each) for each in self.versions() if base <= each <= version]
-        return folded([*entries, *([] if mark is None else [self.checkpoint_path(base)])], version)
+        return checkpoint_content([*entries, *([] if mark is None else [self.checkpoint_path(base)])], version)
 
     def _sealed_checkpoint(self, version: int) -> bytes:
-        return sealed({"version": version, "checkpoint": _checksum(self.checkpoint_path(version))})
+        return seal({"version": version, "checkpoint": _file_checksum(self.checkpoint_path(version))})
 
-    def _mark_of_checkpoint(self, version: int) -> Path:
-        """Each checkpoint has its own: one that all share could be replaced by a driver that slept."""
+    def _checkpoint_mark_path(self, version: int) -> Path:
+        """Return the path of a checkpoint's mark. Each checkpoint has its own: a shared one could be overwritten by a
+        driver that was suspended."""
         return self.marks / f"checkpoint-{version:020d}"
 
-    def _marks_of_checkpoints(self) -> list[Path]:
+    def _checkpoint_mark_paths(self) -> list[Path]:
         names = os.listdir(self.marks) if self.marks.is_dir() else []
-        return [self.marks / name for name in names if name == ONE_MARK or _CHECKPOINT_MARK.match(name)]
+        return [self.marks / name for name in names if name == SHARED_CHECKPOINT_MARK or _CHECKPOINT_MARK.match(name)]
 
-    def _version_of_mark(self, path: Path) -> int:
+    def _mark_version(self, path: Path) -> int:
         found = _CHECKPOINT_MARK.match(path.name)
-        return int(found[1]) if found else -1  # the one that all shared is older than any that has its own
+        return int(found[1]) if found else -1  # the shared mark is older than any mark of a single checkpoint
 
-    def _mark(self, version: int) -> Path:
+    def _mark_path(self, version: int) -> Path:
         return self.marks / f"{version:020d}"
 
-    def _marked(self) -> set[int]:
+    def _marked_versions(self) -> set[int]:
         if not self.marks.is_dir():
             return set()
         return {int(name) for name in os.listdir(self.marks) if name.isdigit()}
 
-    def _author(self, version: int) -> str | None:
-        """Who wrote a log file: us, or others; None: it is torn (it holds not as many actions as its commit says)."""
+    def _written_by(self, version: int) -> str | None:
+        """Return who wrote an entry: ``_FERRYMAN`` or ``_OTHER_PROGRAM``; None if it is torn (fewer actions than its
+        commit counts)."""
         try:
-            actions = [msgspec.json.decode(line) for line in _read(self.path(version)).splitlines()]
-            said = next(a["commitInfo"] for a in actions if "commitInfo" in a).get("ferryman")
-            if said is None:  # the making of an empty table
-                making = (
+            actions = [msgspec.json.decode(line) for line in _read_log_file(self.path(version)).splitlines()]
+            counts = next(a["commitInfo"] for a in actions if "commitInfo" in a).get("ferryman")
+            if counts is None:  # maybe the creation of an empty table
+                is_creation = (
                     version == 0 and any("metaData" in a for a in actions) and any("protocol" in a for a in actions)
                 )
-                return _OURS if making else _OTHERS
-            whole = all(said[f"{kind}s"] == sum(kind in a for a in actions) for kind in ("add", "remove", "txn"))
+                return _FERRYMAN if is_creation else _OTHER_PROGRAM
+            complete = all(counts[f"{kind}s"] == sum(kind in a for a in actions) for kind in ("add", "remove", "txn"))
         except (msgspec.DecodeError, StopIteration, AttributeError, KeyError, TypeError):
             return None
-        return _OURS if whole else None
+        return _FERRYMAN if complete else None
 
-    def _compared(self, version: int) -> StateDamaged | None:
-        """A marked entry against its mark."""
+    def _mark_mismatch(self, version: int) -> StateDamaged | None:
+        """Return the error of a marked entry that does not match its mark, if any."""
         try:
-            if unseal(self._mark(version)) != _checksum(self.path(version)):
+            if unseal(self._mark_path(version)) != _file_checksum(self.path(version)):
                 return StateDamaged(str(self.path(version)), "its checksum does not match its content")
         except StateDamaged as e:
             return e
         return None
 
-    def _unmarked(self, version: int) -> StateDamaged:
-        if self._author(version) == _OTHERS:
+    def _unmarked_problem(self, version: int) -> StateDamaged:
+        if self._written_by(version) == _OTHER_PROGRAM:
             return StateDamaged(str(self.path(version)), "it was not written by Ferryman")
-        return StateDamaged(str(self._mark(version)), "the mark is missing")
+        return StateDamaged(str(self._mark_path(version)), "the mark is missing")
 
-    def _missing(self, version: int, base: int) -> StateDamaged:
+    def _missing_problem(self, version: int, base: int) -> StateDamaged:
         newest = max((int(m[1]) for name in os.listdir(self.folder) if (m := _CHECKPOINT.match(name))), default=-1)
         if base < 0 and newest > version:  # the log was trimmed, and that is done only after the checkpoint is marked
-            return StateDamaged(str(self._mark_of_checkpoint(newest)), "the mark of the checkpoint is missing")
+            return StateDamaged(str(self._checkpoint_mark_path(newest)), "the mark of the checkpoint is missing")
         return StateDamaged(str(self.path(version)), "the log file is missing")
 
     def _checkpoint_mark(self) -> dict[str, Any] | None:
-        """The mark of the newest checkpoint that is marked."""
-        for path in sorted(self._marks_of_checkpoints(), key=self._version_of_mark)[-1:]:
+        """Return the content of the newest checkpoint mark."""
+        for path in sorted(self._checkpoint_mark_paths(), key=self._mark_version)[-1:]:
             mark: Any = unseal(path)
             return dict(mark)
         return None
 
-    def _problems_of_checkpoint(self, mark: dict[str, Any]) -> Iterator[StateDamaged]:
+    def _checkpoint_problems(self, mark: dict[str, Any]) -> Iterator[StateDamaged]:
         checkpoint = self.checkpoint_path(int(mark["version"]))
         if not checkpoint.exists():
             yield StateDamaged(str(checkpoint), "the checkpoint is missing")
-        elif _checksum(checkpoint) != mark["checkpoint"]:
+        elif _file_checksum(checkpoint) != mark["checkpoint"]:
             yield StateDamaged(str(checkpoint), "its checksum does not match its content")
 
 
 def version_of(name: str) -> int:
-    """The version that an entry or a checkpoint of this name is of."""
+    """Return the version in the name of an entry or checkpoint."""
     return int(name.partition(".")[0])
 
 
 @contextlib.contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def _parquet_errors_as_damage(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException) as e:
@@ -386,34 +394,34 @@ def _readable(path: Path) -> Iterator[None]:
         raise StateDamaged(str(path), f"it cannot be read ({e})") from e
 
 
-def _checksum(path: Path) -> str:
-    return checksum(_read(path))
+def _file_checksum(path: Path) -> str:
+    return checksum(_read_log_file(path))
 
 
-def _read(path: Path) -> bytes:
+def _read_log_file(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
         raise StateDamaged(str(path), "the file is missing") from None
 
 
-# Checkpoints of Delta logs: delta-rs folds a log into one file, in a scratch folder of this machine.
+# --- checkpoints ---
 #
-# So it never looks at what a kill or another program has left in the log itself, and a checkpoint gets its name there
-# when it is whole.
+# delta-rs folds a log into one file in a local scratch folder. So it never sees leftovers of a crash or of another
+# program in the log itself, and a checkpoint gets its name only when it is complete.
 
 
-def folded(parts: Iterable[StatePath], version: int) -> bytes:
-    """The content of a checkpoint.
+def checkpoint_content(parts: Iterable[StatePath], version: int) -> bytes:
+    """Return the content of a checkpoint.
 
     Args:
-        parts: entries of the log up to this version, all of them, or a checkpoint and all after it.
+        parts: all entries of the log up to this version, or a checkpoint and all entries after it.
 
     Raises:
-        FileNotFoundError: one is not there.
+        FileNotFoundError: one of them is missing.
         EngineError: delta-rs cannot fold them.
     """
-    from deltalake import DeltaTable  # loaded where it is needed: that takes longer than most questions
+    from deltalake import DeltaTable  # loaded lazily: importing it takes longer than most queries
     from deltalake.exceptions import DeltaError
 
     with scratch_folder() as folder:
@@ -424,28 +432,30 @@ def folded(parts: Iterable[StatePath], version: int) -> bytes:
         try:
             DeltaTable(folder, version=version).create_checkpoint()
         except (DeltaError, OSError) as e:
-            raise EngineError(f"the checkpoint failed: {one_line(e)}") from e
+            raise EngineError(f"the checkpoint failed: {message_on_one_line(e)}") from e
         return (log / f"{version:020d}.checkpoint.parquet").read_bytes()
 
 
-def one_line(error: Exception) -> str:
-    """What delta-rs says, without its colours and line breaks."""
+def message_on_one_line(error: Exception) -> str:
+    """Return an error's message without the colours and line breaks of delta-rs."""
     return " ".join(re.sub(r"\x1b\[\d+m", "", str(error)).split())
 
 
-# Open Delta tables, kept and brought to the newest version: that reads only what is new of their logs.
+# --- open tables ---
+#
+# They are cached: refreshing one reads only the entries that are new.
 
-KEPT: Final = 6
-"""Handles of a thread: the tables of two states."""
-_TRIES: Final = 20
-"""So often a log is read again because a driver trimmed it meanwhile."""
+MAX_OPEN_TABLES: Final = 6
+"""Open tables cached per thread: those of two states."""
+_MAX_OPEN_ATTEMPTS: Final = 20
+"""How often opening a log is retried because a driver trimmed it in the meantime."""
 
 
 class OpenTable:
-    """A table as of one version; ``move_on`` brings it to the newest.
+    """Table as of one version; ``refresh`` moves it to the newest.
 
     Args:
-        version: not the newest one, but this.
+        version: open this version instead of the newest.
 
     Raises:
         LogUnreadable: there is no log, or it cannot be read.
@@ -454,12 +464,12 @@ class OpenTable:
     def __init__(self, folder: Path, version: int | None = None) -> None:
         self.folder = folder
         self._log = TableLog(folder)
-        # before it is read: what is trimmed or removed meanwhile shows afterwards
-        self._base = self._log.base()
+        # noted before reading, so that files trimmed or removed in the meantime show afterwards
+        self._starting_points = self._log.starting_points()
         self.version = -1
         self._files: dict[str, DataFile] = {}
         self._transactions: dict[str, int] = {}
-        begin = self._begin()
+        begin = self._starting_checkpoint()
         if begin is not None:
             self._apply(read_checkpoint(self._log.checkpoint_path(begin)), begin)
         for each in self._log.versions():
@@ -472,8 +482,8 @@ class OpenTable:
             raise LogUnreadable(f"{self._log.folder}: there is no log")
         self._stamp = stamp(self._log.path(self.version))
 
-    def move_on(self) -> None:
-        """To the newest version. Versions have no gaps: without the next one there is nothing to read."""
+    def refresh(self) -> None:
+        """Apply all newer entries. Versions have no gaps, so reading stops at the first missing one."""
         before = self.version
         while (path := self._log.path(self.version + 1)).exists():
             self._apply(read_entry(path), self.version + 1)
@@ -481,31 +491,31 @@ class OpenTable:
             self._stamp = stamp(self._log.path(self.version))
 
     @property
-    def holds(self) -> bool:
-        """Is the log still the one that was read? Not if another state was put into its place, nor if it was trimmed or
-        is about to be, nor if a checkpoint was removed that a kill had left."""
+    def is_valid(self) -> bool:
+        """Return whether this is still the log that was read. It is not if another state took its place, if the log was
+        or is about to be trimmed, or if a stray checkpoint was removed."""
         found = stamp(self._log.path(self.version))
-        return found is not None and found == self._stamp and not self.trimmed
+        return found is not None and found == self._stamp and not self.was_trimmed
 
     @property
-    def trimmed(self) -> bool:
-        """Has anybody trimmed the log since it was read, or is about to? Then a version that seems to be free may have
-        been there."""
-        return self._log.base() != self._base
+    def was_trimmed(self) -> bool:
+        """Return whether the log was trimmed since it was read, or is about to be: a version that looks free may have
+        existed."""
+        return self._log.starting_points() != self._starting_points
 
     def transaction(self, application: str) -> int:
-        """The number of its last transaction, 0 if there was none."""
+        """Return the number of an application's last transaction, 0 if there was none."""
         return self._transactions.get(application, 0)
 
     def files(self) -> dict[str, DataFile]:
-        """Path -> live file."""
+        """Return path -> live file."""
         return dict(self._files)
 
-    def _begin(self) -> int | None:
-        """The version of the checkpoint to begin with: the one that is marked. Where there is no mark, none, unless the
-        first entries are not there any more."""
+    def _starting_checkpoint(self) -> int | None:
+        """Return the version of the checkpoint to start from: the marked one. Without a mark start from the first
+        entry, or from the newest checkpoint if the first entries are removed."""
         marked = self._log.marked_checkpoint()
-        first, checkpoints = self._base
+        first, checkpoints = self._starting_points
         if marked is not None or first == self._log.path(0).name or not checkpoints:
             return marked
         return max(map(version_of, checkpoints))
@@ -518,65 +528,65 @@ class OpenTable:
         self.version = version
 
 
-def newest(folder: Path, handle: OpenTable | None = None) -> OpenTable:
-    """The table in its newest version.
+def open_newest(folder: Path, handle: OpenTable | None = None) -> OpenTable:
+    """Return the table at its newest version.
 
     Args:
-        handle: one that was opened before; it is used if it can be.
+        handle: a table opened before, which is refreshed if it is still valid.
 
     Raises:
         LogUnreadable: see ``OpenTable``.
     """
-    if handle is not None and handle.holds:
-        handle.move_on()
+    if handle is not None and handle.is_valid:
+        handle.refresh()
         return handle
     log = TableLog(folder)
-    for _ in range(_TRIES):
-        before = log.base()
+    for _ in range(_MAX_OPEN_ATTEMPTS):
+        before = log.starting_points()
         try:
             return OpenTable(folder)
         except LogUnreadable:
-            if log.base() == before:
+            if log.starting_points() == before:
                 raise
     return OpenTable(folder)
 
 
-class _OfThread(threading.local):
-    """Of this thread: a handle that is moved on by one thread would be read at two versions by another."""
+class _ThreadTables(threading.local):
+    """Open tables of this thread: a table shared by two threads could be refreshed by one while the other reads it."""
 
     def __init__(self) -> None:
         self.handles: OrderedDict[Path, OpenTable] = OrderedDict()
 
 
-_of_thread = _OfThread()
+_thread_tables = _ThreadTables()
 
 
-def newest_to_read(folder: Path) -> OpenTable:
-    """The same, for those who read only: whoever commits must have a handle that nobody else moves on."""
-    kept = _of_thread.handles
-    kept[folder] = newest(folder, kept.pop(folder, None))
-    while len(kept) > KEPT:
+def open_newest_cached(folder: Path) -> OpenTable:
+    """Return the table at its newest version, shared by readers of this thread. A writer needs a handle of its own."""
+    kept = _thread_tables.handles
+    kept[folder] = open_newest(folder, kept.pop(folder, None))
+    while len(kept) > MAX_OPEN_TABLES:
         kept.popitem(last=False)
     return kept[folder]
 
 
-# Entries and checkpoints of a Delta log that is our own, read and written without delta-rs: for logs of a few dozen
-# small entries that takes a twentieth of the time, and no threads.
+# --- reading and writing entries and checkpoints ---
 #
-# What a name or a value may be in such a log is what we write there; ``TableLog`` refuses what others have written.
+# This is done without delta-rs: for logs of a few dozen small entries that takes a twentieth of the time, and no
+# threads. Only names and values that Ferryman itself writes are supported; ``TableLog`` refuses foreign entries.
 
 _STATISTICS: Final = ("minValues", "maxValues", "nullCount")
 
 
 class LogUnreadable(Exception):
-    """A log is not there, or cannot be read."""
+    """Raised when a log is missing or cannot be read."""
 
 
 class DataFile(NamedTuple):
     """A live file of a table."""
 
     path: str
-    """Its name in the table's folder."""
+    """File name in the table's folder."""
     size: int
     rows: int
     partition: dict[str, str]
@@ -584,7 +594,7 @@ class DataFile(NamedTuple):
 
 
 class LogChanges(NamedTuple):
-    """What an entry, or all up to a checkpoint, has changed."""
+    """Changes of one entry, or of all entries folded into a checkpoint."""
 
     adds: list[DataFile]
     removes: list[str]
@@ -602,27 +612,27 @@ class _Remove(msgspec.Struct):
     path: str
 
 
-class _AppNumber(msgspec.Struct):
+class _Transaction(msgspec.Struct):
     appId: str
     version: int
 
 
 class _Action(msgspec.Struct):
-    """What else there is in an entry is skipped."""
+    """Action of an entry; other kinds of action are skipped."""
 
     add: _Add | None = None
     remove: _Remove | None = None
-    txn: _AppNumber | None = None
+    txn: _Transaction | None = None
 
 
 _decode = msgspec.json.Decoder(_Action).decode
 
 
 def read_entry(path: Path) -> LogChanges:
-    """What an entry has changed.
+    """Return the changes of an entry.
 
     Raises:
-        LogUnreadable: it is not there, or is not an entry.
+        LogUnreadable: it is missing, or is not an entry.
     """
     try:
         actions = [_decode(line) for line in path.read_bytes().splitlines()]
@@ -639,10 +649,10 @@ def read_entry(path: Path) -> LogChanges:
 
 
 def read_checkpoint(path: Path) -> LogChanges:
-    """All that there is in a checkpoint.
+    """Return the whole content of a checkpoint.
 
     Raises:
-        LogUnreadable: it is not there, or is not a checkpoint.
+        LogUnreadable: it is missing, or is not a checkpoint.
     """
     try:
         table = pq.read_table(path, columns=["add", "txn"])
@@ -660,7 +670,7 @@ def read_checkpoint(path: Path) -> LogChanges:
 
 
 def first_entry(schema: str, partition_by: list[str], configuration: Mapping[str, str]) -> bytes:
-    """The entry that makes a table."""
+    """Return the content of the entry that creates a table."""
     now = time.time_ns() // 1_000_000
     metadata = {
         "id": str(uuid.uuid4()),
@@ -689,32 +699,40 @@ def encode_entry(
     *,
     data_change: bool,
 ) -> bytes:
-    """The file of an entry; ``info`` is kept beside its actions."""
-    how = {"mode": "Append", "partitionBy": msgspec.json.encode(partition_by).decode()}
+    """Return the content of an entry; ``info`` is stored beside its actions."""
+    parameters = {"mode": "Append", "partitionBy": msgspec.json.encode(partition_by).decode()}
     now = time.time_ns() // 1_000_000
-    about = {"timestamp": now, "operation": "WRITE", "operationParameters": how, "engineInfo": "ferryman", **info}
-    return b"".join(msgspec.json.encode(a) + b"\n" for a in _actions(about, adds, removes, transactions, data_change))
+    commit_info = {
+        "timestamp": now,
+        "operation": "WRITE",
+        "operationParameters": parameters,
+        "engineInfo": "ferryman",
+        **info,
+    }
+    return b"".join(
+        msgspec.json.encode(a) + b"\n" for a in _actions(commit_info, adds, removes, transactions, data_change)
+    )
 
 
 def _actions(
-    about: Mapping[str, Any],
+    commit_info: Mapping[str, Any],
     adds: Iterable[DataFile],
     removes: Iterable[DataFile],
     transactions: Mapping[str, int],
     data_change: bool,
 ) -> Iterator[dict[str, Any]]:
-    yield {"commitInfo": about}
+    yield {"commitInfo": commit_info}
     for name, number in transactions.items():
         yield {"txn": {"appId": name, "version": number}}
-    for gone in removes:
+    for removed in removes:
         yield {
             "remove": {
-                "path": gone.path,
+                "path": removed.path,
                 "dataChange": data_change,
                 "deletionTimestamp": 0,
                 "extendedFileMetadata": True,
-                "partitionValues": gone.partition,
-                "size": gone.size,
+                "partitionValues": removed.partition,
+                "size": removed.size,
             }
         }
     for file in adds:
@@ -731,7 +749,6 @@ def _actions(
 
 
 def _data_file(path: str, size: int, partition: dict[str, str], stats: str | None) -> DataFile:
-    said = msgspec.json.decode(stats) if stats else {}
-    return DataFile(
-        path, size, said.get("numRecords") or 0, partition, {k: said[k] for k in _STATISTICS if said.get(k)}
-    )
+    statistics = msgspec.json.decode(stats) if stats else {}
+    bounds = {name: statistics[name] for name in _STATISTICS if statistics.get(name)}
+    return DataFile(path, size, statistics.get("numRecords") or 0, partition, bounds)

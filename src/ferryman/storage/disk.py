@@ -1,4 +1,4 @@
-"""Files of a disk, durably: what ``storage.files`` does with them, and what only they need."""
+"""Durable writes on a local disk, checks of the file system, and scratch folders of this process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ferryman.errors import UsageError
 TEMPORARY: Final = ".tmp-"
 
 _UNSUPPORTED: Final = (errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.ENOLCK, errno.EMLINK)
-"""What file systems say of what they do not have."""
+"""Error codes by which file systems report a missing feature."""
 
 
 def write_synced(path: Path, data: bytes | memoryview) -> None:
@@ -52,8 +52,8 @@ def write_private(path: Path, text: str) -> None:
 
 
 def fsync_tree(folder: Path) -> None:
-    """Make all files in a folder and below durable, with their names: in one go where the system can, which of 50 000
-    files takes a second and not minutes."""
+    """Make all files in a folder and below durable, with their names. Where the system can do it in one call, 50 000
+    files take a second instead of minutes."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         if _syncfs is None:
@@ -65,23 +65,23 @@ def fsync_tree(folder: Path) -> None:
 
 
 _syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
-"""Linux's call for all that is not written yet of one file system."""
+"""Linux's call that writes all pending data of one file system."""
 
 
 def probe(folder: Path) -> None:
-    """Has the file system of a folder all that a state needs? Leaves nothing behind.
+    """Check that the file system of a folder has all features that a state needs; no file remains.
 
     Raises:
-        UsageError: it has not; names what is missing.
+        UsageError: it has not; names the missing feature.
     """
     one, two = temporary_name(folder / "probe"), temporary_name(folder / "probe")
-    with discarding(one), discarding(two):
+    with discard_if_left(one), discard_if_left(two):
         one.touch()
-        with needed(folder, "hard links"):
+        with requires(folder, "hard links"):
             os.link(one, two)
-        with needed(folder, "a sync of folders"):
+        with requires(folder, "a sync of folders"):
             sync_folder(folder)
-        with needed(folder, "locks (flock)"), one.open("rb") as first, one.open("rb") as second:
+        with requires(folder, "locks (flock)"), one.open("rb") as first, one.open("rb") as second:
             fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
             try:
                 fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -91,11 +91,11 @@ def probe(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def needed(folder: Path, what: str) -> Iterator[None]:
-    """A file system that cannot do what is done inside is named.
+def requires(folder: Path, what: str) -> Iterator[None]:
+    """Turn the error of an unsupported feature inside the block into one that names the feature.
 
     Raises:
-        UsageError: it cannot.
+        UsageError: the file system does not support it.
     """
     try:
         yield
@@ -109,49 +109,50 @@ def needed(folder: Path, what: str) -> Iterator[None]:
 
 
 def temporary_name(path: Path) -> Path:
-    """Of a file that is to become this one."""
+    """Return a temporary name beside the file that it will become."""
     return path.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
 
 
 @contextlib.contextmanager
-def discarding(temporary: Path) -> Iterator[None]:
-    """The file is gone afterwards, unless it was given another name."""
+def discard_if_left(temporary: Path) -> Iterator[None]:
+    """Remove the temporary file at the end, unless it was renamed."""
     try:
         yield
     finally:
         temporary.unlink(missing_ok=True)
 
 
-# Scratch folders in the system's temporary folder. What a killed process has left there, the next one removes.
+# --- scratch folders ---
 #
-# All of a process are in one folder, which it holds by a lock that ends with it: other processes, also those of other
-# containers that share the temporary folder, see by that lock whether it lives.
+# They lie in the system's temporary folder. All of one process are in one folder, on which it holds a lock that ends
+# with the process: other processes, also in other containers that share the temporary folder, see by that lock whether
+# it is still running, and remove the folders of killed ones.
 
 PREFIX: Final = "ferryman-log-"
 
-_of_process: dict[int, Path] = {}
-"""Process -> its folder; one that was forked makes its own."""
+_process_folders: dict[int, Path] = {}
+"""Process id -> its folder; a forked process makes its own."""
 
 
 def scratch_folder() -> tempfile.TemporaryDirectory[str]:
-    """An empty folder, removed when it is closed or forgotten, and at the latest some time after this process has
-    ended."""
-    return tempfile.TemporaryDirectory(dir=_folder(), ignore_cleanup_errors=True)
+    """Return an empty folder, removed when it is closed or garbage-collected, and at the latest some time after this
+    process has ended."""
+    return tempfile.TemporaryDirectory(dir=_process_folder(), ignore_cleanup_errors=True)
 
 
-def _folder() -> Path:
+def _process_folder() -> Path:
     pid = os.getpid()
-    if pid not in _of_process:
-        _remove_left()
-        while (held := _held(Path(tempfile.mkdtemp(prefix=PREFIX)))) is None:
-            pass  # another process took it for one that was left: it had no lock yet
-        _of_process[pid] = held
-        atexit.register(_end, pid)
-    return _of_process[pid]
+    if pid not in _process_folders:
+        _remove_abandoned_folders()
+        while (locked := _lock_folder(Path(tempfile.mkdtemp(prefix=PREFIX)))) is None:
+            pass  # not locked yet, so another process took it for an abandoned one
+        _process_folders[pid] = locked
+        atexit.register(_remove_own_folder, pid)
+    return _process_folders[pid]
 
 
-def _held(folder: Path) -> Path | None:
-    """The folder, from now on held by this process; None: it is not there any more."""
+def _lock_folder(folder: Path) -> Path | None:
+    """Lock a folder for the lifetime of this process and return it; None if it no longer exists."""
     try:
         lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -164,8 +165,8 @@ def _held(folder: Path) -> Path | None:
     return folder if folder.exists() else None
 
 
-def _remove_left() -> None:
-    """Folders of processes of this user that have ended."""
+def _remove_abandoned_folders() -> None:
+    """Remove the folders of this user's processes that have ended."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY)
@@ -177,6 +178,6 @@ def _remove_left() -> None:
                 os.close(lock)
 
 
-def _end(pid: int) -> None:
+def _remove_own_folder(pid: int) -> None:
     if os.getpid() == pid:
-        shutil.rmtree(_of_process[pid], ignore_errors=True)
+        shutil.rmtree(_process_folders[pid], ignore_errors=True)

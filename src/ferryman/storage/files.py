@@ -1,8 +1,10 @@
-"""Durable files: what returns from here survives a power cut.
+"""Durable files of a state, on a disk or in an object store: what returns from here survives a power cut.
 
 A state lives in a folder of a file system or in an object store, and this is the only module that knows the difference:
 its functions take a ``StatePath``, which is one or the other. On a disk a name is durable once its folder is synced; an
-object is durable, and whole, when the store has taken it.
+object is durable and complete once the store has accepted it.
+
+It also explains errors of the file system to users, and seals small files with a checksum.
 """
 
 from __future__ import annotations
@@ -24,24 +26,22 @@ import msgspec
 
 from ferryman.errors import EngineError, FerrymanError, Misconfigured, StateDamaged, Unavailable, plain_text
 from ferryman.storage import disk, objects
-from ferryman.storage import objects as cache
-from ferryman.storage import objects as listing
-from ferryman.storage.disk import TEMPORARY, discarding, needed, temporary_name, write_synced
+from ferryman.storage.disk import TEMPORARY, discard_if_left, requires, temporary_name, write_synced
 from ferryman.storage.objects import ObjectPath
 
 StatePath = Path | ObjectPath
-"""A name in a state, wherever the state is."""
+"""Path of a file or folder of a state, on a disk or in an object store."""
 
 
-_FEW: Final = 8
-"""Objects that are asked for one by one, and not by a list of all."""
+_MAX_HEAD_REQUESTS: Final = 8
+"""Number of objects up to which their sizes are requested one by one, instead of listing the folder."""
 
 
 def path_of(where: str | StatePath) -> StatePath:
-    """What somebody has named: the folder of a state, or its URL.
+    """Parse the folder of a state, or its URL, as a user has named it.
 
     Raises:
-        UsageError: a URL of something else than an object store.
+        UsageError: the URL is not one of an object store.
     """
     if isinstance(where, ObjectPath):
         return where
@@ -49,7 +49,7 @@ def path_of(where: str | StatePath) -> StatePath:
 
 
 def fsync_folder(folder: StatePath | str) -> None:
-    """Make the names in a folder durable. In an object store, they are."""
+    """Make the names in a folder durable; in an object store they already are."""
     if not isinstance(folder, ObjectPath):
         disk.sync_folder(folder)
 
@@ -66,40 +66,40 @@ def fsync_file(path: StatePath | str) -> None:
 
 
 def replace(path: StatePath, data: bytes) -> None:
-    """Set a file's content, all or nothing, durably."""
+    """Set a file's content atomically and durably."""
     if isinstance(path, ObjectPath):
         path.store.put(path.key, data)
         return
     temporary = temporary_name(path)
-    with discarding(temporary):
+    with discard_if_left(temporary):
         write_synced(temporary, data)
         os.replace(temporary, path)
     fsync_folder(path.parent)
 
 
 def publish(path: StatePath, data: bytes) -> bool:
-    """Make a file whole and once for all: False if it is there already (its content is not looked at). Durable in
-    either case: whoever made it may have been killed before its name was."""
-    with staged(path, data) as name_it:
-        made = name_it()
+    """Create a file, complete and once only; return False, without a look at its content, if it exists. Durable in
+    either case: whoever created it may have been killed before its name was."""
+    with staged(path, data) as publish_name:
+        created = publish_name()
     fsync_folder(path.parent)
-    return made
+    return created
 
 
 @contextlib.contextmanager
 def staged(path: StatePath, data: bytes) -> Iterator[Callable[[], bool]]:
-    """Content that is ready: one call gives it its name, which is durable once its folder is synced; False: the name is
-    taken."""
+    """Prepare content under a temporary name. Calling the yielded function gives it its name and returns False if the
+    name is taken; the name is durable once its folder is synced."""
     if isinstance(path, ObjectPath):
         yield lambda: path.store.create(path.key, data) is not None
         return
     temporary = temporary_name(path)
-    with discarding(temporary):
+    with discard_if_left(temporary):
         write_synced(temporary, data)
-        yield lambda: _linked(temporary, path)
+        yield lambda: _link(temporary, path)
 
 
-def _linked(temporary: Path, path: Path) -> bool:
+def _link(temporary: Path, path: Path) -> bool:
     try:
         os.link(temporary, path)
     except FileExistsError:
@@ -108,11 +108,11 @@ def _linked(temporary: Path, path: Path) -> bool:
 
 
 def make_folder(folder: StatePath, mode: int = 0o777) -> None:
-    """Make a folder and its parents, durably; an object store needs none. ``mode``: of those that are made, less the
-    umask.
+    """Create a folder and its parents, durably; an object store needs none. ``mode`` applies to the folders created,
+    less the umask.
 
-    One that is there may have been made by a process that was killed before its name was durable: that is seen to once
-    a process.
+    An existing folder may have been created by a process that was killed before its name was durable, so its parent is
+    synced once per process.
     """
     if isinstance(folder, ObjectPath):
         return
@@ -120,29 +120,30 @@ def make_folder(folder: StatePath, mode: int = 0o777) -> None:
     while not folder.exists():
         missing.append(folder)
         folder = folder.parent
-    if folder not in _named:
-        with contextlib.suppress(OSError):  # somebody else's, which we may not even read
+    if folder not in _durable_folders:
+        with contextlib.suppress(OSError):  # another user's, which we may not be allowed to read
             fsync_folder(folder.parent)
-        if len(_named) >= _NAMED_MOST:
-            _named.clear()
-        _named.add(folder)
+        if len(_durable_folders) >= _MAX_DURABLE_FOLDERS:
+            _durable_folders.clear()
+        _durable_folders.add(folder)
     for each in reversed(missing):
         each.mkdir(mode, exist_ok=True)
-        with needed(each.parent, "a sync of folders"):
+        with requires(each.parent, "a sync of folders"):
             fsync_folder(each.parent)
-        _named.add(each)
+        _durable_folders.add(each)
 
 
-_NAMED_MOST: Final = 10_000
-_named: Final[set[Path]] = set()
-"""Folders that were there, and whose names this process has made durable."""
+_MAX_DURABLE_FOLDERS: Final = 10_000
+_durable_folders: Final[set[Path]] = set()
+"""Folders that existed and whose names this process has made durable."""
 
 
 def probe(folder: StatePath) -> None:
-    """Has the file system of a folder, or the object store, all that a state needs? Leaves nothing behind.
+    """Check that the file system of a folder, or the object store, has all features that a state needs; no file
+    remains.
 
     Raises:
-        UsageError: it has not; names what is missing.
+        UsageError: it has not; names the missing feature.
     """
     if isinstance(folder, ObjectPath):
         objects.probe(folder)
@@ -151,10 +152,10 @@ def probe(folder: StatePath) -> None:
 
 
 def read(path: StatePath) -> bytes:
-    """A file's content.
+    """Return a file's content.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: it does not exist.
     """
     if isinstance(path, Path):
         return path.read_bytes()
@@ -164,7 +165,7 @@ def read(path: StatePath) -> bytes:
 
 
 def read_version(path: StatePath) -> tuple[bytes, str] | None:
-    """A file's content, and what names this version of an object (""); None: there is none."""
+    """Return a file's content, and the version tag of an object ("" for a file); None if it does not exist."""
     if isinstance(path, ObjectPath):
         return path.store.get_tagged(path.key)
     try:
@@ -174,11 +175,11 @@ def read_version(path: StatePath) -> tuple[bytes, str] | None:
 
 
 def replace_version(path: StatePath, data: bytes, version: str | None) -> bool:
-    """``replace`` an object if it is still this version, or is still not there (None); False: somebody was faster. On a
-    disk it is replaced: a lock keeps others out.
+    """``replace`` an object if it is still at this version, or still missing (None); return False if it was changed in
+    the meantime. A file on a disk is replaced in any case: a lock keeps others out.
 
     Args:
-        data: never the same twice, by which it is known after an answer that was lost.
+        data: different each time, so that it is recognized if the store's answer was lost.
     """
     if isinstance(path, Path):
         replace(path, data)
@@ -188,12 +189,13 @@ def replace_version(path: StatePath, data: bytes, version: str | None) -> bool:
 
 
 def exists(path: StatePath) -> bool:
-    """Is there a file of this name?"""
+    """Return whether a file of this name exists."""
     return path.exists() if isinstance(path, Path) else path.store.head(path.key) is not None
 
 
 def can_open(path: StatePath) -> bool:
-    """The same, asked where the file lies: also a network file system that remembers names asks its server."""
+    """Return whether a file exists, asking where it is stored: a network file system that caches names asks its
+    server."""
     if isinstance(path, ObjectPath):
         return exists(path)
     try:
@@ -204,14 +206,14 @@ def can_open(path: StatePath) -> bool:
 
 
 def is_folder(path: StatePath) -> bool:
-    """Is there a folder of this name? In an object store: anything below it."""
-    return path.is_dir() if isinstance(path, Path) else any(path.store.children(path.key))
+    """Return whether a folder of this name exists; in an object store, whether any object lies below it."""
+    return path.is_dir() if isinstance(path, Path) else any(path.store.list_folder(path.key))
 
 
-def names(folder: StatePath) -> list[str]:
-    """Names of the files and folders in a folder, in no order; none if it is not there."""
+def list_names(folder: StatePath) -> list[str]:
+    """Return the names of the files and folders in a folder, unordered; empty if it does not exist."""
     if isinstance(folder, ObjectPath):
-        folders, found = folder.store.children(folder.key)
+        folders, found = folder.store.list_folder(folder.key)
         return [*folders, *(each.key.rpartition("/")[2] for each in found)]
     try:
         return os.listdir(folder)
@@ -219,9 +221,9 @@ def names(folder: StatePath) -> list[str]:
         return []
 
 
-def below(folder: StatePath) -> Iterator[str]:
-    """Names of all files and folders in a folder and below it, with "/" between their parts; of its own, if it is a
-    file."""
+def walk_names(folder: StatePath) -> Iterator[str]:
+    """Yield the relative names of all files and folders below a folder, with "/" as separator; a file yields its own
+    name."""
     if isinstance(folder, ObjectPath):
         start = len(folder.key) + 1
         yield from (found.key[start:] for _, found in objects.walk(folder))
@@ -231,10 +233,10 @@ def below(folder: StatePath) -> Iterator[str]:
         yield folder.name
 
 
-def sizes(folder: StatePath) -> dict[str, int]:
-    """Name -> bytes of the files in a folder."""
+def file_sizes(folder: StatePath) -> dict[str, int]:
+    """Return name -> size in bytes of the files in a folder."""
     if isinstance(folder, ObjectPath):
-        return {each.key.rpartition("/")[2]: each.size for each in folder.store.children(folder.key)[1]}
+        return {each.key.rpartition("/")[2]: each.size for each in folder.store.list_folder(folder.key)[1]}
     try:
         with os.scandir(folder) as entries:
             return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
@@ -242,18 +244,19 @@ def sizes(folder: StatePath) -> dict[str, int]:
         return {}
 
 
-def listed(folder: StatePath) -> contextlib.AbstractContextManager[None]:
-    """In this block one list answers what is asked about an object store, see ``storage.listing``."""
-    return listing.listed(folder) if isinstance(folder, ObjectPath) else contextlib.nullcontext()
+def cached_listing(folder: StatePath) -> contextlib.AbstractContextManager[None]:
+    """List the folder once in an object store, and answer questions in this block from that listing, see
+    ``storage.objects.cached_listing``."""
+    return objects.cached_listing(folder) if isinstance(folder, ObjectPath) else contextlib.nullcontext()
 
 
-def sizes_of(folder: StatePath, wanted: Sequence[str]) -> list[int | None]:
-    """Bytes of these files in a folder; None: it is not there."""
+def look_up_sizes(folder: StatePath, wanted: Sequence[str]) -> list[int | None]:
+    """Return the sizes in bytes of these files in a folder; None for a missing one."""
     if isinstance(folder, ObjectPath):
-        if len(wanted) <= _FEW:
+        if len(wanted) <= _MAX_HEAD_REQUESTS:
             heads = [folder.store.head((folder / name).key) for name in wanted]
             return [None if head is None else head.size for head in heads]
-        found = sizes(folder)
+        found = file_sizes(folder)
         return [found.get(name) for name in wanted]
     return [_size(folder / name) for name in wanted]
 
@@ -266,14 +269,14 @@ def _size(path: Path) -> int | None:
 
 
 def touch(path: StatePath) -> None:
-    """Its age counts from now, where that can be said: not of somebody else's file, nor of an object."""
+    """Set a file's modification time to now, where permitted; not for another user's file, nor for an object."""
     if isinstance(path, Path):
         with contextlib.suppress(OSError):
             os.utime(path)
 
 
-def time_of(path: StatePath) -> float:
-    """The time of its file system, or store, seconds since 1970: it is written to for that."""
+def filesystem_time(path: StatePath) -> float:
+    """Return the current time of the file system, or store, in seconds since 1970, by writing to this path."""
     if isinstance(path, ObjectPath):
         path.store.put(path.key, b"")
         found = path.store.head(path.key)
@@ -283,41 +286,41 @@ def time_of(path: StatePath) -> float:
 
 
 def remove(path: StatePath) -> None:
-    """Remove a file, if it is there."""
+    """Remove a file if it exists."""
     if isinstance(path, ObjectPath):
         path.store.delete([path.key])
-        cache.drop(path)
+        objects.remove_cached(path)
     else:
         path.unlink(missing_ok=True)
 
 
 def remove_all(paths: Iterable[StatePath]) -> None:
-    """Remove files, in their order; those that are not there are passed over."""
-    gone = list(paths)
-    in_store = [path for path in gone if isinstance(path, ObjectPath)]
+    """Remove files, in this order; missing ones are skipped."""
+    removed = list(paths)
+    in_store = [path for path in removed if isinstance(path, ObjectPath)]
     if in_store:
         in_store[0].store.delete([path.key for path in in_store])
-    for path in gone:
+    for path in removed:
         if isinstance(path, Path):
             path.unlink(missing_ok=True)
         else:
-            cache.drop(path)
+            objects.remove_cached(path)
 
 
 def remove_folder(folder: StatePath) -> None:
-    """Remove a folder with all that is in it, as far as that is possible."""
+    """Remove a folder with all its content, as far as possible."""
     if isinstance(folder, ObjectPath):
         folder.store.delete([found.key for _, found in objects.walk(folder)])
-        cache.drop_folder(folder)
+        objects.remove_cached_folder(folder)
     else:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def remove_emptied(folder: StatePath) -> None:
-    """Remove a folder of files, with what is in it.
+def remove_flat_folder(folder: StatePath) -> None:
+    """Remove a folder of files, with its content.
 
     Raises:
-        OSError: something came into it meanwhile, or it cannot be removed.
+        OSError: a file was added in the meantime, or it cannot be removed.
     """
     if isinstance(folder, ObjectPath):
         remove_folder(folder)
@@ -327,80 +330,81 @@ def remove_emptied(folder: StatePath) -> None:
     folder.rmdir()
 
 
-def local(path: StatePath) -> Path:
-    """A file that never changes, as a file of this machine: itself, or a copy of the object.
+def local_copy(path: StatePath) -> Path:
+    """Return an immutable file as a local file: itself, or a cached copy of the object.
 
     Raises:
         FileNotFoundError: there is no such object.
     """
-    return cache.fetch(path) if isinstance(path, ObjectPath) else path
+    return objects.fetch(path) if isinstance(path, ObjectPath) else path
 
 
-def local_all(paths: Iterable[StatePath]) -> list[Path]:
-    """The same for many, several at a time."""
+def local_copies(paths: Iterable[StatePath]) -> list[Path]:
+    """Return immutable files as local files; objects are fetched several at a time."""
     wanted = list(paths)
     if not any(isinstance(path, ObjectPath) for path in wanted):
-        return [local(path) for path in wanted]
-    return cache.fetch_all([path for path in wanted if isinstance(path, ObjectPath)])
+        return [local_copy(path) for path in wanted]
+    return objects.fetch_all([path for path in wanted if isinstance(path, ObjectPath)])
 
 
-def here(name: str | Path) -> str:
-    """A file's path, or an object's URL, as a task has it: as the path of a file of this machine. See ``local``."""
-    return str(local(path_of(str(name))))
+def local_path(name: str | Path) -> str:
+    """Return a file's path or an object's URL, as a task has it, as the path of a local file. See ``local_copy``."""
+    return str(local_copy(path_of(str(name))))
 
 
-def to_write(path: StatePath) -> Path:
-    """A file of this machine to write, for what is read once and soon; others see it after ``share``."""
-    return workplace(path.parent) / path.name
+def path_to_write(path: StatePath) -> Path:
+    """Return a local path for writing a short-lived file; others see it after ``upload``."""
+    return local_folder(path.parent) / path.name
 
 
-def share(path: StatePath) -> None:
-    """What was written is there for others: on a disk it is already. Nothing is synced."""
+def upload(path: StatePath) -> None:
+    """Make a file written locally visible to others; on a disk it already is. Nothing is synced."""
     if isinstance(path, ObjectPath):
-        path.store.put(path.key, cache.copy_of(path))
+        path.store.put(path.key, objects.cached_path(path))
 
 
-def give(made: Path, path: StatePath) -> None:
-    """A file of this machine, synced, gets its name; see ``workplace``."""
+def move_to_state(file: Path, path: StatePath) -> None:
+    """Give a synced file from ``local_folder`` its name in the state."""
     if isinstance(path, ObjectPath):
-        path.store.put(path.key, made)
-        made.replace(cache.copy_of(path))
+        path.store.put(path.key, file)
+        file.replace(objects.cached_path(path))
     else:
-        made.rename(path)
+        file.rename(path)
 
 
-def workplace(folder: StatePath) -> Path:
-    """A folder of this machine from which ``give`` can name files in a folder of the state: the folder itself on a
-    disk."""
+def local_folder(folder: StatePath) -> Path:
+    """Return a local folder from which ``move_to_state`` can move files into a folder of the state; on a disk, the
+    folder itself."""
     if isinstance(folder, Path):
         return folder
-    found = cache.copy_of(folder)
+    found = objects.cached_path(folder)
     found.mkdir(parents=True, exist_ok=True)
     return found
 
 
 def remove_temporary(folder: StatePath, before: float) -> None:
-    """Remove the half-written files that a crash left in a folder: those that nobody has changed since ``before`` (a
-    time of the file system, seconds since 1970). A younger one may be somebody's who is at work."""
-    for name in names(folder):
+    """Remove half-written files that a crash left in a folder: those not changed since ``before`` (a time of the file
+    system, seconds since 1970). A younger one may belong to a process at work."""
+    for name in list_names(folder):
         if name.startswith(TEMPORARY) and changed_before(folder / name, before):
             remove(folder / name)
 
 
 def stamp(path: StatePath) -> tuple[int | str, ...] | None:
-    """What tells a file from another one of its name; None: there is none."""
+    """Return values that distinguish a file from another of the same name; None if it does not exist."""
     if isinstance(path, ObjectPath):
         found = path.store.head(path.key)
         return None if found is None else (found.tag, found.size)
     try:
-        seen = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         return None
-    return seen.st_ino, seen.st_mtime_ns, seen.st_size
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def changed_before(path: StatePath, when: float) -> bool:
-    """Was a file that is there changed last before this time of its file system or store (seconds since 1970)?"""
+    """Return whether a file exists and was last changed before this time of its file system or store (seconds since
+    1970)."""
     if isinstance(path, ObjectPath):
         found = path.store.head(path.key)
         return found is not None and found.changed < when
@@ -410,29 +414,29 @@ def changed_before(path: StatePath, when: float) -> bool:
         return False
 
 
-def disk_full(error: BaseException) -> bool:
-    """Is this what a full disk (or a used-up quota) makes of a write, also of one by Spark or delta-rs?"""
+def is_disk_full(error: BaseException) -> bool:
+    """Return whether a write failed because of a full disk or an exhausted quota, also in Spark or delta-rs."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     return "No space left on device" in plain_text(error)
 
 
-# Errors of the files below a folder, in words that say what to do.
+# --- errors of the file system, explained ---
 
 _C = TypeVar("_C")
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-_PASSING: Final = (
+_TRANSIENT_ERRNOS: Final = (
     errno.EIO,
     errno.EMFILE,
     errno.ENFILE,
     errno.ESTALE,
     errno.ENOENT,
 )
-"""A disk in trouble, too many open files; or the folder was removed, which ``check`` makes again."""
+"""A failing disk, too many open files; or the folder was removed, which ``check`` creates again."""
 
-_REFUSED: Final = (
+_PATH_ERRNOS: Final = (
     errno.EROFS,
     errno.EACCES,
     errno.EPERM,
@@ -441,70 +445,71 @@ _REFUSED: Final = (
     errno.ELOOP,
     errno.ENAMETOOLONG,
 )
-"""The path is none that one may read or write here, until somebody changes that."""
+"""Errors of a path that cannot be read or written until somebody changes it."""
 
 
-_OF_THE_DISK: Final = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
+_DISK_ERRNOS: Final = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 
 
 @contextmanager
-def explained(folder: Path | ObjectPath) -> Iterator[None]:
-    """Errors of the file system inside come out as ``TransientError`` or ``PermanentError``, about the whole folder."""
+def classified_errors(folder: Path | ObjectPath) -> Iterator[None]:
+    """Raise errors of the file system inside as ``Unavailable`` or ``Misconfigured``, about the whole folder."""
     try:
         yield
     except OSError as e:
         why = f"{folder}: {e.strerror or e}"
-        if disk_full(e) or e.errno in _PASSING:
+        if is_disk_full(e) or e.errno in _TRANSIENT_ERRNOS:
             raise Unavailable(f"{why}. It is tried again.") from e
         raise Misconfigured(f"{why}. Make it a folder that can be written, then run again.") from e
 
 
 @contextmanager
-def told(where: object) -> Iterator[None]:
-    """Errors of the file system inside come out in words, see ``in_words``: for whoever calls Ferryman."""
+def explained_errors(where: object) -> Iterator[None]:
+    """Raise errors of the file system inside as Ferryman's errors that say what to do, see ``explain_error``: for the
+    public interface."""
     try:
         yield
     except Exception as e:
-        if (said := in_words(where, e)) is e:
+        if (explained := explain_error(where, e)) is e:
             raise
-        raise said from e
+        raise explained from e
 
 
-def in_words(where: object, error: Exception) -> Exception:
-    """What to do about an error of the file system or the disk; any other one itself.
+def explain_error(where: object, error: Exception) -> Exception:
+    """Return an error of the file system or the disk as one that says what to do; any other error as it is.
 
     Args:
-        where: named where the error names no path.
+        where: named in place of a path if the error has none.
     """
     if isinstance(error, FerrymanError):
         return error
     path = os.fsdecode(name) if isinstance(name := getattr(error, "filename", None), str | bytes) else where
-    if disk_full(error):
+    if is_disk_full(error):
         return EngineError(f"{path}: the disk is full. Nothing is lost: make room and do it again.")
-    if not (isinstance(error, OSError) or _of_a_file(error)):
+    if not (isinstance(error, OSError) or _is_duckdb_file_error(error)):
         return error
     why = f"{path}: {plain_text(getattr(error, 'strerror', None) or error)}"
-    if getattr(error, "errno", None) in _REFUSED:
+    if getattr(error, "errno", None) in _PATH_ERRNOS:
         return EngineError(f"{why}. Nothing is lost: make it one that can be read and written, then do it again.")
     return EngineError(f"{why}. Nothing is lost: fix it and do it again.")
 
 
-def of_the_disk(error: BaseException) -> bool:
-    """Did the disk refuse or fail, which no other process can be behind?"""
-    return isinstance(error, OSError) and error.errno in _OF_THE_DISK
+def is_disk_error(error: BaseException) -> bool:
+    """Return whether the disk itself refused or failed, which no other process can have caused."""
+    return isinstance(error, OSError) and error.errno in _DISK_ERRNOS
 
 
-def _of_a_file(error: Exception) -> bool:
-    """Is it DuckDB's error of a file that it reads or spills into?"""
-    duckdb = sys.modules.get("duckdb")  # who has not loaded it has no error of it
+def _is_duckdb_file_error(error: Exception) -> bool:
+    """Return whether this is DuckDB's error of a file that it reads or spills into."""
+    duckdb = sys.modules.get("duckdb")  # not loaded: it cannot be an error of DuckDB
     return duckdb is not None and isinstance(error, duckdb.IOException)
 
 
-def told_calls(where: Callable[[Any], object]) -> Callable[[type[_C]], type[_C]]:
-    """Make all public methods and properties of a class, and its ``__init__``, tell errors of files in words.
+def explain_errors_of_class(where: Callable[[Any], object]) -> Callable[[type[_C]], type[_C]]:
+    """Make all public methods and properties of a class, and its ``__init__``, explain errors of files.
 
     Args:
-        where: of an object, the folder that it is about.
+        where: returns the folder that an object is about.
     """
 
     def wrapped(method: Callable[..., _R]) -> Callable[..., _R]:
@@ -515,68 +520,68 @@ def told_calls(where: Callable[[Any], object]) -> Callable[[type[_C]], type[_C]]
             except FerrymanError:
                 raise
             except Exception as e:
-                if (said := in_words(where(self), e)) is e:
+                if (explained := explain_error(where(self), e)) is e:
                     raise
-                raise said from e
+                raise explained from e
 
         return call
 
-    def decorated(of: type[_C]) -> type[_C]:
-        for name, member in list(vars(of).items()):
+    def decorated(cls: type[_C]) -> type[_C]:
+        for name, member in list(vars(cls).items()):
             if name.startswith("_") and name != "__init__":
                 continue
             if isinstance(member, property):
-                setattr(of, name, member.getter(wrapped(member.fget)) if member.fget else member)
+                setattr(cls, name, member.getter(wrapped(member.fget)) if member.fget else member)
             elif callable(member):
-                setattr(of, name, wrapped(member))
-        return of
+                setattr(cls, name, wrapped(member))
+        return cls
 
     return decorated
 
 
-def told_of_state(call: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Make an operation on a state, the ``state=`` of its call, tell errors of files in words."""
+def explain_errors_of_state(call: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Make an operation on a state, given as ``state=``, explain errors of files."""
 
     @functools.wraps(call)
     def outer(*args: _P.args, **options: _P.kwargs) -> _R:
         state: Any = options.get("state")
-        with told(path_of(".ferryman" if state is None else state)):
+        with explained_errors(path_of(".ferryman" if state is None else state)):
             return call(*args, **options)
 
     return outer
 
 
-# Small files that hold their own checksum, so that a damaged one is known.
+# --- sealed files: small, with their own checksum, so that damage is detected ---
 
 
 def checksum(data: bytes) -> str:
-    """What a mark says of a file of the log."""
+    """Return the checksum of a log file that its mark holds."""
     return blake2b(data, digest_size=16).hexdigest()
 
 
-def sealed(record: object) -> bytes:
-    """A record as JSON behind its CRC-32, so that ``unseal`` knows it whole."""
+def seal(record: object) -> bytes:
+    """Encode a record as JSON behind its CRC-32, which ``unseal`` verifies."""
     body = msgspec.json.encode(record)
     return b"%08x " % zlib.crc32(body) + body
 
 
 def unseal(path: StatePath) -> object:
-    """The record in a sealed file.
+    """Return the record in a sealed file.
 
     Raises:
-        StateDamaged: the file is missing, or not what was written.
+        StateDamaged: the file is missing, or its content is not what was written.
     """
     try:
-        return unsealed(path, read(path))
+        return unseal_bytes(path, read(path))
     except FileNotFoundError:
         raise StateDamaged(str(path), "the file is missing") from None
 
 
-def unsealed(path: StatePath, data: bytes) -> object:
-    """The record in the content of a sealed file.
+def unseal_bytes(path: StatePath, data: bytes) -> object:
+    """Return the record in the content of a sealed file.
 
     Raises:
-        StateDamaged: it is not what was written.
+        StateDamaged: its content is not what was written.
     """
     body = data[9:]
     if data[:9] != b"%08x " % zlib.crc32(body):

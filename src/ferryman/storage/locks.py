@@ -1,4 +1,8 @@
-"""OS locks that die with their processes: one driver a state, who holds it, and who reads it just now."""
+"""Locks on files and leases in object stores: one driver a state, who holds it, and who is reading it.
+
+Locks on files are those of the operating system and end with their process. An object store has none: there, a lease is
+renewed by its holder.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +24,17 @@ from ferryman.errors import EngineError, StateHeld
 from ferryman.storage import files
 from ferryman.storage.files import StatePath
 from ferryman.storage.objects import ObjectPath
-from ferryman.storage.processes import EXPIRES_S, RENEWED_S, Process
+from ferryman.storage.processes import EXPIRES_S, HEARTBEAT_S, Process
 
-_CLEARING_S: Final = 5.0
-"""A reader waits so long for a driver that removes files: unlinking is quick, unless that driver is stopped."""
+_READER_WAIT_S: Final = 5.0
+"""How long a reader waits for a driver that removes files: unlinking is quick, unless that driver is stopped."""
 
-_TURN_S: Final = 30.0
-"""Nobody waits longer for a turn, unless he says so: whoever has it may have been stopped."""
+_LOCK_WAIT_S: Final = 30.0
+"""How long to wait for a lock by default: its holder may have been stopped."""
 
 
 class Lock:
-    """Held from ``take`` until ``release`` or the end of the process, however it ends."""
+    """Exclusive lock on a file, held from ``take`` until ``release`` or the end of the process, however it ends."""
 
     def __init__(self, path: Path, fd: int) -> None:
         self._path = path
@@ -38,132 +42,134 @@ class Lock:
 
     @classmethod
     def take(cls, path: Path) -> Self:
-        """Take it now.
+        """Take the lock without waiting.
 
         Raises:
-            StateHeld: another process has it; says which.
+            StateHeld: another process holds it; names it.
         """
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            if not _locked(fd, fcntl.LOCK_EX):
-                raise StateHeld(str(path.parent), *_holder(fd))
-            _sign(fd)
-        except BaseException:  # a full disk, for example: nobody would give it up
+            if not _try_lock(fd, fcntl.LOCK_EX):
+                raise StateHeld(str(path.parent), *_read_holder(fd))
+            _write_holder(fd)
+        except BaseException:  # a full disk, for example: nobody would release it
             os.close(fd)
             raise
         return cls(path, fd)
 
     def release(self) -> None:
-        """Give it up."""
+        """Release the lock."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 def take_lock(path: StatePath, *, take_over: bool = False) -> Lock | ObjectLease:
-    """Be the only driver of a state.
+    """Take the lock of a state, and become its only driver.
 
     Args:
-        path: of the lock, in the state's folder.
-        take_over: in an object store: whoever seems to hold it.
+        path: the lock in the state's folder.
+        take_over: take it in an object store even if another process seems to hold it.
 
     Raises:
-        StateHeld: another process has it; says which.
+        StateHeld: another process holds it; names it.
     """
     return Lock.take(path) if isinstance(path, Path) else ObjectLease.take(path, take_over=take_over)
 
 
 @contextlib.contextmanager
-def turn(path: StatePath, wait_s: float = _TURN_S, *, signed: bool = False) -> Iterator[bool]:
-    """Hold a lock file, which dies with its process; False: somebody else had it for all this time.
+def hold_lock(path: StatePath, wait_s: float = _LOCK_WAIT_S, *, signed: bool = False) -> Iterator[bool]:
+    """Hold a lock file, which is released with its process; yield False if it could not be had in time.
 
-    An object store has no such lock, and nobody is kept out: there, what rests on it needs another proof.
+    An object store has no such lock, and nobody is kept out: there, what relies on it needs another proof.
 
     Args:
-        wait_s: at most so long. A process that was stopped while it held the lock does not give it up.
-        signed: write down who holds it, for ``holder``.
+        wait_s: longest time to wait. A process that was stopped while it held the lock does not release it.
+        signed: write down who holds it, for ``describe_holder``.
     """
     if not isinstance(path, Path):
         yield True
         return
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        ours = lock_within(fd, fcntl.LOCK_EX, wait_s)
-        if ours and signed:
-            with contextlib.suppress(OSError):  # on a full disk one must be able to make room
-                _sign(fd)
-        yield ours
+        is_held = lock_with_timeout(fd, fcntl.LOCK_EX, wait_s)
+        if is_held and signed:
+            with contextlib.suppress(OSError):  # a full disk must not prevent anyone from making room
+                _write_holder(fd)
+        yield is_held
     finally:
         os.close(fd)
 
 
-def holder(path: Path) -> str:
-    """Names the process that holds a signed lock file: "process 17 on host a since …"."""
+def describe_holder(path: Path) -> str:
+    """Describe the process that holds a signed lock file: "process 17 on host a since …"."""
     with path.open("rb") as file:
-        host, pid, since = _holder(file.fileno())
+        host, pid, since = _read_holder(file.fileno())
     return f"process {pid} on {host} since {since}" if pid else "another process"
 
 
 class Readers:
-    """Those who read a state just now: each holds a shared lock on one file while it does.
+    """Lock shared by all processes that are reading a state.
 
-    A driver removes files that it has replaced only where nobody reads, or where they were replaced long ago. In an
-    object store nobody can say that he reads: there, only the second.
+    A driver removes replaced files only while nobody reads, or if they were replaced long ago. In an object store
+    readers cannot be seen: there, only the second applies.
     """
 
     def __init__(self, path: StatePath) -> None:
         self._path = path
 
     def create(self) -> None:
-        """Make the file if it is not there."""
+        """Create the lock file if it does not exist."""
         if isinstance(self._path, Path):
             self._path.touch()
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """What is replaced meanwhile stays, for a while at least. Where it cannot be had, one reads without it."""
+        """Keep files that are replaced during this block, for some time at least. Where the lock cannot be had, read
+        without it."""
         fd = None
         if not isinstance(self._path, Path):
             yield
             return
-        with contextlib.suppress(OSError):  # an older state, or somebody who may not even read the file
+        with contextlib.suppress(OSError):  # an older state, or no permission to read the file
             fd = os.open(self._path, os.O_RDONLY)
         try:
             if fd is not None:
-                lock_within(fd, fcntl.LOCK_SH, _CLEARING_S)
+                lock_with_timeout(fd, fcntl.LOCK_SH, _READER_WAIT_S)
             yield
         finally:
             if fd is not None:
                 os.close(fd)
 
     @contextlib.contextmanager
-    def kept_out(self) -> Iterator[bool]:
-        """Nobody begins to read inside; False: somebody is reading already, and nobody is kept out."""
+    def exclude_readers(self) -> Iterator[bool]:
+        """Keep readers from starting during this block; yield False if someone is reading already, who is not
+        disturbed."""
         if not isinstance(self._path, Path):
             yield False
             return
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            yield _locked(fd, fcntl.LOCK_EX)
+            yield _try_lock(fd, fcntl.LOCK_EX)
         finally:
             os.close(fd)
 
-    def now(self) -> float:
-        """The file system's own time, or the store's, seconds since 1970."""
-        return files.time_of(self._path)
+    def filesystem_time(self) -> float:
+        """Return the current time of the file system, or the store, in seconds since 1970."""
+        return files.filesystem_time(self._path)
 
 
-def lock_within(fd: int, kind: int, wait_s: float) -> bool:
-    """Take ``flock`` of this kind; False: somebody else had it for all this time."""
+def lock_with_timeout(fd: int, kind: int, wait_s: float) -> bool:
+    """Take ``flock`` of this kind; return False if it could not be had in time."""
     until = time.monotonic() + wait_s
-    while not _locked(fd, kind):
+    while not _try_lock(fd, kind):
         if time.monotonic() >= until:
             return False
         time.sleep(0.001)
     return True
 
 
-def _locked(fd: int, kind: int) -> bool:
+def _try_lock(fd: int, kind: int) -> bool:
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -171,38 +177,38 @@ def _locked(fd: int, kind: int) -> bool:
     return True
 
 
-def _sign(fd: int) -> None:
-    """Write down that this process holds it."""
+def _write_holder(fd: int) -> None:
+    """Write into the lock file that this process holds it."""
     since = dt.datetime.now().astimezone().isoformat(timespec="seconds")
     os.ftruncate(fd, 0)
     os.pwrite(fd, msgspec.json.encode({"host": socket.gethostname(), "pid": os.getpid(), "since": since}), 0)
 
 
-def _holder(fd: int) -> tuple[str, int, str]:
+def _read_holder(fd: int) -> tuple[str, int, str]:
     try:
-        held = msgspec.json.decode(os.pread(fd, 4096, 0))
-        return str(held["host"]), int(held["pid"]), str(held["since"])
+        holder = msgspec.json.decode(os.pread(fd, 4096, 0))
+        return str(holder["host"]), int(holder["pid"]), str(holder["since"])
     except (msgspec.DecodeError, KeyError, TypeError, ValueError):
-        return "an unknown host", 0, "just now"  # taken, but not yet signed
+        return "an unknown host", 0, "just now"  # locked, but not yet signed
 
 
-# The lock of a state in an object store: an object that says who holds it, and that the holder renews.
+# --- the lease of a state in an object store: an object that names its holder, who renews it ---
 #
-# A store has no lock that dies with its process, so the next driver has to judge. A holder of this very machine whose
-# process is gone is dead at once. Any other is dead when the lease has not been renewed for ``EXPIRES_S`` of the
-# observer's own clock: clocks of two machines are never compared. It is a courtesy to whoever starts a second driver:
-# what keeps an overtaken one from committing is the epoch.
+# A store has no lock that ends with its process, so the next driver has to decide. A holder on this machine whose
+# process has ended is dead at once. Any other is dead when the lease has not been renewed for ``EXPIRES_S`` of the
+# observer's own clock: clocks of two machines are never compared. The lease only warns whoever starts a second driver:
+# what keeps an overtaken driver from committing is the epoch.
 
-_LOOK_S: Final = 2.0
+_POLL_S: Final = 2.0
 
 
-class Holder(msgspec.Struct, frozen=True):
-    """What the object says.
+class LeaseHolder(msgspec.Struct, frozen=True):
+    """Content of a lease.
 
     Attributes:
-        token: of one ``take``; "": nobody holds it.
-        machine: what no other machine, and no other container, has.
-        start: when the process started, as the machine counts it: process numbers are used again.
+        token: identifies one ``take``; "" if nobody holds the lease.
+        machine: identifies the machine and container.
+        start: when the process started, as the machine counts it, because process numbers are reused.
         counter: how often it was renewed.
     """
 
@@ -215,15 +221,15 @@ class Holder(msgspec.Struct, frozen=True):
     counter: int = 0
 
     @property
-    def gone(self) -> bool:
-        """Is its process gone for certain? False also where that cannot be seen from here."""
-        return Process(self.machine, self.pid, self.start).gone
+    def is_gone(self) -> bool:
+        """Return whether its process has certainly ended; False also where that cannot be seen from this machine."""
+        return Process(self.machine, self.pid, self.start).is_gone
 
 
 class ObjectLease:
-    """Held from ``take`` until ``release``, as long as it is renewed."""
+    """Lease held from ``take`` until ``release``, as long as it is renewed."""
 
-    def __init__(self, path: ObjectPath, holder: Holder, tag: str) -> None:
+    def __init__(self, path: ObjectPath, holder: LeaseHolder, tag: str) -> None:
         self._path = path
         self._holder = holder
         self._tag: str | None = tag
@@ -233,70 +239,70 @@ class ObjectLease:
 
     @classmethod
     def take(cls, path: ObjectPath, *, take_over: bool = False) -> Self:
-        """Take it; where it is held by a process that cannot be seen from here, wait until that renews it, or does not.
+        """Take the lease. If a process that cannot be seen from here holds it, wait until it is renewed or expires.
 
         Args:
-            take_over: at once, whoever holds it.
+            take_over: take it at once, whoever holds it.
 
         Raises:
-            StateHeld: another process has it; says which.
+            StateHeld: another process holds it; names it.
         """
-        me = Process.this()
-        mine = Holder(uuid.uuid4().hex, socket.gethostname(), me.machine, me.pid, me.start, _now())
-        data = msgspec.json.encode(mine)
-        seen: tuple[str, float] | None = None
+        this = Process.current()
+        own = LeaseHolder(uuid.uuid4().hex, socket.gethostname(), this.machine, this.pid, this.start, _now())
+        data = msgspec.json.encode(own)
+        last_seen: tuple[str, float] | None = None
         while True:
             found = path.store.get_tagged(path.key)
             if found is None:
                 if (tag := path.store.create(path.key, data)) is not None:
-                    return cls(path, mine, tag)
+                    return cls(path, own, tag)
                 continue
-            holder, tag = _decoded(found[0]), found[1]
-            if seen is None or seen[0] != tag:
-                if seen is not None and holder is not None and not holder.gone and holder.token:
-                    raise _held(path, holder)  # it was renewed, or taken, under our eyes
-                seen = tag, time.monotonic()
-            expired = time.monotonic() - seen[1] >= EXPIRES_S
-            if holder is None or not holder.token or holder.gone or expired or take_over:
-                if (tag_now := path.store.put(path.key, data, tag)) is not None:
-                    return cls(path, mine, tag_now)
-            elif holder.machine == mine.machine:
-                raise _held(path, holder)
+            holder, tag = _decode_holder(found[0]), found[1]
+            if last_seen is None or last_seen[0] != tag:
+                if last_seen is not None and holder is not None and not holder.is_gone and holder.token:
+                    raise _held_error(path, holder)  # it was renewed, or taken, while we watched
+                last_seen = tag, time.monotonic()
+            expired = time.monotonic() - last_seen[1] >= EXPIRES_S
+            if holder is None or not holder.token or holder.is_gone or expired or take_over:
+                if (new_tag := path.store.put(path.key, data, tag)) is not None:
+                    return cls(path, own, new_tag)
+            elif holder.machine == own.machine:
+                raise _held_error(path, holder)
             else:
-                time.sleep(_LOOK_S)
+                time.sleep(_POLL_S)
 
     def release(self) -> None:
-        """Give it up."""
+        """Release the lease."""
         if not self._ended.is_set():
             self._ended.set()
             self._renewing.join()
             self._write(msgspec.structs.replace(self._holder, token=""))
 
     def _renew(self) -> None:
-        while not self._ended.wait(RENEWED_S) and self._tag is not None:
+        while not self._ended.wait(HEARTBEAT_S) and self._tag is not None:
             self._renew_now()
 
     def _renew_now(self) -> None:
         self._holder = msgspec.structs.replace(self._holder, counter=self._holder.counter + 1)
         self._write(self._holder)
 
-    def _write(self, holder: Holder) -> None:
-        """Nothing if somebody else has it now: the epoch tells the driver."""
+    def _write(self, holder: LeaseHolder) -> None:
+        """Write the lease unless another process has taken it; the epoch stops this driver then."""
         if self._tag is None:
             return
         try:
             self._tag = self._path.store.put(self._path.key, msgspec.json.encode(holder), self._tag)
         except EngineError:
-            return  # the store is away: the next renewal tries again
+            return  # the store is unavailable: the next renewal tries again
 
 
-def _held(path: ObjectPath, holder: Holder) -> StateHeld:
+def _held_error(path: ObjectPath, holder: LeaseHolder) -> StateHeld:
     return StateHeld(str(path.parent), holder.host, holder.pid, holder.since)
 
 
-def _decoded(data: bytes) -> Holder | None:
+def _decode_holder(data: bytes) -> LeaseHolder | None:
     try:
-        return msgspec.json.decode(data, type=Holder)
+        return msgspec.json.decode(data, type=LeaseHolder)
     except msgspec.DecodeError:
         return None
 

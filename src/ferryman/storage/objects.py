@@ -1,9 +1,10 @@
-"""Object stores as a place for a state: names in them, and the few requests that Ferryman makes.
+"""Object stores as a place for a state: paths in them, the few requests that Ferryman makes, and local copies of
+objects.
 
-A name is an ``ObjectPath``; ``storage.files`` has the same functions for it as for a file's path. What makes a store
-good enough: an object is there whole or not at all; of two who create a name one wins (``If-None-Match``); who replaces
-it can say which version is meant (``If-Match``); a list shows what was written before it. Amazon S3 has all of that
-since 2024, as have Google's and Microsoft's stores, MinIO and versitygw.
+A path is an ``ObjectPath``; ``storage.files`` has the same functions for it as for a file's path. A store must offer:
+objects appear completely or not at all; of two that create a name one wins (``If-None-Match``); an object can be
+replaced only if it still has a given version (``If-Match``); a listing shows everything written before it. Amazon S3
+has all of that since 2024, as have Google's and Microsoft's stores, MinIO and versitygw.
 
 Credentials and addresses come from the environment: ``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL`` …, as obstore and most
 other programs take them.
@@ -32,66 +33,66 @@ from ferryman.storage.disk import TEMPORARY
 
 _URL = re.compile(r"(s3a?|gs|abfss?|az)://([^/]+)(?:/(.*))?\Z")
 _NONCE: Final = "ferryman-nonce"
-"""Metadata of an object that only one may create: tells its maker from others, after an answer that was lost."""
+"""Metadata of an object that only one process may create: its creator recognizes it if the store's answer was lost."""
 _PROBES: Final = 3
-"""So often a store is asked whether it refuses: a driver may empty the folder where it is asked in between."""
+"""How often a store is asked whether it supports conditional writes: another driver may empty the folder in between."""
 RETRY_S: Final = 60.0
-"""How long a request is repeated that a store answers with an error of its own, or does not answer."""
+"""How long a request is retried that the store answers with a server error or not at all."""
 
 
 class StoredObject(NamedTuple):
-    """An object that is there."""
+    """Object listed by a store."""
 
     key: str
     size: int
     changed: float
     """Seconds since 1970, by the store's clock."""
     tag: str
-    """Of this version."""
+    """Tag of this version."""
 
 
 class ObjectStore(Protocol):
-    """What a state asks of an object store. Keys are whole names in the bucket, "/" between their parts.
+    """Requests that a state makes to an object store. Keys are complete names in the bucket, with "/" as separator.
 
-    All of it may raise ``EngineError``: the store is away, or refuses.
+    Every method may raise ``EngineError``: the store is unavailable, or refuses.
     """
 
     def create(self, key: str, data: bytes) -> str | None:
-        """Make an object; its tag. None: one of this name is there already. Also where an answer was lost, one maker
-        wins, and knows it."""
+        """Create an object and return its tag; None if the name is taken. One creator wins, and knows it, even if an
+        answer was lost."""
 
     def put(self, key: str, data: bytes | Path, if_match: str | None = None) -> str | None:
-        """Make an object, or replace it; its tag. None: it is not the version ``if_match`` any more."""
+        """Create or replace an object and return its tag; None if it is no longer at version ``if_match``."""
 
     def get(self, key: str) -> bytes | None:
-        """An object's content; None: there is none."""
+        """Return an object's content; None if it does not exist."""
 
     def get_tagged(self, key: str) -> tuple[bytes, str] | None:
-        """The same, with the tag of this version."""
+        """Return an object's content and the tag of this version; None if it does not exist."""
 
     def head(self, key: str) -> StoredObject | None:
-        """What is known of an object; None: there is none."""
+        """Return an object's metadata; None if it does not exist."""
 
-    def below(self, prefix: str) -> list[StoredObject]:
-        """All objects whose keys begin so, in the order of their keys."""
+    def list_objects(self, prefix: str) -> list[StoredObject]:
+        """Return all objects whose keys begin with a prefix, sorted by key."""
 
-    def children(self, folder: str) -> tuple[list[str], list[StoredObject]]:
-        """What lies directly below "folder/": names of folders; objects."""
+    def list_folder(self, folder: str) -> tuple[list[str], list[StoredObject]]:
+        """Return the names of the folders, and the objects, directly below "folder/"."""
 
     def copy(self, key: str, to: str) -> None:
-        """Make or replace an object by another one's content, which does not leave the store.
+        """Copy an object inside the store, replacing the target.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: it does not exist.
         """
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Remove objects; those that are not there are passed over."""
+        """Remove objects; missing ones are skipped."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ObjectPath:
-    """A name in an object store, such as s3://bucket/states/papers-v1/state.json."""
+    """Path in an object store, such as s3://bucket/states/papers-v1/state.json."""
 
     bucket: str
     """"s3://bucket"."""
@@ -99,10 +100,10 @@ class ObjectPath:
 
     @classmethod
     def parse(cls, url: str) -> ObjectPath:
-        """Of a URL.
+        """Parse a URL.
 
         Raises:
-            UsageError: it is not one of a store that can be used.
+            UsageError: the URL is not one of a supported store.
         """
         found = _URL.match(url)
         if found is None:
@@ -120,7 +121,7 @@ class ObjectPath:
 
     @property
     def store(self) -> ObjectStore:
-        return stand_ins.get().get(self.bucket) or store_at(self.bucket)
+        return store_overrides.get().get(self.bucket) or open_store(self.bucket)
 
     def __truediv__(self, name: str) -> ObjectPath:
         return ObjectPath(self.bucket, f"{self.key}/{name}" if self.key else name)
@@ -133,25 +134,27 @@ class ObjectPath:
 
 
 def is_url(place: str | os.PathLike[str]) -> bool:
-    """Is this meant for an object store? Also one that is not known here."""
+    """Return whether this looks like the URL of an object store, known or not."""
     return isinstance(place, str) and re.match(r"[a-z][a-z0-9+.-]*://", place) is not None
 
 
-stand_ins: Final[ContextVar[Mapping[str, ObjectStore]]] = ContextVar("ferryman_stores", default=MappingProxyType({}))
-"""By bucket: what this thread asks for a while in place of the store, see ``storage.listing``."""
+store_overrides: Final[ContextVar[Mapping[str, ObjectStore]]] = ContextVar(
+    "ferryman_stores", default=MappingProxyType({})
+)
+"""Bucket -> store that this thread uses instead of the real one for some time, see ``cached_listing``."""
 
 _opened: dict[str, ObjectStore] = {}
 
 
-def store_at(bucket: str) -> ObjectStore:
-    """The store of a bucket, opened once in a process."""
+def open_store(bucket: str) -> ObjectStore:
+    """Return the store of a bucket, opened once per process."""
     if bucket not in _opened:
         _opened[bucket] = _opener(bucket)
     return _opened[bucket]
 
 
 class RemoteStore:
-    """A store that obstore reaches."""
+    """Object store accessed through obstore."""
 
     def __init__(self, bucket: str) -> None:
         try:
@@ -173,34 +176,34 @@ class RemoteStore:
         from obstore.exceptions import AlreadyExistsError
 
         nonce = uuid.uuid4().hex
-        with self._explained(key):
+        with self._translate_errors(key):
             try:
                 return str(self._store.put(key, data, mode="create", attributes={_NONCE: nonce})["e_tag"])
-            except AlreadyExistsError:  # it may be our own, if the answer to it was lost and it was sent again
-                return self._made_by(nonce, key)
+            except AlreadyExistsError:  # maybe our own: the answer was lost, and the request sent again
+                return self._created_by(nonce, key)
 
     def put(self, key: str, data: bytes | Path, if_match: str | None = None) -> str | None:
         from obstore.exceptions import PreconditionError
 
         mode: Any = "overwrite" if if_match is None else {"e_tag": if_match}
-        with self._explained(key):
+        with self._translate_errors(key):
             try:
                 return str(self._store.put(key, data, mode=mode)["e_tag"])
             except (PreconditionError, FileNotFoundError):
                 if if_match is None:
                     raise
-                found = self.head(key) if self.get(key) == data else None  # as above
+                found = self.head(key) if self.get(key) == data else None  # maybe our own, as above
                 return found.tag if found else None
 
     def get(self, key: str) -> bytes | None:
-        with self._explained(key):
+        with self._translate_errors(key):
             try:
                 return bytes(self._store.get(key).bytes())
             except FileNotFoundError:
                 return None
 
     def get_tagged(self, key: str) -> tuple[bytes, str] | None:
-        with self._explained(key):
+        with self._translate_errors(key):
             try:
                 found = self._store.get(key)
                 return bytes(found.bytes()), str(found.meta["e_tag"])
@@ -208,59 +211,59 @@ class RemoteStore:
                 return None
 
     def head(self, key: str) -> StoredObject | None:
-        with self._explained(key):
+        with self._translate_errors(key):
             try:
-                return _found(self._store.head(key))
+                return _stored_object(self._store.head(key))
             except FileNotFoundError:
                 return None
 
-    def below(self, prefix: str) -> list[StoredObject]:
-        # the store lists by whole parts of a name: what begins in the middle of one is picked here
+    def list_objects(self, prefix: str) -> list[StoredObject]:
+        # the store lists whole folders: prefixes that end inside a name are matched here
         folder = prefix.rpartition("/")[0]
-        with self._explained(prefix):
-            found = [_found(each) for batch in self._store.list(folder or None) for each in batch]
+        with self._translate_errors(prefix):
+            found = [_stored_object(each) for batch in self._store.list(folder or None) for each in batch]
         return sorted(each for each in found if each.key.startswith(prefix))
 
-    def children(self, folder: str) -> tuple[list[str], list[StoredObject]]:
-        with self._explained(folder):
+    def list_folder(self, folder: str) -> tuple[list[str], list[StoredObject]]:
+        with self._translate_errors(folder):
             found = self._store.list_with_delimiter(folder or None)
         folders = [prefix.rstrip("/").rpartition("/")[2] for prefix in found["common_prefixes"]]
-        return folders, [_found(each) for each in found["objects"]]
+        return folders, [_stored_object(each) for each in found["objects"]]
 
     def copy(self, key: str, to: str) -> None:
-        with self._explained(key):
+        with self._translate_errors(key):
             self._store.copy(key, to, overwrite=True)
 
     def delete(self, keys: Sequence[str]) -> None:
         if keys:
-            with self._explained(keys[0]):
+            with self._translate_errors(keys[0]):
                 try:
                     self._store.delete(list(keys))
-                except FileNotFoundError:  # some stores mind; what is behind it in the batch may still be there
+                except FileNotFoundError:  # some stores fail there, and may not have removed the rest of the batch
                     for key in keys:
                         try:
                             self._store.delete(key)
                         except FileNotFoundError:
                             continue
 
-    def _made_by(self, nonce: str, key: str) -> str | None:
+    def _created_by(self, nonce: str, key: str) -> str | None:
         try:
             found = self._store.get(key)
         except FileNotFoundError:
             return None
         return str(found.meta["e_tag"]) if found.attributes.get(_NONCE) == nonce else None
 
-    def _explained(self, key: str) -> _Explained:
+    def _translate_errors(self, key: str) -> _TranslateErrors:
         if os.getpid() != self._pid:
             raise EngineError(
                 f"{self._bucket}/{key}: this process was forked from one that uses the object store already, whose "
                 "threads it does not have. Start it as a new process (multiprocessing: spawn)."
             )
-        return _Explained(f"{self._bucket}/{key}")
+        return _TranslateErrors(f"{self._bucket}/{key}")
 
 
-class _Explained:
-    """What a store refuses, or does not answer, comes out as an error of ours."""
+class _TranslateErrors:
+    """Raises errors of a store as Ferryman's."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -282,25 +285,25 @@ def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0][:300].rstrip()
 
 
-def _found(meta: Any) -> StoredObject:
+def _stored_object(meta: Any) -> StoredObject:
     return StoredObject(meta["path"], meta["size"], meta["last_modified"].timestamp(), meta["e_tag"] or "")
 
 
 def probe(folder: ObjectPath) -> None:
-    """Has the store all that a state needs? Leaves nothing behind.
+    """Check that the store has all features that a state needs; no object remains.
 
     Raises:
-        UsageError: it has not; names what is missing.
+        UsageError: it has not; names the missing feature.
     """
-    if not any(_refuses(folder) for _ in range(_PROBES)):
+    if not any(_has_conditional_writes(folder) for _ in range(_PROBES)):
         raise UsageError(
             f"{folder}: this object store overwrites what only one may create (it ignores If-None-Match or If-Match). "
             "Ferryman needs both: use a newer release of it, or another store. Nothing was sent."
         )
 
 
-def _refuses(folder: ObjectPath) -> bool:
-    """Does the store refuse what only one may create, and what is not the version that was meant?"""
+def _has_conditional_writes(folder: ObjectPath) -> bool:
+    """Return whether the store refuses to overwrite an object that exists, or that is not at the expected version."""
     store, key = folder.store, (folder / f"{TEMPORARY}{uuid.uuid4().hex}").key
     try:
         return bool(store.create(key, b"1")) and not store.create(key, b"2") and store.put(key, b"3", '"0"') is None
@@ -311,8 +314,8 @@ def _refuses(folder: ObjectPath) -> bool:
 _opener: Callable[[str], ObjectStore] = RemoteStore
 
 
-def opened_by(opener: Callable[[str], ObjectStore]) -> Callable[[str], ObjectStore]:
-    """From now on stores are made so, in this process: for tests. What made them before."""
+def set_store_opener(opener: Callable[[str], ObjectStore]) -> Callable[[str], ObjectStore]:
+    """Open stores with this function from now on, in this process, and return the previous one: for tests."""
     global _opener
     before, _opener = _opener, opener
     _opened.clear()
@@ -320,77 +323,76 @@ def opened_by(opener: Callable[[str], ObjectStore]) -> Callable[[str], ObjectSto
 
 
 def walk(folder: ObjectPath) -> Iterator[tuple[ObjectPath, StoredObject]]:
-    """All objects below a folder."""
-    for found in folder.store.below(f"{folder.key}/"):
+    """Yield all objects below a folder."""
+    for found in folder.store.list_objects(f"{folder.key}/"):
         yield ObjectPath(folder.bucket, found.key), found
 
 
-# Local copies of objects that never change: data files, fetched once to a machine and read there as files.
+# --- local copies of immutable objects: data files, fetched once to a machine and read there as files ---
 #
-# A copy has the path of its object below the cache's folder, so also its name, which holds the checksum of a data
-# file.
+# A copy has the path of its object below the cache folder, and so its name, which contains the checksum of a data file.
 
-CACHE: Final = "FERRYMAN_CACHE"
-"""Names the cache's folder, in the environment of driver and executors; without it, one in the system's temporary
+CACHE_VARIABLE: Final = "FERRYMAN_CACHE"
+"""Environment variable of driver and executors that names the cache folder; default is one in the system's temporary
 folder."""
-_KEPT_S: Final = 7 * 86_400
-"""A copy that nobody has opened for so long is removed when a process first looks into the cache."""
-_TOUCHED_S: Final = 3600
-_AT_ONCE: Final = 8
-"""Objects that are fetched at a time."""
-_looked: set[Path] = set()
+_MAX_AGE_S: Final = 7 * 86_400
+"""Age at which a copy that was not opened is removed, when a process first uses the cache."""
+_TOUCH_EVERY_S: Final = 3600
+_PARALLEL_FETCHES: Final = 8
+"""Objects fetched in parallel."""
+_prepared_folders: set[Path] = set()
 
 
-def folder() -> Path:
-    """Of this machine's copies: only its user can read it."""
-    given = os.environ.get(CACHE)
-    found = Path(given) if given else Path(tempfile.gettempdir(), f"ferryman-cache-{os.geteuid()}")
-    if found not in _looked:
+def cache_folder() -> Path:
+    """Return the folder of this machine's copies, which only its user can read."""
+    configured = os.environ.get(CACHE_VARIABLE)
+    found = Path(configured) if configured else Path(tempfile.gettempdir(), f"ferryman-cache-{os.geteuid()}")
+    if found not in _prepared_folders:
         found.mkdir(mode=0o700, parents=True, exist_ok=True)
         if found.stat().st_uid != os.geteuid():
             raise UsageError(f"{found}: this cache belongs to another user. Give a folder of your own: --cache DIR.")
-        _looked.add(found)
-        _clear(found)
+        _prepared_folders.add(found)
+        _remove_old_copies(found)
     return found
 
 
-def copy_of(path: ObjectPath) -> Path:
-    """Where the copy of an object is, there or not."""
-    return folder() / path.bucket.replace("://", "-") / path.key
+def cached_path(path: ObjectPath) -> Path:
+    """Return the path of an object's copy, whether it exists or not."""
+    return cache_folder() / path.bucket.replace("://", "-") / path.key
 
 
 def fetch(path: ObjectPath) -> Path:
-    """A copy of an object that never changes.
+    """Return the local copy of an immutable object, fetching it if necessary.
 
     Raises:
         FileNotFoundError: there is no such object.
-        EngineError: the store is away.
+        EngineError: the store is unavailable.
     """
-    copy = copy_of(path)
+    copy = cached_path(path)
     try:
-        if time.time() - copy.stat().st_mtime > _TOUCHED_S:
+        if time.time() - copy.stat().st_mtime > _TOUCH_EVERY_S:
             os.utime(copy)
     except FileNotFoundError:
         data = path.store.get(path.key)
         if data is None:
             raise FileNotFoundError(2, "no such object", str(path)) from None
-        with new_copy(copy) as made:
+        with new_cached_file(copy) as made:
             made.write_bytes(data)
     return copy
 
 
 def fetch_all(paths: Iterable[ObjectPath]) -> list[Path]:
-    """Copies of many, several at a time."""
+    """Return local copies of many objects, fetching several in parallel."""
     wanted = list(paths)
-    if sum(not copy_of(path).exists() for path in wanted) < 2:
+    if sum(not cached_path(path).exists() for path in wanted) < 2:
         return [fetch(path) for path in wanted]
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    with ThreadPoolExecutor(_PARALLEL_FETCHES) as pool:
         return list(pool.map(fetch, wanted))
 
 
 @contextlib.contextmanager
-def new_copy(copy: Path) -> Iterator[Path]:
-    """A file to write, which becomes this copy at the end: others see it whole or not at all."""
+def new_cached_file(copy: Path) -> Iterator[Path]:
+    """Yield a file to write, which becomes this copy at the end: others see it completely or not at all."""
     copy.parent.mkdir(parents=True, exist_ok=True)
     made = copy.with_name(f".new-{uuid.uuid4().hex}")
     try:
@@ -400,18 +402,18 @@ def new_copy(copy: Path) -> Iterator[Path]:
         made.unlink(missing_ok=True)
 
 
-def drop(path: ObjectPath) -> None:
-    """Its object is removed."""
-    copy_of(path).unlink(missing_ok=True)
+def remove_cached(path: ObjectPath) -> None:
+    """Remove the local copy of a deleted object."""
+    cached_path(path).unlink(missing_ok=True)
 
 
-def drop_folder(path: ObjectPath) -> None:
-    """All objects below are removed."""
-    shutil.rmtree(copy_of(path), ignore_errors=True)
+def remove_cached_folder(path: ObjectPath) -> None:
+    """Remove the local copies of all deleted objects below a folder."""
+    shutil.rmtree(cached_path(path), ignore_errors=True)
 
 
-def _clear(place: Path) -> None:
-    before = time.time() - _KEPT_S
+def _remove_old_copies(place: Path) -> None:
+    before = time.time() - _MAX_AGE_S
     for folder_, _, names in os.walk(place):
         for name in names:
             with contextlib.suppress(OSError):
@@ -420,31 +422,31 @@ def _clear(place: Path) -> None:
                     os.unlink(path)
 
 
-# One list of a folder in an object store, by which many questions about it are answered.
+# --- one listing of a folder, by which many questions about it are answered ---
 
-_YOUNG: Final = float("inf")
-"""When what was written since the list was changed: nobody may take it for old."""
+_CHANGED_NOW: Final = float("inf")
+"""Time of change of objects written since the listing: they never count as old."""
 
 
-class ListedStore:
-    """A store, of which everything below a folder was listed. What the thread changes by it meanwhile is known too."""
+class CachedListing:
+    """Store with a listing of everything below a folder, kept up to date with this thread's own changes."""
 
     def __init__(self, store: ObjectStore, folder: str) -> None:
         self._store = store
         self._folder = f"{folder}/"
-        self._found = {each.key: each for each in store.below(self._folder)}
+        self._objects = {each.key: each for each in store.list_objects(self._folder)}
 
     def covers(self, folder: str) -> bool:
         return f"{folder}/".startswith(self._folder)
 
     def create(self, key: str, data: bytes) -> str | None:
         tag = self._store.create(key, data)
-        self._note(key, len(data), tag)
+        self._record(key, len(data), tag)
         return tag
 
     def put(self, key: str, data: bytes | Path, if_match: str | None = None) -> str | None:
         tag = self._store.put(key, data, if_match)
-        self._note(key, len(data) if isinstance(data, bytes) else data.stat().st_size, tag)
+        self._record(key, len(data) if isinstance(data, bytes) else data.stat().st_size, tag)
         return tag
 
     def get(self, key: str) -> bytes | None:
@@ -454,51 +456,53 @@ class ListedStore:
         return None if self._is_missing(key) else self._store.get_tagged(key)
 
     def head(self, key: str) -> StoredObject | None:
-        return self._found.get(key) if key.startswith(self._folder) else self._store.head(key)
+        return self._objects.get(key) if key.startswith(self._folder) else self._store.head(key)
 
-    def below(self, prefix: str) -> list[StoredObject]:
+    def list_objects(self, prefix: str) -> list[StoredObject]:
         if not prefix.startswith(self._folder):
-            return self._store.below(prefix)
-        return sorted(each for each in self._found.values() if each.key.startswith(prefix))
+            return self._store.list_objects(prefix)
+        return sorted(each for each in self._objects.values() if each.key.startswith(prefix))
 
-    def children(self, folder: str) -> tuple[list[str], list[StoredObject]]:
+    def list_folder(self, folder: str) -> tuple[list[str], list[StoredObject]]:
         if not self.covers(folder):
-            return self._store.children(folder)
+            return self._store.list_folder(folder)
         start = len(folder) + 1
-        inside = [(each.key[start:].partition("/"), each) for each in self.below(f"{folder}/")]
+        inside = [(each.key[start:].partition("/"), each) for each in self.list_objects(f"{folder}/")]
         return sorted({name for (name, slash, _), _ in inside if slash}), [
             e for (_, slash, _), e in inside if not slash
         ]
 
     def copy(self, key: str, to: str) -> None:
         self._store.copy(key, to)
-        if found := self._found.get(key):
-            self._note(to, found.size, found.tag)
+        if found := self._objects.get(key):
+            self._record(to, found.size, found.tag)
 
     def delete(self, keys: Sequence[str]) -> None:
         self._store.delete(keys)
         for key in keys:
-            self._found.pop(key, None)
+            self._objects.pop(key, None)
 
     def _is_missing(self, key: str) -> bool:
-        return key.startswith(self._folder) and key not in self._found
+        return key.startswith(self._folder) and key not in self._objects
 
-    def _note(self, key: str, size: int, tag: str | None) -> None:
+    def _record(self, key: str, size: int, tag: str | None) -> None:
         if tag is not None and key.startswith(self._folder):
-            self._found[key] = StoredObject(key, size, _YOUNG, tag)
+            self._objects[key] = StoredObject(key, size, _CHANGED_NOW, tag)
 
 
 @contextlib.contextmanager
-def listed(folder: ObjectPath) -> Iterator[None]:
-    """In this block this thread sees the folder as it is now, but for its own changes: for places where nobody else
-    changes what is looked at, or where the moment does not matter."""
-    known = stand_ins.get()
+def cached_listing(folder: ObjectPath) -> Iterator[None]:
+    """Show this thread the folder as of now, plus its own changes, during this block: for folders that nobody else
+    changes, or where the exact moment does not matter."""
+    known = store_overrides.get()
     last = known.get(folder.bucket)
-    if isinstance(last, ListedStore) and last.covers(folder.key):
+    if isinstance(last, CachedListing) and last.covers(folder.key):
         yield
         return
-    before = stand_ins.set(MappingProxyType({**known, folder.bucket: ListedStore(store_at(folder.bucket), folder.key)}))
+    before = store_overrides.set(
+        MappingProxyType({**known, folder.bucket: CachedListing(open_store(folder.bucket), folder.key)})
+    )
     try:
         yield
     finally:
-        stand_ins.reset(before)
+        store_overrides.reset(before)

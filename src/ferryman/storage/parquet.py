@@ -1,8 +1,8 @@
-"""Data files: Parquet with page checksums. Their names hold the epoch of the driver that had them written, and the
-CRC-32 of the file and of its footer.
+"""Data files of tables: Parquet with page checksums. A file's name holds the epoch of the driver it was written for,
+and the CRC-32 of the file and of its footer.
 
 Page checksums cover the pages alone. A flipped byte in the footer may rename a column, whose values are then read as
-nulls; so whoever reads a file compares its footer with its name first.
+nulls; so every reader first compares a file's footer with its name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ferryman.errors import StateDamaged
 from ferryman.limits import MIB
 from ferryman.memory import lacks_memory
 from ferryman.storage.disk import TEMPORARY
-from ferryman.storage.files import StatePath, give, here, local_all, workplace
+from ferryman.storage.files import StatePath, local_copies, local_folder, local_path, move_to_state
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
@@ -39,16 +39,16 @@ _EPOCH = re.compile(rf"(?:{re.escape(TEMPORARY)})?([0-9]+)-[0-9a-f]{{32}}")
 _TAIL: Final = 8
 """Bytes at the end of a file: the footer's length, and the magic number."""
 _GROUP_ROWS: Final = 65_536
-"""Rows a row group: what a query reads at once."""
-_WITHOUT_ORDER: Final = ("version", "delivery_hash", "fields", "raw", "given", "failed")
-"""Columns of which least and greatest value say nothing: hashes, content, and what is kept of families."""
+"""Rows of a row group: what a query reads at once."""
+_NO_STATISTICS: Final = ("version", "delivery_hash", "fields", "raw", "given", "failed")
+"""Columns whose least and greatest value are of no use: hashes, content, and what is kept of families."""
 
 
 class Part(NamedTuple):
-    """A data file, written and fsynced, not yet in any table."""
+    """Data file, written and fsynced, not yet in any table."""
 
     path: str
-    """Its name in its table's folder."""
+    """File name in its table's folder."""
     size: int
     """Bytes."""
     rows: int
@@ -57,90 +57,92 @@ class Part(NamedTuple):
 
 
 class PartWriter:
-    """A data file in the making, row group by row group, under a temporary name until ``finish``.
+    """Writes a data file row group by row group, under a temporary name until ``finish``.
 
-    It goes to the disk as it comes: in memory, a file would be copied each time the buffer grows, and pages of memory
-    that are new cost more than the pages of a file.
+    Each row group goes to the disk at once: in memory, a file would be copied each time the buffer grows, and fresh
+    memory pages cost more than the pages of a file.
 
     Args:
         folder: the table's folder.
-        epoch: of the driver for which it is written. It is in the file's name: an older driver leaves the file alone.
+        epoch: epoch of the driver for which the file is written. It is in the file's name: an older driver leaves the
+            file alone.
     """
 
     def __init__(self, folder: StatePath, schema: pa.Schema, *, epoch: int) -> None:
         self._folder = folder
         self._name = f"{epoch}-{uuid.uuid4().hex}"
-        self._temporary = workplace(folder) / f"{TEMPORARY}{self._name}"
+        self._temporary = local_folder(folder) / f"{TEMPORARY}{self._name}"
         self._writer = pq.ParquetWriter(
             str(self._temporary),
             schema,
             compression="lz4",
             write_page_checksum=True,
-            write_statistics=[f.name for f in schema if f.name not in _WITHOUT_ORDER],
+            write_statistics=[f.name for f in schema if f.name not in _NO_STATISTICS],
             use_dictionary=[f.name for f in schema if pa.types.is_dictionary(f.type)] or False,
             store_schema=False,
         )
         self.rows = 0
 
     def write(self, table: pa.Table) -> None:
-        """Append rows: a row group of its own, or several where they are many or large."""
-        for group in _bounded(table):
+        """Append rows as a row group, or several if they are many or large."""
+        for group in _split_by_size(table):
             self._writer.write_table(group, row_group_size=_GROUP_ROWS)
         self.rows += table.num_rows
 
     def abandon(self) -> None:
-        """Forget the file, after an error."""
+        """Delete the unfinished file, after an error."""
         with contextlib.suppress(pa.ArrowException, OSError):
             self._writer.close()
         self._temporary.unlink(missing_ok=True)
 
     def finish(self, stats: dict[str, Any] | None = None) -> Part:
-        """Fsync the file and name it. The folder is fsynced by whoever publishes the name."""
+        """Fsync the file and give it its name. Whoever publishes the name fsyncs the folder."""
         self._writer.close()
         with self._temporary.open("rb", buffering=0) as file:
             os.fsync(file.fileno())
             crc, size = _crc(file)
             footer_crc = zlib.crc32(_footer(file))
         name = f"{self._name}-{crc:08x}-{footer_crc:08x}.parquet"
-        give(self._temporary, self._folder / name)
+        move_to_state(self._temporary, self._folder / name)
         return Part(name, size, self.rows, stats)
 
 
-def _bounded(table: pa.Table) -> Iterator[pa.Table]:
-    """The table in slices of at most ``GROUP_BYTES``, or a single row: whoever reads a row group has it in memory."""
+def _split_by_size(table: pa.Table) -> Iterator[pa.Table]:
+    """Yield slices of the table of at most ``GROUP_BYTES``, or a single row: a reader holds a whole row group in
+    memory."""
     if table.num_rows <= 1 or table.nbytes <= limits.GROUP_BYTES:
         yield table
         return
     half = table.num_rows // 2
-    yield from _bounded(table.slice(0, half))
-    yield from _bounded(table.slice(half))
+    yield from _split_by_size(table.slice(0, half))
+    yield from _split_by_size(table.slice(half))
 
 
 def epoch_of(name: str) -> int:
-    """The epoch of the driver for which a file of this name was written, finished or not; 0: the name says none."""
+    """Return the epoch in the name of a data file, finished or not; 0 if the name has none."""
     found = _EPOCH.match(name)
     return int(found[1]) if found else 0
 
 
 def write_part(folder: StatePath, table: pa.Table, *, epoch: int, stats: dict[str, Any] | None = None) -> Part:
-    """Write a whole table's file, see ``PartWriter``."""
+    """Write a whole table to one file, see ``PartWriter``."""
     writer = PartWriter(folder, table.schema, epoch=epoch)
     writer.write(table)
     return writer.finish(stats)
 
 
 def read_part(path: Path, columns: list[str] | None = None) -> pa.Table:
-    """A data file's rows, page checksums verified.
+    """Return a data file's rows, page checksums verified.
 
     Raises:
-        StateDamaged: missing, or not what was written.
+        StateDamaged: the file is missing, or not what was written.
     """
     check_footer(path)
     try:
         with pq.ParquetFile(path, page_checksum_verification=True, memory_map=False) as file:
             return file.read(columns=columns, use_threads=False)
     except (OSError, pa.ArrowException) as e:
-        raise damaged(path, e) from e
+        raise damage_error(path, e) from e
 
 
 def data_files(paths: Iterable[StatePath]) -> list[Path]:
@@ -150,13 +152,13 @@ def data_files(paths: Iterable[StatePath]) -> list[Path]:
         StateDamaged: an object is missing; names it.
     """
     try:
-        return local_all(paths)
+        return local_copies(paths)
     except FileNotFoundError as e:
         raise StateDamaged(str(e.filename), "the file is missing") from e
 
 
 def scan(paths: Iterable[Path], schema: pa.Schema) -> ds.Dataset:
-    """Data files as one dataset for queries, page checksums verified while they are read.
+    """Return data files as one dataset for queries; page checksums are verified while they are read.
 
     Raises:
         StateDamaged: a file is missing, or its footer is not what was written.
@@ -174,7 +176,7 @@ def scan(paths: Iterable[Path], schema: pa.Schema) -> ds.Dataset:
 
 @lru_cache(maxsize=65_536)
 def content_size(path: Path) -> int:
-    """Bytes of a data file's rows, encoded but not compressed. A file never changes, so it is asked once.
+    """Return the bytes of a data file's rows, encoded but not compressed. Cached, because a file never changes.
 
     Raises:
         StateDamaged: the file is missing, or its footer is not what was written.
@@ -183,12 +185,12 @@ def content_size(path: Path) -> int:
     try:
         metadata = pq.read_metadata(path)
     except (OSError, pa.ArrowException) as e:
-        raise damaged(path, e) from e
+        raise damage_error(path, e) from e
     return sum(metadata.row_group(n).total_byte_size for n in range(metadata.num_row_groups))
 
 
-def verify(path: Path) -> str | None:
-    """Read the whole file; what is wrong with it, or None."""
+def find_damage(path: Path) -> str | None:
+    """Read the whole file and return a description of its damage, or None."""
     try:
         with path.open("rb", buffering=0) as file:
             crc, _ = _crc(file)
@@ -203,12 +205,16 @@ def verify(path: Path) -> str | None:
 
 
 def check_footer(path: Path) -> None:
-    """Is the footer the one that was written? Costs two small reads."""
+    """Check that the footer is the one that was written, with two small reads.
+
+    Raises:
+        StateDamaged: the file is missing, or its footer differs.
+    """
     try:
         with path.open("rb", buffering=0) as file:
             footer = _footer(file)
     except OSError as e:
-        raise damaged(path, e) from e
+        raise damage_error(path, e) from e
     name = _NAME.match(path.name)
     if name is None or zlib.crc32(footer) != int(name[2], 16):
         raise StateDamaged(str(path), "the checksum of its footer does not match its content")
@@ -223,7 +229,7 @@ def _footer(file: FileIO) -> bytes:
 
 
 def _crc(file: FileIO) -> tuple[int, int]:
-    """CRC-32 and size of a whole file."""
+    """Return CRC-32 and size of a whole file."""
     buffer = memoryview(bytearray(min(MIB, os.fstat(file.fileno()).st_size + 1)))  # pages of memory that are new cost
     crc = size = 0
     while got := file.readinto(buffer):
@@ -232,11 +238,11 @@ def _crc(file: FileIO) -> tuple[int, int]:
     return crc, size
 
 
-def damaged(path: Path | str, error: Exception) -> StateDamaged:
-    """The error for a data file, or an object by its URL, that cannot be read.
+def damage_error(path: Path | str, error: Exception) -> StateDamaged:
+    """Return the error for a data file, or an object by its URL, that cannot be read.
 
     Raises:
-        MemoryError: the error itself: what does not fit into memory is not damaged.
+        MemoryError: the error itself if memory was short: such a file is not damaged.
     """
     if lacks_memory(error):
         raise error
@@ -245,9 +251,9 @@ def damaged(path: Path | str, error: Exception) -> StateDamaged:
     return StateDamaged(str(path), f"cannot be read as Parquet ({str(error).splitlines()[0]})")
 
 
-def unpacked_bytes(path: str, columns: tuple[str, ...] | None = None) -> int:
-    """Of these columns of a file, all if none are named, unpacked."""
-    metadata = pq.read_metadata(here(path))
+def uncompressed_bytes(path: str, columns: tuple[str, ...] | None = None) -> int:
+    """Return the uncompressed size of these columns of a file, by default of all columns."""
+    metadata = pq.read_metadata(local_path(path))
     groups = [metadata.row_group(n) for n in range(metadata.num_row_groups)]
     if columns is None:
         return sum(group.total_byte_size for group in groups)
@@ -255,20 +261,20 @@ def unpacked_bytes(path: str, columns: tuple[str, ...] | None = None) -> int:
     return sum(c.total_uncompressed_size for c in found if c.path_in_schema in columns)
 
 
-# Files read by row numbers, a group of rows in memory at a time: Parquet's row groups, Arrow's record batches.
+# --- files read by row number, one group of rows in memory at a time: Parquet's row groups, Arrow's record batches ---
 
 
-def values(column: pa.ChunkedArray) -> list[Any]:
-    """The column as Python values; one that is all null takes no time."""
+def column_values(column: pa.ChunkedArray) -> list[Any]:
+    """Return the column as Python values; skips conversion if all are null."""
     found: list[Any] = [None] * len(column) if column.null_count == len(column) else column.to_pylist()
     return found
 
 
-class Groups(ABC):
-    """Some columns of a file. Who asks for rows in their order has each group read once.
+class GroupedRows(ABC):
+    """Some columns of a file, read group by group. Reading rows in their order reads each group once.
 
     Args:
-        rows: of each group.
+        rows: number of rows of each group.
     """
 
     def __init__(self, path: str, rows: list[int]) -> None:
@@ -277,41 +283,41 @@ class Groups(ABC):
         self._group = -1
         self._table: pa.Table | None = None
 
-    def between(self, first: int, end: int) -> Iterator[pa.Table]:
-        """Rows ``first`` ≤ n < ``end``, a table a group."""
+    def rows_between(self, first: int, end: int) -> Iterator[pa.Table]:
+        """Yield rows ``first`` ≤ n < ``end``, one table per group."""
         while first < end:
             group = self._group_of(first)
             start, upto = int(self._starts[group]), min(end, int(self._starts[group + 1]))
-            yield self._of(group).slice(first - start, upto - first)
+            yield self._load(group).slice(first - start, upto - first)
             first = upto
 
     def group(self, number: int) -> pa.Table:
-        """The rows of this group."""
-        return self._of(number)
+        """Return the rows of this group."""
+        return self._load(number)
 
     @property
     def count(self) -> int:
-        """How many groups there are."""
+        """Number of groups."""
         return len(self._starts) - 1
 
-    def all(self) -> Iterator[pa.Table]:
-        """All rows, a table a group."""
-        return self.between(0, int(self._starts[-1]))
+    def all_rows(self) -> Iterator[pa.Table]:
+        """Yield all rows, one table per group."""
+        return self.rows_between(0, int(self._starts[-1]))
 
-    def pick(self, rows: np.ndarray[Any, Any]) -> Iterator[pa.Table]:
-        """These rows, which ascend, a table a group."""
+    def rows_at(self, rows: np.ndarray[Any, Any]) -> Iterator[pa.Table]:
+        """Yield the rows of these ascending numbers, one table per group."""
         if rows[-1] - rows[0] + 1 == len(rows):
-            yield from self.between(int(rows[0]), int(rows[-1]) + 1)
+            yield from self.rows_between(int(rows[0]), int(rows[-1]) + 1)
             return
         at = 0
         while at < len(rows):
             group = self._group_of(rows[at])
             upto = int(np.searchsorted(rows, self._starts[group + 1]))
-            yield self._of(group).take(pa.array(rows[at:upto] - self._starts[group]))
+            yield self._load(group).take(pa.array(rows[at:upto] - self._starts[group]))
             at = upto
 
-    def first_behind(self, row: int) -> int:
-        """The first row of the group behind that of this row."""
+    def next_group_start(self, row: int) -> int:
+        """Return the first row of the group after this row's group."""
         return int(self._starts[self._group_of(row) + 1])
 
     @abstractmethod
@@ -329,7 +335,7 @@ class Groups(ABC):
     def _group_of(self, row: int) -> int:
         return int(np.searchsorted(self._starts, row, side="right")) - 1
 
-    def _of(self, group: int) -> pa.Table:
+    def _load(self, group: int) -> pa.Table:
         if self._table is None or group != self._group:
             self._table = None  # before the next one is read
             self._table = self._read(group)
@@ -337,19 +343,19 @@ class Groups(ABC):
         return self._table
 
 
-class RowGroups(Groups):
-    """Of a Parquet file.
+class RowGroups(GroupedRows):
+    """Row groups of a Parquet file.
 
     Args:
-        verified: a data file of the state, of which every page is compared with its checksum.
+        verified: set for a data file of the state, of which every page is compared with its checksum.
 
     Raises:
-        StateDamaged: a data file is missing, or not what was written; later, from any read, too.
+        StateDamaged: a data file is missing, or not what was written; later, any read may raise it too.
     """
 
     def __init__(self, path: str, columns: list[str], *, verified: bool = False) -> None:
         self._columns = columns
-        path = here(path)
+        path = local_path(path)
         if verified:
             check_footer(Path(path))
         self._file = pq.ParquetFile(path, page_checksum_verification=verified, memory_map=False)
@@ -363,14 +369,15 @@ class RowGroups(Groups):
         try:
             return self._file.read_row_group(group, columns=self._columns, use_threads=False)
         except (OSError, pa.ArrowException) as e:
-            raise damaged(Path(self.path), e) from e
+            raise damage_error(Path(self.path), e) from e
 
 
-class ArrowBatches(Groups):
-    """Of an Arrow IPC file: there is nothing to encode and decode. Its first column is small: it tells the rows."""
+class BatchGroups(GroupedRows):
+    """Record batches of an Arrow IPC file, which needs no decoding. Its first column is small: the number of rows is
+    read from it."""
 
     def __init__(self, path: str, columns: list[str]) -> None:
-        self._file = pa.OSFile(here(path))
+        self._file = pa.OSFile(local_path(path))
         schema = pa.ipc.open_file(self._file).schema
         first = self._reader([0])
         super().__init__(path, [first.get_batch(n).num_rows for n in range(first.num_record_batches)])

@@ -1,7 +1,7 @@
-"""Which process has begun something, and does it still work on it, as far as that can be told from here?
+"""Which process started some work, and is it still working on it, as far as can be seen from here?
 
-A process of this machine is gone or it is not. Of any other, and of one that was stopped, only signs of life tell: it
-renews a file, and who waits for it sees whether the file changes, by his own clock.
+A process of this machine is running or has ended. Of any other process, and of a stopped one, only a heartbeat tells:
+it renews a file, and an observer checks by his own clock whether the file changes.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from ferryman.errors import EngineError
 from ferryman.storage import files
 from ferryman.storage.files import StatePath
 
-RENEWED_S: Final = 10.0
-"""How often a sign of life is given."""
+HEARTBEAT_S: Final = 10.0
+"""Time between two heartbeats."""
 EXPIRES_S: Final = 60.0
-"""Who gives none for so long is gone, or as good as gone: six were missed."""
+"""Time without a heartbeat after which a process counts as dead: six were missed."""
 
 
 class Process(msgspec.Struct, frozen=True):
-    """A process, by what no other has.
+    """Process, identified across machines.
 
     Attributes:
-        machine: what no other machine, and no other container, has.
-        start: when it started, as the machine counts it: process numbers are used again.
+        machine: identifies the machine and container.
+        start: when it started, as the machine counts it, because process numbers are reused.
     """
 
     machine: str
@@ -39,24 +39,25 @@ class Process(msgspec.Struct, frozen=True):
     start: str
 
     @classmethod
-    def this(cls) -> Self:
-        """The one that asks."""
-        return cls(machine(), os.getpid(), start_of(os.getpid()))
+    def current(cls) -> Self:
+        """Return the calling process."""
+        return cls(machine_id(), os.getpid(), start_time_of(os.getpid()))
 
     @property
-    def gone(self) -> bool:
-        """Is it gone for certain? False also where that cannot be seen from here."""
-        return self.machine == machine() and start_of(self.pid) != self.start
+    def is_gone(self) -> bool:
+        """Return whether it has certainly ended; False also where that cannot be seen from this machine."""
+        return self.machine == machine_id() and start_time_of(self.pid) != self.start
 
 
-def machine() -> str:
-    """This machine until it is started again, and this container: elsewhere process numbers mean other processes."""
+def machine_id() -> str:
+    """Return an id of this machine until its next boot, and of this container: elsewhere process numbers mean other
+    processes."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot} {os.readlink('/proc/self/ns/pid')}"
 
 
-def start_of(pid: int) -> str:
-    """When a process of this machine started; "": there is none, or it has ended and its parent has not looked yet."""
+def start_time_of(pid: int) -> str:
+    """Return when a process of this machine started; "" if there is none, or it has ended and was not reaped yet."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return "" if state in "ZX" else fields[18]
@@ -65,17 +66,17 @@ def start_of(pid: int) -> str:
 
 
 @contextlib.contextmanager
-def signs_of_life(path: StatePath, while_there: StatePath) -> Iterator[None]:
-    """Renew a file every ``RENEWED_S`` while this block runs, and another file is there. Work that is shorter leaves
-    none."""
+def heartbeat(path: StatePath, while_exists: StatePath) -> Iterator[None]:
+    """Renew a file every ``HEARTBEAT_S`` during this block, as long as the other file exists. Work that is shorter
+    leaves no file."""
     ended = threading.Event()
 
     def renew() -> None:
         renewed = 0
-        while not ended.wait(RENEWED_S):
+        while not ended.wait(HEARTBEAT_S):
             renewed += 1
-            with contextlib.suppress(OSError, EngineError):  # the next one may come through
-                if not files.exists(while_there):
+            with contextlib.suppress(OSError, EngineError):  # the next one may succeed
+                if not files.exists(while_exists):
                     return
                 files.replace(path, str(renewed).encode())
 
@@ -88,10 +89,10 @@ def signs_of_life(path: StatePath, while_there: StatePath) -> Iterator[None]:
 
 
 class ProcessWatch:
-    """Watches a process that has begun something.
+    """Watches whether a process is still working.
 
     Args:
-        path: of its signs of life.
+        path: file of its heartbeat.
     """
 
     def __init__(self, process: Process, path: StatePath) -> None:
@@ -101,8 +102,8 @@ class ProcessWatch:
         self._since = time.monotonic()
 
     def is_alive(self) -> bool:
-        """Does it work on it still? Not if it is this very process, which has come to ask."""
-        if self._process.gone or self._process == Process.this():
+        """Return whether the process is still working. The calling process itself is not."""
+        if self._process.is_gone or self._process == Process.current():
             return False
         if (found := files.read_version(self._path)) != self._seen:
             self._seen, self._since = found, time.monotonic()

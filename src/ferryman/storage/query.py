@@ -1,4 +1,5 @@
-"""Questions to state tables, answered by DuckDB: no Spark, bounded memory."""
+"""Queries of state tables, answered by DuckDB without Spark in bounded memory, and rows distributed over files by
+hash."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ import pyarrow as pa
 from ferryman import limits
 from ferryman.errors import StateDamaged
 from ferryman.storage import parquet
-from ferryman.storage.files import here
+from ferryman.storage.files import local_path
 
 _BATCH: Final = 65_536
 """Rows that a stream has in memory at a time."""
@@ -24,9 +25,9 @@ _BATCH: Final = 65_536
 
 @contextlib.contextmanager
 def connect(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A database in memory that spills into ``folder`` beyond ``limits.QUERY_MEMORY``."""
+    """Open an in-memory database that spills into ``folder`` beyond ``limits.QUERY_MEMORY``."""
     try:
-        database = _kept.pop()  # no look before: another thread may be quicker
+        database = _idle_databases.pop()  # not checked before: another thread may be faster
     except IndexError:
         database = duckdb.connect(":memory:")
     spill = folder / "spill"
@@ -35,7 +36,7 @@ def connect(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
         try:
             db.execute(
                 f"SET memory_limit = '{limits.QUERY_MEMORY}'; SET threads = {limits.QUERY_THREADS}; "
-                f"SET temp_directory = {quoted(str(spill))}; SET TimeZone = 'UTC'"
+                f"SET temp_directory = {quote(str(spill))}; SET TimeZone = 'UTC'"
             )
             yield db
         finally:
@@ -44,30 +45,31 @@ def connect(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
         database.close()
         raise
     else:
-        if _kept or spill.exists():  # it cannot spill into another folder any more
+        if _idle_databases or spill.exists():  # it cannot spill into another folder any more
             database.close()
         else:
-            _kept.append(database)
+            _idle_databases.append(database)
     finally:
         pa.default_memory_pool().release_unused()  # what Arrow datasets read for it
 
 
-_kept: Final[list[duckdb.DuckDBPyConnection]] = []
-"""A database for the next question: to make one takes 30 ms, more than most questions. It has no tables: what a
-question makes belongs to its own cursor."""
+_idle_databases: Final[list[duckdb.DuckDBPyConnection]] = []
+"""Database kept for the next query: opening one takes 30 ms, more than most queries. It has no tables: what a query
+creates belongs to its own cursor."""
 
 
-def _close_kept() -> None:
-    """A child would inherit it without its threads, and wait for them when it ends."""
-    while _kept:
-        _kept.pop().close()
+def _close_idle_databases() -> None:
+    """Close idle databases before a fork: a child would inherit them without their threads, and hang when it ends."""
+    while _idle_databases:
+        _idle_databases.pop().close()
 
 
-os.register_at_fork(before=_close_kept)
+os.register_at_fork(before=_close_idle_databases)
 
 
 def register(db: duckdb.DuckDBPyConnection, name: str, paths: Sequence[Path], schema: pa.Schema) -> None:
-    """Data files of which nearly all is read, as a view of this name; each is first compared with its checksum.
+    """Register data files of which nearly everything is read as a view of this name, after comparing each with its
+    checksum.
 
     DuckDB reads them itself: it compares no checksums, but takes less time than through an Arrow dataset, and a third
     of the memory. For files of which little is read there is ``parquet.scan``.
@@ -83,7 +85,7 @@ def register(db: duckdb.DuckDBPyConnection, name: str, paths: Sequence[Path], sc
         db.register(name, pa.concat_tables([parquet.read_part(path, schema.names) for path in paths]))
         return
     columns = ", ".join(f'"{column}"' for column in schema.names)
-    db.execute(f"CREATE TEMP VIEW {name} AS SELECT {columns} FROM read_parquet({quoted_list(map(str, paths))})")
+    db.execute(f"CREATE TEMP VIEW {name} AS SELECT {columns} FROM read_parquet({quote_list(map(str, paths))})")
 
 
 def verify(paths: Iterable[Path]) -> None:
@@ -93,25 +95,26 @@ def verify(paths: Iterable[Path]) -> None:
         StateDamaged: names the file.
     """
     for path in paths:
-        if (what := parquet.verify(path)) is not None:
+        if (what := parquet.find_damage(path)) is not None:
             raise StateDamaged(str(path), what)
 
 
 def stream(db: duckdb.DuckDBPyConnection, query: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """A query's rows in these columns, few at a time; until the last one the connection answers nothing else.
+    """Yield a query's rows in these columns in bounded batches; until the last one the connection can answer nothing
+    else.
 
-    A text that comes where the schema has an unsigned number is hashed, see ``spread.hashed``.
+    A text in a column that the schema declares as unsigned is hashed, see ``hash_texts``.
     """
     for batch in _read_ahead(db.sql(query).to_arrow_reader(_BATCH)):
         if batch.num_rows:
-            columns = [_as(batch.column(i), field.type) for i, field in enumerate(schema)]
+            columns = [_convert(batch.column(i), field.type) for i, field in enumerate(schema)]
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _read_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same. Of several the next one is made in a thread while the caller is busy with the one before."""
+    """Yield the batches; of many, a thread fetches the next one while the caller processes the current one."""
     batch = next(batches, None)
-    if batch is None or batch.num_rows < _LEAST_AHEAD:
+    if batch is None or batch.num_rows < _READ_AHEAD_ROWS:
         if batch is not None:
             yield batch
         yield from batches
@@ -123,23 +126,23 @@ def _read_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             batch = following.result()
 
 
-_LEAST_AHEAD: Final = 8_192
-"""Rows of a first batch from which there may be so many more that a thread is worth its start."""
+_READ_AHEAD_ROWS: Final = 8_192
+"""Rows of a first batch from which on so many more may follow that a thread is worth starting."""
 
 
 def read_rows(
     db: duckdb.DuckDBPyConnection, paths: Sequence[Path | str], columns: str, schema: pa.Schema, where: str = "true"
 ) -> Iterator[pa.RecordBatch]:
-    """Rows of data files in the order of the files, few at a time. Small files are read together: a query of one file
-    takes milliseconds, however few rows there are.
+    """Yield rows of data files in the order of the files, in bounded batches. Small files are read together: a query of
+    one file takes milliseconds, however few rows it has.
 
     Args:
-        columns, where: SQL; ``file`` is the number of the row's path, ``file_row_number`` its place in that file.
+        columns, where: SQL; ``file`` is the index of the row's path, ``file_row_number`` its place in that file.
         schema: of the columns.
     """
     first = 0
-    for group in _together(list(map(here, paths))):
-        files = quoted_list(group)
+    for group in _group_small_files(list(map(local_path, paths))):
+        files = quote_list(group)
         file = f"list_position({files}, filename) - 1 + {first}" if len(group) > 1 else str(first)
         rows = f"SELECT *, {file} AS file FROM read_parquet({files}, file_row_number = true, filename = true)"
         yield from stream(db, f"SELECT {columns} FROM ({rows}) WHERE {where}", schema)
@@ -147,18 +150,19 @@ def read_rows(
 
 
 _SMALL_BYTES: Final = 256 * 1024
-"""Files of a view that are read into memory: each query that opens them takes a millisecond longer."""
+"""Size of a view's files up to which they are read into memory: each query that opens files takes a millisecond
+longer."""
 
-_TOGETHER_BYTES: Final = 1 << 20
-"""Files that one query reads; a larger one is read by itself."""
+_GROUP_BYTES: Final = 1 << 20
+"""Size of files that one query reads; a larger file is read by itself."""
 
 
-def _together(paths: Sequence[str]) -> Iterator[list[str]]:
+def _group_small_files(paths: Sequence[str]) -> Iterator[list[str]]:
     group: list[str] = []
     size = 0
     for path in paths:
         size += (own := os.path.getsize(path))
-        if group and size > _TOGETHER_BYTES:
+        if group and size > _GROUP_BYTES:
             yield group
             group, size = [], own
         group.append(path)
@@ -166,85 +170,86 @@ def _together(paths: Sequence[str]) -> Iterator[list[str]]:
         yield group
 
 
-def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:
+def _convert(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if kind == pa.uint64() and column.type != kind:
-        return pa.array(hashed(column))
+        return pa.array(hash_texts(column))
     return column.cast(kind)
 
 
-def quoted_list(texts: Iterable[str]) -> str:
-    """Texts as a list in SQL."""
-    return f"[{', '.join(map(quoted, texts))}]"
+def quote_list(texts: Iterable[str]) -> str:
+    """Return texts as a list in SQL."""
+    return f"[{', '.join(map(quote, texts))}]"
 
 
-def quoted(text: str) -> str:
-    """A text in SQL."""
+def quote(text: str) -> str:
+    """Return a text as an SQL literal."""
     return "'" + text.replace("'", "''") + "'"
 
 
-# Rows dealt out to files by number, so that each file can be looked at by itself in a bounded memory.
+# --- rows distributed over files by hash, so that each file can be processed by itself in bounded memory ---
 
-_MOST: Final = 256
-"""Files that one spread has open at most: processes may have 1024."""
+_MAX_PARTITIONS: Final = 256
+"""Files that one ``PartitionFiles`` has open at most: processes may have 1024."""
 
 _BITS: Final = 24
-"""Of a hash that ``Marks`` tells apart: 16 MB, and of a million hashes one in sixteen others is mistaken."""
+"""Bits of a hash that ``HashFilter`` distinguishes: 16 MB, and with a million hashes one in sixteen others is a false
+positive."""
 
 
 def partitions_for(rows: int, size: int, most_rows: int, most_bytes: int) -> int:
-    """Into how many parts so many rows of so many bytes are dealt by their hashes: a power of two."""
+    """Return the number of partitions, a power of two, for so many rows of so many bytes."""
     wanted = max(-(-rows // most_rows), -(-size // most_bytes), 1)
-    return int(min(_MOST, 1 << (wanted - 1).bit_length()))
+    return int(min(_MAX_PARTITIONS, 1 << (wanted - 1).bit_length()))
 
 
-def hashed(texts: pa.Array) -> np.ndarray[Any, Any]:
-    """Texts as hashes of 64 bits that are the same in this process only.
+def hash_texts(texts: pa.Array) -> np.ndarray[Any, Any]:
+    """Return 64-bit hashes of texts, valid in this process only.
 
-    Python's own: the query engine's has a thousand pairs of the same hash among 400 000 names of files, and nobody can
-    choose names so that this one has.
+    They are Python's own: DuckDB's hash has a thousand collisions among 400 000 file names, and nobody can choose names
+    that collide in Python's.
     """
     return np.fromiter(map(hash, texts.to_pylist()), np.int64, len(texts)).view(np.uint64)
 
 
-def part_of(hashes: np.ndarray[Any, Any], parts: int) -> np.ndarray[Any, Any]:
-    """The part of each hash, by its highest bits."""
+def partition_of(hashes: np.ndarray[Any, Any], parts: int) -> np.ndarray[Any, Any]:
+    """Return the partition of each hash, by its highest bits."""
     if parts == 1:
         return np.zeros(len(hashes), np.int64)
     return (hashes >> np.uint64(64 - (parts.bit_length() - 1))).astype(np.int64)
 
 
 def look_up(hashes: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> tuple[Any, Any]:
-    """Where each wanted one is among hashes that ascend, and whether it is there at all. To look up what ascends, too,
-    takes a sixth of the time."""
+    """Return the position of each wanted hash among ascending hashes, and whether it is present. Looking up ascending
+    hashes takes a sixth of the time."""
     at = np.minimum(np.searchsorted(hashes, wanted), max(0, len(hashes) - 1))
     return at, hashes[at] == wanted if len(hashes) else np.zeros(len(wanted), bool)
 
 
-class Marks:
-    """Which hashes have been marked; of some others, too, it says that they are."""
+class HashFilter:
+    """Set of hashes that may report false positives."""
 
     def __init__(self) -> None:
-        self._marked = np.zeros(1 << _BITS, bool)
+        self._bits = np.zeros(1 << _BITS, bool)
 
     def add(self, hashes: np.ndarray[Any, Any]) -> None:
-        """Mark these."""
-        self._marked[self._places(hashes)] = True
+        """Add these hashes."""
+        self._bits[self._positions(hashes)] = True
 
-    def among(self, hashes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Of each of these, is it marked?"""
-        found: np.ndarray[Any, Any] = self._marked[self._places(hashes)]
+    def contains(self, hashes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return, for each of these hashes, whether it may be in the set."""
+        found: np.ndarray[Any, Any] = self._bits[self._positions(hashes)]
         return found
 
     @staticmethod
-    def _places(hashes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def _positions(hashes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         return hashes & np.uint64((1 << _BITS) - 1)
 
 
-class Spread:
-    """Rows in ``parts`` files; first all are added, then they are read.
+class PartitionFiles:
+    """Rows in ``parts`` files: first all rows are added, then they are read.
 
     Args:
-        name: of its files in ``folder``; no other spread there has it.
+        name: prefix of its files in ``folder``, unique there.
     """
 
     def __init__(self, folder: Path, name: str, schema: pa.Schema, parts: int = 1) -> None:
@@ -257,7 +262,7 @@ class Spread:
         self.rows = 0
 
     def add(self, rows: pa.RecordBatch, parts: np.ndarray[Any, Any]) -> None:
-        """Append rows, each to its part."""
+        """Append rows, each to its partition."""
         if not rows.num_rows:
             return
         self.rows += rows.num_rows
@@ -274,17 +279,17 @@ class Spread:
             start = end
 
     def close(self) -> None:
-        """All are added."""
+        """Finish writing."""
         for writer in self._writers.values():
             writer.close()
         self._writers.clear()
 
     def read(self, part: int = 0) -> pa.Table:
-        """All rows of a part, in the order in which they were added."""
+        """Return all rows of a partition, in the order in which they were added."""
         return pa.Table.from_batches(self.batches(part), schema=self._schema)
 
     def batches(self, part: int = 0) -> Iterator[pa.RecordBatch]:
-        """The same, as they were written: few in memory at a time."""
+        """Yield the rows of a partition as they were written: few in memory at a time."""
         if part in self._written:
             with pa.OSFile(str(self._path(part))) as file, pa.ipc.open_file(file) as reader:
                 for i in range(reader.num_record_batches):
@@ -300,7 +305,7 @@ class Spread:
         return self._folder / f"{self._name}-{part:04d}.arrow"
 
 
-def half_of(rows: pa.Table, depth: int, half: int) -> pa.Table:
-    """Rows whose hash has this bit, counted from its lowest."""
+def select_half(rows: pa.Table, depth: int, half: int) -> pa.Table:
+    """Return the rows whose hash has this bit, counted from its lowest."""
     bits = (rows["h"].to_numpy() >> np.uint64(depth)) & np.uint64(1)
     return rows.filter(pa.array(bits == half)).combine_chunks()

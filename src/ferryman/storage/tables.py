@@ -1,6 +1,6 @@
-"""A Delta table of the state: written by one driver, file by file, each commit fenced by the driver's epoch.
+"""Delta tables of a state: written by one driver, file by file, each commit fenced by the driver's epoch.
 
-An entry gets its name only if no other has it, so of two drivers that commit at a time one wins. That does not keep a
+An entry gets its name only if it is free, so of two drivers that commit at the same time one wins. That does not keep a
 stale driver from committing later. So ``commit`` brings its handle to the newest version, checks version and epoch on
 this very handle, and writes the version after it.
 """
@@ -22,38 +22,37 @@ import pyarrow as pa
 from ferryman import crash, limits
 from ferryman.errors import EngineError, StateDamaged, StateLost
 from ferryman.storage import files
-from ferryman.storage import files as stored
 from ferryman.storage.delta import (
     DataFile,
     LogUnreadable,
     OpenTable,
     encode_entry,
     first_entry,
-    newest,
-    newest_to_read,
-    one_line,
+    message_on_one_line,
+    open_newest,
+    open_newest_cached,
 )
-from ferryman.storage.disk import TEMPORARY, discarding, temporary_name
+from ferryman.storage.disk import TEMPORARY, discard_if_left, temporary_name
 from ferryman.storage.files import StatePath, changed_before
-from ferryman.storage.mirror import log_of
+from ferryman.storage.mirror import open_log
 from ferryman.storage.parquet import Part, epoch_of
 
 _CONFIGURATION: Final = {
-    # Checkpoints and trimming are ours (maintenance), with marks; delta-rs must not do it by itself.
+    # Ferryman makes checkpoints and trims the log itself (maintenance), with marks; delta-rs must not.
     "delta.enableExpiredLogCleanup": "false",
     "delta.logRetentionDuration": "interval 0 days",
 }
 
 
 class Table:
-    """One table of the state. ``files`` are the live files as of our last load or commit."""
+    """Table of a state. ``files`` are the live files as of the last load or commit."""
 
     def __init__(self, folder: StatePath, schema: pa.Schema, partition_by: list[str]) -> None:
         self.folder = folder
         self.name = folder.name
         self.schema = schema
         self.partition_by = partition_by
-        self.log = log_of(folder)
+        self.log = open_log(folder)
         self.files: dict[str, DataFile] = {}
         self.version = -1
         self.transactions: dict[str, int] = {}
@@ -62,13 +61,13 @@ class Table:
         self._handle: OpenTable | None = None
 
     @property
-    def made(self) -> bool:
-        """Is it there? A kill while it was made leaves no mark."""
-        return self.log.made
+    def exists(self) -> bool:
+        """Return whether the table was created. A process killed while creating it leaves no mark."""
+        return self.log.exists
 
     @property
     def epoch(self) -> int:
-        """Of the driver that this table is fenced for."""
+        """Epoch of the driver that this table is fenced for."""
         assert self._fence is not None, "only a driver has an epoch"
         return self._fence[1]
 
@@ -78,46 +77,47 @@ class Table:
         return pa.schema([f for f in self.schema if f.name not in self.partition_by])
 
     def create(self) -> None:
-        """Make it if it is not there, durably."""
-        self.log.create(first_entry(schema_text(self.schema), self.partition_by, _CONFIGURATION))
+        """Create the table durably if it does not exist."""
+        self.log.create(first_entry(delta_schema(self.schema), self.partition_by, _CONFIGURATION))
 
     def load(self, applications: Iterable[str] = ()) -> None:
-        """Read version, live files and the numbers of these application transactions from disk.
+        """Read version, live files and the transaction numbers of these applications from disk.
 
         Raises:
-            StateDamaged: the log cannot be read. (To a reader beside a driver that trims it, it may look so.)
+            StateDamaged: the log cannot be read. (A reader beside a driver that trims the log may see this too.)
         """
         self.log.refresh()
-        torn = self.log.torn()
-        with self._readable():
-            handle = newest_to_read(self.log.root) if torn is None else OpenTable(self.log.root, torn - 1)
+        torn = self.log.torn_version()
+        with self._log_errors_as_damage():
+            handle = open_newest_cached(self.log.root) if torn is None else OpenTable(self.log.root, torn - 1)
             self.version = handle.version
             self.transactions = {a: handle.transaction(a) for a in applications}
             self.files = handle.files()
 
-    def number(self, application: str) -> int:
-        """The number of its last transaction, 0 if there was none; as of our last load or commit.
+    def transaction(self, application: str) -> int:
+        """Return the number of an application's last transaction, 0 if there was none, as of the last load or commit.
 
         Raises:
-            StateLost: another driver has taken over, and the log says no more what it said then.
+            StateLost: another driver has taken over, and the log has changed since.
         """
         if application not in self.transactions:
-            with self._readable():
-                handle = newest_to_read(self.log.root)
+            with self._log_errors_as_damage():
+                handle = open_newest_cached(self.log.root)
                 if self._fence is not None and handle.version != self.version:
-                    raise taken_over(self.folder, handle.transaction(self._fence[0]), self.epoch)
+                    raise taken_over_error(self.folder, handle.transaction(self._fence[0]), self.epoch)
                 self.transactions[application] = handle.transaction(application)
         return self.transactions[application]
 
-    def number_now(self, application: str) -> int:
-        """The same as it is on disk now; 0 if the log cannot be read."""
+    def transaction_on_disk(self, application: str) -> int:
+        """Return the number of an application's last transaction as it is on disk now; 0 if the log cannot be read."""
         now = Table(self.folder, self.schema, self.partition_by)
         with contextlib.suppress(StateDamaged, OSError):
             now.load([application])
         return now.transactions.get(application, 0)
 
     def fence(self, application: str, epoch: int) -> None:
-        """From now on every commit carries this epoch, and finds it there or stops. The first one announces it."""
+        """Write this epoch with every commit from now on, which fails if another epoch is found. The first commit
+        announces it."""
         self._fence = (application, epoch)
         self._commit("epoch", [], [], {}, {}, announcing=True)
 
@@ -131,20 +131,22 @@ class Table:
         info: Mapping[str, Any] | None = None,
         data_change: bool = True,
     ) -> None:
-        """One atomic, durable, marked change of the table.
+        """Commit one atomic, durable, marked change of the table.
 
-        1. bring the handle to the newest version, check on it that version and epoch are ours, and that the files to
-           add are there
-        2. write the entry of the next version, unless there is one
-        3. nobody has trimmed the log beyond it since we looked: a driver that was stopped for long may find the number
-           free because another one's entry was there
+        1. bring the handle to the newest version, check on it that version and epoch are still ours, and that the files
+        to add
+           exist
+        2. write the entry of the next version, unless it exists
+        3. check that nobody has trimmed the log beyond it in the meantime: a driver that was stopped for long may find
+        the number
+           free because another driver's entry of that number was trimmed
         4. sync the log's folder
         5. mark
 
         Args:
-            kind: what the commit is for; names its crash points.
+            kind: purpose of the commit; names its crash points.
             removes: paths of live files.
-            info: kept in the log, see ``TableLog.info``.
+            info: fields stored in the log, see ``TableLog.info``.
 
         Raises:
             StateLost: another driver has taken over.
@@ -167,13 +169,13 @@ class Table:
     ) -> None:
         assert self._fence is not None, "a table is fenced before it is written"
         application, epoch = self._fence
-        handle = self._to_commit()  # 1
-        held = handle.transaction(application)
-        if handle.version != self.version or (held >= epoch if announcing else held != epoch):
-            raise taken_over(self.folder, held, epoch)
+        handle = self._open_for_commit()  # 1
+        epoch_found = handle.transaction(application)
+        if handle.version != self.version or (epoch_found >= epoch if announcing else epoch_found != epoch):
+            raise taken_over_error(self.folder, epoch_found, epoch)
         self.check_written(adds)
         marks = {**transactions, application: epoch}
-        counts = {"adds": len(adds), "removes": len(removes), "txns": len(marks)}  # by which a torn entry is known
+        counts = {"adds": len(adds), "removes": len(removes), "txns": len(marks)}  # a torn entry is detected by these
         entry = encode_entry(
             adds,
             [self.files[path] for path in removes],
@@ -183,12 +185,12 @@ class Table:
             data_change=data_change,
         )
         try:
-            ours = self.log.write(self.version + 1, entry)  # 2
+            written = self.log.write(self.version + 1, entry)  # 2
         except OSError as e:
             raise EngineError(
-                f"{self.folder}: the commit failed: {one_line(e)}. Nothing is lost: fix it and run again."
+                f"{self.folder}: the commit failed: {message_on_one_line(e)}. Nothing is lost: fix it and run again."
             ) from e
-        if not ours or not self.log.publish(self.version + 1):  # 3
+        if not written or not self.log.publish(self.version + 1):  # 3
             raise StateLost(f"{self.folder}: another driver committed while this one held the state: this one stops.")
         self.version += 1
         crash.point(f"{kind}.logged")
@@ -201,14 +203,14 @@ class Table:
         self.files.update((f.path, f) for f in adds)
         self.transactions.update(transactions)
 
-    def verify_sizes(self, files: Iterable[DataFile] | None = None) -> None:
-        """Every live file (or these) is there with its size.
+    def verify_sizes(self, data_files: Iterable[DataFile] | None = None) -> None:
+        """Check that every live file, or each of these, exists with its size.
 
         Raises:
             StateDamaged: names the file.
         """
-        wanted = list(self.files.values() if files is None else files)
-        for file, size in zip(wanted, stored.sizes_of(self.folder, [file.path for file in wanted]), strict=True):
+        wanted = list(self.files.values() if data_files is None else data_files)
+        for file, size in zip(wanted, files.look_up_sizes(self.folder, [file.path for file in wanted]), strict=True):
             if size is None:
                 raise StateDamaged(str(self.folder / file.path), "the file is missing")
             if size != file.size:
@@ -216,7 +218,7 @@ class Table:
 
     def checkpoint(self) -> None:
         """Fold the log into one file and trim it, so that loading stays cheap over any number of commits."""
-        handle = self._to_commit()
+        handle = self._open_for_commit()
         if handle.version != self.version:
             raise StateLost(f"{self.folder}: another driver committed while this one held the state: this one stops.")
         try:
@@ -229,14 +231,14 @@ class Table:
         self.log.trim(self.version)
         crash.point("checkpoint.trimmed")
 
-    def check_written(self, files: Iterable[DataFile]) -> None:
-        """Files that a commit is about to name are there with their size.
+    def check_written(self, data_files: Iterable[DataFile]) -> None:
+        """Check that files to be committed exist with their size.
 
         Raises:
             EngineError: names the file.
         """
         try:
-            self.verify_sizes(files)
+            self.verify_sizes(data_files)
         except StateDamaged as e:
             raise EngineError(
                 f"{e.path}: {e.what}, though it was written a moment ago. Nothing was committed. Keep other programs "
@@ -245,66 +247,68 @@ class Table:
             ) from e
 
     def sweep(self, keep: Iterable[str] = (), before: float | None = None) -> int:
-        """Remove data files that are not live (staged by a crashed wave, or replaced); how many.
+        """Remove data files that are not live (staged by a crashed wave, or replaced); return how many.
 
-        Files of a newer epoch than ours are left alone: a driver that has taken over unnoticed is about to commit them.
+        Files of a newer epoch are left alone: a driver that has taken over unnoticed is about to commit them.
 
         Args:
             keep: staged files that a committed but unsettled wave has named.
-            before: only those last changed before this time of the file system (seconds since 1970); None: all.
+            before: remove only files last changed before this time of the file system (seconds since 1970); None: all.
         """
         wanted = {*self.files, *keep}
-        strays = [name for name in stored.sizes(self.folder) if name not in wanted]
+        strays = [name for name in files.file_sizes(self.folder) if name not in wanted]
         return _remove((self.folder / name for name in strays if epoch_of(name) <= self.epoch), before)
 
     def retire(self, paths: Iterable[str]) -> None:
-        """These files are not live any more; ``remove_retired`` removes them. Their age counts from now."""
+        """Note files that are no longer live, for ``remove_retired``. Their age counts from now."""
         for path in (self.folder / p for p in paths):
-            stored.touch(path)
+            files.touch(path)
             self._retired.append((path, time.monotonic()))
 
     def remove_retired(self, before: float | None = None) -> None:
         """Remove retired files; see ``sweep``."""
-        old = [path for path, since in self._retired if isinstance(path, Path) or _long_ago(since)]
+        old = [path for path, since in self._retired if isinstance(path, Path) or _past_grace(since)]
         _remove(old, before if isinstance(self.folder, Path) else None)
-        self._retired = [each for each in self._retired if each[0] not in old or stored.exists(each[0])]
+        self._retired = [each for each in self._retired if each[0] not in old or files.exists(each[0])]
 
     def paths(self, names: Iterable[str] | None = None) -> list[Path]:
-        """Live files, or these, as files of this machine.
+        """Return the local paths of the live files, or of these.
 
         Raises:
             StateDamaged: one is missing.
         """
         wanted = [self.folder / name for name in (self.files if names is None else names)]
         try:
-            return stored.local_all(wanted)
+            return files.local_copies(wanted)
         except FileNotFoundError as e:
             raise StateDamaged(str(e.filename), "the file is missing") from e
 
     def path(self, name: str) -> Path:
-        """One of its files, as a file of this machine."""
+        """Return the local path of one of the table's files."""
         return self.paths([name])[0]
 
     def data_file(self, part: Part, partition: Mapping[str, str] | None = None) -> DataFile:
-        """A written part as a file to add."""
+        """Return a written part as a file to add."""
         return DataFile(part.path, part.size, part.rows, dict(partition or {}), part.stats or {})
 
-    def _to_commit(self) -> OpenTable:
-        """A handle at the newest version that nobody else has."""
-        with self._readable():
-            self._handle = newest(self.log.root, self._handle)
+    def _open_for_commit(self) -> OpenTable:
+        """Return a handle of this table's own at the newest version."""
+        with self._log_errors_as_damage():
+            self._handle = open_newest(self.log.root, self._handle)
         return self._handle
 
     @contextlib.contextmanager
-    def _readable(self) -> Iterator[None]:
+    def _log_errors_as_damage(self) -> Iterator[None]:
         try:
             yield
         except LogUnreadable as e:
-            raise StateDamaged(str(self.folder / "_delta_log"), f"the log cannot be read ({one_line(e)})") from e
+            raise StateDamaged(
+                str(self.folder / "_delta_log"), f"the log cannot be read ({message_on_one_line(e)})"
+            ) from e
 
 
-def _long_ago(since: float) -> bool:
-    """Was an object retired so long ago that nobody reads it any more?"""
+def _past_grace(since: float) -> bool:
+    """Return whether an object was retired so long ago that nobody reads it any more."""
     return time.monotonic() - since > limits.READERS_GRACE_S
 
 
@@ -313,36 +317,36 @@ def _remove(paths: Iterable[StatePath], before: float | None) -> int:
     for path in paths:
         if before is not None and not path.name.startswith(TEMPORARY) and not changed_before(path, before):
             continue
-        stored.remove(path)
+        files.remove(path)
         removed += 1
     return removed
 
 
-def taken_over(place: StatePath, held: int, ours: int) -> StateLost:
-    """The error for a driver whose epoch is not the state's any more."""
+def taken_over_error(place: StatePath, current: int, own: int) -> StateLost:
+    """Return the error for a driver whose epoch is no longer the state's."""
     return StateLost(
-        f"{place}: another driver has taken this state over (epoch {held}, ours is {ours}): this one stops."
+        f"{place}: another driver has taken this state over (epoch {current}, ours is {own}): this one stops."
     )
 
 
 @lru_cache
-def schema_text(schema: pa.Schema) -> str:
-    """A schema in Delta's words."""
-    from deltalake import Schema  # loaded where it is needed: that takes longer than most questions
+def delta_schema(schema: pa.Schema) -> str:
+    """Return a schema in Delta's JSON form."""
+    from deltalake import Schema  # loaded lazily: importing it takes longer than most queries
 
     return str(Schema.from_arrow(schema).to_json())
 
 
-# The same data files in another folder, without their bytes being read where that can be helped.
+# --- data files shared with a table in another folder: linked, or copied without being read where possible ---
 
-_AT_ONCE: Final = 16
-"""Objects that a store is asked to copy at a time."""
+_PARALLEL_COPIES: Final = 16
+"""Objects that a store is asked to copy in parallel."""
 
 
-def carry_table(source: Table, target: Table, transactions: Mapping[str, int]) -> None:
-    """Have the rows of a table, and no others, in another one as well, in one commit; nothing where that is so."""
+def copy_table(source: Table, target: Table, transactions: Mapping[str, int]) -> None:
+    """Make a table have exactly the rows of another one, in one commit; do nothing if it has them."""
     adds = [file for path, file in source.files.items() if path not in target.files]
-    removes = [path for path in target.files if path not in source.files]  # by a run that was killed
+    removes = [path for path in target.files if path not in source.files]  # left by a run that was killed
     if source.files and not adds and not removes:
         return
     link_files(source.folder, target.folder, [file.path for file in adds])
@@ -350,32 +354,32 @@ def carry_table(source: Table, target: Table, transactions: Mapping[str, int]) -
 
 
 def link_files(source: StatePath, target: StatePath, names: Iterable[str]) -> None:
-    """Files that never change, durably, under the same names: as links, or as copies where the file system has none; in
-    an object store as copies that it makes."""
+    """Give files that never change the same names in another folder, durably: as links, or as copies where the file
+    system has none; an object store makes copies itself."""
     if isinstance(source, Path) and isinstance(target, Path):
         _link(source, target, list(names))
         return
     assert not isinstance(source, Path)
     assert not isinstance(target, Path)
     pairs = [((source / name).key, (target / name).key) for name in names]
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    with ThreadPoolExecutor(_PARALLEL_COPIES) as pool:
         for _ in pool.map(lambda pair: source.store.copy(*pair), pairs):
             pass
 
 
 def _link(source: Path, target: Path, names: list[str]) -> None:
     for name in names:
-        here, there = source / name, target / name
-        there.parent.mkdir(parents=True, exist_ok=True)
-        if there.exists() and there.samefile(here):  # by a run that was killed
+        original, link = source / name, target / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if link.exists() and link.samefile(original):  # left by a run that was killed
             continue
         try:
-            os.link(here, there)
+            os.link(original, link)
         except OSError:
-            temporary = temporary_name(there)
-            with discarding(temporary):
-                shutil.copyfile(here, temporary)
+            temporary = temporary_name(link)
+            with discard_if_left(temporary):
+                shutil.copyfile(original, temporary)
                 files.fsync_file(temporary)
-                temporary.replace(there)
+                temporary.replace(link)
     for folder in {target, *((target / name).parent for name in names)}:
         files.fsync_folder(folder)

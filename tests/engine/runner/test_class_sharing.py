@@ -12,7 +12,7 @@ import pytest
 
 from ferryman.engine.runner import class_sharing
 from ferryman.engine.runner.class_sharing import AGAIN_S, KEPT, KEPT_S, ClassArchive, java_options, make_later
-from ferryman.storage.locks import turn
+from ferryman.storage.locks import hold_lock
 
 Environment = dict[str, str]
 
@@ -96,7 +96,7 @@ def test_one_that_is_cut_off_is_not_used(machine: Environment, training: list[Pa
 def test_one_at_a_time(machine: Environment, training: list[Path]) -> None:
     """Whoever finds another process at it goes on without."""
     archive = of(machine)
-    with turn(archive.folder / "making.lock", 0):
+    with hold_lock(archive.folder / "making.lock", 0):
         assert archive.make() is None
     assert not training
 

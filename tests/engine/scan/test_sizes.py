@@ -34,7 +34,7 @@ def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every limit so low that a few documents meet all of them."""
-    for name in ("COMPARED_ROWS", "JOINED_ROWS", "CUT_ROWS"):
+    for name in ("COMPARED_ROWS", "JOINED_ROWS", "SORTED_ROWS"):
         monkeypatch.setattr(limits, name, 4)
 
 
@@ -133,7 +133,7 @@ def changes(trial: Trial) -> list[Any]:
 def test_parts_change_nothing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """New, changed, vanished, listed twice, waiting: the same in the same order."""
     once = changes(Trial(place / "once"))
-    for name in ("COMPARED_ROWS", "JOINED_ROWS", "CUT_ROWS"):
+    for name in ("COMPARED_ROWS", "JOINED_ROWS", "SORTED_ROWS"):
         monkeypatch.setattr(limits, name, 4)
     assert changes(Trial(place / "parts")) == once
 

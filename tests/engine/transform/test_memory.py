@@ -23,7 +23,7 @@ from ferryman.engine.runner.fork_server import ForkServer
 from ferryman.engine.transform.isolation import Spool
 from ferryman.engine.transform.rows import OutboxBuffer
 from ferryman.errors import OutOfMemory
-from ferryman.memory import lacks_memory, why_no_memory
+from ferryman.memory import describe_memory_error, lacks_memory
 from ferryman.operations import retry
 from ferryman.sources import Listed, Memory
 from ferryman.storage.parquet import PartWriter, RowGroups
@@ -115,7 +115,7 @@ def making(patch: pytest.MonkeyPatch) -> None:
     def size(column: pa.ChunkedArray) -> int:
         return column.nbytes if pa.types.is_binary(column.type) else 0
 
-    patch.setattr(sending, "values", failing(sending.values, size))
+    patch.setattr(sending, "column_values", failing(sending.column_values, size))
 
 
 ISOLATED: Final = [gathering, writing, telling, hearing, spooling, reading_back, making]
@@ -340,7 +340,7 @@ def test_an_allocation_that_fails_is_known(error: Exception) -> None:
     behind = ValueError("x")
     behind.__cause__ = error
     assert lacks_memory(behind)
-    assert why_no_memory(behind, 1 << 20).startswith(
+    assert describe_memory_error(behind, 1 << 20).startswith(
         f"there is too little memory for it (1.0 MiB: {type(error).__name__}"
     )
 

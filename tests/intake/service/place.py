@@ -110,7 +110,7 @@ class Place:
     @contextlib.contextmanager
     def driving(self) -> Iterator[tuple[State, Runner]]:
         with State.take(self.root, self.plan) as state:
-            state.follow(accept_changes=False)
+            state.record_plan(accept_changes=False)
             yield state, InProcess()
 
     @property

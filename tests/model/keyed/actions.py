@@ -19,13 +19,13 @@ KEYED_ACTIONS: Final[dict[str, Action]] = {
     "take": Action("a driver starts, and announces its epoch", ("state.state.State.take",)),
     "take.rival": Action("a driver starts while another one lives", ("state.state.State.take",), fault=True),
     "recover": Action("looks for an unsettled wave", ("engine.wave.Run.recover",), ("recover.settled",)),
-    "lost": Action("finds that another driver has taken over, and stops", ("storage.tables.taken_over",)),
+    "lost": Action("finds that another driver has taken over, and stops", ("storage.tables.taken_over_error",)),
     "end": Action("has nothing more to do, and ends without having noticed that it was overtaken"),
     # the wave
     "look": Action("takes what lies behind the position", ("engine.logs.Logs.look", "engine.logs.Logs.batch")),
     "commit": Action(
         "commits rows for the node and the destination, and the positions in the log and in the exports",
-        ("engine.commit.commit.commit_wave", "state.log_positions.LogPositions.transactions"),
+        ("engine.commit.commit.commit_wave", "state.logs.LogPositions.transactions"),
         ("wave.logged", "wave.synced"),
     ),
     "commit.synced": Action("syncs and marks the commit", ("storage.tables.Table.commit",), ("wave.marked",)),

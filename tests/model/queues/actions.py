@@ -21,7 +21,7 @@ QUEUE_ACTIONS: Final[dict[str, Action]] = {
     "take": Action("a driver starts, and announces its epoch", ("state.state.State.take",), ("epoch.logged",)),
     "take.rival": Action("a driver starts while another one lives", ("state.state.State.take",), fault=True),
     "recover": Action("looks for an unsettled wave", ("engine.wave.Run.recover",), ("recover.settled",)),
-    "lost": Action("finds that another driver has taken over, and stops", ("storage.tables.taken_over",)),
+    "lost": Action("finds that another driver has taken over, and stops", ("storage.tables.taken_over_error",)),
     "end": Action("has nothing more to do, and ends without having noticed that it was overtaken"),
     # reading by position
     "look": Action(
@@ -47,13 +47,13 @@ QUEUE_ACTIONS: Final[dict[str, Action]] = {
     "redeliver": Action("opens a wave without entries", ("engine.wave.Run._redeliver",)),
     "commit": Action(
         "commits outputs, error messages and the position",
-        ("engine.commit.commit.commit_wave", "state.log_positions.LogPositions.transactions"),
+        ("engine.commit.commit.commit_wave", "state.logs.LogPositions.transactions"),
         ("commit.ready", "wave.logged", "wave.synced"),
     ),
     "commit.synced": Action("syncs and marks the commit", ("storage.tables.Table.commit",), ("wave.marked",)),
     "note": Action(
         "tells the log where the plan stands",
-        ("engine.logs.Logs.committed", "queues.positions.Positions.note"),
+        ("engine.logs.Logs.committed", "queues.positions.Positions.record"),
         ("tailer.noted",),
     ),
     # appending
@@ -61,12 +61,12 @@ QUEUE_ACTIONS: Final[dict[str, Action]] = {
     "append.look": Action("looks whether its pass is open", ("engine.deliver.turn.Turn.may_send",)),
     "append.read": Action(
         "reads the newest version of the queue: which rows are not there?",
-        ("queues.once.RepeatingWriter.new_rows",),
+        ("queues.store.RepeatingWriter.new_rows",),
         ("append.staged", "append.written"),
     ),
     "append": Action(
         "links the entry that names the messages and the highest sequence",
-        (_APPEND, "queues.once.RepeatingWriter.noted"),
+        (_APPEND, "queues.store.RepeatingWriter.transactions"),
         ("append.logged", "append.synced", "deliver.sent"),
     ),
     "append.beaten": Action("finds that somebody else was faster", (_APPEND,)),

@@ -21,7 +21,7 @@ ONCE_ACTIONS: Final[dict[str, Action]] = {
     "crash.power": Action("the power goes before a commit is synced", (), ("intake.logged", "wave.logged"), fault=True),
     "take": Action("a driver starts, and announces its epoch", ("state.state.State.take",)),
     "take.rival": Action("a driver starts while another one lives", ("state.state.State.take",), fault=True),
-    "lost": Action("finds that another driver has taken over, and stops", ("storage.tables.taken_over",)),
+    "lost": Action("finds that another driver has taken over, and stops", ("storage.tables.taken_over_error",)),
     "end": Action("has nothing more to do, and ends without having noticed that it was overtaken"),
     "look": Action("takes what is to be run again, or what lies behind the position", ("engine.intakes.Intakes.due",)),
     "intake": Action(

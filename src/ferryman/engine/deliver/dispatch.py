@@ -21,7 +21,7 @@ from ferryman.engine.order import KeyHeads, OutboxFile, SendOrder, lanes_togethe
 from ferryman.engine.runner.base import PickledPlan, Runner
 from ferryman.errors import EngineError, PermanentError, StateForeign, WorkerDied, message_of
 from ferryman.plan import DestinationNode, KeyedNode, errors_node
-from ferryman.state.outbox import first_sequence, has_exports, has_others, pending_rows, split_family
+from ferryman.state.outbox import first_sequence, has_exports, has_other_rows, pending_rows, split_family
 from ferryman.state.state import State, sender_of
 from ferryman.storage.delta import DataFile
 
@@ -161,7 +161,7 @@ class Dispatcher:
         if not self._tells(destination):
             return True
         outbox, note = self._state.outbox, f"{_UNASKED}{destination}"
-        noted = outbox.number(note)
+        noted = outbox.transaction(note)
         known = noted or self._state.next_sequence
         held = self._sent_before(destination)
         if held is not None and held >= known:
@@ -215,7 +215,7 @@ class Dispatcher:
             return False
         finally:
             sender.end()
-        noted = self._tells(node.name) and self._state.outbox.number(f"{_UNASKED}{node.name}")
+        noted = self._tells(node.name) and self._state.outbox.transaction(f"{_UNASKED}{node.name}")
         if noted and not self.refuse_old_copy(node.name):
             self.trouble.begin(node.name, "it does not say what it has of this state", permanent=False)
             return False
@@ -224,7 +224,10 @@ class Dispatcher:
     def _lanes(
         self, number: int, now_us: int, node: DestinationNode, files: list[DataFile], *, alone: bool
     ) -> list[Lane]:
-        due, others = {f.path for f in files if self.wait_of_file_s(f, now_us) == 0}, list(filter(has_others, files))
+        due, others = (
+            {f.path for f in files if self.wait_of_file_s(f, now_us) == 0},
+            list(filter(has_other_rows, files)),
+        )
         fresh = all(int(f.partition["wave"]) == number for f in others)  # a wave has each document once, by each route
         order = {} if fresh else self._order(others)
         due |= {f.path for f in others if len(order.get(first_sequence(f), _NOTHING).first)}
@@ -252,7 +255,7 @@ class Dispatcher:
 
     def _order(self, files: list[DataFile]) -> dict[int, SendOrder]:
         paths = {first_sequence(f): self._state.outbox.path(f.path) for f in files}
-        return order_of(paths, sum(map(pending_rows, files)), self._state.spill)
+        return order_of(paths, sum(map(pending_rows, files)), self._state.local_scratch)
 
     def _deliver_one(self, task: Pass, lanes: list[Lane], begun: Callable[[], None]) -> tuple[list[LaneReport], str]:
         """A worker that dies ends only this destination's pass: what it noted counts, the rest stays pending."""

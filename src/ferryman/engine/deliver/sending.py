@@ -31,7 +31,7 @@ from ferryman.engine.order import KeyOrder, OutboxFile
 from ferryman.engine.results import Tries
 from ferryman.engine.runner.base import PickledPlan
 from ferryman.errors import PermanentError, TransientError, describe, plain_text, shown
-from ferryman.memory import is_failed_allocation, lacks_memory, why_no_memory
+from ferryman.memory import describe_memory_error, is_failed_allocation, lacks_memory
 from ferryman.net.faults import is_connection
 from ferryman.plan import DestinationNode, Plan, Policy, errors_node
 from ferryman.records.rows import (
@@ -46,9 +46,9 @@ from ferryman.records.rows import (
     sent_events,
 )
 from ferryman.state.journal import Journal
-from ferryman.state.state import Sender, sender_of
-from ferryman.storage.files import fsync_folder, local, path_of
-from ferryman.storage.parquet import RowGroups, read_part, values, write_part
+from ferryman.state.state import SenderIdentity, sender_of
+from ferryman.storage.files import fsync_folder, local_copy, path_of
+from ferryman.storage.parquet import RowGroups, column_values, read_part, write_part
 
 _T = TypeVar("_T")
 
@@ -78,7 +78,7 @@ class FileDelivery:
         self.turn = turn
         self.file = file
         self.policy: Policy = turn.node.policy
-        path = local(turn.root / "outbox" / file.path)
+        path = local_copy(turn.root / "outbox" / file.path)
         table = read_part(path, OUTBOX_KEPT)
         self.places, self.table = self._eligible(table)
         self.rows: np.ndarray[Any, Any] = self.table["row"].to_numpy()
@@ -137,7 +137,7 @@ class FileDelivery:
         if result.ledger_part is None:
             yield from result.rows
             return
-        events = read_part(local(self.turn.root / "ledger" / result.ledger_part.path), ["delivery_hash", "status"])
+        events = read_part(local_copy(self.turn.root / "ledger" / result.ledger_part.path), ["delivery_hash", "status"])
         told = dict(zip(*(column.to_pylist() for column in events.columns), strict=True))
         for row, digest in zip(self.rows.tolist(), self.table["delivery_hash"].to_pylist(), strict=True):
             if digest in told:
@@ -171,7 +171,7 @@ class FileDelivery:
         for itself, and for which there is no memory, comes without content, and so large that it is sent alone."""
         start = 0
         while start < len(self.places):
-            end = int(np.searchsorted(self.places, self.contents.first_behind(int(self.places[start]))))
+            end = int(np.searchsorted(self.places, self.contents.next_group_start(int(self.places[start]))))
             try:
                 group = self._group(start, end)
             except Exception as e:
@@ -185,14 +185,14 @@ class FileDelivery:
 
     def _group(self, start: int, end: int) -> pa.Table:
         """The content of these rows, which are of one group."""
-        [group] = self.contents.pick(self.places[start:end])
+        [group] = self.contents.rows_at(self.places[start:end])
         return group
 
     def _is_given_up(self, error: Exception, start: int, end: int) -> bool:
         """Return whether memory is known to be too small for this one row."""
         if not self.turn.isolated or not lacks_memory(error) or end - start > 1:
             return False
-        self.unread[start] = why_no_memory(error)
+        self.unread[start] = describe_memory_error(error)
         return True
 
     def _range(self, start: int, end: int) -> Rows:
@@ -263,7 +263,7 @@ class FileDelivery:
         except Hung:
             raise
         except Exception as e:
-            why = why_no_memory(e, self._size_of(places)) if is_failed_allocation(e) else describe(e)
+            why = describe_memory_error(e, self._size_of(places)) if is_failed_allocation(e) else describe(e)
             permanent = isinstance(e, PermanentError)
             if universal(e):
                 return [Outcome("permanent" if permanent else "transient", why, True)] * len(chunk)
@@ -333,7 +333,7 @@ class FileDelivery:
     def _made(self, start: int, end: int) -> list[Delivery]:
         part = self.table.slice(start, end - start)
         content = self.content.slice(start - self.content_at, end - start)
-        columns = {name: values((content if name in OUTBOX_CONTENT else part)[name]) for name in _SENT}
+        columns = {name: column_values((content if name in OUTBOX_CONTENT else part)[name]) for name in _SENT}
         columns["row"] = (self.rows[start:end] + self.file.key).tolist()
         columns["attempt"] = [attempt + 1 for attempt in columns["attempt"]]
         columns["route"] = [tuple(route.split("/")) if route else () for route in columns["route"]]
@@ -522,7 +522,9 @@ class Pass:
         return LaneReport(node.name, stopped.why, stopped.permanent, stopped.hung)
 
 
-def context_of(plan: Plan, node: DestinationNode, number: int, sender: Sender, settled: int = 0) -> DestinationContext:
+def context_of(
+    plan: Plan, node: DestinationNode, number: int, sender: SenderIdentity, settled: int = 0
+) -> DestinationContext:
     """Return the context that a destination gets about this sender.
 
     Args:
@@ -541,5 +543,5 @@ def _speak(turn: Turn, function: Any, *args: Any) -> None:
     except Hung as e:
         raise LaneStop(f"{function.__name__}: {e}", hung=True) from e
     except Exception as e:
-        why = f"{function.__name__}: {why_no_memory(e)}" if is_failed_allocation(e) else describe(e)
+        why = f"{function.__name__}: {describe_memory_error(e)}" if is_failed_allocation(e) else describe(e)
         raise LaneStop(why, isinstance(e, PermanentError)) from e

@@ -97,7 +97,7 @@ class Turn:
         [(kind, why)] = said
         before, chunks, rows = self._alike if self._alike[0] == why else (why, 0, 0)
         self._alike = (before, chunks + 1, rows + len(outcomes or ()))
-        if chunks + 1 < limits.ALIKE_CHUNKS or rows + len(outcomes or ()) < limits.ALIKE_ROWS:
+        if chunks + 1 < limits.SAME_ERROR_CHUNKS or rows + len(outcomes or ()) < limits.SAME_ERROR_ROWS:
             return None
         again = "once it is fixed, `ferryman retry` resends what it refused"
         return LaneStop(f"it refused every row of {chunks + 1} chunks in a row: {why} ({again})", kind == "permanent")

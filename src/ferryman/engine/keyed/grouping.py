@@ -21,14 +21,14 @@ from ferryman.document import Document, decode_fields
 from ferryman.engine.runner.base import PickledPlan
 from ferryman.engine.transform.calls import signals_noticed
 from ferryman.errors import describe, unless_interrupt
-from ferryman.memory import lacks_memory, why_no_memory
+from ferryman.memory import describe_memory_error, lacks_memory
 from ferryman.plan import KeyedNode, Plan, errors_node, sources_of
 from ferryman.records.keys import BUCKETS, Contribution, bucket_of, contributions_of
 from ferryman.records.rows import EVENT_OF_ROW, OUTBOX_FILE, table_of
 from ferryman.sources import Log
 from ferryman.state.outbox import row_groups
-from ferryman.storage.files import here, path_of, share, to_write, workplace
-from ferryman.storage.parquet import data_files, values
+from ferryman.storage.files import local_folder, local_path, path_of, path_to_write, upload
+from ferryman.storage.parquet import column_values, data_files
 
 
 class SortedRun(NamedTuple):
@@ -75,7 +75,7 @@ class Grouping:
         plan = self.shipped.plan()
         node = next(n for n in plan.nodes if n.name == self.node)
         assert isinstance(node, KeyedNode)
-        keying = Keying(node, plan, self.contributions, workplace(path_of(self.folder)))
+        keying = Keying(node, plan, self.contributions, local_folder(path_of(self.folder)))
         [path] = data_files([path_of(self.outbox) / file.path])
         refused: dict[int, str] = {}
         while True:
@@ -103,8 +103,8 @@ class Grouping:
             mine = rows.slice(first, end - first)
             path = path_of(self.folder) / f"{number}-{uuid.uuid4().hex}.arrow"
             if mine.num_rows:
-                write_run(to_write(path), mine, self.files)
-                share(path)
+                write_run(path_to_write(path), mine, self.files)
+                upload(path)
             yield SortedRun(number, str(path), mine.num_rows, mine.nbytes)
 
 
@@ -116,7 +116,7 @@ def _refuse_largest(path: Path, refused: dict[int, str], error: Exception) -> bo
     largest = max(sizes, key=sizes.__getitem__, default=-1)
     if sizes.get(largest, 0) < limits.BLAMED_BYTES:
         return False
-    refused[largest] = why_no_memory(error, sizes[largest])
+    refused[largest] = describe_memory_error(error, sizes[largest])
     return True
 
 
@@ -205,7 +205,9 @@ class Keying:
         mine = contributions_of(
             self._contributions, rows.filter(changeable).select(["source", "document"]), self._folder
         )
-        for each in map(_OutboxRow._make, zip(*(values(rows[name]) for name in _OutboxRow._fields), strict=True)):
+        for each in map(
+            _OutboxRow._make, zip(*(column_values(rows[name]) for name in _OutboxRow._fields), strict=True)
+        ):
             had = mine.get((each.source, each.document), [])
             yield self._removed(had) if each.operation == "delete" else self._added(each, had)
 
@@ -274,8 +276,8 @@ def write_run(path: Path, rows: pa.Table, runs: int = 1) -> None:
     Args:
         runs: so many are merged with this one: of all together ``KEY_MERGE_BYTES`` are in memory.
     """
-    share = min(limits.KEY_RUN_BYTES, limits.KEY_MERGE_BYTES // max(1, runs))
-    most = max(1, min(limits.KEY_RUN_ROWS, share * rows.num_rows // max(1, rows.nbytes)))
+    share = min(limits.KEY_MERGE_INPUT_BYTES, limits.KEY_MERGE_BYTES // max(1, runs))
+    most = max(1, min(limits.KEY_MERGE_INPUT_ROWS, share * rows.num_rows // max(1, rows.nbytes)))
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, RUN) as writer:
         writer.write_table(rows.combine_chunks(), max_chunksize=most)
 
@@ -322,7 +324,7 @@ class _Run:
 def merged(paths: Sequence[str]) -> Iterator[pa.Table]:
     """All rows in order, some at a time."""
     with ExitStack() as files:
-        runs = [_Run(files.enter_context(pa.OSFile(here(path)))) for path in paths]
+        runs = [_Run(files.enter_context(pa.OSFile(local_path(path)))) for path in paths]
         while runs := [run for run in runs if run.fill()]:
             if len(runs) == 1:
                 yield runs[0].take(None)

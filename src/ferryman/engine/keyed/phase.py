@@ -83,7 +83,7 @@ class KeyUpdates:
         held: dict[int, list[int]] = {}
         if self._may_change(node) and not all(int(file.partition["wave"]) == number for file in files):
             paths = dict(zip(keys, self._state.outbox.paths(keys.values()), strict=True))
-            order = order_of(paths, sum(map(pending_rows, files)), self._state.spill)
+            order = order_of(paths, sum(map(pending_rows, files)), self._state.local_scratch)
             held = {key: each.held.tolist() for key, each in order.items()}
         exports = [file for file in files if has_exports(file)] if errors_node(self._state.plan.nodes) is None else []
         for path, rows in rows_behind(self._state.outbox, exports).items():
@@ -95,7 +95,7 @@ class KeyUpdates:
         """How many tasks share the keys: no more than there are buckets; a range is never in two lanes."""
         size = sum(file.size for file in files)
         wanted = min(node.buckets, max(2 * self._runner.slots, size // limits.KEY_TASK_BYTES))
-        if sum(file.rows for file in files) <= limits.KEY_RUN_ROWS:
+        if sum(file.rows for file in files) <= limits.KEY_MERGE_INPUT_ROWS:
             wanted = limits.KEY_LANES
         return -(-wanted // limits.KEY_LANES) * limits.KEY_LANES
 

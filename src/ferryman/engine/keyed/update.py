@@ -42,7 +42,7 @@ from ferryman.records.keys import (
 from ferryman.records.rows import LEDGER, UNTOUCHED, RowResult, Status, latest_us, sent_events, table_of, with_traceback
 from ferryman.state.journal import Journal
 from ferryman.storage.files import StatePath, fsync_folder, path_of, remove
-from ferryman.storage.parquet import Part, PartWriter, values
+from ferryman.storage.parquet import Part, PartWriter, column_values
 
 
 class KeyRange(NamedTuple):
@@ -142,8 +142,8 @@ class _RangeUpdate:
         for table in tables:
             whole = table.combine_chunks()
             self._states = self._known_of(whole)
-            for at in range(0, whole.num_rows, limits.KEY_RUN_ROWS):
-                yield whole.slice(at, limits.KEY_RUN_ROWS)
+            for at in range(0, whole.num_rows, limits.KEY_MERGE_INPUT_ROWS):
+                yield whole.slice(at, limits.KEY_MERGE_INPUT_ROWS)
 
     def _table(self, table: pa.Table) -> NodeTrouble | None:
         """Some rows in order; what keeps the rest from being tried."""
@@ -171,7 +171,7 @@ class _RangeUpdate:
 
     def _rows(self, table: pa.Table) -> Iterator[tuple[str, Row]]:
         """Key and row, in order; a clock that was ahead once puts nothing off for years."""
-        columns: Sequence[list[Any]] = [values(table[name]) for name in _COLUMNS]
+        columns: Sequence[list[Any]] = [column_values(table[name]) for name in _COLUMNS]
         for at, (key, *row, due, attempt, since, transient) in enumerate(zip(*columns, strict=True)):
             due = 0 if due is not None and due > self._latest else due
             yield key, Row._make((at, *row, due, Tries(attempt, since, transient)))

@@ -12,7 +12,7 @@ import cloudpickle
 
 from ferryman import limits
 from ferryman.errors import EngineError, OutOfMemory, WorkerDied
-from ferryman.memory import lacks_memory, why_no_memory
+from ferryman.memory import describe_memory_error, lacks_memory
 from ferryman.plan import Plan
 from ferryman.plan.calls import dumps
 
@@ -110,7 +110,7 @@ def no_memory_is_death() -> Iterator[None]:
     except Exception as e:
         if isinstance(e, OutOfMemory) or not lacks_memory(e):
             raise
-        raise OutOfMemory(f"a task ended: {why_no_memory(e)}") from e
+        raise OutOfMemory(f"a task ended: {describe_memory_error(e)}") from e
 
 
 def set_outcome(done: Future[Answer], work: Callable[[], Answer]) -> None:

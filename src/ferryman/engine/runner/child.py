@@ -25,7 +25,7 @@ from ferryman.errors import (
     as_exception,
     describe,
 )
-from ferryman.memory import lacks_memory, why_no_memory
+from ferryman.memory import describe_memory_error, lacks_memory
 from ferryman.plan.calls import dumps
 
 _PLACE_BYTES: Final = 64 * 1024
@@ -60,7 +60,7 @@ class Died(Exception):
         tries = f" in each of {attempts} tries" if attempts > 1 else ""
         if self.error is None:
             return f"it ended {whose}{tries}: {self.how}"
-        return f"{why_no_memory(self.error, size)}{tries}"
+        return f"{describe_memory_error(self.error, size)}{tries}"
 
 
 class TooLong(Exception):
@@ -124,7 +124,7 @@ class Child:
             raise TooLong(self._noted()) from None
         if not fine and lacks_memory(value):
             self._bury()
-            raise Died(why_no_memory(value), self._noted(), value) from value
+            raise Died(describe_memory_error(value), self._noted(), value) from value
         if answer is None:
             raise Died(_how(self._buried_by_itself()), self._noted())
         if fine:

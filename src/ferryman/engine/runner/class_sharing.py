@@ -30,7 +30,7 @@ from typing import Final, Self
 
 from ferryman.engine.runner.java import java_command
 from ferryman.storage.files import fsync_file
-from ferryman.storage.locks import turn
+from ferryman.storage.locks import hold_lock
 
 LIMIT_S: Final = 180.0
 """Making one takes 20 s of one core. A machine that needs nine times as long is better left alone."""
@@ -133,7 +133,7 @@ class ClassArchive:
 
     def make(self) -> Path | None:
         """Make it, unless it is there, or another process is at it. None: there is none now."""
-        with contextlib.suppress(OSError), turn(self.folder / "making.lock", 0) as alone:
+        with contextlib.suppress(OSError), hold_lock(self.folder / "making.lock", 0) as alone:
             if alone and self.find() is None:
                 self._tried.touch()
                 self._remove_old()

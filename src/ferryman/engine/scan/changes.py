@@ -19,18 +19,18 @@ from ferryman.engine.scan.cut import Splitter
 from ferryman.records.families import Published, encode_published
 from ferryman.records.rows import OUTBOX, OUTBOX_CONTENT, OUTBOX_PARTITION, is_due_sql, table_of
 from ferryman.storage import parquet
-from ferryman.storage.files import here
-from ferryman.storage.parquet import RowGroups, unpacked_bytes
+from ferryman.storage.files import local_path
+from ferryman.storage.parquet import RowGroups, uncompressed_bytes
 from ferryman.storage.query import (
-    Marks,
-    Spread,
-    half_of,
+    HashFilter,
+    PartitionFiles,
     look_up,
-    part_of,
+    partition_of,
     partitions_for,
-    quoted,
-    quoted_list,
+    quote,
+    quote_list,
     read_rows,
+    select_half,
     stream,
 )
 from ferryman.storage.tables import Table
@@ -163,10 +163,10 @@ class SourceComparison:
         self.known = self._suspects.known
         self._all_new = not self._suspects.any_known and not self._suspects.special
         if not self._all_new:
-            self._range = max(limits.CUT_ROWS, -(-2 * self._rows // 256))
-            self._taken_up = Spread(folder, "taken-up", _VERDICT, 2 * self._rows // self._range + 1)
+            self._range = max(limits.SORTED_ROWS, -(-2 * self._rows // 256))
+            self._taken_up = PartitionFiles(folder, "taken-up", _VERDICT, 2 * self._rows // self._range + 1)
             self._gone_parts = min(len(files), 256) or 1
-            self._gone = Spread(folder, "gone", _VERDICT, self._gone_parts)
+            self._gone = PartitionFiles(folder, "gone", _VERDICT, self._gone_parts)
             if self._suspects.rows:
                 self._compare(documents)
             self._taken_up.close()
@@ -218,7 +218,7 @@ class SourceComparison:
         )
         taken = None
         if self._others:
-            names = quoted_list(self._others)
+            names = quote_list(self._others)
             given = f"source IN (SELECT unnest({names})) AND operation = 'upsert' AND given <> ''"
             theirs = [f"SELECT document AS h FROM documents WHERE {given}"]
             theirs += [f"SELECT id AS h FROM {_rows_of(r.paths)}" for r in self._others.values() if r and r.paths]
@@ -228,7 +228,7 @@ class SourceComparison:
             listed = f"SELECT id AS h, version AS v, {listed_print} AS f FROM {_rows_of(self.paths)}"
         known = (
             f"SELECT document AS h, version AS v, {known_print} AS f, wave, {flags} AS flags "
-            f"FROM documents WHERE source = {quoted(self.name)}"
+            f"FROM documents WHERE source = {quote(self.name)}"
         )
         return Queries(self._db, listed, known, taken)
 
@@ -238,7 +238,9 @@ class SourceComparison:
         """Everything that is suspect, dealt out by hash, a part at a time."""
         rows = self._rows + sum(f.rows for f in documents.files.values())
         share = min(1.0, self._suspects.rows / max(1, rows))
-        size = share * (sum(map(unpacked_bytes, self.paths)) + sum(unpacked_bytes(f, _NARROW) for f in self._files))
+        size = share * (
+            sum(map(uncompressed_bytes, self.paths)) + sum(uncompressed_bytes(f, _NARROW) for f in self._files)
+        )
         parts = partitions_for(self._suspects.rows, int(size), limits.JOINED_ROWS, limits.JOINED_BYTES)
         streams = {
             "listed": (_LISTED, self._listed()),
@@ -251,12 +253,12 @@ class SourceComparison:
             self._compare_part({name: spread.read(part) for name, spread in spreads.items()}, 0)
         self.examples = sorted(self.examples)[:3]
 
-    def _dealt(self, name: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch], parts: int) -> Spread:
-        spread = Spread(self._folder, name, schema, parts)
+    def _dealt(self, name: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch], parts: int) -> PartitionFiles:
+        spread = PartitionFiles(self._folder, name, schema, parts)
         for batch in batches:
-            suspect = self._suspects.among(batch.column(0).to_numpy())
+            suspect = self._suspects.contains(batch.column(0).to_numpy())
             rows = batch.filter(pa.array(suspect))
-            spread.add(rows, part_of(rows.column(0).to_numpy(), parts))
+            spread.add(rows, partition_of(rows.column(0).to_numpy(), parts))
         spread.close()
         return spread
 
@@ -266,7 +268,7 @@ class SourceComparison:
             yield from stream(self._db, f"SELECT {columns} FROM {_rows_of([path])}", _LISTED)
 
     def _known(self) -> Iterator[pa.RecordBatch]:
-        sources = quoted_list([self.name, *self._others])
+        sources = quote_list([self.name, *self._others])
         is_given = "given <> ''" if self._others else "false"
         size = "strlen(given) + coalesce(strlen(failed), 0)"
         columns = f"document, source, {', '.join(_NARROW)}, {is_given}, file, file_row_number, {size}"
@@ -294,7 +296,7 @@ class SourceComparison:
 
     def _compare_halves(self, part: _Part, depth: int) -> None:
         for half in range(2):
-            self._compare_part({name: half_of(table, depth, half) for name, table in part.items()}, depth + 1)
+            self._compare_part({name: select_half(table, depth, half) for name, table in part.items()}, depth + 1)
 
     def _joined(self, part: _Part) -> pa.Table:
         """Return the processed or missing documents of a part of the ids, in the columns of ``_VERDICT``."""
@@ -331,10 +333,10 @@ class SourceComparison:
         clash = "false"
         if self._others:
             given = "operation = 'upsert' AND is_given"
-            theirs = f"SELECT document FROM last WHERE source <> {quoted(self.name)} AND {given}"
+            theirs = f"SELECT document FROM last WHERE source <> {quote(self.name)} AND {given}"
             clash = (
                 f"id IN ({theirs} UNION ALL SELECT id FROM taken) AND "
-                f"id NOT IN (SELECT document FROM last WHERE source = {quoted(self.name)} AND {given})"
+                f"id NOT IN (SELECT document FROM last WHERE source = {quote(self.name)} AND {given})"
             )
         return f"""
             WITH last AS (
@@ -350,7 +352,7 @@ class SourceComparison:
             )
             SELECT l.place, coalesce(l.id, k.document) AS id, coalesce(l.clash, false) AS clash,
                 {self._reason()} AS reason, k.file, k.row, k.size, k.revision
-            FROM l {join} (SELECT * FROM last WHERE source = {quoted(self.name)}) k ON l.id = k.document
+            FROM l {join} (SELECT * FROM last WHERE source = {quote(self.name)}) k ON l.id = k.document
             WHERE reason IS NOT NULL
         """
 
@@ -392,12 +394,12 @@ def due_now(now_us: int, longest_s: float, waiting: Collection[str]) -> str:
         longest_s: the longest back-off.
         waiting: what holds documents back now.
     """
-    held = f" AND (k.held IS NULL OR k.held NOT IN ({', '.join(map(quoted, sorted(waiting)))}))" if waiting else ""
+    held = f" AND (k.held IS NULL OR k.held NOT IN ({', '.join(map(quote, sorted(waiting)))}))" if waiting else ""
     return f"{is_due_sql('k.due', now_us, longest_s)}{held}"
 
 
 def _rows_of(paths: list[str]) -> str:
-    return f"read_parquet({quoted_list(map(here, paths))})"
+    return f"read_parquet({quote_list(map(local_path, paths))})"
 
 
 # Scan: of which ids do the listing and ``documents`` not say the same?
@@ -421,7 +423,7 @@ WAITING: Final = 4
 _Array = np.ndarray[Any, Any]
 
 
-class Candidates(Marks):
+class Candidates(HashFilter):
     """Ids to compare row by row. Some more may be among them.
 
     Attributes:
@@ -479,10 +481,10 @@ def find_candidates(queries: Queries, folder: Path, rows: int, *, only_waiting: 
     return found
 
 
-def _spread(queries: Queries, of: tuple[str, pa.Schema], path: Path, parts: int) -> Spread:
-    spread = Spread(path.parent, path.name, of[1], parts)
+def _spread(queries: Queries, of: tuple[str, pa.Schema], path: Path, parts: int) -> PartitionFiles:
+    spread = PartitionFiles(path.parent, path.name, of[1], parts)
     for batch in queries.stream(*of):
-        spread.add(batch, part_of(batch.column(0).to_numpy(), parts))
+        spread.add(batch, partition_of(batch.column(0).to_numpy(), parts))
     spread.close()
     return spread
 
@@ -576,7 +578,7 @@ class SourceOrder:
         for end in ends.tolist():
             path, first = self._paths[number[start]], self._starts[number[start]]
             with RowGroups(path, LISTED) as file:
-                for listed in file.pick(place[start:end] - first):
+                for listed in file.rows_at(place[start:end] - first):
                     rows = compared.slice(start, listed.num_rows)
                     yield self._slice_rows(path, listed, rows, clashing=bool(clash[start]))
                     start += listed.num_rows
@@ -646,9 +648,9 @@ def unconfirmed(db: duckdb.DuckDBPyConnection, outbox: Table, source: str) -> It
         yield from stream(
             db,
             f"""
-            SELECT origin, {quoted(destination)}, origin, CASE operation WHEN 'delete' THEN document END,
+            SELECT origin, {quote(destination)}, origin, CASE operation WHEN 'delete' THEN document END,
                 route, revision, due IS NOT NULL
-            FROM outbox WHERE source = {quoted(source)}
+            FROM outbox WHERE source = {quote(source)}
             """,
             UNCONFIRMED,
         )

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from ferryman import limits
 from ferryman.engine.batches import SLICE, RowRange, TaskSplit, WaveBatch
-from ferryman.storage.files import StatePath, share, to_write
+from ferryman.storage.files import StatePath, path_to_write, upload
 from ferryman.storage.parquet import RowGroups
 
 _Numbers = np.ndarray[Any, Any]
@@ -36,7 +36,7 @@ class Splitter:
         self._folder = folder
         self._task_rows = int(np.clip(rows // (2 * slots), 256, limits.TASK_DOCUMENTS))
         enough = np.clip(size // (2 * slots), limits.MIB, limits.EVEN_TASK_BYTES)
-        share = int(np.clip(size // (limits.SCAN_WAVES * slots), limits.LEAST_WAVE_SLOT_BYTES, limits.WAVE_SLOT_BYTES))
+        share = int(np.clip(size // (limits.SCAN_WAVES * slots), limits.WAVE_SLOT_MIN_BYTES, limits.WAVE_SLOT_BYTES))
         self._wave_bytes = min(wave_bytes, slots * share)
         most = np.clip(wave_bytes // (2 * slots), limits.EVEN_TASK_BYTES, share // 2)  # each slot has two tasks a wave
         self._task_bytes = min(wave_bytes, int(np.clip(size // (8 * slots), enough, most)))
@@ -60,7 +60,7 @@ class Splitter:
     def add_listed(self, source: str, path: str) -> None:
         """All rows of a listing file, all of them new."""
         with RowGroups(path, ["size"]) as file:
-            sizes = np.concatenate([rows["size"].to_numpy() for rows in file.all()])
+            sizes = np.concatenate([rows["size"].to_numpy() for rows in file.all_rows()])
         self._add(source, sizes, np.zeros_like(sizes), lambda start, end: RowRange(path, start, end))
 
     def finish(self) -> list[WaveBatch]:
@@ -111,7 +111,7 @@ class Splitter:
             self._file = self._folder / f"slice-{uuid.uuid4().hex}.parquet"  # executors may keep copies of others
             constant = ["part", "reason", "known_file"]  # nearly
             self._writer = pq.ParquetWriter(
-                str(to_write(self._file)), SLICE, compression="lz4", use_dictionary=constant
+                str(path_to_write(self._file)), SLICE, compression="lz4", use_dictionary=constant
             )
             self._written = 0
         table = pa.concat_tables(tables)
@@ -123,7 +123,7 @@ class Splitter:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-            share(self._file)
+            upload(self._file)
         if self._tasks:
             self._slices.append(WaveBatch(self._tasks, self._bytes))
             self._tasks, self._bytes = [], 0

@@ -47,7 +47,7 @@ from ferryman.plan import Plan, SourceNode, source_named, sources_of
 from ferryman.plan.calls import pickling_error
 from ferryman.records.rows import table_of
 from ferryman.sources import DataFrame, Doubt, Listed, Log, Source
-from ferryman.storage.files import StatePath, disk_full, path_of, share, to_write
+from ferryman.storage.files import StatePath, is_disk_full, path_of, path_to_write, upload
 
 _TASKS_A_SLOT: Final = 4
 """Listing tasks for each task slot: enough to even out folders of different sizes."""
@@ -91,7 +91,7 @@ def list_sources(
             raise raised  # this is the driver's own process: somebody wants the run to end
         error = as_exception(unless_interrupt(raised))
         own = isinstance(error, EngineError) and not isinstance(error, QueryFailed | WorkerDied)
-        if own or disk_full(error):
+        if own or is_disk_full(error):
             raise error  # Spark's fault, or our disk's
         if isinstance(error, UsageError):
             refused.append(error)
@@ -177,7 +177,7 @@ class ListPieces:
                             out.add(id, entry)
                 except BaseException as e:  # whatever a user's source raises
                     error = as_exception(unless_interrupt(e))
-                    if isinstance(error, OSError) and disk_full(error):
+                    if isinstance(error, OSError) and is_disk_full(error):
                         raise  # our own disk, not the source
                     failures.append(message_of(error))
                     if (outage := outage_of(error)) is not None:
@@ -205,7 +205,7 @@ class ListFrame:
                 for ids, fields in source.columns(batches):
                     out.add_columns(source.full_ids(ids), fields)
             except Exception as e:
-                if isinstance(e, OSError) and disk_full(e):
+                if isinstance(e, OSError) and is_disk_full(e):
                     raise  # our own disk, not the source
                 for _ in batches:  # Spark wants its input read to the end
                     pass
@@ -287,8 +287,8 @@ class _Writer:
         self._flush_rows()
         self.__exit__()
         if self._written:
-            share(self._file)
-            share(self._file.parent / content_path(self._file.name))
+            upload(self._file)
+            upload(self._file.parent / content_path(self._file.name))
         return ListedPart(self._source, str(self._file), self._written, self._bytes, failure)
 
     def _flush_rows(self) -> None:
@@ -304,9 +304,13 @@ class _Writer:
         columns["row"] = pa.array(range(self._written, self._written + n), pa.int64())
         if self._writer is None:  # not compressed: it is read once, and soon, and lz4 takes longer than all the rest
             self._writer = pq.ParquetWriter(
-                str(to_write(self._file)), LISTING, compression="none", use_dictionary=False, write_statistics=False
+                str(path_to_write(self._file)),
+                LISTING,
+                compression="none",
+                use_dictionary=False,
+                write_statistics=False,
             )
-            self._content = pa.ipc.new_file(content_path(str(to_write(self._file))), CONTENT)
+            self._content = pa.ipc.new_file(content_path(str(path_to_write(self._file))), CONTENT)
         assert self._content is not None
         columns |= constant
         listed, content = (

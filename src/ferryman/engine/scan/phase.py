@@ -34,7 +34,7 @@ from ferryman.records.rows import DOCUMENTS, now_us
 from ferryman.sources import Source
 from ferryman.state.state import State
 from ferryman.storage import files
-from ferryman.storage.files import StatePath, local_all, path_of, workplace
+from ferryman.storage.files import StatePath, local_copies, local_folder, path_of
 from ferryman.storage.parquet import RowGroups
 from ferryman.storage.query import connect, register
 
@@ -177,12 +177,12 @@ def detect_changes(
         slots: tasks that run at once; a small scan is cut so that all have work.
     """
     notes = [_incomplete(x, why) for x in listings for why in x.failures]
-    desk = workplace(folder)
+    desk = local_folder(folder)
     files = kept(state.documents, desk / "known")
     conflicts = conflicting_sources(state.plan.nodes)
     due = due_now(now_us, state.plan.longest_backoff_s, waiting)
     with connect(desk) as db:
-        register(db, "documents", local_all(map(path_of, files)), DOCUMENTS)
+        register(db, "documents", local_copies(map(path_of, files)), DOCUMENTS)
         comparisons: dict[str, SourceComparison] = {}
         for listing in listings:
             name = listing.source.name
@@ -298,13 +298,13 @@ def _contradiction(comparison: SourceComparison, source: Source, listing: Listin
 def _some(comparison: SourceComparison, source: Source) -> Iterator[str]:
     """Missing documents by their own ids: a few of each folder."""
     looked_at: Counter[str] = Counter()
-    left = limits.LOOKED_AT_AGAIN
+    left = limits.DELETION_CHECKS
     for batch in comparison.missing():
         for id in batch.column("id").to_pylist():
             own = source.own_id(id)
             folder = own.rpartition("/")[0]
             looked_at[folder] += 1
-            if looked_at[folder] <= limits.LOOKED_AT_A_FOLDER:
+            if looked_at[folder] <= limits.DELETION_CHECKS_PER_FOLDER:
                 yield own
                 left -= 1
                 if not left:
@@ -323,7 +323,7 @@ def _known(comparison: SourceComparison, gone: Counter[str], trim: int) -> Count
     listed: Counter[str] = Counter()
     for path in comparison.paths:
         with RowGroups(path, ["id"]) as file:
-            listed += _counts((rows["id"] for rows in file.all()), trim, folders)
+            listed += _counts((rows["id"] for rows in file.all_rows()), trim, folders)
     new = _counts((batch.column("id") for batch in comparison.taken_up(Reason.NEW)), trim, folders)
     return Counter({name: gone[name] + max(0, listed[name] - new[name]) for name in folders})
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 from ferryman.engine.batches import Reason
 from ferryman.records.families import FailedMember, decode_failures, decode_held
 from ferryman.records.keys import export_name
-from ferryman.storage.parquet import values
+from ferryman.storage.parquet import column_values
 
 KNOWN: Final = [
     "known_version",
@@ -66,14 +66,14 @@ class Block:
         self.provenances: list[str | None] | None = table["provenance"].to_pylist() if of_log else None
         self._contents: tuple[list[bytes | None], list[bytes | None]] | None = None
         self._read: dict[int, tuple[bytes | None, str | None]] = {}
-        self._dropped: list[str | None] = values(table["dropped"]) if of_log else []
+        self._dropped: list[str | None] = column_values(table["dropped"]) if of_log else []
         self._revisions: list[int] = table["revision"].to_pylist() if changed else []
         self.key_hashes: list[int] = table["key_hash"].to_pylist() if exported else []
         self._deletes: list[bool] = table["deletes"].to_pylist() if changed else []
         self.ids: list[str] = table["id"].to_pylist()
         self.reasons: list[str] = table["reason"].to_pylist()
-        self.refused: list[str | None] = values(table["refused"])
-        self.versions: list[Any] = values(table["version"])
+        self.refused: list[str | None] = column_values(table["refused"])
+        self.versions: list[Any] = column_values(table["version"])
         self.fingerprints: list[str] = table["fingerprint"].to_pylist()
         self.first_seen = table["known_version"].null_count == table.num_rows
         self._known = [] if self.first_seen else [table[name].to_pylist() for name in KNOWN]
@@ -90,7 +90,7 @@ class Block:
     def contents(self) -> tuple[list[bytes | None], list[bytes | None]] | None:
         """Fields and raw bytes of each row, where they came with it; None: they are elsewhere."""
         if self._contents is None and self.places:
-            self._contents = values(self.table["fields"]), values(self.table["raw"])
+            self._contents = column_values(self.table["fields"]), column_values(self.table["raw"])
         return self._contents
 
     def passed_over(self, i: int) -> str | None:

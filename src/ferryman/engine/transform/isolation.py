@@ -34,7 +34,7 @@ from ferryman.engine.transform.reader import DocumentReader, Taken, stage_row
 from ferryman.engine.transform.staging import Stager
 from ferryman.engine.transform.walk import End, Met, Stage
 from ferryman.errors import EngineError, PermanentError
-from ferryman.memory import why_no_memory
+from ferryman.memory import describe_memory_error
 from ferryman.plan import DestinationNode, StepNode
 from ferryman.records.families import FailedMember, Owed
 
@@ -95,7 +95,7 @@ class Weights:
         size = self._bytes.get(id, 0)
         if size < limits.BLAMED_BYTES:
             return False
-        self.refused[id] = why_no_memory(error, size)
+        self.refused[id] = describe_memory_error(error, size)
         self._bytes.clear()
         return True
 

@@ -18,7 +18,7 @@ from ferryman.errors import unless_interrupt
 from ferryman.plan import ExportsNode, Plan, errors_node, source_named
 from ferryman.records.families import FailedMember, Owed
 from ferryman.sources.log import Log
-from ferryman.state.logs import number_of
+from ferryman.state.logs import number_of_text
 
 _BLOCK: Final = 4096
 
@@ -99,7 +99,7 @@ class LogEntries:
     def had(self, block: Block, i: int, owed: Owed) -> Owed:
         """Return a delivery of the entry of row ``i`` with the attempts made before this wave."""
         head = self._cut.head
-        if head is None or (head.place, head.entry) != (block.places[i], number_of(block.ids[i])):
+        if head is None or (head.place, head.entry) != (block.places[i], number_of_text(block.ids[i])):
             return owed
         return Owed(*owed.end, head.attempt, owed.open, head.since or None, head.transient)
 

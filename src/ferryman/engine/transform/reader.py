@@ -20,7 +20,7 @@ from ferryman.engine.transform.walk import Stage, Walk
 from ferryman.errors import BadDocument, unless_interrupt
 from ferryman.plan import Plan, StepNode, source_named
 from ferryman.sources import Listed, Log, Source
-from ferryman.storage.parquet import ArrowBatches, values
+from ferryman.storage.parquet import BatchGroups, column_values
 
 UNREAD: Final = "unread"
 """Version of a document that could not be read: any content that can be read later differs from it."""
@@ -191,7 +191,7 @@ class Contents:
     """Reads the listing's files back. What is processed comes in their order, so every batch is read once."""
 
     def __init__(self) -> None:
-        self._file: ArrowBatches | None = None
+        self._file: BatchGroups | None = None
 
     def of(self, compared: pa.Table) -> tuple[list[bytes | None], list[bytes | None]]:
         """Fields and raw bytes of each compared row; None where they were not staged."""
@@ -206,9 +206,9 @@ class Contents:
                 fields += nothing[: len(rows)]
                 raws += nothing[: len(rows)]
                 continue
-            for content in self._open(run["values"]).pick(rows.to_numpy()):
-                fields += values(content["fields"])
-                raws += values(content["raw"])
+            for content in self._open(run["values"]).rows_at(rows.to_numpy()):
+                fields += column_values(content["fields"])
+                raws += column_values(content["raw"])
         return fields, raws
 
     def close(self) -> None:
@@ -216,10 +216,10 @@ class Contents:
             self._file.close()
             self._file = None
 
-    def _open(self, path: str) -> ArrowBatches:
+    def _open(self, path: str) -> BatchGroups:
         if self._file is None or self._file.path != content_path(path):
             self.close()
-            self._file = ArrowBatches(content_path(path), _COLUMNS)
+            self._file = BatchGroups(content_path(path), _COLUMNS)
         return self._file
 
 

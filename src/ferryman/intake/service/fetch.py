@@ -25,7 +25,7 @@ from ferryman.net import urls
 from ferryman.net.reach import NOTHING_PRIVATE, Reach
 from ferryman.net.urls import shown
 from ferryman.storage import files
-from ferryman.storage.files import disk_full
+from ferryman.storage.files import is_disk_full
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse, PoolManager
@@ -258,7 +258,7 @@ class Fetcher:
             try:
                 return get()
             except OSError as e:
-                if urls.split(url)[1].scheme != "file" or disk_full(e):
+                if urls.split(url)[1].scheme != "file" or is_disk_full(e):
                     raise  # our own disk
                 kind = PermanentError if e.errno in _NOT_THERE else TransientError
                 raise kind(f"{shown(url)}: {os.strerror(e.errno or 0)}") from None

@@ -35,7 +35,7 @@ from ferryman.intake.service.isolation import AtWork, Isolation
 from ferryman.intake.service.stages import Done, JobStage
 from ferryman.intake.states import JOB
 from ferryman.intake.store import Watch
-from ferryman.storage.files import disk_full
+from ferryman.storage.files import is_disk_full
 
 POLL_S: Final = 0.5
 """A thread looks so often whether it is to stop, and whether what waits is due; a watch tells it of new jobs."""
@@ -238,7 +238,7 @@ class Worker:
             except DeliveryError as e:
                 self._fail(job, str(e))
             except OSError as e:
-                if disk_full(e):
+                if is_disk_full(e):
                     raise Later("the disk is full", FULL_AGAIN_S) from None
                 self._fail(job, describe(e))
             except (QueueRefused, StateError):
