@@ -103,13 +103,13 @@ class Worlds:
             self._made[key] = made
         copied = self._job(where, shape, f"{key}-{name}")
         shutil.copytree(self._made[key]["root"], copied["root"])
-        for each in self._store.below(f"{key}/"):
+        for each in self._store.list_objects(f"{key}/"):
             self._store.copy(each.key, f"{key}-{name}/{each.key.removeprefix(f'{key}/')}")
         return copied
 
     def remove(self, job: dict[str, Any]) -> None:
         shutil.rmtree(job["root"])
-        self._store.delete([each.key for each in self._store.below(f"{Path(job['root']).name}/")])
+        self._store.delete([each.key for each in self._store.list_objects(f"{Path(job['root']).name}/")])
 
     def _job(self, where: str, shape: str, name: str) -> dict[str, Any]:
         root = self._folder / name
