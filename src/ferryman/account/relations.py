@@ -58,8 +58,9 @@ _SLACK: Final = 4
 
 class View:
     """A consistent snapshot of a state as relations: ``documents``, ``ledger``, ``waiting`` (the outbox without
-    payload) and ``unsent`` (rows of ``waiting`` without an event). Between a wave's commit and its settling, it includes the
-    files that the commit names."""
+    payload) and ``unsent`` (rows of ``waiting`` without an event). Between a wave's commit and its settling, it
+    includes the files that the commit names.
+    """
 
     def __init__(self, db: duckdb.DuckDBPyConnection, state: State, folder: Path) -> None:
         self._db = db
