@@ -237,7 +237,7 @@ class DestinationSuite:
         self._holds(tmp_path, [delivery("a", 1), delete("a", 3), delete("b", 4), delivery("a", 5)])
 
     def test_strange_documents_are_documents(self, tmp_path: Path) -> None:
-        """Documents without raw or fields, with binary, NULs, any script or any JSON are delivered, or refused singly."""
+        """Documents without raw or fields, with binary, NULs, any script or JSON are delivered, or refused singly."""
         chunk = [*_strange(), delivery("usual", 100)]
         outcomes = self._write(self.destination(tmp_path), tmp_path, chunk)
         assert len(outcomes) == len(chunk)
