@@ -90,7 +90,7 @@ def _work(root: Path, plan: Plan, place: Path, count: int, what: str) -> Callabl
         return lambda: synthetic.state(root, plan, count, revisions=versions(count))
     if what.startswith("`status`"):
         return lambda: account.status(root, plan)
-    works = {DROP: drop, KEEP: lambda state: account.keep_counted(state, anew=True)}
+    works = {DROP: drop, KEEP: lambda state: account.cache_counts(state, replace=True)}
     return lambda: taken(works.get(what, scan))
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes docs/reference/cli.md and intake-cli.md from the command's own help; a test compares them.
+"""Write docs/reference/cli.md and intake-cli.md from the command's own help; a test compares them.
 
 .venv/bin/python scripts/cli_reference.py            writes them
 .venv/bin/python scripts/cli_reference.py --print    prints them
@@ -20,7 +20,7 @@ from ferryman.observe import JsonLog
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
 QUEUE = "ferryman intake"
-"""Its commands have a page of their own: the queue is used by other people."""
+"""Command whose subcommands have a page of their own: the intake queue has other users."""
 HEAD = """# TITLE
 
 <!-- Made by scripts/cli_reference.py from the texts of `ferryman --help`: change those, then run it. -->
@@ -39,24 +39,24 @@ With `--log-format json` each line is an object. (Without a log file it is stder
 
 
 def _log_events() -> str:
-    """What the lines of a JSON log have, from the class that writes them."""
+    """Return the description of the lines of a JSON log, from the class that writes them."""
     return inspect.cleandoc(JsonLog.__doc__ or "").replace("``", "`")
 
 
 def pages() -> dict[str, str]:
-    """Name of the file -> the whole page."""
+    """Return name of the file -> the whole page."""
     sections = [(path, section) for path, section in _command(typer.main.get_command(app), "ferryman", None)]
-    of_queue = [section for path, section in sections if path.startswith(QUEUE)]
+    intake = [section for path, section in sections if path.startswith(QUEUE)]
     others = [section for path, section in sections if not path.startswith(QUEUE)]
     more = f"{MORE}\n{_log_events()}\n"
     return {
         "cli.md": "\n".join([HEAD.replace("TITLE", "The command line"), more, *others]),
-        "intake-cli.md": "\n".join([HEAD.replace("TITLE", "The intake queue: commands"), *of_queue]),
+        "intake-cli.md": "\n".join([HEAD.replace("TITLE", "The intake queue: commands"), *intake]),
     }
 
 
 def _command(command: Any, path: str, parent: Any) -> Iterator[tuple[str, str]]:
-    """A command's path and section, then those of its subcommands. ``Any``: typer's classes have no public names."""
+    """Yield a command's path and section, then those of its subcommands. (typer's classes have no public names.)"""
     context = command.context_class(command, info_name=path, parent=parent)
     commands = getattr(command, "commands", {})
     parameters = [p for p in command.params if not getattr(p, "hidden", False)]
@@ -64,12 +64,12 @@ def _command(command: Any, path: str, parent: Any) -> Iterator[tuple[str, str]]:
         pieces = [p.metavar for p in parameters if p.param_type_name == "argument"]
         lines = [f"## `{' '.join([path, *pieces])}`\n", _prose(command.help or "") + "\n", *_rows(parameters, context)]
         yield path, "\n".join(lines)
-    for name, below in commands.items():
-        yield from _command(below, f"{path} {name}", context)
+    for name, subcommand in commands.items():
+        yield from _command(subcommand, f"{path} {name}", context)
 
 
 def _prose(text: str) -> str:
-    """Paragraphs as they are; one that is marked to be kept line by line becomes a block."""
+    """Return the paragraphs; one that typer must not wrap becomes a block."""
     paragraphs = []
     for paragraph in text.strip().split("\n\n"):
         if paragraph.startswith("\b\n"):
@@ -91,7 +91,7 @@ def _rows(parameters: list[Any], context: Any) -> Iterator[str]:
 
 
 def _shape(parameter: Any, context: Any) -> str:
-    """``PLAN``, ``--state DIR``, ``-v, --verbose``."""
+    """Format a parameter: ``PLAN``, ``--state DIR``, ``-v, --verbose``."""
     if parameter.param_type_name == "argument":
         return str(parameter.metavar)
     options = ", ".join(parameter.opts)

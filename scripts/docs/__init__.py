@@ -1,4 +1,4 @@
-"""What the docs take from the code: pictures, tables, signatures, messages.
+"""Parts of the docs that are generated from the code: pictures, tables, signatures, messages.
 
-``python -m scripts.docs`` writes them again.
+``python -m scripts.docs`` writes them.
 """

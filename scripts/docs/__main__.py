@@ -1,7 +1,7 @@
-"""Write every picture, and every block of a page that is made from the code.
+"""Write every picture, and every block of a page that is generated from the code.
 
 .venv/bin/python -m scripts.docs            writes them
-.venv/bin/python -m scripts.docs --check    names those that are not what the code says, and ends with 1
+.venv/bin/python -m scripts.docs --check    lists those that are outdated, and exits with 1
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tables of docs/reference/bad-input.md: every bad input is made, run, and what Ferryman says of it is copied."""
+"""Generate the tables of docs/reference/bad-input.md: each bad input is created and run, its message copied."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from ferryman.testing.inprocess import InProcess
 
 NOBODY = 65534
 TOO_LONG = 40_000
-"""Characters of a text that our SQLite refuses: it is told a limit below this, for a real one is 1 GB."""
+"""Characters of a text that SQLite refuses here: its limit is lowered from 1 GB to half of this."""
 
 
 class Case(NamedTuple):
-    """One bad file: its id, what is bad, and what a person can do beside what the message says."""
+    """A bad file: its id, what is bad, and a remedy beyond the one in the message."""
 
     id: str
     what: str
@@ -71,7 +71,7 @@ SENT = (
 
 
 def tables() -> str:
-    """Markdown: a table a place where it is noticed, and what the run says of a folder that cannot be read."""
+    """Return Markdown: a table for each place where bad input is noticed, and the message for an unreadable folder."""
     rows, summary = outcomes()
     pieces = []
     for heading, cases in (
@@ -83,8 +83,8 @@ def tables() -> str:
         lines = ["| input | status | message | what to do |", "|---|---|---|---|"]
         for case in cases:
             status, message = rows[case.id]
-            told = f"`{message}`" if message else "none"
-            lines.append(f"| {case.what} | {status} | {told} | {case.remedy or 'As the message says.'} |")
+            text = f"`{message}`" if message else "none"
+            lines.append(f"| {case.what} | {status} | {text} | {case.remedy or 'As the message says.'} |")
         pieces += [heading, "\n".join(lines)]
     incomplete = next(m for m in summary.messages if "incomplete" in m)
     pieces += [
@@ -97,7 +97,7 @@ def tables() -> str:
 
 @cache
 def outcomes() -> tuple[dict[str, tuple[str, str]], Summary]:
-    """Id -> (status, message) of every bad file, and the summary of the run."""
+    """Run all files; return id -> (status, message) of every bad file, and the summary."""
     folder = Path(tempfile.mkdtemp()).resolve()
     try:
         corpus = folder / "corpus"
@@ -153,7 +153,7 @@ def _plan(corpus: Path, database: Path) -> Plan:
 
 
 def _parse(doc: Document) -> Any:
-    """The step of the table: it does to each file what its name says."""
+    """Process a file as its name says; the step of the table."""
     match doc.id:
         case "line.csv":
             for number, line in enumerate(doc.text().splitlines(), 1):
@@ -182,7 +182,7 @@ def _patient(doc: Document) -> Document:
 
 @contextlib.contextmanager
 def _unprivileged() -> Iterator[None]:
-    """Root may read everything: be nobody meanwhile."""
+    """Run as nobody inside the block, since root may read everything."""
     if os.geteuid() != 0:
         yield
         return
@@ -194,19 +194,19 @@ def _unprivileged() -> Iterator[None]:
 
 
 class _Files(Files):
-    """``Files`` as a user whom rights bind."""
+    """``Files`` read by an unprivileged user."""
 
     def listing(self, partition: Any) -> Iterator[Listed]:
-        found: list[Listed] = []
-        trouble: TransientError | None = None
+        listed: list[Listed] = []
+        error: TransientError | None = None
         with _unprivileged():
             try:
-                found.extend(super().listing(partition))  # keeps what came before an error
+                listed.extend(super().listing(partition))  # keeps what came before an error
             except TransientError as e:
-                trouble = e
-        yield from found
-        if trouble is not None:
-            raise trouble
+                error = e
+        yield from listed
+        if error is not None:
+            raise error
 
     def read(self, listed: Listed) -> Document:
         with _unprivileged():
@@ -215,7 +215,7 @@ class _Files(Files):
 
 @contextlib.contextmanager
 def _short_texts() -> Iterator[None]:
-    """An SQLite that takes short texts only."""
+    """Lower SQLite's limit on the length of texts inside the block."""
     import sqlite3
 
     def limit(connection: sqlite3.Connection, _record: Any) -> None:

@@ -1,4 +1,4 @@
-"""The tables of docs/reference/bad-input.md for lines and rows: made, run and copied as those of ``bad_input``."""
+"""Generate the tables of docs/reference/bad-input.md for lines and rows, from runs as in ``bad_input``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ferryman.testing.inprocess import InProcess
 
 
 class Bad(NamedTuple):
-    """A file with something bad in it; the id that is refused is told by what comes of it."""
+    """A file with bad content, and the source that reads it."""
 
     what: str
     source: type[Source]
@@ -50,7 +50,7 @@ ROWS = {
         {"decompress": True, "max_bytes": 1000},
     ),
 }
-"""What is bad, and refused for itself; each is a source of its own."""
+"""File name -> content of which only the bad row is rejected; each is a source of its own."""
 
 FILES = {
     "open.csv": Bad("a quote that is never closed", Csv, b'a,b\n1,2\n3,"4\n5,6\n', {}),
@@ -60,11 +60,11 @@ FILES = {
     "utf-16.txt": Bad("invalid UTF-16", Lines, "one\n".encode("utf-16") + b"x", {}),
     "link.txt": Bad("a file that is not there, or may not be read", Lines, b"", {}),
 }
-"""What makes the listing incomplete."""
+"""File name -> content that makes the listing incomplete."""
 
 
 def tables() -> str:
-    """Markdown: what is refused, and what makes a listing incomplete."""
+    """Return Markdown: what is rejected, and what makes a listing incomplete."""
     refused, summary = outcomes()
     lines = ["| input | status | message |", "|---|---|---|"]
     for name, bad in ROWS.items():
@@ -79,7 +79,7 @@ def tables() -> str:
 
 @cache
 def outcomes() -> tuple[dict[str, tuple[str, str]], Summary]:
-    """Id -> (status, message) of every document, and the summary of the run."""
+    """Run all files; return id -> (status, message) of every document, and the summary."""
     folder = Path(tempfile.mkdtemp()).resolve()
     try:
         corpus = folder / "corpus"

@@ -1,4 +1,4 @@
-"""Blocks of pages that are made from the code, between ``<!-- made: NAME -->`` and ``<!-- end -->``."""
+"""Blocks of pages that are generated from the code, between ``<!-- made: NAME -->`` and ``<!-- end -->``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PICTURES: dict[str, Callable[[], str]] = {
 
 
 def decisions() -> str:
-    """A table of the pages in docs/decisions/, by their headings."""
+    """Return a table of the pages in docs/decisions/, by their headings."""
     lines = ["| number | decision |", "|---|---|"]
     for page in sorted((DOCS / "decisions").glob("[0-9]*.md")):
         number, _, title = page.read_text("utf-8").splitlines()[0].removeprefix("# ").partition(": ")
@@ -89,24 +89,24 @@ _BLOCK = re.compile(r"(<!-- made: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def pages() -> Iterator[Path]:
-    """Every page of the docs."""
+    """Yield every page of the docs."""
     return iter(sorted(DOCS.rglob("*.md")))
 
 
 def blocks_of(page: Path) -> list[str]:
-    """Names of the blocks that a page has."""
-    return [found[2] for found in _BLOCK.finditer(page.read_text("utf-8"))]
+    """Return the names of the blocks of a page."""
+    return [match[2] for match in _BLOCK.finditer(page.read_text("utf-8"))]
 
 
-def made(text: str) -> str:
-    """A page's text with every block as the code has it now."""
-    return _BLOCK.sub(lambda found: f"{found[1]}\n{BLOCKS[found[2]]().strip()}\n\n{found[3]}", text)
+def regenerate(text: str) -> str:
+    """Return a page's text with every block generated again."""
+    return _BLOCK.sub(lambda match: f"{match[1]}\n{BLOCKS[match[2]]().strip()}\n\n{match[3]}", text)
 
 
 def write() -> Iterator[Path]:
-    """Write what has changed; its paths."""
+    """Write the files that have changed, and yield their paths."""
     wanted = {DOCS / name: draw() for name, draw in PICTURES.items()}
-    wanted |= {page: made(page.read_text("utf-8")) for page in pages() if blocks_of(page)}
+    wanted |= {page: regenerate(page.read_text("utf-8")) for page in pages() if blocks_of(page)}
     for path, text in wanted.items():
         if not path.exists() or path.read_text("utf-8") != text:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,10 +115,10 @@ def write() -> Iterator[Path]:
 
 
 def stale() -> list[str]:
-    """Pages and pictures that are not what the code says."""
+    """Return the pages and pictures that are outdated."""
     old = [name for name, draw in PICTURES.items() if (DOCS / name).read_text("utf-8") != draw()]
     for page in pages():
         text = page.read_text("utf-8")
-        if made(text) != text:
+        if regenerate(text) != text:
             old.append(page.relative_to(DOCS).as_posix())
     return old

@@ -1,4 +1,4 @@
-"""The tables of docs/reference/text.md: the corpus of the tests goes through ``extract_text``; what came is told."""
+"""Generate the tables of docs/reference/text.md: the results of ``extract_text`` for the corpus of the tests."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ from ferryman.state.state import State, state_root
 from ferryman.steps import formats as kinds
 from ferryman.testing.inprocess import InProcess
 
-_SHOWN = 48
+_TEXT_CHARACTERS = 48
 """Characters of a text in a table."""
 
-_LONG = 130
-"""Characters of a message."""
+_MESSAGE_CHARACTERS = 130
+"""Characters of a message in a table."""
 
 
 def formats() -> str:
-    """What is read, by MIME type."""
+    """Return a table of the formats that are read, by MIME type."""
     lines = ["| format | `content_type` |", "|---|---|"]
     lines += [f"| {kind.label} | `{kind.type}` |" for kind in kinds.READ]
     return "\n".join(lines)
 
 
 def came_out() -> str:
-    """A table of every file of the corpus, the shipped ones first."""
+    """Return a table of every file of the corpus, the shipped ones first."""
     delivered, refused = _run()
     lines = ["| file | what came out |", "|---|---|"]
     for name in _corpus():
         if name in refused:
-            told = f"**ERROR_DOC** {_cell(refused[name].removeprefix(f'{name}: '), _LONG)}"
+            result = f"**ERROR_DOC** {_cell(refused[name].removeprefix(f'{name}: '), _MESSAGE_CHARACTERS)}"
         else:
-            told = _told(delivered[name])
-        lines.append(f"| `{name}` | {told} |")
+            result = _describe(delivered[name])
+        lines.append(f"| `{name}` | {result} |")
         for child in sorted(id for id in delivered | refused if id.startswith(f"{name}#")):
             part = child.partition("#")[2]
             if child in refused:
-                told = f"**ERROR_DOC** {_cell(refused[child].removeprefix(f'{child}: '), _LONG)}"
+                result = f"**ERROR_DOC** {_cell(refused[child].removeprefix(f'{child}: '), _MESSAGE_CHARACTERS)}"
             else:
-                told = _told(delivered[child])
-            lines.append(f"| its `{part}` | {told} |")
+                result = _describe(delivered[child])
+            lines.append(f"| its `{part}` | {result} |")
     return "\n".join(lines)
 
 
@@ -58,7 +58,7 @@ def _corpus() -> dict[str, bytes]:
 
 @cache
 def _run() -> tuple[dict[str, Any], dict[str, str]]:
-    """Deliveries, and messages of what was refused, by id. One run, in a process of its own where a reader may die."""
+    """Run the corpus once; return deliveries, and messages of rejected documents, by id."""
     with tempfile.TemporaryDirectory() as folder:
         plan = Plan("corpus", version=1)
         documents = [{"id": name, "raw": raw} for name, raw in _corpus().items()]
@@ -74,19 +74,19 @@ def _run() -> tuple[dict[str, Any], dict[str, str]]:
         return {d.id: d for d in Memory.of("texts")}, refused
 
 
-def _told(delivery: Any) -> str:
+def _describe(delivery: Any) -> str:
     text, fields = delivery.text(), delivery.fields
     kind = next((k.label for k in kinds.READ if k.type == fields.get("content_type")), "")
-    said = [
+    properties = [
         f"{len(text.split())} words",
         *(f"{name} {fields[name]}" for name in ("language", "pages", "charset") if name in fields),
     ]
     known = [name for name in ("title", "author", "created", "modified") if name in fields]
-    shown = f" “{_cell(text, _SHOWN)}”" if text else ""
-    return f"{kind}: {', '.join(said)}{'; ' + ', '.join(known) if known else ''}{shown}"
+    excerpt = f" “{_cell(text, _TEXT_CHARACTERS)}”" if text else ""
+    return f"{kind}: {', '.join(properties)}{'; ' + ', '.join(known) if known else ''}{excerpt}"
 
 
-def _cell(text: str, most: int) -> str:
-    """Text in a cell of a table: one line, cut."""
+def _cell(text: str, characters: int) -> str:
+    """Format text for a cell of a table: one line, truncated."""
     line = " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
-    return line if len(line) <= most else f"{line[:most]}…"
+    return line if len(line) <= characters else f"{line[:characters]}…"

@@ -1,7 +1,7 @@
-"""The tables of docs/reference/guarantees.md: every rule, and the tests that prove it, by their markers.
+"""Generate the tables of docs/reference/guarantees.md: every rule, and the tests that prove it, by their markers.
 
-Rules are data, docs/reference/rules.toml. A test names those that it proves: ``@pytest.mark.rule("router.no-branch")``.
-Test files are parsed, not imported.
+Rules are data, in docs/reference/rules.toml. A test names the rules it proves, as in
+``@pytest.mark.rule("router.no-branch")``. Test files are parsed, not imported.
 """
 
 from __future__ import annotations
@@ -22,42 +22,44 @@ class Proof(NamedTuple):
     """A test that names rules."""
 
     path: str
-    """From the repository's root."""
+    """Path from the repository's root."""
     name: str
     """``function``, ``Class`` or ``Class::function``."""
     rules: tuple[str, ...]
     marks: frozenset[str]
-    """Names of its other markers."""
+    """Names of the test's other markers."""
 
 
 def groups() -> dict[str, dict[str, str]]:
-    """Heading -> id -> sentence, in the order of the file."""
-    found: dict[str, dict[str, str]] = tomllib.loads(RULES.read_text("utf-8"))
-    return found
+    """Return heading -> id -> sentence, in the order of the file."""
+    rules: dict[str, dict[str, str]] = tomllib.loads(RULES.read_text("utf-8"))
+    return rules
 
 
 @cache
 def proofs() -> tuple[Proof, ...]:
-    """Every test that names a rule."""
+    """Return every test that names a rule."""
     files = sorted((ROOT / "tests").rglob("*.py"))
-    return tuple(proof for file in files for proof in proofs_in(file.read_text("utf-8"), _shown(file)))
+    return tuple(proof for file in files for proof in proofs_in(file.read_text("utf-8"), _relative_path(file)))
 
 
 def proofs_in(text: str, path: str) -> Iterator[Proof]:
-    """The marked tests of one file.
+    """Yield the marked tests of one file.
 
     Raises:
-        ValueError: a marker that does not stand on a function or class, or of which the ids are no literal texts.
+        ValueError: a marker is not on a function or class, or its ids are not string literals.
     """
     tree = ast.parse(text)
-    used = sum(_is_marker(node) == "rule" for node in ast.walk(tree))
-    of_all = {mark for node in tree.body if _sets_marks(node) for each in ast.walk(node) if (mark := _is_marker(each))}
+    used = sum(_marker_name(node) == "rule" for node in ast.walk(tree))
+    file_marks = {
+        mark for node in tree.body if _sets_marks(node) for each in ast.walk(node) if (mark := _marker_name(each))
+    }
     for name, node in _definitions(tree.body, ""):
         rules: list[str] = []
-        marks = set(of_all)
+        marks = set(file_marks)
         for decorator in node.decorator_list:
             called = decorator.func if isinstance(decorator, ast.Call) else decorator
-            mark = _is_marker(called)
+            mark = _marker_name(called)
             if mark == "rule":
                 used -= 1
                 rules += _ids(decorator, f"{path}::{name}")
@@ -70,7 +72,7 @@ def proofs_in(text: str, path: str) -> Iterator[Proof]:
 
 
 def tables() -> str:
-    """A table a group: id, sentence, the tests as pytest calls them."""
+    """Return a table for each group: id, sentence, the tests as pytest calls them."""
     proved: dict[str, list[Proof]] = defaultdict(list)
     for proof in proofs():
         for rule in proof.rules:
@@ -100,8 +102,8 @@ def _sets_marks(node: ast.stmt) -> bool:
     return isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
 
 
-def _is_marker(node: ast.AST) -> str | None:
-    """The X of ``pytest.mark.X``."""
+def _marker_name(node: ast.AST) -> str | None:
+    """Return the X of ``pytest.mark.X``, else None."""
     return node.attr if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "pytest.mark" else None
 
 
@@ -113,5 +115,5 @@ def _ids(decorator: ast.expr, where: str) -> list[str]:
     return ids
 
 
-def _shown(file: Path) -> str:
+def _relative_path(file: Path) -> str:
     return file.relative_to(ROOT).as_posix()

@@ -1,4 +1,4 @@
-"""docs/pictures/statuses.svg and the tables of docs/reference/statuses.md, from records/statuses.py."""
+"""Generate docs/pictures/statuses.svg and the tables of docs/reference/statuses.md, from records/rows.py."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from scripts.docs.svg import INK, PALE, Box, Picture
 
 from ferryman.records.rows import MEANING, MOVES, TERMINAL, Status
 
-PERSON = (Status.RESTART, Status.FORCE, Status.DIRTY)
-"""What a person says, or a source. All other moves are a run's, and are drawn."""
+BY_OPERATOR = (Status.RESTART, Status.FORCE, Status.DIRTY)
+"""Statuses set by an operator or a source. All other moves are made by a run, and are drawn."""
 
 WIDTH, HEIGHT = 1040, 500
 BOX = (128, 44)
@@ -29,11 +29,11 @@ COLOURS = {
     Status.INDEXING: "#8a5fb0",
     Status.ERROR: "#c2571a",
 }
-"""Of the arrows that leave a status."""
+"""Status -> colour of the arrows that leave it."""
 
 
 def picture() -> str:
-    """The SVG's text: the moves that a run makes."""
+    """Return the SVG of the moves that a run makes."""
     p = Picture(WIDTH, HEIGHT, "What becomes of a delivery", "scripts/docs/moves.py")
     p.text(24, 36, "What a run makes of a delivery", size=17, bold=True)
     p.text(24, 58, "An arrow has the colour of the status it leaves.", size=13, colour=PALE)
@@ -41,7 +41,7 @@ def picture() -> str:
     start = _box(Status.PROCESSING)
     p.arrow(f"M30,{start.mid_y:g} L{start.x - 1:g},{start.mid_y:g}", PALE)
     for before, after in drawn():
-        p.arrow(_way(before, after), COLOURS.get(before, PALE), width=1.8)
+        p.arrow(_arrow_path(before, after), COLOURS.get(before, PALE), width=1.8)
     for status in PLACES:
         box, ends = _box(status), status in TERMINAL
         p.box(box, INK if ends else "#ffffff", INK if ends else COLOURS[status], width=2)
@@ -54,13 +54,13 @@ def picture() -> str:
             anchor="middle",
             colour="#ffffff" if ends else INK,
         )
-    return p.written()
+    return p.to_svg()
 
 
 def drawn() -> Iterator[tuple[Status, Status]]:
-    """The moves that the picture shows: all but a person's."""
+    """Yield the moves that the picture shows: all but those of an operator."""
     for before, afters in MOVES.items():
-        if before is not None and before not in PERSON:
+        if before is not None and before not in BY_OPERATOR:
             yield from ((before, after) for after in PLACES if after in afters)
 
 
@@ -69,7 +69,7 @@ def _box(status: Status) -> Box:
     return Box(x - BOX[0] / 2, y - BOX[1] / 2, *BOX)
 
 
-def _way(before: Status, after: Status) -> str:
+def _arrow_path(before: Status, after: Status) -> str:
     a, b = _box(before), _box(after)
     if a == b:
         edge, out = (a.bottom, 34) if before is Status.ERROR else (a.y, -34)
@@ -86,7 +86,7 @@ def _way(before: Status, after: Status) -> str:
         y2 = _port(b, before, [s for s, t in drawn() if t is after and _box(s).right < b.x])
         bend = (b.x - a.right) / 2
         return f"M{a.right:g},{y1:g} C{a.right + bend:g},{y1:g} {b.x - bend:g},{y2:g} {b.x - 1.5:g},{y2:g}"
-    # To and fro between what stands above and below: two lines side by side.
+    # Moves in both directions between boxes above each other: two lines side by side.
     up = b.y < a.y
     aside = 13 if up else -13
     lean = 32 if Status.INDEXING in (before, after) else 0
@@ -95,13 +95,13 @@ def _way(before: Status, after: Status) -> str:
 
 
 def _port(box: Box, status: Status, among: list[Status]) -> float:
-    """Where an arrow meets a box's side: spread over it, in the order of the boxes at the other ends."""
+    """Return the y where an arrow meets a box's side: spread evenly, in the order of the boxes at the other ends."""
     order = sorted(among, key=lambda s: PLACES[s][1])
     return box.y + (order.index(status) + 1) * box.h / (len(order) + 1)
 
 
 def table() -> str:
-    """Markdown: each status, what it means, and what it may become."""
+    """Return Markdown: each status, its meaning, and the statuses that may follow."""
     lines = ["| status | terminal | meaning | may become |", "|---|---|---|---|"]
     for status in Status:
         after = ", ".join(s.value for s in Status if s in MOVES[status])
@@ -110,7 +110,7 @@ def table() -> str:
 
 
 def matrix() -> str:
-    """Markdown: the whole table of moves; a row is the status before, a column the one after."""
+    """Return Markdown: the table of all moves; a row is the status before, a column the one after."""
     heads = [s.value for s in Status]
     lines = ["| from \\ to | " + " | ".join(heads) + " |", "|---|" + ":-:|" * len(heads)]
     for before, after in MOVES.items():

@@ -1,4 +1,4 @@
-"""docs/pictures/plan-*.svg, and what docs/reference/plan.md shows of them and of bad plans."""
+"""Generate docs/pictures/plan-*.svg, and the parts of docs/reference/plan.md on them and on bad plans."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "plays.py"
 
 
 def svg() -> str:
-    """docs/pictures/plan-plays.svg: what ``ferryman plan show docs/examples/plays.py --format svg`` prints."""
+    """Draw docs/pictures/plan-plays.svg: the output of ``ferryman plan show docs/examples/plays.py --format svg``."""
     return picture.svg(load_plan(str(EXAMPLE)))
 
 
 def papers_svg() -> str:
-    """docs/pictures/plan-papers.svg: the plan of the README, as if its file was in the root folder."""
+    """Draw docs/pictures/plan-papers.svg: the plan of the README, as if its file were in the root folder."""
     text = (EXAMPLE.parents[2] / "README.md").read_text("utf-8")
     block = re.search(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     assert block is not None
-    names: dict[str, Any] = {"__name__": "papers"}
+    namespace: dict[str, Any] = {"__name__": "papers"}
     with chdir("/"):
-        exec(block[1], names)
-        return picture.svg(names["plan"])
+        exec(block[1], namespace)
+        return picture.svg(namespace["plan"])
 
 
 def refused_svg() -> str:
-    """docs/pictures/plan-refused.svg: a plan with a cycle, and with a name that is not there."""
+    """Draw docs/pictures/plan-refused.svg: a plan with a cycle, and with an unknown name."""
     with relative_to("/data"):
-        return picture.svg(built(REFUSED))
+        return picture.svg(build(REFUSED))
 
 
 def tree() -> str:
@@ -50,7 +50,7 @@ def mermaid() -> str:
 
 
 def building() -> str:
-    """The example from where its plan begins."""
+    """Return the example from the line where its plan begins."""
     text = EXAMPLE.read_text("utf-8")
     return f"```python\n{text[text.index('plan = Plan(') :].strip()}\n```"
 
@@ -250,9 +250,9 @@ def count(key: str, state: Any, documents: list[Document]) -> tuple[int, None]:
     return (state or 0) + len(documents), None
 
 
-def built(code: str) -> Plan:
-    """The plan that the lines build, with the names that the page says they have."""
-    names: dict[str, Any] = {
+def build(code: str) -> Plan:
+    """Build a plan from code, with the names that the page documents."""
+    namespace: dict[str, Any] = {
         **{name: getattr(module, name) for module in (routers, sources, destinations) for name in module.__all__},
         "destinations": destinations,
         "sources": sources,
@@ -267,31 +267,31 @@ def built(code: str) -> Plan:
         "other": destinations.Sql("sqlite:////data/plays.db", table="other"),
         "__name__": __name__,
     }
-    exec(code, names)
-    plan: Plan = names["plan"]
+    exec(code, namespace)
+    plan: Plan = namespace["plan"]
     return plan
 
 
 def findings_of(case: Case) -> list[str]:
-    """Why ``plan check`` refuses it; [] if it does not."""
+    """Return the reasons for which ``plan check`` refuses the plan."""
     try:
-        built(case.code).check()
+        build(case.code).check()
     except PlanError as e:
         return e.findings
     return []
 
 
 def findings() -> str:
-    """Every mistake that is refused: a plan that makes it, and what is said."""
-    return "\n\n".join(_shown(FINDINGS, [findings_of(case) for case in FINDINGS]))
+    """Return every mistake that is refused: a plan that makes it, and the messages."""
+    return "\n\n".join(_sections(FINDINGS, [findings_of(case) for case in FINDINGS]))
 
 
 def warnings() -> str:
-    return "\n\n".join(_shown(WARNINGS, [built(case.code).check() for case in WARNINGS]))
+    return "\n\n".join(_sections(WARNINGS, [build(case.code).check() for case in WARNINGS]))
 
 
-def _shown(cases: Sequence[Case], said: Sequence[list[str]]) -> Iterator[str]:
-    for case, texts in zip(cases, said, strict=True):
+def _sections(cases: Sequence[Case], messages: Sequence[list[str]]) -> Iterator[str]:
+    for case, texts in zip(cases, messages, strict=True):
         yield f"### {case.mistake}"
         yield f"```python\n{case.code}\n```"
         yield "```text\n" + "\n".join(textwrap.fill(text, 110, break_on_hyphens=False) for text in texts) + "\n```"

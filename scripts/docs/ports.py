@@ -1,4 +1,4 @@
-"""What is said of the shipped sources, steps and destinations, from their classes."""
+"""Generate the reference of the shipped sources, steps and destinations from their classes."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from ferryman.testing.sources import SourceSuite
 
 
 def shipped(package: Any, base: type) -> list[tuple[str, type]]:
-    """The public subclasses of a port."""
-    found = [(name, getattr(package, name)) for name in package.__all__]
-    return [(n, c) for n, c in found if inspect.isclass(c) and issubclass(c, base) and c is not base]
+    """Return the public subclasses of a port."""
+    public = [(name, getattr(package, name)) for name in package.__all__]
+    return [(n, c) for n, c in public if inspect.isclass(c) and issubclass(c, base) and c is not base]
 
 
 def sources() -> str:
-    """All but the one of the intake queue, which is on that queue's pages, and the base of logs."""
+    """Return the entries of all sources but the base of logs and that of the intake queue, which is on its own page."""
     return "\n\n".join(entry(n, cls, of=()) for n, cls in shipped(ferryman.sources, Source) if cls not in (Jobs, Log))
 
 
@@ -51,7 +51,7 @@ def destinations() -> str:
 
 
 def attributes() -> str:
-    """What each destination declares, and which guarantee it gets where the plan says none."""
+    """Return a table of what each destination declares, and its default guarantee."""
     lines = [
         "| destination | effect | transactional | compares sequences | writers | rows a chunk | guarantee by default |",
         "|---|---|---|---|---|---|---|",
@@ -74,27 +74,27 @@ def attributes() -> str:
 
 
 def facts() -> str:
-    """What each destination stores, its limits, and what becomes of what its target says."""
-    found: list[tuple[str, Any, Any]] = [
+    """Return tables of what each destination stores, its limits, and the outcome of each answer of its target."""
+    declared: list[tuple[str, Any, Any]] = [
         (name, cls, getattr(cls, "facts", None)) for name, cls in shipped(ferryman.destinations, Destination)
     ]
     lines = ["| destination | guarantee by default | what is stored | limits | tested with |", "|---|---|---|---|---|"]
     lines += [
-        f"| `{name}` | {default_guarantee(cls).value} | {told.stored} | {'; '.join(told.limits) or '–'} "
-        f"| {', '.join(told.tested) or '–'} |"
-        for name, cls, told in found
-        if told
+        f"| `{name}` | {default_guarantee(cls).value} | {each.stored} | {'; '.join(each.limits) or '–'} "
+        f"| {', '.join(each.tested) or '–'} |"
+        for name, cls, each in declared
+        if each
     ]
-    for name, _, told in found:
-        if told and told.outcomes:
+    for name, _, each in declared:
+        if each and each.outcomes:
             lines += ["", f"What `{name}` is answered, and what becomes of the delivery:", ""]
             lines += ["| answer | outcome |", "|---|---|"]
-            lines += [f"| {said} | {outcome} |" for said, outcome in told.outcomes]
+            lines += [f"| {answer} | {outcome} |" for answer, outcome in each.outcomes]
     return "\n".join(lines)
 
 
 def sqlite_errors() -> str:
-    """What becomes of SQLite's errors."""
+    """Return a table of the outcomes of SQLite's errors."""
     written = re.findall(r"sqlite3\.(SQLITE_\w+):", inspect.getsource(sqlite))
     codes = {getattr(sqlite3, name): name for name in written}
     lines = ["| SQLite says | outcome | about | what to do |", "|---|---|---|---|"]
@@ -103,16 +103,16 @@ def sqlite_errors() -> str:
 
 
 def postgresql_errors() -> str:
-    """What becomes of PostgreSQL's errors."""
+    """Return a table of the outcomes of PostgreSQL's errors."""
     lines = ["| SQLSTATE | outcome | about | what to do |", "|---|---|---|---|"]
     for state, fault in postgresql_faults.FAULTS.items():
-        shown = f"`{state}`" if len(state) == 5 else f"other `{state}…`" if _has_own(state) else f"`{state}…`"
-        lines.append(f"| {shown} | {_fault(fault)}")
+        label = f"`{state}`" if len(state) == 5 else f"other `{state}…`" if _has_own(state) else f"`{state}…`"
+        lines.append(f"| {label} | {_fault(fault)}")
     return "\n".join(lines)
 
 
 def _has_own(state: str) -> bool:
-    """Do some of this class have lines of their own?"""
+    """Return whether some SQLSTATEs of this class have lines of their own."""
     return any(other.startswith(state) and other != state for other in postgresql_faults.FAULTS)
 
 
@@ -123,7 +123,7 @@ def _fault(fault: tuple[type[DeliveryError], str]) -> str:
 
 
 def destination_port() -> str:
-    """The port, and what ``write`` gets and answers."""
+    """Return the entries of the port, and of what ``write`` takes and returns."""
     pieces = [
         entry("Destination", Destination, call=False),
         entry("Delivery", Delivery, of=("fields", "text"), call=False),
@@ -134,7 +134,7 @@ def destination_port() -> str:
 
 
 def log_port() -> str:
-    """The port of logs, and what its methods take and give."""
+    """Return the entries of the port of logs, and of what its methods take and return."""
     of = ("identity", "nothing", "begin", "end", "pieces", "read_piece", "read", "entry", "note", "forget")
     pieces = [
         entry("Log", Log, of=of),
@@ -161,7 +161,7 @@ def promises_of_a_source() -> str:
 
 
 def promises(suite: type) -> str:
-    """The tests of a conformance suite by their docstrings."""
+    """Return a table of the tests of a conformance suite, with their docstrings."""
     lines = ["| promise | in full |", "|---|---|"]
     for name, test in vars(suite).items():
         if name.startswith("test_"):

@@ -1,4 +1,4 @@
-"""docs/pictures/protocol.svg: a wave's five phases, who works in them, and what a kill leaves behind."""
+"""Generate docs/pictures/protocol.svg: a wave's five phases, who works in each, and the state after a kill."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ BAR = "#b42318"
 
 
 def picture() -> str:
-    """The SVG's text."""
+    """Return the SVG."""
     p = Picture(WIDTH, HEIGHT, "A wave: scan, transform, commit, deliver, settle", "scripts/docs/protocol.py")
     for phase, (head, below) in HEADS.items():
         x, w = COLUMNS[phase]
@@ -81,7 +81,7 @@ def picture() -> str:
     at = {key: _box(p, *key, *words) for key, words in BOXES.items()}
     _arrows(p, at)
     _killed(p)
-    return p.written()
+    return p.to_svg()
 
 
 def _box(p: Picture, lane: str, phase: str, heading: str, lines: tuple[str, ...]) -> Box:
@@ -98,7 +98,7 @@ def _box(p: Picture, lane: str, phase: str, heading: str, lines: tuple[str, ...]
 
 
 def _bar(p: Picture) -> None:
-    """The line that nothing crosses before the commit."""
+    """Draw the line that nothing crosses before the commit."""
     x = COLUMNS["deliver"][0] - 28
     p.line(x, 78, x, LANES["state"][1] + LANES["state"][2] + 8, BAR, width=2, dash="7 5")
     p.text(x - 8, 108, "nothing leaves", size=13, colour=BAR, bold=True, anchor="end")

@@ -1,4 +1,4 @@
-"""docs/pictures/{job,batch,access}-states.svg and the tables of docs/reference/intake.md, from intake/states.py."""
+"""Generate docs/pictures/{job,batch,access}-states.svg and the tables of docs/reference/intake.md."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from scripts.docs.svg import INK, PALE, Box, Picture, rounded
 from ferryman.intake.nodes import skeleton
 from ferryman.intake.states import ACCESS, BATCH, JOB, AccessState, BatchState, JobState, Transitions
 
-SUCCESS, FAIL, PERSON, OTHER = "#35855a", "#c2571a", "#4a78b8", PALE
-"""Of an arrow: done, failed, a person's word, anything else."""
+SUCCESS, FAIL, OPERATOR, OTHER = "#35855a", "#c2571a", "#4a78b8", PALE
+"""Colours of arrows: done, failed, set by an operator, anything else."""
 
 SIDE: Final = 14
-"""From the left edges to a line that goes past a box."""
+"""Distance from the left edges to a line that passes a box."""
 
 
 class Machine(NamedTuple):
-    """A table of states, and where each is drawn."""
+    """A table of states, and the box of each."""
 
     table: Transitions[Any]
     title: str
@@ -79,7 +79,7 @@ MACHINES: Final = {
 
 
 def picture(name: str) -> str:
-    """The SVG's text of one machine."""
+    """Return the SVG of one machine."""
     machine = MACHINES[name]
     p = Picture(machine.width, machine.height, machine.title, "scripts/docs/queue.py")
     p.text(24, 32, machine.title, size=17, bold=True)
@@ -90,17 +90,17 @@ def picture(name: str) -> str:
         size=13,
     )
     for before, after in moves(machine.table):
-        p.arrow(_way(machine, before, after), _colour(machine.table, before, after))
+        p.arrow(_arrow_path(machine, before, after), _colour(machine.table, before, after))
     for state, box in machine.boxes.items():
         ends = state in machine.table.final
         p.box(box, INK if ends else "#ffffff", INK, width=1.6)
         colour = "#ffffff" if ends else INK
         p.text(box.mid_x, box.mid_y + 4.5, state.value, size=12.5, bold=True, anchor="middle", colour=colour)
-    return p.written()
+    return p.to_svg()
 
 
 def moves(table: Transitions[Any]) -> Iterator[tuple[Any, Any]]:
-    """Every move of a table."""
+    """Yield every move of a table."""
     for before, afters in table.moves.items():
         yield from ((before, after) for after in table.states if after in afters)
 
@@ -110,10 +110,10 @@ def _colour(table: Transitions[Any], before: Any, after: Any) -> str:
         return SUCCESS
     if after.value == "Failed":
         return FAIL
-    return PERSON if {before.value, after.value} & {"Held", "Failed", "Deleted"} else OTHER
+    return OPERATOR if {before.value, after.value} & {"Held", "Failed", "Deleted"} else OTHER
 
 
-def _way(machine: Machine, before: Any, after: Any) -> str:
+def _arrow_path(machine: Machine, before: Any, after: Any) -> str:
     a, b = machine.boxes[before], machine.boxes[after]
     back = before in machine.table.moves[after]
     shift = (9 if b.y < a.y else -9) if back else 0
@@ -131,13 +131,13 @@ def _way(machine: Machine, before: Any, after: Any) -> str:
 
 
 def _between(machine: Machine, a: Box, b: Box) -> bool:
-    """Does another box stand between two that are at the left edge?"""
+    """Return whether another box is between two at the left edge."""
     top, bottom = min(a.bottom, b.bottom), max(a.y, b.y)
     return a.x == b.x and any(c.x == a.x and top <= c.y and c.bottom <= bottom for c in machine.boxes.values())
 
 
 def table(name: str) -> str:
-    """Markdown: each state, what it means, and what may follow."""
+    """Return Markdown: each state, its meaning, and the states that may follow."""
     machine = MACHINES[name].table
     lines = ["| state | meaning | success | failure | a person may also set |", "|---|---|---|---|---|"]
     for state in machine.states:
@@ -153,7 +153,7 @@ def table(name: str) -> str:
 
 
 def folders() -> str:
-    """Markdown: the folders that every queue has."""
+    """Return Markdown: the folders that every queue has."""
     return "```text\n" + "\n".join(skeleton()) + "\n```"
 
 

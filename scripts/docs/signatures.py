@@ -11,31 +11,31 @@ from collections.abc import Iterator
 from typing import Any, ForwardRef
 
 WIDTH = 100
-"""Characters of a line of code."""
+"""Greatest number of characters in a line of code."""
 
 SECTIONS = ("Args:", "Attributes:", "Raises:", "Returns:")
 
 
 def module(name: str) -> str:
-    """All names of a module's ``__all__``: classes first, in the order of ``__all__``."""
-    found = importlib.import_module(name)
-    things = [(n, getattr(found, n)) for n in found.__all__]
-    ordered = [t for t in things if inspect.isclass(t[1])] + [t for t in things if not inspect.isclass(t[1])]
-    return "\n\n".join(entry(n, thing) for n, thing in ordered)
+    """Return the entries of a module's ``__all__``: classes first, in the order of ``__all__``."""
+    imported = importlib.import_module(name)
+    objects = [(n, getattr(imported, n)) for n in imported.__all__]
+    ordered = [o for o in objects if inspect.isclass(o[1])] + [o for o in objects if not inspect.isclass(o[1])]
+    return "\n\n".join(entry(n, each) for n, each in ordered)
 
 
 def names(module_name: str) -> str:
-    """A table of a module's names: signature, and the first sentence of the docstring."""
-    found = importlib.import_module(module_name)
+    """Return a table of a module's names, with the first sentence of each docstring."""
+    imported = importlib.import_module(module_name)
     lines = ["| name | what it is |", "|---|---|"]
-    for name in found.__all__:
-        first = prose(inspect.getdoc(getattr(found, name)) or "").split("\n\n")[0]
+    for name in imported.__all__:
+        first = prose(inspect.getdoc(getattr(imported, name)) or "").split("\n\n")[0]
         lines.append(f"| `{name}` | {_sentence(' '.join(first.split()))} |")
     return "\n".join(lines)
 
 
 def answers() -> str:
-    """What ``run``, ``preview`` and ``retry`` return, and what is raised."""
+    """Return the entries of what ``run``, ``preview`` and ``retry`` return, and the tree of errors."""
     from ferryman import errors
     from ferryman.engine.preview import Expected, Preview
     from ferryman.engine.summary import FlowSummary, Summary
@@ -57,37 +57,44 @@ def answers() -> str:
 
 
 def routers() -> str:
-    """The router port in full, and how the shipped ones are made."""
-    from ferryman import routers as found
+    """Return the router port in full, and the constructors of the shipped routers."""
+    from ferryman import routers as module
 
-    shipped = [n for n in found.__all__ if n != "Router"]
-    return "\n\n".join([entry("Router", found.Router), *(entry(n, getattr(found, n), of=()) for n in shipped)])
+    shipped = [n for n in module.__all__ if n != "Router"]
+    return "\n\n".join([entry("Router", module.Router), *(entry(n, getattr(module, n), of=()) for n in shipped)])
 
 
 def testing() -> str:
-    """The shipped means to test parts of one's own."""
+    """Return the entries of the conformance suites, the proxy and the in-process runner."""
     from ferryman.testing import destinations, inprocess, logs, proxy, servers, sources
 
     pieces = [
-        entry("ferryman.testing.sources.SourceSuite", sources.SourceSuite, of=_told(sources.SourceSuite), call=False),
-        entry("ferryman.testing.logs.LogSuite", logs.LogSuite, of=_told(logs.LogSuite), call=False),
+        entry(
+            "ferryman.testing.sources.SourceSuite",
+            sources.SourceSuite,
+            of=_methods_to_override(sources.SourceSuite),
+            call=False,
+        ),
+        entry("ferryman.testing.logs.LogSuite", logs.LogSuite, of=_methods_to_override(logs.LogSuite), call=False),
     ]
     suite = destinations.DestinationSuite
-    pieces.append(entry("ferryman.testing.destinations.DestinationSuite", suite, of=_told(suite), call=False))
+    pieces.append(
+        entry("ferryman.testing.destinations.DestinationSuite", suite, of=_methods_to_override(suite), call=False)
+    )
     server = servers.ServerSuite
-    pieces.append(entry("ferryman.testing.servers.ServerSuite", server, of=_told(server), call=False))
+    pieces.append(entry("ferryman.testing.servers.ServerSuite", server, of=_methods_to_override(server), call=False))
     pieces.append(entry("ferryman.testing.proxy.Proxy", proxy.Proxy, of=("break_next", "close")))
     pieces.append(entry("ferryman.testing.proxy.ProxyFault", proxy.ProxyFault))
     pieces.append(entry("ferryman.testing.inprocess.InProcess", inprocess.InProcess))
     return "\n\n".join(pieces)
 
 
-def _told(suite: type) -> tuple[str, ...]:
+def _methods_to_override(suite: type) -> tuple[str, ...]:
     return tuple(n for n, f in vars(suite).items() if inspect.isfunction(f) and not n.startswith(("_", "test_")))
 
 
 def entry(name: str, thing: Any, of: tuple[str, ...] | None = None, *, call: bool = True) -> str:
-    """One name: signature, docstring, and for a class its public methods (or those named in ``of``)."""
+    """Return the entry of a name: signature, docstring, and for a class its public methods (or those in ``of``)."""
     arguments = _arguments(thing) if call else ""
     pieces = [
         f"### {name.rpartition('.')[2]}",
@@ -100,14 +107,14 @@ def entry(name: str, thing: Any, of: tuple[str, ...] | None = None, *, call: boo
 
 
 def _members(thing: type, of: tuple[str, ...] | None) -> Iterator[str]:
-    told = _told_after(thing)
+    docs = _attribute_docs(thing)
     if issubclass(thing, enum.Enum):
         yield "\n".join(
-            f"- `{m.name}` (`{m.value!r}`)" + (f": {told[m.name]}" if m.name in told else "") for m in thing
+            f"- `{m.name}` (`{m.value!r}`)" + (f": {docs[m.name]}" if m.name in docs else "") for m in thing
         )
         return
-    if told and of is None:
-        yield "\n".join(f"- `{name}`: {text}" for name, text in told.items())
+    if docs and of is None:
+        yield "\n".join(f"- `{name}`: {text}" for name, text in docs.items())
     for name, member in vars(thing).items():
         if name.startswith("_") or (of is not None and name not in of):
             continue
@@ -119,15 +126,15 @@ def _members(thing: type, of: tuple[str, ...] | None) -> Iterator[str]:
         yield f"{_code(f'{thing.__name__}.{name}{arguments}')}\n\n{prose(text)}"
 
 
-def _told_after(thing: type) -> dict[str, str]:
-    """The strings that stand below a class's values, which Python itself forgets."""
+def _attribute_docs(thing: type) -> dict[str, str]:
+    """Return the strings below a class's attributes, which Python does not keep."""
     source = inspect.getsource(thing)
-    found = re.findall(r'^ {4}(\w+)(?::| =)[^\n]+\n {4}"""(.+?)"""', source, re.MULTILINE | re.DOTALL)
-    return {name: prose(inspect.cleandoc(text)) for name, text in found}
+    pairs = re.findall(r'^ {4}(\w+)(?::| =)[^\n]+\n {4}"""(.+?)"""', source, re.MULTILINE | re.DOTALL)
+    return {name: prose(inspect.cleandoc(text)) for name, text in pairs}
 
 
 def _code(call: str) -> str:
-    """A call as a block; an argument a line where one line would be too long."""
+    """Return a call as a block, with one argument a line if it is too long for one line."""
     if len(call) > WIDTH:
         head, _, rest = call.partition("(")
         arguments, _, answer = rest.rpartition(")")
@@ -136,7 +143,7 @@ def _code(call: str) -> str:
 
 
 def _split(arguments: str) -> list[str]:
-    """Arguments, cut at the commas that stand in no brackets and no quotes."""
+    """Split arguments at commas outside brackets and quotes."""
     pieces, depth, quote = [""], 0, ""
     for character in arguments:
         if character in "'\"" and quote in ("", character):
@@ -151,7 +158,7 @@ def _split(arguments: str) -> list[str]:
 
 
 def _arguments(thing: Any, *, bound: bool = False) -> str:
-    """``(name: str, version: int = 0) -> Handle``; "" where there is nothing to call."""
+    """Return ``(name: str, version: int = 0) -> Handle``; "" if there is nothing to call."""
     if inspect.isclass(thing) and issubclass(thing, enum.Enum):
         return ""
     try:
@@ -196,7 +203,7 @@ def _default(value: Any) -> str:
 
 
 def prose(doc: str) -> str:
-    """A docstring as Markdown: ``code``, lists for Args and Raises, blocks for what is indented."""
+    """Return a docstring as Markdown: ``code``, lists for Args and Raises, blocks for indented text."""
     out: list[str] = []
     for paragraph in doc.split("\n\n"):
         lines = paragraph.splitlines()
@@ -222,7 +229,7 @@ def prose(doc: str) -> str:
 
 
 def _items(text: str) -> str:
-    """``name: what it means`` with its continuation lines, as a list."""
+    """Return ``name: meaning`` entries, with their continuation lines, as a list."""
     items: list[str] = []
     for line in text.splitlines():
         if line.startswith(" ") and items:
@@ -237,6 +244,6 @@ def _items(text: str) -> str:
 
 
 def _sentence(text: str) -> str:
-    """The first sentence."""
-    found = re.match(r".+?[.:](?= |$)", text)
-    return (found[0] if found else text).rstrip(":").replace("|", "\\|")
+    """Return the first sentence."""
+    match = re.match(r".+?[.:](?= |$)", text)
+    return (match[0] if match else text).rstrip(":").replace("|", "\\|")

@@ -1,4 +1,4 @@
-"""Boxes, arrows and words as SVG text: just what the pictures of the docs need."""
+"""Boxes, arrows and text as SVG, for the pictures of the docs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INK, PALE, LINE = "#1f2933", "#52606d", "#7b8794"
 
 
 class Box(NamedTuple):
-    """A rectangle; ``x`` and ``y`` are of its upper left corner."""
+    """A rectangle; ``x`` and ``y`` are its upper left corner."""
 
     x: float
     y: float
@@ -37,7 +37,7 @@ class Box(NamedTuple):
 
 
 class Picture:
-    """A picture in the making. It has a white ground, so that it can be read in dark windows too."""
+    """Builds an SVG picture. Its background is white, so that it can be read in dark windows too."""
 
     def __init__(self, width: int, height: int, title: str, made_by: str) -> None:
         self.width, self.height = width, height
@@ -89,7 +89,7 @@ class Picture:
         )
 
     def arrow(self, path: str, colour: str = PALE, *, width: float = 1.6, dash: str = "", both: bool = False) -> None:
-        """An arrow along an SVG path, its head at the path's end; ``both``: at its start too."""
+        """Add an arrow along an SVG path, with its head at the end; ``both``: at the start too."""
         dashes = f' stroke-dasharray="{dash}"' if dash else ""
         start = f' marker-start="url(#{self._head(colour)})"' if both else ""
         self._parts.append(
@@ -97,8 +97,8 @@ class Picture:
             f'marker-end="url(#{self._head(colour)})"/>'
         )
 
-    def written(self) -> str:
-        """The whole picture."""
+    def to_svg(self) -> str:
+        """Return the picture as SVG."""
         heads = "".join(
             f'<marker id="{name}" viewBox="0 0 10 10" refX="8.5" refY="5" markerWidth="7" markerHeight="7" '
             f'orient="auto-start-reverse"><path d="M0,0.8 L9,5 L0,9.2 Z" fill="{colour}"/></marker>'
@@ -112,7 +112,7 @@ class Picture:
 
 
 def rounded(points: Sequence[tuple[float, float]], radius: float = 8) -> str:
-    """An SVG path through points with rounded corners; its parts are horizontal or vertical."""
+    """Return an SVG path through points with rounded corners; its segments are horizontal or vertical."""
     (x, y), *rest = points
     path = [f"M{x:g},{y:g}"]
     for i, (cx, cy) in enumerate(rest):

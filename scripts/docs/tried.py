@@ -1,4 +1,4 @@
-"""The table of docs/reference/guarantees.md that counts what is tried: kills, stops, power cuts, misbehaviour.
+"""Generate the table of docs/reference/guarantees.md that counts injected faults: kills, stops, power cuts and others.
 
 Rows are data, docs/reference/tried.toml: what is done, to what, and the test files that do it. The numbers of cases
 come from pytest, which collects those files: they are what `make test` and `make prove` run.
@@ -29,24 +29,26 @@ class Row(NamedTuple):
 
 
 def rows() -> list[Row]:
-    """All rows, in the order of the file."""
-    found = tomllib.loads(ROWS.read_text("utf-8"))["tried"]
-    return [Row(row["what"], row["where"], tuple(row["tests"])) for row in found]
+    """Return all rows, in the order of the file."""
+    data = tomllib.loads(ROWS.read_text("utf-8"))["tried"]
+    return [Row(row["what"], row["where"], tuple(row["tests"])) for row in data]
 
 
 def table() -> str:
-    """A row each: what is done, where, how many cases `make test` and `make prove` run, and by which tests.
+    """Return the table: what is done, where, how many cases `make test` and `make prove` run, and by which tests.
 
     Raises:
         ValueError: a row names a test that pytest does not find.
     """
     wanted = rows()
-    every, short = (_cases(tuple(test for row in wanted for test in row.tests), marks) for marks in ("", "not slow"))
+    all_cases, quick_cases = (
+        _cases(tuple(test for row in wanted for test in row.tests), marks) for marks in ("", "not slow")
+    )
     lines = ["| what is done | where | `make test` | `make prove` | tests |", "|---|---|---|---|---|"]
     for row in wanted:
-        if missing := [test for test in row.tests if not _count(every, test)]:
+        if missing := [test for test in row.tests if not _count(all_cases, test)]:
             raise ValueError(f"{ROWS}: pytest finds no test {', '.join(missing)}: correct the row {row.what!r}")
-        counts = " | ".join(f"{sum(_count(cases, test) for test in row.tests):,}" for cases in (short, every))
+        counts = " | ".join(f"{sum(_count(cases, test) for test in row.tests):,}" for cases in (quick_cases, all_cases))
         lines.append(f"| {row.what} | {row.where} | {counts} | {', '.join(f'`{test}`' for test in row.tests)} |")
     return "\n".join(lines)
 
@@ -57,9 +59,9 @@ def _count(cases: Counter[str], test: str) -> int:
 
 @cache
 def _cases(tests: tuple[str, ...], marks: str) -> Counter[str]:
-    """Test without parameters -> how many cases of it are run where the markers are ``marks``."""
+    """Return test without parameters -> number of its cases that ``pytest -m marks`` runs."""
     files = sorted({test.partition("::")[0] for test in tests})
-    # A run of pytest within one: its own workers and options are not this one's.
+    # This may run inside pytest: do not pass the outer run's workers and options on.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     command = [sys.executable, "-m", "pytest", "--collect-only", "--quiet", "-m", marks, *files]
     answer = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

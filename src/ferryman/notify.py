@@ -1,4 +1,13 @@
-"""What is reported: what is newly failed, rejected or in doubt, with some examples, and which nodes are stopped."""
+"""Notifications about newly failed, rejected and in-doubt deliveries and about stopped nodes, by URL, mail or command.
+
+A ``Reporter`` notifies the targets of a run, once a run or a period, and records what was sent:
+
+1. compare the state with what each target was notified of last: if nothing is new, nothing is sent
+2. send the digest to each target; a target that fails gets the rest with the next digest
+3. record, durably, up to which wave each target was notified, and of which stopped nodes
+
+A kill between 2 and 3 sends the same digest again, to a URL under the same id.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +39,17 @@ from ferryman.plan.plan import NotifyTarget
 from ferryman.records.rows import DOCUMENTS, LEDGER, reason_of
 from ferryman.state.state import NOTIFIED, State
 from ferryman.storage import files, parquet
-from ferryman.storage import files as seals
 from ferryman.storage.query import connect
 
 __all__ = ["Digest", "Example", "Reporter", "Stopped"]
 
 
-NEWS: Final = {"DEAD": "failed", "ERROR_DOC": "rejected", "INDEXING": "in_doubt"}
-"""Status in the ledger -> what it is called."""
+REPORTED: Final = {"DEAD": "failed", "ERROR_DOC": "rejected", "INDEXING": "in_doubt"}
+"""Stored status that is reported -> its public name."""
 
 
 class Example(msgspec.Struct, frozen=True):
-    """A delivery that somebody should look at."""
+    """A delivery that needs an operator."""
 
     document: str
     source: str
@@ -51,11 +59,11 @@ class Example(msgspec.Struct, frozen=True):
 
 
 class Stopped(msgspec.Struct, frozen=True):
-    """A node that nothing goes through for now.
+    """A node that is stopped or unavailable.
 
     Attributes:
         kind: source, step, router, tee or destination.
-        permanent: it does not come back by itself.
+        permanent: whether it stays stopped until an operator acts.
     """
 
     node: str
@@ -65,13 +73,13 @@ class Stopped(msgspec.Struct, frozen=True):
 
 
 class Digest(msgspec.Struct, frozen=True):
-    """What happened after wave ``since``, up to wave ``wave``.
+    """Notification about the waves after ``since`` up to ``wave``.
 
     Attributes:
         state: path of the state's folder.
-        new: failed, rejected, in_doubt -> how many deliveries of current documents became that.
-        examples: the newest of them.
-        stopped: nodes that are stopped or unavailable; those of them that were not told before come first.
+        new: failed, rejected, in_doubt -> number of deliveries of current documents that became so.
+        examples: the newest of these deliveries.
+        stopped: nodes that are stopped or unavailable, newly stopped ones first.
     """
 
     plan: str
@@ -84,7 +92,7 @@ class Digest(msgspec.Struct, frozen=True):
     stopped: list[Stopped]
 
     def headline(self) -> str:
-        """``plays v1: 3 failed, 1 rejected; index is unavailable``."""
+        """Return ``plays v1: 3 failed, 1 rejected; stopped or unavailable: index``."""
         counts = [f"{count} {name.replace('_', ' ')}" for name, count in self.new.items() if count]
         parts = [", ".join(counts)] if counts else []
         if self.stopped:
@@ -93,16 +101,16 @@ class Digest(msgspec.Struct, frozen=True):
         return f"{self.plan} v{self.version}: {'; '.join(parts)}"
 
     def text(self) -> str:
-        """All of it for people to read."""
+        """Return the digest as text for a mail."""
         lines = [self.headline(), "", f"State: {self.state}"]
         if self.stopped:
             lines += ["", "Stopped or unavailable:"]
             for s in self.stopped:
-                back = "it needs you" if s.permanent else "it is asked again"
-                lines.append(f"  {s.kind} {s.node}: {s.why} ({back})")
+                remedy = "it needs you" if s.permanent else "it is asked again"
+                lines.append(f"  {s.kind} {s.node}: {s.why} ({remedy})")
         if self.examples:
-            shown, total = len(self.examples), sum(self.new.values())
-            lines += ["", "Deliveries:" if shown == total else f"The newest {shown} of {total} deliveries:"]
+            listed, total = len(self.examples), sum(self.new.values())
+            lines += ["", "Deliveries:" if listed == total else f"The newest {listed} of {total} deliveries:"]
             lines += [
                 f"  {e.document} for {e.destination}, {e.status.replace('_', ' ')}: {e.reason}" for e in self.examples
             ]
@@ -110,24 +118,24 @@ class Digest(msgspec.Struct, frozen=True):
 
 
 def news_since(state: State, since: int) -> tuple[dict[str, int], list[Example]]:
-    """What became failed, rejected or in doubt after a wave and still is: counts, and the newest examples.
+    """Find deliveries that became failed, rejected or in doubt after a wave and still are: counts, newest examples.
 
-    Only events after that wave are looked at, in shares that fit into memory whatever happened.
+    Reads only events after that wave, in shares that fit into memory.
     """
-    counts = dict.fromkeys(NEWS.values(), 0)
+    counts = dict.fromkeys(REPORTED.values(), 0)
     examples: list[tuple[int, Example]] = []
     with connect(state.local_scratch) as db:
         db.register("events", parquet.scan(state.ledger.paths(), LEDGER))
-        bad = f"wave > {since} AND destination <> '' AND status IN {tuple(NEWS)}"
-        [(found,)] = db.execute(f"SELECT count(*) FROM events WHERE {bad}").fetchall()
-        if not found:
+        reported = f"wave > {since} AND destination <> '' AND status IN {tuple(REPORTED)}"
+        [(number,)] = db.execute(f"SELECT count(*) FROM events WHERE {reported}").fetchall()
+        if not number:
             return counts, []
         db.register("documents", parquet.scan(state.documents.paths(), DOCUMENTS))
-        shares = -(-found // limits.QUERY_ROWS)
+        shares = -(-number // limits.QUERY_ROWS)
         for share in range(shares):
-            _pick(db, f"{bad} AND hash(delivery_hash) % {shares} = {share}", since)
+            _select_news(db, f"{reported} AND hash(delivery_hash) % {shares} = {share}", since)
             for status, count in db.execute("SELECT status, count(*) FROM news GROUP BY ALL").fetchall():
-                counts[NEWS[status]] += count
+                counts[REPORTED[status]] += count
             examples += [(wave, _example(*row)) for wave, *row in db.execute(_NEWEST).fetchall()]
     examples.sort(key=lambda each: (-each[0], each[1].document, each[1].destination))
     return counts, [example for _, example in examples[: limits.NOTIFY_EXAMPLES]]
@@ -139,72 +147,75 @@ _NEWEST: Final = f"""
 """
 
 
-def _pick(db: duckdb.DuckDBPyConnection, among: str, since: int) -> None:
-    """The table ``news``: of these events those that are the last of their delivery, and of a current document."""
+def _select_news(db: duckdb.DuckDBPyConnection, condition: str, since: int) -> None:
+    """Make the table ``news``: events that meet the condition, are the last of their delivery, and are current."""
     db.execute(f"""
-        CREATE OR REPLACE TEMP TABLE bad AS
+        CREATE OR REPLACE TEMP TABLE reported AS
             SELECT source, document, origin, revision, destination, delivery_hash, status, message, wave, ordinal
-            FROM events WHERE {among};
+            FROM events WHERE {condition};
         CREATE OR REPLACE TEMP TABLE last AS
             SELECT delivery_hash, max(wave * 4 + ordinal) AS at FROM events
-            WHERE wave > {since} AND delivery_hash IN (SELECT delivery_hash FROM bad) GROUP BY delivery_hash;
+            WHERE wave > {since} AND delivery_hash IN (SELECT delivery_hash FROM reported) GROUP BY delivery_hash;
         CREATE OR REPLACE TEMP TABLE current AS
             SELECT source, document, max(revision) AS revision FROM documents
-            WHERE document IN (SELECT origin FROM bad) GROUP BY source, document;
+            WHERE document IN (SELECT origin FROM reported) GROUP BY source, document;
         CREATE OR REPLACE TEMP TABLE news AS
-            SELECT b.* FROM bad b JOIN last l ON b.delivery_hash = l.delivery_hash AND b.wave * 4 + b.ordinal = l.at
-            JOIN current c ON b.source = c.source AND b.origin = c.document AND b.revision = c.revision
+            SELECT r.* FROM reported r
+            JOIN last l ON r.delivery_hash = l.delivery_hash AND r.wave * 4 + r.ordinal = l.at
+            JOIN current c ON r.source = c.source AND r.origin = c.document AND r.revision = c.revision
     """)
 
 
 def _example(document: str, source: str, destination: str, status: str, message: str | None) -> Example:
     reason = reason_of(message or "no reason was given").removeprefix(f"{document}: ")
-    return Example(document, source, destination, NEWS[status], reason[: limits.NOTIFY_REASON_CHARACTERS])
+    return Example(document, source, destination, REPORTED[status], reason[: limits.NOTIFY_REASON_CHARACTERS])
 
 
-def digest(state: State, since: int, stopped: Sequence[Stopped], news: tuple[dict[str, int], list[Example]]) -> Digest:
-    """The digest of a settled state."""
+def make_digest(
+    state: State, since: int, stopped: Sequence[Stopped], news: tuple[dict[str, int], list[Example]]
+) -> Digest:
+    """Make the digest of a settled state."""
     plan = state.plan
     return Digest(plan.name, plan.version, str(state.root), since, state.settled, *news, list(stopped))
 
 
-def encoded(told: Digest) -> bytes:
-    """As JSON; equal digests are equal bytes."""
-    found: dict[str, Any] = msgspec.to_builtins(told)
-    return msgspec.json.encode(found)
+def encode(digest: Digest) -> bytes:
+    """Encode a digest as JSON; equal digests give equal bytes."""
+    value: dict[str, Any] = msgspec.to_builtins(digest)
+    return msgspec.json.encode(value)
 
 
-# The ways a digest goes: posted to a URL, by mail, into a command.
+# --- sending: POST to a URL, mail, or the input of a command ---
 
 SECRET_VARIABLE: Final = "FERRYMAN_NOTIFY_SECRET"
-"""Environment variable with the secret of a URL that was given none."""
+"""Environment variable with the secret for URLs that the plan gives none."""
 
 _SENDMAIL: Final = ("/usr/sbin/sendmail", "/usr/lib/sendmail")
-"""Where it lies when it is not in PATH, as for cron."""
+"""Paths of sendmail where PATH lacks it, as under cron."""
 
 
 class Undelivered(Exception):
-    """A digest did not get across; says why, without passwords."""
+    """A digest was not delivered; the message says why, without passwords."""
 
 
-def send(target: NotifyTarget, told: Digest) -> None:
+def send(target: NotifyTarget, digest: Digest) -> None:
     """Send a digest.
 
     Raises:
-        Undelivered: or it is not known whether it got across.
-        FerrymanError, OSError: what it needs is not there.
+        Undelivered: the digest was not delivered, or that is unknown.
+        FerrymanError, OSError: something that sending needs is missing.
     """
     match target.kind:
         case "url":
-            _post(target, encoded(told))
+            _post(target, encode(digest))
         case "mail":
-            _mail(target, told)
+            _mail(target, digest)
         case _:
-            _run(target, encoded(told))
+            _run(target, encode(digest))
 
 
 def _post(target: NotifyTarget, body: bytes) -> None:
-    """As a webhook is: a digest that is sent again has the same id."""
+    """POST it, signed like a webhook; a repeated digest has the same id."""
     id = blake2b(body, digest_size=16).hexdigest()
     headers = {"content-type": "application/json", "idempotency-key": id}
     secret = target.secret
@@ -216,17 +227,19 @@ def _post(target: NotifyTarget, body: bytes) -> None:
     try:
         answer = http.request("POST", http.path, body, timeout_s=target.timeout_s, headers=headers)
         if not answer.fine:
-            said = http.shown(answer.body)
-            raise Undelivered(f"answered {answer.status} {answer.reason}".rstrip() + (f" ({said})" if said else ""))
+            text = http.shown(answer.body)
+            raise Undelivered(f"answered {answer.status} {answer.reason}".rstrip() + (f" ({text})" if text else ""))
     except (NotSent, Unanswered) as e:
         raise Undelivered(str(e)) from e
     finally:
         http.close()
 
 
-def _mail(target: NotifyTarget, told: Digest) -> None:
-    """``mailto:a@b,c@d?server=host:port&from=e@f&user=…&password=${NAME}``; without a server by ``sendmail``, or to
-    this machine's port 25."""
+def _mail(target: NotifyTarget, digest: Digest) -> None:
+    """Send mail to ``mailto:a@b,c@d?server=host:port&from=e@f&user=…&password=${NAME}``.
+
+    Without a server: by ``sendmail``, or to this machine's port 25.
+    """
     addresses, _, query = target.to[len("mailto:") :].partition("?")
     options = {name: filled(values[-1], target.shown) for name, values in parse_qs(query).items()}
     if unknown := options.keys() - {"server", "from", "user", "password"}:
@@ -234,8 +247,8 @@ def _mail(target: NotifyTarget, told: Digest) -> None:
     message = EmailMessage()
     message["To"] = unquote(addresses)
     message["From"] = options.get("from", f"ferryman@{socket.getfqdn()}")
-    message["Subject"] = " ".join(f"Ferryman: {told.headline()}".split())[:200]
-    message.set_content(told.text())
+    message["Subject"] = " ".join(f"Ferryman: {digest.headline()}".split())[:200]
+    message.set_content(digest.text())
     sendmail = shutil.which("sendmail") or next(filter(os.path.exists, _SENDMAIL), None)
     if "server" not in options and sendmail is not None:
         _call([sendmail, "-t", "-i"], message.as_bytes(), target.timeout_s)
@@ -265,12 +278,12 @@ def _mail(target: NotifyTarget, told: Digest) -> None:
 
 
 def _run(target: NotifyTarget, body: bytes) -> None:
-    """The command gets the digest as JSON on its standard input; no shell is asked."""
+    """Run the command, without a shell, with the digest as JSON on its standard input."""
     _call(shlex.split(target.to), body + b"\n", target.timeout_s)
 
 
-def _call(command: list[str], given: bytes, timeout_s: float) -> None:
-    """Run it; whoever takes too long is ended with all that it started."""
+def _call(command: list[str], stdin: bytes, timeout_s: float) -> None:
+    """Run a command; after the timeout kill it with all processes that it started."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -279,7 +292,7 @@ def _call(command: list[str], given: bytes, timeout_s: float) -> None:
         start_new_session=True,
     )
     try:
-        _, said = process.communicate(given, timeout=timeout_s)
+        _, stderr = process.communicate(stdin, timeout=timeout_s)
     except BaseException as e:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -288,125 +301,119 @@ def _call(command: list[str], given: bytes, timeout_s: float) -> None:
             raise Undelivered(f"took longer than {timeout_s:g} s and was ended") from None
         raise
     if process.returncode:
-        words = " ".join(said.decode("utf-8", "replace").split())[-300:]
-        raise Undelivered(f"ended with {process.returncode}" + (f" ({words})" if words else ""))
+        text = " ".join(stderr.decode("utf-8", "replace").split())[-300:]
+        raise Undelivered(f"ended with {process.returncode}" + (f" ({text})" if text else ""))
 
 
-# Tells whom a plan or a command line named, once a run or a period, and remembers what got across.
-#
-# 1. compare the state with what was told last: nothing new, nothing is sent
-# 2. send the digest to each target: those that fail get the rest with the next one
-# 3. keep, durably, up to which wave each was told, and of which stopped nodes
-#
-# A kill between 2 and 3 tells the same again, to a URL under the same id.
+# --- the reporter of a run; the numbers are those of the module's docstring ---
 
 
 class Notified(msgspec.Struct, frozen=True):
-    """What one target knows: all up to this wave, and that these nodes are stopped."""
+    """Record of a target: it was notified of everything up to this wave, and of these stopped nodes."""
 
     wave: int = 0
     stopped: list[str] = []
 
 
 class Reporter:
-    """Tells the targets of a run.
+    """Notifies the targets of a run.
 
     Args:
-        tell: takes a message for whoever watches the run.
+        warn: called with a message for the run's observer.
     """
 
-    def __init__(self, state: State, targets: Sequence[NotifyTarget], tell: Callable[[str], None]) -> None:
+    def __init__(self, state: State, targets: Sequence[NotifyTarget], warn: Callable[[str], None]) -> None:
         self._state = state
         self._targets = list(dict.fromkeys(targets))
-        self._tell = tell
-        self._told_at = -inf
-        self._known: dict[str, Notified] | None = None
-        self._said: dict[str, str] = {}
-        """Target -> the trouble with it that was told last: a run for months says it once."""
+        self._warn = warn
+        self._sent_at = -inf
+        self._notified: dict[str, Notified] | None = None
+        self._last_warning: dict[str, str] = {}
+        """Target -> its last warning, so that a run of months prints it once."""
 
     def report(self, stopped: Sequence[Stopped] = (), least_s: float = 0.0) -> None:
-        """Tell what is new, if anything is. Nothing that goes wrong over it goes on to the caller.
+        """Send what is new, if anything is. Errors become warnings; none is raised.
 
         Args:
-            least_s: seconds that lie between two digests; before that nothing is looked at.
+            least_s: least seconds between two digests; until then nothing is compared.
         """
-        if not self._targets or time.monotonic() < self._told_at + least_s:
+        if not self._targets or time.monotonic() < self._sent_at + least_s:
             return
         try:
             self._report(stopped)
         except Exception as e:
-            self._complain("", f"no notification could be sent: {type(e).__name__}: {e}")
+            self._warn_once("", f"no notification could be sent: {type(e).__name__}: {e}")
 
     def _report(self, stopped: Sequence[Stopped]) -> None:
-        if self._known is None:
-            self._known = self._read()
-        before = self._known
+        if self._notified is None:
+            self._notified = self._read()
+        before = self._notified
         after = dict(before)
         news: dict[int, tuple[dict[str, int], list[Example]]] = {}
         for target in self._targets:
             key = _key(target)
-            known = before.get(key, Notified())
-            since = known.wave if known.wave <= self._state.settled else 0  # else it is another state's
+            last = before.get(key, Notified())
+            since = last.wave if last.wave <= self._state.settled else 0  # a higher wave is from another state
             if since not in news:  # 1
                 news[since] = news_since(self._state, since) if self._state.settled > since else ({}, [])
-            fresh = [s for s in stopped if s.node not in known.stopped]
-            told = Notified(self._state.settled, [s.node for s in stopped])
-            if any(news[since][0].values()) or fresh:
-                ordered = [*fresh, *(s for s in stopped if s not in fresh)]
-                self._told_at = time.monotonic()
-                if not self._sent(target, digest(self._state, since, ordered, news[since])):  # 2
+            newly_stopped = [s for s in stopped if s.node not in last.stopped]
+            notified = Notified(self._state.settled, [s.node for s in stopped])
+            if any(news[since][0].values()) or newly_stopped:
+                ordered = [*newly_stopped, *(s for s in stopped if s not in newly_stopped)]
+                self._sent_at = time.monotonic()
+                if not self._send(target, make_digest(self._state, since, ordered, news[since])):  # 2
                     continue
                 crash.point("notify.sent")
             after.pop(key, None)
-            after[key] = told
+            after[key] = notified
         if after != before:
-            self._known = after
-            self._keep(after)  # 3
+            self._notified = after
+            self._save(after)  # 3
 
-    def _sent(self, target: NotifyTarget, told: Digest) -> bool:
-        """Send it; one that does not come to an end in time is left to itself."""
-        trouble: list[str] = []
+    def _send(self, target: NotifyTarget, digest: Digest) -> bool:
+        """Send a digest and return whether it was delivered; a send that hangs is abandoned in its thread."""
+        errors: list[str] = []
 
         def work() -> None:
             try:
-                send(target, told)
+                send(target, digest)
             except Exception as e:
-                trouble.append(str(e) if isinstance(e, Undelivered) else f"{type(e).__name__}: {e}")
+                errors.append(str(e) if isinstance(e, Undelivered) else f"{type(e).__name__}: {e}")
 
         thread = threading.Thread(target=work, name="ferryman-notify", daemon=True)
         thread.start()
         thread.join(target.timeout_s + limits.NOTIFY_GRACE_S)
         if thread.is_alive():
-            trouble.append(f"no end after {target.timeout_s:g} s")
-        if trouble:
-            self._complain(target.shown, f"{trouble[0]}. The next digest repeats it.")
+            errors.append(f"no end after {target.timeout_s:g} s")
+        if errors:
+            self._warn_once(target.shown, f"{errors[0]}. The next digest repeats it.")
             return False
-        self._said.pop(target.shown, None)
+        self._last_warning.pop(target.shown, None)
         return True
 
-    def _complain(self, where: str, what: str) -> None:
-        if self._said.get(where) != what:
-            self._said[where] = what
-            self._tell(f"notify {where}: {what}" if where else f"notify: {what}")
+    def _warn_once(self, target: str, what: str) -> None:
+        if self._last_warning.get(target) != what:
+            self._last_warning[target] = what
+            self._warn(f"notify {target}: {what}" if target else f"notify: {what}")
 
-    # -- what was told before ----------------------------------------------------------------------
+    # --- the durable record of what was sent ---
 
     def _read(self) -> dict[str, Notified]:
         path = self._state.root / NOTIFIED
         if not files.exists(path):
             return {}
         try:
-            return msgspec.convert(seals.unseal(path), dict[str, Notified])
+            return msgspec.convert(files.unseal(path), dict[str, Notified])
         except (StateDamaged, msgspec.ValidationError) as e:
-            self._complain("", f"{path} is damaged: everything failed is reported again ({e})")
+            self._warn_once("", f"{path} is damaged: everything failed is reported again ({e})")
             return {}
 
-    def _keep(self, told: dict[str, Notified]) -> None:
-        newest: dict[str, Any] = dict(list(told.items())[-limits.NOTIFY_TARGETS :])
-        files.replace(self._state.root / NOTIFIED, seals.seal(newest))
+    def _save(self, notified: dict[str, Notified]) -> None:
+        newest: dict[str, Any] = dict(list(notified.items())[-limits.NOTIFY_TARGETS :])
+        files.replace(self._state.root / NOTIFIED, files.seal(newest))
         crash.point("notify.kept")
 
 
 def _key(target: NotifyTarget) -> str:
-    """Names it in the state, without its password."""
+    """Return the key of a target in the state, which hides its password."""
     return blake2b(target.to.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()

@@ -1,4 +1,7 @@
-"""Progress of a run: a bar on a terminal, one line a message in a pipe. Always to stderr; results own stdout."""
+"""Progress of a run: a bar on a terminal, one line a message in a pipe, lines or JSON in a log file.
+
+Always to stderr; stdout is for results.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from ferryman.errors import UsageError
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-__all__ = ["Forwarding", "Observer", "Silent", "one_line", "watching"]
+__all__ = ["Forwarding", "Observer", "Silent", "one_line", "progress_observer"]
 
 
 CONTROL = {c: " " if chr(c).isspace() else f"\\x{c:02x}" for c in (*range(32), *range(127, 160))}
@@ -24,88 +27,88 @@ CONTROL |= {0x2028: " ", 0x2029: " "}
 CONTROL |= {
     c: f"\\u{c:04x}" for c in (0x61C, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x2070), 0xFEFF)
 }
-"""Line breaks become blanks; the rest would let a document's name write on the terminal as it likes.
-Characters without width, and those that turn the direction of text, are shown as what they are."""
+"""Character code -> what is printed for it. Line breaks become blanks. Other control characters, characters without
+width and those that change the direction of text are escaped: else a document's name could control the terminal."""
 
 
 def one_line(text: object) -> str:
-    """The whole text in one line, without control characters."""
+    """Return the whole text as one line, without control characters."""
     return str(text).strip("\r\n").rstrip().replace("\r\n", "\n").translate(CONTROL)
 
 
-def counted(number: int) -> str:
-    """``1 200``: for people; programs get their numbers from JSON."""
+def format_count(number: int) -> str:
+    """Format a number for reading: ``1 200``."""
     return f"{number:,}".replace(",", " ")
 
 
 def plural(number: int, one: str, many: str) -> str:
-    """``1 delivery``, ``1 200 deliveries``."""
-    return f"{counted(number)} {one if number == 1 else many}"
+    """Format a number with its noun: ``1 delivery``, ``1 200 deliveries``."""
+    return f"{format_count(number)} {one if number == 1 else many}"
 
 
 class Observer(Protocol):
-    """What a run tells. Called by the driver, in this order for each wave::
+    """Receives the progress of a run. The driver calls it in this order for each wave::
 
         phase(3, "scan")
-        outcome("…")                what the phase has come to, in words
-        planned(5000)               what the waves of this listing read in all
+        outcome("…")                the result of the phase, as text
+        planned(5000)               documents that all waves of this listing read
         phase(3, "transform")
-        expects(1500)               documents that this phase has before it
-        taken_up(1200)              what this wave processes: adds to what the waves before it did
+        expects(1500)               documents that this phase will process
+        staged(1200)                deliveries that this wave adds
         phase(3, "commit")
         phase(3, "deliver")
         expects(1200)
         phase(3, "settle")
-        settled(1000, 198, 2)       as often as there is something new: the first and the last number add up
+        settled(1000, 198, 2)       whenever the numbers change: the first and the last are increments
         message("…")                at any time
 
-    It must not raise, and it must return at once: the run waits for it. ``live`` and ``error`` come from another thread
-    while a phase runs; the others from one thread.
+    A method must not raise, and must return at once: the run waits for it. ``live`` and ``error`` are called from
+    another thread while a phase runs; the others from one thread.
 
     Attributes:
-        follows: ``live`` and ``error`` are wanted.
+        wants_live: whether ``live`` and ``error`` are called.
     """
 
-    follows: bool
+    wants_live: bool
 
     def phase(self, wave: int, name: str) -> None:
-        """Wave number ``wave`` is in phase ``name`` now."""
+        """Report that wave number ``wave`` enters phase ``name``."""
 
     def planned(self, documents: int) -> None:
-        """So many documents are read by the waves that follow."""
+        """Report how many documents the next waves will read."""
 
     def expects(self, documents: int) -> None:
-        """So many documents are before this phase."""
+        """Report how many documents this phase will process."""
 
     def outcome(self, text: str) -> None:
-        """What the phase has come to."""
+        """Report the result of the phase, as text."""
 
     def live(self, documents: int) -> None:
-        """So many documents of the phase are done."""
+        """Report how many documents of the phase are done."""
 
     def error(self, document: str, text: str, trace: str) -> None:
-        """A document failed, just now. ``trace``: the traceback; "" if there is none."""
+        """Report that a document failed. ``trace``: the traceback; "" if there is none."""
 
-    def taken_up(self, documents: int) -> None:
-        """So many more documents are to be delivered."""
+    def staged(self, documents: int) -> None:
+        """Report how many deliveries the wave adds."""
 
     def settled(self, delivered: int, pending: int, failed: int) -> None:
-        """So many more were delivered or deleted, so many are pending now, so many more failed or were rejected."""
+        """Report counts: newly delivered or deleted, pending now, newly failed or rejected."""
 
     def message(self, text: str) -> None:
-        """A line for people."""
+        """Report a line of text."""
 
     def finished(self, counts: Mapping[str, int]) -> None:
-        """The run has ended: its exit code and counts, as ``run --json`` has them."""
+        """Report that the run has ended, with its exit code and counts as in ``run --json``."""
 
     def about(self, plan: str) -> None:
-        """In the run of a flow: what follows is about this plan; "": about all of them. Between two phases."""
+        """Set the plan of a flow that the next calls are about; "": all of them. Called between two phases."""
 
 
 class Silent:
-    """Says nothing."""
+    """Ignores everything."""
 
-    follows = False
+    wants_live = False
 
     def phase(self, wave: int, name: str) -> None: ...
     def planned(self, documents: int) -> None: ...
@@ -113,7 +116,7 @@ class Silent:
     def outcome(self, text: str) -> None: ...
     def live(self, documents: int) -> None: ...
     def error(self, document: str, text: str, trace: str) -> None: ...
-    def taken_up(self, documents: int) -> None: ...
+    def staged(self, documents: int) -> None: ...
     def settled(self, delivered: int, pending: int, failed: int) -> None: ...
     def message(self, text: str) -> None: ...
     def finished(self, counts: Mapping[str, int]) -> None: ...
@@ -121,11 +124,11 @@ class Silent:
 
 
 class Forwarding:
-    """Tells other observers the same; a base for those that look at something on the way."""
+    """Forwards every call to other observers; a base class for wrappers that act on some calls."""
 
     def __init__(self, *observers: Observer) -> None:
         self._observers = observers
-        self.follows = any(each.follows for each in observers)
+        self.wants_live = any(each.wants_live for each in observers)
 
     def phase(self, wave: int, name: str) -> None:
         for each in self._observers:
@@ -151,9 +154,9 @@ class Forwarding:
         for each in self._observers:
             each.error(document, text, trace)
 
-    def taken_up(self, documents: int) -> None:
+    def staged(self, documents: int) -> None:
         for each in self._observers:
-            each.taken_up(documents)
+            each.staged(documents)
 
     def settled(self, delivered: int, pending: int, failed: int) -> None:
         for each in self._observers:
@@ -173,22 +176,22 @@ class Forwarding:
 
 
 _LONG_S: Final = 10.0
-"""A phase that came to nothing is worth a line if it took so long."""
+"""Seconds from which a scan without a result is worth a line."""
 
-_STILL_EVERY_S: Final = 30.0
-"""How often a phase that takes long says how far it is."""
+_PROGRESS_EVERY_S: Final = 30.0
+"""Seconds between two progress reports of a long phase."""
 
 
-class Following:
-    """Follows a run from phase to phase; a base for those that report on it.
+class PhaseTracker:
+    """Tracks the phases of a run; a base class for observers that report at the end of each phase.
 
     Attributes:
-        wave: the number of the present one.
-        name: of the present phase; "" between two.
-        plan: which plan of a flow this is about; "" where there is only one, or where all are meant.
+        wave: number of the current wave.
+        name: name of the current phase; "" between two phases.
+        plan: the plan of a flow that calls are about; "" if there is only one, or all are meant.
     """
 
-    follows = True
+    wants_live = True
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -196,23 +199,23 @@ class Following:
         self.wave = 0
         self.name = self.plan = ""
         self._outcome = ""
-        self._began = self._said = clock()
+        self._began = self._reported_at = clock()
 
     def phase_ended(self, name: str, outcome: str, took_s: float) -> None:
-        """Outcome: in words, "" if there are none."""
+        """Report a phase that has ended. ``outcome``: its result as text, or ""."""
 
-    def goes_on(self) -> None:
-        """A phase takes long. Called now and then."""
+    def report_progress(self) -> None:
+        """Report on a phase that takes long. Called every ``_PROGRESS_EVERY_S`` seconds."""
 
     @property
     def took_s(self) -> float:
-        """Of this phase, so far."""
+        """Seconds that the current phase has taken so far."""
         return self.clock() - self._began
 
     def phase(self, wave: int, name: str) -> None:
         self.end_phase()
         self.wave, self.name = wave, name
-        self._began = self._said = self.clock()
+        self._began = self._reported_at = self.clock()
         self.pace.phase(name)
 
     def planned(self, documents: int) -> None:
@@ -226,11 +229,11 @@ class Following:
 
     def live(self, documents: int) -> None:
         self.pace.live(documents)
-        if self.clock() - self._said >= _STILL_EVERY_S:
-            self._said = self.clock()
-            self.goes_on()
+        if self.clock() - self._reported_at >= _PROGRESS_EVERY_S:
+            self._reported_at = self.clock()
+            self.report_progress()
 
-    def taken_up(self, documents: int) -> None: ...
+    def staged(self, documents: int) -> None: ...
 
     def settled(self, delivered: int, pending: int, failed: int) -> None:
         self.end_phase()
@@ -243,23 +246,23 @@ class Following:
             self.end_phase()
         self.plan = plan
 
-    def named(self, text: str) -> str:
-        """A line, behind the name of the plan that it is about."""
+    def with_plan(self, text: str) -> str:
+        """Put the name of the current plan before a line."""
         return f"{self.plan}: {text}" if self.plan else text
 
     def end_phase(self) -> None:
-        """Report on the present phase, if there is one."""
+        """Report on the current phase, if there is one."""
         if self.name:
             self.phase_ended(self.name, self._outcome, self.took_s)
         self.name = self._outcome = ""
 
 
-class LineProgress(Following):
-    """A line for each phase, with what it came to and how long it took; one for each settled wave and each message;
-    while a phase takes long, one now and then. For pipes and log files.
+class LineProgress(PhaseTracker):
+    """Prints a line for each phase with its result and duration, for each settled wave and for each message; while a
+    phase takes long, one every ``_PROGRESS_EVERY_S`` seconds. For pipes and log files.
 
     Args:
-        verbose: also when a phase begins, and the tracebacks of errors.
+        verbose: also print when a phase begins, and the tracebacks of errors.
     """
 
     def __init__(self, stream: Writable, verbose: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
@@ -273,21 +276,21 @@ class LineProgress(Following):
             self.message(f"wave {wave}: {name}")
 
     def phase_ended(self, name: str, outcome: str, took_s: float) -> None:
-        """A scan that finds nothing, again and again, says nothing."""
+        """Print the phase, unless it is a short scan that found nothing: a run may repeat that every few seconds."""
         if not outcome and name == "deliver" and self.pace.done:
-            outcome = f"{counted(self.pace.done)} sent"
+            outcome = f"{format_count(self.pace.done)} sent"
         if outcome or name != "scan" or took_s >= _LONG_S:
             self.message(f"wave {self.wave}: {name}: {outcome}{', ' if outcome else ''}{duration(took_s)}")
 
-    def goes_on(self) -> None:
-        self.message(f"wave {self.wave}: {self.name}: {self.pace.told(counted)}")
+    def report_progress(self) -> None:
+        self.message(f"wave {self.wave}: {self.name}: {self.pace.describe()}")
 
     def error(self, document: str, text: str, trace: str) -> None:
         self.message(f"{document}: {text}")
         for line in trace.splitlines() if self.verbose else ():
             self.message(line)
 
-    def taken_up(self, documents: int) -> None:
+    def staged(self, documents: int) -> None:
         if self.verbose:
             self.message(f"wave {self.wave}: {plural(documents, 'document', 'documents')} processed")
 
@@ -296,24 +299,25 @@ class LineProgress(Following):
         self.message(f"wave {self.wave}: {_figures(delivered, pending, failed)}")
 
     def message(self, text: str) -> None:
-        self.write(self.named(text))
+        self.write(self.with_plan(text))
 
     def write(self, text: str) -> None:
-        """A line as it is."""
+        """Write a line without the plan's name."""
         self.stream.write(one_line(text) + "\n")
         self.stream.flush()
 
 
 def _figures(delivered: int, pending: int, failed: int) -> str:
-    return f"{counted(delivered)} delivered, {counted(pending)} pending, {counted(failed)} failed or rejected"
+    numbers = [format_count(number) for number in (delivered, pending, failed)]
+    return "{} delivered, {} pending, {} failed or rejected".format(*numbers)
 
 
-class Bar(Following):
-    """A bar with wave and phase, how far it is and what is left; documents/s, pending, failed. Messages stand above it,
-    whole.
+class Bar(PhaseTracker):
+    """Draws a progress bar with wave, phase, progress, time left, documents/s, pending and failed. Messages are printed
+    above it in full.
 
     Args:
-        verbose: also the tracebacks of errors.
+        verbose: also print the tracebacks of errors.
     """
 
     def __init__(self, progress: Progress, clock: Callable[[], float] = time.monotonic, verbose: bool = False) -> None:
@@ -337,7 +341,7 @@ class Bar(Following):
         if documents:
             self.progress.update(
                 self.task,
-                description=self.named(f"wave {self.wave}: {self.name}: {self.pace.told(counted)}"),
+                description=self.with_plan(f"wave {self.wave}: {self.name}: {self.pace.describe()}"),
                 completed=documents,
                 total=self.pace.expected or None,
             )
@@ -347,38 +351,38 @@ class Bar(Following):
         for line in trace.splitlines() if self.verbose else ():
             self.message(line)
 
-    def taken_up(self, documents: int) -> None:
+    def staged(self, documents: int) -> None:
         if self.began is None:
             self.began = self.clock()
         self.total += documents
-        self._show()
+        self._update()
 
     def settled(self, delivered: int, pending: int, failed: int) -> None:
         self.delivered += delivered
         self.pending = pending
         self.failed += failed
-        self._show()
+        self._update()
 
     def message(self, text: str) -> None:
-        self.progress.console.print(one_line(self.named(text)), markup=False, highlight=False, soft_wrap=True)
+        self.progress.console.print(one_line(self.with_plan(text)), markup=False, highlight=False, soft_wrap=True)
 
-    def _show(self) -> None:
+    def _update(self) -> None:
         done = self.delivered + self.failed
         figures = _figures(self.delivered, self.pending, self.failed)
         seconds = self.clock() - self.began if self.began is not None else 0.0
         if seconds > 0:
-            figures += f", {counted(round(self.delivered / seconds))}/s"
+            figures += f", {format_count(round(self.delivered / seconds))}/s"
         self.progress.update(self.task, completed=done, total=max(self.total, done) or None, figures=figures)
 
 
-# Log lines of a run: to stderr, one line each, past the progress bar and not through it.
+# --- log records of a run, printed above the progress bar ---
 
 NOISY = ("py4j", "pyspark")
-"""Loggers whose messages tell users nothing about their documents."""
+"""Loggers whose messages do not concern the user's documents."""
 
 
-class ToObserver(logging.Handler):
-    """Log records as messages of the observer."""
+class ObserverHandler(logging.Handler):
+    """Passes log records to an observer as messages."""
 
     def __init__(self, observer: Observer) -> None:
         super().__init__()
@@ -391,8 +395,8 @@ class ToObserver(logging.Handler):
             self.handleError(record)
 
 
-class OneLine(logging.Formatter):
-    """``warning: text``; of a traceback only what was raised."""
+class OneLineFormatter(logging.Formatter):
+    """Formats a record as ``warning: text``, with the exception but without its traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = f"{record.levelname.lower()}: {record.getMessage()}"
@@ -404,10 +408,10 @@ class OneLine(logging.Formatter):
 
 @contextlib.contextmanager
 def logging_to(observer: Observer, verbose: bool = False) -> Iterator[None]:
-    """Warnings (with ``verbose`` information too) of the ``ferryman`` loggers to this observer, meanwhile."""
+    """Send warnings (if ``verbose``, all records) of the ``ferryman`` loggers to this observer inside the block."""
     logger = logging.getLogger("ferryman")
-    handler = ToObserver(observer)
-    handler.setFormatter(OneLine())
+    handler = ObserverHandler(observer)
+    handler.setFormatter(OneLineFormatter())
     level, propagate = logger.level, logger.propagate
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG if verbose else logging.WARNING)
@@ -422,7 +426,7 @@ def logging_to(observer: Observer, verbose: bool = False) -> Iterator[None]:
         logger.propagate = propagate
 
 
-# What a run tells, for log files and for the programs that collect them: JSON lines, lines with times.
+# --- log files: JSON lines, or lines with times ---
 
 FORMATS: Final = ("text", "json")
 
@@ -433,8 +437,8 @@ def _now() -> str:
     return dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
 
 
-class JsonLog(Following):
-    """An object a line: ``time``, ``event``, and by event
+class JsonLog(PhaseTracker):
+    """JSON objects, one a line: ``time``, ``event``, and by event
 
     - ``phase``: ``wave``, ``phase``, ``outcome`` (words), ``documents`` (those that are through, where it counts them),
       ``seconds``; when it has ended
@@ -452,10 +456,10 @@ class JsonLog(Following):
         self._stream = stream
 
     def phase_ended(self, name: str, outcome: str, took_s: float) -> None:
-        self._write("phase", **self._how_far(), outcome=outcome)
+        self._write("phase", **self._progress(), outcome=outcome)
 
-    def goes_on(self) -> None:
-        self._write("progress", **self._how_far(), expected=self.pace.expected, left_s=self.pace.left_s())
+    def report_progress(self) -> None:
+        self._write("progress", **self._progress(), expected=self.pace.expected, left_s=self.pace.left_s())
 
     def error(self, document: str, text: str, trace: str) -> None:
         self._write("error", document=document, reason=text, traceback=trace)
@@ -473,18 +477,18 @@ class JsonLog(Following):
         super().finished(counts)
         self._write("finished", **counts)
 
-    def _how_far(self) -> dict[str, Any]:
+    def _progress(self) -> dict[str, Any]:
         seconds = round(self.took_s, 3)
         return {"wave": self.wave, "phase": self.name, "documents": self.pace.done, "seconds": seconds}
 
     def _write(self, event: str, **values: Any) -> None:
-        about = {"plan": self.plan} if self.plan else {}
-        self._stream.write(json.dumps({"time": _now(), "event": event, **about, **values}) + "\n")
+        plan = {"plan": self.plan} if self.plan else {}
+        self._stream.write(json.dumps({"time": _now(), "event": event, **plan, **values}) + "\n")
         self._stream.flush()
 
 
 class LogLines(LineProgress):
-    """Lines as in a pipe, each with its time."""
+    """Writes the lines of ``LineProgress``, each with its time."""
 
     def write(self, text: str) -> None:
         super().write(f"{_now()} {text}")
@@ -496,10 +500,10 @@ class LogLines(LineProgress):
 
 @contextlib.contextmanager
 def open_log(path: Path) -> Iterator[TextIO]:
-    """The file, to be appended to. What cannot be written any more when it is closed is dropped.
+    """Open the file for appending. What cannot be flushed when it is closed is dropped.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: the file cannot be written.
     """
     try:
         file = open(path, "a", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115 - closed below
@@ -512,20 +516,20 @@ def open_log(path: Path) -> Iterator[TextIO]:
             file.close()
 
 
-# How far a phase is, how fast, and how long the rest takes.
+# --- progress, speed, and time left ---
 
-_SOON_S: Final = 5.0
-"""Before a run has worked so long, nobody knows how fast it is."""
+_ESTIMATE_AFTER_S: Final = 5.0
+"""Seconds of work before the time left is estimated from the speed."""
 
 
 class Pace:
     """Counts documents of the phase, and of all waves that a listing was split into.
 
-    What is left is estimated from the whole way that documents took so far: all phases of the waves before.
+    The time left is estimated from the time that earlier waves took for all their phases.
 
     Attributes:
-        done: documents of the phase that are through.
-        expected: documents that the phase has; 0: nobody knows.
+        done: documents of the phase that are done.
+        expected: documents that the phase has; 0: unknown.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -534,55 +538,57 @@ class Pace:
         self._name = ""
         self._began = clock()
         self._planned = 0
-        self._before = 0
-        """Documents that the waves before have read."""
-        self._first: float | None = None
-        """When the first of them was begun."""
+        self._read_before = 0
+        """Documents that earlier waves of the listing have read."""
+        self._first_began: float | None = None
+        """Time at which the first wave of the listing began to read."""
 
     def planned(self, documents: int) -> None:
-        """A listing was split into waves that read so many documents."""
-        self._planned, self._before, self._first = documents, 0, None
+        """Note that a listing was split into waves that read so many documents."""
+        self._planned, self._read_before, self._first_began = documents, 0, None
 
     def phase(self, name: str) -> None:
-        """Another phase begins."""
+        """Note that another phase begins."""
         if self._name == "transform":
-            self._before += self.expected
+            self._read_before += self.expected
         self._name, self._began = name, self._clock()
         self.done = self.expected = 0
-        if name == "transform" and self._first is None:
-            self._first = self._began
+        if name == "transform" and self._first_began is None:
+            self._first_began = self._began
 
     def expects(self, documents: int) -> None:
-        """So many are before this phase."""
+        """Note how many documents this phase has."""
         self.expected = documents
 
     def live(self, done: int) -> None:
-        """So many of them are through."""
+        """Note how many documents of the phase are done."""
         self.done = done
 
     def left_s(self) -> float | None:
-        """Seconds that the rest takes, as far as that can be known."""
+        """Estimate the seconds left; None if there is too little to estimate from."""
         now = self._clock()
-        read = self._before + (self.done if self._name == "transform" else 0)
-        if self._first is not None and now - self._first >= _SOON_S and 0 < read < self._planned:
-            return (now - self._first) / read * (self._planned - read)
-        if now - self._began >= _SOON_S and 0 < self.done < self.expected:
+        read = self._read_before + (self.done if self._name == "transform" else 0)
+        if self._first_began is not None and now - self._first_began >= _ESTIMATE_AFTER_S and 0 < read < self._planned:
+            return (now - self._first_began) / read * (self._planned - read)
+        if now - self._began >= _ESTIMATE_AFTER_S and 0 < self.done < self.expected:
             return (now - self._began) / self.done * (self.expected - self.done)
         return None
 
-    def told(self, counted: Callable[[int], str]) -> str:
-        """``1 200 of 5 312, 40/s, about 2 min left``."""
+    def describe(self) -> str:
+        """Format the progress: ``1 200 of 5 312, 40/s, about 2 min left``."""
         took_s = self._clock() - self._began
         if not self.done:
             return f"for {duration(took_s)} now"
-        of = f" of {counted(self.expected)}" if self.expected >= self.done else ""
-        rate = f", {counted(round(self.done / took_s))}/s" if took_s > 0 else ""
+        total = f" of {format_count(self.expected)}" if self.expected >= self.done else ""
+        rate = f", {format_count(round(self.done / took_s))}/s" if took_s > 0 else ""
         left_s = self.left_s()
-        return f"{counted(self.done)}{of}{rate}" + (f", about {duration(left_s)} left" if left_s is not None else "")
+        return f"{format_count(self.done)}{total}{rate}" + (
+            f", about {duration(left_s)} left" if left_s is not None else ""
+        )
 
 
 def duration(seconds: float) -> str:
-    """``0.4 s``, ``12 s``, ``3 min``, ``2 h 5 min``."""
+    """Format a duration: ``0.4 s``, ``12 s``, ``3 min``, ``2 h 5 min``."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     if seconds < 119.5:
@@ -591,27 +597,27 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
-# Where reports are written to. A run does not end because nobody can read what it reports.
+# --- streams that may fail: a run does not end because its progress cannot be written ---
 
 
 class Writable(Protocol):
-    """What of a text file a report needs."""
+    """The methods of a text file that observers use."""
 
     def write(self, text: str, /) -> object: ...
 
     def flush(self) -> object: ...
 
 
-class Expendable:
-    """A stream that is given up at its first error: its disk is full, or whoever read it has gone.
+class BestEffortStream:
+    """A stream that is given up at its first error, such as a full disk or a closed pipe.
 
     Args:
-        lost: told of the error.
+        on_error: called once with that error.
     """
 
-    def __init__(self, stream: Writable, lost: Callable[[OSError], None] = lambda error: None) -> None:
+    def __init__(self, stream: Writable, on_error: Callable[[OSError], None] = lambda error: None) -> None:
         self._stream: Writable | None = stream
-        self._lost = lost
+        self._on_error = on_error
 
     def write(self, text: str, /) -> None:
         if self._stream is not None:
@@ -627,30 +633,30 @@ class Expendable:
             action(self._stream)
         except OSError as e:
             self._stream = None
-            self._lost(e)
+            self._on_error(e)
 
 
-# Which observer suits whom a run tells: a terminal, a pipe, a log file, a program.
+# --- choosing the observer ---
 
 
 @contextlib.contextmanager
-def watching(
+def progress_observer(
     stream: TextIO, verbose: bool = False, log_file: Path | None = None, log_format: str = "text"
 ) -> Iterator[Observer]:
-    """The observer that suits the stream, for as long as the run takes.
+    """Open the observer that suits the stream, for the duration of a run.
 
     Args:
-        log_file: what is reported is appended to this file, too, in ``log_format``; else that is the stream's.
+        log_file: file that progress is appended to as well, in ``log_format``; without it that is the stream's format.
 
     Raises:
         UsageError: the log file cannot be written.
     """
     if log_file is None:
-        with _on(stream, verbose, log_format) as observer:
+        with _stream_observer(stream, verbose, log_format) as observer:
             yield observer
         return
-    with open_log(log_file) as opened, _on(stream, verbose, "text") as observer:
-        file = Expendable(opened, lambda e: observer.message(f"warning: {_given_up(log_file, e)}"))
+    with open_log(log_file) as opened, _stream_observer(stream, verbose, "text") as observer:
+        file = BestEffortStream(opened, lambda e: observer.message(f"warning: {_given_up(log_file, e)}"))
         log: Observer = JsonLog(file) if log_format == "json" else LogLines(file, verbose)
         try:
             yield Forwarding(observer, log)
@@ -664,12 +670,12 @@ def _given_up(log_file: Path, error: OSError) -> str:
 
 
 @contextlib.contextmanager
-def _on(stream: TextIO, verbose: bool, log_format: str) -> Iterator[Observer]:
+def _stream_observer(stream: TextIO, verbose: bool, log_format: str) -> Iterator[Observer]:
     if log_format == "json":
-        yield JsonLog(Expendable(stream))
+        yield JsonLog(BestEffortStream(stream))
         return
     if not stream.isatty():
-        yield LineProgress(Expendable(stream), verbose)
+        yield LineProgress(BestEffortStream(stream), verbose)
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn

@@ -1,4 +1,4 @@
-"""Run: carry a plan's documents to their destinations, or those of all plans of a flow."""
+"""The operations of the public API: run, fsck, status, deliveries, history, tables, resolve and retry."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, overload
 
 from ferryman import account
-from ferryman.account.questions import last_entries, miscounted
+from ferryman.account.questions import cache_differs, last_entries
 from ferryman.account.relations import named_statuses
 from ferryman.engine import driver
 from ferryman.engine.commands import apply
@@ -36,7 +36,6 @@ from ferryman.state.state import (
     state_root,
 )
 from ferryman.storage import files, parquet
-from ferryman.storage import files as seals
 from ferryman.storage.files import StatePath, exists, explain_errors_of_state
 from ferryman.storage.locks import Readers
 from ferryman.storage.tables import Table
@@ -136,7 +135,7 @@ def run(
             given no task.
         take_over: be the driver of a state in an object store at once, although another one seems to hold it, which you
             know to be dead.
-        observer: hears of the progress; nobody by default.
+        observer: receives the progress; none by default.
 
     Raises:
         PlanError, UsageError: nothing was done.
@@ -188,44 +187,46 @@ def run(
         preflight=preflight,
         take_over=take_over,
         observer=observer,
-    ) as (taken, runner):
-        return Run(taken, runner, observer, reset=reset_state, **options).go(every)
+    ) as (locked_state, runner):
+        return Run(locked_state, runner, observer, reset=reset_state, **options).go(every)
 
 
-# What became of a document on its way through the plans of a flow.
+# --- follow a document through the plans of a flow ---
 
 
 def follow(flow: Flow, roots: Mapping[str, StatePath], document: str) -> list[dict[str, Any]]:
-    """Every event of a document in the plans that know it, and of the messages that were made of it, in the plans
-    behind those. Rows as of ``account.history``, with ``plan``; plan by plan, oldest first.
+    """Return every event of a document in the plans that know it, and of the messages made of it, in the plans that
+    read them. Rows of ``account.history``, with ``plan``; plan by plan, oldest first.
 
     Args:
-        roots: label of a plan -> its state; it need not exist.
+        roots: label of a plan -> its state, which need not exist.
     """
     plans = {flow.label(plan): plan for plan in flow.order}
-    waiting = [(label, document) for label in plans]
+    pending = [(label, document) for label in plans]
     seen: set[tuple[str, str]] = set()
     events: list[dict[str, Any]] = []
-    for label, id in waiting:  # which grows meanwhile
+    for label, id in pending:  # grows inside the loop
         if (label, id) in seen or not exists(roots[label] / IDENTITY):
             continue
         seen.add((label, id))
-        found = account.history(roots[label], id, plans[label])
-        events += [{"plan": label, **event} for event in found]
+        in_plan = account.history(roots[label], id, plans[label])
+        events += [{"plan": label, **event} for event in in_plan]
         for joint in flow.joints:
-            if joint.writer == label and (hashes := _arrived(found, joint.destination)):
+            if joint.writer == label and (hashes := _delivered_hashes(in_plan, joint.destination)):
                 reader = plans[joint.reader]
-                waiting += [(joint.reader, made) for made in _made(reader, roots[joint.reader], joint, hashes)]
+                pending += [
+                    (joint.reader, made) for made in _documents_made_of(reader, roots[joint.reader], joint, hashes)
+                ]
     return events
 
 
-def _arrived(events: list[dict[str, Any]], destination: str) -> set[str]:
-    """Hashes of the deliveries that came to it."""
+def _delivered_hashes(events: list[dict[str, Any]], destination: str) -> set[str]:
+    """Return the hashes of deliveries that a destination received."""
     return {e["delivery_hash"] for e in events if e["destination"] == destination and e["status"] == Status.INDEXED}
 
 
-def _made(reader: Plan, root: StatePath, joint: Joint, hashes: Collection[str]) -> Iterator[str]:
-    """Ids by which a plan knows what these deliveries have made."""
+def _documents_made_of(reader: Plan, root: StatePath, joint: Joint, hashes: Collection[str]) -> Iterator[str]:
+    """Yield the ids, in the reading plan, of what was made of these deliveries."""
     [source] = (n.source for n in reader.nodes if isinstance(n, SourceNode) and n.name == joint.source)
     if not isinstance(source, Log):
         return
@@ -234,10 +235,10 @@ def _made(reader: Plan, root: StatePath, joint: Joint, hashes: Collection[str]) 
         if join is None:
             yield id
         elif exists(root / IDENTITY):
-            yield from account.joined_of(root, join.name, id, reader)
+            yield from account.joined_documents(root, join.name, id, reader)
 
 
-# fsck: read every file of a state and verify it; count again what was kept as counted. Changes nothing.
+# --- fsck: read and verify every file of a state, and check the cached counts; changes nothing ---
 
 
 class Finding(NamedTuple):
@@ -248,7 +249,7 @@ class Finding(NamedTuple):
     remedy: str
 
 
-_LOOKS: Final = 5
+_ATTEMPTS: Final = 5
 """How often a file that looks damaged is read beside a driver that commits all the time."""
 
 _REMOVE = "remove this file: everything is then counted again"
@@ -257,12 +258,12 @@ _COPY = "restore this file from a copy of the state directory"
 
 @explain_errors_of_state
 def fsck(plan: Plan, *, state: str | StatePath | None = None) -> list[Finding]:
-    """Verify every file of the plan's state: what is damaged or missing, and what can be done; [] if all is well."""
+    """Verify every file of the plan's state: return what is damaged or missing, and what can be done."""
     return check(state_root(plan, state))
 
 
 def check(root: StatePath) -> list[Finding]:
-    """Everything that is wrong with a state, all of it and not the first only; [] if all is well.
+    """Return everything that is wrong with a state, not only the first.
 
     Raises:
         UsageError: there is no state here.
@@ -271,76 +272,79 @@ def check(root: StatePath) -> list[Finding]:
         raise UsageError(f"{root}: there is no state here. Give the --state that the plan ran with.")
     try:
         with Readers(root / READERS).reading():
-            found = _look(root)
-            for _ in range(_LOOKS - 1):  # a run that goes on meanwhile may have changed what we looked at
-                if not found:
+            findings = _inspect(root)
+            for _ in range(_ATTEMPTS - 1):  # a concurrent run may have replaced files meanwhile
+                if not findings:
                     break
                 before = last_entries(root)
-                again = _look(root)
-                found = [f for f in found if f in again]
+                again = _inspect(root)
+                findings = [f for f in findings if f in again]
                 if last_entries(root) == before:
                     break
     except StateForeign as e:
         return [Finding(str(root), str(e), "use the Ferryman and the plan that wrote it")]
-    return found
+    return findings
 
 
-def _look(root: StatePath) -> list[Finding]:
-    found: dict[str, Finding] = {}
+def _inspect(root: StatePath) -> list[Finding]:
+    findings: dict[str, Finding] = {}
     for problem in _problems(root):
-        found.setdefault(problem.path, Finding(problem.path, problem.what, _COPY))
+        findings.setdefault(problem.path, Finding(problem.path, problem.what, _COPY))
     path = root / COUNTED
     try:
         if files.exists(path):
-            seals.unseal(path)
-        if not found and miscounted(root, plan_of(root)):
-            found[str(path)] = Finding(str(path), "it does not match the tables, counted again", _REMOVE)
+            files.unseal(path)
+        if not findings and cache_differs(root, plan_of(root)):
+            findings[str(path)] = Finding(str(path), "it does not match the tables, counted again", _REMOVE)
     except StateDamaged as e:
-        found[e.path] = Finding(e.path, e.what, _REMOVE if e.path == str(path) else _COPY)
-    return list(found.values())
+        findings[e.path] = Finding(e.path, e.what, _REMOVE if e.path == str(path) else _COPY)
+    return list(findings.values())
 
 
 def _problems(root: StatePath) -> Iterator[StateDamaged]:
     try:
         plan = plan_of(root)
     except StateDamaged:
-        plan = Plan(root.name)  # enough to look at the files
+        plan = Plan(root.name)  # enough to read the files
     state = State(root, plan)
     yield from state.problems()
     for table in state.tables:
         yield from _problems_of_data(state, table)
     for path in sealed_files(state):
         try:
-            seals.unseal(path)
+            files.unseal(path)
         except StateDamaged as e:
             yield e
 
 
 def _problems_of_data(state: State, table: Table) -> Iterator[StateDamaged]:
-    """Live files and those that are named for the table; where no log says which these are, all there are."""
+    """Yield the problems of a table's live and staged files; of all its files if the log that lists them is damaged."""
     try:
         table.log.verify()
         table.load([WAVE, SETTLED])
         names = [f.path for f in (*table.files.values(), *state.staged_files(table))]
-    except (StateDamaged, KeyError) as e:  # KeyError: the outbox, which names files for the others, was not loaded
+    except (
+        StateDamaged,
+        KeyError,
+    ) as e:  # KeyError: the outbox, which lists staged files of other tables, was not loaded
         if isinstance(e, StateDamaged):
             yield e
         names = [n for n in files.walk_names(table.folder) if n.endswith(".parquet") and not n.startswith("_")]
     for name in names:
         try:
-            what = parquet.find_damage(files.local_copy(table.folder / name))
+            problem = parquet.find_damage(files.local_copy(table.folder / name))
         except FileNotFoundError:
-            what = "the file is missing"
-        if what is not None:
-            yield StateDamaged(str(table.folder / name), what)
+            problem = "the file is missing"
+        if problem is not None:
+            yield StateDamaged(str(table.folder / name), problem)
 
 
-# What became of a plan's documents: ``status``, ``deliveries``, ``history``, ``tables``.
+# --- queries: status, deliveries, history, tables ---
 
 
 @explain_errors_of_state
 def status(plan: Plan, *, state: str | StatePath | None = None) -> dict[str, Any]:
-    """What became of the plan's documents, as ``ferryman status --json`` shows it."""
+    """Return the counts of the plan's documents and deliveries, as ``ferryman status --json`` shows them."""
     return account.status(state_root(plan, state), plan)
 
 
@@ -357,16 +361,16 @@ def deliveries(
     by: Literal["reason"] | None = None,
     limit: int | None = None,
 ) -> list[dict[str, Any]]:
-    """Deliveries of current documents, each by its latest event, newest first, with the ledger's columns.
+    """Return deliveries of current documents, each by its latest event, newest first, with the ledger's columns.
 
     Args:
-        status: as shown (``failed``, ``pending`` …) or as stored (``DEAD``, ``BATCHED`` …), in any case.
-        family: only of this origin and what was made of it; or of the rows of this file.
-        incomplete: not deliveries but families of which some are pending or in doubt: ``source``, ``family``, and how
+        status: a status as shown (``failed``, ``pending`` …) or as stored (``DEAD``, ``BATCHED`` …), in any case.
+        family: an origin, with all that was made of it; or a file, with its rows.
+        incomplete: return not deliveries but families with some pending or in doubt: ``source``, ``family``, and how
             many ``deliveries`` it has, ``ended``, ``pending``, ``in_doubt``, ``failed``, ``rejected``. Goes with
             ``source`` and ``family`` only.
-        by: ``"reason"``: not deliveries but why they have not arrived, the most frequent reason first: ``status`` (as
-            shown), ``deliveries`` (how many), ``reason`` (of one of them) and ``example``, its document.
+        by: ``"reason"``: return not deliveries but the reasons why they have not arrived, the most frequent first:
+            ``status`` (as shown), ``deliveries`` (how many), ``reason`` (of one of them) and ``example``, its document.
 
     Raises:
         UsageError: there is no such status or no state yet; these arguments do not go together.
@@ -375,35 +379,35 @@ def deliveries(
     if incomplete:
         if status is not None or destination is not None or by is not None:
             raise UsageError("incomplete: it goes with source and family only.")
-        return [each._asdict() for each in account.incomplete(root, plan, source, family)[:limit]]
+        return [each._asdict() for each in account.incomplete_families(root, plan, source, family)[:limit]]
     if by not in (None, "reason"):
         raise UsageError(f"by={by!r}: give 'reason'.")
-    ask = account.deliveries if by is None else account.reasons
-    return ask(root, status=status, destination=destination, source=source, family=family, limit=limit, plan=plan)
+    query = account.deliveries if by is None else account.reasons
+    return query(root, status=status, destination=destination, source=source, family=family, limit=limit, plan=plan)
 
 
 @explain_errors_of_state
 def history(plan: Plan, document: str, *, state: str | StatePath | None = None) -> list[dict[str, Any]]:
-    """Every event of a document and its family, oldest first, with the ledger's columns."""
+    """Return every event of a document and its family, oldest first, with the ledger's columns."""
     return account.history(state_root(plan, state), document, plan)
 
 
 @explain_errors_of_state
 def tables(plan: Plan, *, state: str | StatePath | None = None) -> account.StateTables:
-    """The plan's ``ledger`` and ``documents`` as Arrow tables, for pandas, Polars, DuckDB or Spark.
+    """Return the plan's ``ledger`` and ``documents`` as Arrow tables, for pandas, Polars, DuckDB or Spark.
 
-    Everything is read into memory, some 200 bytes a row. A larger state is better asked where it lies: its tables are
-    open Delta tables.
+    Everything is read into memory, some 200 bytes a row. Query a larger state where it is stored: its tables are open
+    Delta tables.
     """
     return account.tables(state_root(plan, state), plan)
 
 
-# Resolve: record what an operator found out about deliveries in doubt.
+# --- resolve: record what an operator found out about deliveries in doubt ---
 
 _RESOLVE: Final = "resolve --as "
 
 RESOLUTIONS: Final = tuple(verb.removeprefix(_RESOLVE) for verb in VERBS if verb.startswith(_RESOLVE))
-"""What may be recorded of a delivery in doubt."""
+"""Statuses that may be recorded for a delivery in doubt."""
 
 
 @explain_errors_of_state
@@ -428,15 +432,17 @@ def resolve(
     """
     if word.lower() not in RESOLUTIONS:
         raise UsageError(f"resolve as {word!r}: choose one of {', '.join(RESOLUTIONS)}.")
-    return give(plan, state, Command(_RESOLVE + word.lower(), current_user(), why, None, document, destination, source))
+    return submit_command(
+        plan, state, Command(_RESOLVE + word.lower(), current_user(), why, None, document, destination, source)
+    )
 
 
-# Retry: try again what failed, or read documents again; and how an operator's command reaches the state.
+# --- retry, and how an operator's command reaches the state ---
 
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """What became of a command."""
+    """Result of a command."""
 
     count: int | None
     """Deliveries (with ``force`` and ``dirty``: documents) that it concerns; None while it is queued."""
@@ -457,9 +463,11 @@ def retry(
     dirty: bool = False,
     why: str = "",
 ) -> Retried:
-    """Try again what failed: due now, attempts from zero (RESTART). With ``force`` documents are read again, changed or
-    not, as a new revision (FORCE); with ``dirty`` the next scan reads them, whatever their fingerprints say, and they
-    are processed if they have changed (DIRTY). The filters narrow it down.
+    """Make failed deliveries due now, with attempts from zero (RESTART).
+
+    With ``force`` documents are read again, changed or not, as a new revision (FORCE). With ``dirty`` the next scan
+    reads them, whatever their fingerprints, and they are processed if they have changed (DIRTY). The filters select
+    the deliveries.
 
     Raises:
         UsageError: there is no state yet, or no such status.
@@ -468,11 +476,11 @@ def retry(
         raise UsageError("force and dirty: force reads again in any case, give one of them.")
     verb = "retry --force" if force else "dirty" if dirty else "retry"
     statuses = None if status is None else frozenset(named_statuses(status)[0])
-    return give(plan, state, Command(verb, current_user(), why, statuses, document, destination, source))
+    return submit_command(plan, state, Command(verb, current_user(), why, statuses, document, destination, source))
 
 
-def give(plan: Plan, state: str | StatePath | None, command: Command) -> Retried:
-    """Queue a command, and apply all that are queued unless a run does.
+def submit_command(plan: Plan, state: str | StatePath | None, command: Command) -> Retried:
+    """Queue a command; apply all queued commands, unless a run holds the state.
 
     Raises:
         UsageError: there is no state yet.
@@ -482,10 +490,10 @@ def give(plan: Plan, state: str | StatePath | None, command: Command) -> Retried
         raise UsageError(f"{root}: there is no state of this plan yet: nothing to {command.verb.split()[0]}.")
     name = queue_command(root / "commands", command)
     try:
-        with State.take(root, plan) as taken:
-            if taken.wave > taken.settled or open_intake(taken) is not None:
+        with State.take(root, plan) as held:
+            if held.wave > held.settled or open_intake(held) is not None:
                 return Retried(None, queued=True)  # the next run recovers first
-            counts = {c.file: apply(taken, c) for c in queued_commands(taken)}
+            counts = {c.file: apply(held, c) for c in queued_commands(held)}
             return Retried(counts.get(name, 0), queued=False)
     except StateHeld:
         return Retried(None, queued=True)

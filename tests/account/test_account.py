@@ -194,6 +194,6 @@ def test_questions_about_a_million_documents_get_by_with_their_memory(tmp_path: 
     assert retry(plan, state=tmp_path).count == 10_000
     root = state_root(plan, tmp_path)
     assert len(account.deliveries(root, plan=plan)) == 1_000_000
-    assert account.number_of_deliveries(root, plan=plan) == 1_000_000
-    assert len({each["document"] for each in account.each_delivery(root, plan=plan)}) == 1_000_000
+    assert account.count_deliveries(root, plan=plan) == 1_000_000
+    assert len({each["document"] for each in account.iter_deliveries(root, plan=plan)}) == 1_000_000
     assert len(account.deliveries(root, status="restart", limit=20_000, plan=plan)) == 10_000

@@ -51,8 +51,8 @@ def test_documents_are_listed_by_what_is_asked(
     rows = account.deliveries(trial.root, plan=plan, **filters)  # type: ignore[arg-type]
     assert {(r["source"], r["document"]) for r in rows} == found
     assert len(rows) == len(found)
-    assert list(account.each_delivery(trial.root, plan=plan, **filters)) == rows  # type: ignore[arg-type]
-    assert account.number_of_deliveries(trial.root, plan=plan, **filters) == len(rows)  # type: ignore[arg-type]
+    assert list(account.iter_deliveries(trial.root, plan=plan, **filters)) == rows  # type: ignore[arg-type]
+    assert account.count_deliveries(trial.root, plan=plan, **filters) == len(rows)  # type: ignore[arg-type]
 
 
 def test_the_newest_come_first(trial: Trial) -> None:
@@ -66,24 +66,24 @@ def test_the_newest_come_first(trial: Trial) -> None:
     trial.put("a", text="two")
     trial.run()
     assert [d["document"] for d in trial.docs()] == ["a", "c", "b"]
-    assert [d["document"] for d in account.each_delivery(trial.root, limit=2)] == ["a", "c"]
-    assert account.number_of_deliveries(trial.root) == 3, "of each its latest event alone"
+    assert [d["document"] for d in account.iter_deliveries(trial.root, limit=2)] == ["a", "c"]
+    assert account.count_deliveries(trial.root) == 3, "of each its latest event alone"
 
 
 def test_deliveries_come_while_a_driver_commits(trial: Trial) -> None:
     """What was asked is answered to its end, whatever is committed and removed meanwhile; then nothing is left open."""
     trial.put(*(f"d{n}" for n in range(5000)))
     trial.run()
-    rows = account.each_delivery(trial.root, plan=trial.plan)
+    rows = account.iter_deliveries(trial.root, plan=trial.plan)
     found = [next(rows)["document"]]
     trial.put("late")
     trial.run()
     found += [each["document"] for each in rows]
     assert sorted(found) == sorted(f"d{n}" for n in range(5000))
-    rows = account.each_delivery(trial.root, plan=trial.plan)
+    rows = account.iter_deliveries(trial.root, plan=trial.plan)
     assert next(rows)["document"] == "late"
     rows.close()
-    assert account.number_of_deliveries(trial.root) == 5001
+    assert account.count_deliveries(trial.root) == 5001
 
 
 def test_rows_have_the_public_columns(two_ways: tuple[Trial, Plan]) -> None:

@@ -46,7 +46,7 @@ def test_a_second_wave_that_is_not_settled(trial: Trial, phase: str) -> None:
     assert trial.status()["balanced"]
     assert trial.statuses("a") == ["INDEXED", "BATCHED"]
     assert [(d["operation"], d["status"]) for d in trial.docs() if d["document"] == "b"] == [("delete", "BATCHED")]
-    left = account.left_over(trial.root, trial.plan)
+    left = account.outstanding(trial.root, trial.plan)
     assert left == {"failed": 0, "rejected": 0, "in_doubt": 0, "pending": 2}
     trial.run()
     assert trial.counts() == {"delivered": 2, "deleted": 1}
@@ -78,7 +78,7 @@ def test_questions_change_nothing(trial: Trial) -> None:
         trial.docs()
         trial.history("a")
         account.waves(trial.root)
-        account.left_over(trial.root, trial.plan)
+        account.outstanding(trial.root, trial.plan)
     assert {p: p.read_bytes() for p in trial.root.rglob("*") if p.is_file()} == before
     with trial.take():
         after = trial.status()

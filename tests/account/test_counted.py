@@ -41,14 +41,14 @@ def nothing_is_counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         raise AssertionError("it counts")
 
     def begin() -> None:
-        for name in ("status", "left_over", "waves"):
+        for name in ("status", "outstanding", "waves"):
             monkeypatch.setattr(View, name, counted)
 
     return begin
 
 
 def questions(trial: Trial) -> list[Any]:
-    return [trial.status(), account.left_over(trial.root, trial.plan), account.waves(trial.root, plan=trial.plan)]
+    return [trial.status(), account.outstanding(trial.root, trial.plan), account.waves(trial.root, plan=trial.plan)]
 
 
 @pytest.mark.rule("status.kept")
@@ -88,7 +88,7 @@ def test_after_a_wave_everything_is_counted_anew(trial: Trial, monkeypatch: pyte
     def killed(*_: object, **__: object) -> None:
         raise Interrupted
 
-    monkeypatch.setattr(run, "keep_counted", killed)
+    monkeypatch.setattr(run, "cache_counts", killed)
     with pytest.raises(Interrupted):
         trial.run(observer=Until(3, phase), checked=False)
     found = questions(trial)
@@ -162,11 +162,11 @@ def test_an_endless_run_counts_in_a_small_part_of_the_time(trial: Trial, monkeyp
     now = [100.0]
     counted = []
 
-    def keep_counted(*_: object, **__: object) -> None:
+    def cache_counts(*_: object, **__: object) -> None:
         counted.append(now[0])
         now[0] += 2
 
-    monkeypatch.setattr(run, "keep_counted", keep_counted)
+    monkeypatch.setattr(run, "cache_counts", cache_counts)
     with trial.take() as state:
         counter = Counting(state, clock=lambda: now[0])
         for _ in range(12):

@@ -27,4 +27,4 @@ def test_everything_is_counted_whatever_the_number(tmp_path: Path, monkeypatch: 
     assert found["sources"] == {"docs": {"documents": 20_000, "deleted": 0, "again": 0}}
     assert {name: n for name, n in found["destinations"]["out"].items() if n} == {"delivered": 15_000, "failed": 5_000}
     assert found["balanced"]
-    assert {name: n for name, n in account.left_over(root, plan).items() if n} == {"failed": 5_000}
+    assert {name: n for name, n in account.outstanding(root, plan).items() if n} == {"failed": 5_000}

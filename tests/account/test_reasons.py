@@ -96,10 +96,10 @@ def test_the_command_line(ran: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_the_summary_shows_the_most_frequent(ran: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Instead of the newest, where there are many."""
-    from ferryman.cli.run import tell
+    from ferryman.cli.run import print_summary
     from ferryman.engine.summary import Summary
 
-    tell(Summary(exit=3, rejected=14, failed=2), ran / "moods-v1", plan_of(), "plan.py", None)
+    print_summary(Summary(exit=3, rejected=14, failed=2), ran / "moods-v1", plan_of(), "plan.py", None)
     out = capsys.readouterr().out
     assert "14 rejected:\n  10: not UTF-8 at byte 0 (one of them: 00)\n  4: step moody" in out
     assert "2 failed, the newest of them:" in out
@@ -107,10 +107,10 @@ def test_the_summary_shows_the_most_frequent(ran: Path, capsys: pytest.CaptureFi
 
 def test_of_a_large_state_the_summary_shows_the_newest(ran: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """To count all reasons there takes seconds, and nobody asked."""
-    from ferryman.cli.run import tell
+    from ferryman.cli.run import print_summary
     from ferryman.engine.summary import Summary
     from ferryman.state.state import COUNTED
 
     (ran / "moods-v1" / COUNTED).touch()
-    tell(Summary(exit=3, rejected=14), ran / "moods-v1", plan_of(), "plan.py", None)
+    print_summary(Summary(exit=3, rejected=14), ran / "moods-v1", plan_of(), "plan.py", None)
     assert "14 rejected, the newest of them:" in capsys.readouterr().out

@@ -8,7 +8,7 @@ import pytest
 
 from ferryman import limits
 from ferryman.account import families
-from ferryman.account.families import Wholeness
+from ferryman.account.families import FamilyStatus
 from ferryman.destinations import Delivery, Outcome
 from ferryman.document import Document
 from ferryman.errors import TransientError
@@ -51,19 +51,22 @@ def test_a_family_is_complete_when_all_of_it_has_ended(trial: Trial) -> None:
     trial.put("owed by a step", text="one two busy")
     trial.run(wait=0)
 
-    def of(id: str) -> Wholeness:
-        [found] = families.of_family(trial.root, id, trial.plan)
+    def of(id: str) -> FamilyStatus:
+        [found] = families.family_statuses(trial.root, id, trial.plan)
         return found
 
     assert of("whole") == ("docs", "whole", 3, 3, 0, 0, 0, 0)
     assert of("failed") == ("docs", "failed", 2, 2, 0, 0, 1, 0)
     assert of("pending") == ("docs", "pending", 2, 1, 1, 0, 0, 0)
     assert of("owed by a step") == ("docs", "owed by a step", 3, 2, 1, 0, 0, 0)
-    assert of("whole").told() == "complete: 3 of 3 deliveries have ended"
-    assert of("failed").told() == "complete: 2 of 2 deliveries have ended; 1 failed"
-    assert of("pending").told() == "incomplete: 1 of 2 deliveries have ended; 1 pending"
-    assert families.of_family(trial.root, "unknown", trial.plan) == []
-    assert [each.family for each in families.incomplete(trial.root, trial.plan)] == ["owed by a step", "pending"]
+    assert of("whole").describe() == "complete: 3 of 3 deliveries have ended"
+    assert of("failed").describe() == "complete: 2 of 2 deliveries have ended; 1 failed"
+    assert of("pending").describe() == "incomplete: 1 of 2 deliveries have ended; 1 pending"
+    assert families.family_statuses(trial.root, "unknown", trial.plan) == []
+    assert [each.family for each in families.incomplete_families(trial.root, trial.plan)] == [
+        "owed by a step",
+        "pending",
+    ]
 
 
 def test_in_doubt_is_not_ended(trial: Trial) -> None:
@@ -72,7 +75,7 @@ def test_in_doubt_is_not_ended(trial: Trial) -> None:
     trial.out.answer = lambda d: None if d.text() == "two" else Outcome.ok()
     trial.put("a", text="one two")
     trial.run(wait=0)
-    assert families.incomplete(trial.root, trial.plan) == [Wholeness("docs", "a", 2, 1, 0, 1, 0, 0)]
+    assert families.incomplete_families(trial.root, trial.plan) == [FamilyStatus("docs", "a", 2, 1, 0, 1, 0, 0)]
 
 
 def test_an_older_version_that_waits_counts(trial: Trial) -> None:
@@ -83,10 +86,10 @@ def test_an_older_version_that_waits_counts(trial: Trial) -> None:
     trial.run(wait=0)
     trial.put("a", text="two")
     trial.run(wait=0)
-    assert families.incomplete(trial.root, trial.plan) == [Wholeness("docs", "a", 2, 0, 2, 0, 0, 0)]
+    assert families.incomplete_families(trial.root, trial.plan) == [FamilyStatus("docs", "a", 2, 0, 2, 0, 0, 0)]
     trial.out.refuse = None
     trial.run(wait=0)
-    assert families.incomplete(trial.root, trial.plan) == []
+    assert families.incomplete_families(trial.root, trial.plan) == []
 
 
 @pytest.mark.rule("account.whole-rows")
@@ -100,8 +103,10 @@ def test_rows_of_a_file_are_a_family(place: Path) -> None:
     rows.step("words", row_words).destination("out", Recorder(place / "out.jsonl", answer), backoff=3600)
     run_plan(plan, place / "state", wait=0)
     root = place / "state" / "trial-v1"
-    assert families.of_family(root, "x/goods.csv", plan) == [Wholeness("rows", "x/goods.csv", 4, 4, 0, 0, 0, 0)]
-    assert families.of_family(root, "x/goods.csv#row=2", plan)[0].deliveries == 2
+    assert families.family_statuses(root, "x/goods.csv", plan) == [
+        FamilyStatus("rows", "x/goods.csv", 4, 4, 0, 0, 0, 0)
+    ]
+    assert families.family_statuses(root, "x/goods.csv#row=2", plan)[0].deliveries == 2
 
 
 def row_words(doc: Document) -> list[Document]:
@@ -115,8 +120,8 @@ def test_many_are_looked_at_in_shares(trial: Trial, monkeypatch: pytest.MonkeyPa
     for i in range(60):
         trial.put(f"an id with its {i:040}", text="one later" if i % 2 else "one two")
     trial.run(wait=0)
-    found = families.incomplete(trial.root, trial.plan, source="docs")
+    found = families.incomplete_families(trial.root, trial.plan, source="docs")
     assert [(each.family, each.deliveries, each.ended) for each in found] == [
         (f"an id with its {i:040}", 2, 1) for i in range(1, 60, 2)
     ]
-    assert families.incomplete(trial.root, trial.plan, source="other") == []
+    assert families.incomplete_families(trial.root, trial.plan, source="other") == []

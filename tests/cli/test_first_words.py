@@ -10,7 +10,7 @@ import pytest
 
 from ferryman import Plan
 from ferryman.cli.app import start
-from ferryman.cli.run import new_state, tell
+from ferryman.cli.run import describe_new_state, print_summary
 from ferryman.destinations import Null
 from ferryman.engine.summary import Summary
 from ferryman.errors import PlanError
@@ -36,14 +36,16 @@ def small(version: int = 2) -> Plan:
 def test_a_new_state_is_named_with_its_neighbours(tmp_path: Path) -> None:
     """Of a plan that was renamed, or whose state is gone, everything is sent again."""
     run_plan(small(1), tmp_path)
-    assert new_state(tmp_path / "small-v2", 2) == (
+    assert describe_new_state(tmp_path / "small-v2", 2) == (
         f"new state: {tmp_path}/small-v2; others here: small-v1. To continue from an older version: --from-version 1. "
         "Every document is new to it, and is sent."
     )
-    assert new_state(tmp_path / "renamed-v2", 2).startswith(
+    assert describe_new_state(tmp_path / "renamed-v2", 2).startswith(
         f"new state: {tmp_path}/renamed-v2; others here: small-v1. E"
     )
-    assert new_state(tmp_path / "alone" / "small-v2", 2).startswith(f"new state: {tmp_path}/alone/small-v2. Every")
+    assert describe_new_state(tmp_path / "alone" / "small-v2", 2).startswith(
+        f"new state: {tmp_path}/alone/small-v2. Every"
+    )
 
 
 def test_the_newest_older_version_is_offered(tmp_path: Path) -> None:
@@ -51,9 +53,9 @@ def test_the_newest_older_version_is_offered(tmp_path: Path) -> None:
     for name in ("small-v9", "small-v10", "small-v12", "small-v-v1", "smaller-v10", "small-vx"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "state.json").write_text("{}")
-    assert "--from-version 10." in new_state(tmp_path / "small-v11", 11)
-    assert "--from-version 9." in new_state(tmp_path / "small-v10", 10)
-    assert "--from-version" not in new_state(tmp_path / "small-v8", 8)
+    assert "--from-version 10." in describe_new_state(tmp_path / "small-v11", 11)
+    assert "--from-version 9." in describe_new_state(tmp_path / "small-v10", 10)
+    assert "--from-version" not in describe_new_state(tmp_path / "small-v8", 8)
 
 
 def test_a_run_says_that_its_state_is_new(
@@ -89,7 +91,7 @@ def test_exit_code_4_beside_no_pending_is_explained(tmp_path: Path, capsys: pyte
     plan.source("rows", Csv(tmp_path / "rows")).destination("out", Null())
     summary = run_plan(plan, tmp_path / "state", wait=0)
     assert (summary.exit, summary.pending) == (4, 0)
-    tell(summary, tmp_path / "state" / "rows-v0", plan, "plan.py", None)
+    print_summary(summary, tmp_path / "state" / "rows-v0", plan, "plan.py", None)
     assert "Exit code 4 although nothing is pending" in capsys.readouterr().out
 
 

@@ -15,7 +15,7 @@ import pytest
 from ferryman import Plan
 from ferryman.cli.app import start
 from ferryman.engine.summary import Summary
-from ferryman.observe import watching
+from ferryman.observe import progress_observer
 from tests.support.trial import run_plan
 
 PLAN = """
@@ -98,7 +98,7 @@ def test_what_ends_a_run_is_in_the_log(tmp_path: Path) -> None:
     log = tmp_path / "run.jsonl"
 
     def fail() -> None:
-        with watching(io.StringIO(), False, log, "json") as observer:
+        with progress_observer(io.StringIO(), False, log, "json") as observer:
             observer.message("warning: a disk is slow")
             observer.message("plain: words")
             raise ValueError("so it is")

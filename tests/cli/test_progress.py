@@ -9,13 +9,23 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
-from ferryman.observe import Bar, LineProgress, Observer, Pace, Silent, duration, logging_to, one_line, watching
+from ferryman.observe import (
+    Bar,
+    LineProgress,
+    Observer,
+    Pace,
+    Silent,
+    duration,
+    logging_to,
+    one_line,
+    progress_observer,
+)
 
 
 def a_wave(observer: Observer) -> None:
     observer.phase(3, "scan")
     observer.outcome("1 300 documents listed")
-    observer.taken_up(1202)
+    observer.staged(1202)
     observer.phase(3, "deliver")
     observer.live(1202)
     observer.settled(1200, 0, 2)
@@ -36,7 +46,7 @@ def test_in_a_pipe_each_phase_and_each_settled_wave_is_one_line() -> None:
     """What a phase came to and how long it took; what was delivered, is pending, has failed."""
     stream = io.StringIO()
 
-    with watching(stream) as observer:
+    with progress_observer(stream) as observer:
         a_wave(observer)
 
     assert stream.getvalue().splitlines() == [
@@ -171,7 +181,7 @@ def test_the_bar_adds_up() -> None:
     bar = Bar(progress, clock=lambda: now[0])
 
     a_wave(bar)
-    bar.taken_up(300)
+    bar.staged(300)
     now[0] = 110.0
     bar.settled(200, 100, 0)
 
@@ -213,5 +223,5 @@ def test_observers_bear_any_order(observer: Observer) -> None:
     """A run may tell of a settled wave before a phase: recovery does."""
     observer.settled(0, 0, 0)
     observer.message("")
-    observer.taken_up(0)
+    observer.staged(0)
     observer.phase(0, "")

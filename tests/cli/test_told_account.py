@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ferryman.account.families import Wholeness
+from ferryman.account.families import FamilyStatus
 from ferryman.cli.app import start
 from tests.support.fakes import Fake, row
 
@@ -82,7 +82,7 @@ def test_deliveries_hands_its_filters_on(fake: Fake, state: Path, capsys: pytest
         got.update(filters, root=root)
         return [row("a.txt", "ERROR_DOC")]
 
-    fake("ferryman.account", each_delivery=deliveries)
+    fake("ferryman.account", iter_deliveries=deliveries)
 
     options = ["--status", "Error_Doc", "--destination", "index", "--source", "files", "--json"]
     assert start(["deliveries", "plan.py", *options]) == 0
@@ -120,8 +120,8 @@ def test_deliveries_show_the_newest_and_say_that_there_are_more(
     fake(
         "ferryman.account",
         deliveries=deliveries,
-        each_delivery=lambda root, limit, plan: iter(deliveries(root, limit, plan)),
-        number_of_deliveries=lambda root, plan: 2500,
+        iter_deliveries=lambda root, limit, plan: iter(deliveries(root, limit, plan)),
+        count_deliveries=lambda root, plan: 2500,
     )
 
     assert start(["deliveries", "plan.py"]) == 0
@@ -147,8 +147,8 @@ def test_incomplete_families_are_as_many_as_deliveries(
     fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In a pipe 1000, as JSON all."""
-    found = [Wholeness("files", f"{n:04}", 1, 0, 1, 0, 0, 0) for n in range(1200)]
-    fake("ferryman.account.families", incomplete=lambda root, plan, source, family: found)
+    found = [FamilyStatus("files", f"{n:04}", 1, 0, 1, 0, 0, 0) for n in range(1200)]
+    fake("ferryman.account.families", incomplete_families=lambda root, plan, source, family: found)
 
     assert start(["deliveries", "plan.py", "--incomplete"]) == 0
     captured = capsys.readouterr()
@@ -176,7 +176,7 @@ def test_copies_are_told_apart_by_their_route(fake: Fake, state: Path, capsys: p
 def test_history_tells_every_event(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Oldest first, with the reason of each."""
     events = [row("a.txt", "ERROR", "down", origin="a.txt"), row("a.txt", "INDEXED", attempt=2, origin="a.txt")]
-    fake("ferryman.account.families", of_family=lambda root, family, plan: [])
+    fake("ferryman.account.families", family_statuses=lambda root, family, plan: [])
     fake("ferryman.account", history=lambda root, document, plan: events if document == "a.txt" else [])
 
     assert start(["history", "plan.py", "a.txt"]) == 0

@@ -310,7 +310,7 @@ def check(plan: Any, root: Path, job: Job) -> None:
         targets.check(status)
     else:
         scenario.check(root, job.shape, job.guarantee, status, account.deliveries(where, status="in_doubt"))
-    left = account.left_over(where, plan)
+    left = account.outstanding(where, plan)
     for name in ("failed", "rejected", "pending", "in_doubt"):
         assert left[name] == status["destinations"]["log"][name], (left, status)
     assert operations.check(where) == []

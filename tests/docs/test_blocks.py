@@ -21,7 +21,7 @@ def test_the_page_is_up_to_date(page: Path) -> None:
     """Every block that is made from the code is what it would be if it was made now."""
     text = page.read_text("utf-8")
 
-    assert blocks.made(text) == text
+    assert blocks.regenerate(text) == text
 
 
 @pytest.mark.parametrize("name", blocks.PICTURES)
@@ -41,11 +41,11 @@ def test_the_picture_of_the_statuses_has_every_move_of_a_run() -> None:
         (before, after)
         for before, afters in MOVES.items()
         for after in afters
-        if before is not None and not {before, after} & set(moves.PERSON)
+        if before is not None and not {before, after} & set(moves.BY_OPERATOR)
     }
 
     assert set(moves.drawn()) == wanted
-    assert set(moves.PLACES) == set(Status) - set(moves.PERSON)
+    assert set(moves.PLACES) == set(Status) - set(moves.BY_OPERATOR)
     drawn = re.findall(r"marker-end", moves.picture())
     assert len(drawn) == len(wanted) + 1  # one more leads in
 

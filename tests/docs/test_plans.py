@@ -56,7 +56,7 @@ def test_each_plan_makes_one_mistake(case: plans.Case) -> None:
 @pytest.mark.parametrize("case", plans.WARNINGS, ids=lambda case: case.mistake)
 def test_each_plan_has_one_warning(case: plans.Case) -> None:
     """And can run."""
-    assert len(plans.built(case.code).check()) == 1
+    assert len(plans.build(case.code).check()) == 1
 
 
 def test_no_finding_is_missing() -> None:

@@ -15,7 +15,7 @@ from tests.support.trial import run_plan
 class Listener(Silent):
     """Keeps what it is told while phases run."""
 
-    follows = True
+    wants_live = True
 
     def __init__(self) -> None:
         self.name = ""

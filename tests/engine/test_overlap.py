@@ -135,7 +135,7 @@ def test_what_it_reports_meanwhile_is_followed(place: Path) -> None:
     """Progress of tasks that run already is shown once their wave has begun."""
 
     class Listening(Watch):
-        follows = True
+        wants_live = True
 
         def __init__(self) -> None:
             super().__init__()

@@ -1,7 +1,7 @@
-"""How many deliveries and documents have come to what: counted by hashes, a part of the families at a time.
+"""Count deliveries by status, and documents by source: by 64-bit hashes, one partition of the families at a time.
 
-Whatever the size of the tables this takes the same memory, some 100 MB. Two deliveries, or two documents, whose hashes
-of 64 bits are the same are counted as one: among ten million that happens in one state of 300 000.
+Memory is some 100 MB whatever the size of the tables. Two deliveries, or two documents, with the same hash are counted
+as one: among ten million that happens in one state of 300 000.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from ferryman.records.rows import ORDINAL_COMMAND, TERMINAL, Status
 from ferryman.state.maintenance import DOCUMENT, HASHES, Columns, last_rows, rows_by_document, to_columns
 from ferryman.state.state import COUNTED, State
 from ferryman.storage import files
-from ferryman.storage import files as seals
 from ferryman.storage.query import HashFilter, PartitionFiles, look_up, partition_of, partitions_for, quote_list, stream
 
 _STATUSES: Final = list(Status)
@@ -33,7 +32,7 @@ _INDEXED: Final = _STATUSES.index(Status.INDEXED)
 
 _FAMILY: Final = "source || chr(0) || origin"
 _HASH: Final = "coalesce(try_cast('0x' || left(delivery_hash, 16) AS UBIGINT), md5_number_lower(delivery_hash))"
-"""Half of a delivery hash, which is hexadecimal; to hash it again would take six times as long."""
+"""SQL for half of a delivery hash, which is hexadecimal; hashing it again would take six times as long."""
 _EVENTS: Final = pa.schema(
     [
         ("o", pa.uint64()),
@@ -46,8 +45,8 @@ _EVENTS: Final = pa.schema(
         ("log", pa.int16()),
     ]
 )
-"""``o``: the hash of the family, ``h`` of the delivery; ``at`` orders the events of a delivery; ``log``: the number of
-its source among the logs, else -1."""
+"""``o``: hash of the family; ``h``: hash of the delivery; ``at`` orders the events of a delivery; ``log``: number of
+the source among the logs, else -1."""
 
 _WAITING: Final = pa.schema([*_EVENTS, ("waits", pa.bool_())])
 
@@ -56,31 +55,31 @@ _BITS: Final = 60
 
 
 class Counts(NamedTuple):
-    """What the tables come to."""
+    """Counts of everything in the tables."""
 
     ends: Counter[tuple[str, str, str]]
     """(destination, status, operation) -> deliveries of current revisions."""
     older: dict[str, int]
     """Destination -> rows still to be sent although their document has a newer revision."""
     documents: dict[str, tuple[int, int]]
-    """Source -> documents that are there, and that were deleted."""
+    """Source -> (current documents, deleted documents)."""
     pending_in_steps: int
-    """Deliveries that failed steps have not made yet."""
-    two_ends: int
+    """Deliveries that failed steps still have to produce."""
+    ended_twice: int
     """Deliveries that ended more often than they were begun (an operator command begins one again)."""
     missing: int
-    """Current documents of which no delivery to a destination is known that they can reach."""
+    """Pairs of a current document and a destination it must reach, without a delivery."""
     entries: Counter[tuple[str, str]]
-    """(log, destination) -> entries of which a delivery is known."""
+    """(log, destination) -> entries with a delivery."""
 
 
 class Tables(NamedTuple):
-    """What is counted: relations ``ledger``, ``waiting`` and files of ``documents``.
+    """The tables to count: relations ``ledger`` and ``waiting``, and files of ``documents``.
 
     Attributes:
-        rows: of the largest of them.
-        folder: for what does not fit into memory.
-        waits: has ``waiting`` rows?
+        rows: number of rows of the largest table.
+        folder: for data that does not fit into memory.
+        waits: whether ``waiting`` has rows.
     """
 
     db: duckdb.DuckDBPyConnection
@@ -94,18 +93,20 @@ class Tables(NamedTuple):
 def count(
     tables: Tables, reached: Mapping[str, Collection[str]], among: Collection[str] = (), logs: Sequence[str] = ()
 ) -> Counts:
-    """Count everything.
+    """Count deliveries and documents.
 
     Args:
-        reached: source -> destinations of which each of its documents must have a delivery.
-        among: only families that a delivery of such a status was in, and those that wait for failed steps; nothing
-            that waits in the outbox.
-        logs: sources of which nothing is remembered but deliveries.
+        reached: source -> destinations that each of its documents must have a delivery for.
+        among: count only families with a delivery that ever had one of these statuses, and those that wait for failed
+            steps; nothing that waits in the outbox.
+        logs: sources that are logs: they have no rows in ``documents``.
     """
-    return _Counting(tables, reached, among, logs).all()
+    return _PartitionedCount(tables, reached, among, logs).run()
 
 
-class _Counting:
+class _PartitionedCount:
+    """Counts one partition of the families after the other, and adds up."""
+
     def __init__(
         self, tables: Tables, reached: Mapping[str, Collection[str]], among: Collection[str], logs: Sequence[str]
     ) -> None:
@@ -120,11 +121,11 @@ class _Counting:
         self._marked: HashFilter | None = None
         self._ends: Counter[tuple[int, int, bool]] = Counter()
         self._older: Counter[int] = Counter()
-        self._here: Counter[int] = Counter()
+        self._live: Counter[int] = Counter()
         self._deleted: Counter[int] = Counter()
-        self._pending = self._two_ends = self._missing = 0
+        self._pending = self._ended_twice = self._missing = 0
 
-    def all(self) -> Counts:
+    def run(self) -> Counts:
         self._sources = [
             s for (s,) in self._db.execute("SELECT DISTINCT source FROM documents ORDER BY ALL").fetchall()
         ]
@@ -133,9 +134,9 @@ class _Counting:
         events = self._spread("ledger", _EVENTS, self._events())
         waiting = self._spread("waiting", _WAITING, self._waiting() if self._tables.waits and not self._among else "")
         deleted, flags = self._deleted_query()
-        gone = self._spread("deleted", flags, "" if self._among else deleted)
+        removed = self._spread("deleted", flags, "" if self._among else deleted)
         for part, documents in enumerate(self._documents()):
-            read = [to_columns(spread.read(part)) for spread in (events, waiting, gone)]
+            read = [to_columns(spread.read(part)) for spread in (events, waiting, removed)]
             self._count(documents, read[0], read[1], last_rows(read[2]))
         names = self._destinations
         return Counts(
@@ -146,19 +147,19 @@ class _Counting:
                 }
             ),
             {names[d]: number for d, number in self._older.items()},
-            {name: (self._here[i], self._deleted[i]) for i, name in enumerate(self._sources)},
+            {name: (self._live[i], self._deleted[i]) for i, name in enumerate(self._sources)},
             self._pending,
-            self._two_ends,
+            self._ended_twice,
             self._missing,
             Counter({(self._logs[n // len(names)], names[n % len(names)]): k for n, k in self._entries.items()}),
         )
 
-    # -- what is read ------------------------------------------------------------------------------
+    # --- reading and partitioning ---
 
     def _mark(self) -> None:
         self._marked = HashFilter()
-        bad = f"SELECT {_FAMILY} FROM ledger WHERE destination <> '' AND status IN {quote_list(self._among)}"
-        for batch in stream(self._db, bad, HASHES):
+        unsuccessful = f"SELECT {_FAMILY} FROM ledger WHERE destination <> '' AND status IN {quote_list(self._among)}"
+        for batch in stream(self._db, unsuccessful, HASHES):
             self._marked.add(batch.column(0).to_numpy())
 
     def _spread(self, name: str, schema: pa.Schema, query: str) -> PartitionFiles:
@@ -201,7 +202,10 @@ class _Counting:
         return map(last_rows, rows)
 
     def _deleted_query(self) -> tuple[str, pa.Schema]:
-        """Of documents that were deleted, which destinations had them, as bits. Names need no escape in JSON."""
+        """Return SQL for deleted documents, with a bit for each destination that had them.
+
+        Names need no escape in JSON.
+        """
         flags = []
         for first in range(0, len(self._destinations), _BITS):
             bits = [
@@ -213,28 +217,28 @@ class _Counting:
         columns = ", ".join([DOCUMENT, "wave", *flags])
         return f"SELECT {columns} FROM documents WHERE operation = 'delete'", pa.schema(schema)
 
-    # -- a part ------------------------------------------------------------------------------------
+    # --- counting one partition ---
 
     def _count(self, documents: Columns, events: Columns, waiting: Columns, deleted: Columns) -> None:
         self._pending += int(documents["pending"].sum())
-        for live, counts in ((True, self._here), (False, self._deleted)):
+        for live, counts in ((True, self._live), (False, self._deleted)):
             counts.update(_tally(documents["source"][documents["live"] == live]))
         ends = self._ends_of(events)
-        _, known = _found(ends["h"], waiting["h"])
+        _, known = _look_up_unsorted(ends["h"], waiting["h"])
         unsent = {name: waiting[name][~known] for name in ends}
         ends = {name: np.concatenate([ends[name], unsent[name]]) for name in ends}
-        at, there = _found(documents["h"], ends["o"])
-        current = ~there
-        current[there] = ends["revision"][there] >= documents["revision"][at[there]]
+        at, present = _look_up_unsorted(documents["h"], ends["o"])
+        current = ~present
+        current[present] = ends["revision"][present] >= documents["revision"][at[present]]
         self._count_ends({name: column[current] for name, column in ends.items()})
         if self._logs:
             self._count_entries({name: column[current & (ends["log"] >= 0)] for name, column in ends.items()})
         self._count_older(documents, events, waiting)
         if not self._among:
-            self._count_missing(documents, ends["destination"][current & there], at[current & there], deleted)
+            self._count_missing(documents, ends["destination"][current & present], at[current & present], deleted)
 
     def _ends_of(self, events: Columns) -> Columns:
-        """Each delivery's last event."""
+        """Return the last event of each delivery; also count deliveries that ended twice."""
         at = events["at"]
         in_order = bool((at[1:] >= at[:-1]).all())
         order = np.argsort(events["h"], kind="stable") if in_order else np.lexsort((at, events["h"]))
@@ -246,7 +250,7 @@ class _Counting:
             given_up = (status == _DROPPED) & (at[order] % 4 == ORDINAL_COMMAND)  # by an operator, after it had ended
             ended = np.add.reduceat((np.isin(status, _ENDED) & ~given_up).astype(np.int64), starts)
             begun = np.add.reduceat(np.isin(status, _BEGUN_AGAIN).astype(np.int64), starts)
-            self._two_ends += int((ended > 1 + begun).sum())
+            self._ended_twice += int((ended > 1 + begun).sum())
         return {name: column[order[last]] for name, column in events.items()}
 
     def _count_ends(self, ends: Columns) -> None:
@@ -257,7 +261,7 @@ class _Counting:
             self._ends[destination, status, bool(deletes)] += number
 
     def _count_entries(self, ends: Columns) -> None:
-        """Each entry once, at each destination, however often it was processed again by an operator."""
+        """Count each entry once at each destination, however often an operator had it processed again."""
         where = ends["log"].astype(np.int64) * len(self._destinations) + ends["destination"]
         order = np.lexsort((ends["revision"], ends["o"], where))
         columns = [column[order] for column in (where, ends["o"], ends["revision"])]
@@ -266,36 +270,36 @@ class _Counting:
         self._entries.update(_tally(columns[0][new]))
 
     def _count_older(self, documents: Columns, events: Columns, waiting: Columns) -> None:
-        at, there = _found(documents["h"], waiting["o"])
-        older = there & waiting["waits"]
-        older[there] &= waiting["revision"][there] < documents["revision"][at[there]]
+        at, present = _look_up_unsorted(documents["h"], waiting["o"])
+        older = present & waiting["waits"]
+        older[present] &= waiting["revision"][present] < documents["revision"][at[present]]
         if older.any():
             older &= ~np.isin(waiting["h"], events["h"][events["status"] == _INDEXED])
         self._older.update(_tally(waiting["destination"][older]))
 
     def _count_missing(self, documents: Columns, destinations: Any, at: Any, deleted: Columns) -> None:
-        """A deleted document has deliveries only where its family was given."""
-        where, there = _found(deleted["h"], documents["h"])
+        """Count missing deliveries. A deleted document needs one only at destinations that had its family."""
+        where, present = _look_up_unsorted(deleted["h"], documents["h"])
         for source, names in self._reached.items():
             if source not in self._sources:
                 continue
-            mine = documents["source"] == self._sources.index(source)
+            of_source = documents["source"] == self._sources.index(source)
             for name in names:
                 number = self._destinations.index(name)
                 wanted = documents["live"].copy()
-                flags = deleted[f"f{number // _BITS}"][where[there]] >> (number % _BITS)
-                wanted[there] |= ~documents["live"][there] & ((flags & 1) != 0)
-                wanted &= mine
+                flags = deleted[f"f{number // _BITS}"][where[present]] >> (number % _BITS)
+                wanted[present] |= ~documents["live"][present] & ((flags & 1) != 0)
+                wanted &= of_source
                 wanted[at[destinations == number]] = False
                 self._missing += int(wanted.sum())
 
 
-def _found(hashes: Any, wanted: Any) -> tuple[Any, Any]:
-    """The same as ``look_up``, of hashes in any order."""
+def _look_up_unsorted(hashes: Any, wanted: Any) -> tuple[Any, Any]:
+    """Call ``look_up`` for hashes in any order."""
     order = np.argsort(wanted)
-    at, there = np.empty(len(wanted), np.int64), np.empty(len(wanted), bool)
-    at[order], there[order] = look_up(hashes, wanted[order])
-    return at, there
+    at, present = np.empty(len(wanted), np.int64), np.empty(len(wanted), bool)
+    at[order], present[order] = look_up(hashes, wanted[order])
+    return at, present
 
 
 def _tally(codes: Any) -> dict[int, int]:
@@ -308,25 +312,25 @@ def _position(names: Sequence[str], column: str) -> str:
     return f"list_position({quote_list(names)}, {column}) - 1"
 
 
-# What ``status`` says of a large state, kept in a file beside its tables: counting ten million takes a minute.
+# --- counts of a large state, cached in a file beside its tables: counting ten million takes a minute ---
 #
-# The file says of which wave it is. A kill, or a wave after it, leaves it behind: then everything is counted again.
-# Only questions depend on it, and ``fsck`` counts again and compares.
+# The file records the wave it belongs to. After a kill or another wave it is outdated, and everything is counted again.
+# Only queries depend on it, and ``fsck`` counts again and compares.
 
 _FORMAT: Final = 1
 
 WAVES: Final = 20
-"""Of so many last waves it is kept what they did."""
+"""Number of last waves whose counts are cached."""
 
 
-class Counted(msgspec.Struct):
-    """What everything has come to.
+class CachedCounts(msgspec.Struct):
+    """Counts as stored in the file.
 
     Attributes:
-        of: wave and number of events; see ``moment``.
-        reached: source -> destinations, by which it was counted.
-        status: see ``account.status``.
-        waves: see ``account.waves``.
+        of: the ``version_key`` of the tables that were counted.
+        reached: source -> destinations, as they were when it was counted.
+        status: the result of ``account.status``.
+        waves: the result of ``account.waves``.
     """
 
     of: tuple[int, int, int]
@@ -335,39 +339,39 @@ class Counted(msgspec.Struct):
     waves: list[dict[str, Any]]
 
 
-def moment(state: State) -> tuple[int, int, int]:
-    """Tells the contents of a loaded state's tables from all earlier ones: (format of the file, wave, events)."""
+def version_key(state: State) -> tuple[int, int, int]:
+    """Return a key that changes with the tables of a loaded state: (format of the file, wave, number of events)."""
     return _FORMAT, state.wave, sum(f.rows for f in state.ledger.files.values())
 
 
-def kept(state: State, reached: Mapping[str, Any] | None = None) -> Counted | None:
-    """What was kept, if it is of this very moment of a loaded state; None: it must be counted.
+def load_cached(state: State, reached: Mapping[str, Any] | None = None) -> CachedCounts | None:
+    """Return the cached counts if they match the tables of a loaded state; None if they must be counted.
 
     Args:
-        reached: only if it was counted by this; None: by whatever.
+        reached: return them only if they were counted with this mapping; None: with any.
 
     Raises:
-        StateDamaged: the file is not what was written.
+        StateDamaged: the file is damaged.
     """
     path = state.root / COUNTED
     if not files.exists(path) or state.settled < state.wave:
         return None
     try:
-        found = msgspec.convert(seals.unseal(path), Counted)
-    except msgspec.ValidationError:  # of another version of Ferryman
+        cached = msgspec.convert(files.unseal(path), CachedCounts)
+    except msgspec.ValidationError:  # written by another version of Ferryman
         return None
-    if found.of != moment(state) or (reached is not None and found.reached != _comparable(reached)):
+    if cached.of != version_key(state) or (reached is not None and cached.reached != _comparable(reached)):
         return None
-    return found
+    return cached
 
 
-def keep(state: State, reached: Mapping[str, Any], status: dict[str, Any], waves: list[dict[str, Any]]) -> None:
+def save_cached(state: State, reached: Mapping[str, Any], status: dict[str, Any], waves: list[dict[str, Any]]) -> None:
     """Keep what was counted, durably."""
-    found = Counted(moment(state), _comparable(reached), status, waves)
-    files.replace(state.root / COUNTED, seals.seal(found))
+    cached = CachedCounts(version_key(state), _comparable(reached), status, waves)
+    files.replace(state.root / COUNTED, files.seal(cached))
     crash.point("counted.kept")
 
 
 def _comparable(reached: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Source -> destinations, as it is kept."""
+    """Return the mapping as it is stored: source -> sorted destinations."""
     return {source: sorted(names) for source, names in reached.items()}

@@ -1,7 +1,7 @@
-"""Is this file whole? Of each family, how many of its deliveries have ended.
+"""Queries about families of deliveries, the states of keyed nodes, and single documents.
 
 A family is an origin with all that steps made of it. Rows of a file (``Csv``, ``Lines``, ``JsonLines``) are origins of
-their own, called after their file: ``products.csv#row=2``. They count as the family of the file.
+their own, named after their file: ``products.csv#row=2``. They count as the family of the file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import duckdb
 
 from ferryman import limits
-from ferryman.account.questions import named_damage, retry_read, view
+from ferryman.account.questions import explain_query_errors, open_view, retry_read
 from ferryman.account.relations import View
 from ferryman.errors import UsageError
 from ferryman.plan import Plan, keyed_nodes
@@ -29,8 +29,8 @@ from ferryman.storage.query import connect, quote, quote_list, register
 _FAMILY: Final = f"split_part({{id}}, '{SEPARATOR}', 1)"
 
 
-class Wholeness(NamedTuple):
-    """How far a family has come; counts are of deliveries of current documents."""
+class FamilyStatus(NamedTuple):
+    """Counts of a family's deliveries, of current documents only."""
 
     source: str
     family: str
@@ -43,93 +43,92 @@ class Wholeness(NamedTuple):
 
     @property
     def complete(self) -> bool:
-        """Has everything of it ended, one way or the other?"""
+        """Whether every delivery has ended, in whatever way."""
         return self.ended == self.deliveries
 
-    def told(self) -> str:
-        """``incomplete: 3 of 5 deliveries have ended: 2 pending; 1 failed``."""
-        what = "1 delivery" if self.deliveries == 1 else f"{self.deliveries} deliveries"
+    def describe(self) -> str:
+        """Format the counts: ``incomplete: 3 of 5 deliveries have ended; 2 pending; 1 failed``."""
+        noun = "1 delivery" if self.deliveries == 1 else f"{self.deliveries} deliveries"
         has = "has" if self.deliveries == 1 else "have"
-        said = f"{'complete' if self.complete else 'incomplete'}: {self.ended} of {what} {has} ended"
-        still = [f"{n} {word}" for n, word in ((self.pending, "pending"), (self.in_doubt, "in doubt")) if n]
-        badly = [f"{n} {word}" for n, word in ((self.failed, "failed"), (self.rejected, "rejected")) if n]
-        return said + "".join(f"; {', '.join(words)}" for words in (still, badly) if words)
+        text = f"{'complete' if self.complete else 'incomplete'}: {self.ended} of {noun} {has} ended"
+        waiting = [f"{n} {word}" for n, word in ((self.pending, "pending"), (self.in_doubt, "in doubt")) if n]
+        unsuccessful = [f"{n} {word}" for n, word in ((self.failed, "failed"), (self.rejected, "rejected")) if n]
+        return text + "".join(f"; {', '.join(part)}" for part in (waiting, unsuccessful) if part)
 
 
-def of_family(root: StatePath, family: str, plan: Plan | None = None) -> list[Wholeness]:
-    """How far this family has come, one for each source that has it; [] if none has.
+def family_statuses(root: StatePath, family: str, plan: Plan | None = None) -> list[FamilyStatus]:
+    """Return the status of this family, one for each source that has it.
 
     Raises:
         UsageError: there is no state yet.
-        StateDamaged: by name.
+        StateDamaged: a file is damaged; it is named.
     """
 
-    def look(seen: View) -> list[Wholeness]:
-        every = _found(seen, in_family(family), in_family(family, "document"))
-        return [each._replace(family=family) for each in every]  # one row of a file may be asked for
+    def query(view: View) -> list[FamilyStatus]:
+        statuses = _statuses(view, in_family(family), in_family(family, "document"))
+        return [each._replace(family=family) for each in statuses]  # the family may be a single row of a file
 
-    return _looked(root, plan, look)
+    return _query(root, plan, query)
 
 
-def incomplete(
+def incomplete_families(
     root: StatePath, plan: Plan | None = None, source: str | None = None, family: str | None = None
-) -> list[Wholeness]:
-    """Families of which something is pending or in doubt; only of this source, only this family.
+) -> list[FamilyStatus]:
+    """Return the families with pending deliveries or deliveries in doubt; only of this source, only this family.
 
-    Raises: as ``of_family``.
+    Raises: the errors of ``family_statuses``.
     """
 
-    def look(seen: View) -> list[Wholeness]:
+    def query(view: View) -> list[FamilyStatus]:
         if family is not None:
-            every = _found(seen, in_family(family), in_family(family, "document"))
-            return [each for each in every if not each.complete and source in (None, each.source)]
-        only = "" if source is None else f" AND source = {quote(source)}"
-        seen.keep("open_families", f"SELECT DISTINCT hash(source, {_family('id')}) AS h FROM ({_open(only)})")
-        among = "hash(source, {family}) IN (SELECT h FROM open_families)"
-        origins, documents = (among.format(family=_family(column)) for column in ("origin", "document"))
-        return sorted(each for each in _found(seen, origins, documents) if not each.complete)
+            statuses = _statuses(view, in_family(family), in_family(family, "document"))
+            return [each for each in statuses if not each.complete and source in (None, each.source)]
+        of_source = "" if source is None else f" AND source = {quote(source)}"
+        view.keep("open_families", f"SELECT DISTINCT hash(source, {_family('id')}) AS h FROM ({_open(of_source)})")
+        condition = "hash(source, {family}) IN (SELECT h FROM open_families)"
+        origins, documents = (condition.format(family=_family(column)) for column in ("origin", "document"))
+        return sorted(each for each in _statuses(view, origins, documents) if not each.complete)
 
-    return _looked(root, plan, look)
+    return _query(root, plan, query)
 
 
-def _looked(root: StatePath, plan: Plan | None, ask: Any) -> list[Wholeness]:
-    def look() -> list[Wholeness]:
-        with view(root, plan) as seen:
-            found: list[Wholeness] = ask(seen)
-            return found
+def _query(root: StatePath, plan: Plan | None, query: Callable[[View], list[FamilyStatus]]) -> list[FamilyStatus]:
+    def read() -> list[FamilyStatus]:
+        with open_view(root, plan) as view:
+            return query(view)
 
-    return retry_read(root, look)
+    return retry_read(root, read)
 
 
 def _family(column: str) -> str:
     return _FAMILY.format(id=column)
 
 
-def _open(only: str) -> str:
-    """(source, id) of all origins of which something may not have ended."""
+def _open(condition: str) -> str:
+    """Return SQL for (source, id) of all origins that may have deliveries which have not ended."""
     return f"""
-        SELECT source, origin AS id FROM waiting WHERE due IS NOT NULL{only}
-        UNION ALL SELECT source, origin FROM ledger WHERE status = 'INDEXING'{only}
-        UNION ALL SELECT source, document FROM documents WHERE (due IS NOT NULL OR forced){only}
+        SELECT source, origin AS id FROM waiting WHERE due IS NOT NULL{condition}
+        UNION ALL SELECT source, origin FROM ledger WHERE status = 'INDEXING'{condition}
+        UNION ALL SELECT source, document FROM documents WHERE (due IS NOT NULL OR forced){condition}
     """
 
 
-def _found(seen: View, origins: str, documents: str) -> Iterator[Wholeness]:
-    """The families of these origins, in shares that fit into memory.
+def _statuses(view: View, origins: str, documents: str) -> Iterator[FamilyStatus]:
+    """Yield the families of these origins, queried in shares that fit into memory.
 
     Args:
-        origins, documents: SQL on ``origin`` and ``document``: which ones are meant.
+        origins, documents: SQL conditions on ``origin`` and ``document`` that select them.
     """
-    [counted] = seen.rows(f"SELECT count(*) AS n FROM ledger WHERE {origins}")
-    shares = 1 + counted["n"] // limits.QUERY_ROWS
+    [events] = view.rows(f"SELECT count(*) AS n FROM ledger WHERE {origins}")
+    shares = 1 + events["n"] // limits.QUERY_ROWS
     for share in range(shares):
-        of_share = f" AND hash({{column}}) % {shares} = {share}"
+        in_share = f" AND hash({{column}}) % {shares} = {share}"
         query = _counts(
-            origins + of_share.format(column=_family("origin")),
-            documents + of_share.format(column=_family("document")),
+            origins + in_share.format(column=_family("origin")),
+            documents + in_share.format(column=_family("document")),
         )
-        for row in seen.rows(query):
-            yield Wholeness(**row)
+        for row in view.rows(query):
+            yield FamilyStatus(**row)
 
 
 def _counts(origins: str, documents: str) -> str:
@@ -162,39 +161,39 @@ def _counts(origins: str, documents: str) -> str:
     """
 
 
-# What keyed nodes hold: how many keys have a state, and which.
+# --- states of keyed nodes ---
 
 _T = TypeVar("_T")
 
 
 def key_counts(root: StatePath, plan: Plan) -> dict[str, int]:
-    """Keyed node -> how many keys have a state.
+    """Return keyed node -> how many keys have a state.
 
     Raises:
-        StateDamaged, StateForeign: by name.
+        StateDamaged, StateForeign: with the path.
     """
     names = [node.name for node in keyed_nodes(plan.nodes)]
-    return {name: _asked(root, plan, name, _count) for name in names}
+    return {name: _query_last(root, plan, name, _count) for name in names}
 
 
 def key_states(root: StatePath, plan: Plan, name: str, limit: int | None) -> list[dict[str, Any]]:
-    """The first states of a node by key: ``key``, ``value`` (JSON text), ``sequence``, ``wave``.
+    """Return the first states of a node by key: ``key``, ``value`` (JSON text), ``sequence``, ``wave``.
 
     Raises:
         UsageError: the plan has no such node.
-        StateDamaged, StateForeign: by name.
+        StateDamaged, StateForeign: with the path.
     """
     names = [node.name for node in keyed_nodes(plan.nodes)]
     if name not in names:
         raise UsageError(f"{name} is not a keyed node of this plan. It has: {', '.join(names) or 'none'}.")
 
     def first(db: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
-        many = "" if limit is None else f"LIMIT {int(limit)}"
-        found = db.execute(f"SELECT key, value, sequence, wave FROM last ORDER BY key {many}")
+        limit_clause = "" if limit is None else f"LIMIT {int(limit)}"
+        found = db.execute(f"SELECT key, value, sequence, wave FROM last ORDER BY key {limit_clause}")
         columns = [column[0] for column in found.description or []]
         return [dict(zip(columns, row, strict=True)) for row in found.fetchall()]
 
-    return _asked(root, plan, name, first)
+    return _query_last(root, plan, name, first)
 
 
 def _count(db: duckdb.DuckDBPyConnection) -> int:
@@ -202,15 +201,15 @@ def _count(db: duckdb.DuckDBPyConnection) -> int:
     return int(number)
 
 
-def _asked(root: StatePath, plan: Plan, name: str, ask: Callable[[duckdb.DuckDBPyConnection], _T]) -> _T:
-    """What is found in ``last``, the last row of each key that has a state."""
+def _query_last(root: StatePath, plan: Plan, name: str, query: Callable[[duckdb.DuckDBPyConnection], _T]) -> _T:
+    """Run a query with the view ``last``: the last row of each key that has a state."""
 
-    def look() -> _T:
+    def read() -> _T:
         state = State(root, plan)
         with (
             state.readers.reading(),
             tempfile.TemporaryDirectory(prefix="ferryman-", ignore_cleanup_errors=True) as spill,
-            named_damage(state, Path(spill)),
+            explain_query_errors(state, Path(spill)),
             connect(Path(spill)) as db,
         ):
             table = state.keyed[name].state
@@ -222,23 +221,23 @@ def _asked(root: StatePath, plan: Plan, name: str, ask: Callable[[duckdb.DuckDBP
                     SELECT * FROM states QUALIFY row_number() OVER (PARTITION BY bucket, key ORDER BY wave DESC) = 1
                 ) WHERE value IS NOT NULL
             """)
-            return ask(db)
+            return query(db)
 
     if not State(root, plan).exists:
         raise UsageError(
             f"{root}: there is no state of this plan yet. Run it first, or give the --state that it ran with."
         )
-    return retry_read(root, look)
+    return retry_read(root, read)
 
 
-# What became of documents, one by one: for who waits for their last delivery.
+# --- results of single documents, for callers that wait for their last delivery ---
 
 FAILED: Final = frozenset({Status.DEAD, Status.ERROR_DOC, Status.INDEXING})
-"""Ends that an operator has to look at. INDEXING: the outcome is unknown."""
+"""Statuses that need an operator. INDEXING: the outcome is unknown."""
 
 
 class FailedDelivery(NamedTuple):
-    """A delivery that did not end well."""
+    """A delivery that failed, was rejected or is in doubt."""
 
     document: str
     destination: str
@@ -247,57 +246,57 @@ class FailedDelivery(NamedTuple):
 
 
 class DocumentResult(NamedTuple):
-    """A source document's current revision, with all that was made from it."""
+    """Result of a source document's current revision, with all that was made from it."""
 
     fingerprint: str
-    """Of what was processed last; "" if that could not be read."""
+    """Fingerprint of the content that was processed last; "" if that could not be read."""
     settled: bool
-    """Has every delivery ended, so that none is pending?"""
+    """Whether every delivery has ended."""
     failures: tuple[FailedDelivery, ...]
 
-    def speaks_of(self, fingerprint: str) -> bool:
-        """Is it about this content? What could not be read has no fingerprint, and has failed."""
+    def is_about(self, fingerprint: str) -> bool:
+        """Return whether this content was processed. Content that could not be read has no fingerprint, and failed."""
         return self.fingerprint == fingerprint or (not self.fingerprint and bool(self.failures))
 
 
 def document_results(root: StatePath, plan: Plan, source: str, documents: Collection[str]) -> dict[str, DocumentResult]:
-    """Source documents (ids with prefix) -> what became of them; those that were never processed are not in it.
+    """Return the results of source documents (ids with prefix), without those that were never processed.
 
     Raises:
-        StateDamaged: by name.
+        StateDamaged: a file is damaged; it is named.
     """
 
-    def look() -> dict[str, DocumentResult]:
-        with view(root, plan) as seen:
-            return _of(seen, source, documents)
+    def read() -> dict[str, DocumentResult]:
+        with open_view(root, plan) as view:
+            return _results(view, source, documents)
 
-    return retry_read(root, look)
+    return retry_read(root, read)
 
 
-def _of(seen: View, source: str, documents: Collection[str]) -> dict[str, DocumentResult]:
-    asked: dict[str, Any] = {"source": source, "wanted": list(documents)}
+def _results(view: View, source: str, documents: Collection[str]) -> dict[str, DocumentResult]:
+    parameters: dict[str, Any] = {"source": source, "wanted": list(documents)}
     wanted = "(SELECT unnest($wanted::VARCHAR[]))"
-    known = seen.rows(
+    known = view.rows(
         f"""
         SELECT document,
             arg_max({{fingerprint: fingerprint, revision: revision, owed: due IS NOT NULL OR forced}}, wave) AS last
         FROM documents WHERE source = $source AND document IN {wanted} GROUP BY document
         """,
-        asked,
+        parameters,
     )
     current = {row["document"]: row["last"] for row in known}
-    open_ones = {document for document, last in current.items() if last["owed"]}
+    unsettled = {document for document, last in current.items() if last["owed"]}
     failures: dict[str, dict[FailedDelivery, None]] = defaultdict(dict)
-    ended = seen.rows(
+    events = view.rows(
         f"""
         SELECT origin, revision, arg_max({{document: document, destination: destination, status: status,
             message: message}}, wave * 4 + ordinal) AS last
         FROM ledger WHERE source = $source AND destination <> '' AND origin IN {wanted}
         GROUP BY delivery_hash, origin, revision ORDER BY origin
         """,
-        asked,
+        parameters,
     )
-    for row in ended:
+    for row in events:
         origin, last = row["origin"], row["last"]
         if origin not in current or row["revision"] != current[origin]["revision"]:
             continue
@@ -308,14 +307,14 @@ def _of(seen: View, source: str, documents: Collection[str]) -> dict[str, Docume
             )
             failures[origin][found] = None
         elif status not in TERMINAL:
-            open_ones.add(origin)
-    unsent = seen.rows(f"SELECT origin, revision FROM unsent WHERE source = $source AND origin IN {wanted}", asked)
-    open_ones |= {
+            unsettled.add(origin)
+    unsent = view.rows(f"SELECT origin, revision FROM unsent WHERE source = $source AND origin IN {wanted}", parameters)
+    unsettled |= {
         row["origin"]
         for row in unsent
         if row["origin"] in current and row["revision"] == current[row["origin"]]["revision"]
     }
     return {
-        document: DocumentResult(last["fingerprint"] or "", document not in open_ones, tuple(failures[document]))
+        document: DocumentResult(last["fingerprint"] or "", document not in unsettled, tuple(failures[document]))
         for document, last in current.items()
     }

@@ -1,4 +1,4 @@
-"""The account: what became of every delivery. Answers without Spark, and without touching the state.
+"""Queries about deliveries and documents, answered without Spark and without changing the state.
 
 Readers see committed facts only. Between a wave's commit and its settling, the files that the commit names count too,
 and rows of the outbox that have no event yet are BATCHED.
@@ -19,9 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ferryman import limits
-from ferryman.account import counts as kept_counts
-from ferryman.account.counts import Counted
-from ferryman.account.relations import COUNTS, LEFT_OVER_STATUSES, Filter, FilterOptions, View
+from ferryman.account.counts import WAVES, CachedCounts, load_cached, save_cached
+from ferryman.account.relations import COUNTS, UNSUCCESSFUL, Filter, FilterOptions, View
 from ferryman.errors import EngineError, StateDamaged, UsageError
 from ferryman.plan import Plan, SourceNode, destinations_of_sources, errors_node, logs_read, sources_of
 from ferryman.records.families import in_family
@@ -34,27 +33,28 @@ from ferryman.storage.files import StatePath, is_disk_full
 from ferryman.storage.mirror import open_log
 from ferryman.storage.query import connect
 
-LEFT_OVER: Final = ("failed", "rejected", "in_doubt", "pending")
-"""What is counted of what has not ended well."""
+OUTSTANDING: Final = ("failed", "rejected", "in_doubt", "pending")
+"""Statuses of deliveries that have not ended successfully."""
 
-_ALIKE: Final = 20
-"""How often a reader beside a driver that commits all the time must find the same before it believes that a file is
-damaged: what the driver removes is another file each time."""
+_SAME_DAMAGE: Final = 20
+"""How often a reader must find the same damage, beside a driver that commits all the time, before it raises: files that
+the driver has removed differ from one attempt to the next."""
 
-_LOOK_S: Final = 60.0
-"""For so long it looks again where it finds something else each time: on a busy machine, each look may be overtaken."""
+_RETRY_S: Final = 60.0
+"""Seconds for which a read is retried while it finds different damage each time: on a busy machine a driver may
+overtake every attempt."""
 
 _PAUSE_S: Final = 0.05
-"""Between two looks: what a driver removes from its logs is removed within moments."""
+"""Seconds between two attempts: a driver removes entries from its logs within moments."""
 
 _T = TypeVar("_T")
 
 
 def status(root: StatePath, plan: Plan) -> dict[str, Any]:
-    """What ``status --json`` shows; see semantics. ``balanced``: does every delivery of every document add up?"""
-    counted = _counted(root, plan)
-    found = _reading(root, plan, View.status) if counted is None else counted.status
-    logs = retry_read(root, lambda: log_counts(State(root, plan), plan))  # they go on beside us: it is not kept
+    """Return what ``status --json`` shows. ``balanced``: every delivery of every document is accounted for."""
+    cached = _load_cached(root, plan)
+    found = _query(root, plan, View.status) if cached is None else cached.status
+    logs = retry_read(root, lambda: log_counts(State(root, plan), plan))  # not cached: logs grow while no run commits
     zero = dict.fromkeys(COUNTS, 0)
     combined = {name: {**zero, "delivered": number} for name, number in combined_counts(plan, logs).items()}
     return {
@@ -64,132 +64,134 @@ def status(root: StatePath, plan: Plan) -> dict[str, Any]:
     }
 
 
-def left_over(root: StatePath, plan: Plan) -> dict[str, int]:
-    """How many deliveries of current documents are ``failed``, ``rejected``, ``in_doubt`` or still ``pending``."""
-    if (found := _counted(root, plan)) is None:
-        return _reading(root, plan, View.left_over)
-    every = found.status["destinations"].values()
-    return {name: sum(counts[name] for counts in every) for name in LEFT_OVER}
+def outstanding(root: StatePath, plan: Plan) -> dict[str, int]:
+    """Count the deliveries of current documents that are ``failed``, ``rejected``, ``in_doubt`` or ``pending``."""
+    if (cached := _load_cached(root, plan)) is None:
+        return _query(root, plan, View.outstanding)
+    destinations = cached.status["destinations"].values()
+    return {name: sum(counts[name] for counts in destinations) for name in OUTSTANDING}
 
 
-def left_over_of(state: State) -> dict[str, int]:
-    """The same, for its driver: where all has ended well, nothing is counted."""
-    return dict.fromkeys(LEFT_OVER, 0) if _nothing_left(state) else left_over(state.root, state.plan)
+def outstanding_for_driver(state: State) -> dict[str, int]:
+    """Count the outstanding deliveries for the state's driver; quick if there are none."""
+    return dict.fromkeys(OUTSTANDING, 0) if _none_outstanding(state) else outstanding(state.root, state.plan)
 
 
-def _nothing_left(state: State) -> bool:
+def _none_outstanding(state: State) -> bool:
     """Quick, as least and greatest values say it of most files. False: perhaps there is something."""
     if state.outbox.files or state.outbox.transaction(RANGES):
         return False
-    bad, waits = pc.field("status").isin(LEFT_OVER_STATUSES), pc.field("due").is_valid()
+    unsuccessful, waits = pc.field("status").isin(UNSUCCESSFUL), pc.field("due").is_valid()
     try:
         return not any(
             parquet.scan(table.paths(), schema).count_rows(filter=which)
-            for table, schema, which in ((state.ledger, LEDGER, bad), (state.documents, DOCUMENTS, waits))
+            for table, schema, which in ((state.ledger, LEDGER, unsuccessful), (state.documents, DOCUMENTS, waits))
             if table.files
         )
     except (StateDamaged, OSError, pa.ArrowException):
-        return False  # who counts says what it is
+        return False  # counting will raise, and name the damage
 
 
-def all_reported(root: StatePath, plan: Plan) -> bool:
-    """Has the plan an error queue, and has that taken all its messages?"""
+def all_errors_queued(root: StatePath, plan: Plan) -> bool:
+    """Return whether the plan has an error queue that has taken all its messages."""
     if (node := errors_node(plan.nodes)) is None:
         return False
     return not any(
-        number_of_deliveries(root, plan=plan, destination=node.name, status=status) for status in ("failed", "rejected")
+        count_deliveries(root, plan=plan, destination=node.name, status=status) for status in ("failed", "rejected")
     )
 
 
 def unread(root: StatePath, plan: Plan) -> dict[str, tuple[int, str]]:
-    """Documents that an operator has asked for again and that were not listed since: of each source that lists only
-    work (``Source.lists_all``) their number and one of them."""
+    """Return the documents that an operator wants repeated and that were not listed since: source -> (number, example).
+
+    Only sources that do not list all documents (``Source.lists_all``) have any.
+    """
     sources = [n.name for n in sources_of(plan.nodes) if not n.source.lists_all]
-    return _reading(root, plan, lambda view: view.unread(sources)) if sources else {}
+    return _query(root, plan, lambda view: view.unread(sources)) if sources else {}
 
 
 def waves(root: StatePath, limit: int = 5, plan: Plan | None = None) -> list[dict[str, Any]]:
-    """The last waves, newest first: ``wave``, ``created``, ``events``, ``delivered``, ``failed``."""
-    found = _counted(root, plan) if limit <= kept_counts.WAVES else None
-    return _reading(root, plan, lambda view: view.waves(limit)) if found is None else found.waves[:limit]
+    """Return the last waves, newest first: ``wave``, ``created``, ``events``, ``delivered``, ``failed``."""
+    cached = _load_cached(root, plan) if limit <= WAVES else None
+    return _query(root, plan, lambda view: view.waves(limit)) if cached is None else cached.waves[:limit]
 
 
-def keep_counted(state: State, *, anew: bool) -> None:
-    """Keep what ``status`` says of a large state, for those who ask; for its driver, between waves.
+def cache_counts(state: State, *, replace: bool) -> None:
+    """Store the counts that ``status`` shows of a large state. For its driver, between waves.
 
     Args:
-        anew: also if something is kept that seems to be of this moment.
+        replace: count again even if current counts are stored.
     """
     if sum(f.rows for f in state.ledger.files.values()) <= limits.COUNTED_EVENTS:
         return
     reached = destinations_of_sources(state.plan.nodes)
     with contextlib.suppress(StateDamaged):
-        if not anew and kept_counts.kept(state, reached) is not None:
+        if not replace and load_cached(state, reached) is not None:
             return
-    with view(state.root, state.plan) as seen:
-        status, done = seen.status(reached), seen.waves(kept_counts.WAVES)
-    kept_counts.keep(state, reached, status, done)
+    with open_view(state.root, state.plan) as view:
+        status, last_waves = view.status(reached), view.waves(WAVES)
+    save_cached(state, reached, status, last_waves)
 
 
-def miscounted(root: StatePath, plan: Plan) -> bool:
-    """Is something kept of this moment that is not what the tables come to, counted again?"""
-    found = _counted(root, plan, by_plan=False)
-    if found is None:
+def cache_differs(root: StatePath, plan: Plan) -> bool:
+    """Count again, and return whether the stored counts are current and yet different."""
+    cached = _load_cached(root, plan, by_plan=False)
+    if cached is None:
         return False
-    status = _reading(root, plan, lambda seen: seen.status(found.reached))
-    return status != found.status and _counted(root, plan, by_plan=False) == found
+    status = _query(root, plan, lambda view: view.status(cached.reached))
+    return status != cached.status and _load_cached(root, plan, by_plan=False) == cached
 
 
 def deliveries(
-    root: StatePath, *, limit: int | None = None, plan: Plan | None = None, **asked: Unpack[FilterOptions]
+    root: StatePath, *, limit: int | None = None, plan: Plan | None = None, **options: Unpack[FilterOptions]
 ) -> list[dict[str, Any]]:
-    """Deliveries of current documents, each by its latest event, newest first; rows have the ledger's columns.
+    """Return the deliveries of current documents, each by its latest event, newest first, with the ledger's columns.
 
     Raises:
         UsageError: there is no such status; there is no state yet.
     """
     if limit is None:
-        return list(each_delivery(root, plan=plan, **asked))
-    of = Filter.of(asked)
-    return _reading(root, plan, lambda seen: seen.docs(of, limit=limit))
+        return list(iter_deliveries(root, plan=plan, **options))
+    wanted = Filter.from_options(options)
+    return _query(root, plan, lambda view: view.deliveries(wanted, limit=limit))
 
 
-def each_delivery(
-    root: StatePath, *, limit: int | None = None, plan: Plan | None = None, **asked: Unpack[FilterOptions]
+def iter_deliveries(
+    root: StatePath, *, limit: int | None = None, plan: Plan | None = None, **options: Unpack[FilterOptions]
 ) -> Iterator[dict[str, Any]]:
-    """The same deliveries one after the other: of a million few are in memory at a time."""
-    of = Filter.of(asked)
+    """Yield the rows of ``deliveries`` one by one; only a few are in memory at a time."""
+    wanted = Filter.from_options(options)
 
     def rows() -> Iterator[dict[str, Any]]:
-        with view(root, plan) as seen:
-            yield from seen.each_doc(of, limit)
+        with open_view(root, plan) as view:
+            yield from view.iter_deliveries(wanted, limit)
 
-    def look() -> tuple[dict[str, Any] | None, Iterator[dict[str, Any]]]:
+    def read_first() -> tuple[dict[str, Any] | None, Iterator[dict[str, Any]]]:
         found = rows()
-        return next(found, None), found  # all files have been read when the first row is there, for they are sorted
+        return next(found, None), found  # sorting has read all files before the first row, so later rows need no retry
 
-    first, others = retry_read(root, look)
+    first, others = retry_read(root, read_first)
     if first is not None:
         yield first
         yield from others
 
 
-def number_of_deliveries(root: StatePath, *, plan: Plan | None = None, **asked: Unpack[FilterOptions]) -> int:
-    """How many these are."""
-    of = Filter.of(asked)
-    return _reading(root, plan, lambda seen: seen.number_of_docs(of))
+def count_deliveries(root: StatePath, *, plan: Plan | None = None, **options: Unpack[FilterOptions]) -> int:
+    """Count the rows of ``deliveries``."""
+    wanted = Filter.from_options(options)
+    return _query(root, plan, lambda view: view.count_deliveries(wanted))
 
 
 def reasons(
-    root: StatePath, *, limit: int | None = None, plan: Plan | None = None, **asked: Unpack[FilterOptions]
+    root: StatePath, *, limit: int | None = None, plan: Plan | None = None, **options: Unpack[FilterOptions]
 ) -> list[dict[str, Any]]:
-    """Why deliveries have not arrived, the most frequent reason first: ``status`` (as shown), ``deliveries`` (how
-    many), ``reason`` (of one of them) and ``example``, its document.
+    """Count deliveries that have not arrived by reason, the most frequent first: ``status`` (as shown), ``deliveries``
+    (how many), ``reason`` (of one of them) and ``example``, its document.
 
-    Reasons that differ only in numbers and in what they quote are counted together. Without a ``status``: of all
-    deliveries that are neither delivered nor deleted.
+    Reasons that differ only in numbers and in what they quote are counted together. Without a ``status``, all
+    deliveries count that are neither delivered nor deleted.
     """
-    of = Filter.of(asked)
+    wanted = Filter.from_options(options)
     return [
         {
             "status": shown(each["status"], each["operation"]),
@@ -197,14 +199,17 @@ def reasons(
             "reason": each["reason"],
             "example": each["example"],
         }
-        for each in _reading(root, plan, lambda seen: seen.reasons(of, limit))
+        for each in _query(root, plan, lambda view: view.reasons(wanted, limit))
     ]
 
 
 def by_node(root: StatePath, plan: Plan) -> dict[str, dict[str, int]]:
-    """Step or router -> status (as shown) -> how many deliveries have not arrived for a reason that names it."""
+    """Count deliveries that have not arrived by the step or router that their reason names.
+
+    Returns: node -> status (as shown) -> deliveries.
+    """
     found: dict[str, dict[str, int]] = {}
-    for each in _reading(root, plan, View.by_node):
+    for each in _query(root, plan, View.by_node):
         counts = found.setdefault(each["node"], {})
         word = shown(each["status"], each["operation"])
         counts[word] = counts.get(word, 0) + each["deliveries"]
@@ -212,8 +217,10 @@ def by_node(root: StatePath, plan: Plan) -> dict[str, dict[str, int]]:
 
 
 def history(root: StatePath, document: str, plan: Plan | None = None) -> list[dict[str, Any]]:
-    """Every event of a document and of what was made from it, oldest first; rows have the ledger's columns. Of a file
-    with rows that are documents: of its rows."""
+    """Return every event of a document and of what was made from it, oldest first, with the ledger's columns.
+
+    If the document is a file whose rows are documents: the events of its rows.
+    """
     columns, rows_too = ", ".join(LEDGER_COLUMNS), in_family(document)
     query = f"""
         SELECT {columns} FROM (
@@ -221,41 +228,41 @@ def history(root: StatePath, document: str, plan: Plan | None = None) -> list[di
             UNION ALL SELECT {columns}, 3 AS ordinal FROM unsent WHERE document = $document OR {rows_too}
         ) ORDER BY wave, ordinal, created
     """
-    return _reading(root, plan, lambda view: view.rows(query, {"document": document}))
+    return _query(root, plan, lambda view: view.rows(query, {"document": document}))
 
 
-def joined_of(root: StatePath, join: str, entry: str, plan: Plan | None = None) -> list[str]:
-    """Documents that a join has made of this entry of one of its inputs."""
+def joined_documents(root: StatePath, join: str, entry: str, plan: Plan | None = None) -> list[str]:
+    """Return the documents that a join has made of this entry of one of its inputs."""
     query = """
         SELECT DISTINCT origin FROM (
             SELECT origin FROM ledger WHERE source = $join UNION ALL SELECT origin FROM unsent WHERE source = $join
         ) WHERE list_contains(string_split(origin, '&'), $entry) ORDER BY origin
     """
-    rows = _reading(root, plan, lambda view: view.rows(query, {"join": join, "entry": entry}))
+    rows = _query(root, plan, lambda view: view.rows(query, {"join": join, "entry": entry}))
     return [row["origin"] for row in rows]
 
 
 class StateTables(NamedTuple):
-    """The open tables of a state, as they are stored; see the reference of the state directory."""
+    """Open tables of a state, as stored; the reference of the state directory describes their columns."""
 
     ledger: pa.Table
-    """An event a row: what happened to a delivery."""
+    """One row for each event of a delivery."""
     documents: pa.Table
-    """A document a row, in each wave that changed what is known of it: the row of the highest wave counts."""
+    """One row for each document and wave that changed it; the row of the highest wave counts."""
 
 
 def tables(root: StatePath, plan: Plan) -> StateTables:
-    """All of a state's open tables, of one moment, in memory."""
-    return _reading(root, plan, lambda seen: StateTables(seen.ledger(), seen.documents()))
+    """Read a consistent snapshot of a state's open tables into memory."""
+    return _query(root, plan, lambda view: StateTables(view.ledger(), view.documents()))
 
 
 @contextlib.contextmanager
-def view(root: StatePath, plan: Plan | None) -> Iterator[View]:
-    """The state's tables, for questions.
+def open_view(root: StatePath, plan: Plan | None) -> Iterator[View]:
+    """Open the state's tables for queries.
 
     Raises:
         UsageError: there is no state yet.
-        StateDamaged, StateForeign: by name.
+        StateDamaged, StateForeign: with the path.
     """
     state = State(root, plan if plan is not None else plan_of(root))
     if not state.exists:
@@ -265,7 +272,7 @@ def view(root: StatePath, plan: Plan | None) -> Iterator[View]:
     with (
         state.readers.reading(),
         tempfile.TemporaryDirectory(prefix="ferryman-", ignore_cleanup_errors=True) as spill,
-        named_damage(state, Path(spill)),
+        explain_query_errors(state, Path(spill)),
         connect(Path(spill)) as db,
     ):
         state.verify()
@@ -273,15 +280,15 @@ def view(root: StatePath, plan: Plan | None) -> Iterator[View]:
 
 
 @contextlib.contextmanager
-def named_damage(state: State, spill: Path) -> Iterator[None]:
-    """A query of the state's files that fails says over which; DuckDB does not.
+def explain_query_errors(state: State, spill: Path) -> Iterator[None]:
+    """Find the damaged file when a query fails, since DuckDB does not name it.
 
     Args:
-        spill: where it puts what does not fit into memory.
+        spill: folder for intermediate results that do not fit into memory.
 
     Raises:
-        StateDamaged: names the file.
-        EngineError: no file is damaged, there is too little room for the query.
+        StateDamaged: a file is damaged; it is named.
+        EngineError: no file is damaged, the query lacks memory and disk space.
     """
     try:
         yield
@@ -297,22 +304,25 @@ def named_damage(state: State, spill: Path) -> Iterator[None]:
         raise found or StateDamaged(str(state.root), f"cannot be queried ({str(e).splitlines()[0]})") from e
 
 
-def retry_read(root: StatePath, look: Callable[[], _T]) -> _T:
-    """What a look at a state finds; it looks again if a running driver changed files under its eyes, which looks like
-    damage. It is damage if two looks find the same and nothing was committed in between, or if many find the same."""
-    before: tuple[object, ...] = ()
-    often: Counter[tuple[str, str]] = Counter()
-    until = time.monotonic() + _LOOK_S
+def retry_read(root: StatePath, read: Callable[[], _T]) -> _T:
+    """Read a state; retry if it looks damaged, since a running driver may have replaced files meanwhile.
+
+    Raises:
+        StateDamaged: two attempts found the same damage with no commit in between, or many attempts found the same.
+    """
+    previous: tuple[object, ...] = ()
+    seen: Counter[tuple[str, str]] = Counter()
+    deadline = time.monotonic() + _RETRY_S
     while True:
         logs = last_entries(root)
         try:
-            return look()
+            return read()
         except StateDamaged as e:
-            found = (Path(e.path).name, e.what)  # a preview looks at links of the files, elsewhere each time
-            often[found] += 1
-            if (*found, logs) == before or often[found] >= _ALIKE or time.monotonic() >= until:
+            damage = (Path(e.path).name, e.what)  # the name only: a preview links the files into a new folder each time
+            seen[damage] += 1
+            if (*damage, logs) == previous or seen[damage] >= _SAME_DAMAGE or time.monotonic() >= deadline:
                 raise
-            before = (*found, last_entries(root))
+            previous = (*damage, last_entries(root))
         time.sleep(_PAUSE_S)
 
 
@@ -322,72 +332,72 @@ def last_entries(root: StatePath) -> tuple[int, ...]:
         return tuple(open_log(root / name).last() for name in TABLES)
 
 
-def _counted(root: StatePath, plan: Plan | None, *, by_plan: bool = True) -> Counted | None:
-    """What is kept, if it is of this moment; a damaged file is as good as none.
+def _load_cached(root: StatePath, plan: Plan | None, *, by_plan: bool = True) -> CachedCounts | None:
+    """Return the stored counts if they are current; a damaged file counts as none.
 
     Args:
-        by_plan: only if it was counted by this plan.
+        by_plan: only if they were counted for this plan.
 
     Raises:
-        StateDamaged: of a table a log is not what was written, or a data file is missing.
+        StateDamaged: a table's log is damaged, or a data file is missing.
     """
     state = State(root, plan if plan is not None else plan_of(root))
     if not state.exists or not files.exists(root / COUNTED):
         return None
     reached = destinations_of_sources(plan.nodes) if by_plan and plan is not None else None
 
-    def look() -> Counted | None:
+    def read() -> CachedCounts | None:
         with state.readers.reading():
             state.verify()
             state.load_consistently([WAVE, SETTLED])
             for table in state.tables:
                 table.verify_sizes()
             with contextlib.suppress(StateDamaged):
-                return kept_counts.kept(state, reached)
+                return load_cached(state, reached)
             return None
 
-    return retry_read(root, look)
+    return retry_read(root, read)
 
 
-def _reading(root: StatePath, plan: Plan | None, ask: Callable[[View], _T]) -> _T:
-    def look() -> _T:
-        with view(root, plan) as seen:
-            return ask(seen)
+def _query(root: StatePath, plan: Plan | None, query: Callable[[View], _T]) -> _T:
+    def read() -> _T:
+        with open_view(root, plan) as view:
+            return query(view)
 
-    return retry_read(root, look)
+    return retry_read(root, read)
 
 
-# How far a plan has read its logs.
+# --- how far a plan has read its logs ---
 
 
 def log_counts(state: State | None, plan: Plan) -> dict[str, dict[str, Any]]:
-    """Of each log: ``positions`` (partition -> the place that comes next), ``read`` (entries processed) and ``lag``
-    (places that are not processed yet; None: the log cannot be asked, or is not where it was).
+    """Return for each log ``positions`` (partition -> the next place), ``read`` (entries processed) and ``lag`` (places
+    not processed yet; None: the log cannot be reached, or has been replaced).
 
     Args:
-        state: None: the plan has never run.
+        state: None if the plan has never run.
     """
     found: dict[str, dict[str, Any]] = {}
     for node in logs_read(plan.nodes):
         assert isinstance(node.source, Log)
         found[node.name] = counts = _counts(None if state is None else LogPositions(state, node.name), node.source)
         if isinstance(node.source, CombinedLog):
-            found |= dict(zip(node.after, _inputs(node.source, counts["positions"]), strict=True))
+            found |= dict(zip(node.after, _input_counts(node.source, counts["positions"]), strict=True))
     return found
 
 
 def combined_counts(plan: Plan, sources: dict[str, dict[str, Any]]) -> dict[str, int]:
-    """Of each join and alts, how many entries of its inputs came to it.
+    """Count the entries that each join and alts has received from its inputs.
 
     Args:
-        sources: as ``log_counts`` has them.
+        sources: the result of ``log_counts``.
     """
     nodes = [n for n in plan.nodes if isinstance(n, SourceNode) and isinstance(n.source, CombinedLog)]
     return {n.name: sum(sources[name]["read"] for name in n.after) for n in nodes}
 
 
-class _Found(NamedTuple):
-    """What a log says of itself."""
+class _LogExtent(NamedTuple):
+    """Partitions of a log, with their first and last places."""
 
     identities: Mapping[str, str]
     begin: Positions
@@ -395,30 +405,34 @@ class _Found(NamedTuple):
     nothing: str
 
 
-def _inputs(log: CombinedLog, positions: dict[str, int]) -> Iterator[dict[str, Any]]:
+def _input_counts(log: CombinedLog, positions: dict[str, int]) -> Iterator[dict[str, Any]]:
     for name, each in log.inputs.items():
-        found = _ask(each)
-        if found is None:
+        extent = _extent_of(each)
+        if extent is None:
             yield {"positions": {}, "read": 0, "lag": None}
             continue
-        mine = log.positions_of(name, positions)
-        read = sum(at - found.begin.get(partition, at) for partition, at in mine.items())
-        missing = not mine or (read and found.nothing)
-        yield {"positions": mine, "read": read, "lag": None if missing else each.lag(mine, found.end)}
+        own_positions = log.positions_of(name, positions)
+        read = sum(at - extent.begin.get(partition, at) for partition, at in own_positions.items())
+        missing = not own_positions or (read and extent.nothing)
+        yield {
+            "positions": own_positions,
+            "read": read,
+            "lag": None if missing else each.lag(own_positions, extent.end),
+        }
 
 
-def _counts(kept: LogPositions | None, log: Log) -> dict[str, Any]:
-    read, found = 0 if kept is None else kept.entries_read, _ask(log)
-    if found is None or (read and found.nothing and not isinstance(log, CombinedLog)):
-        return {"positions": {} if kept is None else kept.all_places(), "read": read, "lag": None}
-    positions = next_places(kept, log, found.identities, found.begin, found.end)
-    return {"positions": positions, "read": read, "lag": log.lag(positions, found.end)}
+def _counts(stored: LogPositions | None, log: Log) -> dict[str, Any]:
+    read, extent = 0 if stored is None else stored.entries_read, _extent_of(log)
+    if extent is None or (read and extent.nothing and not isinstance(log, CombinedLog)):
+        return {"positions": {} if stored is None else stored.all_places(), "read": read, "lag": None}
+    positions = next_places(stored, log, extent.identities, extent.begin, extent.end)
+    return {"positions": positions, "read": read, "lag": log.lag(positions, extent.end)}
 
 
-def _ask(log: Log) -> _Found | None:
-    """None: it does not say. Who counts need not reach what a run reads, and a run says what is wrong."""
+def _extent_of(log: Log) -> _LogExtent | None:
+    """Return None if the log cannot be reached: ``status`` works without it, and a run reports the error."""
     try:
         log.check()
-        return _Found(log.identities(), log.begin(), log.end(), log.nothing())
+        return _LogExtent(log.identities(), log.begin(), log.end(), log.nothing())
     except Exception:
         return None

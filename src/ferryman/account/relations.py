@@ -1,6 +1,6 @@
-"""The tables of a state as relations of one DuckDB connection, and the questions that are asked of them.
+"""The tables of a state as relations of one DuckDB connection, and the queries on them.
 
-What concerns all deliveries is counted by hashes (``counts``); what is asked of some is looked for by them.
+Counts of all deliveries are made by hash (``counts``); queries for some deliveries filter first.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pyarrow as pa
 from ferryman.account.counts import Tables, count
 from ferryman.errors import UsageError
 from ferryman.plan import destinations_of_sources, errors_node, keyed_nodes, logs_read
-from ferryman.plan.structure import reached as led_to
+from ferryman.plan.structure import reached as nodes_reached
 from ferryman.records.families import in_family
 from ferryman.records.rows import (
     DOCUMENTS,
@@ -41,25 +41,26 @@ from ferryman.storage.tables import Table
 
 COUNTS: Final = tuple(SHOWN)
 
-LEFT_OVER_STATUSES: Final = ("DEAD", "ERROR_DOC", "INDEXING")
-"""Of deliveries that have ended, and not well."""
+UNSUCCESSFUL: Final = ("DEAD", "ERROR_DOC", "INDEXING")
+"""Stored statuses of deliveries that ended without success, or whose outcome is unknown."""
 
 SOURCE_COUNTS: Final = ("documents", "deleted", "again")
 
-_AT: Final = "wave * 4 + ordinal"
-"""Orders the events of a delivery."""
+_EVENT_ORDER: Final = "wave * 4 + ordinal"
+"""SQL that orders the events of a delivery."""
 
 _ROWS: Final = 2048
-"""Rows of an answer that are in memory at a time."""
+"""Rows of a result that are in memory at a time."""
 
 _SLACK: Final = 4
-"""How many candidates are looked at for each row that is wanted: some are of older revisions."""
+"""Candidates read for each row that is wanted: some belong to older revisions."""
 
 
 class View:
-    """One consistent set of files: ``documents``, ``ledger``, ``waiting`` (the outbox without payload) and ``unsent``
-    (what of it has no event yet). Between a wave's commit and its settling, the files that the commit
-    names count too."""
+    """A consistent snapshot of a state as relations: ``documents``, ``ledger``, ``waiting`` (the outbox without
+    payload) and ``unsent`` (rows of ``waiting`` without an event). Between a wave's commit and its settling, it
+    includes the files that the commit names.
+    """
 
     def __init__(self, db: duckdb.DuckDBPyConnection, state: State, folder: Path) -> None:
         self._db = db
@@ -79,11 +80,11 @@ class View:
         self._register_outbox(state.outbox)
 
     def rows(self, query: str, parameters: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-        """A query's rows as dicts; times as ISO-8601 text."""
-        return list(self.each_row(query, parameters))
+        """Return a query's rows as dicts; times as ISO 8601 text."""
+        return list(self.iter_rows(query, parameters))
 
-    def each_row(self, query: str, parameters: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
-        """The same, few in memory at a time; until the last one nothing else may be asked."""
+    def iter_rows(self, query: str, parameters: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
+        """Yield a query's rows as dicts, few in memory at a time. No other query may run until the last row."""
         found = self._db.execute(query, parameters or None)
         names = [d[0] for d in found.description or []]
         while rows := found.fetchmany(_ROWS):
@@ -92,32 +93,32 @@ class View:
                 yield {n: v.isoformat() if n == "created" and v is not None else v for n, v in named}
 
     def ledger(self) -> pa.Table:
-        """Every event, as it is stored."""
+        """Read every event, as stored."""
         return parquet.scan(self._ledger, LEDGER).to_table()
 
     def documents(self) -> pa.Table:
-        """What is known of documents, as it is stored: of each the row of the highest wave counts."""
+        """Read the rows of all documents, as stored; of each document the row of the highest wave counts."""
         return parquet.scan(self._documents, DOCUMENTS).to_table()
 
     def keep(self, name: str, query: str) -> None:
-        """A query's rows under a name, for the questions that follow."""
+        """Store a query's rows as a temporary table, for later queries."""
         self._db.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {query}")
 
     def status(self, reached: Mapping[str, Sequence[str]] | None = None) -> dict[str, Any]:
-        """See ``account.status``.
+        """Compute the status without logs; see ``account.status``.
 
         Args:
-            reached: source -> destinations; None: by the plan.
+            reached: source -> destinations; None: those of the plan.
         """
         plan = self._state.plan
         reached = destinations_of_sources(plan.nodes) if reached is None else reached
         exported = {node.name for node in keyed_nodes(plan.nodes)}  # in ``documents`` by place, and counted as entries
-        of_documents = {name: names for name, names in reached.items() if name not in exported}
-        found = count(self._tables(), of_documents, logs=list(self._logs))
+        document_sources = {name: names for name, names in reached.items() if name not in exported}
+        found = count(self._tables(), document_sources, logs=list(self._logs))
         lost = any(
-            found.entries[name, destination] != due
+            found.entries[name, destination] != expected
             for name, log in self._logs.items()
-            for destination, due in self._due_of(name, log.entries_read, reached.get(name, ())).items()
+            for destination, expected in self._expected_entries(name, log.entries_read, reached.get(name, ())).items()
         )
         destinations = {name: dict.fromkeys(COUNTS, 0) for names in reached.values() for name in names}
         if (errors := errors_node(plan.nodes)) is not None:
@@ -128,9 +129,9 @@ class View:
         for destination, number in found.older.items():
             destinations.setdefault(destination, dict.fromkeys(COUNTS, 0))["pending"] += number
         sources = {name: dict.fromkeys(SOURCE_COUNTS, 0) for name in reached}
-        for name, (here, gone) in found.documents.items():
-            sources[name] = {"documents": here, "deleted": gone, "again": 0}
-        for name, number in self._asked_again():
+        for name, (live, deleted) in found.documents.items():
+            sources[name] = {"documents": live, "deleted": deleted, "again": 0}
+        for name, number in self._scheduled_again():
             sources[name]["again"] = number
         return {
             "plan": plan.name,
@@ -138,11 +139,11 @@ class View:
             "waves": self.wave,
             "sources": sources,
             "destinations": destinations,
-            "balanced": not (found.two_ends or found.missing or lost),
+            "balanced": not (found.ended_twice or found.missing or lost),
         }
 
     def waves(self, limit: int) -> list[dict[str, Any]]:
-        """See ``account.waves``."""
+        """Return the last waves; see ``account.waves``."""
         return self.rows(f"""
             SELECT wave, max(created) AS created, count(*) AS events,
                 count(*) FILTER (status = 'INDEXED') AS delivered,
@@ -150,10 +151,10 @@ class View:
             FROM ledger GROUP BY wave ORDER BY wave DESC LIMIT {int(limit)}
         """)
 
-    def left_over(self) -> dict[str, int]:
-        """See ``account.left_over``."""
-        found = count(self._tables(), {}, LEFT_OVER_STATUSES)
-        pending = self._one("SELECT count(*) FROM waiting WHERE due IS NOT NULL") + found.pending_in_steps
+    def outstanding(self) -> dict[str, int]:
+        """Count outstanding deliveries; see ``account.outstanding``."""
+        found = count(self._tables(), {}, UNSUCCESSFUL)
+        pending = self._scalar("SELECT count(*) FROM waiting WHERE due IS NOT NULL") + found.pending_in_steps
         counts = {"failed": 0, "rejected": 0, "in_doubt": 0, "pending": pending}
         if self._state.outbox.transaction(RANGES):
             counts["pending"] += self._pending_ranges()
@@ -163,8 +164,8 @@ class View:
         return counts
 
     def _pending_ranges(self) -> int:
-        """Deliveries of ranges that are to be run; see ``schemas.RANGE``."""
-        return self._one(f"""
+        """Count deliveries of ranges that are still to be run; see ``records.rows.RANGE``."""
+        return self._scalar(f"""
             SELECT count(*) FROM (
                 SELECT arg_max(status, wave * 4 + ordinal) AS status FROM ledger
                 WHERE starts_with(version, '{RANGE}') GROUP BY delivery_hash
@@ -173,58 +174,62 @@ class View:
 
     def unread(self, sources: Collection[str]) -> dict[str, tuple[int, str]]:
         """See ``account.unread``; of these sources."""
-        of = f"source IN {quote_list(sources)}"
-        asked = "due = 0 OR forced"  # by an operator: what a step owes has a time
+        of_sources = f"source IN {quote_list(sources)}"
+        requested = "due = 0 OR forced"  # by an operator: what is due because of a step has a time
         found = self._db.execute(f"""
             SELECT source, count(*), min(document) FROM (
-                SELECT source, document, arg_max(coalesce({asked}, false), wave) AS asked FROM documents
-                WHERE {of} AND document IN (SELECT document FROM documents WHERE {of} AND ({asked}))
+                SELECT source, document, arg_max(coalesce({requested}, false), wave) AS requested FROM documents
+                WHERE {of_sources} AND document IN (
+                    SELECT document FROM documents WHERE {of_sources} AND ({requested})
+                )
                 GROUP BY source, document
-            ) WHERE asked GROUP BY source ORDER BY source
+            ) WHERE requested GROUP BY source ORDER BY source
         """).fetchall()
         return {source: (number, example) for source, number, example in found}
 
-    def docs(self, of: Filter, *, limit: int | None = None, share: tuple[int, int] = (0, 1)) -> list[dict[str, Any]]:
-        """Deliveries by their latest event; see ``account.deliveries``.
+    def deliveries(
+        self, wanted: Filter, *, limit: int | None = None, share: tuple[int, int] = (0, 1)
+    ) -> list[dict[str, Any]]:
+        """Return deliveries by their latest event; see ``account.deliveries``.
 
         Args:
-            share: (i, n): of n shares into which whole families fall, the i-th.
+            share: (i, n): only the i-th of n shares; a family is in one share.
         """
-        where, wanted = of.conditions()
+        where, parameters = wanted.conditions()
         if share != (0, 1):
             where.append(f"hash(origin) % {share[1]} = {share[0]}")
-        if limit is not None:  # the newest candidates are looked at first, and more only if need be
-            found = self.rows(_newest(where, limit, _SLACK * max(limit, 250)), wanted)
+        if limit is not None:  # try the newest candidates first
+            found = self.rows(_newest(where, limit, _SLACK * max(limit, 250)), parameters)
             if len(found) == limit:
                 return found
-        self._db.execute("SET threads = 1")  # all columns of every row: the memory does not do for two
-        return self.rows(_newest(where, limit, None), wanted)
+        self._db.execute("SET threads = 1")  # all columns of every row: memory is not enough for two threads
+        return self.rows(_newest(where, limit, None), parameters)
 
-    def each_doc(self, of: Filter, limit: int | None = None) -> Iterator[dict[str, Any]]:
-        """The same deliveries, few in memory at a time; until the last one nothing else may be asked."""
-        self._keep_current(of, _ALL)
+    def iter_deliveries(self, wanted: Filter, limit: int | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the rows of ``deliveries``, few in memory at a time. No other query may run until the last row."""
+        self._make_current(wanted, _ALL)
         order = "ORDER BY wave DESC, ordinal DESC, document"
-        return self.each_row(
+        return self.iter_rows(
             f"SELECT {', '.join(_ALL)} FROM current {order} {'' if limit is None else f'LIMIT {int(limit)}'}"
         )
 
-    def number_of_docs(self, of: Filter) -> int:
-        """How many these are."""
-        self._keep_current(of, ["wave"])
-        return self._one("SELECT count(*) FROM current")
+    def count_deliveries(self, wanted: Filter) -> int:
+        """Count the rows of ``deliveries``."""
+        self._make_current(wanted, ["wave"])
+        return self._scalar("SELECT count(*) FROM current")
 
-    def docs_at_most(self, of: Filter) -> int:
-        """So many deliveries, or fewer, does ``docs`` find: their events are counted."""
-        where, wanted = of.conditions()
-        among = f"WHERE {' AND '.join(where)}"
-        return self._one(
-            f"SELECT (SELECT count(*) FROM ledger {among}) + (SELECT count(*) FROM unsent {among})", wanted
+    def count_events(self, wanted: Filter) -> int:
+        """Count the events of the rows of ``deliveries``: an upper bound of their number, and quick."""
+        where, parameters = wanted.conditions()
+        condition = f"WHERE {' AND '.join(where)}"
+        return self._scalar(
+            f"SELECT (SELECT count(*) FROM ledger {condition}) + (SELECT count(*) FROM unsent {condition})", parameters
         )
 
-    def reasons(self, of: Filter, limit: int | None = None) -> list[dict[str, Any]]:
-        """The same deliveries by status and reason; see ``account.reasons``."""
-        of = of._replace(statuses=of.statuses or _NOT_ARRIVED)
-        self._keep_current(of, ["wave", "status", "operation", "document", f"{reason_sql()} AS reason"])
+    def reasons(self, wanted: Filter, limit: int | None = None) -> list[dict[str, Any]]:
+        """Count deliveries by status and reason; see ``account.reasons``."""
+        wanted = wanted._replace(statuses=wanted.statuses or _NOT_ARRIVED)
+        self._make_current(wanted, ["wave", "status", "operation", "document", f"{reason_sql()} AS reason"])
         return self.rows(f"""
             SELECT status, operation, count(*) AS deliveries, arg_min(reason, document) AS reason,
                 min(document) AS example
@@ -233,44 +238,46 @@ class View:
         """)
 
     def by_node(self) -> list[dict[str, Any]]:
-        """Deliveries that have not arrived, by status and by the step or router that their reason names."""
+        """Count deliveries that have not arrived, by status and by the step or router that their reason names."""
         names = "'^(?:dropped by |waits for |not its branch: )?(?:step|router) ([^ :,]+)'"
         node = f"regexp_extract({reason_sql()}, {names}, 1)"
-        self._keep_current(Filter(_NOT_ARRIVED), ["wave", "status", "operation", f"{node} AS node"])
+        self._make_current(Filter(_NOT_ARRIVED), ["wave", "status", "operation", f"{node} AS node"])
         return self.rows(
             "SELECT node, status, operation, count(*) AS deliveries FROM current WHERE node <> '' GROUP BY ALL"
         )
 
-    # -- inside ------------------------------------------------------------------------------------
-
-    def _due_of(self, log: str, read: int, destinations: Sequence[str]) -> dict[str, int]:
+    def _expected_entries(self, log: str, read: int, destinations: Sequence[str]) -> dict[str, int]:
         """Destination -> of how many entries of a log it must have a delivery: of those that were read since the plan
         leads them there. One to which it will only lead them in the next run is left out."""
         plan = self._state.recorded_structure()
-        mine, led = missed_entries(self._state.root, plan).get(log, {}), led_to(plan, log)
-        return {name: read - mine[name].missed if name in mine else read for name in destinations if name in led}
+        skipped, reached = missed_entries(self._state.root, plan).get(log, {}), nodes_reached(plan, log)
+        return {
+            name: read - skipped[name].missed if name in skipped else read for name in destinations if name in reached
+        }
 
-    def _keep_current(self, of: Filter, columns: Sequence[str]) -> None:
-        """These columns, and ``ordinal``, of the deliveries that are asked for, as the table ``current``. In steps, of
-        which each has the memory for itself: of a million deliveries it does not do for all at once."""
-        where, wanted = of.conditions()
-        among, named = " AND ".join(where), ", ".join(columns)
+    def _make_current(self, wanted: Filter, columns: Sequence[str]) -> None:
+        """Make the table ``current``: these columns, and ``ordinal``, of the wanted deliveries.
+
+        In several statements, so that each has all the memory: one query over a million deliveries needs too much.
+        """
+        where, parameters = wanted.conditions()
+        condition, selected = " AND ".join(where), ", ".join(columns)
         self._db.execute("SET threads = 1")
-        self.keep("last", f"SELECT hash(delivery_hash) AS h, max({_AT}) AS at FROM ledger GROUP BY h")
+        self.keep("last", f"SELECT hash(delivery_hash) AS h, max({_EVENT_ORDER}) AS at FROM ledger GROUP BY h")
         self.keep("now", "SELECT hash(source, document) AS h, max(revision) AS newest FROM documents GROUP BY h")
         self._db.execute(
             f"""
             CREATE OR REPLACE TEMP TABLE current AS
-                SELECT {named}, ordinal FROM ledger
-                JOIN last l ON hash(delivery_hash) = l.h AND {_AT} = l.at
+                SELECT {selected}, ordinal FROM ledger
+                JOIN last l ON hash(delivery_hash) = l.h AND {_EVENT_ORDER} = l.at
                 LEFT JOIN now n ON hash(source, origin) = n.h
-                WHERE {_CURRENT} AND {among}
+                WHERE {_CURRENT} AND {condition}
             UNION ALL
-                SELECT {named}, 3 AS ordinal FROM unsent
+                SELECT {selected}, 3 AS ordinal FROM unsent
                 LEFT JOIN now n ON hash(source, origin) = n.h
-                WHERE {_CURRENT} AND {among}
+                WHERE {_CURRENT} AND {condition}
             """,
-            wanted or None,
+            parameters or None,
         )
 
     def _tables(self) -> Tables:
@@ -280,8 +287,8 @@ class View:
         rows = max(sum(file.rows for file in table.files.values()) for table in (state.ledger, state.documents))
         return Tables(self._db, self._documents, names - {""}, rows, self._folder, waits=bool(state.outbox.files))
 
-    def _asked_again(self) -> list[tuple[str, int]]:
-        """(source, documents that a step wants to be read again later)."""
+    def _scheduled_again(self) -> list[tuple[str, int]]:
+        """Return (source, number of documents that a step wants to be read again later)."""
         if not self._db.execute("SELECT 1 FROM documents WHERE again IS NOT NULL LIMIT 1").fetchall():
             return []
         return self._db.execute("""
@@ -297,32 +304,32 @@ class View:
         return paths
 
     def _register_outbox(self, outbox: Table) -> None:
-        if not outbox.files:  # as a rule, and views take longer to make than an empty table
+        if not outbox.files:  # the usual case: an empty table is quicker to make than the views
             for name in ("waiting", "unsent"):
-                self._db.register(name, _NONE_WAIT.empty_table())
+                self._db.register(name, _EMPTY_WAITING.empty_table())
             return
         schema = _WAITING
-        by_place: dict[tuple[str, str], list[Path]] = {}
+        by_partition: dict[tuple[str, str], list[Path]] = {}
         for file in outbox.files.values():
-            place = (file.partition["wave"], file.partition["destination"])
-            by_place.setdefault(place, []).append(outbox.path(file.path))
+            partition = (file.partition["wave"], file.partition["destination"])
+            by_partition.setdefault(partition, []).append(outbox.path(file.path))
         self._db.register("outbox_0", schema.empty_table())
-        pieces = ["SELECT *, 0::BIGINT AS wave, '' AS destination FROM outbox_0"]
-        for i, ((wave, destination), files) in enumerate(by_place.items(), 1):
+        queries = ["SELECT *, 0::BIGINT AS wave, '' AS destination FROM outbox_0"]
+        for i, ((wave, destination), files) in enumerate(by_partition.items(), 1):
             self._db.register(f"outbox_{i}", parquet.scan(files, schema))
-            pieces.append(f"SELECT *, {int(wave)}, '{destination}' FROM outbox_{i}")
+            queries.append(f"SELECT *, {int(wave)}, '{destination}' FROM outbox_{i}")
         self._db.execute(f"""
             CREATE TEMP VIEW waiting AS
-                SELECT *, 'BATCHED' AS status, {self._behind()} AS message, NULL::TIMESTAMPTZ AS created
-                FROM ({" UNION ALL ".join(pieces)});
+                SELECT *, 'BATCHED' AS status, {self._blocked_reason()} AS message, NULL::TIMESTAMPTZ AS created
+                FROM ({" UNION ALL ".join(queries)});
             CREATE TEMP VIEW unsent AS
                 SELECT * FROM waiting WHERE delivery_hash NOT IN (
                     SELECT delivery_hash FROM ledger WHERE delivery_hash IN (SELECT delivery_hash FROM waiting)
                 )
         """)
 
-    def _behind(self) -> str:
-        """Why a row waits that waits for an earlier export of its key, as SQL; NULL: it does not."""
+    def _blocked_reason(self) -> str:
+        """Return SQL for the reason of a row that waits for an earlier export of its key, else NULL."""
         if not keyed_nodes(self._state.plan.nodes):
             return "NULL::VARCHAR"
         of_key = "OVER (PARTITION BY destination, source, key_hash ORDER BY revision)"
@@ -330,14 +337,14 @@ class View:
             'waits for an earlier export of its key, ' || first_value(document) {of_key}
             || CASE WHEN first_value(due) {of_key} IS NULL THEN ', which {_ENDED}' ELSE '' END END"""
 
-    def _one(self, query: str, parameters: dict[str, Any] | None = None) -> int:
+    def _scalar(self, query: str, parameters: dict[str, Any] | None = None) -> int:
         [(value,)] = self._db.execute(query, parameters or None).fetchall()
         return int(value)
 
 
 _WAITING: Final = pa.schema([f for f in OUTBOX if f.name not in (*OUTBOX_PARTITION, *OUTBOX_CONTENT)])
 
-_NONE_WAIT: Final = pa.schema(
+_EMPTY_WAITING: Final = pa.schema(
     [
         *_WAITING,
         ("wave", pa.int64()),
@@ -349,7 +356,7 @@ _NONE_WAIT: Final = pa.schema(
 )
 
 _CURRENT: Final = "coalesce(revision >= newest, true)"
-"""Of an entry of a log that went through, nothing is remembered but its deliveries."""
+"""SQL that is true for deliveries of current revisions. Entries of logs, which ``documents`` lacks, are current."""
 
 _ALL: Final = tuple(LEDGER_COLUMNS)
 
@@ -359,21 +366,21 @@ _NOT_ARRIVED: Final = frozenset(Status) - {Status.INDEXED}
 
 
 def _newest(where: list[str], limit: int | None, window: int | None) -> str:
-    """Deliveries of current documents by their latest events, newest first, as SQL.
+    """Return SQL for deliveries of current documents by their latest events, newest first.
 
     Args:
-        window: so many of the newest events are looked at; None: all.
+        window: number of the newest events to read; None: all.
     """
-    named, among = ", ".join(_ALL), " AND ".join(where)
+    selected, condition = ", ".join(_ALL), " AND ".join(where)
     order = "ORDER BY wave DESC, ordinal DESC, document"
     ordered = order.replace("wave", "c.wave").replace("ordinal", "c.ordinal").replace("document", "c.document")
     return f"""
         WITH candidates AS (
-            SELECT {named}, ordinal FROM ledger WHERE {among}
-            UNION ALL SELECT {named}, 3 AS ordinal FROM unsent WHERE {among}
+            SELECT {selected}, ordinal FROM ledger WHERE {condition}
+            UNION ALL SELECT {selected}, 3 AS ordinal FROM unsent WHERE {condition}
             {order} {"" if window is None else f"LIMIT {window}"}
         ), last AS (
-            SELECT delivery_hash, max({_AT}) AS at FROM ledger
+            SELECT delivery_hash, max({_EVENT_ORDER}) AS at FROM ledger
             WHERE delivery_hash IN (SELECT delivery_hash FROM candidates) GROUP BY delivery_hash
         ), now AS (
             SELECT source, document, max(revision) AS revision FROM documents
@@ -387,25 +394,25 @@ def _newest(where: list[str], limit: int | None, window: int | None) -> str:
         """
 
 
-# Which deliveries are asked for.
+# --- filters ---
 
 
 class FilterOptions(TypedDict, total=False):
-    """What users narrow deliveries down by; nothing: all of them."""
+    """Filters as users give them; without any, every delivery passes."""
 
     status: str | None
-    """As shown (``failed``, ``pending`` …) or as stored (``DEAD``, ``BATCHED`` …), in any case."""
+    """A status as shown (``failed``, ``pending`` …) or as stored (``DEAD``, ``BATCHED`` …), in any case."""
     destination: str | None
     source: str | None
     family: str | None
-    """Only of this origin and what was made of it; or of the rows of this file."""
+    """An origin, with all that was made of it; or a file, with its rows."""
 
 
 class Filter(NamedTuple):
-    """The same by what is stored. Without arguments every delivery passes."""
+    """Filters by stored columns; without arguments every delivery passes."""
 
     statuses: frozenset[str] = frozenset()
-    """Any of these; empty: whatever it is."""
+    """Stored statuses that pass; empty: any."""
     destination: str | None = None
     source: str | None = None
     document: str | None = None
@@ -414,34 +421,35 @@ class Filter(NamedTuple):
     operation: str | None = None
 
     @staticmethod
-    def of(asked: FilterOptions) -> Filter:
-        """
+    def from_options(options: FilterOptions) -> Filter:
+        """Translate the filters of a user.
+
         Raises:
             UsageError: there is no such status.
         """
-        rest: dict[str, Any] = dict(asked)
+        rest: dict[str, Any] = dict(options)
         statuses, operation = named_statuses(rest.pop("status", None))
         return Filter(statuses, operation=operation, **rest)
 
     def conditions(self) -> tuple[list[str], dict[str, str]]:
-        """On events, as SQL, and the parameters that these name."""
-        named = {"destination": self.destination, "source": self.source}
-        wanted = {column: value for column, value in named.items() if value}
-        where = ["destination <> ''", *(f"{column} = ${column}" for column in wanted)]
+        """Return conditions on events as SQL, and their parameters."""
+        by_column = {"destination": self.destination, "source": self.source}
+        parameters = {column: value for column, value in by_column.items() if value}
+        where = ["destination <> ''", *(f"{column} = ${column}" for column in parameters)]
         if self.statuses:
             where.append(f"status IN {quote_list(sorted(self.statuses))}")
         if self.document is not None:
             where.append("(document = $document OR origin = $document)")
-            wanted["document"] = self.document
+            parameters["document"] = self.document
         if self.family is not None:
             where.append(in_family(self.family))
         if self.operation is not None:
             where.append(f"operation = '{self.operation}'")
-        return where, wanted
+        return where, parameters
 
 
 def named_statuses(status: str | None) -> tuple[frozenset[Status], str | None]:
-    """The stored statuses that are meant, none for any, and the operation where it matters.
+    """Return the stored statuses that a status means (empty: any), and the operation where it matters.
 
     Raises:
         UsageError: there is no such status.

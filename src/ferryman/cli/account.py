@@ -1,4 +1,4 @@
-"""``ferryman deliveries`` and ``ferryman history``: what became of documents, and all that happened to one."""
+"""Verbs that query the ledger: ``deliveries``, ``history``, ``status``, ``fsck`` and ``state``."""
 
 from __future__ import annotations
 
@@ -12,21 +12,29 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 import typer
 
 from ferryman.cli.options import (
+    DestinationFilter,
     FlowSpec,
     Json,
-    OfDestination,
-    OfSource,
-    OfStatus,
     PlanSpec,
+    SourceFilter,
     StateDir,
+    StatusFilter,
     Verbose,
-    chosen,
+    drop_unset,
     has_run,
     status_name,
 )
-from ferryman.cli.terminal import command, json_line, json_lines, note, say, table, when
+from ferryman.cli.terminal import (
+    format_time,
+    next_command,
+    print_json,
+    print_json_array,
+    print_line,
+    print_note,
+    print_table,
+)
 from ferryman.errors import UsageError
-from ferryman.observe import counted, plural
+from ferryman.observe import format_count, plural
 from ferryman.storage.files import StatePath
 
 if TYPE_CHECKING:
@@ -38,23 +46,23 @@ if TYPE_CHECKING:
 
 
 class By(enum.StrEnum):
-    """What deliveries can be counted by."""
+    """Property that deliveries can be counted by."""
 
     REASON = "reason"
 
 
 LIMIT = 50
-"""Rows shown at once on a terminal."""
+"""Rows printed on a terminal by default."""
 
 PIPE_LIMIT = 1000
-"""And in a pipe: more are hardly wanted as text, and all of a million take gigabytes to align."""
+"""Rows printed into a pipe by default: aligning the columns of a million rows takes gigabytes."""
 
 
 def deliveries(
     plan: FlowSpec,
-    status: OfStatus = None,
-    destination: OfDestination = None,
-    source: OfSource = None,
+    status: StatusFilter = None,
+    destination: DestinationFilter = None,
+    source: SourceFilter = None,
     family: Annotated[
         str | None,
         typer.Option(
@@ -109,28 +117,28 @@ def deliveries(
     loaded = load(plan)
     if incomplete and (status is not None or destination is not None or by is not None):
         raise UsageError("--incomplete goes with --source and --family only.")
-    filters = chosen(status=status_name(status), destination=destination, source=source, family=family)
+    filters = drop_unset(status=status_name(status), destination=destination, source=source, family=family)
     query = DeliveryQuery(filters, incomplete, by, limit, state, json, verbose)
-    states = states_of(loaded, state, plan_file(plan))
+    states = state_roots(loaded, state, plan_file(plan))
     if not isinstance(loaded, Flow):
-        _are_nodes(f"plan {loaded.name}", [loaded], destination=destination, source=source)
-        _list_of_plan(loaded, states[loaded.name][1], plan, query)
+        _check_node_names(f"plan {loaded.name}", [loaded], destination=destination, source=source)
+        _print_deliveries_of_plan(loaded, states[loaded.name][1], plan, query)
         return
-    _are_nodes(f"flow {loaded.name}", loaded.plans, destination=destination, source=source)
+    _check_node_names(f"flow {loaded.name}", loaded.plans, destination=destination, source=source)
     nodes = {name for name in (destination, source) if name is not None}
-    concerned = {name: each for name, each in states.items() if nodes <= {n.name for n in each[0].nodes}}
+    selected = {name: each for name, each in states.items() if nodes <= {n.name for n in each[0].nodes}}
     if json:
-        json_lines({"plan": name, **row} for name, each in concerned.items() for row in query.rows(*each))
+        print_json_array({"plan": name, **row} for name, each in selected.items() for row in query.rows(*each))
         return
-    for number, (name, (each, root)) in enumerate(concerned.items()):
+    for number, (name, (each, root)) in enumerate(selected.items()):
         if number:
-            say()
-        say(f"{name}:")
-        _list_of_plan(each, root, spec_of(plan, loaded, each), query)
+            print_line()
+        print_line(f"{name}:")
+        _print_deliveries_of_plan(each, root, spec_of(plan, loaded, each), query)
 
 
 class DeliveryQuery(NamedTuple):
-    """What is asked of deliveries; see the options of the command."""
+    """Options of ``ferryman deliveries``."""
 
     filters: dict[str, Any]
     incomplete: bool
@@ -141,99 +149,105 @@ class DeliveryQuery(NamedTuple):
     verbose: bool
 
     def rows(self, plan: Plan, root: StatePath) -> Iterable[dict[str, Any]]:
-        """As ``--json`` has them; none if the plan never ran."""
+        """Yield the rows that ``--json`` prints; none if the plan never ran."""
         from ferryman import account
         from ferryman.account import families
 
         if not has_run(root):
             return []
         if self.incomplete:
-            found = families.incomplete(root, plan, self.filters.get("source"), self.filters.get("family"))
+            found = families.incomplete_families(root, plan, self.filters.get("source"), self.filters.get("family"))
             return (each._asdict() for each in found[: self.limit])
         if self.by is not None:
             return account.reasons(root, **self.filters, limit=self.limit, plan=plan)
-        return account.each_delivery(root, **self.filters, limit=self.limit, plan=plan)
+        return account.iter_deliveries(root, **self.filters, limit=self.limit, plan=plan)
 
 
-def _list_of_plan(loaded: Plan, root: StatePath, spec: str, query: DeliveryQuery) -> None:
-    """The deliveries of one plan, which an operator names so."""
+def _print_deliveries_of_plan(loaded: Plan, root: StatePath, spec: str, query: DeliveryQuery) -> None:
+    """Print the deliveries of one plan.
+
+    Args:
+        spec: the PLAN argument that names it, for suggested commands.
+    """
     if not has_run(root):
-        note(f"{root}: there is no state here yet: nothing has run. Next: {command('run', spec, state=query.state)}")
+        print_note(
+            f"{root}: there is no state here yet: nothing has run. Next: {next_command('run', spec, state=query.state)}"
+        )
     if query.json:
-        json_lines(query.rows(loaded, root))
+        print_json_array(query.rows(loaded, root))
     elif not has_run(root):
-        note("There are none.")
+        print_note("There are none.")
     elif query.incomplete:
-        _list_incomplete(root, loaded, spec, query)
+        _print_incomplete(root, loaded, spec, query)
     elif query.by is not None:
-        _list_reasons(query.rows(loaded, root))
+        _print_reasons(query.rows(loaded, root))
     else:
-        _list_deliveries(root, loaded, spec, query)
+        _print_deliveries(root, loaded, spec, query)
 
 
-def _list_deliveries(root: StatePath, loaded: Plan, spec: str, query: DeliveryQuery) -> None:
-    """A line for each, and what there is to say of them all."""
+def _print_deliveries(root: StatePath, loaded: Plan, spec: str, query: DeliveryQuery) -> None:
+    """Print a line for each delivery, then notes on all of them."""
     from ferryman import account
     from ferryman.records.rows import shown
 
-    at_most = query.limit or _most_lines()
+    at_most = query.limit or _default_limit()
     rows = account.deliveries(root, **query.filters, limit=at_most + 1, plan=loaded)
-    said = [{**row, "status": shown(row["status"], row["operation"])} for row in rows[:at_most]]
-    _table(said, ("document", "source", "destination", "status", "attempt", "wave", "message"))
+    listed = [{**row, "status": shown(row["status"], row["operation"])} for row in rows[:at_most]]
+    _print_rows(listed, ("document", "source", "destination", "status", "attempt", "wave", "message"))
     if query.verbose:
-        _say_tracebacks(said)
+        _print_tracebacks(listed)
     if query.limit is None and len(rows) > at_most:
-        _note_more(f"the {at_most} newest", account.number_of_deliveries(root, **query.filters, plan=loaded))
-    listed_by_work = ways_back(loaded)
-    if any(row["status"] in _ASKED and row["source"] in listed_by_work for row in rows):
-        say_unread(loaded, root)
+        _note_more(f"the {at_most} newest", account.count_deliveries(root, **query.filters, plan=loaded))
+    listed_by_work = relisting_advice(loaded)
+    if any(row["status"] in _REQUESTED and row["source"] in listed_by_work for row in rows):
+        print_unread(loaded, root)
     if (family := query.filters.get("family")) is not None:
-        _say_whether_whole(root, family, loaded, spec, query.state)
+        _print_family_status(root, family, loaded, spec, query.state)
 
 
-def _most_lines() -> int:
+def _default_limit() -> int:
     return LIMIT if sys.stdout.isatty() else PIPE_LIMIT
 
 
-_ASKED = ("FORCE", "RESTART")
-"""Statuses of what an operator has asked for again and no wave has processed yet."""
+_REQUESTED = ("FORCE", "RESTART")
+"""Statuses of deliveries that an operator wants repeated and no wave has processed yet."""
 
 
-def _list_reasons(rows: Iterable[dict[str, Any]]) -> None:
+def _print_reasons(rows: Iterable[dict[str, Any]]) -> None:
     columns = ("deliveries", "status", "example", "reason")
-    if found := [[row[c] for c in columns] for row in rows]:
-        table(columns, found)
+    if cells := [[row[c] for c in columns] for row in rows]:
+        print_table(columns, cells)
     else:
-        note("None: everything is delivered.")
+        print_note("None: everything is delivered.")
 
 
-def _note_more(shown: str, of: int) -> None:
-    note(f"These are {shown} of {of}; --limit {of} or --json shows all of them.")
+def _note_more(printed: str, total: int) -> None:
+    print_note(f"These are {printed} of {total}; --limit {total} or --json shows all of them.")
 
 
-def _list_incomplete(root: StatePath, loaded: Plan, spec: str, query: DeliveryQuery) -> None:
-    """Families that have not ended, and how to see more of one."""
-    limit = query.limit or _most_lines()
-    found = list(query._replace(limit=None).rows(loaded, root))
-    if not found:
-        note("None: every family is complete.")
+def _print_incomplete(root: StatePath, loaded: Plan, spec: str, query: DeliveryQuery) -> None:
+    """Print the families that have not ended, and the command that shows one of them."""
+    limit = query.limit or _default_limit()
+    families = list(query._replace(limit=None).rows(loaded, root))
+    if not families:
+        print_note("None: every family is complete.")
         return
-    table(tuple(found[0]), [list(each.values()) for each in found[:limit]])
-    if len(found) > limit:
-        _note_more(str(limit), len(found))
-    say(f"Of one: {command('deliveries', spec, '--family', found[0]['family'], state=query.state)}")
+    print_table(tuple(families[0]), [list(each.values()) for each in families[:limit]])
+    if len(families) > limit:
+        _note_more(str(limit), len(families))
+    print_line(f"Of one: {next_command('deliveries', spec, '--family', families[0]['family'], state=query.state)}")
 
 
-def _say_whether_whole(root: StatePath, family: str, loaded: Plan, plan: str, state: str | None) -> None:
-    """Has all of a family ended, and if not, how are its deliveries found?"""
+def _print_family_status(root: StatePath, family: str, loaded: Plan, plan: str, state: str | None) -> None:
+    """Print whether all deliveries of a family have ended, and the commands that list those that have not."""
     from ferryman.account import families
 
-    for found in families.of_family(root, family, loaded):
-        say(f"{found.family} of source {found.source} is {found.told()}")
+    for status in families.family_statuses(root, family, loaded):
+        print_line(f"{status.family} of source {status.source} is {status.describe()}")
         for word in ("pending", "in_doubt", "failed", "rejected"):
-            if getattr(found, word):
-                listing = command("deliveries", plan, "--family", family, "--status", word, state=state)
-                say(f"Which are {word.replace('_', ' ')}: {listing}")
+            if getattr(status, word):
+                listing = next_command("deliveries", plan, "--family", family, "--status", word, state=state)
+                print_line(f"Which are {word.replace('_', ' ')}: {listing}")
 
 
 def history(
@@ -255,59 +269,59 @@ def history(
 
     loaded = load(plan)
     if isinstance(loaded, Flow):
-        _followed(loaded, plan, document, state, json)
+        _print_flow_history(loaded, plan, document, state, json)
         return
     root = state_root(loaded, state, plan_file(plan))
     events = account.history(root, document, plan=loaded) if has_run(root) else []
     if json:
-        json_line(events)
+        print_json(events)
     if not events:
-        listing = command("deliveries", plan, state=state)
+        listing = next_command("deliveries", plan, state=state)
         raise UsageError(f"{document}: there is no such document in the state {root}. `{listing}` lists its documents.")
     if not json:
-        _table(events, ("created", "wave", "document", "destination", "operation", "status", "attempt", "message"))
-        _say_tracebacks(events)
-        say()
+        _print_rows(events, ("created", "wave", "document", "destination", "operation", "status", "attempt", "message"))
+        _print_tracebacks(events)
+        print_line()
         last = events[-1]
         version = last["version"] or "unknown"
-        say(f"{document}: version {version}, revision {last['revision']}, from source {last['source']}")
+        print_line(f"{document}: version {version}, revision {last['revision']}, from source {last['source']}")
         origin = last["origin"] if document in (last["document"], last["origin"]) else document
-        _say_whether_whole(root, origin, loaded, plan, state)
+        _print_family_status(root, origin, loaded, plan, state)
 
 
-def _followed(flow: Flow, spec: str, document: str, state: StateDir, json: bool) -> None:
-    """Its history in all plans of a flow."""
+def _print_flow_history(flow: Flow, spec: str, document: str, state: StateDir, json: bool) -> None:
+    """Print a document's history in all plans of a flow."""
     from ferryman.operations import follow
     from ferryman.plan.load import plan_file
     from ferryman.state.state import state_root
 
     events = follow(flow, {flow.label(p): state_root(p, state, plan_file(spec)) for p in flow.plans}, document)
     if json:
-        json_line(events)
+        print_json(events)
     if not events:
         raise UsageError(f"{document}: no plan of flow {flow.name} knows such a document.")
     if not json:
         columns = ("created", "plan", "wave", "document", "destination", "operation", "status", "attempt", "message")
-        _table(events, columns)
-        _say_tracebacks(events)
+        _print_rows(events, columns)
+        _print_tracebacks(events)
 
 
-def _are_nodes(of: str, plans: Iterable[Plan], **options: str | None) -> None:
-    """A name that no plan has is a slip of the pen, not a filter that nothing passes."""
+def _check_node_names(owner: str, plans: Iterable[Plan], **options: str | None) -> None:
+    """Raise UsageError for a name that no plan has: it is a typo, not a filter that nothing passes."""
     names = {n.name for plan in plans for n in plan.nodes}
     for option, name in options.items():
         if name is not None and name not in names:
-            raise UsageError(f"--{option} {name}: {of} has {', '.join(sorted(names))}; name one of these.")
+            raise UsageError(f"--{option} {name}: {owner} has {', '.join(sorted(names))}; name one of these.")
 
 
-def _table(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
-    if any(row["route"] for row in rows):  # copies of one document at one destination are told apart by it
+def _print_rows(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
+    if any(row["route"] for row in rows):  # it distinguishes copies of one document at one destination
         at = columns.index("destination") + 1
         columns = (*columns[:at], "route", *columns[at:])
     if rows:
-        table(columns, [[_cell(row, c) for c in columns] for row in rows])
+        print_table(columns, [[_cell(row, c) for c in columns] for row in rows])
     else:
-        note("There are none.")
+        print_note("There are none.")
 
 
 def _cell(row: dict[str, Any], column: str) -> Any:
@@ -315,26 +329,26 @@ def _cell(row: dict[str, Any], column: str) -> Any:
 
     value = row[column]
     if column == "created":
-        return when(value)
+        return format_time(value)
     return reason_of(value) if column == "message" and value else value
 
 
-def _say_tracebacks(rows: list[dict[str, Any]]) -> None:
-    """Of errors that nobody foresaw, each traceback once."""
+def _print_tracebacks(rows: list[dict[str, Any]]) -> None:
+    """Print the tracebacks of unexpected errors, each once."""
     from ferryman.records.rows import reason_of, traceback_of
 
-    said = set()
+    printed = set()
     for row in rows:
         trace = traceback_of(row["message"] or "")
-        if trace and trace not in said:
-            said.add(trace)
-            say()
-            say(f"{row['document']}: {reason_of(row['message'])}")
+        if trace and trace not in printed:
+            printed.add(trace)
+            print_line()
+            print_line(f"{row['document']}: {reason_of(row['message'])}")
             for line in trace.splitlines():
-                say(line)
+                print_line(line)
 
 
-# The picture of a plan, or of a flow, with what became of the documents in each box.
+# --- the picture of a plan or a flow, with counts of deliveries in its boxes ---
 
 _GOOD: Final = ("delivered", "deleted", "dropped")
 _BAD: Final = ("failed", "rejected", "in_doubt", "pending")
@@ -343,13 +357,12 @@ _BAD: Final = ("failed", "rejected", "in_doubt", "pending")
 def svg_with_counts(
     plan: Runnable, states: Mapping[str, tuple[Plan, StatePath]], statuses: Mapping[str, Mapping[str, Any]]
 ) -> str:
-    """The picture.
+    """Draw the plan or flow as SVG, with counts of deliveries in its boxes.
 
     Args:
         states: the plan, or those of a flow, by name, with the roots of their states.
-        statuses: of each, as ``ferryman status --json`` shows it.
+        statuses: status of each plan, as ``ferryman status --json`` shows it.
     """
-    from ferryman.cli.options import has_run
     from ferryman.plan import Flow, picture
 
     boxes: dict[str, BoxCounts] = {}
@@ -364,38 +377,37 @@ def svg_with_counts(
 
 
 def _boxes(plan: Plan, root: StatePath, status: Mapping[str, Any]) -> dict[str, BoxCounts]:
-    """What stands in the boxes of a plan, by node."""
+    """Return node -> the counts in its box."""
     from ferryman import account
-    from ferryman.cli.options import has_run
 
-    boxes = {name: _counts(numbers) for name, numbers in status["destinations"].items()}
-    boxes |= {name: _of_source(numbers) for name, numbers in status["sources"].items()}
+    boxes = {name: _delivery_counts(numbers) for name, numbers in status["destinations"].items()}
+    boxes |= {name: _source_counts(numbers) for name, numbers in status["sources"].items()}
     if has_run(root):
-        boxes |= {name: _counts(numbers) for name, numbers in account.by_node(root, plan).items()}
+        boxes |= {name: _delivery_counts(numbers) for name, numbers in account.by_node(root, plan).items()}
     return boxes
 
 
-def _of_source(numbers: Mapping[str, int]) -> BoxCounts:
+def _source_counts(numbers: Mapping[str, int]) -> BoxCounts:
     from ferryman.plan.picture import BoxCounts
 
     if "lag" in numbers:
-        waiting = "" if not numbers["lag"] else f", {counted(numbers['lag'])} to come"
-        return BoxCounts(f"{counted(numbers['read'])} read{waiting}")
-    deleted = f", {counted(numbers['deleted'])} deleted" if numbers["deleted"] else ""
+        to_come = "" if not numbers["lag"] else f", {format_count(numbers['lag'])} to come"
+        return BoxCounts(f"{format_count(numbers['read'])} read{to_come}")
+    deleted = f", {format_count(numbers['deleted'])} deleted" if numbers["deleted"] else ""
     return BoxCounts(plural(numbers["documents"], "document", "documents") + deleted)
 
 
-def _counts(numbers: Mapping[str, int]) -> BoxCounts:
+def _delivery_counts(numbers: Mapping[str, int]) -> BoxCounts:
     from ferryman.plan.picture import BoxCounts
 
-    return BoxCounts(_words(numbers, _GOOD), _words(numbers, _BAD))
+    return BoxCounts(_describe_counts(numbers, _GOOD), _describe_counts(numbers, _BAD))
 
 
-def _words(numbers: Mapping[str, int], names: tuple[str, ...]) -> str:
-    return ", ".join(f"{counted(n)} {name.replace('_', ' ')}" for name in names if (n := numbers.get(name, 0)))
+def _describe_counts(numbers: Mapping[str, int], names: tuple[str, ...]) -> str:
+    return ", ".join(f"{format_count(n)} {name.replace('_', ' ')}" for name in names if (n := numbers.get(name, 0)))
 
 
-# ``ferryman fsck``: is every file of the state what was written?
+# --- ferryman fsck ---
 
 
 def fsck(plan: PlanSpec, state: StateDir = None, json: Json = False, verbose: Verbose = False) -> None:
@@ -412,16 +424,16 @@ def fsck(plan: PlanSpec, state: StateDir = None, json: Json = False, verbose: Ve
     root = state_root(loaded, state, plan_file(plan))
     findings = check(root)
     if json:
-        json_line([{"path": str(f.path), "what": f.what, "remedy": f.remedy} for f in findings])
+        print_json([{"path": str(f.path), "what": f.what, "remedy": f.remedy} for f in findings])
     else:
         for finding in findings:
-            say(f"{finding.path}: {finding.what}; {finding.remedy}")
-        say(f"{root}: {len(findings)} damaged or missing" if findings else f"{root}: all well")
+            print_line(f"{finding.path}: {finding.what}; {finding.remedy}")
+        print_line(f"{root}: {len(findings)} damaged or missing" if findings else f"{root}: all well")
     if findings:
         raise typer.Exit(1)
 
 
-# ``ferryman state``: what keyed nodes hold.
+# --- ferryman state: the states of keyed nodes ---
 
 app = typer.Typer(
     name="state",
@@ -452,17 +464,17 @@ def show(
     if name is None:
         counts = key_counts(root, loaded)
         if json:
-            json_line(counts)
+            print_json(counts)
         elif counts:
-            table(["node", "keys"], list(counts.items()))
+            print_table(["node", "keys"], list(counts.items()))
         else:
-            say("no keyed nodes")
+            print_line("no keyed nodes")
         return
     rows = key_states(root, loaded, name, limit)
     if json:
-        json_line([{**row, "value": json_text.loads(row["value"])} for row in rows])
+        print_json([{**row, "value": json_text.loads(row["value"])} for row in rows])
     else:
-        table(["key", "state", "sequence", "wave"], [list(row.values()) for row in rows])
+        print_table(["key", "state", "sequence", "wave"], [list(row.values()) for row in rows])
 
 
 @app.command()
@@ -476,19 +488,19 @@ def get(
 ) -> None:
     """Print the state of a key as JSON. Ends with 1 if it has none."""
     loaded, root = _plan_and_root(plan, state)
-    found = loaded.state(name, root.parent).entry(key)
+    entry = loaded.state(name, root.parent).entry(key)
     if json:
-        json_line(None if found is None else found._asdict())
-    elif found is None:
-        say(f"{key}: no state")
+        print_json(None if entry is None else entry._asdict())
+    elif entry is None:
+        print_line(f"{key}: no state")
     else:
-        say(json_text.dumps(found.value, ensure_ascii=False))
-    if found is None:
+        print_line(json_text.dumps(entry.value, ensure_ascii=False))
+    if entry is None:
         raise typer.Exit(1)
 
 
 def _plan_and_root(plan: str, state: Any) -> tuple[Any, Any]:
-    """The plan, and the folder of its state."""
+    """Load the plan; return it with the folder of its state."""
     from ferryman.plan.load import load_plan, plan_file
     from ferryman.state.state import state_root
 
@@ -496,12 +508,12 @@ def _plan_and_root(plan: str, state: Any) -> tuple[Any, Any]:
     return loaded, state_root(loaded, state, plan_file(plan))
 
 
-# ``ferryman status``: what became of everything, per destination, and whether the counts balance.
+# --- ferryman status: counts for each source and destination, and whether they balance ---
 
 SOURCE = ("documents", "deleted", "again")
 DESTINATION = ("delivered", "deleted", "dropped", "failed", "rejected", "pending", "in_doubt")
-LOOK_AT = ("failed", "rejected", "in_doubt")
-"""Counts that ask for an operator."""
+NEEDS_OPERATOR = ("failed", "rejected", "in_doubt")
+"""Counts that need an operator's attention."""
 
 
 def status(
@@ -533,24 +545,28 @@ def status(
 
     loaded = load(plan)
     loaded.check()
-    states = states_of(loaded, state, plan_file(plan))
+    states = state_roots(loaded, state, plan_file(plan))
     for _, root in states.values():
         if not has_run(root):
-            note(f"{root}: there is no state here yet: nothing has run. Next: {command('run', plan, state=state)}")
-    found = {name: status_of(each, root) for name, (each, root) in states.items()}
+            print_note(
+                f"{root}: there is no state here yet: nothing has run. Next: {next_command('run', plan, state=state)}"
+            )
+    statuses = {name: plan_status(each, root) for name, (each, root) in states.items()}
     if svg is not None:
-        svg.write_text(svg_with_counts(loaded, states, found), "ascii")
+        svg.write_text(svg_with_counts(loaded, states, statuses), "ascii")
     if json:
-        json_line({"flow": loaded.name, "plans": found} if isinstance(loaded, Flow) else found[loaded.name])
+        print_json({"flow": loaded.name, "plans": statuses} if isinstance(loaded, Flow) else statuses[loaded.name])
         return
     for number, (name, (each, root)) in enumerate(states.items()):
         if number:
-            say()
-        _report(found[name], each, root, spec_of(plan, loaded, each) if isinstance(loaded, Flow) else plan, state)
+            print_line()
+        _print_report(
+            statuses[name], each, root, spec_of(plan, loaded, each) if isinstance(loaded, Flow) else plan, state
+        )
 
 
-def states_of(plan: Runnable, state: str | None, file: Path | None) -> dict[str, tuple[Plan, StatePath]]:
-    """The plan, or those of a flow in the order of their turns, by name, with the roots of their states."""
+def state_roots(plan: Runnable, state: str | None, file: Path | None) -> dict[str, tuple[Plan, StatePath]]:
+    """Return the plan, or those of a flow in the order of their turns, by name, with the roots of their states."""
     from ferryman.plan import Flow
     from ferryman.state.state import state_root
 
@@ -558,28 +574,28 @@ def states_of(plan: Runnable, state: str | None, file: Path | None) -> dict[str,
     return {name: (each, state_root(each, state, file)) for name, each in plans.items()}
 
 
-def status_of(plan: Plan, root: StatePath) -> dict[str, Any]:
-    """What became of a plan's documents; zeros if it never ran."""
+def plan_status(plan: Plan, root: StatePath) -> dict[str, Any]:
+    """Return the status of a plan; zeros if it never ran."""
     from ferryman import account
 
-    return account.status(root, plan) if has_run(root) else never_run(plan)
+    return account.status(root, plan) if has_run(root) else empty_status(plan)
 
 
-def _report(found: dict[str, Any], plan: Plan, root: StatePath, spec: str, state: str | None) -> None:
-    """All about one plan."""
+def _print_report(found: dict[str, Any], plan: Plan, root: StatePath, spec: str, state: str | None) -> None:
+    """Print the status of one plan, and commands for what needs attention."""
     from ferryman import account
 
     ran = has_run(root)
-    _told(found, account.waves(root, plan=plan) if ran else [], ran)
+    _print_status(found, account.waves(root, plan=plan) if ran else [], ran)
     if any(numbers["pending"] for numbers in found["destinations"].values()):
-        say_unread(plan, root)
-    for name in LOOK_AT:
+        print_unread(plan, root)
+    for name in NEEDS_OPERATOR:
         if any(numbers[name] for numbers in found["destinations"].values()):
-            say(f"Which are {name}, and why: {command('deliveries', spec, '--status', name, state=state)}")
+            print_line(f"Which are {name}, and why: {next_command('deliveries', spec, '--status', name, state=state)}")
 
 
-def never_run(plan: Plan) -> dict[str, Any]:
-    """The status of a plan that never ran: all is zero, and balanced."""
+def empty_status(plan: Plan) -> dict[str, Any]:
+    """Return the status of a plan that never ran: all counts are zero, and it is balanced."""
     from ferryman.account.questions import log_counts
 
     kinds = {n.name: n.kind for n in plan.nodes}
@@ -598,63 +614,65 @@ def never_run(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _log(numbers: dict[str, Any]) -> tuple[str, int, str]:
-    """Where it stands, entries read, and entries to come."""
+def _log_columns(numbers: dict[str, Any]) -> tuple[str, int, str]:
+    """Return a log's position, the number of entries read, and the number to come."""
     positions = numbers["positions"]
-    one = len(positions) == 1
-    places = ", ".join(str(place) if one else f"{partition} {place}" for partition, place in positions.items())
+    single = len(positions) == 1
+    places = ", ".join(str(place) if single else f"{partition} {place}" for partition, place in positions.items())
     return places, numbers["read"], "unknown" if numbers["lag"] is None else str(numbers["lag"])
 
 
-def _told(found: dict[str, Any], waves: list[dict[str, Any]], ran: bool) -> None:
-    waves_run = "1 wave" if found["waves"] == 1 else f"{found['waves']} waves"
-    say(f"plan {found['plan']}, version {found['version']}: {waves_run}")
-    say()
+def _print_status(found: dict[str, Any], waves: list[dict[str, Any]], ran: bool) -> None:
+    waves_text = "1 wave" if found["waves"] == 1 else f"{found['waves']} waves"
+    print_line(f"plan {found['plan']}, version {found['version']}: {waves_text}")
+    print_line()
     listed = {name: numbers for name, numbers in found["sources"].items() if "lag" not in numbers}
     if listed:
-        table(("source", *SOURCE), [(name, *(numbers[c] for c in SOURCE)) for name, numbers in listed.items()])
-        say()
+        print_table(("source", *SOURCE), [(name, *(numbers[c] for c in SOURCE)) for name, numbers in listed.items()])
+        print_line()
     logs = {name: numbers for name, numbers in found["sources"].items() if "lag" in numbers}
     if logs:
-        table(("log", "next", "read", "to come"), [(name, *_log(numbers)) for name, numbers in logs.items()])
-        say()
-    table(
+        print_table(
+            ("log", "next", "read", "to come"), [(name, *_log_columns(numbers)) for name, numbers in logs.items()]
+        )
+        print_line()
+    print_table(
         ("destination", *DESTINATION),
         [(name, *(numbers[c] for c in DESTINATION)) for name, numbers in found["destinations"].items()],
     )
-    say()
+    print_line()
     if waves:
-        say("The last waves:")
+        print_line("The last waves:")
         columns = list(waves[0])
-        table(columns, [[when(w[c]) if c == "created" else w[c] for c in columns] for w in waves])
-        say()
+        print_table(columns, [[format_time(w[c]) if c == "created" else w[c] for c in columns] for w in waves])
+        print_line()
     if not ran:
-        say("Nothing has run yet: there is nothing to balance.")
+        print_line("Nothing has run yet: there is nothing to balance.")
     elif found["balanced"]:
-        say("Balanced: every document is accounted for at every destination that its source reaches.")
+        print_line("Balanced: every document is accounted for at every destination that its source reaches.")
     else:
-        say(
+        print_line(
             "NOT BALANCED: some deliveries are unaccounted for. If a destination was added with --accept-changes, "
             "`ferryman retry --force` sends it the existing documents; otherwise `ferryman fsck` looks for damage."
         )
 
 
-# Says why documents wait that an operator has asked for again: nothing lists them.
+# --- documents that an operator wants repeated and that no source lists ---
 
 
-def say_unread(plan: Plan, root: StatePath) -> None:
-    """A line a source of which documents wait; see ``account.unread``."""
+def print_unread(plan: Plan, root: StatePath) -> None:
+    """Print a line for each source with documents that wait to be listed again; see ``account.unread``."""
     from ferryman import account
 
-    advice = ways_back(plan)
+    advice = relisting_advice(plan)
     for name, (documents, example) in account.unread(root, plan).items() if advice else ():
-        many = f"{documents} documents wait until they are listed again, such as"
-        one = "1 document waits until it is listed again:"
-        say(f"source {name}: {many if documents > 1 else one} {example}. {advice[name]}")
+        several = f"{documents} documents wait until they are listed again, such as"
+        single = "1 document waits until it is listed again:"
+        print_line(f"source {name}: {several if documents > 1 else single} {example}. {advice[name]}")
 
 
-def ways_back(plan: Plan) -> dict[str, str]:
-    """Source -> how a document comes again that it does not list any more; of those that list only work."""
+def relisting_advice(plan: Plan) -> dict[str, str]:
+    """Return, for each source that lists only work: source -> how to have it list a document again."""
     from ferryman.plan import sources_of
 
     sources = [n for n in sources_of(plan.nodes) if not n.source.lists_all]

@@ -1,4 +1,4 @@
-"""The command line: its verbs, and the one place where an error becomes a text and an exit code."""
+"""The command line: its verbs, and the one place where an error becomes a message and an exit code."""
 
 from __future__ import annotations
 
@@ -14,17 +14,14 @@ from typing import Annotated, cast
 import typer
 
 from ferryman.cli import account, decide, plan, queue, run
-from ferryman.cli import plan as preview
-from ferryman.cli import start as demo
-from ferryman.cli import start as init
-from ferryman.cli import start as search
 from ferryman.cli.intake import app as intake_app
-from ferryman.cli.options import Asked, Verbose
-from ferryman.cli.terminal import error, note, say, tolerate_any_text
+from ferryman.cli.options import GlobalOptions, Verbose
+from ferryman.cli.start import demo, init, search
+from ferryman.cli.terminal import print_error, print_line, print_note, tolerate_any_text
 from ferryman.errors import FerrymanError, PlanError
 from ferryman.memory import describe_memory_error, is_failed_allocation
 
-# ``ferryman warm-up``: let Spark start in half the time, before the first run.
+# --- ferryman warm-up ---
 
 
 def warm_up(verbose: Verbose = False) -> None:
@@ -38,19 +35,24 @@ def warm_up(verbose: Verbose = False) -> None:
 
     archive = ClassArchive.of_machine()
     if archive is None:
-        note("There is no Java, or no cache folder of your own for an archive of Spark's classes. Spark starts so.")
+        print_note(
+            "There is no Java, or no cache folder of your own for an archive of Spark's classes. Spark starts so."
+        )
         raise typer.Exit(1)
     if archive.find() is None:
-        note("starting Spark once, and writing its classes to an archive; this takes some 20 s")
+        print_note("starting Spark once, and writing its classes to an archive; this takes some 20 s")
     made = archive.make()
     if made is None:
-        note(f"There is no archive of Spark's classes in {archive.folder}: it cannot be made. Spark starts without.")
+        print_note(
+            f"There is no archive of Spark's classes in {archive.folder}: it cannot be made. Spark starts without."
+        )
         raise typer.Exit(1)
-    say(made)
+    print_line(made)
 
 
 BadUsage = cast("type[Exception]", typer.BadParameter.__mro__[1])
-"""What typer raises for options and arguments that are wrong; it carries a click of its own, so no import names it."""
+"""The exception typer raises for wrong options and arguments. It comes from the click that typer bundles, so it cannot
+be imported by name."""
 
 FAULT, USAGE, INTERRUPTED = 1, 2, 130
 
@@ -60,7 +62,7 @@ app = typer.Typer(
     epilog="`ferryman init DIR` writes a plan to start from; `ferryman demo` shows it all at work.",
     no_args_is_help=True,
     rich_markup_mode=None,  # plain help: the same on a terminal and in a pipe, and in half the time
-    pretty_exceptions_enable=False,  # this module tells of errors
+    pretty_exceptions_enable=False,  # this module reports errors
 )
 
 
@@ -82,16 +84,16 @@ def ferryman(
     """Options of the command itself."""
 
 
-app.command()(init.init)
-app.command()(demo.demo)
+app.command()(init)
+app.command()(demo)
 app.command(cls=run.RunCommand)(run.run)
-app.command()(preview.preview)
+app.command()(plan.preview)
 app.command()(account.status)
 app.command()(account.deliveries)
 app.command()(account.history)
 app.command()(decide.retry)
 app.command()(decide.resolve)
-app.command()(search.search)
+app.command()(search)
 app.command()(account.fsck)
 app.command()(warm_up)
 app.add_typer(plan.app)
@@ -101,11 +103,11 @@ app.add_typer(intake_app)
 
 
 def start(args: list[str]) -> int:
-    """Run one command. Returns its exit code."""
+    """Run one command and return its exit code."""
     tolerate_any_text(sys.stdout, sys.stderr)
-    asked = Asked()
+    options = GlobalOptions()
     try:
-        code = typer.main.get_command(app).main(args, prog_name="ferryman", standalone_mode=False, obj=asked)
+        code = typer.main.get_command(app).main(args, prog_name="ferryman", standalone_mode=False, obj=options)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except KeyboardInterrupt:
@@ -114,63 +116,65 @@ def start(args: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAULT
     except Exception as e:
-        return _told(e, asked.verbose)
+        return _report_error(e, options.verbose)
 
 
-def _told(raised: Exception, verbose: bool) -> int:
-    """Say what went wrong in the way that suits it; the exit code."""
+def _report_error(raised: Exception, verbose: bool) -> int:
+    """Print the error's message and return the exit code."""
     from ferryman.storage.files import explain_error  # most commands do without
 
     code = FAULT
     match raised:
         case PlanError():
             for finding in raised.findings:
-                error(finding)
+                print_error(finding)
             code = raised.exit_code
         case FerrymanError():
-            error(raised)
+            print_error(raised)
             code = raised.exit_code
         case _ if is_failed_allocation(raised):
-            error(
+            print_error(
                 f"{describe_memory_error(raised)}. It was the command's own process; nothing is lost: run it with more."
             )
-        case _ if isinstance(said := explain_error("the command", raised), FerrymanError):
-            error(said)
-            code = said.exit_code
+        case _ if isinstance(explained := explain_error("the command", raised), FerrymanError):
+            print_error(explained)
+            code = explained.exit_code
         case _ if isinstance(raised, BadUsage):
-            _usage(raised)
+            _report_usage(raised)
             code = USAGE
         case _:
-            first = (str(raised).strip().splitlines() or [""])[0]
-            error(f"{type(raised).__name__}: {first}. This is a bug in Ferryman; -v shows where it happened.")
+            first_line = (str(raised).strip().splitlines() or [""])[0]
+            print_error(
+                f"{type(raised).__name__}: {first_line}. This is a bug in Ferryman; -v shows where it happened."
+            )
     if verbose and not isinstance(raised, BadUsage):
         traceback.print_exception(raised, file=sys.stderr)
     return code
 
 
-def _usage(raised: Exception) -> None:
-    """Wrong options: what is wrong, and where the right ones are listed."""
+def _report_usage(raised: Exception) -> None:
+    """Print what is wrong with the options, and where the right ones are listed."""
     message = getattr(raised, "format_message", lambda: str(raised))()
     context = getattr(raised, "ctx", None)
     path = context.command_path if context is not None else "ferryman"
     if type(raised).__name__ == "NoArgsIsHelpError":  # `ferryman` alone: the message is the help
         print(message, file=sys.stderr)
         return
-    told = message.replace(": Value error, ", ": ")  # pydantic's, by which typer checks
-    error(f"{told} `{path} --help` lists what it accepts.")
+    message = message.replace(": Value error, ", ": ")  # pydantic's prefix, by which typer checks
+    print_error(f"{message} `{path} --help` lists what it accepts.")
 
 
-# A quick start for verbs that only ask the ledger.
+# --- a quick start for verbs that only query the ledger ---
 
-ASKING = {
+LEDGER_VERBS = {
     **dict.fromkeys(("status", "deliveries", "history", "retry", "fsck"), "ferryman.account.questions"),
     "queue": "ferryman.queues",
 }
-"""Verbs that need no Spark -> what they need."""
+"""Verb that needs no Spark -> the module it needs."""
 
 
 class _NoPandas(MetaPathFinder):
-    """Finds pandas nowhere."""
+    """Makes every import of pandas fail."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
         if name == "pandas":
@@ -178,16 +182,16 @@ class _NoPandas(MetaPathFinder):
 
 
 def load_ledger(args: list[str]) -> None:
-    """If this is one of those verbs, import the ledger now, and pandas not.
+    """Import the ledger without pandas, if the verb is in ``LEDGER_VERBS``.
 
-    pyarrow imports pandas on its way wherever it is installed, which is half of all the time that `status` takes. What
-    it once failed to import it never looks for again: so this is for a process that does nothing else. A plan file may
-    import pandas itself, as ever.
+    Importing pyarrow imports pandas wherever it is installed, which is half of the time that `status` takes. pyarrow
+    never retries a failed import, so this is only for a process that does nothing else. A plan file may still import
+    pandas itself.
     """
-    if args[:1] and args[0] in ASKING and "--help" not in args:
+    if args[:1] and args[0] in LEDGER_VERBS and "--help" not in args:
         finder = _NoPandas()
         sys.meta_path.insert(0, finder)
         try:
-            importlib.import_module(ASKING[args[0]])
+            importlib.import_module(LEDGER_VERBS[args[0]])
         finally:
             sys.meta_path.remove(finder)

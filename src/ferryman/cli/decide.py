@@ -1,4 +1,4 @@
-"""``ferryman retry``: try again what failed."""
+"""``ferryman retry`` and ``ferryman resolve``: an operator's decisions about deliveries."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Annotated
 
 import typer
 
-from ferryman.cli.account import say_unread, ways_back
-from ferryman.cli.options import OfDestination, OfSource, OfStatus, PlanSpec, StateDir, Verbose, status_name
-from ferryman.cli.terminal import command, say
+from ferryman.cli.account import print_unread, relisting_advice
+from ferryman.cli.options import DestinationFilter, PlanSpec, SourceFilter, StateDir, StatusFilter, Verbose, status_name
+from ferryman.cli.terminal import next_command, print_line
 
 
 def retry(
     plan: PlanSpec,
-    status: OfStatus = None,
+    status: StatusFilter = None,
     document: Annotated[
         str | None, typer.Option("--doc", metavar="ID", show_default=False, help="Only this document.")
     ] = None,
-    destination: OfDestination = None,
-    source: OfSource = None,
+    destination: DestinationFilter = None,
+    source: SourceFilter = None,
     force: Annotated[bool, typer.Option("--force", help="Re-read and re-send everything, changed or not.")] = False,
     dirty: Annotated[
         bool, typer.Option("--dirty", help="Have the next scan read them, even if their fingerprints are unchanged.")
@@ -52,26 +52,23 @@ def retry(
         dirty=dirty,
         why=why,
     )
-    again = command("run", plan, state=state)
+    again = next_command("run", plan, state=state)
     if done.queued:
-        say(f"Queued: the current run, or the next one, will apply it: {again}")
-        for name, advice in ways_back(loaded).items():
+        print_line(f"Queued: the current run, or the next one, will apply it: {again}")
+        for name, advice in relisting_advice(loaded).items():
             if source in (None, name):
-                say(f"source {name}: what has to be read again waits until it is listed. {advice}")
+                print_line(f"source {name}: what has to be read again waits until it is listed. {advice}")
     elif done.count == 0:
-        say("Nothing matches: nothing was changed.")
+        print_line("Nothing matches: nothing was changed.")
     elif done.count is None:
-        say(f"What matches is due now. Next: {again}")
+        print_line(f"What matches is due now. Next: {again}")
     else:
-        say(f"{done.count} due now. Next: {again}")
-        say_unread(loaded, root)
+        print_line(f"{done.count} due now. Next: {again}")
+        print_unread(loaded, root)
 
 
-# ``ferryman resolve``: record what became of deliveries in doubt.
-
-
-class Word(enum.StrEnum):
-    """What may have become of a delivery."""
+class Resolution(enum.StrEnum):
+    """Status that an operator may record for a delivery in doubt."""
 
     DELIVERED = "delivered"
     FAILED = "failed"
@@ -81,8 +78,8 @@ class Word(enum.StrEnum):
 
 def resolve(
     plan: PlanSpec,
-    word: Annotated[
-        Word,
+    resolution: Annotated[
+        Resolution,
         typer.Option(
             "--as",
             show_default=False,
@@ -93,8 +90,8 @@ def resolve(
     document: Annotated[
         str | None, typer.Option("--doc", metavar="ID", show_default=False, help="Only this document.")
     ] = None,
-    destination: OfDestination = None,
-    source: OfSource = None,
+    destination: DestinationFilter = None,
+    source: SourceFilter = None,
     why: Annotated[str, typer.Option("--why", metavar="TEXT", show_default=False, help="Stored in the ledger.")] = "",
     state: StateDir = None,
     verbose: Verbose = False,
@@ -113,15 +110,15 @@ def resolve(
     loaded = load_plan(plan)
     root = state_root(loaded, state, plan_file(plan))
     done = resolve(
-        loaded, word.value, state=root.parent, document=document, destination=destination, source=source, why=why
+        loaded, resolution.value, state=root.parent, document=document, destination=destination, source=source, why=why
     )
-    again = command("run", plan, state=state)
+    again = next_command("run", plan, state=state)
     if done.queued:
-        say(f"Queued: the current run, or the next one, will apply it: {again}")
+        print_line(f"Queued: the current run, or the next one, will apply it: {again}")
     elif not done.count:
-        what = "failed or is in doubt" if word is Word.DROPPED else "is in doubt"
-        say(f"Nothing that matches {what}: nothing was changed.")
-    elif word is Word.PENDING:
-        say(f"{done.count} due now. Next: {again}")
+        what = "failed or is in doubt" if resolution is Resolution.DROPPED else "is in doubt"
+        print_line(f"Nothing that matches {what}: nothing was changed.")
+    elif resolution is Resolution.PENDING:
+        print_line(f"{done.count} due now. Next: {again}")
     else:
-        say(f"{done.count} recorded as {word.value}.")
+        print_line(f"{done.count} recorded as {resolution.value}.")

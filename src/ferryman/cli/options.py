@@ -1,4 +1,4 @@
-"""Arguments and options that several verbs share, and what their texts mean."""
+"""Arguments and options that several verbs share, and the parsing of their texts."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from ferryman.storage.files import StatePath, exists
 
 
 @dataclass
-class Asked:
-    """What was asked of the whole command, whatever the verb."""
+class GlobalOptions:
+    """Options of the whole command, whatever the verb."""
 
     verbose: bool = False
 
 
 def _verbose(ctx: typer.Context, value: bool) -> bool:
-    asked = ctx.find_root().obj
-    if isinstance(asked, Asked):
-        asked.verbose = asked.verbose or value
+    options = ctx.find_root().obj
+    if isinstance(options, GlobalOptions):
+        options.verbose = options.verbose or value
     return value
 
 
@@ -62,7 +62,7 @@ Verbose = Annotated[
 
 
 class LogFormat(enum.StrEnum):
-    """What log lines look like."""
+    """Format of log lines."""
 
     TEXT = "text"
     JSON = "json"
@@ -120,32 +120,34 @@ Conf = Annotated[
 ]
 
 
-def _filter(option: str, metavar: str, help: str) -> Any:  # noqa: A002 - typer's name for it
+def _filter(option: str, metavar: str, help: str) -> Any:  # noqa: A002 - typer's name
     return typer.Option(option, metavar=metavar, show_default=False, help=help)
 
 
-OfStatus = Annotated[str | None, _filter("--status", "STATUS", "Only of this status: failed, rejected, pending, ….")]
-OfDestination = Annotated[str | None, _filter("--destination", "NAME", "Only of this destination.")]
-OfSource = Annotated[str | None, _filter("--source", "NAME", "Only of this source.")]
+StatusFilter = Annotated[
+    str | None, _filter("--status", "STATUS", "Only of this status: failed, rejected, pending, ….")
+]
+DestinationFilter = Annotated[str | None, _filter("--destination", "NAME", "Only of this destination.")]
+SourceFilter = Annotated[str | None, _filter("--source", "NAME", "Only of this source.")]
 
 
 def spark_settings(texts: list[str] | None) -> dict[str, str]:
-    """``["spark.ui.enabled=false"]`` as a dict.
+    """Parse ``["spark.ui.enabled=false"]`` into a dict.
 
     Raises:
-        UsageError: one that is not KEY=VALUE.
+        UsageError: a text is not KEY=VALUE.
     """
-    found = {}
+    settings = {}
     for text in texts or []:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
             raise UsageError(f"--conf {text}: give KEY=VALUE, as in --conf spark.driver.memory=4g.")
-        found[key.strip()] = value.strip()
-    return found
+        settings[key.strip()] = value.strip()
+    return settings
 
 
-def copies_in(cache: Path | None) -> dict[str, str]:
-    """The cache of this process and of what it starts, as Spark settings, see ``CacheDir``."""
+def cache_settings(cache: Path | None) -> dict[str, str]:
+    """Return the Spark settings for the cache, which this process and its children use, see ``CacheDir``."""
     from ferryman.storage.objects import CACHE_VARIABLE
 
     if cache is None:
@@ -154,29 +156,29 @@ def copies_in(cache: Path | None) -> dict[str, str]:
     return {f"spark.executorEnv.{CACHE_VARIABLE}": str(cache.absolute())}
 
 
-def machines_have(has: list[str] | None) -> dict[str, str]:
-    """What ``--has`` names: put into this process's environment, which the machines of a local Spark share, and as
-    settings for those of a cluster.
+def resource_settings(has: list[str] | None) -> dict[str, str]:
+    """Put the resources that ``--has`` names into this process's environment, which the workers of a local Spark
+    inherit; return them as Spark settings for the executors of a cluster.
 
     Raises:
-        UsageError: something that cannot be a name.
+        UsageError: a text is not a name.
     """
-    found = [name.strip() for text in has or [] for name in text.split(",")]
-    for name in found:
+    names = [name.strip() for text in has or [] for name in text.split(",")]
+    for name in names:
         if not nodes.is_name(name):
             raise UsageError(f"--has {name}: give a name of letters, digits and -_. as in --has gpu.")
-    if not found:
+    if not names:
         return {}
-    every = ",".join(sorted({*nodes.here(), *found}))
-    os.environ[nodes.VARIABLE] = every
-    return {f"spark.executorEnv.{nodes.VARIABLE}": every}
+    joined = ",".join(sorted({*nodes.here(), *names}))
+    os.environ[nodes.VARIABLE] = joined
+    return {f"spark.executorEnv.{nodes.VARIABLE}": joined}
 
 
 def notify_targets(texts: list[str] | None) -> list[str]:
-    """What ``--notify`` names.
+    """Check the targets of ``--notify``.
 
     Raises:
-        UsageError: one that can never be told anything.
+        UsageError: nothing can ever be sent to a target.
     """
     from ferryman.plan import NotifyTarget
 
@@ -186,7 +188,7 @@ def notify_targets(texts: list[str] | None) -> list[str]:
 
 
 def seconds(option: str, text: str | None) -> float | None:
-    """``60``, ``60s``, ``1.5m``, ``2h``, ``1d``, ``500ms`` as seconds; None stays None.
+    """Parse ``60``, ``60s``, ``1.5m``, ``2h``, ``1d`` or ``500ms`` into seconds; None stays None.
 
     Raises:
         UsageError: not a duration.
@@ -200,24 +202,24 @@ def seconds(option: str, text: str | None) -> float | None:
 
 
 def size_bytes(option: str, text: str | None) -> int | None:
-    """``500MB``, ``4 GiB``, ``1000`` as bytes; K, M, G and T are powers of 1024. None stays None.
+    """Parse ``500MB``, ``4 GiB`` or ``1000`` into bytes; K, M, G and T are powers of 1024. None stays None.
 
     Raises:
         UsageError: not a size.
     """
     if text is None:
         return None
-    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
-    if found is None:
+    match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    if match is None:
         raise UsageError(f"{option} {text}: give bytes, or a number with K, M, G or T: 500M, 4GB.")
-    return int(float(found[1]) * 1024 ** ("kmgt".index(found[2]) + 1 if found[2] else 0))
+    return int(float(match[1]) * 1024 ** ("kmgt".index(match[2]) + 1 if match[2] else 0))
 
 
 def status_name(text: str | None) -> str | None:
-    """The text of ``--status``, once it is known to name a status.
+    """Check that the text of ``--status`` names a status, and return it.
 
     Raises:
-        UsageError: there is no such status; names all.
+        UsageError: there is no such status; the message lists all.
     """
     from ferryman.records.rows import stored
 
@@ -230,10 +232,10 @@ def status_name(text: str | None) -> str | None:
 
 
 def has_run(root: StatePath) -> bool:
-    """Is there a state? (A run that was killed while it made one has left none.)"""
+    """Return whether there is a state. A run that was killed while it created one leaves none."""
     return exists(root / "state.json")
 
 
-def chosen(**filters: Any) -> dict[str, Any]:
-    """The filters that were given."""
+def drop_unset(**filters: Any) -> dict[str, Any]:
+    """Return the filters that are not None."""
     return {name: value for name, value in filters.items() if value is not None}

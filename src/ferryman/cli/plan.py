@@ -1,4 +1,4 @@
-"""``ferryman plan``: is this a plan that can run, and what does it look like?"""
+"""``ferryman plan`` checks and draws plans; ``ferryman preview`` shows what a run would do."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ferryman.cli import terminal
-from ferryman.cli.options import Conf, FlowSpec, Has, Json, Master, StateDir, Verbose, machines_have, spark_settings
-from ferryman.cli.terminal import CODE, Interrupt, block, json_line, say
+from ferryman.cli.options import Conf, FlowSpec, Has, Json, Master, StateDir, Verbose, resource_settings, spark_settings
+from ferryman.cli.terminal import CODE, Interrupt, print_block, print_json, print_line
 from ferryman.errors import UsageError
 from ferryman.observe import one_line
 
@@ -26,7 +26,7 @@ app = typer.Typer(name="plan", help="Check or draw a plan.", no_args_is_help=Tru
 
 
 class Format(enum.StrEnum):
-    """How a plan can be drawn."""
+    """Output format of a drawn plan."""
 
     TEXT = "text"
     MERMAID = "mermaid"
@@ -47,13 +47,13 @@ def check(plan: FlowSpec, verbose: Verbose = False) -> None:
     loaded = load(plan)
     warnings = loaded.check()
     for warning in warnings:
-        say(f"warning: {warning}")
-    told = f"{len(warnings)} {'warning' if len(warnings) == 1 else 'warnings'}" if warnings else "all well"
+        print_line(f"warning: {warning}")
+    result = f"{len(warnings)} {'warning' if len(warnings) == 1 else 'warnings'}" if warnings else "all well"
     if isinstance(loaded, Flow):
         order = ", ".join(f"{loaded.label(each)} ({len(each.nodes)} nodes)" for each in loaded.order)
-        say(f"flow {loaded.name}: {order}: {told}")
+        print_line(f"flow {loaded.name}: {order}: {result}")
     else:
-        say(f"plan {loaded.name}, version {loaded.version}: {len(loaded.nodes)} nodes, {told}")
+        print_line(f"plan {loaded.name}, version {loaded.version}: {len(loaded.nodes)} nodes, {result}")
 
 
 @app.command()
@@ -80,29 +80,29 @@ def show(
         raise UsageError("--counts goes with --format svg; `ferryman status` shows them as text.")
     match format:
         case Format.TEXT:
-            block(picture.text(loaded))
+            print_block(picture.text(loaded))
         case Format.MERMAID:
-            block(picture.mermaid(loaded))
+            print_block(picture.mermaid(loaded))
         case Format.SVG:
             drawn = _with_counts(loaded, state, plan) if counts else picture.svg(loaded)
-            block(drawn.rstrip("\n"))
+            print_block(drawn.rstrip("\n"))
         case Format.JSON:
-            json_line(picture.as_json(loaded))
+            print_json(picture.as_json(loaded))
 
 
 def _with_counts(plan: Runnable, state: str | None, spec: str) -> str:
-    from ferryman.cli.account import states_of, status_of, svg_with_counts
+    from ferryman.cli.account import plan_status, state_roots, svg_with_counts
     from ferryman.plan.load import plan_file
 
     plan.check()
-    states = states_of(plan, state, plan_file(spec))
-    return svg_with_counts(plan, states, {name: status_of(*each) for name, each in states.items()})
+    states = state_roots(plan, state, plan_file(spec))
+    return svg_with_counts(plan, states, {name: plan_status(*each) for name, each in states.items()})
 
 
-# ``ferryman preview``: what a run would do, on a few documents, before it does it.
+# --- ferryman preview: what a run would do, shown on a few documents ---
 
 LIMIT = 20
-"""Documents that are transformed, unless another number is asked for: what a user reads."""
+"""Documents transformed by default: as many as a user reads."""
 
 REASONS = {
     "new": "new",
@@ -172,48 +172,50 @@ def preview(
     from ferryman.plan import Flow
     from ferryman.plan.load import load, plan_file, spec_of
 
-    settings = {**machines_have(has), **spark_settings(conf)}
+    settings = {**resource_settings(has), **spark_settings(conf)}
     loaded = load(plan)
     if document is not None and isinstance(loaded, Flow):
-        one = terminal.command("preview", spec_of(plan, loaded, loaded.plans[0]), "--doc", document, state=state)
-        raise UsageError(f"--doc is for one plan of flow {loaded.name}, as in {one}.")
-    found = _previewed(
+        example = terminal.next_command(
+            "preview", spec_of(plan, loaded, loaded.plans[0]), "--doc", document, state=state
+        )
+        raise UsageError(f"--doc is for one plan of flow {loaded.name}, as in {example}.")
+    previews = _run_preview(
         loaded, plan_file(plan), state, verbose=verbose, limit=limit, document=document, master=master, conf=settings
     )
     if json:
-        objects = {name: each.as_dict() for name, each in found.items()}
-        terminal.json_line(
+        objects = {name: each.as_dict() for name, each in previews.items()}
+        terminal.print_json(
             {"flow": loaded.name, "plans": objects} if isinstance(loaded, Flow) else objects[loaded.name]
         )
         return
-    for name, each in found.items():
+    for name, each in previews.items():
         if isinstance(loaded, Flow):
-            terminal.say(f"plan {name}")
-        _tell(each, verbose)
-    terminal.say(f"Nothing was written. To do it: {terminal.command('run', plan, state=state)}")
+            terminal.print_line(f"plan {name}")
+        _print_preview(each, verbose)
+    terminal.print_line(f"Nothing was written. To do it: {terminal.next_command('run', plan, state=state)}")
 
 
-def _previewed(
+def _run_preview(
     plan: Runnable, file: Path | None, state: str | None, *, verbose: bool = False, **options: Any
 ) -> dict[str, Preview]:
-    """The preview of a plan, or of each of a flow, by name; with progress on stderr.
+    """Preview a plan, or each of a flow, with progress on stderr; return the previews by plan name.
 
     Raises:
         typer.Exit: with 130, when the user interrupts.
     """
-    from ferryman.observe import logging_to, watching
+    from ferryman.observe import logging_to, progress_observer
     from ferryman.plan import Flow
     from ferryman.state.state import state_root
 
     for warning in plan.check():
         if verbose:
-            terminal.note(f"warning: {warning}")
+            terminal.print_note(f"warning: {warning}")
     folder = state_root(plan.plans[0] if isinstance(plan, Flow) else plan, state, file).parent
     with Interrupt() as interrupt:
         try:
-            with watching(sys.stderr, verbose) as observer, logging_to(observer, verbose):
-                options |= {"state": folder, "observer": interrupt.heeding(observer)}
-                if isinstance(plan, Flow):  # what is imported loads Spark: after what can be refused without it
+            with progress_observer(sys.stderr, verbose) as observer, logging_to(observer, verbose):
+                options |= {"state": folder, "observer": interrupt.interruptible(observer)}
+                if isinstance(plan, Flow):  # the import loads Spark: after everything that can be refused without it
                     from ferryman.engine.preview import preview_flow
 
                     del options["document"]
@@ -222,28 +224,28 @@ def _previewed(
 
                 return {plan.name: preview(plan, **options)}
         except BaseException:
-            if not interrupt.asked:
+            if not interrupt.requested:
                 raise
-            interrupt.say("interrupted: nothing was written.")
+            interrupt.print_note("interrupted: nothing was written.")
             raise typer.Exit(CODE) from None
 
 
-def _tell(found: Preview, verbose: bool) -> None:
-    """All of it, for people; ``verbose``: tracebacks, too."""
-    line = _drawn if sys.stdout.isatty() else terminal.say
-    terminal.say(_heading(found))
+def _print_preview(found: Preview, verbose: bool) -> None:
+    """Print a preview as text; ``verbose`` adds tracebacks."""
+    print_text = _print_styled if sys.stdout.isatty() else terminal.print_line
+    terminal.print_line(_heading(found))
     for name, expected in found.destinations.items():
-        for text in _of_destination(name, expected, verbose):
-            line(text)
+        for text in _destination_lines(name, expected, verbose):
+            print_text(text)
     if found.more:
         more = ", ".join(f"{count} {REASONS[reason]}" for reason, count in found.more.items())
-        terminal.say(f"A run would process {sum(found.more.values())} more: {more}")
+        terminal.print_line(f"A run would process {sum(found.more.values())} more: {more}")
     if found.unread:
-        terminal.say(f"It would read {found.unread} more known documents, to see whether they have changed.")
+        terminal.print_line(f"It would read {found.unread} more known documents, to see whether they have changed.")
 
 
 def _heading(found: Preview) -> str:
-    """``3 documents: 2 new, 1 changed``."""
+    """Format the heading: ``3 documents: 2 new, 1 changed``."""
     if not found.documents:
         return "A run would process nothing: nothing has changed since the last one, and nothing is due."
     counts: dict[str, int] = {}
@@ -254,14 +256,14 @@ def _heading(found: Preview) -> str:
     return f"{number} {'document' if number == 1 else 'documents'}: {what}"
 
 
-def _of_destination(name: str, expected: Expected, verbose: bool) -> Iterator[str]:
-    """What a destination would get, and what not, a line each."""
+def _destination_lines(name: str, expected: Expected, verbose: bool) -> Iterator[str]:
+    """Yield lines on what a destination would get, and on what would be dropped, refused or fail."""
     if expected.waiting:
         yield f"{name} first gets what is pending: {expected.waiting} from earlier waves"
     deliveries = "1 delivery" if len(expected.gets) == 1 else f"{len(expected.gets)} deliveries"
     yield f"{name} would get {deliveries}{':' if expected.gets else ''}"
     for row in expected.gets:
-        yield f"  {row['operation']} {_which(row)}"
+        yield f"  {row['operation']} {_describe_delivery(row)}"
         if row["fields"]:
             yield f"    fields: {json_text.dumps(row['fields'], ensure_ascii=False)}"
         if row["text"]:
@@ -272,39 +274,39 @@ def _of_destination(name: str, expected: Expected, verbose: bool) -> Iterator[st
         if rows:
             yield f"{name}: {len(rows)} {what}:"
             for row in rows:
-                yield f"  {_which(row)}: {_why(row)}"
-                yield from _trace(row) if verbose else ()
+                yield f"  {_describe_delivery(row)}: {_reason(row)}"
+                yield from _traceback_lines(row) if verbose else ()
     if expected.errors:
         yield f"{name}: {len(expected.errors)} would fail, and be tried again:"
         for row in expected.errors:
-            yield f"  {_which(row)} (attempt {row['attempt']} of {row['attempts']}): {_why(row)}"
-            yield from _trace(row) if verbose else ()
+            yield f"  {_describe_delivery(row)} (attempt {row['attempt']} of {row['attempts']}): {_reason(row)}"
+            yield from _traceback_lines(row) if verbose else ()
 
 
-def _which(row: dict[str, Any]) -> str:
-    """A delivery's document, and its route if it has one."""
+def _describe_delivery(row: dict[str, Any]) -> str:
+    """Return a delivery's document, and its route if it has one."""
     return f"{row['document']} by {row['route']}" if row["route"] else str(row["document"])
 
 
-def _why(row: dict[str, Any]) -> str:
+def _reason(row: dict[str, Any]) -> str:
     from ferryman.records.rows import reason_of
 
     return reason_of(row["message"] or "no reason was given").removeprefix(f"{row['document']}: ")
 
 
-def _trace(row: dict[str, Any]) -> Iterator[str]:
+def _traceback_lines(row: dict[str, Any]) -> Iterator[str]:
     from ferryman.records.rows import traceback_of
 
     yield from (f"    {line}" for line in traceback_of(row["message"] or "").splitlines())
 
 
-def _drawn(text: str) -> None:
-    """A line on a terminal: content is cut at its edge; headings stand out."""
+def _print_styled(text: str) -> None:
+    """Print a line on a terminal: content is cut at the right edge, headings are bold."""
     from rich.console import Console
     from rich.text import Text
 
-    drawn = Text(one_line(text), style="" if text.startswith(" ") else "bold")
-    of_content = text.startswith(("    fields: ", "    text: "))
-    if of_content:
-        drawn.stylize("dim")
-    Console().print(drawn, no_wrap=of_content, overflow="ellipsis" if of_content else "fold", crop=of_content)
+    styled = Text(one_line(text), style="" if text.startswith(" ") else "bold")
+    is_content = text.startswith(("    fields: ", "    text: "))
+    if is_content:
+        styled.stylize("dim")
+    Console().print(styled, no_wrap=is_content, overflow="ellipsis" if is_content else "fold", crop=is_content)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ferryman.cli.options import Json, Verbose, seconds
-from ferryman.cli.terminal import json_line, json_lines, say, table, when
+from ferryman.cli.terminal import format_time, print_json, print_json_array, print_line, print_table
 from ferryman.errors import UsageError
 from ferryman.observe import plural
 
@@ -31,12 +31,12 @@ Queues = Annotated[
     str, typer.Option("--queues", metavar="DIR", help="The folder of queues, or its URL, such as s3://bucket/queues.")
 ]
 
-HERE = "queues"
+DEFAULT_FOLDER = "queues"
 
 
 @app.command("list")
 def list_queues(
-    queues: Queues = HERE,
+    queues: Queues = DEFAULT_FOLDER,
     unused: Annotated[bool, typer.Option("--unused", help="Only queues without registered readers.")] = False,
     json: Json = False,
     verbose: Verbose = False,
@@ -44,36 +44,35 @@ def list_queues(
     """List the queues of a folder."""
     from ferryman.queues import Queue
 
-    found = [about(Queue(name, queues)) for name in (Queue.unused(queues) if unused else Queue.all(queues))]
+    descriptions = [describe(Queue(name, queues)) for name in (Queue.unused(queues) if unused else Queue.all(queues))]
     if json:
-        json_line(found)
-    elif not found:
-        say(f"no queues in {queues}" if not unused else f"no unused queues in {queues}")
+        print_json(descriptions)
+    elif not descriptions:
+        print_line(f"no queues in {queues}" if not unused else f"no unused queues in {queues}")
     else:
-        table(
+        print_table(
             ["queue", "first", "last", "kept", "readers"],
-            [[q["queue"], q["first_index"], q["last_index"], q["kept"], ", ".join(q["readers"])] for q in found],
+            [[q["queue"], q["first_index"], q["last_index"], q["kept"], ", ".join(q["readers"])] for q in descriptions],
         )
 
 
 @app.command()
-def show(name: Name, queues: Queues = HERE, json: Json = False, verbose: Verbose = False) -> None:
+def show(name: Name, queues: Queues = DEFAULT_FOLDER, json: Json = False, verbose: Verbose = False) -> None:
     """Show a queue: its indices, its readers and how far each of them is."""
-    said = about(the_queue(name, queues))
+    description = describe(find_queue(name, queues))
     if json:
-        json_line(said)
+        print_json(description)
         return
-    say(f"queue {name}, id {said['id']}")
-    numbers = f"{said['first_index']} to {said['last_index']}"
-    say(f"{plural(said['kept'], 'message', 'messages')} kept, {numbers}" if said["kept"] else "empty")
-    if said["readers"]:
-        behind = said["last_index"] + 1
-        table(
+    print_line(f"queue {name}, id {description['id']}")
+    kept, first, last = description["kept"], description["first_index"], description["last_index"]
+    print_line(f"{plural(kept, 'message', 'messages')} kept, {first} to {last}" if kept else "empty")
+    if description["readers"]:
+        print_table(
             ["reader", "next", "unread"],
-            [[reader, at, behind - max(at, said["first_index"])] for reader, at in said["readers"].items()],
+            [[reader, at, last + 1 - max(at, first)] for reader, at in description["readers"].items()],
         )
     else:
-        say("no registered readers")
+        print_line("no registered readers")
 
 
 @app.command()
@@ -86,7 +85,7 @@ def append(
         str | None,
         typer.Option("--key", metavar="KEY", show_default=False, help="Append once, however often this is repeated."),
     ] = None,
-    queues: Queues = HERE,
+    queues: Queues = DEFAULT_FOLDER,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -97,13 +96,13 @@ def append(
     """
     from ferryman.queues import Queue
 
-    indices = Queue(name, queues).append(list(objects(file)), key)
+    indices = Queue(name, queues).append(list(read_json_lines(file)), key)
     if json:
-        json_line(indices)
+        print_json(indices)
     elif not indices:
-        say("nothing to append")
+        print_line("nothing to append")
     else:
-        say(f"{indices[0]} to {indices[-1]}" if len(indices) > 1 else indices[0])
+        print_line(f"{indices[0]} to {indices[-1]}" if len(indices) > 1 else indices[0])
 
 
 @app.command()
@@ -124,21 +123,23 @@ def read(
         str | None,
         typer.Option("--wait", metavar="TIME", show_default=False, help="With --tailer: wait so long for one."),
     ] = None,
-    queues: Queues = HERE,
+    queues: Queues = DEFAULT_FOLDER,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Print messages. Without --tailer nothing is moved."""
     wait_s = seconds("--wait", wait) or 0.0
-    queue = the_queue(name, queues)
-    found = queue.tailer(tailer).read_many(limit, wait_s) if tailer else queue.read(start, limit)
+    queue = find_queue(name, queues)
+    messages = queue.tailer(tailer).read_many(limit, wait_s) if tailer else queue.read(start, limit)
     if json:
-        json_lines(map(plain, found))
-    elif found:
-        rows = [[m.index, when(m.created.isoformat()), json_text.dumps(m.body, ensure_ascii=False)] for m in found]
-        table(["index", "appended", "message"], rows)
+        print_json_array(map(message_row, messages))
+    elif messages:
+        rows = [
+            [m.index, format_time(m.created.isoformat()), json_text.dumps(m.body, ensure_ascii=False)] for m in messages
+        ]
+        print_table(["index", "appended", "message"], rows)
     else:
-        say("no messages")
+        print_line("no messages")
 
 
 @app.command()
@@ -149,23 +150,23 @@ def rewind(
         int | None, typer.Option("--to", metavar="N", show_default=False, help="This message comes next.")
     ] = None,
     end: Annotated[bool, typer.Option("--end", help="Behind the last message.")] = False,
-    queues: Queues = HERE,
+    queues: Queues = DEFAULT_FOLDER,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Move a reader: to the first message that is kept, or where you say."""
     if to is not None and end:
         raise UsageError("--to and --end: give one of them.")
-    queue = the_reader(name, reader, queues)
+    queue = find_queue_of_reader(name, reader, queues)
     tailer = queue.tailer(reader)
     if to is not None:
         tailer.to(to)
     else:
         tailer.to_end() if end else tailer.to_start()
     if json:
-        json_line({"queue": name, "reader": reader, "position": tailer.position})
+        print_json({"queue": name, "reader": reader, "position": tailer.position})
     else:
-        say(f"{reader}: message {tailer.position} comes next")
+        print_line(f"{reader}: message {tailer.position} comes next")
 
 
 @app.command()
@@ -175,94 +176,96 @@ def trim(
         str, typer.Option("--keep", metavar="TIME", show_default=False, help="Keep what is younger: 10d, 12h, 0s.")
     ],
     force: Annotated[bool, typer.Option("--force", help="Also what registered readers have not read.")] = False,
-    queues: Queues = HERE,
+    queues: Queues = DEFAULT_FOLDER,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Remove the oldest messages, by age. What a registered reader has not read stays."""
-    queue = the_queue(name, queues)
+    queue = find_queue(name, queues)
     removed = queue.trim(keep, force)
     if json:
-        json_line({"queue": name, "removed": removed, "first_index": queue.first_index})
+        print_json({"queue": name, "removed": removed, "first_index": queue.first_index})
     else:
-        told = "1 message" if removed == 1 else f"{removed} messages"
-        say(f"{told} removed; indices from {queue.first_index} on are kept")
+        messages = "1 message" if removed == 1 else f"{removed} messages"
+        print_line(f"{messages} removed; indices from {queue.first_index} on are kept")
 
 
 @app.command()
-def forget(name: Name, reader: Reader, queues: Queues = HERE, json: Json = False, verbose: Verbose = False) -> None:
+def forget(
+    name: Name, reader: Reader, queues: Queues = DEFAULT_FOLDER, json: Json = False, verbose: Verbose = False
+) -> None:
     """Remove a reader: nothing is kept for it any more."""
-    the_reader(name, reader, queues).forget(reader)
+    find_queue_of_reader(name, reader, queues).forget(reader)
     if json:
-        json_line({"queue": name, "forgotten": reader})
+        print_json({"queue": name, "forgotten": reader})
     else:
-        say(f"{reader} is not a reader of {name} any more")
+        print_line(f"{reader} is not a reader of {name} any more")
 
 
 @app.command()
 def delete(
     name: Name,
     force: Annotated[bool, typer.Option("--force", help="Also if it has registered readers.")] = False,
-    queues: Queues = HERE,
+    queues: Queues = DEFAULT_FOLDER,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Delete a queue with its messages and readers. This cannot be undone."""
-    queue = the_queue(name, queues)
+    queue = find_queue(name, queues)
     if (readers := queue.readers()) and not force:
         raise UsageError(f"{name} has readers: {', '.join(readers)}. Nothing was deleted; --force deletes it.")
     queue.delete()
     if json:
-        json_line({"queue": name, "deleted": True})
+        print_json({"queue": name, "deleted": True})
     else:
-        say(f"{name} is deleted")
+        print_line(f"{name} is deleted")
 
 
-def the_queue(name: str, queues: str) -> Queue:
-    """The queue of this name.
+def find_queue(name: str, queues: str) -> Queue:
+    """Return the queue of this name.
 
     Raises:
-        UsageError: there is none; names those that there are.
+        UsageError: there is none; the message lists those that exist.
     """
     from ferryman.queues import Queue
 
     queue = Queue(name, queues)
     if not queue.exists:
-        there = ", ".join(Queue.all(queues)) or "none"
-        raise UsageError(f"There is no queue {name} in {queues} (there: {there}). Give another --queues or name.")
+        existing = ", ".join(Queue.all(queues)) or "none"
+        raise UsageError(f"There is no queue {name} in {queues} (there: {existing}). Give another --queues or name.")
     return queue
 
 
-def the_reader(name: str, reader: str, queues: str) -> Queue:
-    """The queue, if it has this reader.
+def find_queue_of_reader(name: str, reader: str, queues: str) -> Queue:
+    """Return the queue, which has this reader.
 
     Raises:
-        UsageError: it has not; names those that it has.
+        UsageError: it has no such reader; the message lists its readers.
     """
-    queue = the_queue(name, queues)
+    queue = find_queue(name, queues)
     if reader not in (readers := queue.readers()):
         raise UsageError(f"{name} has no reader {reader} (there: {', '.join(readers) or 'none'}).")
     return queue
 
 
-def about(queue: Queue) -> dict[str, Any]:
-    """What is told of a queue."""
+def describe(queue: Queue) -> dict[str, Any]:
+    """Return the facts about a queue that ``queue show --json`` prints."""
     first, last = queue.first_index, queue.last_index
     indices = {"first_index": first, "last_index": last, "kept": last - first + 1}
     return {"queue": queue.name, "id": queue.id, **indices, "readers": queue.readers()}
 
 
-def plain(message: Message) -> dict[str, Any]:
-    """A message for a script."""
+def message_row(message: Message) -> dict[str, Any]:
+    """Return a message as ``queue read --json`` prints it."""
     created = message.created.isoformat()
     return {"index": message.index, "created": created, "message": message.body, "meta": message.meta}
 
 
-def objects(file: str) -> Iterator[Any]:
-    """The JSON of each line that is not blank.
+def read_json_lines(file: str) -> Iterator[Any]:
+    """Yield the JSON value of each line that is not blank.
 
     Raises:
-        UsageError: a line is not JSON; says which.
+        UsageError: a line is not JSON; the message gives its number.
     """
     with sys.stdin.buffer if file == "-" else Path(file).open("rb") as lines:
         for number, line in enumerate(lines, 1):

@@ -24,10 +24,10 @@ from ferryman.cli.options import (
     StateDir,
     TakeOver,
     Verbose,
-    copies_in,
+    cache_settings,
     has_run,
-    machines_have,
     notify_targets,
+    resource_settings,
     seconds,
     size_bytes,
     spark_settings,
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
     from ferryman.plan.load import Runnable
 
 Log = tuple[Path | None, str]
-"""Log file, and its format."""
+"""Path of the log file, and its format."""
 
 _ALLOW = "--allow-deletes"
 _EVERYWHERE = "*"
 
 
 class RunCommand(TyperCommand):
-    """``--allow-deletes`` takes a value only behind an equals sign: alone, what follows is the next argument."""
+    """Parses ``--allow-deletes``, which takes a value only after an equals sign; else the next word is an argument."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, [f"{_ALLOW}={_EVERYWHERE}" if arg == _ALLOW else arg for arg in args])
@@ -60,11 +60,11 @@ class RunCommand(TyperCommand):
 EXIT_INCOMPLETE = 4
 
 EXAMPLES = 3
-"""Deliveries shown with their reason at the end of a run; `ferryman deliveries` lists them all."""
-
+"""Deliveries printed with their reason at the end of a run; `ferryman deliveries` lists them all."""
 
 REASONS = 5
-"""Reasons shown there, if there are more deliveries than that; `ferryman deliveries --by reason` lists them all."""
+"""Reasons printed at the end of a run with more than EXAMPLES deliveries of a status; `ferryman deliveries --by reason`
+lists them all."""
 
 
 def run(
@@ -173,7 +173,7 @@ def run(
     from ferryman.plan.load import load, plan_file
 
     options: dict[str, Any] = {
-        "conf": {**machines_have(has), **copies_in(cache), **spark_settings(conf)},
+        "conf": {**resource_settings(has), **cache_settings(cache), **spark_settings(conf)},
         "wait": seconds("--wait", wait),
         "every": seconds("--every", every),
         "allow_deletes": _EVERYWHERE in (allow_deletes or ()) or allow_deletes or False,
@@ -193,15 +193,15 @@ def run(
     log = (log_file, log_format)
     if isinstance(loaded, Flow):
         raise typer.Exit(run_flow(loaded, plan, state, json=json, verbose=verbose, log=log, **options))
-    root, summary = carried(loaded, plan_file(plan), state, verbose=verbose, log=log, **options)
+    root, summary = run_plan(loaded, plan_file(plan), state, verbose=verbose, log=log, **options)
     if json:
-        terminal.json_line(summary.as_dict())
+        terminal.print_json(summary.as_dict())
     else:
-        tell(summary, root, loaded, plan, state)
+        print_summary(summary, root, loaded, plan, state)
     raise typer.Exit(summary.exit)
 
 
-def carried(
+def run_plan(
     plan: Plan,
     file: Path | None,
     state: str | None,
@@ -210,7 +210,7 @@ def carried(
     log: Log = (None, "text"),
     **options: Any,
 ) -> tuple[StatePath, Summary]:
-    """Run a plan with progress on stderr: (root of its state, what was done).
+    """Run a plan with progress on stderr; return the root of its state, and the summary.
 
     Raises:
         typer.Exit: with 130, when the user interrupts; a message says how to continue.
@@ -218,25 +218,25 @@ def carried(
     from ferryman.state.state import state_root
 
     root = state_root(plan, state, file)
-    return root, run_watched(plan, {"": (plan, root)}, verbose, log, options)
+    return root, _run_with_progress(plan, {"": (plan, root)}, verbose, log, options)
 
 
 @overload
-def run_watched(
+def _run_with_progress(
     plan: Plan, states: Mapping[str, tuple[Plan, StatePath]], verbose: bool, log: Log, options: dict[str, Any]
 ) -> Summary: ...
 
 
 @overload
-def run_watched(
+def _run_with_progress(
     plan: Flow, states: Mapping[str, tuple[Plan, StatePath]], verbose: bool, log: Log, options: dict[str, Any]
 ) -> FlowSummary: ...
 
 
-def run_watched(
+def _run_with_progress(
     plan: Runnable, states: Mapping[str, tuple[Plan, StatePath]], verbose: bool, log: Log, options: dict[str, Any]
 ) -> Summary | FlowSummary:
-    """Run it with progress on stderr.
+    """Run a plan or a flow with progress on stderr.
 
     Args:
         states: the plans with the roots of their states, by the names that messages have before them.
@@ -244,33 +244,35 @@ def run_watched(
     Raises:
         typer.Exit: with 130, when the user interrupts; a message says how to continue.
     """
-    from ferryman.observe import logging_to, watching
+    from ferryman.observe import logging_to, progress_observer
 
     for warning in plan.check():
         if verbose:
-            terminal.note(f"warning: {warning}")
+            terminal.print_note(f"warning: {warning}")
     folder = next(iter(states.values()))[1].parent
     with Interrupt() as interrupt:
         try:
-            with watching(sys.stderr, verbose, *log) as observer, logging_to(observer, verbose):
+            with progress_observer(sys.stderr, verbose, *log) as observer, logging_to(observer, verbose):
                 from ferryman.engine.summary import FlowSummary
-                from ferryman.operations import run as run_plan  # loads Spark: after all that can be refused
+                from ferryman.operations import (
+                    run as run_operation,
+                )  # loads Spark: after everything that can be refused
 
                 for name, (each, root) in states.items():
                     if not has_run(root) and not options.get("from_version"):
                         observer.about(name)
-                        observer.message(new_state(root, each.version))
+                        observer.message(describe_new_state(root, each.version))
                 observer.about("")
-                summary = run_plan(plan, state=folder, observer=interrupt.heeding(observer), **options)
-                ends = summary.plans if isinstance(summary, FlowSummary) else {"": summary}
-                for name, end in ends.items():
+                summary = run_operation(plan, state=folder, observer=interrupt.interruptible(observer), **options)
+                summaries = summary.plans if isinstance(summary, FlowSummary) else {"": summary}
+                for name, each_summary in summaries.items():
                     observer.about(name)
-                    observer.finished(end.as_dict())
+                    observer.finished(each_summary.as_dict())
         except BaseException:
-            if not interrupt.asked:
+            if not interrupt.requested:
                 raise
-        if interrupt.asked:
-            interrupt.say(
+        if interrupt.requested:
+            interrupt.print_note(
                 "interrupted: nothing is lost. Run the same command again: it first sends what was committed."
             )
             raise typer.Exit(CODE)
@@ -278,74 +280,77 @@ def run_watched(
 
 
 def run_flow(flow: Flow, spec: str, state: str | None, *, json: bool, verbose: bool, log: Log, **options: Any) -> int:
-    """Run a flow, and print what was done; its exit code."""
-    from ferryman.cli.account import states_of
+    """Run a flow, print what was done, and return its exit code."""
+    from ferryman.cli.account import state_roots
     from ferryman.plan.load import plan_file, spec_of
 
     if options.pop("reset_state"):
         raise UsageError(f"--reset-state is for one plan of flow {flow.name}: run that plan alone with it first.")
     if options.pop("from_version") is not None:
-        one = terminal.command("run", spec_of(spec, flow, flow.plans[0]), "--from-version", "N", state=state)
-        raise UsageError(f"--from-version is for one plan of flow {flow.name}: migrate it first, as in {one}.")
-    states = states_of(flow, state, plan_file(spec))
-    summary = run_watched(flow, states, verbose, log, options)
+        example = terminal.next_command("run", spec_of(spec, flow, flow.plans[0]), "--from-version", "N", state=state)
+        raise UsageError(f"--from-version is for one plan of flow {flow.name}: migrate it first, as in {example}.")
+    states = state_roots(flow, state, plan_file(spec))
+    summary = _run_with_progress(flow, states, verbose, log, options)
     if json:
-        terminal.json_line(summary.as_dict())
+        terminal.print_json(summary.as_dict())
         return summary.exit
     for name, each in summary.plans.items():
         plan, root = states[name]
         if (error := summary.errors.get(name)) is not None:
-            terminal.say(f"{name}: it stopped: {message_of(error)}")
-        tell(each, root, plan, spec_of(spec, flow, plan), state, name)
+            terminal.print_line(f"{name}: it stopped: {message_of(error)}")
+        print_summary(each, root, plan, spec_of(spec, flow, plan), state, name)
     return summary.exit
 
 
-def new_state(root: StatePath, version: int) -> str:
+def describe_new_state(root: StatePath, version: int) -> str:
     """That all is sent from scratch, and which other states there are: a plan may have been renamed."""
     others = sorted(name for name in list_names(root.parent) if exists(root.parent / name / "state.json"))
-    here = f"; others here: {', '.join(others)}" if others else ""
+    listed = f"; others here: {', '.join(others)}" if others else ""
     prefix = root.name.removesuffix(str(version))
     numbers = (other.removeprefix(prefix) for other in others if other.startswith(prefix))
     older = [int(number) for number in numbers if number.isdecimal() and int(number) < version]
     migrate = f". To continue from an older version: --from-version {max(older)}" if older else ""
-    return f"new state: {root}{here}{migrate}. Every document is new to it, and is sent."
+    return f"new state: {root}{listed}{migrate}. Every document is new to it, and is sent."
 
 
-def tell(summary: Summary, root: StatePath, loaded: Plan, plan: str, state: str | None, name: str = "") -> None:
-    """What this run did and left, and what to type next. (Its messages were told when they came up.)
+def print_summary(
+    summary: Summary, root: StatePath, loaded: Plan, plan: str, state: str | None, name: str = ""
+) -> None:
+    """Print what this run did and what is left, and what to type next.
 
     Args:
-        name: the plan's, in a flow.
+        plan: the PLAN argument, for suggested commands.
+        name: name of the plan in a flow.
     """
-    terminal.say(f"{name}: {_counts(summary)}" if name else _counts(summary))
-    left = (
+    terminal.print_line(f"{name}: {_describe_counts(summary)}" if name else _describe_counts(summary))
+    unfinished = (
         (summary.failed, "failed"),
         (summary.rejected, "rejected"),
         (summary.in_doubt, "in_doubt"),
         (summary.pending, "pending"),
     )
-    for count, status in left:
+    for count, status in unfinished:
         if count:
-            _examples(root, loaded, status, f"{count} {_in_words(status)}", many=count > EXAMPLES)
-    for count, status in left[:3]:
+            _print_examples(root, loaded, status, f"{count} {_spaced(status)}", many=count > EXAMPLES)
+    for count, status in unfinished[:3]:
         if count:
-            listing = terminal.command("deliveries", plan, "--status", status, state=state)
-            terminal.say(f"All {_in_words(status)}: {listing}")
+            listing = terminal.next_command("deliveries", plan, "--status", status, state=state)
+            terminal.print_line(f"All {_spaced(status)}: {listing}")
     if summary.failed or summary.rejected:
-        again = terminal.command("retry", plan, state=state)
-        terminal.say(f"{_retried_automatically(loaded)}to retry all: {again}")
+        again = terminal.next_command("retry", plan, state=state)
+        terminal.print_line(f"{_describe_automatic_retries(loaded)}to retry all: {again}")
     if summary.exit == EXIT_INCOMPLETE and not summary.pending:
-        terminal.say(
+        terminal.print_line(
             "Exit code 4 although nothing is pending: not all that a source has could be listed. There may be more "
             "documents, and none of that source is deleted until a listing is complete. The messages above name the "
             "place: correct it, or wait until it is back, and run again."
         )
     if summary.pending:
-        terminal.say(f"The next run sends what is pending: {terminal.command('run', plan, state=state)}")
+        terminal.print_line(f"The next run sends what is pending: {terminal.next_command('run', plan, state=state)}")
 
 
-def _retried_automatically(plan: Plan) -> str:
-    """What is tried again without a word: messages never change."""
+def _describe_automatic_retries(plan: Plan) -> str:
+    """Say what is retried without a command: documents that change. Messages of a log never do."""
     from ferryman.plan import logs_read, sources_read
 
     logs = logs_read(plan.nodes)
@@ -354,37 +359,39 @@ def _retried_automatically(plan: Plan) -> str:
     return f"A document that changes is retried automatically{', a message is not' if logs else ''}; "
 
 
-def _in_words(status: str) -> str:
+def _spaced(status: str) -> str:
     return status.replace("_", " ")
 
 
-def _counts(summary: Summary) -> str:
-    """``2 waves: 1200 delivered, 4 deleted, 3 dropped``."""
+def _describe_counts(summary: Summary) -> str:
+    """Format the counts: ``2 waves: 1200 delivered, 4 deleted, 3 dropped``."""
     if not summary.waves:
-        waits = summary.exit in (1, 2, 4)  # what that is was told: deletes, documents, a listing that is not whole
-        return "Nothing was delivered." if waits else "Nothing has changed since the last run."
+        unfinished = summary.exit in (1, 2, 4)  # messages named it: deletes, documents, an incomplete listing
+        return "Nothing was delivered." if unfinished else "Nothing has changed since the last run."
     waves = "1 wave" if summary.waves == 1 else f"{summary.waves} waves"
     deleted = f", {summary.deleted} deleted" if summary.deleted else ""
     dropped = f", {summary.dropped} dropped" if summary.dropped else ""
     return f"{waves}: {summary.delivered} delivered{deleted}{dropped}"
 
 
-def _examples(root: StatePath, plan: Plan, status: str, heading: str, *, many: bool) -> None:
-    """The first few documents of a status, with the reason of each; of many, the most frequent reasons."""
+def _print_examples(root: StatePath, plan: Plan, status: str, heading: str, *, many: bool) -> None:
+    """Print the newest documents of a status, each with its reason; of many, the most frequent reasons."""
     from ferryman import account
     from ferryman.records.rows import reason_of
     from ferryman.state.state import COUNTED
 
-    if many and not exists(root / COUNTED):  # of a large state that takes seconds after each run
-        found = account.reasons(root, status=status, limit=REASONS, plan=plan)
-        terminal.say(heading + (":" if found else ""))
-        for row in found:
-            terminal.say(f"  {row['deliveries']}: {row['reason'] or 'not sent yet'} (one of them: {row['example']})")
+    if many and not exists(root / COUNTED):  # not for a large state: it would take seconds after each run
+        reasons = account.reasons(root, status=status, limit=REASONS, plan=plan)
+        terminal.print_line(heading + (":" if reasons else ""))
+        for row in reasons:
+            terminal.print_line(
+                f"  {row['deliveries']}: {row['reason'] or 'not sent yet'} (one of them: {row['example']})"
+            )
         return
     rows = account.deliveries(root, status=status, limit=EXAMPLES, plan=plan)
-    terminal.say(heading + (", the newest of them:" if rows else ""))
+    terminal.print_line(heading + (", the newest of them:" if rows else ""))
     for row in rows:
-        where = f" for {row['destination']}" if row["destination"] else ""
-        silent = "not sent yet" if row["status"] == "BATCHED" else "no reason was given"
-        reason = reason_of(row["message"] or silent).removeprefix(f"{row['document']}: ")
-        terminal.say(f"  {row['document']}{where}: {reason}")
+        target = f" for {row['destination']}" if row["destination"] else ""
+        no_message = "not sent yet" if row["status"] == "BATCHED" else "no reason was given"
+        reason = reason_of(row["message"] or no_message).removeprefix(f"{row['document']}: ")
+        terminal.print_line(f"  {row['document']}{target}: {reason}")

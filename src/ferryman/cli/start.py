@@ -1,4 +1,4 @@
-"""``ferryman init``: a commented plan file to start from, and something to try it on."""
+"""``ferryman init``, ``ferryman demo`` and ``ferryman search``: what a new user types first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ferryman.cli.options import Conf, Json, Master, Verbose, spark_settings
-from ferryman.cli.terminal import command, json_line, note, program, say
+from ferryman.cli.terminal import next_command, print_json, print_line, print_note, program_name
 from ferryman.errors import UsageError
 from ferryman.storage.files import StatePath
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 PLAN_NAME = "my-documents"
-"""The name in ``init_plan.py``, replaced by the folder's."""
+"""Name of the plan in ``init_plan.py``, replaced by the folder's."""
 
 SAMPLES = {
     "kill-it.md": """# What happens after kill -9
@@ -40,7 +40,7 @@ Then run the plan again: the document is deleted from the index, too. If more th
 nothing is deleted until you allow it.
 """,
 }
-"""Files to try the plan on; each says what can be tried with it."""
+"""Sample file -> its text, which says what can be tried with it."""
 
 
 def init(
@@ -66,42 +66,42 @@ def init(
         for name, text in SAMPLES.items():
             _write(documents / name, text)
     _write(file, template().replace(f'"{PLAN_NAME}"', f'"{plan_name(directory)}"'))
-    say(f"{file}: a plan that indexes the files of {documents}{' (3 samples)' if with_samples else ''}.")
-    say("Next:")
-    for words in (
+    print_line(f"{file}: a plan that indexes the files of {documents}{' (3 samples)' if with_samples else ''}.")
+    print_line("Next:")
+    for arguments in (
         ["preview", str(file)],
         ["run", str(file)],
         ["search", str(directory / "index.db"), "kill"],
         ["status", str(file)],
     ):
-        say(f"  {program()} {shlex.join(words)}")
+        print_line(f"  {program_name()} {shlex.join(arguments)}")
 
 
 def template() -> str:
-    """The plan file, as it is written."""
+    """Return the text of the plan file that ``init`` writes."""
     return Path(__file__).with_name("init_plan.py").read_text("utf-8")
 
 
 def plan_name(directory: Path) -> str:
-    """The folder's name as a plan's: letters, digits, ``_.-``, beginning with a letter."""
+    """Derive a plan name from the folder's: letters, digits and ``_.-``, beginning with a letter."""
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", directory.resolve().name).strip("-.")
     return name if re.match(r"[A-Za-z]", name) else PLAN_NAME
 
 
 def _write(path: Path, text: str) -> None:
-    """A new file; one that is there is never touched."""
+    """Write a new file; raises if it exists."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("x", encoding="utf-8") as file:
         file.write(text)
 
 
-# ``ferryman demo``: real files, some of them broken on purpose, indexed and searched.
+# --- ferryman demo: real files, some of them broken on purpose, indexed and searched ---
 
 SEARCHES = ("regular expression", "parse json")
-SHOWN = 3
-"""Hits told of each search."""
+HITS_SHOWN = 3
+"""Hits printed for each search."""
 BROKEN = "broken"
-"""Source (and folder) of the files that are broken on purpose."""
+"""Name of the source, and of the folder, with the files that are broken on purpose."""
 
 
 def demo(
@@ -115,15 +115,15 @@ def demo(
     That of the Python which runs Ferryman, and a few files that are broken on purpose, go into a SQLite database.
     Ends with 0 when no other files than those were refused. Run it twice, kill it, change its plan: see what happens.
     """
-    from ferryman.cli.run import carried
+    from ferryman.cli.run import run_plan
     from ferryman.plan.load import load_plan
 
     prepare(directory)
     file, state = directory / "plan.py", directory / "state"
-    say(f"The plan is {file}: it indexes the standard library of this Python.")
+    print_line(f"The plan is {file}: it indexes the standard library of this Python.")
     plan = load_plan(str(file))
     began = time.monotonic()
-    root, summary = carried(
+    root, summary = run_plan(
         plan,
         file.absolute(),
         str(state),
@@ -131,14 +131,14 @@ def demo(
         master=master,
         conf=spark_settings(conf),
     )
-    code = _told(summary, root, plan, time.monotonic() - began)
-    _searched(directory / "index.db")
-    _next(directory)
+    code = _print_results(summary, root, plan, time.monotonic() - began)
+    _print_searches(directory / "index.db")
+    _print_next_steps(directory)
     raise typer.Exit(code)
 
 
 def prepare(directory: Path) -> None:
-    """The plan file and the broken files. What is there stays as it is.
+    """Write the plan file and the broken files; existing ones stay as they are.
 
     Raises:
         UsageError: the folder's name is taken by a file.
@@ -158,52 +158,54 @@ def prepare(directory: Path) -> None:
     if not file.exists():
         file.write_text(text, "utf-8")
     elif file.read_text("utf-8") != text:
-        note(f"{file} has been changed: your version is run. Remove it to get the demo's version back.")
+        print_note(f"{file} has been changed: your version is run. Remove it to get the demo's version back.")
 
 
-def _told(summary: Summary, root: StatePath, plan: Plan, seconds: float) -> int:
-    """What was indexed and what was refused; the demo's exit code."""
+def _print_results(summary: Summary, root: StatePath, plan: Plan, seconds: float) -> int:
+    """Print what was indexed and what was rejected; return the demo's exit code."""
     from ferryman import account
     from ferryman.observe import plural
 
     if summary.waves:
-        say(f"{plural(summary.delivered, 'document', 'documents')} delivered to the index in {seconds:.0f} s.")
+        print_line(f"{plural(summary.delivered, 'document', 'documents')} delivered to the index in {seconds:.0f} s.")
     else:
-        say("Nothing has changed since the last run: nothing was sent.")
+        print_line("Nothing has changed since the last run: nothing was sent.")
     refused: list[dict[str, Any]] = account.deliveries(root, status="rejected", plan=plan)
     on_purpose = [row for row in refused if row["source"] == BROKEN]
     if on_purpose:
-        say(f"{len(on_purpose)} files were rejected. They are broken on purpose; each is listed with its reason:")
+        print_line(
+            f"{len(on_purpose)} files were rejected. They are broken on purpose; each is listed with its reason:"
+        )
     for row in on_purpose:
-        say(f"  {row['document']}: {row['message'].removeprefix(row['document'] + ': ')}")
+        print_line(f"  {row['document']}: {row['message'].removeprefix(row['document'] + ': ')}")
     for row in refused:
         if row["source"] != BROKEN:
-            say(f"NOT EXPECTED: {row['document']} was rejected: {row['message']}")
-    as_it_should = len(on_purpose) == len(refused) and not (summary.failed or summary.pending or summary.in_doubt)
-    return 0 if as_it_should and summary.exit in (0, 3) else summary.exit
+            print_line(f"NOT EXPECTED: {row['document']} was rejected: {row['message']}")
+    as_expected = len(on_purpose) == len(refused) and not (summary.failed or summary.pending or summary.in_doubt)
+    return 0 if as_expected and summary.exit in (0, 3) else summary.exit
 
 
-def _searched(index: Path) -> None:
+def _print_searches(index: Path) -> None:
     for text in SEARCHES:
-        say()
-        say(f"$ {program()} search {index} '{text}' --limit {SHOWN}")
-        show(found(str(index), text, limit=SHOWN))
+        print_line()
+        print_line(f"$ {program_name()} search {index} '{text}' --limit {HITS_SHOWN}")
+        print_hits(find_hits(str(index), text, limit=HITS_SHOWN))
 
 
-def _next(directory: Path) -> None:
+def _print_next_steps(directory: Path) -> None:
     file, state, index = str(directory / "plan.py"), str(directory / "state"), directory / "index.db"
-    where = f" --dir {directory}" if directory != Path("ferryman-demo") else ""
-    demo_again = f"{program()} demo{where}"
-    say()
-    say("Try next:")
-    say(f"  {program()} search {index} 'your words'")
-    say(f"  {command('status', file, state=state)}")
-    say(f"  {command('history', file, 'broken/undecodable.txt', state=state)}")
-    say(f"  {demo_again}    # again: nothing has changed")
-    say(f"  rm -r {directory}; {demo_again} & sleep 15; kill -9 $!; {demo_again}    # killed: nothing is lost")
+    dir_option = f" --dir {directory}" if directory != Path("ferryman-demo") else ""
+    demo_again = f"{program_name()} demo{dir_option}"
+    print_line()
+    print_line("Try next:")
+    print_line(f"  {program_name()} search {index} 'your words'")
+    print_line(f"  {next_command('status', file, state=state)}")
+    print_line(f"  {next_command('history', file, 'broken/undecodable.txt', state=state)}")
+    print_line(f"  {demo_again}    # again: nothing has changed")
+    print_line(f"  rm -r {directory}; {demo_again} & sleep 15; kill -9 $!; {demo_again}    # killed: nothing is lost")
 
 
-# ``ferryman search``: full-text search in what the ``Sql`` destination wrote.
+# --- ferryman search: full-text search in what the ``Sql`` destination wrote ---
 
 
 def search(
@@ -221,28 +223,28 @@ def search(
 
     Full text, best hits first; the plan says Sql(…, full_text=[…]). Starts no Spark.
     """
-    hits = found(db, text, table, limit)
+    hits = find_hits(db, text, table, limit)
     if json:
-        json_line(hits)
+        print_json(hits)
         return
-    show(hits)
+    print_hits(hits)
     if not hits:
         from ferryman.net.databases import shown
 
-        note(f"Nothing found for {text!r} in {shown(db)}.")
+        print_note(f"Nothing found for {text!r} in {shown(db)}.")
 
 
-def found(db: str, text: str, table: str = "documents", limit: int = 10) -> list[dict[str, object]]:
-    """The hits as ``{"id", "title", "snippet", "rank"}``, best first."""
-    from ferryman.destinations.sql.search import search as in_index
+def find_hits(db: str, text: str, table: str = "documents", limit: int = 10) -> list[dict[str, object]]:
+    """Return the hits as ``{"id", "title", "snippet", "rank"}``, best first."""
+    from ferryman.destinations.sql.search import search as search_index
 
-    hits = in_index(db, text, table=table, limit=limit)
+    hits = search_index(db, text, table=table, limit=limit)
     return [{"id": h.id, "title": h.title, "snippet": h.snippet, "rank": h.rank} for h in hits]
 
 
-def show(hits: list[dict[str, object]]) -> None:
-    """A line a hit: its id, its title, and where the words stand."""
+def print_hits(hits: list[dict[str, object]]) -> None:
+    """Print a line for each hit: its id, its title, and the text around the words."""
     for hit in hits:
         title = f"  {hit['title']}" if hit["title"] and hit["title"] != hit["id"] else ""
         snippet = " ".join(str(hit["snippet"] or "").split())
-        say(f"{hit['id']}{title}" + (f" — {snippet}" if snippet else ""))
+        print_line(f"{hit['id']}{title}" + (f" — {snippet}" if snippet else ""))

@@ -1,4 +1,4 @@
-"""How the command line talks: results to stdout, words to stderr, one message a line, nothing shortened."""
+"""Output of the command line: results to stdout, messages to stderr, one message a line, nothing shortened."""
 
 from __future__ import annotations
 
@@ -20,68 +20,68 @@ from typing import Any, Final, Self, TextIO
 from ferryman.observe import Forwarding, Observer, one_line
 
 PAD_MAX = 48
-"""Columns are padded up to this width: one very long id shall not push all others out of sight."""
+"""Width up to which columns are padded, so that one very long id does not push the others out of sight."""
 
 
-def say(text: object = "") -> None:
-    """A line of the result."""
+def print_line(text: object = "") -> None:
+    """Print a line of the result."""
     print(one_line(text))
 
 
-def block(text: str) -> None:
-    """A result of several lines: a picture."""
+def print_block(text: str) -> None:
+    """Print a result of several lines, such as a picture."""
     print(text)
 
 
-def note(text: object) -> None:
-    """A word about the result, to stderr."""
+def print_note(text: object) -> None:
+    """Print a message about the result to stderr."""
     print(one_line(text), file=sys.stderr)
 
 
-def error(text: object) -> None:
-    """What went wrong, to stderr."""
-    note(f"error: {text}")
+def print_error(text: object) -> None:
+    """Print an error to stderr."""
+    print_note(f"error: {text}")
 
 
-def json_line(value: Any) -> None:
-    """The result for a script, as one line. Only ASCII, so that no terminal's encoding can spoil it."""
+def print_json(value: Any) -> None:
+    """Print the result for a script, as one line. Only ASCII, so that no terminal's encoding can spoil it."""
     print(json.dumps(value, default=str))
 
 
-def json_lines(values: Iterable[Any]) -> None:
-    """The same of a list that may be long: written as it comes."""
-    between = "["
+def print_json_array(values: Iterable[Any]) -> None:
+    """Print an array on one line, each value as it comes: it may be long."""
+    separator = "["
     for value in values:
-        sys.stdout.write(f"{between}{json.dumps(value, default=str)}")
-        between = ", "
-    print("[]" if between == "[" else "]")
+        sys.stdout.write(f"{separator}{json.dumps(value, default=str)}")
+        separator = ", "
+    print("[]" if separator == "[" else "]")
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table: drawn on a terminal, aligned with blanks in a pipe. Numbers to the right."""
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print a table: ruled on a terminal, aligned with blanks in a pipe. Columns of numbers are right-aligned."""
     cells = [[one_line("" if value is None else value) for value in row] for row in rows]
     numeric = [bool(cells) and all(row[i].isdigit() or not row[i] for row in cells) for i in range(len(headings))]
     if sys.stdout.isatty():
-        _drawn(headings, cells, numeric)
+        _print_ruled(headings, cells, numeric)
     else:
-        _aligned(headings, cells, numeric)
+        _print_aligned(headings, cells, numeric)
 
 
-def _drawn(headings: Sequence[str], cells: list[list[str]], numeric: list[bool]) -> None:
+def _print_ruled(headings: Sequence[str], cells: list[list[str]], numeric: list[bool]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(box=SIMPLE_HEAD, pad_edge=False)
+    ruled = Table(box=SIMPLE_HEAD, pad_edge=False)
     for heading, right in zip(headings, numeric, strict=True):
-        drawn.add_column(heading, justify="right" if right else "left", overflow="fold")
+        ruled.add_column(heading, justify="right" if right else "left", overflow="fold")
     for row in cells:
-        drawn.add_row(*map(Text, row))
-    Console().print(drawn)
+        ruled.add_row(*map(Text, row))
+    Console().print(ruled)
 
 
-def _aligned(headings: Sequence[str], cells: list[list[str]], numeric: list[bool]) -> None:
+def _print_aligned(headings: Sequence[str], cells: list[list[str]], numeric: list[bool]) -> None:
     lines = [list(headings), *cells]
     widths = [min(PAD_MAX, max(len(line[i]) for line in lines)) for i in range(len(headings))]
     for line in lines:
@@ -92,60 +92,60 @@ def _aligned(headings: Sequence[str], cells: list[list[str]], numeric: list[bool
         print("  ".join(padded).rstrip())
 
 
-def when(value: object) -> str:
-    """An ISO 8601 time of the ledger as people read it, in UTC like the ledger's: ``2025-01-31 12:00:00``."""
+def format_time(value: object) -> str:
+    """Format an ISO 8601 time of the ledger for reading, in UTC: ``2025-01-31 12:00:00``; "" if it is not a time."""
     try:
         return dt.datetime.fromisoformat(str(value)).astimezone(dt.UTC).strftime("%Y-%m-%d %H:%M:%S")
     except ValueError:
         return ""
 
 
-def command(verb: str, plan: str, *rest: str, state: str | None = None) -> str:
-    """What the user can type next, quoted for a shell: ``ferryman deliveries plan.py --status failed``."""
-    where = ["--state", str(state)] if state is not None else []
-    return f"{program()} {shlex.join([*verb.split(), plan, *where, *rest])}"
+def next_command(verb: str, plan: str, *rest: str, state: str | None = None) -> str:
+    """Return a command the user can type next, quoted for a shell: ``ferryman deliveries plan.py --status failed``."""
+    state_option = ["--state", str(state)] if state is not None else []
+    return f"{program_name()} {shlex.join([*verb.split(), plan, *state_option, *rest])}"
 
 
-def program() -> str:
-    """How this command can be typed: by its name, or by its path where that is not on the shell's."""
-    called = sys.argv[0]
-    if Path(called).name != "ferryman" or shutil.which("ferryman"):
+def program_name() -> str:
+    """Return how this command can be typed: its name, or its path where the shell does not find the name."""
+    invoked = sys.argv[0]
+    if Path(invoked).name != "ferryman" or shutil.which("ferryman"):
         return "ferryman"
-    return shlex.quote(os.path.relpath(called))
+    return shlex.quote(os.path.relpath(invoked))
 
 
 def tolerate_any_text(*streams: TextIO) -> None:
-    """Ids may hold what a stream's encoding does not: write it escaped, do not fail over it."""
+    """Make streams escape characters that their encoding lacks, as ids may hold some, instead of failing."""
     for stream in streams:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="backslashreplace")
 
 
-# Ctrl-C, SIGTERM and the end of a terminal (SIGHUP), also while Spark is being waited for.
+# --- Ctrl-C, SIGTERM and the end of a terminal (SIGHUP), also while the driver waits for Spark ---
 
 CODE: Final = 130
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupt:
-    """While it is entered, the first signal interrupts the run and the second ends this process at once.
+    """Handles signals while it is entered: the first interrupts the run, the second ends this process at once.
 
-    A KeyboardInterrupt alone does not do: the bridge to the JVM may turn it into an error of its own, which looks like
-    a failed Spark job, and the run goes on. So ``asked`` remembers it, ``heeding`` looks at that, and so does whoever
-    catches what the run raised.
+    A KeyboardInterrupt alone is not enough: the bridge to the JVM may turn it into an error of its own, which looks
+    like a failed Spark job, and the run continues. So ``requested`` records it; the observer of ``interruptible`` and
+    whoever catches what the run raised check it.
     """
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
         self._before: dict[int, Any] = {}
         self._cancel: Callable[[int, FrameType | None], Any] | None = None
 
     def __enter__(self) -> Self:
         for number in SIGNALS:
             if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
-                continue  # nohup: it goes on without its terminal
-            self._before[number] = signal.signal(number, self._heard)
+                continue  # nohup: the run continues without its terminal
+            self._before[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -153,54 +153,54 @@ class Interrupt:
             signal.signal(number, handler)
         logging.disable(logging.NOTSET)
 
-    def say(self, text: str) -> None:
-        """To stderr, if somebody is there: after SIGHUP it may be a terminal that has gone."""
+    def print_note(self, text: str) -> None:
+        """Print to stderr, if it still exists: after SIGHUP its terminal may be closed."""
         with contextlib.suppress(OSError):
-            note(text)
+            print_note(text)
 
-    def heeding(self, observer: Observer) -> Observer:
-        """The same observer, which raises KeyboardInterrupt at its next word once that was asked for."""
-        return _Heeding(observer, self)
+    def interruptible(self, observer: Observer) -> Observer:
+        """Wrap the observer so that its next call raises KeyboardInterrupt once an interrupt was requested."""
+        return _InterruptibleObserver(observer, self)
 
-    def look(self) -> None:
-        """Raise if it was asked for; and be the one who is told, although Spark's start made itself that."""
-        if self.asked:
+    def check(self) -> None:
+        """Raise KeyboardInterrupt if requested. Take back the SIGINT handler, which Spark replaces at its start."""
+        if self.requested:
             raise KeyboardInterrupt
         current = signal.getsignal(signal.SIGINT)
-        if callable(current) and current != self._heard:
-            self._cancel = current  # Spark's own: cancels its jobs, then raises KeyboardInterrupt
-            signal.signal(signal.SIGINT, self._heard)
+        if callable(current) and current != self._on_signal:
+            self._cancel = current  # Spark's handler cancels its jobs, then raises KeyboardInterrupt
+            signal.signal(signal.SIGINT, self._on_signal)
 
-    def _heard(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
-            os._exit(CODE)  # killing is safe at any moment, this run's promise
-        self.asked = True
-        logging.disable(logging.CRITICAL)  # what breaks from here on, breaks because we asked for it
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            os._exit(CODE)  # a run may be killed at any moment
+        self.requested = True
+        logging.disable(logging.CRITICAL)  # errors from here on are caused by the interrupt
         warnings.simplefilter("ignore")
         if self._cancel is not None:
             self._cancel(number, frame)
         raise KeyboardInterrupt
 
 
-class _Heeding(Forwarding):
-    """See ``Interrupt.heeding``."""
+class _InterruptibleObserver(Forwarding):
+    """Raises KeyboardInterrupt at a call once an interrupt was requested."""
 
     def __init__(self, observer: Observer, interrupt: Interrupt) -> None:
         super().__init__(observer)
         self._interrupt = interrupt
 
     def phase(self, wave: int, name: str) -> None:
-        self._interrupt.look()
+        self._interrupt.check()
         super().phase(wave, name)
 
-    def taken_up(self, documents: int) -> None:
-        self._interrupt.look()
-        super().taken_up(documents)
+    def staged(self, documents: int) -> None:
+        self._interrupt.check()
+        super().staged(documents)
 
     def settled(self, delivered: int, pending: int, failed: int) -> None:
-        self._interrupt.look()
+        self._interrupt.check()
         super().settled(delivered, pending, failed)
 
     def message(self, text: str) -> None:
-        self._interrupt.look()
+        self._interrupt.check()
         super().message(text)

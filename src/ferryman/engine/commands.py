@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ferryman import crash, limits
-from ferryman.account.questions import view
+from ferryman.account.questions import open_view
 from ferryman.account.relations import Filter
 from ferryman.engine.commit import commit_wave
 from ferryman.engine.settle import in_process, settle
@@ -88,15 +88,15 @@ def _shares(state: State, command: Command) -> int:
     """Into how many waves it is cut: all that it concerns need not fit into memory."""
     if not (of := _filter(command)).statuses:
         return 0
-    with view(state.root, state.plan) as seen:
-        most = seen.docs_at_most(of)
+    with open_view(state.root, state.plan) as seen:
+        most = seen.count_events(of)
     return -(-most // limits.COMMAND_DELIVERIES)
 
 
 def _chosen(state: State, command: Command, share: tuple[int, int]) -> list[dict[str, Any]]:
     """Deliveries the command concerns, a share of them: their columns."""
-    with view(state.root, state.plan) as seen:
-        found = seen.docs(_filter(command), share=share)
+    with open_view(state.root, state.plan) as seen:
+        found = seen.deliveries(_filter(command), share=share)
     if command.documents is not None:
         found = [d for d in found if d["origin"] in command.documents]
     if command.definition.whole_documents:
@@ -279,7 +279,7 @@ def _deliveries(state: State, names: Collection[Name]) -> list[dict[str, Any]]:
     """All deliveries of these entries by their latest events; ``published``: was it committed for the destination?"""
     columns = ", ".join(_COLUMNS)
     mine = f"source IN {quote_list({s for s, _ in names})} AND origin IN {quote_list([d for _, d in names])}"
-    with view(state.root, state.plan) as seen:
+    with open_view(state.root, state.plan) as seen:
         return seen.rows(f"""
             SELECT {columns}, happened,
                 status = '{Status.INDEXED}' OR delivery_hash IN (SELECT delivery_hash FROM waiting WHERE {mine})

@@ -80,7 +80,7 @@ class Follower:
 
     def make(self) -> str:
         """A folder for the tasks of a phase that is followed later; "": nobody wants to know."""
-        if not self._observer.follows:
+        if not self._observer.wants_live:
             return ""
         self._phases += 1
         folder = self._folder / str(self._phases)

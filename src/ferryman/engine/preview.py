@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ferryman.account.questions import named_damage, retry_read
+from ferryman.account.questions import explain_query_errors, retry_read
 from ferryman.engine import driver, migration
 from ferryman.engine.batches import LISTED, SLICE, LogSplit, Reason, RowRange, TaskSplit, kept
 from ferryman.engine.breakers import Nodes
@@ -263,7 +263,7 @@ class Previewing:
 
         def look() -> Only:
             state = State(self._root, self._plan)
-            with named_damage(state, folder):
+            with explain_query_errors(state, folder):
                 documents = Seen.of(state).state.documents.paths()
                 return entries_that_wait(of, documents, folder, self._now_us)
 
@@ -280,7 +280,7 @@ class Previewing:
         """One look at the state."""
         folder = Path(tempfile.mkdtemp(dir=self._folder))
         state = State(self._root, self._plan)
-        with named_damage(state, folder):
+        with explain_query_errors(state, folder):
             seen = Seen.of(state)
             changes = detect_changes(listings, state, folder, now_us=self._now_us, slots=self._runner.slots)
             picked = None

@@ -20,7 +20,7 @@ from itertools import zip_longest
 from typing import Final
 
 from ferryman import crash, limits
-from ferryman.account.questions import all_reported, keep_counted, left_over_of
+from ferryman.account.questions import all_errors_queued, cache_counts, outstanding_for_driver
 from ferryman.engine import commands, migration
 from ferryman.engine.batches import LogBatch, WaveBatch
 from ferryman.engine.breakers import Nodes, Troubles
@@ -264,7 +264,7 @@ class Run:
         self._observer.outcome(describe_staged(piece.rows, staged))
         crash.point("transform.done")
         if positions or any(s.outbox or s.documents or s.ledger for s in staged):
-            self._observer.taken_up(sum(part.rows for s in staged for _, part in s.outbox))
+            self._observer.staged(sum(part.rows for s in staged for _, part in s.outbox))
             self._summary.dropped += sum(s.counts["dropped"] for s in staged)
             self._commit(number, staged, positions)
             self._logs.committed()
@@ -359,7 +359,7 @@ class Run:
     def finish(self) -> Summary:
         """Return the run's summary: what was done and what is left."""
         summary = self._summary
-        for name, value in left_over_of(self._state).items():
+        for name, value in outstanding_for_driver(self._state).items():
             setattr(summary, name, value)
         if self._stopped_short:
             self._tell(self._backlog.describe(over=True))
@@ -367,7 +367,7 @@ class Run:
         for message in (*self._dispatcher.messages(), *nodes, *self._logs.messages()):
             self._tell(message)
         incomplete = self._incomplete or bool(self._pending.unseen or self._logs.waits)
-        reported = bool(summary.failed or summary.rejected) and all_reported(self._state.root, self._plan)
+        reported = bool(summary.failed or summary.rejected) and all_errors_queued(self._state.root, self._plan)
         summary.set_exit(held=self._scanning.held, incomplete=incomplete, reported=reported)
         return summary
 
@@ -398,7 +398,7 @@ class Counting:
         began = self._clock()
         if began < self._not_before:
             return
-        keep_counted(self._state, anew=self._state.wave != self._wave)
+        cache_counts(self._state, replace=self._state.wave != self._wave)
         self._wave, ended = self._state.wave, self._clock()
         self._not_before = ended + limits.COUNTING_SHARE * (ended - began)
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ferryman.engine.batches import WaveBatch
 from ferryman.engine.results import Listing, Staged
-from ferryman.observe import counted, plural
+from ferryman.observe import format_count, plural
 
 _EXITS: Final = (1, 2, 4, 3)
 """Exit codes of a flow's plans by precedence: the first that occurs is the flow's; else 0."""
@@ -93,7 +93,7 @@ def describe_listing(listings: Sequence[Listing], batches: Sequence[WaveBatch]) 
     """``1000 documents listed, 10 to look at``."""
     listed, rows = sum(listing.rows for listing in listings), sum(batch.rows for batch in batches)
     waves = f" in {len(batches)} waves" if len(batches) > 1 else ""
-    return f"{plural(listed, 'document', 'documents')} listed, {counted(rows)} to look at{waves}"
+    return f"{plural(listed, 'document', 'documents')} listed, {format_count(rows)} to look at{waves}"
 
 
 def describe_staged(rows: int, staged: Sequence[Staged]) -> str:
@@ -101,6 +101,6 @@ def describe_staged(rows: int, staged: Sequence[Staged]) -> str:
     deliveries = sum(part.rows for s in staged for _, part in s.outbox)
     dropped = sum(s.counts["dropped"] for s in staged)
     failed = sum(s.counts["dead"] + s.counts["error_doc"] for s in staged)
-    more = [f"{counted(n)} {word}" for n, word in ((dropped, "dropped"), (failed, "failed or rejected")) if n]
+    more = [f"{format_count(n)} {word}" for n, word in ((dropped, "dropped"), (failed, "failed or rejected")) if n]
     sent = f"{plural(deliveries, 'delivery', 'deliveries')} to send"
     return ", ".join([plural(rows, "document", "documents"), sent, *more])

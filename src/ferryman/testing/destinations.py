@@ -1,4 +1,4 @@
-"""Promises of the destination port, as tests: run them over a destination of your own.
+"""Tests of the promises of the destination port: run them over a destination of your own.
 
     from ferryman.testing.destinations import DestinationSuite
 
@@ -10,7 +10,7 @@
             return [line.split()[0] for line in (folder / "out").read_text().splitlines()]
 
 pytest collects the class and runs every promise as a test. Only ``destination`` is required; a promise that cannot be
-seen to be kept, because you do not override ``hashes``, is skipped. ``ferryman.testing.servers`` has the promises of a
+checked because you do not override ``hashes`` is skipped. ``ferryman.testing.servers`` has the promises of a
 destination that is a server. This module imports no test framework.
 """
 
@@ -45,7 +45,7 @@ def delivery(
     *,
     operation: Operation = "upsert",
 ) -> Delivery:
-    """A delivery as the engine makes it: equal arguments, equal delivery; another sequence, another hash."""
+    """Make a delivery as the engine does: equal arguments give equal deliveries, another sequence another hash."""
     upsert = operation == "upsert"
     return Delivery(
         id,
@@ -61,34 +61,34 @@ def delivery(
 
 
 def delete(id: str, sequence: int) -> Delivery:
-    """The delivery of a delete."""
+    """Make the delivery of a delete."""
     return delivery(id, sequence, operation="delete")
 
 
 class DestinationSuite:
-    """Base of a test class. ``folder`` is pytest's ``tmp_path``: empty, and this test's own.
+    """Base of a test class. ``folder`` is pytest's ``tmp_path``: empty, and used by one test only.
 
     Attributes:
-        keyed: True if it keeps one thing an id: an upsert replaces the one before, a delete takes it away. False if it
-            keeps every delivery, one after the other.
+        keyed: True if it keeps one record an id: an upsert replaces it, a delete removes it. False if it keeps every
+            delivery, one after the other.
         secret: a password that is in the destination's arguments: ``target()`` and errors must not show it.
     """
 
     keyed = False
     secret = ""
 
-    # --- what you tell ------------------------------------------------------------------------------------------------
+    # --- to override --------------------------------------------------------------------------------------------------
 
     def destination(self, folder: Path) -> Destination:
-        """The destination; of the same folder, the same one again (another object, the same target)."""
+        """Return the destination; for the same folder, a new object with the same target."""
         raise NotImplementedError
 
     def hashes(self, folder: Path) -> list[str]:
-        """The delivery hash of each thing that is there now, as a reader of the target finds it."""
+        """Return the delivery hash of each record in the target now, as a reader of it finds them."""
         raise SkipTest("hashes() is not overridden")
 
     def node(self, folder: Path) -> str:
-        """Name of the destination's node in this test's plan."""
+        """Return the name of the destination's node in this test's plan."""
         return f"node-{folder.name}"
 
     # --- the promises -------------------------------------------------------------------------------------------------
@@ -103,19 +103,19 @@ class DestinationSuite:
             assert self.secret not in (target or ""), "target() shows a password"
 
     def test_it_is_made_without_touching_anything(self, tmp_path: Path) -> None:
-        """Building a plan does no I/O: what the constructor makes in the folder is nothing."""
+        """Building a plan does no I/O: the constructor creates nothing in the folder."""
         before = sorted(tmp_path.rglob("*"))
         self.destination(tmp_path)
         assert sorted(tmp_path.rglob("*")) == before
 
     def test_it_works_from_a_worker(self, tmp_path: Path) -> None:
         """A pickled copy writes what the original would; it can be pickled before and after use."""
-        here = self.destination(tmp_path)
-        here.check()
-        there = pickle.loads(cloudpickle.dumps(here))
-        self._write(there, tmp_path, [delivery("a", 1)])
-        again = pickle.loads(cloudpickle.dumps(there))
-        self._write(again, tmp_path, [delivery("b", 2)])
+        original = self.destination(tmp_path)
+        original.check()
+        copy = pickle.loads(cloudpickle.dumps(original))
+        self._write(copy, tmp_path, [delivery("a", 1)])
+        second_copy = pickle.loads(cloudpickle.dumps(copy))
+        self._write(second_copy, tmp_path, [delivery("b", 2)])
         self._holds(tmp_path, [delivery("a", 1), delivery("b", 2)])
 
     def test_check_may_be_repeated(self, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ class DestinationSuite:
         self._holds(tmp_path, [delivery("a", 1)])
 
     def test_each_delivery_has_its_outcome(self, tmp_path: Path) -> None:
-        """Of a fresh chunk every delivery is ok, one outcome each; an empty chunk has none."""
+        """``write`` returns one outcome for each delivery; new deliveries are all ok. An empty chunk has none."""
         with self._open(tmp_path) as destination:
             chunk = [delivery(f"doc-{i:04d}", i, "word " * (i % 50), {"title": f"Title {i}"}) for i in range(1, 1201)]
             assert list(destination.write([])) == []
@@ -136,7 +136,7 @@ class DestinationSuite:
         self._holds(tmp_path, chunk)
 
     def test_a_task_may_write_nothing(self, tmp_path: Path) -> None:
-        """``open`` and ``close`` may come without a ``write`` between them, and again."""
+        """``open`` and ``close`` may be called without a ``write`` between them, and again."""
         destination = self.destination(tmp_path)
         destination.check()
         for _ in range(2):
@@ -156,7 +156,7 @@ class DestinationSuite:
         )
 
     def test_a_repeated_chunk_changes_nothing(self, tmp_path: Path) -> None:
-        """After a kill the same chunk comes again, from another worker: everything is there once."""
+        """A chunk that comes again from another worker, as after a kill, is stored once."""
         self._needs_repeating()
         chunk = [delivery(f"doc-{i}", i) for i in range(1, 51)]
         for _ in range(3):
@@ -165,7 +165,7 @@ class DestinationSuite:
         self._holds(tmp_path, chunk)
 
     def test_rows_may_come_again_in_other_chunks(self, tmp_path: Path) -> None:
-        """What was not confirmed may be cut differently when it comes again: still everything is there once."""
+        """Deliveries that were not confirmed may come again in other chunks: each is stored once."""
         self._needs_repeating()
         rows = [delivery(f"doc-{i}", i) for i in range(1, 21)]
         for size in (20, 7, 1, 12):
@@ -174,7 +174,7 @@ class DestinationSuite:
         self._holds(tmp_path, rows)
 
     def test_a_hash_twice_in_a_chunk_counts_once(self, tmp_path: Path) -> None:
-        """A chunk may hold a delivery twice; both are ok, and it is there once."""
+        """A chunk may hold a delivery twice; both are ok, and it is stored once."""
         self._needs_repeating()
         chunk = [delivery("a", 1), delivery("b", 2), delivery("a", 1)]
         outcomes = self._write(self.destination(tmp_path), tmp_path, chunk)
@@ -189,7 +189,7 @@ class DestinationSuite:
         self._holds(tmp_path, [delivery("a", sequence) for sequence in (1, 2, 3)])
 
     def test_a_chunk_may_hold_an_id_several_times(self, tmp_path: Path) -> None:
-        """They take effect in the order of their sequences, wherever they stand in the chunk."""
+        """Deliveries of an id take effect in the order of their sequences, whatever their order in the chunk."""
         if self.keyed and not self.destination(tmp_path).compares_sequences:
             raise SkipTest("it does not compare sequences")
         chunk = [delivery("a", 3), delivery("a", 1), delivery("b", 4), delete("b", 5), delivery("a", 2)]
@@ -198,7 +198,7 @@ class DestinationSuite:
         self._holds(tmp_path, chunk)
 
     def test_it_tells_the_highest_sequence_that_it_holds(self, tmp_path: Path) -> None:
-        """None before the first delivery; an older one changes nothing. A state created again continues above it."""
+        """None before the first delivery; an older one does not change it. A state created again continues above it."""
         destination = self.destination(tmp_path)
         if type(destination).highest_sequence is Destination.highest_sequence:
             raise SkipTest("highest_sequence() is not overridden")
@@ -210,7 +210,7 @@ class DestinationSuite:
         assert destination.highest_sequence() == 1 << 51
 
     def test_an_older_delivery_does_not_undo_a_newer_one(self, tmp_path: Path) -> None:
-        """What has a lower sequence than what is there is stale, and changes nothing."""
+        """A delivery with a lower sequence than the stored one is stale, and changes nothing."""
         self._needs_comparing(tmp_path)
         with self._open(tmp_path) as destination:
             assert list(destination.write([delivery("a", 5)])) == [Outcome.ok()]
@@ -219,7 +219,7 @@ class DestinationSuite:
         self._holds(tmp_path, [delivery("a", 5)])
 
     def test_a_delete_takes_effect(self, tmp_path: Path) -> None:
-        """A delete is ok, also of an id that never was, and also again."""
+        """A delete is ok, also of an unknown id, and when repeated."""
         with self._open(tmp_path) as destination:
             destination.write([delivery("a", 1), delivery("b", 2)])
             for _ in range(2 if self._repeats() else 1):
@@ -237,7 +237,7 @@ class DestinationSuite:
         self._holds(tmp_path, [delivery("a", 1), delete("a", 3), delete("b", 4), delivery("a", 5)])
 
     def test_strange_documents_are_documents(self, tmp_path: Path) -> None:
-        """No raw, no fields, bytes that are no text, NULs, any script, any JSON: delivered, or refused one by one."""
+        """Documents without raw or fields, with binary, NULs, any script or JSON are delivered, or refused singly."""
         chunk = [*_strange(), delivery("usual", 100)]
         outcomes = self._write(self.destination(tmp_path), tmp_path, chunk)
         assert len(outcomes) == len(chunk)
@@ -260,7 +260,7 @@ class DestinationSuite:
         self._holds(tmp_path, [d for d, o in zip(chunk, outcomes, strict=True) if o.kind == "ok"])
 
     def test_two_workers_may_write_at_once(self, tmp_path: Path) -> None:
-        """After a kill a late worker and its successor write the same rows: everything is there once."""
+        """Two workers that write the same rows at once, as after a kill, store each once."""
         self._needs_repeating()
         rows = [delivery(f"doc-{i:03d}", i) for i in range(1, 301)]
         self.destination(tmp_path).check()
@@ -272,7 +272,7 @@ class DestinationSuite:
         self._holds(tmp_path, rows)
 
     def test_a_killed_write_can_be_repeated(self, tmp_path: Path) -> None:
-        """kill -9 at any moment, then everything again: everything is there once, and whole."""
+        """After kill -9 at any moment, and everything sent again, each delivery is stored once and complete."""
         self._needs_repeating()
         rows = [delivery(f"doc-{i:04d}", i, "some words " * 50, {"title": f"Title {i}"}) for i in range(1, 1001)]
         self.destination(tmp_path).check()
@@ -280,7 +280,7 @@ class DestinationSuite:
             progress = tmp_path.with_name(tmp_path.name + "-progress")
             progress.unlink(missing_ok=True)
             worker = self._worker(tmp_path, rows, 20, str(progress))
-            _await(progress, worker)
+            _wait_for(progress, worker)
             time.sleep(wait_s)
             assert worker.pid is not None
             os.kill(worker.pid, signal.SIGKILL)
@@ -292,7 +292,7 @@ class DestinationSuite:
                 assert {o.kind for o in outcomes} <= {"ok", "stale"}
         self._holds(tmp_path, rows)
 
-    # --- how it is asked ----------------------------------------------------------------------------------------------
+    # --- helpers ------------------------------------------------------------------------------------------------------
 
     def _repeats(self) -> bool:
         destination = type(self).destination(self, Path("unused"))
@@ -330,11 +330,11 @@ class DestinationSuite:
         return outcomes
 
     def _holds(self, folder: Path, deliveries: Iterable[Delivery]) -> None:
-        """The target holds what it must after these deliveries, once each."""
-        expected = _in_force(deliveries) if self.keyed else {d.hash for d in deliveries}
-        found = Counter(self.hashes(folder))
-        doubled = {digest: n for digest, n in found.items() if n > 1}
-        missing, surplus = expected - found.keys(), found.keys() - expected
+        """Assert that the target holds what it must after these deliveries, once each."""
+        expected = _current_hashes(deliveries) if self.keyed else {d.hash for d in deliveries}
+        stored = Counter(self.hashes(folder))
+        doubled = {digest: n for digest, n in stored.items() if n > 1}
+        missing, surplus = expected - stored.keys(), stored.keys() - expected
         assert not any((doubled, missing, surplus)), f"doubled: {doubled}, missing: {missing}, surplus: {surplus}"
 
     def _worker(self, folder: Path, rows: list[Delivery], size: int, progress: str = "", start: Any = None) -> Any:
@@ -344,12 +344,12 @@ class DestinationSuite:
         return worker
 
 
-def _write_all(task: bytes, rows: list[Delivery], size: int, progress: str, together: Any) -> None:
-    """In a process of its own. With ``progress`` it starts again forever, until it is killed."""
+def _write_all(task: bytes, rows: list[Delivery], size: int, progress: str, barrier: Any) -> None:
+    """Write all rows, in a child process. With ``progress`` repeat until killed."""
     destination, context = pickle.loads(task)
     destination.open(context)
-    if together is not None:
-        together.wait(60)
+    if barrier is not None:
+        barrier.wait(60)
     while True:
         for start in range(0, len(rows), size):
             outcomes = destination.write(rows[start : start + size])
@@ -361,21 +361,22 @@ def _write_all(task: bytes, rows: list[Delivery], size: int, progress: str, toge
     destination.close()
 
 
-def _await(path: Path, worker: Any) -> None:
-    give_up = time.monotonic() + 60
+def _wait_for(path: Path, worker: Any) -> None:
+    deadline = time.monotonic() + 60
     while not path.exists():
         assert worker.is_alive(), "the worker ended by itself"
-        assert time.monotonic() < give_up, "the worker wrote nothing for a minute"
+        assert time.monotonic() < deadline, "the worker wrote nothing for a minute"
         time.sleep(0.001)
 
 
-def _in_force(deliveries: Iterable[Delivery]) -> set[str]:
-    """Hash of each id's last upsert, where no delete came after it."""
+def _current_hashes(deliveries: Iterable[Delivery]) -> set[str]:
+    """Return the hash of each id's last upsert, unless a delete came after it."""
     last = {d.id: d for d in sorted(deliveries, key=lambda d: d.sequence)}
     return {d.hash for d in last.values() if d.operation == "upsert"}
 
 
 def _strange() -> list[Delivery]:
+    """Make deliveries with unusual fields, raws and ids."""
     fields: list[dict[str, Any]] = [
         {},
         {"title": None},

@@ -1,7 +1,7 @@
 """A runner for tests of the protocol: the same tasks as on Spark, in this process or in forked children.
 
-It knows no DataFrames (``DataFrame`` sources need Spark) and is not a product: use Spark. Without ``fork`` a call of a
-destination that is given up goes on in this process, which is not ended for it.
+It has no DataFrames (``DataFrame`` sources need Spark) and is for tests only. Without ``fork`` a call of a destination
+that times out keeps running in this process.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class InProcess(Runner):
     """Runs tasks one after the other. Task, items and answers are pickled, as they would be by Spark.
 
     Args:
-        fork: each task in a child process, so that a task can be killed; tried again as Spark does.
-        failures: how often a task's process may die before the run fails (``spark.task.maxFailures``).
+        fork: run each task in a child process, so that it can be killed; it is retried as Spark does.
+        failures: number of times a task's process may die before the run fails (``spark.task.maxFailures``).
     """
 
     def __init__(self, *, slots: int = 2, fork: bool = False, failures: int = 4) -> None:
@@ -43,29 +43,29 @@ class InProcess(Runner):
         return self._started
 
     def start(self) -> None:
-        """See ``Runner.start``."""
+        """Implement ``Runner.start``."""
         self._started = True
 
     def run(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-        """See ``Runner.run``."""
+        """Implement ``Runner.run``: one task after the other."""
         self.start()
         return self.run_early(task, items)
 
     def run_early(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-        """See ``Runner.run_early``."""
-        return [self._one(dumps((task, item))) for item in items]
+        """Implement ``Runner.run_early``."""
+        return [self._run_one(dumps((task, item))) for item in items]
 
     def run_frame(self, read: Callable[[Any], Any], task: Callable[[int, Any], Answer]) -> list[Answer]:
         raise EngineError("DataFrames need Spark: the in-process runner has none.")
 
-    def _one(self, call: bytes) -> Any:
+    def _run_one(self, call: bytes) -> Any:
         if not self._fork:
             return pickle.loads(pickle.dumps(_call(call)))
         for _ in range(self._failures):
-            answer = _in_child(call)
+            answer = _call_in_child(call)
             if answer is not None:
-                fine, value = pickle.loads(answer)
-                if fine:
+                succeeded, value = pickle.loads(answer)
+                if succeeded:
                     return value
                 raise value
         raise WorkerDied(f"a worker died over a task, as often as it may ({self._failures})")
@@ -77,8 +77,8 @@ def _call(call: bytes) -> Any:
         return task(item)
 
 
-def _in_child(call: bytes) -> bytes | None:
-    """The pickled (fine, answer or error) of a call in a forked process; None if the process died."""
+def _call_in_child(call: bytes) -> bytes | None:
+    """Run a call in a forked process; return the pickled (succeeded, answer or error), or None if the process died."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:  # pragma: no cover - measured in the parent

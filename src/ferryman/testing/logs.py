@@ -1,4 +1,4 @@
-"""Promises of the port for logs (``ferryman.sources.Log``), as tests: run them over a log of your own.
+"""Tests of the promises of the port for logs (``ferryman.sources.Log``): run them over a log of your own.
 
     from ferryman.testing.logs import LogSuite
 
@@ -34,22 +34,22 @@ from ferryman.sources.log import Entry, Log, Piece, Positions
 from ferryman.sources.log_rows import ROWS
 
 _LEAST: Final = 3
-"""Entries that are needed to show an order, and a cut in the middle."""
+"""Least number of entries: enough to show an order, and a split in the middle."""
 
 _WHOLE: Final = 1 << 20
-"""Entries a piece that is not cut."""
+"""Limit of entries that puts a whole partition into one piece."""
 
 _HIGHEST: Final = (1 << 62) - 1
-"""Place that a position can hold."""
+"""Highest place that a position can hold."""
 
 
 class LogSuite:
-    """Base of a test class. ``folder`` is pytest's ``tmp_path``: empty, and this test's own."""
+    """Base of a test class. ``folder`` is pytest's ``tmp_path``: empty, and used by one test only."""
 
-    # --- what you tell ------------------------------------------------------------------------------------------------
+    # --- to override --------------------------------------------------------------------------------------------------
 
     def source(self, folder: Path) -> Log:
-        """The log, with at least three entries."""
+        """Return the log, with at least three entries."""
         raise NotImplementedError
 
     def append(self, source: Log) -> None:
@@ -83,7 +83,7 @@ class LogSuite:
             assert 0 <= begin[partition] <= last <= _HIGHEST, f"{partition} is from {begin[partition]} to {last}"
 
     def test_pieces_cover_everything(self, tmp_path: Path) -> None:
-        """In each partition, pieces lie one behind the other from start to end, in order; also from the middle on."""
+        """Pieces of a partition follow each other from start to end without gaps, also from the middle on."""
         source = self.source(tmp_path)
         end = source.end()
         for start in self._starts(source):
@@ -96,7 +96,7 @@ class LogSuite:
                     assert pieces[-1].end == end[partition], f"{pieces[-1]} does not end at {end[partition]}"
 
     def test_pieces_are_no_larger_than_asked_for(self, tmp_path: Path) -> None:
-        """A piece has ``limit`` entries at most, unless it is of one place; where there is nothing, there is none."""
+        """A piece has ``limit`` entries at most, unless it covers one place; between equal positions there is none."""
         source = self.source(tmp_path)
         for limit in (1, 2):
             for piece in source.pieces(source.begin(), source.end(), limit):
@@ -105,7 +105,7 @@ class LogSuite:
         assert list(source.pieces(source.end(), source.end(), 1)) == [], "there is nothing between the end and the end"
 
     def test_places_ascend(self, tmp_path: Path) -> None:
-        """Places of a piece's entries ascend, and lie in it. Only with ``shares_places`` two have the same."""
+        """Places of a piece's entries ascend and lie in it; only with ``shares_places`` two entries share one."""
         source = self.source(tmp_path)
         for limit in (2, _WHOLE):
             for piece in source.pieces(source.begin(), source.end(), limit):
@@ -115,7 +115,7 @@ class LogSuite:
                 assert all(piece.start <= place < piece.end for place in places), f"{piece}: {places}"
 
     def test_entries_are_documents(self, tmp_path: Path) -> None:
-        """Each has bytes or None as raw, JSON fields, is not a child, and is read by its id."""
+        """An entry has bytes or None as raw, JSON fields, is not a child, and is read by its id."""
         entries = self._all(source := self.source(tmp_path))
         assert len(entries) >= _LEAST, f"source() has to have at least {_LEAST} entries"
         for _, entry in entries:
@@ -128,7 +128,7 @@ class LogSuite:
         assert all(isinstance(listed, Listed) for listed in source.listing(["a", "b"]))
 
     def test_ids_are_plain_text(self, tmp_path: Path) -> None:
-        """An id is text that UTF-8 can hold, not empty, of one line, and no other entry's here."""
+        """An id is unique, one line, not empty, and text that UTF-8 can encode."""
         ids = [entry.document.id for _, entry in self._all(self.source(tmp_path))]
         for id in ids:
             assert isinstance(id, str), f"{id!r} is not text"
@@ -145,7 +145,7 @@ class LogSuite:
         for piece in source.pieces(source.begin(), source.end(), 2):
             tables = list(source.rows(piece))
             schemas = [table.schema for table in tables]
-            assert all(_is_of_rows(schema, source) for schema in schemas), f"{piece}: {schemas}"
+            assert all(_is_row_schema(schema, source) for schema in schemas), f"{piece}: {schemas}"
             found = [row for table in tables for row in table.to_pylist()]
             entries = list(source.entries(piece))
             assert len(found) == len(entries), f"{piece}: {len(found)} rows of {len(entries)} entries"
@@ -153,29 +153,31 @@ class LogSuite:
                 _compare(source, row, entry)
 
     def test_it_repeats_itself(self, tmp_path: Path) -> None:
-        """The same entries when read again, and in whatever pieces: nothing of an entry ever changes."""
+        """Reading again, in whatever pieces, gives equal entries: an entry never changes."""
         source = self.source(tmp_path)
-        once = self._told(source, source.begin())
-        assert self._told(source, source.begin()) == once, "read again, they are other entries"
+        once = self._entries_from(source, source.begin())
+        assert self._entries_from(source, source.begin()) == once, "read again, they are other entries"
         for limit in (1, 2):
-            assert self._told(source, source.begin(), limit) == once, f"in pieces of {limit} they are other entries"
+            assert self._entries_from(source, source.begin(), limit) == once, (
+                f"in pieces of {limit} they are other entries"
+            )
         for start in self._starts(source):
             later = {p: [e for e in of if e[0] >= start[p]] for p, of in once.items()}
-            assert self._told(source, start) == {p: of for p, of in later.items() if of}, f"from {start} on"
+            assert self._entries_from(source, start) == {p: of for p, of in later.items() if of}, f"from {start} on"
 
     def test_it_works_from_a_worker(self, tmp_path: Path) -> None:
-        """A pickled copy reads pickled pieces as the original does, and is the same log."""
+        """A pickled copy reads pickled pieces as the original does, and has the same identity."""
         source = self.source(tmp_path)
-        here = self._told(source, source.begin())
+        here = self._entries_from(source, source.begin())
         pieces = list(source.pieces(source.begin(), source.end(), 2))
         copy, sent = pickle.loads(cloudpickle.dumps((source, pieces)))
-        assert _told(copy, sent) == here
+        assert _entries_of(copy, sent) == here
         identity = source.identity()
         assert copy.identity() == identity == source.identity(), "a pickled copy has another identity()"
         assert identity.splitlines() in ([], [identity]), f"identity() is more than a line: {identity!r}"
 
     def test_an_entry_is_read_again_by_its_id(self, tmp_path: Path) -> None:
-        """read() gives the same document, and entry() where it came from; also in a pickled copy."""
+        """read() returns an equal document by its id, and entry() its provenance too; also in a pickled copy."""
         source = self.source(tmp_path)
         copy: Log = pickle.loads(cloudpickle.dumps(source))
         for _, entry in self._all(source):
@@ -189,54 +191,53 @@ class LogSuite:
                 assert (again.dropped, again.provenance) == (entry.dropped, entry.provenance), f"{listed.id}: {again}"
 
     def test_a_step_changes_only_its_own_copy(self, tmp_path: Path) -> None:
-        """What a step does to a document is not in what is read of the same log later."""
+        """A change that a step makes to a document does not appear when the log is read again."""
         source = self.source(tmp_path)
-        before = self._told(source, source.begin())
+        before = self._entries_from(source, source.begin())
         for _, entry in self._all(source):
             for value in entry.document.values():
                 if isinstance(value, list | dict):
                     value.clear()
             entry.document["changed"] = True
-        assert self._told(source, source.begin()) == before
+        assert self._entries_from(source, source.begin()) == before
 
     def test_new_entries_come_at_the_end(self, tmp_path: Path) -> None:
-        """What is appended moves end(), and nothing else: it lies behind all that was there."""
+        """New entries move end() and nothing else: they come after all earlier entries."""
         source = self.source(tmp_path)
-        begin, end, before = source.begin(), source.end(), self._told(source, source.begin())
+        begin, end, before = source.begin(), source.end(), self._entries_from(source, source.begin())
         self.append(source)
         after = source.end()
         assert set(end) <= set(after), f"a partition is missing: {after}"
         assert all(after[p] >= last for p, last in end.items()), f"an end went back, from {end} to {after}"
         assert after != end, "something was appended, and end() is what it was"
         assert {p: source.begin()[p] for p in begin} == begin, "begin() moved"
-        assert _told(source, source.pieces(begin, end, _WHOLE)) == before, "what was there has changed"
+        assert _entries_of(source, source.pieces(begin, end, _WHOLE)) == before, "what was there has changed"
         start = {p: end.get(p, source.begin()[p]) for p in after}
-        assert self._told(source, start), "nothing lies between the end of before and the end of now"
+        assert self._entries_from(source, start), "nothing lies between the end of before and the end of now"
 
     def test_what_is_not_kept_is_left_out(self, tmp_path: Path) -> None:
-        """Pieces begin behind it, and the rest is what it was; who still reads it by its id gets a BadDocument."""
+        """Pieces begin after entries that were removed; reading one of these by its id raises BadDocument."""
         source = self.source(tmp_path)
-        start, end, before = source.begin(), source.end(), self._told(source, source.begin())
+        start, end, before = source.begin(), source.end(), self._entries_from(source, source.begin())
         partition, first = self._all(source)[0]
         self.trim(source, first.document.id)
         pieces = _by_partition(source.pieces(start, end, _WHOLE))
         kept_from = pieces[partition][0].start if partition in pieces else end[partition]
         assert kept_from > first.place, f"{partition} is read from {kept_from}, which is not kept"
         kept = {p: [e for e in of if p != partition or e[0] >= kept_from] for p, of in before.items()}
-        assert _told(source, source.pieces(start, end, _WHOLE)) == {p: of for p, of in kept.items() if of}
+        assert _entries_of(source, source.pieces(start, end, _WHOLE)) == {p: of for p, of in kept.items() if of}
         for ask in (source.read, source.entry):
             error = _refusal(ask, Listed(first.document.id, 0))
             assert str(pickle.loads(pickle.dumps(error))) == str(error) != "", "the error says nothing, or is lost"
 
     def test_positions_may_be_noted_again(self, tmp_path: Path) -> None:
-        """note() raises nothing, also the same again, and takes nothing away from who reads on from there; nor does
-        forget(), also of a reader that is not known."""
+        """note() and forget() raise nothing, also repeated or for an unknown reader, and remove no entries."""
         source = self.source(tmp_path)
         begin = source.begin()
-        before = self._told(source, begin)
+        before = self._entries_from(source, begin)
         for _ in range(2):
             source.note("reader-v1.source-0", begin)
-        assert self._told(source, begin) == before
+        assert self._entries_from(source, begin) == before
         for _ in range(2):
             source.note("reader-v1.source-0", source.end())
             source.forget("reader-v0.source-0")
@@ -244,59 +245,60 @@ class LogSuite:
         for _ in range(2):
             source.forget("reader-v1.source-0")
 
-    # --- how it is asked ----------------------------------------------------------------------------------------------
+    # --- helpers ------------------------------------------------------------------------------------------------------
 
     def _all(self, source: Log) -> list[tuple[str, Entry]]:
-        """All entries, each with its partition."""
+        """Return all entries, each with its partition."""
         pieces = source.pieces(source.begin(), source.end(), _WHOLE)
         return [(piece.partition, entry) for piece in pieces for entry in source.entries(piece)]
 
-    def _told(self, source: Log, start: Positions, limit: int = _WHOLE) -> dict[str, list[tuple[Any, ...]]]:
-        """Partition -> all that can be told of its entries from this place on."""
-        return _told(source, source.pieces(start, source.end(), limit))
+    def _entries_from(self, source: Log, start: Positions, limit: int = _WHOLE) -> dict[str, list[tuple[Any, ...]]]:
+        """Return partition -> all facts of its entries from this position on."""
+        return _entries_of(source, source.pieces(start, source.end(), limit))
 
     def _starts(self, source: Log) -> list[dict[str, int]]:
-        """Where all is read from, and the place of each entry of a partition."""
+        """Return the beginning, and positions at some later entries."""
         begin = dict(source.begin())
         places = sorted({(partition, entry.place) for partition, entry in self._all(source)})
         return [begin, *({**begin, partition: place} for partition, place in places[: 2 * _LEAST])]
 
 
-def _told(source: Log, pieces: Iterable[Piece]) -> dict[str, list[tuple[Any, ...]]]:
-    told: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
+def _entries_of(source: Log, pieces: Iterable[Piece]) -> dict[str, list[tuple[Any, ...]]]:
+    """Return partition -> (place, id, fields, raw, dropped, provenance, refused) of each entry of these pieces."""
+    facts: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
     for piece in pieces:
         for entry in source.entries(piece):
-            what = (entry.dropped, entry.provenance, entry.refused)
-            told[piece.partition].append((entry.place, *_content(entry.document), *what))
-    return dict(told)
+            rest = (entry.dropped, entry.provenance, entry.refused)
+            facts[piece.partition].append((entry.place, *_content(entry.document), *rest))
+    return dict(facts)
 
 
 def _content(doc: Document) -> tuple[str, bytes, bytes | None]:
     return doc.id, encode_fields(doc.fields), doc.raw
 
 
-def _is_of_rows(schema: pa.Schema, source: Log) -> bool:
-    """With the two columns of a log that repeats ids."""
+def _is_row_schema(schema: pa.Schema, source: Log) -> bool:
+    """Return whether a schema is that of ``rows``, with two more columns for a log that repeats ids."""
     more = ["revision", "deletes"] if source.repeats_ids else []
     return schema.names == [*ROWS.names, *more] and all(schema.field(f.name) == f for f in ROWS)
 
 
 def _by_partition(pieces: Iterable[Piece]) -> dict[str, Sequence[Piece]]:
-    found: dict[str, list[Piece]] = defaultdict(list)
+    by_partition: dict[str, list[Piece]] = defaultdict(list)
     for piece in pieces:
-        found[piece.partition].append(piece)
-    return dict(found)
+        by_partition[piece.partition].append(piece)
+    return dict(by_partition)
 
 
 def _compare(source: Log, row: dict[str, Any], entry: Entry) -> None:
-    """A row of ``rows`` against the entry."""
+    """Assert that a row of ``rows`` matches the entry."""
     doc = entry.document
     assert (row["place"], row["id"]) == (entry.place, source.full_id(doc.id)), f"{row} is not {doc.id}"
     assert row["provenance"] == entry.provenance, f"{doc.id}: provenance {row['provenance']}"
     assert row["version"], f"{doc.id}: it has no version"
-    given = [name for name in ("fields", "refused", "dropped") if row[name] is not None]
+    filled = [name for name in ("fields", "refused", "dropped") if row[name] is not None]
     if row["refused"] is not None:
-        assert given == ["refused"], f"{doc.id}: it is refused, and has {given}"
+        assert filled == ["refused"], f"{doc.id}: it is refused, and has {filled}"
         return
     assert (row["dropped"] or "") == entry.dropped, f"{doc.id}: dropped for {row['dropped']!r}"
     assert row["fields"] is not None, f"{doc.id}: it has no fields"
@@ -304,9 +306,9 @@ def _compare(source: Log, row: dict[str, Any], entry: Entry) -> None:
     assert row["raw"] == doc.raw, f"{doc.id}: other raw bytes"
 
 
-def _refusal(ask: Any, listed: Listed) -> BadDocument:
+def _refusal(read: Any, listed: Listed) -> BadDocument:
     try:
-        found = ask(listed)
+        result = read(listed)
     except BadDocument as e:
         return e
-    raise AssertionError(f"{listed.id} is not kept; {ask.__name__}() gave {found!r}, and no BadDocument")
+    raise AssertionError(f"{listed.id} is not kept; {read.__name__}() gave {result!r}, and no BadDocument")

@@ -1,4 +1,4 @@
-"""A TCP proxy that breaks connections when it is told to: between a destination and its server, in tests.
+"""A TCP proxy between a destination and its server that breaks connections on request, for tests.
 
     with Proxy("127.0.0.1", 9200) as proxy:
         destination = MyDestination(f"http://127.0.0.1:{proxy.port}")
@@ -23,11 +23,11 @@ from typing import Final, Self
 _READ_BYTES: Final = 1 << 16
 _CONNECT_S: Final = 10.0
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
-"""SO_LINGER of no time: ``close`` resets the connection, as a machine that is gone would."""
+"""SO_LINGER of zero seconds: ``close`` resets the connection."""
 
 
 class ProxyFault(enum.Enum):
-    """What happens to one request."""
+    """Fault that the proxy injects into one request."""
 
     DROP_REQUEST = "drop request"
     """The connection breaks before the server has seen any of it: nothing was done."""
@@ -42,13 +42,13 @@ class ProxyFault(enum.Enum):
 
 
 class Proxy:
-    """Listens at ``port`` of 127.0.0.1 and passes everything on to a server, which may be away for a while.
+    """Listens at ``port`` of 127.0.0.1 and forwards everything to a server, which may be down for a while.
 
     Attributes:
         port: where clients connect.
         broken: how many faults have happened.
         connections: how many clients have connected.
-        delay_s: see ``ProxyFault.DELAY_ANSWER``.
+        delay_s: seconds by which ``ProxyFault.DELAY_ANSWER`` delays an answer.
     """
 
     def __init__(self, host: str, port: int, *, delay_s: float = 1.0) -> None:
@@ -64,13 +64,13 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def break_next(self, fault: ProxyFault, containing: bytes = b"") -> None:
-        """The next request, on any connection, meets this fault; with ``containing``, the next one with these bytes
-        in it (``b"COMMIT"``, ``b"/_bulk"``). Several of them are met one after the other."""
+        """Inject this fault into the next request on any connection; with ``containing``, into the next one with these
+        bytes in it (``b"COMMIT"``, ``b"/_bulk"``). Several faults are injected one after the other."""
         with self._lock:
             self._armed.append((fault, containing))
 
     def close(self) -> None:
-        """Break all connections, and take no more."""
+        """Break all connections, and accept no more."""
         # A thread in accept() holds the listener open: shutdown() wakes it, close() alone does not.
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -155,7 +155,7 @@ class Proxy:
 
 
 class _Pair:
-    """A client's connection and its own one to the server; ``fault``: what its next answer meets."""
+    """A client's connection and the one to the server for it; ``fault``: the fault of the next answer."""
 
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
         self.client = client
@@ -167,7 +167,7 @@ class _Pair:
         _reset(self.server)
 
     def end(self) -> None:
-        """The client still gets what was sent to it: a reset may take that away from it."""
+        """Close the client's connection so that it still receives what was sent: a reset may discard that."""
         with contextlib.suppress(OSError):
             self.client.shutdown(socket.SHUT_RDWR)
         _reset(self.server)

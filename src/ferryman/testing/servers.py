@@ -1,4 +1,4 @@
-"""Promises of a destination whose target is a server, as tests: what a connection that breaks may do, and what not.
+"""Tests of the promises of a destination whose target is a server, when connections break.
 
     from ferryman.testing.servers import ServerSuite
 
@@ -20,7 +20,7 @@
         def start(self):
             ...
 
-All promises of ``DestinationSuite`` are kept by a server too, and tested with it. Only ``server`` and
+All promises of ``DestinationSuite`` hold for a server too, and are tested with it. Only ``server`` and
 ``destination_at`` are required; a promise that needs a method you do not override is skipped.
 """
 
@@ -39,33 +39,32 @@ from ferryman.errors import PermanentError, TransientError
 from ferryman.testing.destinations import DestinationSuite, delete, delivery
 from ferryman.testing.proxy import Proxy, ProxyFault
 
-_AGAIN_S: Final = 0.05
-"""Between two tries, while a server is away."""
-_BACK_S: Final = 120.0
-"""A server that was started answers within this time."""
+_RETRY_S: Final = 0.05
+"""Seconds between two tries while a server is down."""
+_START_S: Final = 120.0
+"""Seconds within which a started server must answer."""
 
 
 class ServerSuite(DestinationSuite):
-    """Base of a test class: what ``DestinationSuite`` is told, and this. Name the test's own index or table after its
-    ``folder``.
+    """Base of a test class; extends ``DestinationSuite``. Name the test's index or table after its ``folder``.
 
     Attributes:
-        trigger: bytes that stand in the request by which a chunk takes effect (``b"COMMIT"``), if others go before it.
-        streams: True if the server begins to work before it has all of a request: of one that breaks off, a part may be
-            there, until it is sent again.
+        trigger: bytes in the request that makes a chunk take effect (``b"COMMIT"``), if other requests precede it.
+        streams: True if the server begins to work before it has the whole request: after one that breaks off, a part
+            of it may be stored until it is sent again.
     """
 
     trigger = b""
     streams = False
 
-    # --- what you tell ------------------------------------------------------------------------------------------------
+    # --- to override --------------------------------------------------------------------------------------------------
 
     def server(self) -> tuple[str, int]:
-        """Host and port of the real server, which is running."""
+        """Return host and port of the real server, which is running."""
         raise NotImplementedError
 
     def destination_at(self, folder: Path, host: str, port: int) -> Destination:
-        """The destination, reached through this address: the server's own, or a proxy's."""
+        """Return the destination at this address: the server's, or a proxy's."""
         raise NotImplementedError
 
     def stop(self) -> None:
@@ -77,22 +76,22 @@ class ServerSuite(DestinationSuite):
         raise SkipTest("stop() and start() are not overridden")
 
     def wrong_credentials(self, folder: Path) -> Destination:
-        """The destination with a password that the server refuses. Set ``secret`` to it."""
+        """Return the destination with a password that the server refuses. Set ``secret`` to it."""
         raise SkipTest("wrong_credentials() is not overridden")
 
     def unfit(self, id: str, sequence: int) -> Delivery:
-        """An upsert that the target refuses permanently, by a rule of its own (a type, a constraint). The target of the
-        test's folder is there, and empty."""
+        """Return an upsert that the target refuses permanently by a rule of its own (a type, a constraint). The target
+        of the test's folder exists and is empty."""
         raise SkipTest("unfit() is not overridden")
 
     def destination(self, folder: Path) -> Destination:
-        """At the server's own address."""
+        """Return the destination at the server's address."""
         return self.destination_at(folder, *self.server())
 
     # --- the promises -------------------------------------------------------------------------------------------------
 
     def test_a_server_that_is_away_is_waited_for(self, tmp_path: Path) -> None:
-        """Where nobody listens, ``check`` says that the whole destination is down, for now: universal and transient."""
+        """If nothing listens, ``check`` reports that the whole destination is down for now: universal and transient."""
         with Proxy(*self.server()) as proxy:
             destination = self.destination_at(tmp_path, "127.0.0.1", proxy.port)
         error = _error_of(destination.check)
@@ -100,7 +99,7 @@ class ServerSuite(DestinationSuite):
         self._keeps_secret(error)
 
     def test_a_request_that_is_lost_had_no_effect(self, tmp_path: Path) -> None:
-        """The connection breaks before the server has seen the chunk: nothing is there, and it can be sent again."""
+        """The connection breaks before the server has the chunk: nothing is stored, and it can be sent again."""
         for number, fault in enumerate((ProxyFault.DROP_REQUEST, ProxyFault.HALF_REQUEST)):
             chunk = [delivery(f"doc-{number}-{i}", 100 * number + i) for i in range(1, 21)]
             self._breaks(tmp_path, chunk, fault)
@@ -113,8 +112,8 @@ class ServerSuite(DestinationSuite):
             )
 
     def test_an_answer_that_is_lost_is_no_answer(self, tmp_path: Path) -> None:
-        """The server has done it, and the connection breaks before or within its answer: the chunk is not taken for
-        done, nor for refused; sent again, everything is there once."""
+        """The connection breaks before or within the answer to a chunk that was stored: the chunk counts neither as
+        done nor as refused; sent again, everything is stored once."""
         for number, fault in enumerate((ProxyFault.SWALLOW_ANSWER, ProxyFault.HALF_ANSWER)):
             chunk = [delivery(f"doc-{i}", 100 * number + i) for i in range(1, 21)] + [delete("gone", 100 * number + 50)]
             self._breaks(tmp_path, chunk, fault)
@@ -132,8 +131,8 @@ class ServerSuite(DestinationSuite):
         self._holds(tmp_path, newer)
 
     def test_a_server_may_restart_in_the_middle(self, tmp_path: Path) -> None:
-        """Stopped while chunks are written, and started again: each chunk is done or the destination is said to be
-        down; what is sent until it is done is there once."""
+        """The server restarts while chunks are written: a chunk is done, or the destination is reported down; a chunk
+        that is sent until it is done is stored once."""
         self._needs_repeating()
         with ThreadPoolExecutor(1) as pool:
             sent = [self._sent(tmp_path, number) for number in range(10)]
@@ -147,7 +146,7 @@ class ServerSuite(DestinationSuite):
         self._holds(tmp_path, [d for chunk in sent for d in chunk])
 
     def test_wrong_credentials_are_for_a_person(self, tmp_path: Path) -> None:
-        """They concern the whole destination and are permanent; nobody is shown the password."""
+        """Wrong credentials are a permanent error of the whole destination; no message shows the password."""
         destination = self.wrong_credentials(tmp_path)
         outcomes: list[Outcome] = []
 
@@ -155,15 +154,15 @@ class ServerSuite(DestinationSuite):
             outcomes.extend(self._write(destination, tmp_path, [delivery("a", 1)]))
 
         error = _error_of(use)
-        said = [(o.kind == "permanent", o.universal) for o in outcomes]
+        reported = [(o.kind == "permanent", o.universal) for o in outcomes]
         if isinstance(error, PermanentError):
-            said = [(True, error.universal)]
-        assert said == [(True, True)], f"it raised {error!r}, it answered {outcomes}"
+            reported = [(True, error.universal)]
+        assert reported == [(True, True)], f"it raised {error!r}, it answered {outcomes}"
         self._keeps_secret(error or outcomes)
 
     def test_what_the_target_refuses_harms_nothing_else(self, tmp_path: Path) -> None:
-        """A document that breaks the target's rules is a permanent outcome of its own, wherever it stands, and says
-        why; the chunk's others are there; so it is when there are only such documents."""
+        """A document that breaks the target's rules is a permanent outcome with its reason, wherever it is in the
+        chunk; the others are stored. The same holds if all documents break them."""
         self.destination(tmp_path).check()
         unfit = {0: self.unfit("unfit-0", 1000), 7: self.unfit("unfit-7", 1007), 19: self.unfit("unfit-19", 1019)}
         chunk = [unfit.get(i) or delivery(f"doc-{i}", i + 1) for i in range(20)]
@@ -178,11 +177,11 @@ class ServerSuite(DestinationSuite):
         assert len({o.why for o in alone}) == 1, "of the same trouble it says different words"
         self._holds(tmp_path, [d for i, d in enumerate(chunk) if i not in unfit])
 
-    # --- how it is asked ----------------------------------------------------------------------------------------------
+    # --- helpers ------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def _through(self, folder: Path) -> Iterator[tuple[Proxy, Destination]]:
-        """A proxy and a destination that has used it, so that its connections are there."""
+        """Open a proxy and a destination that has used it, so that its connections exist."""
         with Proxy(*self.server()) as proxy:
             destination = self.destination_at(folder, "127.0.0.1", proxy.port)
             destination.check()
@@ -192,7 +191,7 @@ class ServerSuite(DestinationSuite):
             destination.close()
 
     def _breaks(self, folder: Path, chunk: list[Delivery], fault: ProxyFault) -> None:
-        """Write a chunk whose connection breaks; the destination has to say that it is down, or nothing at all."""
+        """Write a chunk whose connection breaks; assert that the destination reports itself down."""
         self._needs_repeating()
         with self._through(folder) as (proxy, destination):
             proxy.break_next(fault, self.trigger)
@@ -214,15 +213,15 @@ class ServerSuite(DestinationSuite):
         assert {o.kind for o in outcomes} <= {"ok", "stale"}, outcomes
 
     def _so_far(self, chunk: list[Delivery], number: int) -> list[Delivery]:
-        """Everything that the rounds up to this one have sent: of ids, or of deliveries one after the other."""
+        """Return all deliveries that a target must hold after this round; a keyed target only those of the last."""
         if self.keyed or not number:
             return chunk
         first = [delivery(f"doc-{i}", i) for i in range(1, 21)] + [delete("gone", 50)]
         return first + chunk
 
     def _until_done(self, folder: Path, chunk: list[Delivery]) -> None:
-        """As the engine does: a new task for what was not confirmed, until it is."""
-        give_up = time.monotonic() + _BACK_S
+        """Write a chunk until it is confirmed, in a new task each time, as the engine does."""
+        deadline = time.monotonic() + _START_S
         while True:
             outcomes: list[Outcome] = []
 
@@ -237,8 +236,8 @@ class ServerSuite(DestinationSuite):
             if bad is not None:
                 assert bad.kind == "transient", f"while the server restarts it answered {bad}"
                 assert bad.universal, f"while the server restarts it blamed the document: {bad}"
-            assert time.monotonic() < give_up, f"{_BACK_S:g} s later it still says {bad or error!r}"
-            time.sleep(_AGAIN_S)
+            assert time.monotonic() < deadline, f"{_START_S:g} s later it still says {bad or error!r}"
+            time.sleep(_RETRY_S)
 
     def _sent(self, folder: Path, number: int) -> list[Delivery]:
         chunk = [delivery(f"doc-{number}-{i}", 10 * number + i) for i in range(1, 6)]
@@ -255,7 +254,7 @@ class ServerSuite(DestinationSuite):
 
 
 def _is_down(error: Exception | None) -> bool:
-    """Does it say: the whole destination, for now?"""
+    """Return whether an error means that the whole destination is down for now."""
     if isinstance(error, TransientError):
         return error.universal
     return isinstance(error, ConnectionError | TimeoutError)

@@ -1,4 +1,4 @@
-"""Promises of the source port, as tests: run them over a source of your own.
+"""Tests of the promises of the source port: run them over a source of your own.
 
     from ferryman.testing.sources import SourceSuite
 
@@ -31,16 +31,16 @@ from ferryman.sources.base import Doubt, Listed, Source
 
 
 class SourceSuite:
-    """Base of a test class. ``folder`` is pytest's ``tmp_path``: empty, and this test's own."""
+    """Base of a test class. ``folder`` is pytest's ``tmp_path``: empty, and used by one test only."""
 
-    # --- what you tell ------------------------------------------------------------------------------------------------
+    # --- to override --------------------------------------------------------------------------------------------------
 
     def source(self, folder: Path) -> Source:
-        """The source, with at least two documents to list, all of them readable."""
+        """Return the source, with at least two documents to list, all of them readable."""
         raise NotImplementedError
 
     def absent(self, folder: Path) -> Source:
-        """The source, with nothing there to list from (no such folder, no such table)."""
+        """Return the source with nothing to list from (no such folder, no such table)."""
         raise SkipTest("absent() is not overridden")
 
     def change(self, source: Source, id: str) -> None:
@@ -48,15 +48,15 @@ class SourceSuite:
         raise SkipTest("change() is not overridden")
 
     def remove(self, source: Source, id: str) -> None:
-        """Take this document away, as the outside world would."""
+        """Remove this document, as the outside world would."""
         raise SkipTest("remove() is not overridden")
 
     def pieces(self, source: Source) -> list[Any]:
-        """The pieces of a scan, in the driver. Override it only for a source that the engine asks in another way."""
+        """Return the pieces of a scan, in the driver. Override it only for a source that is listed in another way."""
         return source.partitions()
 
     def entries(self, source: Source, piece: Any) -> Iterable[Listed | Document]:
-        """The documents of a piece, in a worker. Override it only as ``pieces``."""
+        """Return the documents of a piece, in a worker. Override it only together with ``pieces``."""
         return [entry for entry in source.listing(piece) if not isinstance(entry, Doubt)]
 
     # --- the promises -------------------------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ class SourceSuite:
         source.check()
 
     def test_check_says_what_is_missing(self, tmp_path: Path) -> None:
-        """Where there is nothing to list from, check() raises UsageError: an empty listing would delete everything."""
+        """check() raises UsageError if there is nothing to list from: an empty listing would delete everything."""
         source = self.absent(tmp_path)
         error = _error_of(source.check)
         assert isinstance(error, UsageError), f"check() raised {error!r}, where there is nothing to list from"
@@ -77,15 +77,15 @@ class SourceSuite:
     def test_it_works_from_a_worker(self, tmp_path: Path) -> None:
         """A pickled copy lists and reads pickled pieces as the original does."""
         source = self.source(tmp_path)
-        here = [self._document(source, entry) for entry in self._scan(source)]
+        original = [self._document(source, entry) for entry in self._scan(source)]
         copy = pickle.loads(cloudpickle.dumps(source))
         pieces = pickle.loads(cloudpickle.dumps(self.pieces(source)))
-        there = [self._document(copy, entry) for piece in pieces for entry in self.entries(copy, piece)]
-        assert len(here) >= 2, "source() has to have at least two documents"
-        assert there == here
+        copied = [self._document(copy, entry) for piece in pieces for entry in self.entries(copy, piece)]
+        assert len(original) >= 2, "source() has to have at least two documents"
+        assert copied == original
 
     def test_a_scan_repeats_itself(self, tmp_path: Path) -> None:
-        """A second scan of what did not change brings the same ids in the same order (of one id the last counts)."""
+        """A second scan without changes lists the same ids in the same order; of equal ids the last entry counts."""
         source = self.source(tmp_path)
         first, second = list(self._scan(source)), list(self._scan(source))
         assert [entry.id for entry in first] == [entry.id for entry in second]
@@ -94,7 +94,7 @@ class SourceSuite:
                 assert before.fingerprint == after.fingerprint, f"{before.id} did not change, its fingerprint did"
 
     def test_ids_are_plain_text(self, tmp_path: Path) -> None:
-        """An id is text that UTF-8 can hold, not empty, of one line, and no other document's here."""
+        """An id is unique, one line, not empty, and text that UTF-8 can encode."""
         ids = [entry.id for entry in self._scan(self.source(tmp_path))]
         for id in ids:
             assert isinstance(id, str), f"{id!r} is not text"
@@ -121,7 +121,7 @@ class SourceSuite:
                     )
 
     def test_content_is_a_document(self, tmp_path: Path) -> None:
-        """What is read has the id it was listed by, bytes or None as raw, JSON fields, and is not a child."""
+        """read() returns a document with the listed id, bytes or None as raw and JSON fields, which is not a child."""
         source = self.source(tmp_path)
         for entry in self._scan(source):
             doc = self._document(source, entry)
@@ -132,12 +132,12 @@ class SourceSuite:
             encode_fields(doc.fields)
 
     def test_unchanged_content_keeps_its_version(self, tmp_path: Path) -> None:
-        """Content is the same each time it is read: no time, no chance in it."""
+        """Reading again gives equal content: nothing in it depends on time or chance."""
         source = self.source(tmp_path)
         assert self._versions(source) == self._versions(source)
 
     def test_a_step_changes_only_its_own_copy(self, tmp_path: Path) -> None:
-        """What a step does to a document is not in the next one that is made of the same source."""
+        """A change that a step makes to a document does not appear when the source is read again."""
         source = self.source(tmp_path)
         before = self._versions(source)
         for entry in self._scan(source):
@@ -165,18 +165,18 @@ class SourceSuite:
             assert new.fingerprint == "" or new.fingerprint != old.fingerprint, f"{id} changed, its fingerprint did not"
 
     def test_a_removed_document_is_not_listed(self, tmp_path: Path) -> None:
-        """It is missing from the next scan; who still reads it gets an error of Ferryman's that survives pickling."""
+        """A removed document is missing from the next scan; reading it raises a picklable error of Ferryman."""
         source = self.source(tmp_path)
         before = list(self._scan(source))
-        gone = before[0]
-        self.remove(source, gone.id)
+        removed = before[0]
+        self.remove(source, removed.id)
         assert [entry.id for entry in self._scan(source)] == [entry.id for entry in before[1:]]
-        if isinstance(gone, Listed):
-            error = _error_of(lambda: source.read(gone))
-            assert isinstance(error, TransientError | BadDocument), f"{gone.id} was removed; read() raised {error!r}"
+        if isinstance(removed, Listed):
+            error = _error_of(lambda: source.read(removed))
+            assert isinstance(error, TransientError | BadDocument), f"{removed.id} was removed; read() raised {error!r}"
             assert str(pickle.loads(pickle.dumps(error))) == str(error) != ""
 
-    # --- how it is asked ----------------------------------------------------------------------------------------------
+    # --- helpers ------------------------------------------------------------------------------------------------------
 
     def _scan(self, source: Source) -> Iterable[Listed | Document]:
         for piece in self.pieces(source):

@@ -13,7 +13,7 @@ from ferryman import crash
 from ferryman.cli.intake.listing import OfState, or_error, told_rows
 from ferryman.cli.intake.options import Collection, Ids, QueueUrl, batch_of, each, is_id, item, job_of, opened
 from ferryman.cli.options import Json, Verbose, seconds
-from ferryman.cli.terminal import error, json_line, note, say, table
+from ferryman.cli.terminal import print_error, print_json, print_line, print_note, print_table
 from ferryman.errors import UsageError
 from ferryman.limits import MIB
 
@@ -46,7 +46,7 @@ def hold(
         _one_of(ids, collection)
         if collection is not None:
             locked = found.locks.lock("collection", collection)
-            say(f"collection {collection}: {'on hold' if locked else 'is on hold already'}")
+            print_line(f"collection {collection}: {'on hold' if locked else 'is on hold already'}")
         each(ids or [], lambda name: _moved(item(found, name), "Held", message))
 
 
@@ -68,7 +68,7 @@ def release(ids: Ids = None, collection: Collection = None, queue: QueueUrl = No
                 for name in found.list_jobs("Held")
                 if collection_of(found.tree, found.load_job(name)) == collection
             ]
-            say(f"collection {collection}: not on hold, {len(held)} held {'job' if len(held) == 1 else 'jobs'}")
+            print_line(f"collection {collection}: not on hold, {len(held)} held {'job' if len(held) == 1 else 'jobs'}")
             names += held
         each(names, lambda name: _released(item(found, name)))
 
@@ -170,14 +170,14 @@ def cleanup(queue: QueueUrl = None, json: Json = False, verbose: Verbose = False
     with opened(queue) as found:
         done = found.cleanup()
     if json:
-        json_line({"removed": done.removed, "passed_over": dict(done.passed_over)})
+        print_json({"removed": done.removed, "passed_over": dict(done.passed_over)})
     else:
         for name in done.removed:
-            say(f"{name}: removed")
+            print_line(f"{name}: removed")
         if not done.removed:
-            note("There was nothing to remove.")
+            print_note("There was nothing to remove.")
     for name, why in done.passed_over:
-        error(f"{name} stays: {why}")
+        print_error(f"{name} stays: {why}")
     if done.passed_over:
         raise typer.Exit(1)
 
@@ -186,7 +186,7 @@ def pause(access: AccessSize = None, queue: QueueUrl = None, verbose: Verbose = 
     """Stop giving out work: nothing new is acquired anywhere. What is at work goes on."""
     kind = _queue_of(access)
     with opened(queue) as found:
-        say(f"{kind}: {'paused' if found.locks.lock(kind) else 'is paused already'}")
+        print_line(f"{kind}: {'paused' if found.locks.lock(kind) else 'is paused already'}")
 
 
 def resume(access: AccessSize = None, queue: QueueUrl = None, verbose: Verbose = False) -> None:
@@ -195,7 +195,7 @@ def resume(access: AccessSize = None, queue: QueueUrl = None, verbose: Verbose =
     with opened(queue) as found:
         was = found.locks.check(kind)
         found.locks.unlock(kind)
-        say(f"{kind}: {'resumed' if was else 'was not paused'}")
+        print_line(f"{kind}: {'resumed' if was else 'was not paused'}")
 
 
 def lock(
@@ -221,20 +221,20 @@ def lock(
         if kind is None:
             rows = [{"kind": one, "name": held} for one in KINDS for held in found.locks.held(one)]
             if json:
-                json_line(rows)
+                print_json(rows)
             elif rows:
-                table(("kind", "name"), [[row["kind"], row["name"]] for row in rows])
+                print_table(("kind", "name"), [[row["kind"], row["name"]] for row in rows])
             else:
-                note("Nothing is locked.")
+                print_note("Nothing is locked.")
             return
         if kind in KINDS and not KINDS[kind].stays:
             raise UsageError(
                 f"lock {kind}: this lock belongs to the process that takes it, and would end with this command."
             )
         if not found.locks.lock(kind, name):
-            error(f"{kind} {name or ''}: is locked already")
+            print_error(f"{kind} {name or ''}: is locked already")
             raise typer.Exit(1)
-        say(f"{kind} {name or ''}: locked")
+        print_line(f"{kind} {name or ''}: locked")
 
 
 def _edits(manifest: str | None, changes: list[str] | None) -> dict[str, str]:
@@ -331,16 +331,16 @@ def access(
             _wait(request, longest)
         token, status = request.token, request.status
         if json:
-            json_line({"id": f"{request.size}/{request.id}", "status": status, "token": token})
+            print_json({"id": f"{request.size}/{request.id}", "status": status, "token": token})
             return
-        say(f"{request.size}/{request.id}: {status}")
+        print_line(f"{request.size}/{request.id}: {status}")
         if status == "Completed":
-            say(f"{token['url']} until {token['expires']}")
+            print_line(f"{token['url']} until {token['expires']}")
         elif status == "Failed":
-            say(request.message)
+            print_line(request.message)
             raise typer.Exit(1)
         else:
-            say(f"expected at {token['anticipated-availability-time']}")
+            print_line(f"expected at {token['anticipated-availability-time']}")
 
 
 def _wait(request: Assembly, longest_s: float) -> None:
@@ -401,7 +401,7 @@ def unlock(
 
 def _unlock_kind(queue: JobQueue, kind: str, name: str | None) -> None:
     was = queue.locks.revoke(kind, name)
-    say(f"{kind} {name or ''}: {'unlocked' if was else 'was not locked'}")
+    print_line(f"{kind} {name or ''}: {'unlocked' if was else 'was not locked'}")
 
 
 def fail(
@@ -465,11 +465,11 @@ def audit(
         findings = found.audit(repair=repair)
         left = [one for one in findings if one.level == "FAIL" and not one.text.endswith("Repaired.")]
     if json:
-        json_line([one._asdict() for one in findings])
+        print_json([one._asdict() for one in findings])
     elif findings:
-        table(("level", "rule", "path", "what"), [[f.level, f.rule, f.path, f.text] for f in findings])
+        print_table(("level", "rule", "path", "what"), [[f.level, f.rule, f.path, f.text] for f in findings])
     else:
-        note("Every node is as it should be.")
+        print_note("Every node is as it should be.")
     if left:
         raise typer.Exit(1)
 
@@ -498,12 +498,12 @@ def dump(
     with opened(queue) as found:
         data = found.dump() if with_secrets else dump_without_secrets(found.dump())
     if file is None:
-        json_line(data)
+        print_json(data)
         return
     scratch = file.with_name(f"{file.name}.part")
     write_private(scratch, json_text.dumps(data, indent=1))
     scratch.replace(file)
-    say(f"{file}: {len(data['nodes'])} nodes")
+    print_line(f"{file}: {len(data['nodes'])} nodes")
 
 
 def restore(
@@ -522,7 +522,7 @@ def restore(
         raise UsageError(f"{file}: this is not JSON ({e}). Give a file that `ferryman intake dump` wrote.") from None
     with opened(queue) as found:
         found.restore(data)
-    say(f"{len(data['nodes'])} nodes restored")
+    print_line(f"{len(data['nodes'])} nodes restored")
 
 
 def import_legacy(
@@ -552,12 +552,12 @@ def import_legacy(
     with opened(queue) as found:
         done = legacy.import_legacy(found, legacy.records_at(source))
     if json:
-        json_line({"jobs": dict(done.jobs), "known": done.known, "skipped": dict(done.skipped)})
+        print_json({"jobs": dict(done.jobs), "known": done.known, "skipped": dict(done.skipped)})
     else:
         for record, job in done.jobs:
-            say(f"{record}: {job}")
-        note(f"{len(done.jobs)} imported, {len(done.known)} were already there, {len(done.skipped)} skipped")
+            print_line(f"{record}: {job}")
+        print_note(f"{len(done.jobs)} imported, {len(done.known)} were already there, {len(done.skipped)} skipped")
     for _, why in done.skipped:
-        error(why)
+        print_error(why)
     if done.skipped:
         raise typer.Exit(1)

@@ -9,7 +9,7 @@ import typer
 
 from ferryman.cli.intake.options import QueueUrl, batch_of, item, opened
 from ferryman.cli.options import Json, Verbose
-from ferryman.cli.terminal import json_line, note, say, table
+from ferryman.cli.terminal import print_json, print_line, print_note, print_table
 from ferryman.errors import FerrymanError
 
 if TYPE_CHECKING:
@@ -96,11 +96,11 @@ def show(
             row["token"] = one.token
     row = without_secrets(row)
     if json:
-        json_line(row)
+        print_json(row)
         return
     for key, value in row.items():
         if value not in ("", {}, [], None):
-            say(f"{key}: {', '.join(value) if isinstance(value, list) else value}")
+            print_line(f"{key}: {', '.join(value) if isinstance(value, list) else value}")
 
 
 def _jobs_of(batch: Batch) -> list[str]:
@@ -120,11 +120,11 @@ def told_rows(rows: list[dict[str, Any]], columns: tuple[str, ...], json: bool) 
 
     rows = without_secrets(rows)
     if json:
-        json_line(rows)
+        print_json(rows)
     elif rows:
-        table(columns, _cells(rows, columns))
+        print_table(columns, _cells(rows, columns))
     else:
-        note("There are none.")
+        print_note("There are none.")
 
 
 def _cells(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> Iterator[list[object]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from ferryman.cli.terminal import error, say
+from ferryman.cli.terminal import print_error, print_line
 from ferryman.errors import FerrymanError, UsageError
 from ferryman.intake.nodes import SIZES, access_path, batch_path, job_path
 
@@ -105,10 +105,10 @@ def each(ids: Iterable[str], do: Callable[[str], str]) -> None:
     code = 0
     for name in ids:
         try:
-            say(f"{name}: {do(name)}")
+            print_line(f"{name}: {do(name)}")
         except FerrymanError as e:
             text = str(e)
-            error(text if text.startswith(f"{name}: ") else f"{name}: {text}")
+            print_error(text if text.startswith(f"{name}: ") else f"{name}: {text}")
             code = max(code, 2 if type(e) is UsageError else 1)
     if code:
         raise typer.Exit(code)

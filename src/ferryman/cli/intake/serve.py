@@ -28,7 +28,7 @@ from ferryman.cli.options import (
     Preflight,
     StateDir,
     Verbose,
-    machines_have,
+    resource_settings,
     seconds,
     spark_settings,
 )
@@ -145,16 +145,16 @@ def serve(
     from ferryman.intake.service.processing import jobs_sources
     from ferryman.intake.service.reports import mail_server
     from ferryman.net.reach import Reach
-    from ferryman.observe import logging_to, watching
+    from ferryman.observe import logging_to, progress_observer
     from ferryman.plan.load import load_plan, plan_file
     from ferryman.state.state import state_root
 
-    settings = {**machines_have(has), **spark_settings(conf)}
+    settings = {**resource_settings(has), **spark_settings(conf)}
     loaded = load_plan(plan)
     jobs_sources(loaded)
     for warning in loaded.check():
         if verbose:
-            terminal.note(f"warning: {warning}")
+            terminal.print_note(f"warning: {warning}")
     root = state_root(loaded, state, plan_file(plan))
     may = Reach(tuple(str(path.absolute()) for path in allow_files or ()), tuple(hosts or ()))
     may.check()
@@ -178,12 +178,12 @@ def serve(
                 graceful.listen()  # Spark's start has put itself in the place of who hears Ctrl-C
                 yield driver
 
-        with watching(sys.stderr, verbose, log_file, log_format) as observer, logging_to(observer, verbose):
+        with progress_observer(sys.stderr, verbose, log_file, log_format) as observer, logging_to(observer, verbose):
             observer.message(f"serving {found.url} with plan {loaded.key}; files are in {how.work}")
             with graceful.excusing():
                 serving(loaded, found, how, driving, stop=graceful.stop, observer=observer)
     if graceful.heard:
-        terminal.note("stopped: unfinished work continues at the next start.")
+        terminal.print_note("stopped: unfinished work continues at the next start.")
 
 
 class Graceful:

@@ -12,7 +12,7 @@ import typer
 
 from ferryman.cli.intake.options import QueueUrl, opened
 from ferryman.cli.options import Json, Verbose, seconds
-from ferryman.cli.terminal import json_line, say
+from ferryman.cli.terminal import print_json, print_line
 from ferryman.errors import UsageError
 from ferryman.intake.nodes import time_text
 from ferryman.net.urls import split
@@ -117,13 +117,13 @@ def submit(
     with opened(queue) as found:
         batch = found.create_batch(submission)
         if not json:
-            say(batch.id)
+            print_line(batch.id)
         if longest is not None:
             _wait(batch, longest)
         if json:
-            json_line({"id": batch.id, "status": batch.status, "message": batch.message, "submission": submission})
+            print_json({"id": batch.id, "status": batch.status, "message": batch.message, "submission": submission})
         elif longest is not None:
-            say(f"{batch.status}: {batch.message}")
+            print_line(f"{batch.status}: {batch.message}")
         if longest is not None:
             raise typer.Exit(WAITED.get(batch.status, NOT_YET))
 

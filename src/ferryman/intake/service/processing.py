@@ -233,7 +233,7 @@ class Processing:
         asking: set[str] = set()
         for name, documents in brought.items():
             found = self._endings(name, documents)
-            failed = [d for d, e in found.items() if e.failures and e.speaks_of(documents[d][0].fingerprint)]
+            failed = [d for d, e in found.items() if e.failures and e.is_about(documents[d][0].fingerprint)]
             if failed:
                 jobs = sorted({documents[d][1] for d in failed})
                 queue_retry(self._state, name, failed, f"intake {_some(jobs, ', ')}")
@@ -388,7 +388,7 @@ Found = dict[str, dict[str, DocumentResult]]
 def _is_known(expected: Expected, found: Found) -> bool:
     """Does the ledger speak of all these documents, as they are listed?"""
     return all(
-        document in found[source] and found[source][document].speaks_of(listed.fingerprint)
+        document in found[source] and found[source][document].is_about(listed.fingerprint)
         for source, documents in expected.items()
         for document, listed in documents.items()
     )
