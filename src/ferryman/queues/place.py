@@ -1,4 +1,4 @@
-"""Where a queue lives: its folder, or its objects in a store; created and deleted atomically; and its identity."""
+"""Location and identity of a queue: its folder, or its objects in a store, created and deleted atomically."""
 
 from __future__ import annotations
 

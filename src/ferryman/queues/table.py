@@ -1,5 +1,5 @@
-"""The Delta table of a queue, and the keys of its appends. Many processes append to it: whoever gives the next version
-its name, as only one can, wins.
+"""Delta table of a queue, and the keys of its appends. Many processes append to it: whoever gives the next version its
+name, as only one can, wins.
 
 ``refresh`` reads what others have written since; ``commit`` writes the next entry, unless another process was faster.
 Nothing here needs a lock.
@@ -288,7 +288,7 @@ _MERGE_FACTOR: Final = 8
 size."""
 
 _SPARSE: Final = 2
-"""A file of which less than one row in this many is wanted is rewritten without the rest."""
+"""Divisor of a file's rows: a file of which less than that part is wanted is rewritten without the rest."""
 
 Numbers = np.ndarray[Any, Any]
 

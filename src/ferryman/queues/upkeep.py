@@ -30,7 +30,7 @@ from ferryman.storage.parquet import RowGroups
 _log: Final = logging.getLogger(__name__)
 
 _FULL_FRACTION: Final = 2
-"""A file larger than ``PART_BYTES`` divided by this is not merged any more."""
+"""Divisor of ``PART_BYTES``: a file larger than that part of it is not merged any more."""
 _WAIT_FACTOR: Final = 4
 """Another process that is about to merge is not waited for once there are this many times as many files to merge."""
 

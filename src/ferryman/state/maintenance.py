@@ -595,9 +595,9 @@ def _first_sequence(file: DataFile) -> int:
 # --- choosing small files to merge: bounded by their bytes, so that each row is copied a few times only ---
 
 _SMALL: Final = 4
-"""A file is small if its content is less than this fraction of ``PART_BYTES``."""
+"""Fraction of ``PART_BYTES`` below which a file's content is small."""
 _TINY: Final = 8
-"""A small file is tiny if its content is less than this fraction of that."""
+"""Fraction of that below which a small file is tiny."""
 TINY_PER_SMALL: Final = 8
 """Factor by which more small files than tiny ones may gather. A large first run writes them, and a query opens hundreds
 in a moment: copying their rows would cost more."""

@@ -1,4 +1,4 @@
-"""The state directory of one plan and plan version: its tables, its journal, who may write it, and what it is named."""
+"""State directory of one plan and plan version: its tables, its journal, who may write it, and its identity."""
 
 from __future__ import annotations
 
@@ -464,7 +464,7 @@ IDENTITY: Final = "state.json"
 
 
 def folder_name(plan: Plan) -> str:
-    """``<plan>-v<version>``.
+    """Return the name of a plan's folder, ``<plan>-v<version>``.
 
     Raises:
         UsageError: it is not a plan, but the name of its file, or a flow.

@@ -583,7 +583,7 @@ class LogUnreadable(Exception):
 
 
 class DataFile(NamedTuple):
-    """A live file of a table."""
+    """Live file of a table."""
 
     path: str
     """File name in the table's folder."""
