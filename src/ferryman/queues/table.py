@@ -148,8 +148,8 @@ class MessageTable:
     def files_covering(self, start: int, end: int) -> list[MessageFile]:
         """Return the files with messages of ``start`` ≤ index < ``end``."""
         at = max(bisect_right(self.files, start, key=lambda f: f.first) - 1, 0)
-        upto = bisect_right(self.files, end - 1, key=lambda f: f.first)
-        return [f for f in self.files[at:upto] if f.end > start]
+        stop = bisect_right(self.files, end - 1, key=lambda f: f.first)
+        return [f for f in self.files[at:stop] if f.end > start]
 
     def commits_since_checkpoint(self) -> int:
         """Return the number of commits since the log was last folded, by any process."""
