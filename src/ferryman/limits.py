@@ -77,7 +77,7 @@ COMMAND_DELIVERIES: Final = 50_000
 memory."""
 
 FINGERPRINT_TRUST_S: Final = 2.0
-"""A file changed less than this before its listing may change again within one tick of its clock, so it is read."""
+"""Age below which a file is read although it looks unchanged: it may change again within one tick of its clock."""
 
 SMALL_LISTING_PARTS: Final = 64
 """Folders into which a listing is split at most: enough to keep executors busy, few enough to walk in the driver."""
@@ -92,7 +92,7 @@ DELETION_CHECKS_PER_FOLDER: Final = 32
 each: a machine that does not see a folder misses everything in it."""
 
 DELETION_CHECKS_IN_STORE: Final = 200
-"""The lower limit of such checks where fsspec is used: each is a request."""
+"""Lower limit of such checks where fsspec is used: each is a request."""
 
 FOLDER_CHECKS: Final = 1000
 """Folders of one piece of a listing that the driver checks again, one lookup each: an unmounted share shows in the

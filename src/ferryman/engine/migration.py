@@ -406,7 +406,7 @@ def _build(old: State, new: State, from_version: int) -> None:
     sender = sender_of(old.root)._asdict()
     more = {"from": from_version, "readers": readers, "sender": sender, **remembered_of(old, new.plan)}
     wave = old.wave
-    new.create(more, remembered=old.recorded_structure(), named=False)
+    new.create(more, recorded=old.recorded_structure(), publish=False)
     for table in new.tables:
         table.log.repair()
     new.journal.close(wave)

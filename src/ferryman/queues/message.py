@@ -50,7 +50,7 @@ def content_of(bodies: Iterable[Mapping[str, Any]], meta: Mapping[str, Any] | No
         raise UsageError("append takes a list of messages, each a JSON object: append([{…}]). Nothing was appended.")
     texts = [_appendable(body, f"message {place}") for place, body in enumerate(bodies, 1)]
     encoded_meta = _appendable(meta, "meta") if meta else None
-    parts = [_table(texts[start:upto], encoded_meta) for start, upto in _bounded(texts)]
+    parts = [_table(texts[start:stop], encoded_meta) for start, stop in _bounded(texts)]
     return pa.concat_tables(parts) if parts else CONTENT.empty_table()
 
 

@@ -1,4 +1,4 @@
-"""Where a queue lives: its folder, or its objects in a store; created and deleted atomically; and its identity."""
+"""Location and identity of a queue: its folder, or its objects in a store, created and deleted atomically."""
 
 from __future__ import annotations
 
@@ -146,8 +146,8 @@ def make(folder: StatePath) -> None:
         for lock in ("appending", "merging"):
             (new / lock).touch()
         write_synced(new / IDENTITY, seal(_identity_record(identity)))
-        for made in (new / "messages" / "_delta_log", new / "messages", new):
-            fsync_folder(made)
+        for created in (new / "messages" / "_delta_log", new / "messages", new):
+            fsync_folder(created)
         crash.point("queue.built")
         try:
             new.rename(folder)
@@ -229,9 +229,9 @@ def make_object(pointer: ObjectPath, new: Callable[[str], dict[str, Any]], ident
     home = folder / identity
     files.replace(home / "messages" / "_delta_log" / f"{0:020d}.json", first_queue_entry(identity))
     crash.point("queue.built")
-    made = files.replace_version(pointer, seal(new(identity)), None if found is None else found[1])
+    created = files.replace_version(pointer, seal(new(identity)), None if found is None else found[1])
     crash.point("queue.named")
-    for name in left_over if made else [identity]:  # another process was faster: nobody can use ours
+    for name in left_over if created else [identity]:  # another process was faster: nobody can use ours
         files.remove_folder(folder / name)
     crash.point("queue.made")
 

@@ -1,4 +1,5 @@
-"""A queue's folder as opened by a process: its table, keys and locks; appending messages, and reading them as Arrow."""
+"""Folder of a queue as opened by a process: its table, keys and locks; appending messages, and reading them as
+Arrow."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The Delta table of a queue, and the keys of its appends. Many processes append to it: whoever gives the next version
-its name, as only one can, wins.
+"""Delta table of a queue, and the keys of its appends. Many processes append to it: whoever gives the next version its
+name, as only one can, wins.
 
 ``refresh`` reads what others have written since; ``commit`` writes the next entry, unless another process was faster.
 Nothing here needs a lock.
@@ -148,8 +148,8 @@ class MessageTable:
     def files_covering(self, start: int, end: int) -> list[MessageFile]:
         """Return the files with messages of ``start`` ≤ index < ``end``."""
         at = max(bisect_right(self.files, start, key=lambda f: f.first) - 1, 0)
-        upto = bisect_right(self.files, end - 1, key=lambda f: f.first)
-        return [f for f in self.files[at:upto] if f.end > start]
+        stop = bisect_right(self.files, end - 1, key=lambda f: f.first)
+        return [f for f in self.files[at:stop] if f.end > start]
 
     def commits_since_checkpoint(self) -> int:
         """Return the number of commits since the log was last folded, by any process."""
@@ -288,7 +288,7 @@ _MERGE_FACTOR: Final = 8
 size."""
 
 _SPARSE: Final = 2
-"""A file of which less than one row in this many is wanted is rewritten without the rest."""
+"""Divisor of a file's rows: a file of which less than that part is wanted is rewritten without the rest."""
 
 Numbers = np.ndarray[Any, Any]
 

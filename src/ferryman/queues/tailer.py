@@ -80,8 +80,8 @@ class Tailer:
         """
 
         def checked_place(first: int, last: int) -> int:
-            upto = last + 1 if self._forward else last
-            if not first <= index <= max(upto, first):
+            highest = last + 1 if self._forward else last
+            if not first <= index <= max(highest, first):
                 kept = f"{first} to {last} are kept" if first <= last else "no message is kept"
                 raise UsageError(f"{self._store.folder}: there is no message {index}; {kept}. Nothing was moved.")
             return index if self._forward else index + 1

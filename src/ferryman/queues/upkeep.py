@@ -30,7 +30,7 @@ from ferryman.storage.parquet import RowGroups
 _log: Final = logging.getLogger(__name__)
 
 _FULL_FRACTION: Final = 2
-"""A file larger than ``PART_BYTES`` divided by this is not merged any more."""
+"""Divisor of ``PART_BYTES``: a file larger than that part of it is not merged any more."""
 _WAIT_FACTOR: Final = 4
 """Another process that is about to merge is not waited for once there are this many times as many files to merge."""
 
@@ -220,45 +220,45 @@ def trim(store: QueueStore, keep_s: float, *, force: bool = False, exact: bool =
         held.enter_context(store.guard)
         while True:
             store.refresh()
-            upto = _FOREVER if force else min(store.positions.all().values(), default=_FOREVER)
-            gone, part = _files_to_trim(store, before, upto)  # 1
-            staying = _write_remainder(store, part, before, upto) if part is not None and exact else ()  # 2
+            first_unread = _FOREVER if force else min(store.positions.all().values(), default=_FOREVER)
+            removed, part = _files_to_trim(store, before, first_unread)  # 1
+            staying = _write_remainder(store, part, before, first_unread) if part is not None and exact else ()  # 2
             if part is not None and exact and (not staying or staying[0].rows < part.rows):
-                gone.append(part)
+                removed.append(part)
             else:
                 staying = ()
-            if not gone:
+            if not removed:
                 return 0
             try:
-                keep_trimmed(store, gone)  # 3
+                keep_trimmed(store, removed)  # 3
             except StateDamaged:
                 if not store.refresh():
                     raise
                 continue  # another process has merged or trimmed them
-            store.keys.remember(gone)
-            if store.table.commit(LogEntry("trim", staying, tuple(gone))):  # 4
-                retire(store, gone)  # 5
-                return sum(f.rows for f in gone) - sum(f.rows for f in staying)
+            store.keys.remember(removed)
+            if store.table.commit(LogEntry("trim", staying, tuple(removed))):  # 4
+                retire(store, removed)  # 5
+                return sum(f.rows for f in removed) - sum(f.rows for f in staying)
             for file in staying:
                 remove(store.table.folder / file.path)
 
 
-def _files_to_trim(store: QueueStore, before: int, upto: int) -> tuple[list[MessageFile], MessageFile | None]:
+def _files_to_trim(store: QueueStore, before: int, first_unread: int) -> tuple[list[MessageFile], MessageFile | None]:
     """Return the files, from the first on, all of whose messages are removed; and the next one, if a part of it is."""
-    gone: list[MessageFile] = []
+    removed: list[MessageFile] = []
     for file in store.table.files:
-        if file.newest >= before or file.end > upto:
-            return gone, file if file.oldest < before and file.first < upto else None
-        gone.append(file)
-    return gone, None
+        if file.newest >= before or file.end > first_unread:
+            return removed, file if file.oldest < before and file.first < first_unread else None
+        removed.append(file)
+    return removed, None
 
 
-def _write_remainder(store: QueueStore, file: MessageFile, before: int, upto: int) -> tuple[MessageFile, ...]:
+def _write_remainder(store: QueueStore, file: MessageFile, before: int, first_unread: int) -> tuple[MessageFile, ...]:
     """Write a new file with the remaining messages; return the file itself if all remain, nothing if none does."""
     with RowGroups(str(store.table.folder / file.path), ROWS.names, verified=True) as groups:
         rows = pa.concat_tables(groups.all_rows())
     young = pc.greater_equal(rows.column("created").cast(pa.int64()), before)
-    kept = pc.or_(young, pc.greater_equal(rows.column("index"), upto))
+    kept = pc.or_(young, pc.greater_equal(rows.column("index"), first_unread))
     at = pc.index(kept, True).as_py()
     if at == 0:
         return (file,)

@@ -1,4 +1,4 @@
-"""The journal: small durable files in which executors record what they claimed and what became of it.
+"""Journal of a state: small durable files in which executors record what they claimed and what became of it.
 
 ::
 
@@ -12,9 +12,8 @@
 
 ``key`` is the outbox file's first sequence, which stays the same when the file is rewritten; ``first`` and ``end`` are
 values of its ``row`` column, end exclusive. Claims and results are published completely and once: of two workers with
-the
-same chunk one wins. The order that makes closing sound on every file system, without clocks: a worker claims, *then*
-checks whether its pass is open, *then* sends; a driver closes, *then* reads the journal.
+the same chunk one wins. The order that makes closing sound on every file system, without clocks: a worker claims,
+*then* checks whether its pass is open, *then* sends; a driver closes, *then* reads the journal.
 """
 
 from __future__ import annotations
@@ -205,6 +204,6 @@ class Journal:
 
 
 def _pass_of(name: str) -> int:
-    """Of a file in ``closed``, half written ones last."""
+    """Return the pass of a file in ``closed``; half-written files sort last."""
     number = name.removesuffix(_OPEN)
     return int(number) if number.isdigit() else sys.maxsize

@@ -64,9 +64,9 @@ class LogPositions:
         Args:
             identities: see ``sources.Log``.
         """
-        prefixs = {name: self._position_prefix(name, self._current_log(name, identities)) for name in logs}
+        prefixes = {name: self._position_prefix(name, self._current_log(name, identities)) for name in logs}
         known = {
-            p: self._outbox.transaction(f"{prefixs[name]}{p}") for name, partitions in logs.items() for p in partitions
+            p: self._outbox.transaction(f"{prefixes[name]}{p}") for name, partitions in logs.items() for p in partitions
         }
         return {partition: number - 1 for partition, number in known.items() if number}
 

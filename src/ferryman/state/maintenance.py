@@ -25,7 +25,7 @@ from ferryman.errors import describe
 from ferryman.records.keys import CONTRIBUTIONS, FORGOTTEN, KEY_STATE, PUBLISHED, file_stats, lanes, needed_from
 from ferryman.state.keyed import MERGED, KeyedTables
 from ferryman.state.logs import LogPositions, lowest_places
-from ferryman.state.outbox import OutboxWriter, due_stats, row_groups, split_family
+from ferryman.state.outbox import OutboxWriter, due_stats, first_sequence, row_groups, split_family
 from ferryman.state.state import DOCUMENT_COUNT, State
 from ferryman.storage.delta import DataFile
 from ferryman.storage.files import cached_listing, fsync_folder, remove_temporary
@@ -230,7 +230,7 @@ def rows_by_document(
     """
     schema = pa.schema([*_PLACE, *((name, kind) for name, (_, kind) in more.items())])
     parts = partitions_for(rows, 0, limits.COMPARED_ROWS, 1)
-    spread = PartitionFiles(folder, "latest", schema, parts)
+    partitions = PartitionFiles(folder, "latest", schema, parts)
     if any_row and paths:
         marked = marked or HashFilter()
         files = f"read_parquet({quote_list(map(str, paths))})"
@@ -240,10 +240,10 @@ def rows_by_document(
     for batch in read_rows(db, paths, columns, schema):
         if marked is not None:
             batch = batch.filter(pa.array(marked.contains(batch.column(0).to_numpy())))
-        spread.add(batch, partition_of(batch.column(0).to_numpy(), parts))
-    spread.close()
+        partitions.add(batch, partition_of(batch.column(0).to_numpy(), parts))
+    partitions.close()
     for part in range(parts):
-        yield to_columns(spread.read(part))
+        yield to_columns(partitions.read(part))
 
 
 def chosen_rows_by_file(rows: Columns, chosen: np.ndarray[Any, Any]) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
@@ -309,24 +309,24 @@ def find_outdated(state: State) -> Outdated:
     Take those with most of them, up to ``OUTDATED_BYTES``; leave those with few alone.
     """
     files = list(state.documents.files.values())
-    stays = _last_documents(state, files)
+    masks = _last_documents(state, files)
     least = limits.OUTDATED_SHARE / 2
-    worth = [
+    candidates = [
         (float(mask.mean()), file, mask)
-        for file, mask in zip(files, stays, strict=True)
+        for file, mask in zip(files, masks, strict=True)
         if not mask.all() and mask.mean() <= 1 - least
     ]
     staying: dict[str, Rows] = {}
     sizes: list[tuple[int, DataFile]] = []
     total = 0
-    for share, file, mask in sorted(worth, key=lambda each: each[0]):
+    for share, file, mask in sorted(candidates, key=lambda each: each[0]):
         size = content_size(state.documents.path(file.path)) if share else 0  # or else it is not read
         if sizes and total + size > limits.OUTDATED_BYTES:
             break
         total += size
         staying[file.path] = np.flatnonzero(mask)
         sizes.append((int(size * share), file))
-    kept = sum(int(mask.sum()) for mask in stays)
+    kept = sum(int(mask.sum()) for mask in masks)
     return Outdated(kept, [[(file, staying[file.path]) for file in batch] for batch in fit_into_files(sizes)])
 
 
@@ -337,8 +337,8 @@ def write_staying(state: State, group: list[tuple[DataFile, Rows]]) -> Part | No
         StateDamaged: a file is missing, or not what was written.
     """
     table = state.documents
-    picked = (rows for file, staying in group if len(staying) for rows in _read_rows(table, file, staying))
-    return _write_file(table, picked, state.epoch)
+    remaining = (rows for file, staying in group if len(staying) for rows in _read_rows(table, file, staying))
+    return _write_file(table, remaining, state.epoch)
 
 
 def write_merged(state: State, table: Table, files: list[DataFile]) -> Part | None:
@@ -355,14 +355,14 @@ def write_merged(state: State, table: Table, files: list[DataFile]) -> Part | No
 
 def _last_documents(state: State, files: list[DataFile]) -> list[Rows]:
     """Return, for each file, a mask of the rows that are the last of their documents."""
-    stays = [np.zeros(file.rows, bool) for file in files]
+    masks = [np.zeros(file.rows, bool) for file in files]
     paths = state.documents.paths(file.path for file in files)
     verify(paths)
     with tempfile.TemporaryDirectory(dir=state.local_scratch) as folder, connect(Path(folder)) as db:
         for rows in rows_by_document(db, paths, sum(file.rows for file in files), Path(folder), _CHECK):
             for number, places in chosen_rows_by_file(rows, _last_positions(rows)):
-                stays[number][places] = True
-    return stays
+                masks[number][places] = True
+    return masks
 
 
 def _last_positions(rows: Columns) -> Rows:
@@ -467,10 +467,10 @@ def write_merged_keys(state: State, table: Table, files: list[DataFile]) -> tupl
     if len(files) < len(table.files):
         return list(_write_last_rows(state, table, paths, forget=0)), {}
     needed = needed_from(state.root, table.name) if table.folder.parent.name == "state" else None
-    upto = 1 + table.transactions[PUBLISHED] if needed is None else needed
-    parts = list(_write_last_rows(state, table, paths, forget=upto))
+    forget_before = 1 + table.transactions[PUBLISHED] if needed is None else needed
+    parts = list(_write_last_rows(state, table, paths, forget=forget_before))
     numbers = {MERGED: sum(part.rows for part in parts)}
-    if table.folder.parent.name == "state" and (last := _last_removal_wave(state, paths, upto)):
+    if table.folder.parent.name == "state" and (last := _last_removal_wave(state, paths, forget_before)):
         numbers[FORGOTTEN] = max(last, table.transactions[FORGOTTEN])
     return parts, numbers
 
@@ -530,7 +530,7 @@ def outbox_merges(state: State) -> list[list[DataFile]]:
     if any(state.journal.claims(number) for number in state.journal.passes()):
         return []  # a late worker may still report results by file
     by_destination: dict[str, list[DataFile]] = defaultdict(list)
-    for file in sorted(state.outbox.files.values(), key=_first_sequence):
+    for file in sorted(state.outbox.files.values(), key=first_sequence):
         by_destination[file.partition["destination"]].append(file)
     return [
         batch
@@ -544,7 +544,7 @@ def merge_outbox_files(state: State, files: list[DataFile]) -> Part | None:
 
     Return None if no row remains.
     """
-    folder, key = state.outbox.folder, _first_sequence(files[0])
+    folder, key = state.outbox.folder, first_sequence(files[0])
     outdated = _outdated_deliveries(state, files)
     with OutboxWriter(folder, epoch=state.epoch) as writer:
         for rows in combine_small_tables(_renumbered(state, files, key)):
@@ -563,7 +563,7 @@ def _renumbered(state: State, files: list[DataFile], key: int) -> Iterator[pa.Ta
     """Yield the files' rows, numbered so that their sequences stay the same under the first file's key."""
     for file in files:
         for rows in row_groups(state.outbox.path(file.path)):
-            shifted = pc.add(rows["row"], _first_sequence(file) - key)
+            shifted = pc.add(rows["row"], first_sequence(file) - key)
             yield rows.set_column(rows.schema.get_field_index("row"), "row", shifted)
 
 
@@ -588,16 +588,12 @@ def _rows_for_review(state: State, file: DataFile) -> pa.Table:
     return rows.filter(pc.is_null(rows["due"])).select(names)
 
 
-def _first_sequence(file: DataFile) -> int:
-    return int(file.partition["first_sequence"])
-
-
 # --- choosing small files to merge: bounded by their bytes, so that each row is copied a few times only ---
 
 _SMALL: Final = 4
-"""A file is small if its content is less than this fraction of ``PART_BYTES``."""
+"""Fraction of ``PART_BYTES`` below which a file's content is small."""
 _TINY: Final = 8
-"""A small file is tiny if its content is less than this fraction of that."""
+"""Fraction of that below which a small file is tiny."""
 TINY_PER_SMALL: Final = 8
 """Factor by which more small files than tiny ones may gather. A large first run writes them, and a query opens hundreds
 in a moment: copying their rows would cost more."""

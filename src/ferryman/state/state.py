@@ -1,4 +1,4 @@
-"""The state directory of one plan and plan version: its tables, its journal, who may write it, and what it is named."""
+"""State directory of one plan and plan version: its tables, its journal, who may write it, and its identity."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class State:
         return files.local_folder(self.staging)
 
     @property
-    def exists(self) -> bool:  # a crash while it is made leaves no such file
+    def exists(self) -> bool:  # a crash during its creation leaves no such file
         return files.exists(self.root / IDENTITY)
 
     @property
@@ -356,16 +356,16 @@ class State:
         return self._unpublished_identity or identity_of(self.root, self.plan)
 
     def create(
-        self, more: Mapping[str, Any] | None = None, remembered: Structure | None = None, *, named: bool = True
+        self, extra: Mapping[str, Any] | None = None, recorded: Structure | None = None, *, publish: bool = True
     ) -> None:
         """Create the directory, empty; state.json last.
 
         Args:
-            more: further fields of state.json.
-            remembered: the plan's structure when it ran last, if it differs from the current one.
-            named: write state.json; if False, ``publish_identity`` does, and existing files are kept and built on.
+            extra: further fields of state.json.
+            recorded: the plan's structure when it ran last, if it differs from the current one.
+            publish: write state.json; if False, ``publish_identity`` does, and existing files are kept and built on.
         """
-        if named:
+        if publish:
             refuse_missing_identity(self.root, self.tables)
         for name in ("commands", "staging"):
             files.make_folder(self.root / name)
@@ -375,9 +375,9 @@ class State:
                 table.create()
             crash.point("create.table")
         create_tables(self.keyed.values())
-        self.record_structure(structure(self.plan) if remembered is None else remembered)
-        self._unpublished_identity = new_identity(self.plan, more or {})
-        if named:
+        self.record_structure(structure(self.plan) if recorded is None else recorded)
+        self._unpublished_identity = new_identity(self.plan, extra or {})
+        if publish:
             self.publish_identity()
 
     def publish_identity(self) -> None:
@@ -425,9 +425,9 @@ def sealed_files(state: State) -> list[StatePath]:
     """Return the sealed files of a state: waiting commands, the journal, and notes of what happened to the state."""
     if not state.exists:
         return []
-    there = files.file_sizes(state.root)
+    existing = files.file_sizes(state.root)
     folders = [state.commands, *(state.journal.folder / str(number) for number in state.journal.passes())]
-    found = [state.root / name for name in (MIGRATED, MIGRATION, MISSED) if name in there]
+    found = [state.root / name for name in (MIGRATED, MIGRATION, MISSED) if name in existing]
     found += [folder / name for folder in folders for name in files.file_sizes(folder)]
     return sorted((path for path in found if not path.name.startswith(TEMPORARY)), key=str)
 
@@ -464,7 +464,7 @@ IDENTITY: Final = "state.json"
 
 
 def folder_name(plan: Plan) -> str:
-    """``<plan>-v<version>``.
+    """Return the name of a plan's folder, ``<plan>-v<version>``.
 
     Raises:
         UsageError: it is not a plan, but the name of its file, or a flow.
@@ -474,8 +474,8 @@ def folder_name(plan: Plan) -> str:
     return plan.key
 
 
-def new_identity(plan: Plan, more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the identity of a new state; ``more`` adds fields."""
+def new_identity(plan: Plan, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the identity of a new state; ``extra`` adds fields."""
     return {
         "format": limits.FORMAT,
         "plan": plan.name,
@@ -483,7 +483,7 @@ def new_identity(plan: Plan, more: Mapping[str, Any]) -> dict[str, Any]:
         "id": str(uuid.uuid4()),
         "created": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "first_sequence": int(time.time()) * limits.SEQUENCE_PER_SECOND,
-        **more,
+        **extra,
     }
 
 

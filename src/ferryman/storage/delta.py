@@ -213,15 +213,15 @@ class TableLog:
         base = -1 if mark is None else int(mark["version"]) - 1
         if mark is not None:
             yield from self._checkpoint_problems(mark)
-        there = set(self.versions())
+        existing = set(self.versions())
         marked = self._marked_versions()
-        last = max(there | marked, default=-1)
+        last = max(existing | marked, default=-1)
         if last < 0:
             yield StateDamaged(str(self.folder), "the log is empty")
         for version in range(base + 1, last + 1):
-            if version not in there:
+            if version not in existing:
                 yield self._missing_problem(version, base)
-        for version in sorted(there):
+        for version in sorted(existing):
             if version <= base:  # left by a driver that was suspended, or about to be trimmed
                 continue
             if version in marked:
@@ -286,8 +286,8 @@ class TableLog:
             found = _COMMIT.match(name) or _CHECKPOINT.match(name)
             if name == _HINT or (found and int(found[1]) < version):
                 (self.folder / name).unlink(missing_ok=True)
-        there = set(self.versions())
-        for marked in self._marked_versions() - there:
+        existing = set(self.versions())
+        for marked in self._marked_versions() - existing:
             if marked < version:
                 self._mark_path(marked).unlink(missing_ok=True)
         for path in self._checkpoint_mark_paths():
@@ -583,7 +583,7 @@ class LogUnreadable(Exception):
 
 
 class DataFile(NamedTuple):
-    """A live file of a table."""
+    """Live file of a table."""
 
     path: str
     """File name in the table's folder."""

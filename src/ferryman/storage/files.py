@@ -175,8 +175,8 @@ def read_version(path: StatePath) -> tuple[bytes, str] | None:
 
 
 def replace_version(path: StatePath, data: bytes, version: str | None) -> bool:
-    """``replace`` an object if it is still at this version, or still missing (None); return False if it was changed in
-    the meantime. A file on a disk is replaced in any case: a lock keeps others out.
+    """Replace an object atomically if it is still at this version, or still missing (None); return False if it was
+    changed in the meantime. A file on a disk is replaced in any case: a lock keeps others out.
 
     Args:
         data: different each time, so that it is recognized if the store's answer was lost.

@@ -179,9 +179,8 @@ def _try_lock(fd: int, kind: int) -> bool:
 
 def _write_holder(fd: int) -> None:
     """Write into the lock file that this process holds it."""
-    since = dt.datetime.now().astimezone().isoformat(timespec="seconds")
     os.ftruncate(fd, 0)
-    os.pwrite(fd, msgspec.json.encode({"host": socket.gethostname(), "pid": os.getpid(), "since": since}), 0)
+    os.pwrite(fd, msgspec.json.encode({"host": socket.gethostname(), "pid": os.getpid(), "since": _now()}), 0)
 
 
 def _read_holder(fd: int) -> tuple[str, int, str]:

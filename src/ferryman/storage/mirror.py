@@ -30,7 +30,7 @@ _PARALLEL_FETCHES: Final = 8
 
 
 class MirroredLog(TableLog):
-    """The log of a table in an object store."""
+    """Log of a table in an object store, mirrored locally."""
 
     def __init__(self, home: ObjectPath) -> None:
         self._temporary = scratch_folder()

@@ -376,8 +376,8 @@ def fetch(path: ObjectPath) -> Path:
         data = path.store.get(path.key)
         if data is None:
             raise FileNotFoundError(2, "no such object", str(path)) from None
-        with new_cached_file(copy) as made:
-            made.write_bytes(data)
+        with new_cached_file(copy) as temporary:
+            temporary.write_bytes(data)
     return copy
 
 
@@ -394,12 +394,12 @@ def fetch_all(paths: Iterable[ObjectPath]) -> list[Path]:
 def new_cached_file(copy: Path) -> Iterator[Path]:
     """Yield a file to write, which becomes this copy at the end: others see it completely or not at all."""
     copy.parent.mkdir(parents=True, exist_ok=True)
-    made = copy.with_name(f".new-{uuid.uuid4().hex}")
+    temporary = copy.with_name(f".new-{uuid.uuid4().hex}")
     try:
-        yield made
-        made.replace(copy)
+        yield temporary
+        temporary.replace(copy)
     finally:
-        made.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def remove_cached(path: ObjectPath) -> None:
@@ -414,10 +414,10 @@ def remove_cached_folder(path: ObjectPath) -> None:
 
 def _remove_old_copies(place: Path) -> None:
     before = time.time() - _MAX_AGE_S
-    for folder_, _, names in os.walk(place):
+    for directory, _, names in os.walk(place):
         for name in names:
             with contextlib.suppress(OSError):
-                path = os.path.join(folder_, name)
+                path = os.path.join(directory, name)
                 if os.stat(path).st_mtime < before:
                     os.unlink(path)
 

@@ -287,9 +287,9 @@ class GroupedRows(ABC):
         """Yield rows ``first`` ≤ n < ``end``, one table per group."""
         while first < end:
             group = self._group_of(first)
-            start, upto = int(self._starts[group]), min(end, int(self._starts[group + 1]))
-            yield self._load(group).slice(first - start, upto - first)
-            first = upto
+            start, stop = int(self._starts[group]), min(end, int(self._starts[group + 1]))
+            yield self._load(group).slice(first - start, stop - first)
+            first = stop
 
     def group(self, number: int) -> pa.Table:
         """Return the rows of this group."""
@@ -312,9 +312,9 @@ class GroupedRows(ABC):
         at = 0
         while at < len(rows):
             group = self._group_of(rows[at])
-            upto = int(np.searchsorted(rows, self._starts[group + 1]))
-            yield self._load(group).take(pa.array(rows[at:upto] - self._starts[group]))
-            at = upto
+            stop = int(np.searchsorted(rows, self._starts[group + 1]))
+            yield self._load(group).take(pa.array(rows[at:stop] - self._starts[group]))
+            at = stop
 
     def next_group_start(self, row: int) -> int:
         """Return the first row of the group after this row's group."""

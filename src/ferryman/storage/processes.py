@@ -1,7 +1,7 @@
-"""Which process started some work, and is it still working on it, as far as can be seen from here?
+"""Identity of the process that started some work, and whether it is still working, as far as can be seen from here.
 
 A process of this machine is running or has ended. Of any other process, and of a stopped one, only a heartbeat tells:
-it renews a file, and an observer checks by his own clock whether the file changes.
+it renews a file, and an observer checks by its own clock whether the file changes.
 """
 
 from __future__ import annotations

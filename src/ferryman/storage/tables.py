@@ -35,7 +35,7 @@ from ferryman.storage.delta import (
 from ferryman.storage.disk import TEMPORARY, discard_if_left, temporary_name
 from ferryman.storage.files import StatePath, changed_before
 from ferryman.storage.mirror import open_log
-from ferryman.storage.parquet import Part, epoch_of
+from ferryman.storage.parquet import Part, data_files, epoch_of
 
 _CONFIGURATION: Final = {
     # Ferryman makes checkpoints and trims the log itself (maintenance), with marks; delta-rs must not.
@@ -203,13 +203,13 @@ class Table:
         self.files.update((f.path, f) for f in adds)
         self.transactions.update(transactions)
 
-    def verify_sizes(self, data_files: Iterable[DataFile] | None = None) -> None:
+    def verify_sizes(self, expected: Iterable[DataFile] | None = None) -> None:
         """Check that every live file, or each of these, exists with its size.
 
         Raises:
             StateDamaged: names the file.
         """
-        wanted = list(self.files.values() if data_files is None else data_files)
+        wanted = list(self.files.values() if expected is None else expected)
         for file, size in zip(wanted, files.look_up_sizes(self.folder, [file.path for file in wanted]), strict=True):
             if size is None:
                 raise StateDamaged(str(self.folder / file.path), "the file is missing")
@@ -231,14 +231,14 @@ class Table:
         self.log.trim(self.version)
         crash.point("checkpoint.trimmed")
 
-    def check_written(self, data_files: Iterable[DataFile]) -> None:
+    def check_written(self, expected: Iterable[DataFile]) -> None:
         """Check that files to be committed exist with their size.
 
         Raises:
             EngineError: names the file.
         """
         try:
-            self.verify_sizes(data_files)
+            self.verify_sizes(expected)
         except StateDamaged as e:
             raise EngineError(
                 f"{e.path}: {e.what}, though it was written a moment ago. Nothing was committed. Keep other programs "
@@ -277,11 +277,7 @@ class Table:
         Raises:
             StateDamaged: one is missing.
         """
-        wanted = [self.folder / name for name in (self.files if names is None else names)]
-        try:
-            return files.local_copies(wanted)
-        except FileNotFoundError as e:
-            raise StateDamaged(str(e.filename), "the file is missing") from e
+        return data_files(self.folder / name for name in (self.files if names is None else names))
 
     def path(self, name: str) -> Path:
         """Return the local path of one of the table's files."""
