@@ -43,3 +43,33 @@ def test_every_argument_that_is_described_exists() -> None:
 def test_the_reading_of_docstrings() -> None:
     text = "It does.\n\nArgs:\n    one: first\n        second: line\n    two, *three: more\n\nRaises:\n    four: no"
     assert listed(text, "Args") == ["one", "two", "three"]
+
+
+FIRST_WORDS = re.compile(r"(?:Of|What|The same|See|Those|Its|Is|As|So)\b")
+"""A docstring that begins with one of these needs its name, or its neighbour, to be understood."""
+
+
+def docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
+    """Docstrings of modules, classes and functions, and those below attributes and constants."""
+    for node in ast.walk(tree):
+        statements = getattr(node, "body", None)
+        for i, each in enumerate(statements if isinstance(statements, list) else ()):
+            text = each.value if isinstance(each, ast.Expr) else None
+            documented = i == 0 or isinstance(statements[i - 1], ast.Assign | ast.AnnAssign)
+            if isinstance(text, ast.Constant) and isinstance(text.value, str) and documented:
+                yield text
+
+
+def test_a_docstring_stands_alone() -> None:
+    """It begins with a verb or a noun."""
+    assert [
+        f"{path.relative_to(SOURCE)}:{each.lineno}: {str(each.value).strip()[:60]}"
+        for path in sorted(SOURCE.rglob("*.py"))
+        for each in docstrings(ast.parse(path.read_text("utf-8")))
+        if FIRST_WORDS.match(str(each.value).strip())
+    ] == []
+
+
+def test_docstrings_of_all_kinds_are_found() -> None:
+    tree = ast.parse('"""One."""\nx = 1\n"""Two."""\nclass A:\n    """Three."""\n    def f(self):\n        """Four."""')
+    assert [each.value for each in docstrings(tree)] == ["One.", "Two.", "Three.", "Four."]

@@ -19,7 +19,7 @@ from ferryman.engine.summary import FlowSummary, Summary
 from ferryman.errors import StateDamaged, StateForeign, StateHeld, UsageError
 from ferryman.observe import Observer, Silent
 from ferryman.plan import Flow, JoinNode, NotifyTarget, Plan, SourceNode
-from ferryman.plan.flow import Joint
+from ferryman.plan.paths import Joint
 from ferryman.records.rows import Status
 from ferryman.sources.log import Log
 from ferryman.state.commands import VERBS, Command, current_user, queue_command, queued_commands

@@ -247,8 +247,8 @@ class View:
         )
 
     def _expected_entries(self, log: str, read: int, destinations: Sequence[str]) -> dict[str, int]:
-        """Destination -> of how many entries of a log it must have a delivery: of those that were read since the plan
-        leads them there. One to which it will only lead them in the next run is left out."""
+        """Return how many entries of a log each destination must have a delivery of: those read since the plan leads
+        them there. A destination that is reached only from the next run on is left out."""
         plan = self._state.recorded_structure()
         skipped, reached = missed_entries(self._state.root, plan).get(log, {}), nodes_reached(plan, log)
         return {

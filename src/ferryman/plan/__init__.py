@@ -1,6 +1,6 @@
 """Plans and flows, as frozen data."""
 
-from ferryman.plan.flow import Flow, Joint
+from ferryman.plan.flow import Flow
 from ferryman.plan.nodes import (
     AltsNode,
     CalledNode,
@@ -20,6 +20,7 @@ from ferryman.plan.nodes import (
 )
 from ferryman.plan.paths import (
     End,
+    Joint,
     conflicting_sources,
     destinations_of_sources,
     ends,

@@ -11,26 +11,10 @@ from ferryman.errors import PlanError
 from ferryman.net import places
 from ferryman.plan.check import NAME
 from ferryman.plan.nodes import DestinationNode, KeyedNode, SourceNode
-from ferryman.plan.paths import cycles
+from ferryman.plan.paths import Joint, cycles
 from ferryman.plan.plan import Plan
 from ferryman.sources.base import Source
 from ferryman.sources.log import feed_name
-
-
-class Joint(NamedTuple):
-    """A place that one plan writes and another reads.
-
-    Attributes:
-        target: the place, as ``Destination.target`` and ``Source.reads`` name it.
-        writer, reader: labels of the plans.
-        destination, source: their nodes.
-    """
-
-    target: str
-    writer: str
-    destination: str
-    reader: str
-    source: str
 
 
 class Flow:

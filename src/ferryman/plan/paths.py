@@ -120,6 +120,22 @@ def target_of(node: Node) -> str:
 # Nodes that follow each other in a ring, also through a place outside; and the order of those that do not.
 
 
+class Joint(NamedTuple):
+    """A place that one plan writes and another reads.
+
+    Attributes:
+        target: the place, as ``Destination.target`` and ``Source.reads`` name it.
+        writer, reader: labels of the plans.
+        destination, source: their nodes.
+    """
+
+    target: str
+    writer: str
+    destination: str
+    reader: str
+    source: str
+
+
 class Linked(Protocol):
     """A member of a graph: a node, or a plan of a flow."""
 

@@ -15,9 +15,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 from xml.sax.saxutils import escape
 
-from ferryman.plan.flow import Flow
 from ferryman.plan.picture.layout import Arrow, Laid, Polyline, Rect, Size, VerticalSegment, laid
-from ferryman.plan.picture.textual import MISSING, Box, Drawable, Edge, Sketch
+from ferryman.plan.picture.textual import MISSING, Box, Drawable, Edge, Pictured, Sketch
 from ferryman.plan.picture.textual import drawn as drawn_of
 
 MARGIN = 24.0
@@ -87,7 +86,7 @@ def svg(what: Drawable, counts: Mapping[str, BoxCounts] = MappingProxyType({}), 
     every = [[*rows, *filter(None, each)] for rows, each in zip(lines, counted, strict=True)]
     sizes = [_size(box, rows) for box, rows in zip(drawn.boxes, every, strict=True)]
     place = laid(sizes, [Arrow(e.start, e.end, _label_size(e.label)) for e in drawn.edges])
-    legend = list(_legend(drawn, place, "closes a cycle" if isinstance(what, Flow) else "closes a cycle (refused)"))
+    legend = list(_legend(drawn, place, "closes a cycle (refused)" if isinstance(what, Pictured) else "closes a cycle"))
     titles = [text_width(title, TITLE_PX, bold=True), text_width(subtitle, FACT_PX)]
     narrowest = max([*titles, *(w for _, w in legend)])
     width = max(place.width, narrowest) + 2 * MARGIN

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from ferryman.destinations.base import Destination, Effect
 from ferryman.plan.fingerprint import fingerprint
-from ferryman.plan.flow import Flow, Joint
 from ferryman.plan.nodes import AltsNode, DestinationNode, JoinNode, KeyedNode, Node, RouterNode, SourceNode, StepNode
-from ferryman.plan.paths import successors
+from ferryman.plan.paths import Joint, successors
 from ferryman.routers import Router
 from ferryman.sources.base import Source
 
@@ -152,7 +151,7 @@ def as_json(what: Drawable) -> dict[str, Any]:
     Of a flow ``{"flow", "plans": {NAME: …}, "joints": [{"target", "writer", "destination", "reader", "source"}]}``, the
     plans in the order of their turns.
     """
-    if isinstance(what, Flow):
+    if not isinstance(what, Pictured):
         return {
             "flow": what.name,
             "plans": {what.label(plan): _of_plan(plan) for plan in what.order},
@@ -182,6 +181,7 @@ MISSING = "missing"
 """Kind and look of a name that is followed and not in the plan."""
 
 
+@runtime_checkable
 class Pictured(Protocol):
     """Subject of a picture: a ``Plan``, which this package does not import, since a plan can draw itself."""
 
@@ -193,6 +193,23 @@ class Pictured(Protocol):
 
     @property
     def nodes(self) -> Sequence[Node]: ...
+
+
+class PicturedFlow(Protocol):
+    """Subject of a picture: a ``Flow``, which this package does not import either."""
+
+    name: str
+
+    @property
+    def plans(self) -> Sequence[Pictured]: ...
+
+    @property
+    def order(self) -> Sequence[Pictured]: ...
+
+    @property
+    def joints(self) -> Sequence[Joint]: ...
+
+    def label(self, plan: Any, /) -> str: ...
 
 
 class Box(NamedTuple):
@@ -317,7 +334,7 @@ def _code(character: str) -> int:
 
 # A flow as one picture: the boxes of all its plans, and an edge wherever one plan reads what another one writes.
 
-Drawable = Pictured | Flow
+Drawable = Pictured | PicturedFlow
 """Argument of every picture."""
 
 
@@ -330,7 +347,7 @@ class Titled(NamedTuple):
 
 def drawn(what: Drawable) -> Titled:
     """Boxes, edges and a title. In a flow boxes are called ``plan/node``; plans stand in the order of their turns."""
-    if not isinstance(what, Flow):
+    if isinstance(what, Pictured):
         return Titled(sketch(what.nodes), title_of(what))
     found = Sketch([], [])
     numbers: dict[tuple[str, str], int] = {}
@@ -349,7 +366,7 @@ def drawn(what: Drawable) -> Titled:
 
 def title_of(what: Drawable) -> str:
     """``plan plays, version 1``; ``plan bills, version 2, at-most-once``; ``flow shop, 2 plans``."""
-    if not isinstance(what, Flow):
+    if isinstance(what, Pictured):
         return f"plan {what.name}, version {what.version}" + (f", {what.strategy}" if what.strategy else "")
     return f"flow {what.name}, {'1 plan' if len(what.plans) == 1 else f'{len(what.plans)} plans'}"
 
@@ -373,7 +390,7 @@ def text(what: Drawable) -> str:
     A plan that ``check`` would refuse is drawn too: what no source leads to stands at the end. Of a flow all plans, in
     the order of their turns, and then what joins them.
     """
-    if not isinstance(what, Flow):
+    if isinstance(what, Pictured):
         return _tree(what)
     joints = [f"{j.writer} ({j.destination}) → {j.reader} ({j.source}): {j.target}" for j in what.joints]
     parts = [title_of(what), *map(_tree, what.order), "\n".join(["joined by", "", *(joints or ["nothing"])])]
