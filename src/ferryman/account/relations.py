@@ -173,7 +173,7 @@ class View:
         """)
 
     def unread(self, sources: Collection[str]) -> dict[str, tuple[int, str]]:
-        """See ``account.unread``; of these sources."""
+        """Return unread entries of these sources, see ``account.unread``."""
         of_sources = f"source IN {quote_list(sources)}"
         requested = "due = 0 OR forced"  # by an operator: what is due because of a step has a time
         found = self._db.execute(f"""
