@@ -36,7 +36,7 @@ def told(step: Step, actions: Mapping[str, Action]) -> str:
     return f"{step.actor}: {says} [{step.action}]" if step.actor else f"{says} [{step.action}]"
 
 
-_JOURNAL, _SENDING, _SETTLE = "state.journal.Journal", "engine.deliver.sending.FileDelivery", "engine.settle.settle"
+_JOURNAL, _SENDING, _SETTLE = "state.journal.Journal", "engine.deliver.sending.FileDelivery", "engine.settle"
 
 ACTIONS: Final[dict[str, Action]] = {
     # the outside
@@ -59,7 +59,7 @@ ACTIONS: Final[dict[str, Action]] = {
     ),
     "recover": Action(
         "looks for an unsettled wave",
-        ("engine.wave.Run.recover", "state.maintenance.sweep"),
+        ("engine.run.Run.recover", "state.maintenance.sweep"),
         ("recover.settled", "sweep.table"),
     ),
     "lost": Action("finds that another driver has taken over, and stops", ("storage.tables.taken_over_error",)),
@@ -67,7 +67,7 @@ ACTIONS: Final[dict[str, Action]] = {
     # 1 scan, 2 transform, 3 commit
     "scan": Action(
         "lists and detects changes",
-        ("engine.scan.phase.ScanPhase.run", "engine.scan.listing.list_sources", "engine.scan.detect.detect_changes"),
+        ("engine.scan.phase.ScanPhase.run", "engine.scan.listing.list_sources", "engine.scan.phase.detect_changes"),
         ("scan.listed", "scan.judged"),
     ),
     "transform": Action(
@@ -82,7 +82,7 @@ ACTIONS: Final[dict[str, Action]] = {
     "transform.again": Action("the same task runs twice", ("engine.transform.task.Transform.__call__",), fault=True),
     "transform.failed": Action(
         "a task reads a document of which it fails itself, and its children do not",
-        ("engine.transform.walk.Walk.first", "engine.transform.reconcile.reconcile"),
+        ("engine.transform.walk.Walk.first", "engine.transform.staging.reconcile"),
         fault=True,
     ),
     "transform.away": Action(
@@ -95,27 +95,27 @@ ACTIONS: Final[dict[str, Action]] = {
         ("engine.transform.phase.TransformPhase.begin",),
         ("transform.outbox", "transform.documents", "transform.ledger", "transform.staged"),
     ),
-    "transform.done": Action("one attempt's files are taken", ("engine.wave.Run._wave",), ("transform.done",)),
-    "redeliver": Action("opens a wave without documents", ("engine.wave.Run._redeliver",)),
+    "transform.done": Action("one attempt's files are taken", ("engine.run.Run._wave",), ("transform.done",)),
+    "redeliver": Action("opens a wave without documents", ("engine.run.Run._redeliver",)),
     "commit": Action(
-        "commits the wave", ("engine.commit.commit.commit_wave",), ("commit.ready", "wave.logged", "wave.synced")
+        "commits the wave", ("engine.commit.commit_wave",), ("commit.ready", "wave.logged", "wave.synced")
     ),
     "commit.synced": Action("syncs and marks the commit", ("storage.tables.Table.commit",), ("wave.marked",)),
     # 4 deliver
     "dispatch": Action("starts a task for each lane", ("engine.deliver.dispatch.Dispatcher.deliver",)),
-    "dispatch.double": Action("a second task of a lane starts", ("engine.deliver.lane.Pass.__call__",), fault=True),
+    "dispatch.double": Action("a second task of a lane starts", ("engine.deliver.sending.Pass.__call__",), fault=True),
     "claim": Action("claims the chunk", (f"{_JOURNAL}.claim",), ("deliver.claimed",)),
     "look": Action("looks whether its pass is open", (f"{_JOURNAL}.open_for",)),
     "send": Action("sends, all is well", (f"{_SENDING}._send", f"{_SENDING}._send_once"), ("deliver.sent",)),
     "send.transient": Action(
         "sends; one row is answered with transient: nothing took effect",
-        ("destinations.base.Outcome.transient", "engine.deliver.outcomes.row_result"),
+        ("destinations.base.Outcome.transient", "engine.deliver.turn.row_result"),
         ("deliver.sent",),
         fault=True,
     ),
     "send.refused": Action(
         "sends; one row is refused for good",
-        ("destinations.base.Outcome.permanent", "engine.deliver.outcomes.row_result"),
+        ("destinations.base.Outcome.permanent", "engine.deliver.turn.row_result"),
         ("deliver.sent",),
         fault=True,
     ),
@@ -133,13 +133,13 @@ ACTIONS: Final[dict[str, Action]] = {
     ),
     "send.down": Action(
         "sends; the destination is down: a universal error",
-        ("engine.deliver.callers.universal",),
+        ("engine.deliver.turn.universal",),
         ("deliver.sent",),
         fault=True,
     ),
     "send.hung": Action(
         "sends, and is given up before an answer comes",
-        ("engine.deliver.callers.ThreadCaller.call", "engine.deliver.lane.Pass.__call__"),
+        ("engine.deliver.turn.ThreadCaller.call", "engine.deliver.sending.Pass.__call__"),
         ("deliver.sent", "deliver.hung"),
         fault=True,
     ),
@@ -150,7 +150,7 @@ ACTIONS: Final[dict[str, Action]] = {
         (f"{_SENDING}._write_part", f"{_SENDING}._publish"),
         ("deliver.part", "deliver.result"),
     ),
-    "deliver.done": Action("all lanes have returned", ("engine.wave.Run._deliver_and_settle",), ("deliver.done",)),
+    "deliver.done": Action("all lanes have returned", ("engine.run.Run._deliver_and_settle",), ("deliver.done",)),
     "deliver.late": Action(
         "goes on while a worker is still at it", ("engine.deliver.dispatch.Dispatcher._deliver_one",), fault=True
     ),

@@ -6,7 +6,7 @@ from typing import Final
 
 from tests.model.actions import Action, Step, told
 
-_SETTLE = "engine.settle.settle"
+_SETTLE = "engine.settle"
 
 KEYED_ACTIONS: Final[dict[str, Action]] = {
     # the outside
@@ -18,31 +18,31 @@ KEYED_ACTIONS: Final[dict[str, Action]] = {
     # a driver starts
     "take": Action("a driver starts, and announces its epoch", ("state.state.State.take",)),
     "take.rival": Action("a driver starts while another one lives", ("state.state.State.take",), fault=True),
-    "recover": Action("looks for an unsettled wave", ("engine.wave.Run.recover",), ("recover.settled",)),
+    "recover": Action("looks for an unsettled wave", ("engine.run.Run.recover",), ("recover.settled",)),
     "lost": Action("finds that another driver has taken over, and stops", ("storage.tables.taken_over_error",)),
     "end": Action("has nothing more to do, and ends without having noticed that it was overtaken"),
     # the wave
     "look": Action("takes what lies behind the position", ("engine.logs.Logs.look", "engine.logs.Logs.batch")),
     "commit": Action(
         "commits rows for the node and the destination, and the positions in the log and in the exports",
-        ("engine.commit.commit.commit_wave", "state.logs.LogPositions.transactions"),
+        ("engine.commit.commit_wave", "state.logs.LogPositions.transactions"),
         ("wave.logged", "wave.synced"),
     ),
     "commit.synced": Action("syncs and marks the commit", ("storage.tables.Table.commit",), ("wave.marked",)),
     # state by key
     "update.dispatch": Action(
         "groups what is due by key, and starts a task for each key",
-        ("engine.keyed.phase.KeyUpdates.run", "engine.keyed.group.Grouping.__call__"),
+        ("engine.keyed.phase.KeyUpdates.run", "engine.keyed.grouping.Grouping.__call__"),
         ("update.grouped",),
     ),
     "update.double": Action("a second attempt of a task starts", fault=True),
     "update.call": Action(
         "calls update with the state and the documents, and writes files",
-        ("engine.keyed.calls.KeyCalls.take", "engine.keyed.output.Output.finish"),
+        ("engine.keyed.update.KeyCalls.take", "engine.keyed.update.Output.finish"),
         ("update.staged",),
     ),
-    "update.raises": Action("update raises for a document, for now", ("engine.keyed.tries.result_of",), fault=True),
-    "update.rejects": Action("update raises for a document, for good", ("engine.keyed.tries.result_of",), fault=True),
+    "update.raises": Action("update raises for a document, for now", ("engine.keyed.update.result_of",), fault=True),
+    "update.rejects": Action("update raises for a document, for good", ("engine.keyed.update.result_of",), fault=True),
     "update.publish": Action(
         "names the files in the journal, if nobody has done so for this key",
         ("state.journal.Journal.publish_update",),
@@ -57,19 +57,19 @@ KEYED_ACTIONS: Final[dict[str, Action]] = {
     "send.down": Action("cannot send: the destination is away", fault=True),
     "send.lost": Action("sends an export, and the answer is lost", fault=True),
     "send.publish": Action("publishes what it sent", ("state.journal.Journal.publish",), ("deliver.result",)),
-    "deliver.done": Action("all tasks have returned", ("engine.wave.Run._deliver_and_settle",), ("deliver.done",)),
+    "deliver.done": Action("all tasks have returned", ("engine.run.Run._deliver_and_settle",), ("deliver.done",)),
     "deliver.late": Action("goes on while a task is still at it", fault=True),
     # settle
     "close": Action("closes the pass", ("state.journal.Journal.close",), ("settle.closed",)),
-    "read": Action("reads the journal", (f"{_SETTLE}.read_fold", "engine.settle.updates.read_updates")),
+    "read": Action("reads the journal", (f"{_SETTLE}.read_fold", "engine.settle.read_updates")),
     "ledger": Action(
         "commits the ledger: what has ended, and the files of states and exports",
-        (f"{_SETTLE}._commit_ledger", "engine.settle.updates.files_of"),
+        (f"{_SETTLE}._commit_ledger", "engine.settle.files_of"),
         ("ledger.logged", "ledger.marked"),
     ),
     "states": Action(
         "commits the states that the ledger has named",
-        ("engine.settle.updates.publish_updates",),
+        ("engine.settle.publish_updates",),
         (
             *("contributions.logged", "contributions.synced", "contributions.marked"),
             *("state.logged", "state.synced", "state.marked"),

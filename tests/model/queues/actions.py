@@ -6,8 +6,8 @@ from typing import Final
 
 from tests.model.actions import Action, Step, told
 
-_SETTLE = "engine.settle.settle"
-_APPEND = "queues.appending.append_rows"
+_SETTLE = "engine.settle"
+_APPEND = "queues.store.append_rows"
 
 QUEUE_ACTIONS: Final[dict[str, Action]] = {
     # the outside
@@ -20,7 +20,7 @@ QUEUE_ACTIONS: Final[dict[str, Action]] = {
     # a driver starts
     "take": Action("a driver starts, and announces its epoch", ("state.state.State.take",), ("epoch.logged",)),
     "take.rival": Action("a driver starts while another one lives", ("state.state.State.take",), fault=True),
-    "recover": Action("looks for an unsettled wave", ("engine.wave.Run.recover",), ("recover.settled",)),
+    "recover": Action("looks for an unsettled wave", ("engine.run.Run.recover",), ("recover.settled",)),
     "lost": Action("finds that another driver has taken over, and stops", ("storage.tables.taken_over_error",)),
     "end": Action("has nothing more to do, and ends without having noticed that it was overtaken"),
     # reading by position
@@ -38,16 +38,16 @@ QUEUE_ACTIONS: Final[dict[str, Action]] = {
     ),
     "walk.permanent": Action(
         "a step fails for one of them, for good",
-        ("engine.transform.error_messages.ErrorMessages.add",),
+        ("engine.transform.staging.ErrorMessages.add",),
         ("transform.ledger",),
         fault=True,
     ),
     "cut": Action("ends the wave before an entry that has to wait", ("engine.logs.Logs.kept_of",)),
     "done": Action("the walk counts", ("engine.transform.phase.TransformPhase.run",), ("transform.done",)),
-    "redeliver": Action("opens a wave without entries", ("engine.wave.Run._redeliver",)),
+    "redeliver": Action("opens a wave without entries", ("engine.run.Run._redeliver",)),
     "commit": Action(
         "commits outputs, error messages and the position",
-        ("engine.commit.commit.commit_wave", "state.logs.LogPositions.transactions"),
+        ("engine.commit.commit_wave", "state.logs.LogPositions.transactions"),
         ("commit.ready", "wave.logged", "wave.synced"),
     ),
     "commit.synced": Action("syncs and marks the commit", ("storage.tables.Table.commit",), ("wave.marked",)),
@@ -78,7 +78,7 @@ QUEUE_ACTIONS: Final[dict[str, Action]] = {
         ("engine.deliver.sending.FileDelivery._write_part",),
         ("deliver.part", "deliver.result"),
     ),
-    "deliver.done": Action("all tasks have returned", ("engine.wave.Run._deliver_and_settle",), ("deliver.done",)),
+    "deliver.done": Action("all tasks have returned", ("engine.run.Run._deliver_and_settle",), ("deliver.done",)),
     "deliver.late": Action("goes on while a worker is still at it", fault=True),
     # settle
     "close": Action("closes the pass", ("state.journal.Journal.close",), ("settle.closed",)),
@@ -90,7 +90,7 @@ QUEUE_ACTIONS: Final[dict[str, Action]] = {
     "trim": Action("trims the journal", ("state.journal.Journal.trim",), ("settle.trimmed",)),
     "outbox": Action(
         "commits the outbox: what is done leaves it, messages about what was refused come to it",
-        (f"{_SETTLE}.rewrite", "engine.settle.refused.RefusalReporter.files"),
+        (f"{_SETTLE}.rewrite", "engine.settle.RefusalReporter.files"),
         ("settle.rewrite", "settle.rewritten", "outbox.logged", "outbox.marked"),
     ),
     "errors": Action("only under a mutation: commits messages about what was refused by themselves"),
