@@ -30,7 +30,7 @@ class Elsewhere(InProcess):
         self.blind = True
         self._calls = 0
 
-    def _one(self, call: bytes) -> Any:
+    def _run_one(self, call: bytes) -> Any:
         self._calls += 1
         with pytest.MonkeyPatch.context() as patch:
             if self.blind and self._calls % 2 == 0:
@@ -43,7 +43,7 @@ class Elsewhere(InProcess):
                     return path.replace(root.path, self.there, 1)
 
                 patch.setattr(Root, "path_of", path_of)
-            return super()._one(call)
+            return super()._run_one(call)
 
 
 class Share:
