@@ -612,7 +612,7 @@ class _Remove(msgspec.Struct):
     path: str
 
 
-class _Transaction(msgspec.Struct):
+class _TransactionAction(msgspec.Struct):
     appId: str
     version: int
 
@@ -622,7 +622,7 @@ class _Action(msgspec.Struct):
 
     add: _Add | None = None
     remove: _Remove | None = None
-    txn: _Transaction | None = None
+    txn: _TransactionAction | None = None
 
 
 _decode = msgspec.json.Decoder(_Action).decode

@@ -189,7 +189,7 @@ _MAGIC: Final = (
     (b"SQLite format 3\0", ContentKind("application/vnd.sqlite3", "an SQLite database")),
     (b"PAR1", ContentKind("application/vnd.apache.parquet", "a Parquet file")),
 )
-"""First bytes of content that is no document, so that a message can name it."""
+"""First bytes of content that is not a document, so that a message can name it."""
 
 _BY_ENDING: Final = {
     "md": MARKDOWN,
