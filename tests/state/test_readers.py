@@ -99,7 +99,7 @@ def test_what_is_replaced_stays_while_somebody_reads(trial: Trial, monkeypatch: 
     trial.put("a", "b")
     trial.run()
     monkeypatch.setattr(limits, "COMPACT_FILES", 2)
-    with questions.view(trial.root, trial.plan) as view:
+    with questions.open_view(trial.root, trial.plan) as view:
         before = view.status()
         for turn in range(3):
             trial.put("a", text=f"turn {turn}")
@@ -119,7 +119,7 @@ def test_readers_without_a_gap_keep_nothing_for_ever(trial: Trial, monkeypatch: 
     """What was replaced longer ago than the grace goes, although somebody always reads."""
     trial.put("a")
     trial.run()
-    with questions.view(trial.root, trial.plan):
+    with questions.open_view(trial.root, trial.plan):
         trial.put("a", text="two")
         trial.run()
         assert replaced_files(trial)
