@@ -1,4 +1,4 @@
-"""Where the time goes: samples of the Python processes by function (py-spy), CPU of the JVM by thread (/proc).
+"""Profiles of runs: samples of the Python processes by function (py-spy), CPU of the JVM by thread (/proc).
 
     python -m bench profile null sqlite small_files --documents 200000
 
