@@ -1,8 +1,7 @@
 """``python -m bench [NAME …]``: run benchmarks, print the table of their ratios.
 
-Without a name: those that docs/performance.md compares with other programs. ``all``: every one. ``table``: print the
-results of all that has run so far; ``plots``: draw them into docs/pictures. ``profile``: show where the time of some of
-them goes.
+Without a name: those that docs/performance.md compares with other programs. ``all``: every one. ``table``: print all
+results so far; ``plots``: draw them into docs/pictures. ``profile``: profile some of them by function.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench import plots, profile, results
-from bench.harness import Row, Sizes, print_table, say
+from bench.harness import Row, Sizes, print_progress, print_table
 
 TABLE = (
     "start",
@@ -32,7 +31,7 @@ TABLE = (
     "restart",
     "growth",
 )
-"""What is compared with other programs; half an hour where nothing else runs."""
+"""Comparisons with other programs; they take half an hour on an idle machine."""
 
 OTHERS = (
     "retry_wave",
@@ -52,16 +51,16 @@ OTHERS = (
 NAMES = (*TABLE, *OTHERS)
 
 
-def _print_known(arguments: Sequence[str]) -> int:
+def _print_results(arguments: Sequence[str]) -> int:
     print_table(results.rows(*(Path(file) for file in arguments)))
     return 0
 
 
-COMMANDS = {"plots": plots.draw_all, "profile": profile.main, "table": _print_known}
+COMMANDS = {"plots": plots.draw_all, "profile": profile.main, "table": _print_results}
 
 
 def main() -> int:
-    """1 if a target was missed, or a benchmark failed."""
+    """Run the benchmarks; return 1 if a target was missed, or a benchmark failed."""
     if sys.argv[1:2] and sys.argv[1] in COMMANDS:
         return COMMANDS[sys.argv[1]](sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
@@ -72,35 +71,35 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a twentieth of the documents, one round")
     parser.add_argument("--folder", type=Path, help="where the data is made, and kept for the next time")
     parser.add_argument("--results", type=Path, default=results.FILE, help="where the figures are kept, for the plots")
-    asked = parser.parse_args()
-    sizes = Sizes(asked.documents, asked.files, asked.rounds)
-    if asked.quick:
+    options = parser.parse_args()
+    sizes = Sizes(options.documents, options.files, options.rounds)
+    if options.quick:
         sizes = Sizes(sizes.documents // 20, sizes.files // 20, 1)
-    names = NAMES if asked.names == ["all"] else asked.names or TABLE
+    names = NAMES if options.names == ["all"] else options.names or TABLE
     if unknown := set(names) - set(NAMES):
         parser.error(f"there is no {', '.join(sorted(unknown))}: choose of {', '.join(NAMES)}")
     with tempfile.TemporaryDirectory(prefix="ferryman-bench-", ignore_cleanup_errors=True) as temporary:
-        folder = asked.folder or Path(temporary)
+        folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        rows = [row for name in names for row in _measured(name, sizes, folder, asked.results)]
+        rows = [row for name in names for row in _run(name, sizes, folder, options.results)]
     print_table(rows)
     return 0 if all(row.met for row in rows) else 1
 
 
-def _measured(name: str, sizes: Sizes, folder: Path, file: Path) -> Iterator[Row]:
-    """One that fails is a row that says so: the others are measured."""
-    say(f"{name} … (load {os.getloadavg()[0]:.1f})")
+def _run(name: str, sizes: Sizes, folder: Path, file: Path) -> Iterator[Row]:
+    """Run one benchmark and yield its rows; a failure becomes a row, so that the others still run."""
+    print_progress(f"{name} … (load {os.getloadavg()[0]:.1f})")
     began, rows = time.perf_counter(), []
     try:
         for row in importlib.import_module(f"bench.{name}").measure(sizes, folder):
-            say(f"    {row.what}: {row.ours}; {row.beside}; {row.ratio}; {row.memory}")
+            print_progress(f"    {row.what}: {row.ours}; {row.beside}; {row.ratio}; {row.memory}")
             rows.append(row)
             yield row
     except (Exception, SystemExit) as e:
         traceback.print_exc()
         yield Row(name, f"failed: {e}", "", "", "", False)
-    results.keep(name, rows, sizes, file)
-    say(f"    {name}: {time.perf_counter() - began:.0f} s (load {os.getloadavg()[0]:.1f})")
+    results.save(name, rows, sizes, file)
+    print_progress(f"    {name}: {time.perf_counter() - began:.0f} s (load {os.getloadavg()[0]:.1f})")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import data
-from bench.harness import Row, Sizes, Took, anew, as_fast, in_turn, phases, spark
+from bench.harness import Measurement, Row, Sizes, alternate, empty_folder, phases, spark, speed_row
 from ferryman import Plan, run
 from ferryman.destinations import Null
 from ferryman.plan import Handle
@@ -34,22 +34,22 @@ def steps(node: Handle, prefix: str, count: int) -> Handle:
 
 
 def linear(rows: Path) -> Plan:
-    made = Plan("linear")
-    source = made.source("rows", DataFrame(lambda spark: spark.read.parquet(str(rows))))
+    plan = Plan("linear")
+    source = plan.source("rows", DataFrame(lambda spark: spark.read.parquet(str(rows))))
     steps(source, "step", 10).destination("nowhere", Null())
-    return made
+    return plan
 
 
 def branching(rows: Path) -> Plan:
-    """Ten steps on the way of each document; two deliveries a document, two branches not taken."""
-    made = Plan("branching")
-    source = made.source("rows", DataFrame(lambda spark: spark.read.parquet(str(rows))))
+    """Return a plan with ten steps and two deliveries for each document, and two branches it does not take."""
+    plan = Plan("branching")
+    source = plan.source("rows", DataFrame(lambda spark: spark.read.parquet(str(rows))))
     twice = steps(source, "first", 4).step("kind", kind).route("twice", Duplicate())
     steps(twice, "left", 2).destination("nowhere", Null())
     by_kind = steps(twice, "right", 3).route("by-kind", ByField("kind"))
     for name in "abc":
         by_kind.destination(name, Null())
-    return made
+    return plan
 
 
 def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
@@ -57,19 +57,19 @@ def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
 
     def go(plan: Plan, deliveries: int) -> None:
         with phases() as watch:
-            summary = run(plan, state=anew(folder / "branches"), spark=spark(), observer=watch)
+            summary = run(plan, state=empty_folder(folder / "branches"), spark=spark(), observer=watch)
         assert summary.delivered == deliveries, summary
 
-    two, one = in_turn(
+    two, one = alternate(
         sizes.rounds,
         lambda: go(branching(rows), 2 * sizes.documents),
         lambda: go(linear(rows), sizes.documents),
     )
     each = _half(two)._replace(runs=tuple(_half(took) for took in two.runs))
     what = "10 steps, a duplicate, a by-field router, a delivery; 10 steps in a row"
-    yield as_fast(what, sizes.documents, each, one, TARGET, "branches, a delivery")
+    yield speed_row(what, sizes.documents, each, one, TARGET, "branches, a delivery")
 
 
-def _half(took: Took) -> Took:
-    """Of two deliveries, one."""
+def _half(took: Measurement) -> Measurement:
+    """Return the time of one delivery, from that of two."""
     return took._replace(wall_s=took.wall_s / 2, cpu_s=took.cpu_s / 2)

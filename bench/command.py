@@ -1,4 +1,4 @@
-"""Whole commands: from the start of a process until it has ended, with all that it started."""
+"""Run and measure whole commands, with all processes that they start."""
 
 from __future__ import annotations
 
@@ -10,26 +10,28 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bench.harness import ROOT, Took, say
+from bench.harness import ROOT, Measurement, print_progress
 from bench.processes import Watch, adopt_orphans, processes
 
 ORPHANS_S = 60.0
-"""A JVM ends within a second after its driver; what makes its archive takes longer."""
+"""Seconds to wait for orphans: a JVM ends within a second after its driver, the writer of a class archive later."""
 QUIET: Mapping[str, str] = {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
 
 
-def ferryman(*arguments: str, environment: Mapping[str, str] = QUIET) -> Took:
-    """The command of this checkout."""
+def ferryman(*arguments: str, environment: Mapping[str, str] = QUIET) -> Measurement:
+    """Run the ``ferryman`` command of this checkout."""
     return command([sys.executable, "-m", "ferryman.cli", *arguments], environment)
 
 
-def command(line: Sequence[str | Path], environment: Mapping[str, str] = QUIET) -> Took:
-    """Run it; raises if it fails. The clock stops when it has ended; what it leaves behind ends before this returns,
-    and is in its CPU time."""
+def command(line: Sequence[str | Path], environment: Mapping[str, str] = QUIET) -> Measurement:
+    """Run a command; raise if it fails.
+
+    The clock stops when it has ended. Processes that outlive it end before this returns; their CPU time counts.
+    """
     adopt_orphans()
     before = _children()
     began = time.perf_counter()
-    with tempfile.TemporaryFile("w+") as errors:  # no pipe, which those that outlive it would hold open
+    with tempfile.TemporaryFile("w+") as errors:  # not a pipe: processes that outlive it would hold that open
         process = subprocess.Popen(
             line, env={**os.environ, **environment}, stdout=subprocess.DEVNULL, stderr=errors, text=True
         )
@@ -37,23 +39,23 @@ def command(line: Sequence[str | Path], environment: Mapping[str, str] = QUIET) 
             _, status, used = os.wait4(process.pid, 0)
             wall_s = time.perf_counter() - began
         process.returncode = os.waitstatus_to_exitcode(status)
-        cpu_s = used.ru_utime + used.ru_stime + _of_orphans(before)
+        cpu_s = used.ru_utime + used.ru_stime + _orphans_cpu_s(before)
         if process.returncode:
             errors.seek(0)
-            say(errors.read())
+            print_progress(errors.read())
             raise SystemExit(f"{' '.join(map(str, line))}: ended with {process.returncode}")
-    return Took(wall_s, cpu_s, {kind: mb for kind, mb in watch.peaks.items() if mb})
+    return Measurement(wall_s, cpu_s, {kind: mb for kind, mb in watch.peaks.items() if mb})
 
 
 def _children() -> set[int]:
-    me = os.getpid()
-    return {pid for pid, stat in processes().items() if stat[0] == me}
+    own = os.getpid()
+    return {pid for pid, stat in processes().items() if stat[0] == own}
 
 
-def _of_orphans(before: set[int]) -> float:
-    """CPU seconds of what has become ours, once it has ended."""
-    cpu_s, until = 0.0, time.monotonic() + ORPHANS_S
-    while (orphans := _children() - before) and time.monotonic() < until:
+def _orphans_cpu_s(before: set[int]) -> float:
+    """Return the CPU seconds of adopted processes, once they have ended."""
+    cpu_s, deadline = 0.0, time.monotonic() + ORPHANS_S
+    while (orphans := _children() - before) and time.monotonic() < deadline:
         for pid in orphans:
             ended, _, used = os.wait4(pid, os.WNOHANG)
             if ended:

@@ -1,4 +1,4 @@
-"""The documents that are measured: 500 bytes each as JSON, of words that compress about as English does."""
+"""Documents for benchmarks: 500 bytes each as JSON, of words that compress about as well as English."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BODY_CHARACTERS = 440
 
 
 def table(folder: Path, documents: int) -> Path:
-    """A Parquet table with columns id, title and body; made once."""
+    """Make a Parquet table with columns id, title and body, unless it exists."""
     if folder.exists():
         return folder
     folder.mkdir(parents=True)
@@ -33,7 +33,7 @@ def table(folder: Path, documents: int) -> Path:
 
 
 def small_files(folder: Path, files: int) -> Path:
-    """Text files of some hundred bytes, a hundred to a folder; made once."""
+    """Make text files of some hundred bytes, a hundred to a folder, unless they exist."""
     if folder.exists():
         return folder
     random = np.random.default_rng(7)
@@ -47,7 +47,7 @@ def small_files(folder: Path, files: int) -> Path:
 
 
 def _text(random: np.random.Generator) -> str:
-    """Two million words out of five thousand, the frequent ones as frequent as in English."""
+    """Return two million words out of five thousand, with frequencies as in English."""
     letters = np.array(list("etaoinshrdlucmfwypvbgkjqxz"))
     words = ["".join(random.choice(letters, size=n)) for n in random.integers(2, 11, size=5000)]
     numbers = np.minimum(random.zipf(1.3, size=2_000_000), len(words)) - 1

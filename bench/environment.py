@@ -1,7 +1,7 @@
-"""The environment of what only benchmarks need: the programs that they run beside Ferryman, a profiler, a plotter.
+"""The Python environment of packages that only benchmarks need: other programs, a profiler, a plotter.
 
-Made when it is first needed, of the pins in ``requirements/bench.txt``, in the user's cache folder; apart from
-``.venv``, so that nothing of it is among the packages that Ferryman and its tests see.
+Created on first use from the pins in ``requirements/bench.txt``, in the user's cache folder; separate from ``.venv``,
+so that Ferryman and its tests do not see its packages.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from bench.harness import ROOT, say
+from bench.harness import ROOT, print_progress
 
 PINS: Final = ROOT / "requirements" / "bench.txt"
 PLACE: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ferryman" / "bench"
@@ -23,12 +23,12 @@ PLACE: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") 
 
 @cache
 def python() -> Path:
-    """Its interpreter, of the same version as this one."""
+    """Return its interpreter, which has the version of this one."""
     digest = hashlib.sha256(PINS.read_bytes() + sys.version.encode()).hexdigest()[:16]
     folder = PLACE / digest
     command, done = folder / "bin" / "python", folder / "done"
     if not done.exists():
-        say(f"    making {folder}: some 150 MB …")
+        print_progress(f"    making {folder}: some 150 MB …")
         for old in PLACE.glob("*"):
             shutil.rmtree(old)
         uv = shutil.which("uv") or str(ROOT / ".tools" / "bin" / "uv")
@@ -40,7 +40,7 @@ def python() -> Path:
 
 
 def packages() -> Path:
-    """Where they are installed."""
+    """Return the folder of its packages."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     return python().parents[1] / "lib" / version / "site-packages"
 

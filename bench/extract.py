@@ -1,6 +1,6 @@
 """Text out of PDF files, beside calling the library for each file in a process pool of the same size.
 
-The language is not looked for, for the library alone does not say it.
+The language is not detected, since the library alone does not detect it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.steps import corpus
 
-from bench.harness import Row, Sizes, anew, as_fast, in_turn, spark
+from bench.harness import Row, Sizes, alternate, empty_folder, spark, speed_row
 from ferryman import Plan, run, steps
 from ferryman.destinations import Null
 from ferryman.sources import Files
@@ -22,23 +22,23 @@ TARGET = 0.95
 PROCESSES = 2
 PAGES = 20
 SHARE = 5
-"""A file takes as long as some hundred of the small ones that other benchmarks read: fewer are enough."""
+"""Divisor of the number of files: one takes as long as some hundred small files of other benchmarks."""
 
 
 def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
     count = max(sizes.files // SHARE, 10)
     paths = papers(folder / f"papers-{count}", count)
     with get_context("fork").Pool(PROCESSES) as pool:
-        ours, plain = in_turn(
+        ours, plain = alternate(
             sizes.rounds,
-            lambda: run(plan(paths), state=anew(folder / "extract"), spark=spark()),
+            lambda: run(plan(paths), state=empty_folder(folder / "extract"), spark=spark()),
             lambda: in_pool(pool, paths),
         )
-    yield as_fast("PDF to text", count, ours, plain, TARGET)
+    yield speed_row("PDF to text", count, ours, plain, TARGET)
 
 
 def papers(folder: Path, count: int) -> Path:
-    """PDF files of PAGES pages of text, made once."""
+    """Make PDF files of PAGES pages of text, unless they exist."""
     if not folder.is_dir():
         folder.mkdir(parents=True)
         words = corpus.MUSE.replace(",", "").replace(".", "").split()
@@ -50,19 +50,19 @@ def papers(folder: Path, count: int) -> Path:
 
 
 def plan(papers: Path) -> Plan:
-    made = Plan("extract")
-    text = made.source("papers", Files(papers)).step("text", steps.extract_text(languages=None))
+    plan = Plan("extract")
+    text = plan.source("papers", Files(papers)).step("text", steps.extract_text(languages=None))
     text.destination("nowhere", Null())
-    return made
+    return plan
 
 
 def in_pool(pool: Pool, papers: Path) -> int:
-    """Characters of all of them."""
+    """Return the number of characters in all files."""
     return sum(pool.imap_unordered(characters, sorted(papers.iterdir()), chunksize=16))
 
 
 def characters(path: Path) -> int:
-    """As somebody would write it."""
+    """Return the number of characters in a file, as read by the library alone."""
     import pypdfium2
 
     book = pypdfium2.PdfDocument(path.read_bytes())

@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 from deltalake import write_deltalake
 
-from bench.harness import Row, Sizes, anew, as_fast, in_turn, spark, timed, within
+from bench.harness import Row, Sizes, alternate, empty_folder, limit_row, spark, speed_row, timed
 from ferryman import Flow, Plan, run
 from ferryman.destinations import Queue as ToQueue
 from ferryman.queues import Queue
@@ -24,18 +24,18 @@ SMALL = 100
 
 
 def add(docs: Any) -> dict[str, int]:
-    """The join's function, of both."""
+    """Add up two messages; the function of the join on both sides."""
     return {"n": docs["a"]["n"], "sum": docs["a"]["n"] + docs["b"]["n"]}
 
 
 def mark(doc: Any) -> Any:
-    """A step, of both."""
+    """Mark even sums; the step on both sides."""
     doc["even"] = doc["sum"] % 2 == 0
     return doc
 
 
 def flow_of(place: Path) -> Flow:
-    """Two queues are joined; the sums go through a step into two queues."""
+    """Return a flow that joins two queues and sends the sums through a step into two queues."""
     join = Plan("join")
     inputs = {name: join.source(name, FromQueue(name, place)) for name in ("a", "b")}
     join.join("add", add, inputs).destination("sums", ToQueue("sums", place))
@@ -55,20 +55,20 @@ def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
         assert Queue("right", place).last_index == each
 
     def fresh() -> None:
-        anew(state)
+        empty_folder(state)
         for name in ("sums", "left", "right"):
             Queue(name, place).delete()
 
-    anew(place)
+    empty_folder(place)
     for name in ("a", "b"):
         fill(Queue(name, place), each)
-        write_deltalake(str(anew(plain) / name if name == "a" else plain / name), texts(each))
+        write_deltalake(str(empty_folder(plain) / name if name == "a" else plain / name), texts(each))
     fresh()
     flow()
     fresh()
     ours = timed(flow)
     beside(plain)
-    yield as_fast(
+    yield speed_row(
         f"{sizes.documents} messages in two queues, joined, forked to two", sizes.documents, ours,
         timed(lambda: beside(plain)), TARGET,
     )  # fmt: skip
@@ -76,7 +76,7 @@ def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
 
 
 def small(sizes: Sizes, place: Path, state: Path) -> Iterator[Row]:
-    """In a warm session: a few messages more."""
+    """Measure waves of a few messages in a warm session."""
     one = Plan("copy")
     one.source("left", FromQueue("left", place)).destination("copies", ToQueue("copies", place))
     run(one, state=state, spark=spark())
@@ -90,9 +90,9 @@ def small(sizes: Sizes, place: Path, state: Path) -> Iterator[Row]:
             Queue(name, place).append([{"n": n} for n in range(SMALL)])
         run(flow_of(place), state=state, spark=spark())
 
-    yield within(f"a wave of {SMALL} messages, appended and run", in_turn(sizes.rounds, wave)[0], WAVE_S)
+    yield limit_row(f"a wave of {SMALL} messages, appended and run", alternate(sizes.rounds, wave)[0], WAVE_S)
     what = f"{SMALL} messages from append to output through two plans"
-    yield within(what, in_turn(sizes.rounds, through)[0], THROUGH_S)
+    yield limit_row(what, alternate(sizes.rounds, through)[0], THROUGH_S)
 
 
 def texts(messages: int) -> pa.Table:
@@ -105,7 +105,7 @@ def fill(queue: Queue, messages: int) -> None:
 
 
 def beside(plain: Path) -> None:
-    """The same with nothing but Spark and Delta tables, read and written by delta-rs in the driver."""
+    """Do the work of the flow with Spark and Delta tables only, read and written by delta-rs in the driver."""
     session = spark()
 
     def load(name: str) -> Any:
@@ -126,10 +126,10 @@ def beside(plain: Path) -> None:
     a, b = (load(name).withColumnRenamed("message", name) for name in ("a", "b"))
     shape = "index long, message string"
     sums = a.join(b, "index").mapInArrow(joined, shape)
-    _write(sums, anew(plain / "sums"))
+    _write(sums, empty_folder(plain / "sums"))
     marks = load("sums").mapInArrow(marked, shape)
     for name in ("left", "right"):
-        _write(marks, anew(plain / name))
+        _write(marks, empty_folder(plain / name))
 
 
 def _write(frame: Any, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What all benchmarks share: a session, a stopwatch for whole process trees, and the rows of the table of results."""
+"""Shared parts of the benchmarks: a session, a stopwatch for process trees, and the rows of the table of results."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ from ferryman.observe import Silent
 
 ROOT = Path(__file__).parents[1]
 XMX = "2g"
-"""Memory of the JVM, fixed, so that Python's is what varies."""
+"""Memory of the JVM, fixed, so that only Python's varies."""
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Sizes(NamedTuple):
-    """How much is measured."""
+    """Sizes of the data, and number of rounds."""
 
     documents: int = 1_000_000
     files: int = 20_000
     rounds: int = 3
 
 
-class Took(NamedTuple):
-    """One run: by the clock, and of all cores together.
+class Measurement(NamedTuple):
+    """Wall-clock and CPU seconds of one run.
 
-    ``mb``: the highest memory of the kinds of processes that took part, in MB. ``phases``: seconds by phase.
-    ``runs``: all runs, of which this is the median; the n-th was made right before or after the n-th of the others.
+    ``mb``: peak memory by kind of process, in MB. ``phases``: seconds by phase. ``runs``: all runs, of which this is
+    the median; the n-th ran right before or after the n-th of what it is compared with.
     """
 
     wall_s: float
     cpu_s: float
     mb: Mapping[str, int] = NOTHING
     phases: Mapping[str, float] = NOTHING
-    runs: tuple[Took, ...] = ()
+    runs: tuple[Measurement, ...] = ()
 
 
 class Figures(NamedTuple):
     """A row's numbers, for the plots.
 
-    ``speed``: how many times as fast as what is beside it, by the clock; ``low``, ``high``: of all pairs; ``cpu``: the
-    same by CPU time. ``mb`` and ``phases`` are Ferryman's.
+    ``speed``: times as fast as the comparison, by the clock; ``low``, ``high``: extremes of all pairs; ``cpu``: times
+    as fast by CPU time. ``mb`` and ``phases`` are Ferryman's.
     """
 
     key: str
@@ -64,7 +64,10 @@ class Figures(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One line of the table: what was measured beside what, and whether that is good enough."""
+    """One line of the table: Ferryman's result, the one it is compared with, and whether the target is met.
+
+    ``results.save`` stores these fields by name.
+    """
 
     what: str
     ours: str
@@ -76,19 +79,19 @@ class Row(NamedTuple):
     figures: Figures | None = None
 
 
-def timed(work: Callable[[], Any]) -> Took:
-    """Run it once; CPU of this process, of the JVM, and of Spark's Python workers. Work may have measured itself."""
+def timed(work: Callable[[], Any]) -> Measurement:
+    """Run the work once; measure this process, the JVM and Spark's Python workers. Work may return a measurement."""
     forget_peaks()
     _PHASES.clear()
     with Watch() as watch:
         cpu, began = cpu_of_tree(), time.perf_counter()
-        took = work()
+        result = work()
         took_s, cpu_s = time.perf_counter() - began, cpu_of_tree() - cpu
-    if isinstance(took, Took):
-        return took
+    if isinstance(result, Measurement):
+        return result
     known = sum(_PHASES.values())
     phases = {**_PHASES, "rest": took_s - known} if known else {}
-    return Took(took_s, max(cpu_s, watch.cpu_s), {kind: mb for kind, mb in watch.peaks.items() if mb}, phases)
+    return Measurement(took_s, max(cpu_s, watch.cpu_s), {kind: mb for kind, mb in watch.peaks.items() if mb}, phases)
 
 
 _PHASES: dict[str, float] = {}
@@ -115,43 +118,45 @@ class Phases(Silent):
 
 @contextmanager
 def phases() -> Iterator[Phases]:
-    """An observer of a run; what follows the last phase is nobody's."""
+    """Open an observer that measures the phases of a run; time after the last phase belongs to none."""
     observer = Phases()
     yield observer
     observer.finished({})
 
 
-def in_turn(rounds: int, *works: Callable[[], Any]) -> list[Took]:
-    """Warm all up, then run them in turn, so that what disturbs the machine disturbs all; of each the median by CPU."""
+def alternate(rounds: int, *works: Callable[[], Any]) -> list[Measurement]:
+    """Warm all up, then run them in turn, so that disturbances hit all; return the median by CPU of each."""
     for work in works:
         work()
     runs = [[timed(work) for work in works] for _ in range(rounds)]
     return [median([run[i] for run in runs]) for i in range(len(works))]
 
 
-def as_fast(what: str, documents: int, ours: Took, plain: Took, target: float, key: str = "") -> Row:
-    """A row for "at least so many times as fast as that". ``key``: its name in the plots, where it is in them."""
-    ratio, shown, figures = compared(key or what, documents, ours, plain)
-    memory = f"{of_memory(ours)}; {of_memory(plain)}"
-    texts = (_shown(ours, documents), _shown(plain, documents), shown, f"≥ {target:g}×")
+def speed_row(what: str, documents: int, ours: Measurement, plain: Measurement, target: float, key: str = "") -> Row:
+    """Make a row with the target "at least so many times as fast". ``key``: its name in the plots, if it is in them."""
+    ratio, text, figures = compare(key or what, documents, ours, plain)
+    memory = f"{describe_memory(ours)}; {describe_memory(plain)}"
+    texts = (_describe_time(ours, documents), _describe_time(plain, documents), text, f"≥ {target:g}×")
     return Row(what, *texts, ratio >= target, memory, figures if key else None)
 
 
-def as_long(what: str, documents: int, ours: Took, plain: Took, target: float, key: str = "") -> Row:
-    """A row for "at most so many times as long as that"."""
-    ratio, shown, figures = compared(key or what, documents, ours, plain, longer=True)
-    memory = f"{of_memory(ours)}; {of_memory(plain)}"
-    texts = (_shown(ours, documents), _shown(plain, documents), shown, f"≤ {target:g}×")
+def time_row(what: str, documents: int, ours: Measurement, plain: Measurement, target: float, key: str = "") -> Row:
+    """Make a row with the target "at most so many times as long"."""
+    ratio, text, figures = compare(key or what, documents, ours, plain, longer=True)
+    memory = f"{describe_memory(ours)}; {describe_memory(plain)}"
+    texts = (_describe_time(ours, documents), _describe_time(plain, documents), text, f"≤ {target:g}×")
     return Row(what, *texts, ratio <= target, memory, figures if key else None)
 
 
-def compared(key: str, documents: int, ours: Took, plain: Took, *, longer: bool = False) -> tuple[float, str, Figures]:
-    """The ratio (the median of all pairs; ``longer``: of times instead of speeds), as text with its spread, and all."""
+def compare(
+    key: str, documents: int, ours: Measurement, plain: Measurement, *, longer: bool = False
+) -> tuple[float, str, Figures]:
+    """Return the ratio of speeds (``longer``: of times), as the median of all pairs, with its text and the figures."""
     pairs = list(zip(ours.runs or (ours,), plain.runs or (plain,), strict=True))
-    speeds = sorted(other.wall_s / mine.wall_s for mine, other in pairs)
+    speeds = sorted(other.wall_s / own.wall_s for own, other in pairs)
     speed, cpu = (
         statistics.median(speeds),
-        statistics.median(other.cpu_s / max(mine.cpu_s, 0.01) for mine, other in pairs),
+        statistics.median(other.cpu_s / max(own.cpu_s, 0.01) for own, other in pairs),
     )
     figures = Figures(key, speed, speeds[0], speeds[-1], cpu, ours.wall_s, documents, dict(ours.mb), dict(ours.phases))
     if longer:
@@ -160,19 +165,19 @@ def compared(key: str, documents: int, ours: Took, plain: Took, *, longer: bool 
     return speed, f"{speed:.2f}× ({spread}CPU {cpu:.2f}×)", figures
 
 
-def within(what: str, ours: Took, limit_s: float, beside: str = "") -> Row:
-    """A row for "in at most so many seconds"."""
-    shown = f"{ours.wall_s:.2f} s"
-    return Row(what, shown, beside, "", f"≤ {limit_s:g} s", ours.wall_s <= limit_s, of_memory(ours))
+def limit_row(what: str, ours: Measurement, limit_s: float, beside: str = "") -> Row:
+    """Make a row with the target "at most so many seconds"."""
+    text = f"{ours.wall_s:.2f} s"
+    return Row(what, text, beside, "", f"≤ {limit_s:g} s", ours.wall_s <= limit_s, describe_memory(ours))
 
 
-def of_memory(took: Took) -> str:
-    """The peaks, as people read them."""
+def describe_memory(took: Measurement) -> str:
+    """Format the peaks of memory."""
     return ", ".join(f"{kind} {mb} MB" for kind, mb in took.mb.items())
 
 
 def print_table(rows: list[Row]) -> None:
-    """As Markdown, so that it can go into the docs as it is."""
+    """Print the rows as Markdown, for the docs."""
     print("| what | Ferryman | beside it | ratio (spread; CPU) | target | met | peak memory: Ferryman; beside it |")
     print("|---|---|---|---|---|---|---|")
     for row in rows:
@@ -181,32 +186,32 @@ def print_table(rows: list[Row]) -> None:
 
 @cache
 def spark() -> Any:
-    """The session of all benchmarks in this process: two cores, and workers that can import ``bench``."""
+    """Return the session of all benchmarks in this process: two cores, and workers that can import ``bench``."""
     from ferryman.engine.runner.sessions import start
 
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return start("local[2]", {"spark.driver.memory": XMX}, "bench")
 
 
-def anew(folder: Path) -> Path:
-    """The folder, empty."""
+def empty_folder(folder: Path) -> Path:
+    """Empty the folder, or create it, and return it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder
 
 
-def say(text: str) -> None:
-    """A line of progress; the results own stdout."""
+def print_progress(text: str) -> None:
+    """Print a line of progress to stderr; stdout is for results."""
     print(text, file=sys.stderr, flush=True)
 
 
-def median(runs: list[Took]) -> Took:
-    """The one in the middle by CPU, with all of them."""
+def median(runs: list[Measurement]) -> Measurement:
+    """Return the median run by CPU, with all runs."""
     middle = statistics.median_low(run.cpu_s for run in runs)
     return next(run for run in runs if run.cpu_s == middle)._replace(runs=tuple(runs))
 
 
-def _shown(took: Took, documents: int) -> str:
+def _describe_time(took: Measurement, documents: int) -> str:
     rate = documents / took.wall_s
-    shown = f"{rate / 1000:.0f} k docs/s" if rate >= 10_000 else f"{rate:.0f} docs/s"
-    return f"{took.wall_s:.2f} s ({shown})"
+    speed = f"{rate / 1000:.0f} k docs/s" if rate >= 10_000 else f"{rate:.0f} docs/s"
+    return f"{took.wall_s:.2f} s ({speed})"

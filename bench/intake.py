@@ -1,4 +1,4 @@
-"""The intake queue: jobs through all states, beside bare multi-operations; what acquiring costs among many."""
+"""The intake queue: jobs through all states, beside bare multi-operations; the cost of acquiring among many jobs."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from uuid import uuid4
 
 from tests.servers.zookeeper import ZooKeeperServer
 
-from bench.harness import Row, Sizes, anew
+from bench.harness import Row, Sizes, empty_folder
 from ferryman.intake import JobQueue
 
 STATES = ("Pending", "Estimating", "Provisioning", "Downloading", "Processing", "Storing", "Recording", "Notify")
 DOCUMENTS_A_JOB = 1000
-"""The sizes are said in documents: of the usual million, a thousand jobs are made."""
+"""Documents of the size option for each job: the usual million makes a thousand jobs."""
 SQLITE_JOBS_S, ZOOKEEPER_SHARE = 500, 0.6
 TURNS, ACQUIRED = 5, 10
 HEAP = "4g"
-"""A server keeps all nodes in memory."""
+"""Heap of the server, which keeps all nodes in memory."""
 FLAT = 1.5
-"""Among a hundred times as many jobs, acquiring may take so many times as long: a tree is a bit deeper."""
+"""Greatest ratio of the cost of acquiring among a hundred times as many jobs: the tree is a bit deeper."""
 
 
 def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
     jobs = max(50, sizes.documents // DOCUMENTS_A_JOB)
-    few, many = jobs, 100 * jobs
-    rate = max(through_all(opened(folder), jobs) for _ in range(sizes.rounds))
+    small, large = jobs, 100 * jobs
+    rate = max(jobs_per_second(create_queue(folder), jobs) for _ in range(sizes.rounds))
     target = f"≥ {SQLITE_JOBS_S}/s"
     yield Row(f"SQLite: {jobs} jobs through all states", f"{rate:.0f}/s", "", "", target, rate >= SQLITE_JOBS_S)
-    yield flat("SQLite", lambda: opened(folder), few, many)
+    yield compare_acquiring("SQLite", lambda: create_queue(folder), small, large)
     server = ZooKeeperServer()
     server.heap = HEAP
     with server:
@@ -38,22 +38,22 @@ def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
         def queue() -> JobQueue:
             return JobQueue.open(f"{server.url}/{uuid4().hex}")
 
-        turns = [(through_all(queue(), jobs), bare(server, jobs)) for _ in range(sizes.rounds)]
+        turns = [(jobs_per_second(queue(), jobs), bare_jobs_per_second(server, jobs)) for _ in range(sizes.rounds)]
         ours, plain = (max(side) for side in zip(*turns, strict=True))
         share = ours / plain
         what = f"ZooKeeper: {jobs} jobs through all states, beside as many bare multi-operations"
         met = share >= ZOOKEEPER_SHARE
         yield Row(what, f"{ours:.0f}/s", f"{plain:.0f}/s", f"{share:.2f}×", f"≥ {ZOOKEEPER_SHARE}×", met)
-        yield flat("ZooKeeper", queue, few, many)
+        yield compare_acquiring("ZooKeeper", queue, small, large)
 
 
-def opened(folder: Path) -> JobQueue:
-    """A new queue in a file."""
-    return JobQueue.open(f"sqlite:///{anew(folder / 'intake')}/queue.db")
+def create_queue(folder: Path) -> JobQueue:
+    """Create a queue in a file."""
+    return JobQueue.open(f"sqlite:///{empty_folder(folder / 'intake')}/queue.db")
 
 
-def filled(queue: JobQueue, jobs: int) -> None:
-    """A batch with pending jobs."""
+def add_jobs(queue: JobQueue, jobs: int) -> None:
+    """Add a batch with pending jobs."""
     queue.create_batch({"submitter": "bench"})
     batch = queue.acquire_pending_batch()
     assert batch is not None
@@ -61,10 +61,10 @@ def filled(queue: JobQueue, jobs: int) -> None:
         batch.create_job({"payload_url": f"http://127.0.0.1/{number}", "submitter": "bench"})
 
 
-def through_all(queue: JobQueue, jobs: int) -> float:
-    """Jobs a second, one process, one thread: acquire, move and unlock in each state."""
+def jobs_per_second(queue: JobQueue, jobs: int) -> float:
+    """Return jobs a second of one thread that acquires, moves and unlocks them in each state."""
     with queue:
-        filled(queue, jobs)
+        add_jobs(queue, jobs)
         began = time.perf_counter()
         for state in STATES:
             for _ in range(jobs):
@@ -80,8 +80,8 @@ def through_all(queue: JobQueue, jobs: int) -> float:
     return jobs / took
 
 
-def bare(server: ZooKeeperServer, jobs: int) -> float:
-    """The same multi-operations, with nothing read and nothing checked beside them."""
+def bare_jobs_per_second(server: ZooKeeperServer, jobs: int) -> float:
+    """Return jobs a second of the bare multi-operations, without reads and checks."""
     from kazoo.client import KazooClient
 
     client = KazooClient(hosts=f"127.0.0.1:{server.port}")
@@ -123,21 +123,26 @@ def commit(client: Any, *ops: tuple[Any, ...]) -> None:
     assert not [result for result in results if isinstance(result, Exception)], results
 
 
-def flat(store: str, queue: Callable[[], JobQueue], few: int, many: int) -> Row:
-    """What one acquisition costs among few pending jobs, and among many."""
-    costs = [acquire_cost_s(queue(), jobs) for jobs in (few, many)]
+def compare_acquiring(store: str, queue: Callable[[], JobQueue], small: int, large: int) -> Row:
+    """Compare the cost of one acquisition among few pending jobs and among many."""
+    costs = [acquire_cost_s(queue(), jobs) for jobs in (small, large)]
     ratio = costs[1] / costs[0]
-    shown = [f"{cost * 1000:.2f} ms" for cost in costs]
+    texts = [f"{cost * 1000:.2f} ms" for cost in costs]
     return Row(
-        f"{store}: acquire among {many}, beside {few}", shown[1], shown[0], f"{ratio:.2f}×", f"≤ {FLAT}×", ratio <= FLAT
+        f"{store}: acquire among {large}, beside {small}",
+        texts[1],
+        texts[0],
+        f"{ratio:.2f}×",
+        f"≤ {FLAT}×",
+        ratio <= FLAT,
     )
 
 
 def acquire_cost_s(queue: JobQueue, jobs: int) -> float:
-    """Seconds an acquisition, with its move and its unlocking; the best of some turns, which the machine disturbs."""
+    """Return seconds for one acquisition, move and unlock; the best of several rounds, against disturbances."""
     best = float("inf")
     with queue:
-        filled(queue, jobs)
+        add_jobs(queue, jobs)
         for _ in range(TURNS):
             began = time.perf_counter()
             for _ in range(ACQUIRED):

@@ -1,7 +1,7 @@
-"""A state of any size, made without a run: what a driver and ``status`` do with it, and how much memory that takes.
+"""Time and memory of the driver's work and of ``status`` on a large state, which is made without a run.
 
-Every document was delivered, in two versions where they are not too many. Each question is asked in a process of its
-own, for a peak of memory never goes down.
+Every document was delivered, in two versions if they are not too many. Each operation runs in its own process, since a
+peak of memory never goes down.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench import synthetic
-from bench.harness import ROOT, Row, Sizes, anew, say, timed
+from bench.harness import ROOT, Row, Sizes, empty_folder, print_progress, timed
 from bench.processes import Watch
 from ferryman import Plan, account
 from ferryman.destinations import Null
@@ -34,16 +34,16 @@ KEEP: Final = "what is counted is kept"
 QUESTIONS: Final = ("`status`, counted", DROP, KEEP, STATUS, "a scan, compared")
 
 MOST_TWICE: Final = 2_000_000
-"""More documents are made in one version: it takes a quarter of a minute a million, and there is nothing outdated."""
+"""Greatest number of documents made in two versions, which takes a quarter of a minute for each million."""
 
 
 def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
-    place = anew(folder / "large_state")
+    place = empty_folder(folder / "large_state")
     for what in (MAKE, *QUESTIONS):
         if what == DROP and versions(sizes.documents) == 1:
             continue
-        told = f"a state of {sizes.documents} documents: {what}"
-        say(f"  {told} …")
+        title = f"a state of {sizes.documents} documents: {what}"
+        print_progress(f"  {title} …")
         command = [sys.executable, "-m", "bench.large_state", str(place), str(sizes.documents), what]
         answer = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
         took = json.loads(answer.stdout.splitlines()[-1])
@@ -51,13 +51,13 @@ def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
             continue
         met = took["mb"] <= LIMIT_MB and (what != STATUS or took["wall_s"] <= STATUS_S)
         target = f"≤ {LIMIT_MB} MB" + (f", ≤ {STATUS_S:g} s" if what == STATUS else "")
-        row = Row(told, f"{took['wall_s']:.1f} s ({took['cpu_s']:.1f} s of CPU)", f"{took['mb']} MB", "", target, met)
-        say(f"    {row.ours}, {row.beside}")
+        row = Row(title, f"{took['wall_s']:.1f} s ({took['cpu_s']:.1f} s of CPU)", f"{took['mb']} MB", "", target, met)
+        print_progress(f"    {row.ours}, {row.beside}")
         yield row
 
 
 def versions(documents: int) -> int:
-    """In how many each of so many documents is made."""
+    """Return the number of versions of each document."""
     return 2 if documents <= MOST_TWICE else 1
 
 
@@ -72,7 +72,7 @@ def main(place: Path, count: int, what: str) -> None:
 
 
 def _work(root: Path, plan: Plan, place: Path, count: int, what: str) -> Callable[[], Any]:
-    def taken(work: Callable[[State], Any]) -> None:
+    def with_state(work: Callable[[State], Any]) -> None:
         with State.take(root, plan) as state:
             work(state)
 
@@ -91,7 +91,7 @@ def _work(root: Path, plan: Plan, place: Path, count: int, what: str) -> Callabl
     if what.startswith("`status`"):
         return lambda: account.status(root, plan)
     works = {DROP: drop, KEEP: lambda state: account.cache_counts(state, replace=True)}
-    return lambda: taken(works.get(what, scan))
+    return lambda: with_state(works.get(what, scan))
 
 
 if __name__ == "__main__":

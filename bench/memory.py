@@ -1,5 +1,4 @@
-"""Peak memory of the driver and of Spark's Python workers: does it grow with the number of documents, or with that of
-one document's children?"""
+"""Peak memory of the driver and of Spark's Python workers, by the number of documents, and of children."""
 
 from __future__ import annotations
 
@@ -22,21 +21,21 @@ from ferryman.plan import Plan
 from ferryman.sources import Files
 
 TARGET = 1.15
-"""More than this is growth: the rest is how allocators and garbage fall from run to run."""
+"""Greatest ratio of peaks; below it they vary from run to run with allocators and garbage."""
 
 SPLIT_TARGET = 4.0
-"""A document's content is held by its reader, by the step, and on the way between; its children are not."""
+"""Greatest peak per size of the file: reader, step and the transfer between them each hold the content."""
 
 
 def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
-    few = sizes.documents // 10
-    small, large = _peaks_of(few, folder), _peaks_of(sizes.documents, folder)
-    for who in ("driver", "worker"):
-        ratio = large[who] / small[who]
+    fewer = sizes.documents // 10
+    small, large = _peaks_of(fewer, folder), _peaks_of(sizes.documents, folder)
+    for kind in ("driver", "worker"):
+        ratio = large[kind] / small[kind]
         yield Row(
-            f"peak memory of the {who}: {sizes.documents} documents; {few} documents",
-            f"{large[who]} MB (JVM, -Xmx{XMX}: {large['jvm']} MB)",
-            f"{small[who]} MB (JVM: {small['jvm']} MB)",
+            f"peak memory of the {kind}: {sizes.documents} documents; {fewer} documents",
+            f"{large[kind]} MB (JVM, -Xmx{XMX}: {large['jvm']} MB)",
+            f"{small[kind]} MB (JVM: {small['jvm']} MB)",
             f"{ratio:.2f}×",
             f"≤ {TARGET}×",
             ratio <= TARGET,
@@ -46,7 +45,7 @@ def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
 
 
 def _split(sizes: Sizes, folder: Path) -> Row:
-    """One CSV file, split into its rows by a step: what a worker holds beyond the file itself."""
+    """Measure a worker's memory while a step splits one CSV file into its rows."""
     large_mb = max(20, sizes.documents // 5000)
     small_mb = large_mb // 10
     peaks = {mb: _peaks_of(mb, folder, "file")["worker"] for mb in (small_mb, large_mb)}
@@ -62,7 +61,7 @@ def _split(sizes: Sizes, folder: Path) -> Row:
 
 
 def _peaks_of(number: int, folder: Path, what: str = "rows") -> dict[str, int]:
-    """In a process of its own, since a peak never goes down."""
+    """Measure the peaks in a child process, since a peak never goes down."""
     if what == "rows":
         data.table(folder / f"rows-{number}", number)
     else:
@@ -74,7 +73,7 @@ def _peaks_of(number: int, folder: Path, what: str = "rows") -> dict[str, int]:
 
 
 def _write_csv(folder: Path, megabytes: int) -> Path:
-    """A folder with one file of so many MB, rows of 200 bytes."""
+    """Write one file of so many MB, with rows of 200 bytes; return its folder."""
     folder.mkdir(exist_ok=True)
     line = "row %012d," + "x" * 182 + "\n"
     with (folder / "rows.csv").open("w") as file:
@@ -83,7 +82,7 @@ def _write_csv(folder: Path, megabytes: int) -> Path:
 
 
 def rows_of(doc: Document) -> Iterator[Document]:
-    """The step: a child for each row."""
+    """Make a child for each row; the step."""
     for number, (name, text) in enumerate(csv.reader(io.TextIOWrapper(io.BytesIO(doc.raw or b"")))):
         yield doc.child(number, name=name, text=text)
 

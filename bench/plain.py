@@ -1,4 +1,4 @@
-"""What Ferryman is measured beside: the same rows, the same step, and nothing else."""
+"""Plain Spark for comparison: the same rows and the same step, and nothing else."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ferryman.document import content_version, encode_fields
 
 
 def step(document: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """The step of all plans here; works on a Document and on a dict."""
+    """Count characters; the step of most benchmarks, for a Document or a dict."""
     document["characters"] = len(document["body"])
     return document
 
 
 def version(row: dict[str, Any]) -> str:
-    """What a scan must know of a row."""
+    """Return the content version of a row, which a scan needs."""
     return content_version(encode_fields(row), None)
 
 
 def for_each_row(rows: Path, work: Callable[[dict[str, Any]], Any]) -> int:
-    """Plain ``mapInArrow``: each row as a dict, and this work on it; how many there were."""
+    """Call ``work`` with each row as a dict, in plain ``mapInArrow``; return the number of rows."""
 
     def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -32,17 +32,17 @@ def for_each_row(rows: Path, work: Callable[[dict[str, Any]], Any]) -> int:
                 work(row)
             yield pa.RecordBatch.from_pydict({"rows": [batch.num_rows]})
 
-    counted = spark().read.parquet(str(rows)).mapInArrow(stage, "rows long").collect()
-    return sum(row[0] for row in counted)
+    counts = spark().read.parquet(str(rows)).mapInArrow(stage, "rows long").collect()
+    return sum(row[0] for row in counts)
 
 
 def for_each_batch(rows: Path, work: Callable[[pa.RecordBatch], Any]) -> int:
-    """Plain ``mapInArrow``: this work on each record batch as it is; how many rows there were."""
+    """Call ``work`` with each record batch, in plain ``mapInArrow``; return the number of rows."""
 
     def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             work(batch)
             yield pa.RecordBatch.from_pydict({"rows": [batch.num_rows]})
 
-    counted = spark().read.parquet(str(rows)).mapInArrow(stage, "rows long").collect()
-    return sum(row[0] for row in counted)
+    counts = spark().read.parquet(str(rows)).mapInArrow(stage, "rows long").collect()
+    return sum(row[0] for row in counts)

@@ -10,7 +10,7 @@ from pathlib import Path
 import psycopg
 from tests.servers.postgres import PostgresServer
 
-from bench.harness import Row, Sizes, as_fast, in_turn
+from bench.harness import Row, Sizes, alternate, speed_row
 from bench.sqlite_loop import COLUMNS, deliveries, make_rows
 from ferryman.destinations import DestinationContext, Guarantee, Sql
 
@@ -19,11 +19,11 @@ _OPERATION = ("upsert",)
 
 
 def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
-    """Rows and deliveries are made before the clock starts; each side begins with an empty table."""
+    """Measure both sides, each from an empty table; rows and deliveries are made before the clock starts."""
     count = sizes.documents // 5
     rows = [(*row, *_OPERATION) for row in make_rows(count)]
     chunks = list(deliveries((row[:-1] for row in rows), Sql.preferred_batch or 500))
-    gc.freeze()  # nobody shall search them for garbage
+    gc.freeze()  # keep the garbage collector from traversing them
     with PostgresServer() as server:
         sql = Sql(server.url, mode="append")
         sql.check()
@@ -39,20 +39,20 @@ def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
             _empty(server.url)
             _copy(server.url, rows)
 
-        took, plain = in_turn(sizes.rounds, ours, beside)
+        took, plain = alternate(sizes.rounds, ours, beside)
     gc.unfreeze()
     what = (
         f"Sql on PostgreSQL, mode append; plain COPY (psycopg's write_row), a commit every {Sql.preferred_batch} rows"
     )
-    yield as_fast(what, count, took, plain, TARGET)
+    yield speed_row(what, count, took, plain, TARGET)
 
 
 def _copy(url: str, rows: list[tuple[object, ...]]) -> None:
-    """What one would write instead, with a commit as often."""
+    """Copy the rows with plain COPY, with a commit as often as ``Sql``."""
     statement = f"COPY documents ({', '.join(COLUMNS)}, operation) FROM STDIN"
-    left = iter(rows)
+    remaining = iter(rows)
     with psycopg.connect(url) as connection:
-        while some := list(itertools.islice(left, Sql.preferred_batch)):
+        while some := list(itertools.islice(remaining, Sql.preferred_batch)):
             with connection.cursor() as cursor, cursor.copy(statement) as copy:  # type: ignore[arg-type]
                 for row in some:
                     copy.write_row(row)

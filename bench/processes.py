@@ -1,4 +1,4 @@
-"""Processes as Linux tells of them: a tree, what it has taken of the CPU, the most memory that each kind of it had."""
+"""Process trees on Linux: their CPU time, and the peak memory of each kind of process, from /proc."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from types import TracebackType
 
 EVERY_S = 0.2
-"""How often somebody looks; the highest peak that a process had so far is then known, but for one that ended since."""
+"""Seconds between two samples. The kernel keeps the peak of a process until it ends."""
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def processes(root: int = 0) -> dict[int, list[int]]:
-    """This process (or the root) and all below it: pid -> its fields of /proc/<pid>/stat from the fourth on."""
+    """Return this process (or the root) and all below it: pid -> fields of /proc/<pid>/stat from the fourth on."""
     stats: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -31,28 +31,28 @@ def processes(root: int = 0) -> dict[int, list[int]]:
 
 
 def cpu_of_tree() -> float:
-    """CPU seconds of this process and all below it so far, ended ones included."""
+    """Return the CPU seconds of this process and all below it so far, ended ones included."""
     ticks = sum(sum(stat[10:14]) for stat in processes().values())
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def forget_peaks() -> None:
-    """What processes that are still there have taken so far does not count for the next measurement."""
+    """Reset the peak memory of running processes for the next measurement."""
     for pid in processes():
         with contextlib.suppress(OSError):
             Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
 def adopt_orphans() -> None:
-    """Processes below this one whose parent has ended become its children, so that their CPU is known, too."""
+    """Become the parent of processes below this one whose parent has ended, so that their CPU time is known."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 class Watch:
-    """The highest peak of each kind of process, in MB; looks every so often, for workers come and go.
+    """Samples the peak memory of each kind of process, in MB, every ``EVERY_S`` seconds, as workers come and go.
 
     Attributes:
-        peaks: MB by kind: ``driver`` (the root), ``jvm``, ``worker`` (any other); 0: there was none.
+        peaks: MB by kind: ``driver`` (the root), ``jvm``, ``worker`` (any other); 0 if there was none.
     """
 
     def __init__(self, root: int = 0) -> None:
@@ -61,7 +61,7 @@ class Watch:
         self.peaks = {"driver": 0, "worker": 0, "jvm": 0}
         self._root = root or os.getpid()
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look_on, daemon=True)
+        self._thread = threading.Thread(target=self._sample_until_end, daemon=True)
 
     def __enter__(self) -> Watch:
         self._first = {pid: sum(stat[10:12]) for pid, stat in processes(self._root).items()}
@@ -71,20 +71,20 @@ class Watch:
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None) -> None:
         self._ended.set()
         self._thread.join()
-        self._look()
+        self._sample()
 
-    def _look_on(self) -> None:
+    def _sample_until_end(self) -> None:
         while not self._ended.wait(EVERY_S):
-            self._look()
+            self._sample()
 
     @property
     def cpu_s(self) -> float:
-        """CPU seconds of each process as long as it was seen. The kernel forgets those of a worker that ends while its
-        parent does not ask for it; this forgets those since somebody looked last."""
+        """CPU seconds of all sampled processes. The kernel drops those of a worker whose parent does not wait for it;
+        this keeps them up to the last sample."""
         ticks = sum(last - self._first.get(pid, 0) for pid, last in self._last.items())
         return ticks / os.sysconf("SC_CLK_TCK")
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         for pid, stat in processes(self._root).items():
             self._last[pid] = sum(stat[10:12])
             try:
@@ -94,5 +94,5 @@ class Watch:
             if "VmHWM" not in status:
                 continue  # it has ended
             name = status["Name"].strip()
-            who = "driver" if pid == self._root else "jvm" if name == "java" else "worker"
-            self.peaks[who] = max(self.peaks[who], int(status["VmHWM"].split()[0]) // 1024)
+            kind = "driver" if pid == self._root else "jvm" if name == "java" else "worker"
+            self.peaks[kind] = max(self.peaks[kind], int(status["VmHWM"].split()[0]) // 1024)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench import data, plain, table_to_null
-from bench.harness import Row, Sizes, anew, as_long, in_turn, phases, spark, within
+from bench.harness import Row, Sizes, alternate, empty_folder, limit_row, phases, spark, time_row
 from ferryman import Plan, run
 from ferryman.destinations import Null
 from ferryman.sources import Files
@@ -22,7 +22,7 @@ def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
 
 def _rows(sizes: Sizes, folder: Path) -> Row:
     rows = data.table(folder / f"rows-{sizes.documents}", sizes.documents)
-    state = anew(folder / "rescan")
+    state = empty_folder(folder / "rescan")
     run(table_to_null.plan(rows), state=state, spark=spark())
 
     def ours() -> None:
@@ -33,13 +33,15 @@ def _rows(sizes: Sizes, folder: Path) -> Row:
     def beside() -> None:
         assert plain.for_each_row(rows, plain.version) == sizes.documents
 
-    took, bare = in_turn(sizes.rounds, ours, beside)
-    return as_long("rescan, all unchanged; plain mapInArrow that hashes", sizes.documents, took, bare, TARGET, "rescan")
+    took, bare = alternate(sizes.rounds, ours, beside)
+    return time_row(
+        "rescan, all unchanged; plain mapInArrow that hashes", sizes.documents, took, bare, TARGET, "rescan"
+    )
 
 
 def _files(sizes: Sizes, folder: Path) -> Row:
     files = data.small_files(folder / f"files-{sizes.files}", sizes.files)
-    state = anew(folder / "idle")
+    state = empty_folder(folder / "idle")
 
     def idle() -> None:
         plan = Plan("idle")
@@ -48,5 +50,5 @@ def _files(sizes: Sizes, folder: Path) -> Row:
         run(plan, state=state, spark=spark())
 
     idle()
-    [took] = in_turn(sizes.rounds, idle)
-    return within(f"idle wave over {sizes.files} small files, warm session", took, IDLE_S)
+    [took] = alternate(sizes.rounds, idle)
+    return limit_row(f"idle wave over {sizes.files} small files, warm session", took, IDLE_S)

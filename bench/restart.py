@@ -1,8 +1,8 @@
-"""From the start of a run after ``kill -9`` to the first delivery that is new, beyond Spark's own start and first job.
+"""Time from the start of a run after ``kill -9`` to its first new delivery, beyond Spark's own start and first job.
 
-A plan is run by the command into a destination that takes its time; once it has a third of the documents, all processes
-of the run are killed at once. The run after it is watched until a document arrives that had not arrived before. Beside
-it: plain Spark, from the start of its process until its first job has ended.
+The command runs a plan into a slow destination; once that has a third of the documents, all processes of the run are
+killed at once. The next run is timed until a document arrives that had not arrived before. The comparison is plain
+Spark, from the start of its process until its first job has ended.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 
 from bench import data
 from bench.command import QUIET
-from bench.harness import Row, Sizes, anew
+from bench.harness import Row, Sizes, empty_folder
 from bench.processes import adopt_orphans, processes
 
 LIMIT_S: Final = 2.0
@@ -67,26 +67,26 @@ spark.stop()
 def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
     count = min(sizes.documents, MOST)
     rows = data.table(folder / f"rows-{count}", count)
-    place = anew(folder / "restart")
+    place = empty_folder(folder / "restart")
     out, plain = place / "arrived", place / "plain"
     third, batch, hold = count * SHARE, min(CHUNK, max(1, count // 20)), place / "hold"
     (place / "plan.py").write_text(PLAN.format(out=str(out), rows=str(rows), hold=str(hold), third=third, batch=batch))
     line = [sys.executable, "-m", "ferryman.cli", "run", str(place / "plan.py"), "--state", str(place / "state")]
-    ours, theirs = [], []
+    ferryman_s, spark_s = [], []
     for _ in range(sizes.rounds + 1):  # the first one finds no file in any cache
-        anew(place / "state")
+        empty_folder(place / "state")
         out.write_text("")
         hold.touch()
-        _killed_when(line, lambda: _arrived(out)[1] >= third)
+        _time_until(line, lambda: _arrived(out)[1] >= third)
         hold.unlink()
         known, _ = _arrived(out)
-        ours.append(_killed_when(line, lambda known=known: bool(_arrived(out)[0] - known)))
+        ferryman_s.append(_time_until(line, lambda known=known: bool(_arrived(out)[0] - known)))
         plain.write_text("")
-        theirs.append(
-            _killed_when([sys.executable, "-c", PLAIN.format(out=str(plain))], lambda: plain.read_text() != "")
+        spark_s.append(
+            _time_until([sys.executable, "-c", PLAIN.format(out=str(plain))], lambda: plain.read_text() != "")
         )
-    beyond = [mine - other for mine, other in zip(ours[1:], theirs[1:], strict=True)]
-    took, other, more = (statistics.median(times) for times in (ours[1:], theirs[1:], beyond))
+    beyond = [own - other for own, other in zip(ferryman_s[1:], spark_s[1:], strict=True)]
+    took, other, more = (statistics.median(times) for times in (ferryman_s[1:], spark_s[1:], beyond))
     yield Row(
         f"a run of {count} documents is killed in the middle of its deliveries; the next one, until its first new "
         "delivery; plain Spark, until its first job has ended",
@@ -99,17 +99,17 @@ def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
 
 
 def _arrived(out: Path) -> tuple[set[str], int]:
-    """The first ids of all chunks, and how many documents there were in them."""
+    """Return the first ids of all chunks, and the number of documents in them."""
     lines = [line.split() for line in out.read_text().splitlines(keepends=True) if line.endswith("\n")]
     return {id for id, _ in lines}, sum(int(rows) for _, rows in lines)
 
 
-def _killed_when(line: Sequence[str], there: Callable[[], bool]) -> float:
-    """Starts a process; kills it and all below it when it is there. How long that took, in seconds."""
+def _time_until(line: Sequence[str], is_done: Callable[[], bool]) -> float:
+    """Start a process, and kill it and all below it when ``is_done``; return the seconds until then."""
     adopt_orphans()
     began = time.perf_counter()
     process = subprocess.Popen(line, env={**os.environ, **QUIET}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while not there():
+    while not is_done():
         if process.poll() is not None or time.perf_counter() > began + PATIENCE_S:
             raise SystemExit(f"{' '.join(line)}: nothing came of it; it ended with {process.poll()}")
         time.sleep(0.01)
@@ -120,7 +120,7 @@ def _killed_when(line: Sequence[str], there: Callable[[], bool]) -> float:
     process.wait()
     for pid in set(tree) - {process.pid}:
         try:
-            os.waitpid(pid, 0)  # ours now, and its memory is free only when it is gone
+            os.waitpid(pid, 0)  # adopted by us: its memory is free only after this
         except ChildProcessError:
             continue
     return took_s

@@ -1,4 +1,4 @@
-"""A retry of the one document in a hundred of which a step failed, beside the run in which it failed."""
+"""Retry of one document in a hundred that failed in a step, compared with the run in which it failed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import data
-from bench.harness import Row, Sizes, Took, anew, spark, timed
+from bench.harness import Measurement, Row, Sizes, empty_folder, spark, timed
 from ferryman import Plan, TransientError, run
 from ferryman.destinations import Null
 from ferryman.engine.runner.spark import SparkRunner
@@ -16,7 +16,7 @@ from ferryman.sources import DataFrame
 SHARE = 100
 TARGET = 0.05
 NOT_SOON_S = 10**9
-"""The wait is drawn by lot below it: nothing comes due but by the retry."""
+"""Bound of the random backoff, so long that only the retry makes anything due."""
 
 
 def plan(rows: Path, flag: Path) -> Plan:
@@ -25,10 +25,10 @@ def plan(rows: Path, flag: Path) -> Plan:
             raise TransientError("not yet")
         return document
 
-    made = Plan("retry-wave")
-    source = made.source("rows", DataFrame(lambda spark: spark.read.parquet(str(rows))))
+    plan = Plan("retry-wave")
+    source = plan.source("rows", DataFrame(lambda spark: spark.read.parquet(str(rows))))
     source.step("step", step).destination("nowhere", Null(), backoff=NOT_SOON_S)
-    return made
+    return plan
 
 
 def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
@@ -36,30 +36,36 @@ def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
     flag = folder / "failing"
     first, again, idle, job = [], [], [], []
     for _ in range(sizes.rounds + 1):  # the first one warms up
-        state = anew(folder / "retry")
+        state = empty_folder(folder / "retry")
         flag.touch()
-        made = plan(rows, flag)
-        first.append(timed(lambda made=made, state=state: run(made, state=state, spark=spark(), wait=0)))
+        retry_plan = plan(rows, flag)
+        first.append(
+            timed(lambda retry_plan=retry_plan, state=state: run(retry_plan, state=state, spark=spark(), wait=0))
+        )
         flag.unlink()
-        idle.append(timed(lambda made=made, state=state: run(made, state=state, spark=spark(), wait=0)))
-        again.append(timed(lambda made=made, state=state: _retried(made, state)))
+        idle.append(
+            timed(lambda retry_plan=retry_plan, state=state: run(retry_plan, state=state, spark=spark(), wait=0))
+        )
+        again.append(timed(lambda retry_plan=retry_plan, state=state: _retry(retry_plan, state)))
         job.append(timed(lambda: SparkRunner(spark()).run(_nothing, [0, 1])))
-    took, whole, scan, warm = (_median(each) for each in (again, first, idle, job))
-    wave = took - scan
-    limit = TARGET * whole + warm
+    retry_s, whole_s, scan_s, job_s = (_median(each) for each in (again, first, idle, job))
+    wave_s = retry_s - scan_s
+    limit_s = TARGET * whole_s + job_s
     what = (
         f"retry wave of {sizes.documents // SHARE} in {sizes.documents}; the run in which they failed, and a warm job"
     )
-    shown = f"{wave / whole:.3f}× + {warm:.2f} s"
-    yield Row(what, f"{wave:.2f} s", f"{whole:.2f} s, {warm:.2f} s", shown, f"≤ {TARGET}× + a job", wave <= limit)
+    ratio = f"{wave_s / whole_s:.3f}× + {job_s:.2f} s"
+    yield Row(
+        what, f"{wave_s:.2f} s", f"{whole_s:.2f} s, {job_s:.2f} s", ratio, f"≤ {TARGET}× + a job", wave_s <= limit_s
+    )
 
 
-def _retried(made: Plan, state: Path) -> None:
-    """A run that scans, finds all as it was, and has the retry as a wave of its own."""
+def _retry(retry_plan: Plan, state: Path) -> None:
+    """Retry, and run: it scans, finds nothing changed, and processes the retry in a wave."""
     from ferryman.operations import retry
 
-    retry(made, state=state)
-    summary = run(made, state=state, spark=spark(), wait=0)
+    retry(retry_plan, state=state)
+    summary = run(retry_plan, state=state, spark=spark(), wait=0)
     assert summary.delivered, summary
 
 
@@ -67,6 +73,6 @@ def _nothing(number: int) -> int:
     return number
 
 
-def _median(runs: list[Took]) -> float:
+def _median(runs: list[Measurement]) -> float:
     warm = sorted(run.wall_s for run in runs[1:])
     return warm[len(warm) // 2]

@@ -1,4 +1,4 @@
-"""`ferryman intake serve`: batches of jobs through all states and a trivial plan, warm; what an idle queue costs."""
+"""`ferryman intake serve`: batches of jobs through all states and a trivial plan, warm; the cost of an idle queue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from tests.servers.zookeeper import ZooKeeperServer
 
-from bench.harness import Row, Sizes, anew
+from bench.harness import Row, Sizes, empty_folder
 from ferryman import Plan
 from ferryman.destinations import Null
 from ferryman.intake import JobQueue
@@ -25,11 +25,10 @@ from ferryman.sources import Jobs
 BATCHES, JOBS = 20, 500
 SQLITE_JOBS_S, ZOOKEEPER_JOBS_S = 200, 50
 WARM_UP = 50
-"""Jobs of a first batch, which starts Spark's workers."""
+"""Jobs of the first batch, which starts Spark's workers."""
 FINISHED, IDLE_S, IDLE_SHARE = 2000, 60.0, 0.01
 WINDOW_S, STARTED_SHARE, STARTED_CPU_S = 10.0, 0.05, 1.0
-"""A start is over when it has taken a second of CPU time, and so long a window takes less of a core than this. It takes
-longer beside other work."""
+"""A start is over once it took STARTED_CPU_S of CPU time, and then for WINDOW_S less than STARTED_SHARE of a core."""
 IDLE_PLAN = """\
 from ferryman import Plan
 from ferryman.destinations import Null
@@ -40,13 +39,15 @@ plan.source("jobs", Jobs()).destination("null", Null())
 """
 PENDING, LIST_SQLITE_S, LIST_ZOOKEEPER_S = 10_000, 2.0, 5.0
 DOCUMENTS = 1_000_000
-"""The sizes are said in documents: of as many, the full size is made."""
+"""Documents of the size option that give the full size here."""
 HEAP = "4g"
 
 
 def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
     share = min(1.0, sizes.documents / DOCUMENTS)
-    yield from of_store("SQLite", lambda at: f"sqlite:///{at}/queue.db", folder, share, SQLITE_JOBS_S, LIST_SQLITE_S)
+    yield from measure_store(
+        "SQLite", lambda at: f"sqlite:///{at}/queue.db", folder, share, SQLITE_JOBS_S, LIST_SQLITE_S
+    )
     server = ZooKeeperServer()
     server.heap = HEAP
     with server:
@@ -54,37 +55,37 @@ def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
         def url(at: Path) -> str:
             return f"{server.url}/{uuid4().hex}"
 
-        yield from of_store("ZooKeeper", url, folder, share, ZOOKEEPER_JOBS_S, LIST_ZOOKEEPER_S)
+        yield from measure_store("ZooKeeper", url, folder, share, ZOOKEEPER_JOBS_S, LIST_ZOOKEEPER_S)
 
 
-def of_store(name: str, url: Any, folder: Path, share: float, rate: int, list_s: float) -> Iterator[Row]:
-    at = anew(folder / "serve")
+def measure_store(name: str, url: Any, folder: Path, share: float, rate: int, list_s: float) -> Iterator[Row]:
+    at = empty_folder(folder / "serve")
     batches, jobs = max(1, int(BATCHES * share)), JOBS
     with JobQueue.open(url(at)) as queue:
-        taken, cpu = served(queue, at, batches, jobs)
-        met = batches * jobs / taken >= rate
-        said = f"{batches * jobs / taken:.0f}/s"
+        wall_s, cpu = measure_serving(queue, at, batches, jobs)
+        met = batches * jobs / wall_s >= rate
+        speed = f"{batches * jobs / wall_s:.0f}/s"
         cost = f"{1000 * cpu / (batches * jobs):.1f} ms CPU a job"
-        yield Row(f"{name}: {batches} batches × {jobs} jobs served, warm", said, "", cost, f"≥ {rate}/s", met)
-    with JobQueue.open(url(anew(folder / "serve"))) as queue:
+        yield Row(f"{name}: {batches} batches × {jobs} jobs served, warm", speed, "", cost, f"≥ {rate}/s", met)
+    with JobQueue.open(url(empty_folder(folder / "serve"))) as queue:
         count = max(10, int(FINISHED * share))
-        used = idle(queue, folder / "serve", count)
+        used = idle_share(queue, folder / "serve", count)
         what = f"{name}: an idle queue with {count} finished batches"
         yield Row(what, f"{used:.1%} of a core", "", "", f"≤ {IDLE_SHARE:.0%}", used <= IDLE_SHARE)
-    with JobQueue.open(url(anew(folder / "serve"))) as queue:
+    with JobQueue.open(url(empty_folder(folder / "serve"))) as queue:
         count = max(100, int(PENDING * share))
-        filled(queue, count)
-        taken, cpu = listed(queue.url, count)
+        add_pending_jobs(queue, count)
+        wall_s, cpu = measure_listing(queue.url, count)
         what = f"{name}: `intake jobs --state Pending`, the whole command, {count} jobs"
-        yield Row(what, f"{taken:.2f} s", "", f"{cpu:.2f} s CPU", f"≤ {list_s:g} s", taken <= list_s)
+        yield Row(what, f"{wall_s:.2f} s", "", f"{cpu:.2f} s CPU", f"≤ {list_s:g} s", wall_s <= list_s)
 
 
-def listed(url: str, count: int) -> tuple[float, float]:
-    """(seconds, seconds of CPU) of the command."""
+def measure_listing(url: str, count: int) -> tuple[float, float]:
+    """Return (seconds, CPU seconds) of the command that lists pending jobs."""
     before, start = os.times(), time.perf_counter()
     command = [Path(sys.executable).with_name("ferryman"), "intake", "jobs", "--state", "Pending", "--queue", url]
-    told = subprocess.run(command, capture_output=True, check=True).stdout
-    assert len(told.splitlines()) == count + 1
+    output = subprocess.run(command, capture_output=True, check=True).stdout
+    assert len(output.splitlines()) == count + 1
     after = os.times()
     return (
         time.perf_counter() - start,
@@ -98,8 +99,8 @@ def trivial() -> Plan:
     return plan
 
 
-def submitted(queue: JobQueue, folder: Path, batches: int, jobs: int) -> None:
-    """Manifests of one small file a job."""
+def submit_batches(queue: JobQueue, folder: Path, batches: int, jobs: int) -> None:
+    """Submit manifests with one small file for each job."""
     for _ in range(batches):
         place = folder / uuid4().hex
         place.mkdir()
@@ -110,25 +111,24 @@ def submitted(queue: JobQueue, folder: Path, batches: int, jobs: int) -> None:
         queue.create_batch({"manifest_url": (place / "manifest.csv").as_uri(), "payload_type": "manifest"})
 
 
-def served(queue: JobQueue, folder: Path, batches: int, jobs: int) -> tuple[float, float]:
-    """(seconds, seconds of CPU of this process) from the first acquired batch to the last report."""
+def measure_serving(queue: JobQueue, folder: Path, batches: int, jobs: int) -> tuple[float, float]:
+    """Return (seconds, CPU seconds of this process) from the first acquired batch to the last report."""
     serving = Serving(folder / "work", once=True, reach=Reach((str(folder),), ()))
     plan = trivial()
     with on_spark(plan, folder / "state", "local[2]", {}) as driver:
-        submitted(queue, folder, 1, WARM_UP)
+        submit_batches(queue, folder, 1, WARM_UP)
         serve(plan, queue, serving, lambda: contextlib.nullcontext(driver))
-        submitted(queue, folder, batches, jobs)
+        submit_batches(queue, folder, batches, jobs)
         start, cpu = time.perf_counter(), time.process_time()
         serve(plan, queue, serving, lambda: contextlib.nullcontext(driver))
-        taken = time.perf_counter() - start, time.process_time() - cpu
+        measured = time.perf_counter() - start, time.process_time() - cpu
     assert len(queue.list_jobs("Completed")) == batches * jobs + WARM_UP
-    return taken
+    return measured
 
 
-def idle(queue: JobQueue, folder: Path, batches: int) -> float:
-    """Share of a core that `ferryman intake serve` costs while it waits: CPU time of its process, by /proc, without
-    its children."""
-    finished(queue, batches)
+def idle_share(queue: JobQueue, folder: Path, batches: int) -> float:
+    """Return the share of a core that `ferryman intake serve` takes while it waits, without its children."""
+    add_finished_batches(queue, batches)
     (folder / "plan.py").write_text(IDLE_PLAN)
     command = [str(Path(sys.executable).with_name("ferryman")), "intake", "serve", str(folder / "plan.py")]
     options = ["--queue", queue.url, "--state", str(folder / "state"), "--work", str(folder / "work")]
@@ -144,7 +144,7 @@ def idle(queue: JobQueue, folder: Path, batches: int) -> float:
 
 
 def settle(process: int) -> None:
-    """Wait until all that a start does is done."""
+    """Wait until a process has started up."""
     before = cpu_s(process)
     while True:
         time.sleep(WINDOW_S)
@@ -154,8 +154,8 @@ def settle(process: int) -> None:
         before = now
 
 
-def finished(queue: JobQueue, batches: int) -> None:
-    """Batches that are done with: every other one Completed, the others Failed."""
+def add_finished_batches(queue: JobQueue, batches: int) -> None:
+    """Add batches that have ended: every other one Completed, the others Failed."""
     for number in range(batches):
         batch = queue.create_batch({"submitter": f"bench {number}"})
         batch.set_status("Processing")
@@ -164,12 +164,12 @@ def finished(queue: JobQueue, batches: int) -> None:
 
 
 def cpu_s(process: int) -> float:
-    """CPU time of a process and its threads, in seconds, without its children."""
+    """Return the CPU seconds of a process and its threads, without its children."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def filled(queue: JobQueue, jobs: int) -> None:
+def add_pending_jobs(queue: JobQueue, jobs: int) -> None:
     queue.create_batch({"submitter": "bench"})
     batch = queue.acquire_pending_batch()
     assert batch is not None

@@ -1,7 +1,7 @@
 """Runs and ``status`` at sizes and shapes where states once broke: ids of 45 characters, families, large contents.
 
-Each case is a plan that runs three times: everything is new, nothing is, everything has changed. One that fails is a
-row that says so. Peaks of memory are of one case: they are forgotten before the next.
+Each case is a plan that runs three times: everything is new, nothing is, everything has changed. A failure becomes a
+row. Peaks of memory are reset before each case.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bench.harness import XMX, Row, Sizes, Took, say, spark, timed
+from bench.harness import XMX, Measurement, Row, Sizes, print_progress, spark, timed
 from bench.processes import Watch, forget_peaks
 from ferryman import Document, Plan, account, run
 from ferryman.destinations import Null
@@ -25,11 +25,11 @@ LIMIT_MB: Final = 1024
 STATUS_S: Final = 5.0
 
 MOST_SHAPES: Final = 1_000_000
-"""Of more documents only their number is measured: the other shapes take as long again, each."""
+"""Greatest number of documents for which all shapes are measured; each takes as long again."""
 
 
 class Case(NamedTuple):
-    """``documents`` of ``size`` bytes, each with so many children; ``refused``: the destination takes none of them."""
+    """A shape: documents of ``size`` bytes, each with so many children; ``refused``: the destination refuses all."""
 
     documents: int
     children: int = 0
@@ -38,7 +38,7 @@ class Case(NamedTuple):
 
 
 def cases(documents: int) -> Iterator[tuple[str, Case]]:
-    """As many deliveries as documents are asked for, in every shape; of large contents, as many as fit on a disk."""
+    """Yield every shape with as many deliveries as ``documents``; with large contents, as many as fit on a disk."""
     if documents <= MOST_SHAPES:
         for share in (10, 5, 2.5):
             yield "documents", Case(int(documents / share))
@@ -55,8 +55,8 @@ def cases(documents: int) -> Iterator[tuple[str, Case]]:
 def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
     spark()
     for what, case in cases(sizes.documents):
-        told = f"{case.documents} {what}"
-        say(f"  {told} …")
+        title = f"{case.documents} {what}"
+        print_progress(f"  {title} …")
         target = f"≤ {LIMIT_MB} MB each, `status` ≤ {STATUS_S:g} s"
         with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as place:
             forget_peaks()
@@ -64,35 +64,37 @@ def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
                 with Watch() as watch:
                     took = runs(case, Path(place))
             except Exception as e:
-                yield Row(told, f"failed: {e}", "", "", target, False)
+                yield Row(title, f"failed: {e}", "", "", target, False)
                 continue
         met = max(watch.peaks["driver"], watch.peaks["worker"]) <= LIMIT_MB and took["`status`"].wall_s <= STATUS_S
         memory = "driver {driver} MB, worker {worker} MB (JVM, -Xmx{xmx}: {jvm} MB)".format(**watch.peaks, xmx=XMX)
-        row = Row(told, ", ".join(f"{name} {shown(each)}" for name, each in took.items()), memory, "", target, met)
-        say(f"    {row.ours}; {row.beside}")
+        row = Row(
+            title, ", ".join(f"{name} {describe_time(each)}" for name, each in took.items()), memory, "", target, met
+        )
+        print_progress(f"    {row.ours}; {row.beside}")
         yield row
 
 
-def shown(took: Took) -> str:
-    """Without CPU where a process has ended of which nobody knows how much it took."""
+def describe_time(took: Measurement) -> str:
+    """Format seconds and CPU seconds; without these if they are unknown, as a process has ended unobserved."""
     return f"{took.wall_s:.1f} s" + (f" ({took.cpu_s:.1f} s of CPU)" if took.cpu_s > 0 else "")
 
 
 class Refuse(Null):
-    """Takes nothing, each time for a reason of its own: it is not in trouble itself."""
+    """Refuses every delivery, each with a different reason, so that the destination counts as healthy."""
 
     def write(self, chunk: list[Delivery]) -> list[Outcome]:
         return [Outcome.permanent(f"no {delivery.id}") for delivery in chunk]
 
 
 def plan(case: Case, revision: int, folder: Path) -> Plan:
-    """A table in Spark, or for contents of which few make a table's batch, files."""
-    made = Plan("sizes", version=1)
+    """Return a plan that reads a table in Spark or, for large contents, files."""
+    plan = Plan("sizes", version=1)
     if case.size < MIB:
-        node = made.source("docs", DataFrame(lambda spark: rows(spark, case, revision)))
+        node = plan.source("docs", DataFrame(lambda spark: rows(spark, case, revision)))
     else:
         write_files(folder, case, revision)
-        node = made.source("docs", Files(str(folder)))
+        node = plan.source("docs", Files(str(folder)))
     if case.children:
         children = case.children
 
@@ -102,11 +104,11 @@ def plan(case: Case, revision: int, folder: Path) -> Plan:
 
         node = node.step("split", split)
     node.destination("out", Refuse() if case.refused else Null())
-    return made
+    return plan
 
 
 def rows(spark: Any, case: Case, revision: int) -> Any:
-    """Ids of 45 characters, as files have them, and a text."""
+    """Return rows with ids of 45 characters, like paths of files, and a text."""
     return spark.range(case.documents).selectExpr(
         "format_string('contracts/2024/region-%02d/file-%011d.pdf', id % 97, id) AS id",
         f"rpad(concat('revision {revision} of ', id), {case.size}, ' and so on') AS body",
@@ -114,7 +116,7 @@ def rows(spark: Any, case: Case, revision: int) -> Any:
 
 
 def write_files(folder: Path, case: Case, revision: int) -> None:
-    """Text that packs well, as most of what is large."""
+    """Write text that compresses well, like most large contents."""
     folder.mkdir(exist_ok=True)
     line = f"revision {revision}, and so on\n".encode()
     for n in range(case.documents):
@@ -122,28 +124,28 @@ def write_files(folder: Path, case: Case, revision: int) -> None:
         (folder / f"file-{n:011d}.txt").write_bytes(b"%011d\n" % n + content)
 
 
-def runs(case: Case, place: Path) -> dict[str, Took]:
-    """All runs of a case, and ``status`` after them; fails if not everything arrived."""
+def runs(case: Case, place: Path) -> dict[str, Measurement]:
+    """Measure all runs of a case, and ``status`` after them; fail if not everything arrived."""
     state, corpus = place / "state", place / "corpus"
     took = {}
     for what, revision in (("new", 1), ("unchanged", 1), ("changed", 2)):
-        made = plan(case, revision, corpus)
+        case_plan = plan(case, revision, corpus)
         expected = 0 if what == "unchanged" else case.documents * (case.children or 1)
 
-        def go(made: Plan = made, expected: int = expected) -> None:
-            summary = run(made, state=state, spark=spark())
+        def go(case_plan: Plan = case_plan, expected: int = expected) -> None:
+            summary = run(case_plan, state=state, spark=spark())
             assert summary.delivered == (0 if case.refused else expected), summary
 
         took[what] = timed(go)
     shutil.rmtree(corpus, ignore_errors=True)
-    root = state_root(made, state)
+    root = state_root(case_plan, state)
 
-    def ask() -> None:
-        status = account.status(root, made)
-        account.waves(root, plan=made)
+    def query_status() -> None:
+        status = account.status(root, case_plan)
+        account.waves(root, plan=case_plan)
         assert status["balanced"], status
         counts = status["destinations"]["out"]
         assert counts["failed" if case.refused else "delivered"] == expected, status
 
-    took["`status`"] = timed(ask)
+    took["`status`"] = timed(query_status)
     return took

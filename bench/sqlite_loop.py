@@ -1,4 +1,4 @@
-"""``Sql`` against the loop that one would write instead: the same rows into the same table and full-text index.
+"""``Sql`` beside a plain loop of inserts: the same rows into the same table and full-text index.
 
     python bench/sqlite_loop.py --rows 200000
 
@@ -26,11 +26,11 @@ from ferryman.destinations.sql import Sql
 
 COLUMNS = ("id", "parent_id", "origin_id", "source", "version", "sequence", "delivery_hash", "route", "text", "fields")
 Row = tuple[Any, ...]
-"""Values of COLUMNS."""
+"""Tuple of the values of COLUMNS."""
 
 
 def make_rows(count: int, text_bytes: int = 500, seed: int = 1) -> Iterator[Row]:
-    """Documents of words, as frequent as the words of a language: the n-th is seen 1/n as often as the first."""
+    """Yield documents of words with the frequencies of a language: the n-th occurs 1/n as often as the first."""
     chance = random.Random(seed)
     letters = "abcdefghijklmnopqrstuvwxyz"
     vocabulary = ["".join(chance.choices(letters, k=chance.randint(2, 10))) for _ in range(30_000)]
@@ -44,9 +44,10 @@ def make_rows(count: int, text_bytes: int = 500, seed: int = 1) -> Iterator[Row]
 
 
 def plain_loop(path: Path, rows: Iterable[Row], commit_every: int | None = None, full_text: bool = True) -> float:
-    """Default settings of SQLite, a statement a row and one for its index entry, a commit at the end or every so often.
+    """Insert rows with SQLite's default settings, one statement a row and one for its index entry; return the seconds.
 
-    The index takes its text from the table (external content), which is the quicker kind.
+    Commits at the end or every ``commit_every`` rows. The index takes its text from the table (external content), which
+    is the quicker kind.
     """
     names = ", ".join(COLUMNS)
     with closing(sqlite3.connect(path)) as connection:
@@ -67,7 +68,7 @@ def plain_loop(path: Path, rows: Iterable[Row], commit_every: int | None = None,
 
 
 def sql_write(path: Path, chunks: Iterable[list[Delivery]], full_text: bool = True) -> float:
-    """Seconds in ``Sql.write`` and ``close``; making the deliveries is not counted."""
+    """Return the seconds in ``Sql.write`` and ``close``, without making the deliveries."""
     sql = Sql(f"sqlite:///{path}", full_text=["text"] if full_text else None)
     sql.check()
     sql.open(DestinationContext("bench", 1, "documents", 1, Guarantee.EXACTLY_ONCE))
@@ -83,7 +84,7 @@ def sql_write(path: Path, chunks: Iterable[list[Delivery]], full_text: bool = Tr
 
 
 def deliveries(rows: Iterable[Row], batch: int) -> Iterator[list[Delivery]]:
-    """The same rows as chunks."""
+    """Yield the rows as chunks of deliveries."""
     rows = iter(rows)
     while some := list(itertools.islice(rows, batch)):
         yield [
@@ -102,7 +103,7 @@ def deliveries(rows: Iterable[Row], batch: int) -> Iterator[list[Delivery]]:
 
 
 def main() -> None:
-    """Print microseconds a document, and how much of the loop's time ``Sql`` needs; the best of ``--repeat``."""
+    """Print microseconds a document, and the ratio of ``Sql``'s time to the loop's; the best of ``--repeat``."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--batch", type=int, default=Sql.preferred_batch)
@@ -110,7 +111,7 @@ def main() -> None:
     parser.add_argument("--no-full-text", action="store_true")
     args = parser.parse_args()
     rows, full_text = list(make_rows(args.rows)), not args.no_full_text
-    gc.freeze()  # the rows are ours, not theirs: nobody shall search them for garbage
+    gc.freeze()  # keep the garbage collector from traversing the rows
     runs = {
         "plain loop, one commit": lambda path: plain_loop(path, rows, None, full_text),
         "plain loop, a commit every 1000": lambda path: plain_loop(path, rows, 1000, full_text),
@@ -120,9 +121,9 @@ def main() -> None:
     for name in list(runs) * args.repeat:
         with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
             best[name] = min(best[name], runs[name](Path(folder) / "out.db"))
-    ours = list(best)[-1]
+    sql = list(best)[-1]
     for name, seconds in best.items():
-        ratio = "" if name == ours else f"   Sql needs {best[ours] / seconds:.2f} of it"
+        ratio = "" if name == sql else f"   Sql needs {best[sql] / seconds:.2f} of it"
         print(f"{name:32} {seconds / args.rows * 1e6:6.1f} µs a document{ratio}")
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from bench import data
 from bench.command import command, ferryman
-from bench.harness import Row, Sizes, Took, anew, as_long, in_turn
+from bench.harness import Measurement, Row, Sizes, alternate, empty_folder, time_row
 
 TARGET: Final = 0.5
 
@@ -33,15 +33,15 @@ plan.source("files", Files({folder!r})).step("same", lambda doc: doc).destinatio
 
 def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
     many = data.small_files(folder / f"files-{sizes.files}", sizes.files)
-    few = anew(folder / "three")
+    three = empty_folder(folder / "three")
     for n in range(3):
-        (few / f"{n}.txt").write_text(f"document {n}")
+        (three / f"{n}.txt").write_text(f"document {n}")
 
-    took, *ours = in_turn(
+    took, *ours = alternate(
         sizes.rounds,
         partial(command, [sys.executable, "-c", PLAIN]),
-        _run(few, folder / "new", again=False),
-        _run(few, folder / "few"),
+        _run(three, folder / "new", again=False),
+        _run(three, folder / "few"),
         _run(many, folder / "many"),
     )
     kinds = {
@@ -49,20 +49,20 @@ def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
         "3 files, nothing has changed": 3,
         f"{sizes.files} files, nothing has changed": sizes.files,
     }
-    for (what, count), mine in zip(kinds.items(), ours, strict=True):
-        told = f"`ferryman run`: {what}; plain Spark starts, runs a job, stops"
-        yield as_long(told, count, mine, took, TARGET, f"command: {what}")
+    for (what, count), own in zip(kinds.items(), ours, strict=True):
+        title = f"`ferryman run`: {what}; plain Spark starts, runs a job, stops"
+        yield time_row(title, count, own, took, TARGET, f"command: {what}")
 
 
-def _run(corpus: Path, place: Path, *, again: bool = True) -> Callable[[], Took]:
-    """Runs the command; ``again``: over the state that the run before has left."""
-    anew(place)
+def _run(corpus: Path, place: Path, *, again: bool = True) -> Callable[[], Measurement]:
+    """Return a function that runs the command; ``again``: on the state of the run before."""
+    empty_folder(place)
     (place / "plan.py").write_text(PLAN.format(folder=str(corpus)))
 
-    def run() -> Took:
+    def run() -> Measurement:
         state = place / "state"
         if not again:
-            anew(state)
+            empty_folder(state)
         return ferryman("run", str(place / "plan.py"), "--state", str(state))
 
     return run

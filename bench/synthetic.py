@@ -1,4 +1,4 @@
-"""States of any size without a run: tables of ``documents`` and a listing, as a run would have made them."""
+"""States of any size made without a run: tables and a listing as a run would make them."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _ROWS = 65_536
 
 
 def ids(first: int, end: int) -> list[str]:
-    """Of 45 characters, as files have them."""
+    """Return ids of 45 characters, like paths of files."""
     return [id_of(n) for n in range(first, end)]
 
 
 def id_of(n: int) -> str:
-    """The document of this number."""
+    """Return the id of the document of this number."""
     return f"contracts/2024/region-{n % 97:02d}/file-{n:011d}.pdf"
 
 
 def documents_table(folder: Path, count: int, *, children: int = 0, revisions: int = 1, forced: bool = False) -> Table:
-    """``documents`` of a source ``docs``; every file has up to 65 536 rows."""
+    """Make the table ``documents`` of a source ``docs``; every file has up to 65 536 rows."""
     table = Table(folder, DOCUMENTS, [])
     table.create()
     table.load()
@@ -67,7 +67,7 @@ def documents_table(folder: Path, count: int, *, children: int = 0, revisions: i
 def listing_of(
     folder: Path, count: int, revision: int, *, first: int = 0, only: Callable[[int], bool] = lambda n: True
 ) -> Listing:
-    """All these documents in this revision, 65 536 to a file; only those of which the number is wanted."""
+    """Make a listing of documents in this revision, 65 536 to a file; only those whose number passes ``only``."""
     parts = []
     for start, end in blocks(count - first):
         start, end = start + first, end + first
@@ -92,12 +92,12 @@ def listing_of(
 
 
 def versions(first: int, end: int, revision: int) -> list[str]:
-    """As long as content versions are."""
+    """Return versions as long as content versions."""
     return [version_of(n, revision) for n in range(first, end)]
 
 
 def version_of(n: int, revision: int) -> str:
-    """Of the document of this number."""
+    """Return the version of the document of this number."""
     return f"{n:056x}{revision:08x}"
 
 
@@ -117,8 +117,8 @@ def empty_outbox(folder: Path) -> Any:
 
 
 def state(root: Path, plan: Plan, count: int, *, revisions: int = 1, dead: int = 0) -> None:
-    """A state in which all these documents were delivered once a revision; the first ``dead`` failed in a step."""
-    with State.take(root, plan) as made:
+    """Make a state in which documents were delivered once for each revision; the first ``dead`` failed in a step."""
+    with State.take(root, plan) as new_state:
         documents, ledger = [], []
         given = encode_published((Published("", "", "out"),))
         for revision in range(1, revisions + 1):
@@ -141,8 +141,8 @@ def state(root: Path, plan: Plan, count: int, *, revisions: int = 1, dead: int =
                     forced=pa.repeat(False, n),
                 )
                 documents.append(
-                    made.documents.data_file(
-                        write_part(made.documents.folder, rows, epoch=made.epoch, stats=due_stats([None] * n))
+                    new_state.documents.data_file(
+                        write_part(new_state.documents.folder, rows, epoch=new_state.epoch, stats=due_stats([None] * n))
                     )
                 )
                 event = table_of(
@@ -164,9 +164,11 @@ def state(root: Path, plan: Plan, count: int, *, revisions: int = 1, dead: int =
                     ordinal=2,
                     created=dt.datetime.now(dt.UTC),
                 )
-                ledger.append(made.ledger.data_file(write_part(made.ledger.folder, event, epoch=made.epoch)))
-        made.ledger.commit("version", adds=ledger, transactions={SETTLED: revisions})
-        made.documents.commit("version", adds=documents, transactions={SETTLED: revisions})
-        numbers = {SETTLED: revisions, WAVE: revisions, SEQUENCE: made.next_sequence + count}
-        made.outbox.commit("version", transactions=numbers)
-        made.journal.close(revisions)
+                ledger.append(
+                    new_state.ledger.data_file(write_part(new_state.ledger.folder, event, epoch=new_state.epoch))
+                )
+        new_state.ledger.commit("version", adds=ledger, transactions={SETTLED: revisions})
+        new_state.documents.commit("version", adds=documents, transactions={SETTLED: revisions})
+        numbers = {SETTLED: revisions, WAVE: revisions, SEQUENCE: new_state.next_sequence + count}
+        new_state.outbox.commit("version", transactions=numbers)
+        new_state.journal.close(revisions)

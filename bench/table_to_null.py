@@ -1,9 +1,8 @@
-"""The whole path, from a Parquet table through one step into nowhere, beside plain ``mapInArrow``.
+"""From a Parquet table through one step to the null destination, beside plain ``mapInArrow``.
 
-The step is called by document, by lists of documents, and by record batches.
-
-A step that takes record batches is measured beside both: the same step on each row as a dict, and the same step on the
-same record batches, where nothing is left to plain Spark but to read the file."""
+The step is called with documents, with lists of documents, and with record batches. The last is compared with both: the
+step on each row as a dict, and on the record batches, where plain Spark does nothing but read the file.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bench import data, plain
-from bench.harness import Row, Sizes, anew, as_fast, in_turn, phases, spark
+from bench.harness import Row, Sizes, alternate, empty_folder, phases, spark, speed_row
 from ferryman import Document, Plan, run
 from ferryman.destinations import Null
 from ferryman.sources import DataFrame
@@ -25,26 +24,26 @@ BATCH = 64
 
 
 def plan(rows: Path, step: Callable[..., Any] = plain.step, **options: Any) -> Plan:
-    made = Plan("table-to-null")
-    source = made.source("rows", DataFrame(lambda spark: read(spark, rows), id="key"))
+    plan = Plan("table-to-null")
+    source = plan.source("rows", DataFrame(lambda spark: read(spark, rows), id="key"))
     source.step("characters", step, **options).destination("nowhere", Null())
-    return made
+    return plan
 
 
 def read(session: Any, rows: Path) -> Any:
-    """A field ``id`` would be in the way of the column ``id`` that each record batch has."""
+    """Read the table, with ``id`` renamed: record batches have a column ``id`` of their own."""
     return session.read.parquet(str(rows)).withColumnRenamed("id", "key")
 
 
 def for_list(documents: list[Document]) -> list[Document]:
-    """The same step for a list of documents."""
+    """Count characters of a list of documents."""
     for document in documents:
         document["characters"] = len(document["body"])
     return documents
 
 
 def for_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The same step for a record batch."""
+    """Count characters of a record batch."""
     return batch.append_column("characters", pc.utf8_length(batch["body"]))
 
 
@@ -54,7 +53,9 @@ def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
     def ours(step: Callable[..., Any], **options: Any) -> Callable[[], None]:
         def work() -> None:
             with phases() as watch:
-                summary = run(plan(rows, step, **options), state=anew(folder / "null"), spark=spark(), observer=watch)
+                summary = run(
+                    plan(rows, step, **options), state=empty_folder(folder / "null"), spark=spark(), observer=watch
+                )
             assert summary.delivered == sizes.documents, summary
 
         return work
@@ -65,7 +66,7 @@ def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
     def beside_batches() -> None:
         assert plain.for_each_batch(rows, for_batch) == sizes.documents
 
-    took, listed, batched, bare, bare_batches = in_turn(
+    took, listed, batched, bare, bare_batches = alternate(
         sizes.rounds,
         ours(plain.step),
         ours(for_list, batch=BATCH),
@@ -74,10 +75,10 @@ def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
         beside_batches,
     )
     what = "table → one step → Null; plain mapInArrow with the step"
-    yield as_fast(what, sizes.documents, took, bare, TARGET, "into Null")
+    yield speed_row(what, sizes.documents, took, bare, TARGET, "into Null")
     what = f"the same, the step takes lists of {BATCH}; plain mapInArrow, row by row"
-    yield as_fast(what, sizes.documents, listed, bare, TARGET, f"into Null, batch={BATCH}")
+    yield speed_row(what, sizes.documents, listed, bare, TARGET, f"into Null, batch={BATCH}")
     what = "the same, the step takes record batches; plain mapInArrow, row by row"
-    yield as_fast(what, sizes.documents, batched, bare, ARROW_TARGET, "into Null, arrow")
+    yield speed_row(what, sizes.documents, batched, bare, ARROW_TARGET, "into Null, arrow")
     what = "the same, the step takes record batches; plain mapInArrow with the step on record batches"
-    yield as_fast(what, sizes.documents, batched, bare_batches, ARROW_TARGET, "into Null, arrow, of both")
+    yield speed_row(what, sizes.documents, batched, bare_batches, ARROW_TARGET, "into Null, arrow, of both")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from bench import plots, profile, results
 from bench.__main__ import NAMES, TABLE
-from bench.harness import ROOT, Phases, Row, Sizes, Took, as_fast, as_long, print_table, timed
+from bench.harness import ROOT, Measurement, Phases, Row, Sizes, print_table, speed_row, time_row, timed
 
 TINY = ["--documents", "400", "--files", "100", "--rounds", "1"]
 
@@ -45,13 +45,13 @@ def test_a_profile_has_samples_of_driver_and_workers(tmp_path: Path) -> None:
 
 def test_a_ratio_is_the_median_of_the_pairs() -> None:
     """Each run beside the one that was made at its side; the spread is of all pairs."""
-    ours = Took(2.0, 4.0, runs=(Took(1.0, 4.0), Took(2.0, 4.0), Took(4.0, 4.0)))
-    beside = Took(2.0, 2.0, runs=(Took(2.0, 2.0), Took(2.0, 2.0), Took(2.0, 2.0)))
-    fast = as_fast("", 100, ours, beside, 1.0, "line")
+    ours = Measurement(2.0, 4.0, runs=(Measurement(1.0, 4.0), Measurement(2.0, 4.0), Measurement(4.0, 4.0)))
+    beside = Measurement(2.0, 2.0, runs=(Measurement(2.0, 2.0), Measurement(2.0, 2.0), Measurement(2.0, 2.0)))
+    fast = speed_row("", 100, ours, beside, 1.0, "line")
     assert (fast.ratio, fast.met) == ("1.00× (0.50–2.00; CPU 0.50×)", True)
     assert fast.figures is not None
     assert fast.figures[:5] == ("line", 1.0, 0.5, 2.0, 0.5)
-    long = as_long("", 100, ours, beside, 0.9, "line")
+    long = time_row("", 100, ours, beside, 0.9, "line")
     assert (long.ratio, long.met) == ("1.00× (0.50–2.00; CPU 2.00×)", False)
     assert long.figures == fast.figures, "speeds, however the row shows them"
 
@@ -91,10 +91,13 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_results_are_kept_by_benchmark_and_become_pictures(tmp_path: Path) -> None:
     file = tmp_path / "results.json"
-    took, beside = Took(2.0, 2.0, {"driver": 100}, {"scan": 1.5, "deliver": 0.3, "rest": 0.2}), Took(1.0, 1.0)
+    took, beside = (
+        Measurement(2.0, 2.0, {"driver": 100}, {"scan": 1.5, "deliver": 0.3, "rest": 0.2}),
+        Measurement(1.0, 1.0),
+    )
     for target in (1.0, 2.0):  # the second one takes the place of the first
-        results.keep(
-            "null", [as_fast("what", 10, took, beside, target, "into Null"), Row(*"abcde", True)], Sizes(), file
+        results.save(
+            "null", [speed_row("what", 10, took, beside, target, "into Null"), Row(*"abcde", True)], Sizes(), file
         )
     [row, other] = results.read(file)["null"]["rows"]
     assert (row["target"], other["figures"]) == ("≥ 2×", None)
@@ -133,5 +136,5 @@ def test_the_table_is_markdown(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_figures_can_be_written_as_json(tmp_path: Path) -> None:
     """Mappings that cannot be changed are no dict for json."""
-    results.keep("one", [as_fast("", 1, Took(1, 1), Took(1, 1), 1, "one")], Sizes(), tmp_path / "file")
+    results.save("one", [speed_row("", 1, Measurement(1, 1), Measurement(1, 1), 1, "one")], Sizes(), tmp_path / "file")
     assert json.loads((tmp_path / "file").read_text())["one"]["rows"][0]["figures"]["mb"] == {}

@@ -1,9 +1,9 @@
-"""A folder of text files into a table of SQLite by CocoIndex: what ``bench.small_files`` measures beside Ferryman.
+"""Index a folder of text files into a table of SQLite with CocoIndex, for ``bench.small_files``.
 
     python cocoindex_flow.py FOLDER DATABASE STATE
 
-Each file is a component of its own that is remembered, as CocoIndex's guide has it: it runs again for a file only if
-its time of modification and its content have changed. Its state (LMDB) is a folder; no server is needed.
+Each file is a memoized component, as in CocoIndex's guide: it runs again only if a file's time of modification and
+content have changed. Its state (LMDB) is a folder; no server is needed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-os.environ["COCOINDEX_DISABLE_USAGE_TRACKING"] = "1"  # read when it is imported: a benchmark calls nobody
+os.environ["COCOINDEX_DISABLE_USAGE_TRACKING"] = "1"  # read at import
 
 import cocoindex as coco
 from cocoindex.connectors import localfs, sqlite
@@ -41,7 +41,7 @@ def lifespan(builder: coco.EnvironmentBuilder) -> Iterator[None]:
 
 @coco.fn(memo=True)
 async def one(file: localfs.File, table: sqlite.TableTarget[Row]) -> None:
-    """The step: how long the text is."""
+    """Count the characters of a file; the step."""
     text = await file.read_text()
     table.declare_row(row=Row(file.file_path.path.as_posix(), text, len(text)))
 

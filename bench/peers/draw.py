@@ -1,6 +1,6 @@
-"""Draws what ``bench.plots`` hands over on stdin into a folder. Runs where matplotlib is; imports nothing of ours.
+"""Draw the data that ``bench.plots`` sends on stdin into a folder. Needs matplotlib; imports nothing of Ferryman.
 
-The background is transparent and the text of a grey that can be read on white and on black.
+The background is transparent, and the text grey, readable on white and on black.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ mpl.rcParams.update(
 
 
 def save(figure: plt.Figure, path: Path) -> None:
-    """The same file for the same numbers."""
+    """Save a figure, with equal bytes for equal numbers."""
     figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
     plt.close(figure)
 
 
 def speeds(lines: list, path: Path) -> None:
-    """How many times as fast as the other; the line is as fast."""
+    """Draw how many times as fast as the comparison each is; the line marks 1."""
     lines.reverse()  # the first one on top
     figure, axes = plt.subplots(figsize=(7.2, 0.32 * len(lines) + 0.9))
     for y, (_, speed, low, high) in enumerate(lines):
@@ -56,12 +56,12 @@ def speeds(lines: list, path: Path) -> None:
 
 
 def number(value: float, _: object) -> str:
-    """As people read it."""
+    """Format a number of an axis."""
     return f"{value / 1e6:g} M" if value >= 1e6 else f"{value:,.0f}".replace(",", " ")
 
 
 def growth(kinds: dict, path: Path) -> None:
-    """Documents a second, and memory."""
+    """Draw documents a second, and memory."""
     figure, (speed, memory) = plt.subplots(1, 2, figsize=(7.2, 2.8))
     for (kind, points), color, mark in zip(kinds.items(), (BLUE, ORANGE), ("o", "s"), strict=False):
         points.sort()
@@ -85,7 +85,7 @@ def growth(kinds: dict, path: Path) -> None:
 
 
 def phases(lines: list, path: Path) -> None:
-    """Shares of each run's time."""
+    """Draw the shares of the phases in each run's time."""
     lines.reverse()  # the first one on top
     figure, axes = plt.subplots(figsize=(7.2, 0.34 * len(lines) + 1.0))
     for y, (_, seconds) in enumerate(lines):

@@ -212,7 +212,7 @@ FINDINGS = (
         'plan.errors(destinations.Queue("others", "/data/queues"), name="others")',
     ),
 )  # fmt: skip
-"""Each makes one mistake."""
+"""Plans with one mistake each, which are refused."""
 
 WARNINGS = (
     Case(

@@ -60,8 +60,8 @@ _OPERATIONS: Final = {
 def __getattr__(name: str) -> Any:
     if name not in _OPERATIONS:
         raise AttributeError(f"module 'ferryman' has no attribute {name!r}")
-    globals()[name] = found = getattr(importlib.import_module(f"ferryman.{_OPERATIONS[name]}"), name)
-    return found
+    globals()[name] = operation = getattr(importlib.import_module(f"ferryman.{_OPERATIONS[name]}"), name)
+    return operation
 
 
 def __dir__() -> list[str]:

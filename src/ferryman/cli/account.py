@@ -58,38 +58,44 @@ PIPE_LIMIT = 1000
 """Rows printed into a pipe by default: aligning the columns of a million rows takes gigabytes."""
 
 
+FamilyFilter = Annotated[
+    str | None,
+    typer.Option(
+        "--family",
+        metavar="ID",
+        show_default=False,
+        help="Only this document and everything made from it, or the rows of this file.",
+    ),
+]
+Incomplete = Annotated[
+    bool,
+    typer.Option("--incomplete", help="List documents (or files of rows) with deliveries that have not ended."),
+]
+CountBy = Annotated[
+    By | None,
+    typer.Option("--by", show_default=False, help="Count by reason what has not arrived, with an example of each."),
+]
+Limit = Annotated[
+    int | None,
+    typer.Option(
+        "--limit",
+        metavar="N",
+        min=1,
+        show_default=False,
+        help=f"At most this many. Default: {LIMIT} on a terminal, {PIPE_LIMIT} in a pipe, with --json all.",
+    ),
+]
+
+
 def deliveries(
     plan: FlowSpec,
     status: StatusFilter = None,
     destination: DestinationFilter = None,
     source: SourceFilter = None,
-    family: Annotated[
-        str | None,
-        typer.Option(
-            "--family",
-            metavar="ID",
-            show_default=False,
-            help="Only this document and everything made from it, or the rows of this file.",
-        ),
-    ] = None,
-    incomplete: Annotated[
-        bool,
-        typer.Option("--incomplete", help="List documents (or files of rows) with deliveries that have not ended."),
-    ] = False,
-    by: Annotated[
-        By | None,
-        typer.Option("--by", show_default=False, help="Count by reason what has not arrived, with an example of each."),
-    ] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            "--limit",
-            metavar="N",
-            min=1,
-            show_default=False,
-            help=f"At most this many. Default: {LIMIT} on a terminal, {PIPE_LIMIT} in a pipe, with --json all.",
-        ),
-    ] = None,
+    family: FamilyFilter = None,
+    incomplete: Incomplete = False,
+    by: CountBy = None,
+    limit: Limit = None,
     state: StateDir = None,
     json: Json = False,
     verbose: Verbose = False,

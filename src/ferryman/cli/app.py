@@ -112,7 +112,7 @@ def start(args: list[str]) -> int:
         return code if isinstance(code, int) else 0
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # whoever read us has seen enough: `ferryman deliveries … | head`
+    except BrokenPipeError:  # the reader closed the pipe: `ferryman deliveries … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAULT
     except Exception as e:

@@ -116,20 +116,22 @@ REASONS = {
 }
 
 
+Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, help="Transform at most this many documents.")]
+OnlyDocument = Annotated[
+    str | None,
+    typer.Option(
+        "--doc",
+        metavar="ID",
+        show_default=False,
+        help="Transform only the document with this id, even if a run would skip it.",
+    ),
+]
+
+
 def preview(
     plan: FlowSpec,
-    limit: Annotated[
-        int, typer.Option("--limit", metavar="N", min=1, help="Transform at most this many documents.")
-    ] = LIMIT,
-    document: Annotated[
-        str | None,
-        typer.Option(
-            "--doc",
-            metavar="ID",
-            show_default=False,
-            help="Transform only the document with this id, even if a run would skip it.",
-        ),
-    ] = None,
+    limit: Limit = LIMIT,
+    document: OnlyDocument = None,
     state: StateDir = None,
     master: Master = "local[*]",
     conf: Conf = None,

@@ -67,6 +67,75 @@ REASONS = 5
 lists them all."""
 
 
+Wait = Annotated[
+    str | None,
+    typer.Option(
+        "--wait",
+        metavar="TIME",
+        show_default=False,
+        help="How long to wait for pending documents to come due: 60, 60s, 2m; 0 = not at all. "
+        "Default: as long as the next comes due within 60 s.",
+    ),
+]
+Every = Annotated[
+    str | None,
+    typer.Option("--every", metavar="TIME", show_default=False, help="Keep running; rescan at this interval: 30s, 5m."),
+]
+AllowDeletes = Annotated[
+    list[str] | None,
+    typer.Option(
+        _ALLOW,
+        metavar="[=FOLDER]",
+        show_default=False,
+        help="Delete even if more documents are missing than max_deleted allows; "
+        "with =FOLDER only in this first-level folder. Repeatable.",
+    ),
+]
+AcceptChanges = Annotated[
+    bool,
+    typer.Option("--accept-changes", help="Continue under this version although the plan's structure changed."),
+]
+FromVersion = Annotated[
+    int | None,
+    typer.Option(
+        "--from-version",
+        metavar="N",
+        min=0,
+        show_default=False,
+        help="Migrate the state of this older version of the plan.",
+    ),
+]
+ResetState = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--reset-state",
+        metavar="NODE",
+        show_default=False,
+        help="Empty the state of this keyed node and of those below it, and read the logs that feed them again. "
+        "Repeatable.",
+    ),
+]
+MaxPending = Annotated[
+    str | None,
+    typer.Option(
+        "--max-pending",
+        metavar="SIZE",
+        show_default=False,
+        help="Read no more documents while more than this is pending: 500MB, 20GB. Default: 4GB.",
+    ),
+]
+Notify = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--notify",
+        metavar="WHOM",
+        show_default=False,
+        help="Notify this URL, mailto:ADDRESS or command when something is newly failed, rejected or in doubt, or "
+        "a node is stopped. Repeatable.",
+    ),
+]
+
+
 def run(
     plan: FlowSpec,
     state: StateDir = None,
@@ -76,75 +145,14 @@ def run(
     preflight: Preflight = True,
     take_over: TakeOver = False,
     cache: CacheDir = None,
-    wait: Annotated[
-        str | None,
-        typer.Option(
-            "--wait",
-            metavar="TIME",
-            show_default=False,
-            help="How long to wait for pending documents to come due: 60, 60s, 2m; 0 = not at all. "
-            "Default: as long as the next comes due within 60 s.",
-        ),
-    ] = None,
-    every: Annotated[
-        str | None,
-        typer.Option(
-            "--every", metavar="TIME", show_default=False, help="Keep running; rescan at this interval: 30s, 5m."
-        ),
-    ] = None,
-    allow_deletes: Annotated[
-        list[str] | None,
-        typer.Option(
-            _ALLOW,
-            metavar="[=FOLDER]",
-            show_default=False,
-            help="Delete even if more documents are missing than max_deleted allows; "
-            "with =FOLDER only in this first-level folder. Repeatable.",
-        ),
-    ] = None,
-    accept_changes: Annotated[
-        bool,
-        typer.Option("--accept-changes", help="Continue under this version although the plan's structure changed."),
-    ] = False,
-    from_version: Annotated[
-        int | None,
-        typer.Option(
-            "--from-version",
-            metavar="N",
-            min=0,
-            show_default=False,
-            help="Migrate the state of this older version of the plan.",
-        ),
-    ] = None,
-    reset_state: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--reset-state",
-            metavar="NODE",
-            show_default=False,
-            help="Empty the state of this keyed node and of those below it, and read the logs that feed them again. "
-            "Repeatable.",
-        ),
-    ] = None,
-    max_pending: Annotated[
-        str | None,
-        typer.Option(
-            "--max-pending",
-            metavar="SIZE",
-            show_default=False,
-            help="Read no more documents while more than this is pending: 500MB, 20GB. Default: 4GB.",
-        ),
-    ] = None,
-    notify: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--notify",
-            metavar="WHOM",
-            show_default=False,
-            help="Notify this URL, mailto:ADDRESS or command when something is newly failed, rejected or in doubt, or "
-            "a node is stopped. Repeatable.",
-        ),
-    ] = None,
+    wait: Wait = None,
+    every: Every = None,
+    allow_deletes: AllowDeletes = None,
+    accept_changes: AcceptChanges = False,
+    from_version: FromVersion = None,
+    reset_state: ResetState = None,
+    max_pending: MaxPending = None,
+    notify: Notify = None,
     log_file: LogFile = None,
     log_format: LogFormatOption = LogFormat.TEXT,
     json: Json = False,
@@ -175,7 +183,7 @@ def run(
     options: dict[str, Any] = {
         "conf": {**resource_settings(has), **cache_settings(cache), **spark_settings(conf)},
         "wait": seconds("--wait", wait),
-        "every": seconds("--every", every),
+        "every": _interval(every),
         "allow_deletes": _EVERYWHERE in (allow_deletes or ()) or allow_deletes or False,
         "accept_changes": accept_changes,
         "from_version": from_version,
@@ -187,8 +195,6 @@ def run(
     }
     if max_pending is not None:
         options["max_pending"] = size_bytes("--max-pending", max_pending)
-    if options["every"] == 0:
-        raise UsageError("--every 0: give a time above 0, as in --every 30s.")
     loaded = load(plan)
     log = (log_file, log_format)
     if isinstance(loaded, Flow):
@@ -199,6 +205,18 @@ def run(
     else:
         print_summary(summary, root, loaded, plan, state)
     raise typer.Exit(summary.exit)
+
+
+def _interval(every: str | None) -> float | None:
+    """Parse the value of ``--every``.
+
+    Raises:
+        UsageError: not a duration, or 0.
+    """
+    every_s = seconds("--every", every)
+    if every_s == 0:
+        raise UsageError("--every 0: give a time above 0, as in --every 30s.")
+    return every_s
 
 
 def run_plan(

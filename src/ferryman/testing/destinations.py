@@ -272,7 +272,7 @@ class DestinationSuite:
         self._holds(tmp_path, rows)
 
     def test_a_killed_write_can_be_repeated(self, tmp_path: Path) -> None:
-        """After kill -9 at any moment, and everything sent again, each delivery is stored once and complete."""
+        """A write that is killed at any moment can be repeated: each delivery is stored once and complete."""
         self._needs_repeating()
         rows = [delivery(f"doc-{i:04d}", i, "some words " * 50, {"title": f"Title {i}"}) for i in range(1, 1001)]
         self.destination(tmp_path).check()
