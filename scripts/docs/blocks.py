@@ -49,7 +49,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "moves": moves.matrix,
     "bad input": bad_input.tables,
     "bad rows": bad_rows.tables,
-    "guarantees": guarantees.tables,
+    "guarantees": guarantees.sections,
     "tried": tried.table,
     "example plan": plans.building,
     "plan as a tree": plans.tree,
