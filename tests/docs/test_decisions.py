@@ -1,4 +1,4 @@
-"""docs/decisions: a decision that a later one replaces or changes names it at its top, and the later one names it back."""
+"""docs/decisions: a decision that a later one replaces or changes names it at its top, and is named there."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ def test_some_are_changed() -> None:
 
 def test_the_index_lists_each_page_with_its_title() -> None:
     """In the order of their numbers."""
-    rows = re.findall(r"^\| \[(\d{4})\]\(([^)]+)\) \| (.+) \|$", (FOLDER / "README.md").read_text("utf-8"), re.MULTILINE)
+    rows = re.findall(
+        r"^\| \[(\d{4})\]\(([^)]+)\) \| (.+) \|$", (FOLDER / "README.md").read_text("utf-8"), re.MULTILINE
+    )
     titles = [page.read_text("utf-8").splitlines()[0] for page in PAGES]
 
     assert [(number, name) for number, name, _ in rows] == [(page.name[:4], page.name) for page in PAGES]
