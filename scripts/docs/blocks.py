@@ -78,9 +78,9 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "python: ferryman": partial(signatures.module, "ferryman"),
     "python: answers": signatures.answers,
     "python: routers": signatures.routers,
-    "python: sources": partial(signatures.names, "ferryman.sources"),
+    "python: sources": partial(signatures.names_only, "ferryman.sources"),
     "python: steps": partial(signatures.names, "ferryman.steps"),
-    "python: destinations": partial(signatures.names, "ferryman.destinations"),
+    "python: destinations": partial(signatures.names_only, "ferryman.destinations"),
     "python: queues": partial(signatures.module, "ferryman.queues"),
     "python: testing": signatures.testing,
 }

@@ -41,6 +41,11 @@ def names(module_name: str) -> str:
     return "\n".join(lines)
 
 
+def names_only(module_name: str) -> str:
+    """Return a module's names, which another page describes."""
+    return ", ".join(f"`{name}`" for name in importlib.import_module(module_name).__all__) + "."
+
+
 def answers() -> str:
     """Return the entries of what ``run``, ``preview`` and ``retry`` return, and the tree of errors."""
     from ferryman import errors
