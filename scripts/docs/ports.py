@@ -145,7 +145,7 @@ def destination_port() -> str:
     pieces = [
         entry("Destination", Destination, call=False),
         entry("Delivery", Delivery, of=("fields", "text"), call=False),
-        entry("Outcome", Outcome, call=False),
+        entry("Outcome", Outcome, of=("held",), call=False),
         entry("DestinationContext", DestinationContext),
     ]
     return "\n\n".join(pieces)
