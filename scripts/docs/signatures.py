@@ -93,7 +93,7 @@ def testing() -> str:
     ]
     pieces.append(entry("ferryman.testing.proxy.Proxy", proxy.Proxy, of=("break_next", "close"), folded=True))
     pieces.append(entry("ferryman.testing.proxy.ProxyFault", proxy.ProxyFault))
-    pieces.append(entry("ferryman.testing.inprocess.InProcess", inprocess.InProcess, folded=True))
+    pieces.append(entry("ferryman.testing.inprocess.InProcess", inprocess.InProcess, of=()))
     return "\n\n".join(pieces)
 
 
