@@ -32,10 +32,13 @@ test: setup  ## run the tests, except the slow ones
 prove: setup  ## run all tests: every case of every crash point, long runs, random kills; takes hours
 	$(PYTEST) $(ARGS)
 
-lint: setup  ## check style, format, types and layers
+# Twice: what only tests use is dead code in the package too.
+VULTURE = $(PYTHON) -m vulture --config scripts/vulture.toml
+
+lint: setup  ## check style, format, types, layers and dead code
 	@failed=; \
 	for check in "$(PYTHON) -m ruff check ." "$(PYTHON) -m ruff format --check ." "$(PYTHON) -m mypy" \
-			".venv/bin/lint-imports"; do \
+			".venv/bin/lint-imports" "$(VULTURE) src scripts" "$(VULTURE) src scripts bench tests"; do \
 		echo "$$check"; $$check || failed=yes; \
 	done; \
 	test -z "$$failed"
