@@ -32,16 +32,8 @@ test: setup  ## run the tests, except the slow ones
 prove: setup  ## run all tests: every case of every crash point, long runs, random kills; takes hours
 	$(PYTEST) $(ARGS)
 
-# Twice: what only tests use is dead code in the package too.
-VULTURE = $(PYTHON) -m vulture --config scripts/vulture.toml
-
-lint: setup  ## check style, format, types, layers and dead code
-	@failed=; \
-	for check in "$(PYTHON) -m ruff check ." "$(PYTHON) -m ruff format --check ." "$(PYTHON) -m mypy" \
-			".venv/bin/lint-imports" "$(VULTURE) src scripts" "$(VULTURE) src scripts bench tests"; do \
-		echo "$$check"; $$check || failed=yes; \
-	done; \
-	test -z "$$failed"
+lint: setup  ## check style, format, types, layers, dead code and workflows
+	@scripts/lint
 
 bench: setup  ## measure how fast it is
 	$(PYTHON) -m bench $(ARGS)
