@@ -12,7 +12,7 @@ UV = $(shell uv --version >/dev/null 2>&1 && echo uv || echo .tools/bin/uv)
 COMPILE = $(UV) pip compile --quiet --universal --generate-hashes --no-emit-index-url \
 	--custom-compile-command "make requirements" $(ARGS)
 
-.PHONY: help setup demo test-fast test prove lint bench servers docs docs-site requirements
+.PHONY: help setup demo test-fast test prove lint bench servers docs docs-site requirements release
 
 help:  ## print these lines
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s%s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -57,3 +57,6 @@ requirements: setup  ## pin the dependencies anew after a change of pyproject.to
 	$(COMPILE) --group pyproject.toml:site --output-file requirements/site.txt
 	$(COMPILE) --group pyproject.toml:bench --output-file requirements/bench.txt
 	$(COMPILE) --group pyproject.toml:tools --output-file requirements/tools.txt
+
+release: setup  ## check the last commit, build it into dist/ and tag it (ARGS=--dry-run: without the tag)
+	@$(PYTHON) -m scripts.release $(ARGS)
