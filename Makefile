@@ -12,7 +12,7 @@ UV = $(shell uv --version >/dev/null 2>&1 && echo uv || echo .tools/bin/uv)
 COMPILE = $(UV) pip compile --quiet --universal --generate-hashes --no-emit-index-url \
 	--custom-compile-command "make requirements" $(ARGS)
 
-.PHONY: help setup demo test-fast test prove lint bench servers docs docs-site requirements
+.PHONY: help setup demo test-fast test prove lint bench servers docs docs-site requirements release
 
 help:  ## print these lines
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s%s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -32,13 +32,8 @@ test: setup  ## run the tests, except the slow ones
 prove: setup  ## run all tests: every case of every crash point, long runs, random kills; takes hours
 	$(PYTEST) $(ARGS)
 
-lint: setup  ## check style, format, types and layers
-	@failed=; \
-	for check in "$(PYTHON) -m ruff check ." "$(PYTHON) -m ruff format --check ." "$(PYTHON) -m mypy" \
-			".venv/bin/lint-imports"; do \
-		echo "$$check"; $$check || failed=yes; \
-	done; \
-	test -z "$$failed"
+lint: setup  ## check style, format, types, layers, dead code and workflows
+	@scripts/lint
 
 bench: setup  ## measure how fast it is
 	$(PYTHON) -m bench $(ARGS)
@@ -62,3 +57,6 @@ requirements: setup  ## pin the dependencies anew after a change of pyproject.to
 	$(COMPILE) --group pyproject.toml:site --output-file requirements/site.txt
 	$(COMPILE) --group pyproject.toml:bench --output-file requirements/bench.txt
 	$(COMPILE) --group pyproject.toml:tools --output-file requirements/tools.txt
+
+release: setup  ## check the last commit, build it into dist/ and tag it (ARGS=--dry-run: without the tag)
+	@$(PYTHON) -m scripts.release $(ARGS)

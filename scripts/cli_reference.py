@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Write docs/reference/cli.md and intake-cli.md from the command's own help; a test compares them.
 
 .venv/bin/python scripts/cli_reference.py            writes them

@@ -16,7 +16,7 @@ from matplotlib import pyplot as plt
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 GREY = "#808080"
-BLUE, ORANGE, GREEN, RED, PURPLE, CYAN = "#3b8bd0", "#e08a2c", "#3fa05a", "#d0514a", "#9a6fc4", "#35a0a8"
+BLUE, ORANGE, GREEN, RED, PURPLE = "#3b8bd0", "#e08a2c", "#3fa05a", "#d0514a", "#9a6fc4"
 PHASES = {"scan": BLUE, "transform": ORANGE, "commit": RED, "deliver": GREEN, "settle": PURPLE, "start and end": GREY}
 
 mpl.rcParams.update(

@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape
 
 FONT = "'Helvetica Neue', Arial, 'Liberation Sans', sans-serif"
 MONO = "'SF Mono', Menlo, Consolas, 'DejaVu Sans Mono', monospace"
-INK, PALE, LINE = "#1f2933", "#52606d", "#7b8794"
+INK, PALE = "#1f2933", "#52606d"
 
 
 class Box(NamedTuple):

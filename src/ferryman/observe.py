@@ -428,8 +428,6 @@ def logging_to(observer: Observer, verbose: bool = False) -> Iterator[None]:
 
 # --- log files: JSON lines, or lines with times ---
 
-FORMATS: Final = ("text", "json")
-
 _LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 
 

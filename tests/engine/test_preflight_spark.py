@@ -65,6 +65,7 @@ def ferryman(master: str, place: Path, *options: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.usefixtures("may_mount")
 @pytest.mark.parametrize(
     ("folder", "what", "why"),
     sampled(
@@ -77,7 +78,7 @@ def ferryman(master: str, place: Path, *options: str) -> tuple[int, str]:
     ),
 )
 def test_a_worker_that_sees_another_folder_is_found_before_anything_is_read(
-    may_mount: None, master: SparkMaster, delivered: Path, folder: str, what: str, why: str
+    master: SparkMaster, delivered: Path, folder: str, what: str, why: str
 ) -> None:
     """Exit 2, naming the folder and the remedy. No document is deleted, nothing is left."""
     before = sorted(path for path in delivered.rglob("*") if path.is_file())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from ferryman.intake import JobQueue
@@ -13,8 +11,6 @@ from tests.support.tiers import sampled
 
 B, J = "/batches/bid0000000000", "/jobs/jid0000000001"
 OLD_S = 3 * 3600.0
-
-Damage = Callable[[], list[Op]]
 
 MENDED: dict[str, tuple[list[Op], str, str]] = {
     "no folder": ([Delete("/locks/inventory")], "/locks/inventory", "folder"),

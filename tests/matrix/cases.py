@@ -34,8 +34,6 @@ ALIKE: Final[dict[str, str]] = {
 }
 """Values that meet others as another one does. Each of them is in one of the few cases at least."""
 
-RUNNERS: Final = ("process", "spark", "cluster")
-
 LOGS: Final = ("queue", "changes")
 KEYED: Final = ("keyed", "combine", "exports")
 SIDE_BY_SIDE: Final = ("batch", "arrow", "threads", "async batch")

@@ -66,7 +66,7 @@ def test_statistics_and_partitions_come_back(place: Path) -> None:
     table.load()
     table.fence(APPLICATION, 1)
     stats = {"minValues": {"due": 5}, "maxValues": {"due": 9}, "nullCount": {"due": 1}}
-    rows = pa.table({"due": [5, 9, None]}, schema=table.file_schema)
+    rows = pa.table({"due": [5, 9, None]}, schema=pa.schema([("due", pa.int64())]))
     part = write_part(table.folder, rows, stats=stats, epoch=1)
     file = table.data_file(part, {"wave": "3", "destination": "a/b c=d%"})
     table.commit("wave", adds=[file])

@@ -412,12 +412,12 @@ class _Strange:
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError(f"no {name}")
 
-    def __deepcopy__(self, memo: Any) -> Any:
+    def __deepcopy__(self, _memo: Any) -> Any:
         raise KeyboardInterrupt
 
 
 class _ExitsWhenCopied:
-    def __deepcopy__(self, memo: Any) -> Any:
+    def __deepcopy__(self, _memo: Any) -> Any:
         sys.exit(3)
 
 

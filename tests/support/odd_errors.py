@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ferryman.errors import TransientError
-
 
 class NoStr(Exception):
     def __str__(self) -> str:
@@ -89,10 +87,6 @@ class LiesAboutItsClass(Exception):
 
 class Base(BaseException):
     pass
-
-
-class Scoped(TransientError):
-    scope = 7
 
 
 class NamelessMeta(type):

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import getpass
 import os
-import platform
 import secrets
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -349,7 +348,6 @@ class ExecutorView(NamedTuple):
     """
 
     process: str
-    python: str
     names: dict[str, tuple[str, ...]]
     proofs: tuple[str, ...]
     differences: tuple[str, ...]
@@ -368,7 +366,7 @@ def look(facts: DriverView) -> ExecutorView:
         with contextlib.suppress(OSError):
             names[each.path] = names_in(each.path) or ()
     found = differences(facts)
-    return ExecutorView(process(), platform.python_version(), names, () if found else tuple(_proofs(facts)), found)
+    return ExecutorView(process(), names, () if found else tuple(_proofs(facts)), found)
 
 
 @functools.lru_cache(maxsize=16)

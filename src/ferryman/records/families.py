@@ -92,11 +92,6 @@ SEPARATOR: Final = "#"
 """Stands between a file's id and its row's name, where rows are documents of their own; ids have no other."""
 
 
-def family_of(document: str) -> str:
-    """Id of the file that an origin is a row of; of a child, of its origin; else its own."""
-    return document.partition(SEPARATOR)[0]
-
-
 def in_family(family: str, column: str = "origin") -> str:
     """SQL: is this the origin of that id, or a row of that file?"""
     return f"({column} = {quote(family)} OR starts_with({column}, {quote(family + SEPARATOR)}))"

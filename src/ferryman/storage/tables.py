@@ -71,11 +71,6 @@ class Table:
         assert self._fence is not None, "only a driver has an epoch"
         return self._fence[1]
 
-    @property
-    def file_schema(self) -> pa.Schema:
-        """Columns inside the data files: all but the partition columns."""
-        return pa.schema([f for f in self.schema if f.name not in self.partition_by])
-
     def create(self) -> None:
         """Create the table durably if it does not exist."""
         self.log.create(first_entry(delta_schema(self.schema), self.partition_by, _CONFIGURATION))

@@ -77,7 +77,7 @@ class Login:
     def __init__(self) -> None:
         self.came: list[tuple[bytes, bytes, bool]] = []
 
-    def __call__(self, server: SMTP, session: Any, envelope: Any, mechanism: str, data: Any) -> AuthResult:
+    def __call__(self, server: SMTP, session: Any, envelope: Any, _mechanism: str, data: Any) -> AuthResult:
         is_secret = session.ssl is not None or server.transport.get_extra_info("sslcontext") is not None
         self.came.append((data.login, data.password, is_secret))
         return AuthResult(success=(data.login, data.password) == (b"me", b"p/w"), handled=False)

@@ -159,8 +159,8 @@ def _complete(answer: Any) -> Any:
 
 
 def _raising(error: BaseException) -> Iterator[Any]:
+    yield from ()  # a generator: it raises when it is read
     raise error
-    yield
 
 
 # Functions of record batches as functions of documents.

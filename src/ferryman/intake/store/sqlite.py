@@ -400,7 +400,7 @@ MARK: Final = 0x46725179
 """SQLite's application id of our files ("FrQy"): another database is not taken for a queue."""
 
 FORMAT: Final = 2
-"""Format of the tables. A newer one is refused; format 1 had no ``creation``, and gets it when it is opened."""
+"""Format of the tables. Another one is refused."""
 
 BUSY_S: Final = 30.0
 """How long a change waits for other processes' changes, which take a millisecond each."""
@@ -440,7 +440,7 @@ def connected(path: Path) -> sqlite3.Connection:
             (mark,) = connection.execute("PRAGMA application_id").fetchone()
             if mark != MARK:
                 _made(connection, path)
-            _upgrade(connection, path)
+            _check_format(connection, path)
         except BaseException:
             connection.close()
             raise
@@ -467,20 +467,16 @@ def _made(connection: sqlite3.Connection, path: Path) -> None:
             connection.execute("ROLLBACK")
 
 
-def _upgrade(connection: sqlite3.Connection, path: Path) -> None:
-    """Bring the tables of an older format to this one."""
+def _check_format(connection: sqlite3.Connection, path: Path) -> None:
+    """Refuse tables of another format."""
     (found,) = connection.execute("PRAGMA user_version").fetchone()
     if found > FORMAT:
         raise QueueRefused(f"{path}: this queue was made by a newer Ferryman (format {found}). Use that one.")
-    if found == FORMAT:
-        return
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        if connection.execute("PRAGMA user_version").fetchone()[0] != FORMAT:  # no other process was faster
-            connection.execute("ALTER TABLE node ADD COLUMN creation INTEGER NOT NULL DEFAULT 0")
-            connection.execute(f"PRAGMA user_version={FORMAT}")
-    finally:
-        connection.execute("COMMIT")
+    if found < FORMAT:
+        raise QueueRefused(
+            f"{path}: this queue was made by an older Ferryman (format {found}). Dump it with that one, and load the "
+            "dump into a new file."
+        )
 
 
 @contextmanager

@@ -110,7 +110,6 @@ class _Page:
         self._table = False
         """The format of a table comes."""
         self._name = self._header = self._of_next = ""
-        self._section = ""
         self._in_name = False
         self._about = ""
 
