@@ -15,7 +15,7 @@ from ferryman.intake.queue import Acquirer
 from ferryman.intake.service import stages
 from ferryman.intake.service.fetch import Arrived
 from ferryman.intake.service.stages import Done
-from ferryman.intake.service.workers import Desk, Lookout
+from ferryman.intake.service.workers import HandOff, QueueWatcher
 from tests.intake.service.place import Place, until
 
 
@@ -29,7 +29,7 @@ class HeldJob:
         self.locked = False
 
 
-def waiting(desk: Desk, found: list[Any]) -> threading.Thread:
+def waiting(desk: HandOff, found: list[Any]) -> threading.Thread:
     """A thread that has nothing to do, until a job is handed over to it."""
 
     def run() -> None:
@@ -44,12 +44,12 @@ def waiting(desk: Desk, found: list[Any]) -> threading.Thread:
 
 def test_a_job_is_handed_over_to_who_has_nothing_to_do() -> None:
     """And to nobody else: as many as threads wait."""
-    desk, found, jobs = Desk(), list[Any](), [HeldJob() for _ in range(3)]
+    desk, found, jobs = HandOff(), list[Any](), [HeldJob() for _ in range(3)]
     given: Any = jobs
-    assert not desk.give(given[0])
+    assert not desk.offer(given[0])
     threads = [waiting(desk, found) for _ in range(2)]
     until(lambda: desk._idle == 2)
-    assert [desk.give(each) for each in given] == [True, True, False]
+    assert [desk.offer(each) for each in given] == [True, True, False]
     for thread in threads:
         thread.join()
     assert found == jobs[:2] or found == jobs[1::-1]
@@ -58,36 +58,36 @@ def test_a_job_is_handed_over_to_who_has_nothing_to_do() -> None:
 
 def test_a_call_that_came_before_the_wait_is_heard() -> None:
     """Whoever has looked before the call looks again, and one look answers it."""
-    desk = Desk()
-    desk.call()
+    desk = HandOff()
+    desk.wake_one()
     assert desk.wait(60.0)
     assert not desk.wait(0.0)
 
 
 def test_at_the_end_jobs_are_given_back() -> None:
     """Those that nobody has taken; nobody waits any more."""
-    desk, job = Desk(), HeldJob()
+    desk, job = HandOff(), HeldJob()
     given: Any = job
     threads = [waiting(desk, [])]
     until(lambda: desk._idle == 1)
     with desk._changed:  # the thread does not come to take it
-        desk._given.append(given)
+        desk._handed_over.append(given)
     desk.close()
     threads[0].join()
     assert not job.locked
-    assert not desk.give(given)
+    assert not desk.offer(given)
     assert desk.wait(60.0)
 
 
 def test_nobody_looks_out_while_all_work() -> None:
     """A watch of a long list is not made for nothing."""
-    desk, stop = Desk(), threading.Event()
+    desk, stop = HandOff(), threading.Event()
 
     def watch() -> Any:
         raise AssertionError("a watch was made")
 
     stop.set()
-    assert not Lookout(desk, watch, lambda: False, stop).turn()
+    assert not QueueWatcher(desk, watch, lambda: False, stop).turn()
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from ferryman.intake import JobQueue
 from ferryman.intake.nodes import BATCHES, state_path
 from ferryman.intake.queue import LOOK_S, Acquirer
-from ferryman.intake.service.workers import Desk, Lookout
+from ferryman.intake.service.workers import HandOff, QueueWatcher
 from tests.intake.conftest import Opening, opening, place, queue, url
 from tests.intake.service.place import Place, until
 
@@ -107,7 +107,7 @@ def test_a_held_batch_that_is_released_is_taken_up(queue: JobQueue, verb: str) -
 def test_nobody_looks_into_an_empty_state(queue: JobQueue) -> None:
     """One thread looks once when it begins; a job that comes wakes it."""
     batch = queue.create_batch({"submitter": "test"})
-    desk, stop, woken = Desk(), threading.Event(), list[bool]()
+    desk, stop, woken = HandOff(), threading.Event(), list[bool]()
     looked = threading.Event()
 
     def is_empty() -> bool:
@@ -115,7 +115,7 @@ def test_nobody_looks_into_an_empty_state(queue: JobQueue) -> None:
         looked.set()
         return node is not None and not node.children
 
-    lookout = Lookout(desk, lambda: queue.watch_jobs("Pending"), is_empty, stop)
+    lookout = QueueWatcher(desk, lambda: queue.watch_jobs("Pending"), is_empty, stop)
     looking = threading.Thread(target=lookout.turn)
 
     def run() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ferryman.intake.service.finisher import ALONE, Finisher, Pledge, Unsynced, sync
+from ferryman.intake.service.finisher import ALONE, Finisher, FinishRequest, Unsynced, sync
 from ferryman.storage import disk, files
 
 
@@ -48,7 +48,7 @@ class Held:
         self.given_back = True
 
 
-def pledge(told: list[str], name: str, *steps: Unsynced, fails: list[BaseException] | None = None) -> Pledge:
+def pledge(told: list[str], name: str, *steps: Unsynced, fails: list[BaseException] | None = None) -> FinishRequest:
     def attempt(do: Callable[[], None]) -> bool:
         try:
             do()
@@ -60,7 +60,7 @@ def pledge(told: list[str], name: str, *steps: Unsynced, fails: list[BaseExcepti
         return True
 
     job: Any = Held()
-    return Pledge(job, steps, attempt, lambda: told.append(f"{name} moves"))
+    return FinishRequest(job, steps, attempt, lambda: told.append(f"{name} moves"))
 
 
 def test_a_step_is_done_when_what_it_needs_is_durable(tmp_path: Path, synced: list[str]) -> None:

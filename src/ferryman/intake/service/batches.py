@@ -13,11 +13,11 @@ from ferryman.intake import Batch, BatchState, JobQueue, NodeInvalid, Report
 from ferryman.intake.overview import reported
 from ferryman.intake.service.errors import Later, Stopping
 from ferryman.intake.service.fetch import Fetcher
-from ferryman.intake.service.hosts import SlowHost, SlowLane
+from ferryman.intake.service.hosts import SlowHost, SlowHostQueue
 from ferryman.intake.service.isolation import AtWork, Isolation
 from ferryman.intake.service.payload import Planned, has_payload, planned
 from ferryman.intake.service.reports import BatchReports, Callback
-from ferryman.intake.service.workers import Desk
+from ferryman.intake.service.workers import HandOff
 from ferryman.intake.service.workspace import Workspace
 
 MANIFEST_AGAIN_S: Final = 30.0
@@ -102,11 +102,11 @@ class Batches:
         clock: Callable[[], float] = time.monotonic,
         *,
         waits: Waits,
-        desk: Desk,
+        hand_off: HandOff,
         at_work: AtWork,
         isolation: Isolation,
     ) -> None:
-        self._waits, self._desk = waits, desk
+        self._waits, self._hand_off = waits, hand_off
         self._at_work, self._isolation = at_work, isolation
         self._queue, self._work, self._fetcher, self._callback = queue, work, fetcher, callback
         self._say, self._clock = say, clock
@@ -122,7 +122,7 @@ class Batches:
         batch = self._acquired()  # 1
         if batch is None:
             return False
-        self._desk.call()  # there may be more
+        self._hand_off.wake_one()  # there may be more
         try:
             if not is_made(batch):
                 self._make(batch)
@@ -150,7 +150,7 @@ class Batches:
 
     def wait(self, timeout_s: float) -> None:
         """Until there may be a batch, or the desk is closed; while batches are to be tried again, at most so long."""
-        self._desk.wait(timeout_s if self._waits else None)
+        self._hand_off.wait(timeout_s if self._waits else None)
 
     def _acquired(self) -> Batch | None:
         skip = self._made | self._waits.later(self._clock())
@@ -250,9 +250,9 @@ class Reporting:
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
         *,
-        lane: SlowLane[Batch] | None = None,
+        slow_queue: SlowHostQueue[Batch] | None = None,
     ) -> None:
-        self._lane = lane
+        self._slow_queue = slow_queue
         self._queue, self._work, self._callback = queue, work, callback
         self._say, self._clock = say, clock
         self._unsent: list[tuple[float, float, Batch]] = []
@@ -309,9 +309,9 @@ class Reporting:
                         return
                     why = f"; its report could not be sent: {e}"
                 except SlowHost:
-                    if self._lane is not None:
+                    if self._slow_queue is not None:
                         keeps = True
-                        self._lane.give(batch)
+                        self._slow_queue.put(batch)
                     return
                 except DeliveryError as e:
                     why = f"; its report could not be sent: {e}"
@@ -357,17 +357,17 @@ class Reporting:
 class SlowReporting(Reporting):
     """Reports the batches whose receivers another one has found slow. Its callback waits for slow receivers."""
 
-    def __init__(self, *given: Any, takes: SlowLane[Batch]) -> None:
+    def __init__(self, *given: Any, takes_from: SlowHostQueue[Batch]) -> None:
         super().__init__(*given)
-        self._takes = takes
+        self._takes_from = takes_from
 
     def _next(self) -> Batch | None:
-        return self._takes.take()
+        return self._takes_from.take()
 
     def wait(self, timeout_s: float) -> None:
         """Until one is handed over, or the end; while reports are to be sent again, at most so long."""
-        self._takes.wait(timeout_s if self._unsent else None)
+        self._takes_from.wait(timeout_s if self._unsent else None)
 
     def release(self) -> None:
         super().release()
-        self._takes.close()
+        self._takes_from.close()

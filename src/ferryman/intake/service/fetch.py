@@ -303,7 +303,7 @@ class Fetcher:
             took = self._clock() - began
             self._refuse_late(url)
             if self._slow is not None and took > self._slow.prompt_s and came < took * self._slow.rate:
-                raise self._slow.add(url)
+                raise self._slow.mark_slow(url)
             if took > SLOW_AFTER_S and came < took * self._lowest_rate:
                 raise TransientError(
                     f"{shown(url)}: sends less than {self._lowest_rate:g} bytes a second ({came} in {took:.0f} s)"
@@ -316,7 +316,7 @@ class Fetcher:
 
         for _ in range(limits.FETCH_REDIRECTS + 1):
             if self._slow is not None:
-                self._slow.refuse(url)
+                self._slow.raise_if_slow(url)
             sent = {"accept-encoding": "identity", **headers}
             try:
                 with urls.answer(self._pool, method, url, sent, self._timeout_s) as answer:
@@ -328,7 +328,7 @@ class Fetcher:
                 raise PermanentError(f"{shown(url)}: this is not a possible host name. Correct it.") from None
             except of.HTTPError as e:
                 if self._slow is not None and isinstance(e, of.TimeoutError):
-                    raise self._slow.add(url) from None
+                    raise self._slow.mark_slow(url) from None
                 raise TransientError(f"{shown(url)}: {type(e).__name__}, no whole answer") from None
             url = _redirected(url, target)
         raise PermanentError(f"{shown(url)}: is reached by more than {limits.FETCH_REDIRECTS} redirects. Correct it.")

@@ -72,7 +72,7 @@ def finish(steps: Iterable[Unsynced]) -> None:
         step.then()
 
 
-class Pledge(NamedTuple):
+class FinishRequest(NamedTuple):
     """A job, locked, whose work is done but for these steps."""
 
     job: Job
@@ -94,11 +94,11 @@ class Finisher:
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[Pledge] = deque()
+        self._waiting: deque[FinishRequest] = deque()
         self._changed = threading.Condition()
         self._closed = False
 
-    def give(self, pledge: Pledge) -> None:
+    def give(self, pledge: FinishRequest) -> None:
         """Take over a job. Waits while too many wait."""
         with self._changed:
             while len(self._waiting) >= WAITING_MAX and not self._closed:
@@ -128,7 +128,7 @@ class Finisher:
             raise
         return bool(some)
 
-    def _move(self, some: list[Pledge]) -> None:
+    def _move(self, some: list[FinishRequest]) -> None:
         at = 0
         while some:
             ending = [pledge for pledge in some if len(pledge.steps) <= at]
@@ -138,7 +138,7 @@ class Finisher:
             some = self._next(some, at) if some else []
             at += 1
 
-    def _next(self, some: list[Pledge], at: int) -> list[Pledge]:
+    def _next(self, some: list[FinishRequest], at: int) -> list[FinishRequest]:
         """Their next step. Returns those that it was done for."""
         errors = sync([pledge.steps[at] for pledge in some])
         return [

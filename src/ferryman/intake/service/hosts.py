@@ -23,10 +23,10 @@ PROMPT_S: Final = 5.0
 PROMPT_RATE: Final = 32.0 * KIB
 """Bytes a second below which content comes slowly: a job of a megabyte takes half a minute."""
 
-KNOWN_S: Final = 600.0
+SLOW_FOR_S: Final = 600.0
 """Seconds that a host counts as slow; then it is tried as any other."""
 
-SLOTS: Final = 2
+SLOW_HOST_THREADS: Final = 2
 """Threads a state for slow hosts, beside those for all others."""
 
 
@@ -50,31 +50,31 @@ class SlowHosts:
         self.prompt_s, self.rate, self._clock = prompt_s, rate, clock
         self._until: dict[str, float] = {}
 
-    def refuse(self, url: str) -> None:
+    def raise_if_slow(self, url: str) -> None:
         """Raises ``SlowHost`` if it leads to one."""
         host = split(url)[1].netloc.rpartition("@")[2]
         if self._until.get(host, 0.0) > self._clock():
             raise SlowHost(host)
 
-    def add(self, url: str) -> SlowHost:
+    def mark_slow(self, url: str) -> SlowHost:
         """This one is slow."""
         host = split(url)[1].netloc.rpartition("@")[2]
-        self._until[host] = self._clock() + KNOWN_S
+        self._until[host] = self._clock() + SLOW_FOR_S
         return SlowHost(host)
 
 
-Waiting = TypeVar("Waiting", Job, Batch)
+Locked = TypeVar("Locked", Job, Batch)
 
 
-class SlowLane(Generic[Waiting]):
+class SlowHostQueue(Generic[Locked]):
     """Jobs of one state, or batches, each locked, that wait for slow hosts."""
 
     def __init__(self) -> None:
-        self._jobs: deque[Waiting] = deque()
+        self._jobs: deque[Locked] = deque()
         self._changed = threading.Condition()
         self._closed = False
 
-    def give(self, job: Waiting) -> None:
+    def put(self, job: Locked) -> None:
         """Whoever takes care of slow hosts goes on with it."""
         with self._changed:
             if not self._closed:
@@ -83,7 +83,7 @@ class SlowLane(Generic[Waiting]):
                 return
         job.unlock()
 
-    def take(self) -> Waiting | None:
+    def take(self) -> Locked | None:
         """The one that waits longest, if its lock was not lost meanwhile."""
         with self._changed:
             while self._jobs:

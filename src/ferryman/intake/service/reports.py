@@ -95,7 +95,7 @@ class Callback:
         signed = signature_headers(self._key, id, body) if self._key else {}
         kind = {"content-type": "application/json", **signed}
         if self._slow is not None:
-            self._slow.refuse(url)
+            self._slow.raise_if_slow(url)
         try:
             with urls.answer(self._pool, "POST", url, kind, self._timeout_s, body) as answer:
                 pass  # what else it says matters to nobody, and may come a byte at a time
@@ -103,7 +103,7 @@ class Callback:
             raise PermanentError(f"{shown(url)}: this is not a possible host name. Correct it.") from None
         except of.HTTPError as e:
             if self._slow is not None and isinstance(e, of.TimeoutError):
-                raise self._slow.add(url) from None
+                raise self._slow.mark_slow(url) from None
             raise TransientError(f"{shown(url)}: {type(e).__name__}, no answer") from None
         if 200 <= answer.status < 300:
             return

@@ -19,7 +19,7 @@ from ferryman.intake.service.access import Bundles
 from ferryman.intake.service.batches import Batches, Reporting, SlowBatches, SlowReporting, Waits, is_made
 from ferryman.intake.service.errors import Stopping, TurnFailed
 from ferryman.intake.service.finisher import Finisher
-from ferryman.intake.service.hosts import SLOTS, SlowHosts, SlowLane
+from ferryman.intake.service.hosts import SLOW_HOST_THREADS, SlowHostQueue, SlowHosts
 from ferryman.intake.service.isolation import AtWork, Isolation
 from ferryman.intake.service.payload import Minted
 from ferryman.intake.service.processing import Processing, Turns, jobs_sources
@@ -27,13 +27,13 @@ from ferryman.intake.service.reports import BatchReports
 from ferryman.intake.service.settings import Serving
 from ferryman.intake.service.stages import JobStage, Provisioning
 from ferryman.intake.service.workers import (
-    LOST_PAUSE_S,
     POLL_S,
-    QUIET_LOOKS,
-    Carrier,
-    Desk,
-    Lookout,
+    QUEUE_LOST_RETRY_S,
+    QUIET_POLLS,
+    HandOff,
+    InlineWorker,
     Loop,
+    QueueWatcher,
     SlowWorker,
     Worker,
 )
@@ -151,10 +151,10 @@ def _process(
                     if _is_over(consumers, processing, serving, stop):
                         stop.set()
                         return
-                    processing.wait(POLL_S, 1 if serving.once else QUIET_LOOKS)
+                    processing.wait(POLL_S, 1 if serving.once else QUIET_POLLS)
             except QueueLost as e:
                 consumers.say(str(e))
-                stop.wait(LOST_PAUSE_S)
+                stop.wait(QUEUE_LOST_RETRY_S)
     except Stopping:
         return
     finally:
@@ -183,85 +183,94 @@ class Consumers:
         self._waits = Waits()
         self._swept_at = -SWEEP_S
         self._loops: list[Loop] = []
-        self._lookouts: list[Loop] = []
-        self._closing: list[Callable[[], None]] = [self._waits.close]
+        self._watchers: list[Loop] = []
+        self._close_callbacks: list[Callable[[], None]] = [self._waits.close]
         """Callbacks that wake sleeping threads, at the end."""
         slow = SlowHosts(serving.prompt_s)
         fetcher, callback = serving.fetcher(stop, slow), serving.callback(stop, slow)
-        patient, patient_callback = serving.fetcher(stop), serving.callback(stop)
-        patient_reports = serving.reports(stop)
-        reports = patient_reports.by(callback)
+        slow_fetcher, slow_callback = serving.fetcher(stop), serving.callback(stop)
+        slow_reports = serving.reports(stop)
+        reports = slow_reports.by(callback)
         self._add_loop("sweep", self._sweep, lambda timeout_s: stop.wait(SWEEP_S))
-        desk = self._looked_out(Desk(), queue.watch_batches, lambda: False)
+        hand_off = self._add_watcher(HandOff(), queue.watch_batches, lambda: False)
         shared: dict[str, Any] = {
             "waits": self._waits,
-            "desk": desk,
+            "hand_off": hand_off,
             "at_work": self._at_work,
             "isolation": self._isolation,
         }
         batches = [Batches(queue, work, fetcher, reports, self.say, **shared) for _ in range(serving.threads)]
-        batches += [SlowBatches(queue, work, patient, patient_reports, self.say, **shared) for _ in range(SLOTS)]
-        for each in batches:
-            self._add_loop("batches", each.turn, each.wait)
-        self._reporting = self._reporters(reports, patient_reports)
-        self._add_stations(
+        batches += [
+            SlowBatches(queue, work, slow_fetcher, slow_reports, self.say, **shared) for _ in range(SLOW_HOST_THREADS)
+        ]
+        for consumer in batches:
+            self._add_loop("batches", consumer.turn, consumer.wait)
+        self._reporting = self._reporters(reports, slow_reports)
+        self._add_stage_workers(
             serving.stages(queue, work, fetcher, callback, stop, self.say),
-            serving.stages(queue, work, patient, patient_callback, stop, self.say),
+            serving.stages(queue, work, slow_fetcher, slow_callback, stop, self.say),
             serving.threads,
         )
         self._bundles = [Bundles(queue, work, size, self._stopping, self.say) for size in SIZES]
         for bundles, size in zip(self._bundles, SIZES, strict=True):
-            self._add_loop("access", bundles.turn, self._watching(f"{ACCESS}/{size}"))
+            self._add_loop("access", bundles.turn, self._wait_for_change(f"{ACCESS}/{size}"))
 
-    def _reporters(self, reports: BatchReports, patient: BatchReports) -> list[Reporting]:
+    def _reporters(self, reports: BatchReports, slow_reports: BatchReports) -> list[Reporting]:
         """Who reports batches, and who goes on with the receivers that are slow."""
-        lane = SlowLane[Batch]()
-        self._closing.append(lane.close)
-        prompt = Reporting(self._queue, self._work, reports, self.say, lane=lane)
+        slow_queue = SlowHostQueue[Batch]()
+        self._close_callbacks.append(slow_queue.close)
+        prompt = Reporting(self._queue, self._work, reports, self.say, slow_queue=slow_queue)
         self._add_loop("reports", prompt.turn, self._stop.wait, prompt.release)
-        others = [SlowReporting(self._queue, self._work, patient, self.say, takes=lane) for _ in range(SLOTS)]
-        for each in others:
-            self._add_loop("reports", each.turn, each.wait, each.release)
+        others = [
+            SlowReporting(self._queue, self._work, slow_reports, self.say, takes_from=slow_queue)
+            for _ in range(SLOW_HOST_THREADS)
+        ]
+        for consumer in others:
+            self._add_loop("reports", consumer.turn, consumer.wait, consumer.release)
         return [prompt, *others]
 
-    def _add_stations(self, stations: list[JobStage], patient: list[JobStage], threads: int) -> None:
+    def _add_stage_workers(self, stages: list[JobStage], slow_host_stages: list[JobStage], threads: int) -> None:
         """The threads of each state but Processing, and those that wait for slow hosts."""
-        lanes = {state: SlowLane[Job]() for state in (JobState.PENDING, JobState.DOWNLOADING, JobState.NOTIFY)}
+        slow_queues = {
+            state: SlowHostQueue[Job]() for state in (JobState.PENDING, JobState.DOWNLOADING, JobState.NOTIFY)
+        }
         finisher = Finisher()
-        self._closing += [finisher.release, *(lane.close for lane in lanes.values())]
+        self._close_callbacks += [finisher.release, *(each.close for each in slow_queues.values())]
         self._add_loop("finisher", finisher.turn, lambda timeout_s: finisher.wait(), finisher.release)
-        self.desks = {station.state: Desk() for station in stations}
-        for state, desk in self.desks.items():
-            self._looked_out(desk, partial(self._queue.watch_jobs, state), partial(self._is_empty, state_path(state)))
-        carriers: dict[JobState, Carrier] = {}
-        how: dict[str, Any] = {
+        self.hand_offs = {stage.state: HandOff() for stage in stages}
+        for state, hand_off in self.hand_offs.items():
+            self._add_watcher(
+                hand_off, partial(self._queue.watch_jobs, state), partial(self._is_empty, state_path(state))
+            )
+        inline_workers: dict[JobState, InlineWorker] = {}
+        shared: dict[str, Any] = {
             "at_work": self._at_work,
             "isolation": self._isolation,
             "finisher": finisher,
             "stop": self._stop,
-            "desks": self.desks,
-            "carriers": carriers,
+            "hand_offs": self.hand_offs,
+            "inline_workers": inline_workers,
         }
-        carriers.update({station.state: Carrier(self._queue, station, self.say, **how) for station in stations})
+        inline_workers.update({stage.state: InlineWorker(self._queue, stage, self.say, **shared) for stage in stages})
         workers = [
-            Worker(self._queue, station, self.say, lane=lanes.get(station.state), **how)
-            for station in stations
-            for _ in range(1 if isinstance(station, Provisioning) else threads)
+            Worker(self._queue, stage, self.say, slow_queue=slow_queues.get(stage.state), **shared)
+            for stage in stages
+            for _ in range(1 if isinstance(stage, Provisioning) else threads)
         ]
         workers += [
-            SlowWorker(self._queue, station, self.say, takes=lanes[station.state], **how)
-            for station in patient
-            for _ in range(SLOTS if station.state in lanes else 0)
+            SlowWorker(self._queue, stage, self.say, takes_from=slow_queues[stage.state], **shared)
+            for stage in slow_host_stages
+            for _ in range(SLOW_HOST_THREADS if stage.state in slow_queues else 0)
         ]
         for worker in workers:
             self._add_loop(worker.state, worker.turn, worker.wait, worker.release)
 
-    def _looked_out(self, desk: Desk, watch: Callable[[], Watch], is_empty: Callable[[], bool]) -> Desk:
+    def _add_watcher(self, hand_off: HandOff, watch: Callable[[], Watch], is_empty: Callable[[], bool]) -> HandOff:
         """Wake idle threads when the watch fires."""
-        lookout = Lookout(desk, watch, is_empty, self._stop)
-        self._lookouts.append(Loop("lookout", self._stop, lookout.turn, self.say, wait=lambda timeout_s: None))
-        self._closing += [lookout.close, desk.close]
-        return desk
+        watcher = QueueWatcher(hand_off, watch, is_empty, self._stop)
+        self._watchers.append(Loop("watcher", self._stop, watcher.turn, self.say, wait=lambda timeout_s: None))
+        self._close_callbacks += [watcher.close, hand_off.close]
+        return hand_off
 
     def _is_empty(self, folder: str) -> bool:
         found = self._queue.tree.find(folder)
@@ -282,15 +291,15 @@ class Consumers:
             self._say(text)
 
     def start(self) -> None:
-        for loop in [*self._loops, *self._lookouts]:
+        for loop in [*self._loops, *self._watchers]:
             loop.start()
 
     def join(self) -> None:
         """Wait until all have given back what they hold, for a limited time. ``stop`` is set."""
-        for close in self._closing:
+        for close in self._close_callbacks:
             close()
         until = time.monotonic() + GRACE_S
-        loops = [*self._loops, *self._lookouts]
+        loops = [*self._loops, *self._watchers]
         late = [loop for loop in loops if not loop.join(max(0.0, until - time.monotonic()))]
         if late:
             log.warning("%d consumers did not end within %g s; their locks end with this process", len(late), GRACE_S)
@@ -322,14 +331,14 @@ class Consumers:
         except NodeInvalid:
             return False  # the audit's business
 
-    def _watching(self, folder: str) -> Callable[[float], object]:
+    def _wait_for_change(self, folder: str) -> Callable[[float], object]:
         """Waits until something comes or goes, several times so long: then a lock that ended with its process is to be
         found."""
 
         def wait(timeout_s: float) -> None:
             watch = self._queue.tree.store.watch(folder)
             try:
-                for _ in range(QUIET_LOOKS):
+                for _ in range(QUIET_POLLS):
                     if watch.wait(timeout_s) or self._stop.is_set():
                         return
             finally:

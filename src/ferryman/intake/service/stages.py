@@ -1,6 +1,6 @@
 """Work of each job state but Processing, which is the plan's. All of it can be repeated.
 
-A station's ``work`` takes a locked job and returns the message of its move to the next state. What it raises says what
+A stage's ``work`` takes a locked job and returns the message of its move to the next state. What it raises says what
 happens else: see ``worker``.
 """
 

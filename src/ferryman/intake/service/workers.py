@@ -29,8 +29,8 @@ from typing import Any, Final
 from ferryman.errors import DeliveryError, FerrymanError, UsageError, describe
 from ferryman.intake import Job, JobQueue, JobState, LockLost, NodeInvalid, QueueLost, QueueRefused, StateError
 from ferryman.intake.service.errors import Later, Stopping
-from ferryman.intake.service.finisher import Finisher, Pledge
-from ferryman.intake.service.hosts import SlowHost, SlowLane
+from ferryman.intake.service.finisher import Finisher, FinishRequest
+from ferryman.intake.service.hosts import SlowHost, SlowHostQueue
 from ferryman.intake.service.isolation import AtWork, Isolation
 from ferryman.intake.service.stages import Done, JobStage
 from ferryman.intake.states import JOB
@@ -40,16 +40,16 @@ from ferryman.storage.files import is_disk_full
 POLL_S: Final = 0.5
 """A thread looks so often whether it is to stop, and whether what waits is due; a watch tells it of new jobs."""
 
-QUIET_LOOKS: Final = 4
+QUIET_POLLS: Final = 4
 """Times ``POLL_S`` until a thread without batches asks for one though no watch has told of any."""
 
-LOST_PAUSE_S: Final = 1.0
+QUEUE_LOST_RETRY_S: Final = 1.0
 """Between two tries while the queue's server does not answer."""
 
-FULL_AGAIN_S: Final = 10.0
+FULL_DISK_RETRY_S: Final = 10.0
 """Until a job is tried again that met a full disk."""
 
-AFTER: Final = {JobState.PENDING: JobState.ESTIMATING, **JOB.success}
+NEXT_STATE: Final = {JobState.PENDING: JobState.ESTIMATING, **JOB.success}
 """The state that follows when the work of one is done."""
 
 Say = Callable[[str], None]
@@ -79,7 +79,7 @@ class Loop:
         self._thread = threading.Thread(target=self._run, name=f"intake {name}", daemon=True)
         self.idle = threading.Event()
         """Set while there is nothing to do."""
-        self._lost = False
+        self._queue_lost = False
 
     def start(self) -> None:
         self._thread.start()
@@ -92,19 +92,19 @@ class Loop:
     def _run(self) -> None:
         try:
             while not self._stop.is_set():
-                self._once()
+                self._run_once()
         finally:
             with suppress(FerrymanError):
                 self._release()
 
-    def _once(self) -> None:
+    def _run_once(self) -> None:
         try:
             if self._turn():
                 self.idle.clear()
             else:
                 self.idle.set()
                 self._wait(POLL_S)
-            self._lost = False
+            self._queue_lost = False
         except Stopping:
             return
         except (LockLost, NodeInvalid, StateError) as e:
@@ -112,22 +112,22 @@ class Loop:
             self._stop.wait(POLL_S)  # whatever it is, it is not said a thousand times
         except QueueLost as e:
             self.idle.clear()
-            if not self._lost:
+            if not self._queue_lost:
                 self._say(f"{e}")
-            self._lost = True
-            self._stop.wait(LOST_PAUSE_S)
+            self._queue_lost = True
+            self._stop.wait(QUEUE_LOST_RETRY_S)
         except Exception as e:  # a fault of ours: say it, and go on with the rest
             self._say(f"{self._thread.name}: {describe(e)}")
-            self._stop.wait(LOST_PAUSE_S)
+            self._stop.wait(QUEUE_LOST_RETRY_S)
 
 
 class Worker:
-    """Takes jobs of a station's state, one after the other. Each thread has its own."""
+    """Takes jobs of a stage's state, one after the other. Each thread has its own."""
 
     def __init__(
         self,
         queue: JobQueue,
-        station: JobStage,
+        stage: JobStage,
         say: Say,
         clock: Callable[[], float] = time.monotonic,
         *,
@@ -135,13 +135,13 @@ class Worker:
         isolation: Isolation,
         finisher: Finisher,
         stop: threading.Event,
-        desks: Mapping[JobState, Desk],
-        carriers: Mapping[JobState, Carrier],
-        lane: SlowLane[Job] | None = None,
+        hand_offs: Mapping[JobState, HandOff],
+        inline_workers: Mapping[JobState, InlineWorker],
+        slow_queue: SlowHostQueue[Job] | None = None,
     ) -> None:
-        self._desks, self._carriers = desks, carriers
-        self._lane, self._finisher, self._stop = lane, finisher, stop
-        self._queue, self._station, self._say, self._clock = queue, station, say, clock
+        self._hand_offs, self._inline_workers = hand_offs, inline_workers
+        self._slow_queue, self._finisher, self._stop = slow_queue, finisher, stop
+        self._queue, self._stage, self._say, self._clock = queue, stage, say, clock
         self._at_work, self._isolation = at_work, isolation
         self._waiting: list[tuple[float, Job]] = []
         """(when to try again, job), each locked."""
@@ -149,7 +149,7 @@ class Worker:
     @property
     def state(self) -> JobState:
         """Return the state of the jobs that it works at."""
-        return self._station.state
+        return self._stage.state
 
     def turn(self) -> bool:
         """Work at one job. False: there is none, or none that can be worked at now.
@@ -158,40 +158,40 @@ class Worker:
             QueueLost.
             Stopping.
         """
-        given = self._given()
-        if given is not None and not self._station.open():
-            given.unlock()
-            given = None
-        job = given or self._due()
-        if job is None and self._station.open():
-            job = self._next()
+        handed_over = self._take_handed_over()
+        if handed_over is not None and not self._stage.open():
+            handed_over.unlock()
+            handed_over = None
+        job = handed_over or self._take_due()
+        if job is None and self._stage.open():
+            job = self._acquire()
         if job is None:
             return False
-        return self._work(job)
+        return self._work_on(job)
 
-    def _given(self) -> Job | None:
+    def _take_handed_over(self) -> Job | None:
         """Return a job handed over by a thread of the state before."""
-        return self._desks[self._station.state].take()
+        return self._hand_offs[self._stage.state].take()
 
-    def _next(self) -> Job | None:
-        job = self._queue.acquire_job(self._station.state)
+    def _acquire(self) -> Job | None:
+        job = self._queue.acquire_job(self._stage.state)
         if job is not None:
-            self._desks[self._station.state].call()  # there may be more
+            self._hand_offs[self._stage.state].wake_one()  # there may be more
         return job
 
     def wait(self, timeout_s: float) -> None:
         """Until a job is handed over or there may be one in the state, or the desk is closed; while jobs wait here, at
         most so long."""
-        self._desks[self._station.state].wait(timeout_s if self._waiting else None)
+        self._hand_offs[self._stage.state].wait(timeout_s if self._waiting else None)
 
     def release(self) -> None:
         """Give back what waits."""
-        self._desks[self._station.state].close()
+        self._hand_offs[self._stage.state].close()
         for _, job in self._waiting:
             job.unlock()
         self._waiting.clear()
 
-    def _due(self) -> Job | None:
+    def _take_due(self) -> Job | None:
         now = self._clock()
         self._waiting = [(due, job) for due, job in self._waiting if job.locked]
         for at, (due, job) in enumerate(self._waiting):
@@ -200,25 +200,27 @@ class Worker:
                 return job
         return None
 
-    def _work(self, job: Job) -> bool:
+    def _work_on(self, job: Job) -> bool:
         """False: the job went from under our hands; a pause does no harm."""
 
-        return self._attempt(job, lambda: self._worked(job, self._outcome(job)), partial(self._later, job))
+        return self._attempt(job, lambda: self._finish(job, self._run_stage(job)), partial(self._postpone, job))
 
-    def _later(self, job: Job, e: Later) -> None:
-        if isinstance(e, SlowHost) and self._lane is not None:
-            self._lane.give(job)
+    def _postpone(self, job: Job, e: Later) -> None:
+        if isinstance(e, SlowHost) and self._slow_queue is not None:
+            self._slow_queue.put(job)
         elif job.locked:
             self._waiting.append((self._clock() + e.after_s, job))
 
-    def _worked(self, job: Job, done: Done) -> None:
+    def _finish(self, job: Job, done: Done) -> None:
         """It moves on, at once or when what it has written is durable."""
         if not done.steps:
-            self._done(job, done)
+            self._advance(job, done)
             return
-        self._finisher.give(Pledge(job, done.steps, partial(self._finishing, job), lambda: self._done(job, done)))
+        self._finisher.give(
+            FinishRequest(job, done.steps, partial(self._run_step, job), lambda: self._advance(job, done))
+        )
 
-    def _finishing(self, job: Job, do: Callable[[], None]) -> bool:
+    def _run_step(self, job: Job, do: Callable[[], None]) -> bool:
         """A step of a job that the finisher has. Was it done? Whose time has not come is given back."""
         was_done = False
 
@@ -239,7 +241,7 @@ class Worker:
                 self._fail(job, str(e))
             except OSError as e:
                 if is_disk_full(e):
-                    raise Later("the disk is full", FULL_AGAIN_S) from None
+                    raise Later("the disk is full", FULL_DISK_RETRY_S) from None
                 self._fail(job, describe(e))
             except (QueueRefused, StateError):
                 raise
@@ -264,78 +266,78 @@ class Worker:
             raise
         return True
 
-    def _outcome(self, job: Job) -> Done:
+    def _run_stage(self, job: Job) -> Done:
         """Run the stage and return its outcome; in a child process where a process may have died of the job."""
-        if not self._station.isolates:
-            return self._station.work(job)
-        state = self._station.state
-        return self._at_work.work(job.id, lambda: self._station.work(job), lambda: self._isolation.work(job, state))
+        if not self._stage.isolates:
+            return self._stage.work(job)
+        state = self._stage.state
+        return self._at_work.work(job.id, lambda: self._stage.work(job), lambda: self._isolation.work(job, state))
 
-    def _done(self, job: Job, done: Done) -> None:
+    def _advance(self, job: Job, done: Done) -> None:
         """It moves on. This thread goes on with it where the work is quick; else a thread that has nothing to do takes
         it over, lock and all, if there is one."""
-        after = AFTER[self._station.state]
-        carrier, desk = self._carriers.get(after), self._desks.get(after)
-        carries = carrier is not None and done.priority is None and carrier.takes(job, done)
-        holds = job.go_on(
+        next_state = NEXT_STATE[self._stage.state]
+        inline_worker, hand_off = self._inline_workers.get(next_state), self._hand_offs.get(next_state)
+        continues_here = inline_worker is not None and done.priority is None and inline_worker.accepts(job, done)
+        keeps_lock = job.go_on(
             done.message,
             priority=done.priority,
             values=done.values,
             space_needed=done.space_needed,
-            holding=carries or (desk is not None and desk.has_idle()),
+            holding=continues_here or (hand_off is not None and hand_off.has_idle()),
         )
         if done.leaves is not None:
             done.leaves.unlink(missing_ok=True)
-        if carrier is not None and holds and carries:
-            carrier.work(job)
-        elif desk is not None and not (holds and desk.give(job)):
+        if inline_worker is not None and keeps_lock and continues_here:
+            inline_worker.work(job)
+        elif hand_off is not None and not (keeps_lock and hand_off.offer(job)):
             job.unlock()
-            desk.call()
+            hand_off.wake_one()
 
     def _fail(self, job: Job, why: str) -> None:
-        self._say(f"{job.id}: failed in {self._station.state}: {why}")
+        self._say(f"{job.id}: failed in {self._stage.state}: {why}")
         job.fail(why, unlock=True)
 
 
 class SlowWorker(Worker):
-    """Takes the jobs that another one met a slow host with. Its station waits for slow hosts."""
+    """Takes the jobs that another one met a slow host with. Its stage waits for slow hosts."""
 
-    def __init__(self, *given: Any, takes: SlowLane[Job], **named: Any) -> None:
+    def __init__(self, *given: Any, takes_from: SlowHostQueue[Job], **named: Any) -> None:
         super().__init__(*given, **named)
-        self._takes = takes
+        self._takes_from = takes_from
 
     def release(self) -> None:
         super().release()
-        self._takes.close()
+        self._takes_from.close()
 
-    def _given(self) -> Job | None:
+    def _take_handed_over(self) -> Job | None:
         return None
 
-    def _next(self) -> Job | None:
-        return self._takes.take()
+    def _acquire(self) -> Job | None:
+        return self._takes_from.take()
 
     def wait(self, timeout_s: float) -> None:
-        self._takes.wait(timeout_s if self._waiting else None)
+        self._takes_from.wait(timeout_s if self._waiting else None)
 
 
-class Carrier(Worker):
+class InlineWorker(Worker):
     """Goes on with a job in its state, in the thread that has moved it there, where that is quick.
 
     The threads of the state are there beside it: the most urgent job is theirs. What turns out to take longer is theirs
     too.
     """
 
-    def takes(self, job: Job, done: Done) -> bool:
+    def accepts(self, job: Job, done: Done) -> bool:
         """Return whether the next work of a job about to enter this state is quick."""
-        return not self._stop.is_set() and self._station.is_quick(job, done) and self._station.open()
+        return not self._stop.is_set() and self._stage.is_quick(job, done) and self._stage.open()
 
     def work(self, job: Job) -> None:
         """Go on with a job that is locked, and was moved to this state."""
-        self._work(job)
+        self._work_on(job)
 
-    def _later(self, job: Job, e: Later) -> None:
+    def _postpone(self, job: Job, e: Later) -> None:
         job.unlock()
-        self._desks[self._station.state].call()
+        self._hand_offs[self._stage.state].wake_one()
 
 
 # Where the threads of one state wait, and take over jobs from the threads of the state before, lock and all.
@@ -344,57 +346,57 @@ class Carrier(Worker):
 # that state may give it to this thread, and the lock need not be given back and taken again. Where all threads are
 # busy the job is unlocked, and the most urgent one comes first.
 
-LOOK_AGAIN_S: Final = 0.05
+WATCH_PAUSE_S: Final = 0.05
 """Between two looks while jobs come and go all the time: the first of them is seen at once, and whoever finds one calls
 another thread."""
 
-IDLE_POLL_S: Final = 0.5
+STOP_POLL_S: Final = 0.5
 """It looks so often whether it is to stop."""
 
-QUIET_S: Final = 2.0
+QUIET_POLL_S: Final = 2.0
 """One thread looks for a job so often though no watch has told of any: only a lock that ended with its process is to be
 found then."""
 
-EMPTY_LOOKS: Final = 30
-"""Times ``QUIET_S`` until it looks into an empty state though its watch has not told of any job."""
+EMPTY_POLLS: Final = 30
+"""Times ``QUIET_POLL_S`` until it looks into an empty state though its watch has not told of any job."""
 
 
-class Desk:
+class HandOff:
     """Hands locked jobs to idle threads of one job state."""
 
     def __init__(self) -> None:
         lock = threading.Lock()
-        self._changed, self._waits = threading.Condition(lock), threading.Condition(lock)
+        self._changed, self._idle_changed = threading.Condition(lock), threading.Condition(lock)
         self._idle = 0
-        self._given: deque[Job] = deque()
-        self._called = False
+        self._handed_over: deque[Job] = deque()
+        self._wake_requested = False
         """Somebody is to look who has not begun to."""
         self._closed = False
 
-    def call(self) -> None:
+    def wake_one(self) -> None:
         """There may be a job: one thread shall look, which then calls another one if there was."""
         with self._changed:
-            self._called = True
+            self._wake_requested = True
             self._changed.notify()
 
     def has_idle(self) -> bool:
         """Return whether a thread is idle, so that a job can be handed to it."""
-        return self._idle > len(self._given)
+        return self._idle > len(self._handed_over)
 
-    def give(self, job: Job) -> bool:
+    def offer(self, job: Job) -> bool:
         """Hand over a job, locked, to a thread that has nothing to do. False: there is none any more."""
         with self._changed:
             if self._closed or not self.has_idle():
                 return False
-            self._given.append(job)
+            self._handed_over.append(job)
             self._changed.notify()
             return True
 
     def take(self) -> Job | None:
         """A job that was handed over, if its lock was not lost meanwhile. Who was idle asks for it before all else."""
         with self._changed:
-            while self._given:
-                job = self._given.popleft()
+            while self._handed_over:
+                job = self._handed_over.popleft()
                 if job.locked:
                     return job
         return None
@@ -403,33 +405,35 @@ class Desk:
         """Wait until a job is handed over or this thread is called, at most so long. Was it? Then it looks for one."""
         with self._changed:
             self._idle += 1
-            self._waits.notify_all()
+            self._idle_changed.notify_all()
             try:
-                self._changed.wait_for(lambda: bool(self._given) or self._called or self._closed, timeout_s)
+                self._changed.wait_for(
+                    lambda: bool(self._handed_over) or self._wake_requested or self._closed, timeout_s
+                )
             finally:
                 self._idle -= 1
-            if self._given or self._closed:
+            if self._handed_over or self._closed:
                 self._changed.notify()  # a call is for another one
                 return True
-            was_called, self._called = self._called, False
+            was_called, self._wake_requested = self._wake_requested, False
             return was_called
 
-    def is_attended(self, timeout_s: float) -> bool:
+    def wait_for_idle(self, timeout_s: float) -> bool:
         """Does a thread wait here, or come to wait within this time?"""
-        with self._waits:
-            return self._waits.wait_for(lambda: self._idle > 0, timeout_s)
+        with self._idle_changed:
+            return self._idle_changed.wait_for(lambda: self._idle > 0, timeout_s)
 
     def close(self) -> None:
         """Give back what nobody has taken."""
         with self._changed:
             self._closed = True
-            jobs, self._given = list(self._given), deque()
+            jobs, self._handed_over = list(self._handed_over), deque()
             self._changed.notify_all()
         for job in jobs:
             job.unlock()
 
 
-class Lookout:
+class QueueWatcher:
     """One watch for all threads of a state: calls one of them when jobs come or go. While all of them work there is
     none.
 
@@ -437,21 +441,21 @@ class Lookout:
     """
 
     def __init__(
-        self, desk: Desk, watch: Callable[[], Watch], is_empty: Callable[[], bool], stop: threading.Event
+        self, hand_off: HandOff, watch: Callable[[], Watch], is_empty: Callable[[], bool], stop: threading.Event
     ) -> None:
-        self._desk, self._watch, self._is_empty, self._stop = desk, watch, is_empty, stop
+        self._hand_off, self._watch, self._is_empty, self._stop = hand_off, watch, is_empty, stop
         self._watching: Watch | None = None
 
     def turn(self) -> bool:
         """Look out until something happens. False: it is never busy."""
-        if not self._desk.is_attended(IDLE_POLL_S):
+        if not self._hand_off.wait_for_idle(STOP_POLL_S):
             return False
         watch = self._watching = self._watch()
         try:
-            self._desk.call()  # for what came before there was a watch
-            if not self._stop.wait(LOOK_AGAIN_S):
-                for _ in range(EMPTY_LOOKS if self._is_empty() else 1):
-                    if watch.wait(QUIET_S) or self._stop.is_set():
+            self._hand_off.wake_one()  # for what came before there was a watch
+            if not self._stop.wait(WATCH_PAUSE_S):
+                for _ in range(EMPTY_POLLS if self._is_empty() else 1):
+                    if watch.wait(QUIET_POLL_S) or self._stop.is_set():
                         break
         finally:
             watch.close()
