@@ -13,8 +13,8 @@ import pytest
 from ferryman.intake import JobState
 from ferryman.intake.queue import Acquirer
 from ferryman.intake.service import stages
-from ferryman.intake.service.fetch import Arrived
-from ferryman.intake.service.stages import Done
+from ferryman.intake.service.fetch import FetchedFile
+from ferryman.intake.service.stages import StageResult
 from ferryman.intake.service.workers import HandOff, QueueWatcher
 from tests.intake.service.place import Place, until
 
@@ -131,10 +131,10 @@ def test_what_is_to_be_isolated_is_left_to_its_own_threads(intake: Place, monkey
     tries: dict[str, int] = defaultdict(int)
     work = stages.Provisioning.work
 
-    def later_once(self: stages.Provisioning, job: Any) -> Done:
+    def later_once(self: stages.Provisioning, job: Any) -> StageResult:
         tries[job.id] += 1
         if tries[job.id] == 1:
-            raise stages.Later("not now", 0.0)
+            raise stages.TryLater("not now", 0.0)
         return work(self, job)
 
     monkeypatch.setattr(stages.Provisioning, "work", later_once)
@@ -148,7 +148,7 @@ def test_a_large_job_is_downloaded_by_the_threads_of_its_state(intake: Place, mo
     names: set[str] = set()
     work = stages.Downloading.work
 
-    def noted(self: stages.Downloading, job: Any) -> Done:
+    def noted(self: stages.Downloading, job: Any) -> StageResult:
         names.add(threading.current_thread().name)
         return work(self, job)
 
@@ -163,15 +163,15 @@ def test_a_large_job_is_downloaded_by_the_threads_of_its_state(intake: Place, mo
 def test_a_job_whose_files_another_one_published_is_done_again(intake: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """An operator may unlock a job at work: then two threads fetch the same files, and one finds them gone."""
     submitted(intake, 1)
-    publish, others = Arrived.publish, list[Arrived]()
+    publish, others = FetchedFile.publish, list[FetchedFile]()
 
-    def by_another_one_first(self: Arrived) -> None:
+    def by_another_one_first(self: FetchedFile) -> None:
         if not others:
             others.append(self)
             publish(self)
         publish(self)
 
-    monkeypatch.setattr(Arrived, "publish", by_another_one_first)
+    monkeypatch.setattr(FetchedFile, "publish", by_another_one_first)
     intake.serve()
     assert list(intake.jobs().values()) == ["Completed"]
     assert len(intake.rows()) == 1
@@ -180,9 +180,9 @@ def test_a_job_whose_files_another_one_published_is_done_again(intake: Place, mo
 def test_a_pause_ends_it(intake: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that was being worked at when the queue was paused moves once, and is unlocked."""
     submitted(intake, 1)
-    work: Callable[..., Done] = stages.Pending.work
+    work: Callable[..., StageResult] = stages.Pending.work
 
-    def paused(self: stages.Pending, job: Any) -> Done:
+    def paused(self: stages.Pending, job: Any) -> StageResult:
         intake.queue.locks.lock("ingest")
         return work(self, job)
 

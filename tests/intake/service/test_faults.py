@@ -129,9 +129,9 @@ def test_redirects_to_what_is_no_url(intake: Place) -> None:
     with Redirecting() as server:
         server.target = "http://[::1/"
         url = server.url("/x")
-        assert fetcher().size(url) is None
+        assert fetcher().ask_size(url) is None
         with pytest.raises(PermanentError, match=r"127.0.0.1:[0-9]+/x: its server redirects: the url http://\[::1/ is"):
-            fetcher().content(url, 100)
+            fetcher().fetch_content(url, 100)
         intake.submit(payload_url=url, local_id="payload")
         submit_good(intake)
         intake.serve()

@@ -268,7 +268,7 @@ def test_batches_are_made_at_the_same_time(intake: Place) -> None:
 
     first = intake.submit(manifest_url=intake.manifest([intake.row("a.txt")], "slow.csv"))
     second = intake.submit(manifest_url=intake.manifest([intake.row("b.txt")], "quick.csv"))
-    inner = Fetcher.content
+    inner = Fetcher.fetch_content
 
     def content(self: Fetcher, url: str, *args: Any, **options: Any) -> bytes:
         if url.endswith("slow.csv"):
@@ -276,7 +276,7 @@ def test_batches_are_made_at_the_same_time(intake: Place) -> None:
         return inner(self, url, *args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Fetcher, "content", content)
+        patch.setattr(Fetcher, "fetch_content", content)
         intake.serve()
     assert {intake.queue.load_batch(one).status for one in (first, second)} == {"Completed"}
 

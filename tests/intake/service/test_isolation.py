@@ -13,7 +13,7 @@ import pytest
 from ferryman.crash import AT_WORK
 from ferryman.errors import PermanentError
 from ferryman.intake.service import isolation
-from ferryman.intake.service.errors import ChildDied, Later, Stopping
+from ferryman.intake.service.errors import ChildDied, StopRequested, TryLater
 from ferryman.intake.service.isolation import ATTEMPTS, AtWork
 from ferryman.net.reach import Reach
 from tests.intake.conftest import PATIENT_S, zookeeper_url
@@ -203,7 +203,7 @@ def test_one_at_a_time(tmp_path: Path) -> None:
         (tmp_path / name).touch()
 
     def apart() -> str:
-        with pytest.raises(Later, match="it waits"):
+        with pytest.raises(TryLater, match="it waits"):
             at_work.work("jid2", lambda: "here", lambda: "apart")
         assert at_work.work("jid3", lambda: "here", lambda: "apart") == "here"
         return "apart"
@@ -221,7 +221,7 @@ def test_deaths_are_counted_over_processes(tmp_path: Path) -> None:
 
     (tmp_path / "jid1").touch()
     for n in range(1, ATTEMPTS):
-        with pytest.raises(Later):
+        with pytest.raises(TryLater):
             AtWork(tmp_path, lambda text: None).work("jid1", lambda: "here", dies)
         assert AtWork(tmp_path, lambda text: None).deaths("jid1") == n
     with pytest.raises(PermanentError, match=f"each of {ATTEMPTS}"):
@@ -234,12 +234,12 @@ def test_one_who_lost_the_lock_leaves_the_file(tmp_path: Path) -> None:
     ours, theirs = (AtWork(tmp_path, lambda text: None) for _ in range(2))
 
     def theirs_began() -> str:
-        with pytest.raises(Stopping):
+        with pytest.raises(StopRequested):
             theirs.work("jid1", lambda: "here", stops)
         return "here"
 
     def stops() -> str:
-        raise Stopping
+        raise StopRequested
 
     ours.work("jid1", theirs_began, lambda: "apart")
     assert [path.name for path in tmp_path.iterdir()] == ["jid1"]
@@ -253,5 +253,5 @@ def test_a_stop_ends_the_child(intake: Place, monkeypatch: pytest.MonkeyPatch) -
     assert batch is not None
     apart = isolation.Isolation(intake.queue, intake.serving, stop, ("sh", "-c", "exec sleep 600"))
     stop.set()
-    with pytest.raises(Stopping):
+    with pytest.raises(StopRequested):
         apart.planned(batch)

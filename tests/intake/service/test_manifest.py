@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ferryman.intake.service.errors import Corrupt
+from ferryman.intake.service.errors import CorruptSubmission
 from ferryman.intake.service.manifest import checked_digest, checked_path, objects_of, rows_of
 from ferryman.net.urls import shown
 
@@ -54,7 +54,7 @@ def test_json_lines() -> None:
 )
 def test_refused(text: bytes, why: str) -> None:
     """A corrupt manifest says which line is at fault."""
-    with pytest.raises(Corrupt, match=why.replace("(", r"\(").replace("[", r"\[")):
+    with pytest.raises(CorruptSubmission, match=why.replace("(", r"\(").replace("[", r"\[")):
         objects_of(rows_of(text, BASE))
 
 
@@ -110,7 +110,7 @@ def test_each_file_has_its_place() -> None:
     assert [row.entry.path for row in one.rows] == ["page.txt", "page-2.txt", "file"]
 
     twice = b"url,local_id,file_name\nhttp://x/1,o,a\nhttp://x/2,o,a\n"
-    with pytest.raises(Corrupt, match="line 3 of the manifest: the file_name 'a' is also that of line 2"):
+    with pytest.raises(CorruptSubmission, match="line 3 of the manifest: the file_name 'a' is also that of line 2"):
         objects_of(rows_of(twice, BASE))
 
 
@@ -118,14 +118,14 @@ def test_digests() -> None:
     """Known by their name, or by their length."""
     assert checked_digest("d" * 32) == "md5:" + "d" * 32
     assert checked_digest("SHA-1=" + "d" * 40) == "sha1:" + "d" * 40
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptSubmission):
         checked_digest("crc32:12345678")
 
 
 @pytest.mark.parametrize("path", ["..", "a/../../b", "/a", "C:\\a", "a\0b", "", ".", "n" * 256, "a\\..\\b"])
 def test_no_place_for_a_file(path: str) -> None:
     """Paths that climb, or that no file can have."""
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptSubmission):
         checked_path(path)
 
 

@@ -15,7 +15,7 @@ from ferryman import account
 from ferryman.errors import UsageError
 from ferryman.intake import JobQueue
 from ferryman.intake.service import stages
-from ferryman.intake.service.stages import Room
+from ferryman.intake.service.stages import SpaceBudget
 from ferryman.intake.service.workspace import Space, Workspace
 from tests.intake.service.place import Place, until
 from tests.intake.service.receiver import FileServer, Receiver
@@ -222,7 +222,7 @@ def test_lost_locks(intake: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     inner = stations.Estimating.work
     lost = []
 
-    def work(self: stations.Estimating, job: stations.Job) -> stations.Done:
+    def work(self: stations.Estimating, job: stations.Job) -> stations.StageResult:
         if not lost:
             lost.append(job.id)
             store = intake.queue.tree.store
@@ -282,13 +282,13 @@ def test_a_job_that_is_larger_than_was_known(intake: Place, monkeypatch: pytest.
     used = 100
     monkeypatch.setattr(Workspace, "space", lambda self: Space(1_000_000, used))
 
-    def written(self: Room, size: int) -> None:
+    def written(self: SpaceBudget, size: int) -> None:
         nonlocal used
         used += size
         take(self, size)
 
-    take = Room.take
-    monkeypatch.setattr(Room, "take", written)
+    take = SpaceBudget.reserve
+    monkeypatch.setattr(SpaceBudget, "reserve", written)
     content = os.urandom(200_000).hex().encode()
     packed = intake.folder / "x.zip"
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as out:
@@ -320,7 +320,7 @@ def test_what_was_promised_is_not_counted_all_the_time(intake: Place, monkeypatc
     monkeypatch.setattr(stages.time, "monotonic", lambda: clock[0])
     provisioning = stages.Provisioning(intake.queue, Workspace(intake.folder / "work"), lambda text: None)
     for _ in range(55):
-        provisioning._promised()
+        provisioning._granted_bytes()
         clock[0] += 1.0
     assert counted == [5.0, 60.0]
 

@@ -17,7 +17,7 @@ from ferryman.intake import Assembly, Job, JobQueue, LockLost, NodeInvalid, Stat
 from ferryman.intake import job as inventory
 from ferryman.intake.job import FILES, StoredFile
 from ferryman.intake.nodes import decoded, job_path, time_text
-from ferryman.intake.service.errors import Stopping
+from ferryman.intake.service.errors import StopRequested
 from ferryman.intake.service.workspace import Workspace
 from ferryman.limits import MIB
 from ferryman.storage import files
@@ -114,7 +114,7 @@ class Bundles:
     def __init__(
         self, queue: JobQueue, work: Workspace, size: str, stopping: Callable[[], None], say: Callable[[str], None]
     ) -> None:
-        self._queue, self._work, self._size, self._stopping, self._say = queue, work, size, stopping, say
+        self._queue, self._work, self._size, self._raise_if_stopping, self._say = queue, work, size, stopping, say
         self._look_at = 0.0
 
     def turn(self) -> bool:
@@ -133,7 +133,7 @@ class Bundles:
             if request.status == "Pending":
                 request.set_status("Processing")  # 1
             self._assemble(request)
-        except (LockLost, StateError, NodeInvalid, Stopping):
+        except (LockLost, StateError, NodeInvalid, StopRequested):
             raise
         except (OSError, ValueError, FerrymanError) as e:
             why = message_of(e)
@@ -180,7 +180,7 @@ class Bundles:
         temporary = path.with_suffix(".part")
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED, allowZip64=True) as bundle:  # 2
             for name, source, held in self._contents(token):
-                _add(bundle, name, source, held, self._stopping)
+                _add(bundle, name, source, held, self._raise_if_stopping)
         files.fsync_file(temporary)
         os.replace(temporary, path)
         files.fsync_folder(path.parent)

@@ -11,7 +11,7 @@ from ferryman import crash
 from ferryman.errors import DeliveryError, FerrymanError, PermanentError, TransientError, describe
 from ferryman.intake import Batch, BatchState, JobQueue, NodeInvalid, Report
 from ferryman.intake.overview import reported
-from ferryman.intake.service.errors import Later, Stopping
+from ferryman.intake.service.errors import StopRequested, TryLater
 from ferryman.intake.service.fetch import Fetcher
 from ferryman.intake.service.hosts import SlowHost, SlowHostQueue
 from ferryman.intake.service.isolation import AtWork, Isolation
@@ -133,7 +133,7 @@ class Batches:
             self._give_up(batch, e)
         except SlowHost:
             self._waits.is_slow(batch.id)
-        except Later as e:
+        except TryLater as e:
             now = self._clock()
             self._waits.put(batch.id, now + e.after_s, now)
         except NodeInvalid as e:
@@ -202,7 +202,7 @@ class Batches:
         except SlowHost:
             self._waits.is_slow(batch.id)
             return
-        except (DeliveryError, Stopping) as e:
+        except (DeliveryError, StopRequested) as e:
             self._say(f"{batch.id}: its submitter could not be notified: {e}")
         batch.set_status("Failed", str(error))
         self._made.add(batch.id)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from ferryman.errors import FerrymanError, PermanentError
 
 
-class Corrupt(PermanentError):
+class CorruptSubmission(PermanentError):
     """A submission that contradicts itself: a manifest, a digest, a container. Trying again is useless."""
 
 
-class Later(FerrymanError):
+class TryLater(FerrymanError):
     """Not now: the job stays where it is, held by this consumer, and is tried again."""
 
     def __init__(self, why: str, after_s: float = 1.0) -> None:
@@ -20,7 +20,7 @@ class Later(FerrymanError):
         return self.why
 
 
-class Stopping(FerrymanError):
+class StopRequested(FerrymanError):
     """The consumers are told to stop: what is at work is given back as it is, and done again by the next."""
 
 

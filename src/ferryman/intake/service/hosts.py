@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 from ferryman.intake import Batch, Job
-from ferryman.intake.service.errors import Later
+from ferryman.intake.service.errors import TryLater
 from ferryman.limits import KIB
 from ferryman.net.urls import split
 
@@ -30,7 +30,7 @@ SLOW_HOST_THREADS: Final = 2
 """Threads a state for slow hosts, beside those for all others."""
 
 
-class SlowHost(Later):
+class SlowHost(TryLater):
     """Signals that this work must wait apart, for a slow host."""
 
     def __init__(self, host: str) -> None:

@@ -23,11 +23,11 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
 from ferryman import crash
 from ferryman.errors import PermanentError, describe
 from ferryman.intake import Batch, Job, JobQueue, JobState
-from ferryman.intake.service.errors import ChildDied, Later, Stopping
+from ferryman.intake.service.errors import ChildDied, StopRequested, TryLater
 from ferryman.intake.service.finisher import finish
 from ferryman.intake.service.payload import Planned, planned
 from ferryman.intake.service.settings import Serving
-from ferryman.intake.service.stages import Done
+from ferryman.intake.service.stages import StageResult
 from ferryman.intake.service.workspace import Workspace
 from ferryman.storage import files
 
@@ -228,7 +228,7 @@ class AtWork:
             finally:
                 self._end(id, word)
         if not self._slot.acquire(blocking=False):
-            raise Later("it waits until it is worked at in a child process", TURN_AGAIN_S)
+            raise TryLater("it waits until it is worked at in a child process", TURN_AGAIN_S)
         try:
             return self._isolated(id, word, apart)
         finally:
@@ -240,8 +240,8 @@ class AtWork:
             result = apart()
         except ChildDied as e:
             self._died(id, word, e.how)
-            raise Later(f"it ended its process: {e.how}", DIED_AGAIN_S) from None
-        except (Later, Stopping):
+            raise TryLater(f"it ended its process: {e.how}", DIED_AGAIN_S) from None
+        except (TryLater, StopRequested):
             raise
         except BaseException:
             self._forget(id, word)
@@ -343,22 +343,22 @@ class Isolation:
     """Does the work of stages in child processes, one child a call.
 
     Args:
-        stop: set it, and the child is ended with ``Stopping``.
+        stop: set it, and the child is ended with ``StopRequested``.
         command: what is started; default: ``COMMAND``.
     """
 
     def __init__(self, queue: JobQueue, serving: Serving, stop: threading.Event, command: tuple[str, ...] = ()) -> None:
         self._queue, self._serving, self._stop, self._command = queue, serving, stop, command or COMMAND
 
-    def work(self, job: Job, state: JobState) -> Done:
-        """Run the stage of this state for a job. Raises as the stage does, and ``ChildDied``, ``Stopping``."""
-        done: Done = self._run(
+    def work(self, job: Job, state: JobState) -> StageResult:
+        """Run the stage of this state for a job. Raises as the stage does, and ``ChildDied``, ``StopRequested``."""
+        done: StageResult = self._run(
             StageTask(self._settings(), state), {"job": (job, JOB), "locks": (self._queue.locks, LOCKS)}
         )
         return done
 
     def planned(self, batch: Batch) -> list[Planned]:
-        """The jobs of a batch. Raises as ``payload.planned``, and ``ChildDied``, ``Stopping``."""
+        """The jobs of a batch. Raises as ``payload.planned``, and ``ChildDied``, ``StopRequested``."""
         found: list[Planned] = self._run(BatchTask(self._settings(), dict(batch.submission), batch.id), {})
         return found
 
@@ -387,7 +387,7 @@ class Isolation:
         while True:
             while not here.poll(LOOK_S):
                 if self._stop.is_set():
-                    raise Stopping
+                    raise StopRequested
             match here.recv():
                 case AskedValue(value):
                     return value

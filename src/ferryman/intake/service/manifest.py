@@ -15,7 +15,7 @@ import msgspec
 
 from ferryman.document import decode_json
 from ferryman.errors import plain_text
-from ferryman.intake.service.errors import Corrupt
+from ferryman.intake.service.errors import CorruptSubmission
 from ferryman.limits import MIB
 from ferryman.net.archives import climbs
 from ferryman.net.urls import shown, split
@@ -92,14 +92,14 @@ def rows_of(text: bytes, base: str) -> list[ManifestRow]:
             row = _row(number, values, base)
             weight += _weight(row.entry.fields)
             if len(found) == MANIFEST_LINES:
-                raise Corrupt(f"the manifest has more than {MANIFEST_LINES} lines. Split it into several.")
+                raise CorruptSubmission(f"the manifest has more than {MANIFEST_LINES} lines. Split it into several.")
             if weight > MANIFEST_VALUES:
-                raise Corrupt(f"the manifest has more than {MANIFEST_VALUES} fields. Split it into several.")
+                raise CorruptSubmission(f"the manifest has more than {MANIFEST_VALUES} fields. Split it into several.")
             found.append(row)
     except UnicodeDecodeError:
-        raise Corrupt(f"the manifest is not UTF-8 at byte {_not_utf8_at(text)}. Write it as UTF-8.") from None
+        raise CorruptSubmission(f"the manifest is not UTF-8 at byte {_not_utf8_at(text)}. Write it as UTF-8.") from None
     if not found:
-        raise Corrupt("the manifest names no files.")
+        raise CorruptSubmission("the manifest names no files.")
     return found
 
 
@@ -145,7 +145,9 @@ class _ManifestLines:
             self.number += 1
             self._left -= len(line)
             if self._left < 0:
-                raise Corrupt(f"line {self.number} of the manifest: its row has more than {ROW_CHARS} characters.")
+                raise CorruptSubmission(
+                    f"line {self.number} of the manifest: its row has more than {ROW_CHARS} characters."
+                )
             yield line
 
 
@@ -159,9 +161,9 @@ def _of_json(text: bytes) -> Iterator[tuple[int, Mapping[str, Any]]]:
         try:
             values = decode_json(line)
         except ValueError as e:
-            raise Corrupt(f"line {number} of the manifest is not JSON: {plain_text(e)}.") from None
+            raise CorruptSubmission(f"line {number} of the manifest is not JSON: {plain_text(e)}.") from None
         if not isinstance(values, dict):
-            raise Corrupt(f"line {number} of the manifest is JSON, but not an object.")
+            raise CorruptSubmission(f"line {number} of the manifest is JSON, but not an object.")
         yield number, {_column(name): value for name, value in values.items()}
 
 
@@ -177,18 +179,18 @@ def _of_csv(text: bytes) -> Iterator[tuple[int, Mapping[str, Any]]]:
             if not header:
                 header = [_column(cell) for cell in cells]
                 if "url" not in header:
-                    raise Corrupt(
+                    raise CorruptSubmission(
                         f"line {reader.line_num} of the manifest has no column url, but {', '.join(cells)[:200]}. "
                         "The first line names the columns."
                     )
                 continue
             if len(cells) != len(header):
-                raise Corrupt(
+                raise CorruptSubmission(
                     f"line {reader.line_num} of the manifest has {len(cells)} columns, the first one {len(header)}."
                 )
             yield reader.line_num, dict(zip(header, cells, strict=True))
     except csv.Error as e:
-        raise Corrupt(f"line {reader.line_num} of the manifest is not CSV: {e}.") from None
+        raise CorruptSubmission(f"line {reader.line_num} of the manifest is not CSV: {e}.") from None
 
 
 def _weight(values: Any) -> int:
@@ -208,7 +210,9 @@ def _row(line: int, values: Mapping[str, Any], base: str) -> ManifestRow:
         given = {name: "" if values.get(name) is None else str(values[name]).strip() for name in _OWN}
         url = checked_url(given["url"], base)
         if split(url)[1].scheme == "file" and split(base)[1].scheme != "file":
-            raise Corrupt(f"{shown(url)} is a file of the machine that reads this; a server may not name one.")
+            raise CorruptSubmission(
+                f"{shown(url)} is a file of the machine that reads this; a server may not name one."
+            )
         entry = ManifestEntry(
             url,
             checked_path(given["file_name"]) if given["file_name"] else "",
@@ -224,8 +228,8 @@ def _row(line: int, values: Mapping[str, Any], base: str) -> ManifestRow:
             whole("priority", given["priority"]),
             given["profile_name"],
         )
-    except Corrupt as e:
-        raise Corrupt(f"line {line} of the manifest: {e}") from None
+    except CorruptSubmission as e:
+        raise CorruptSubmission(f"line {line} of the manifest: {e}") from None
 
 
 def whole(name: str, text: str) -> int | None:
@@ -237,7 +241,7 @@ def whole(name: str, text: str) -> int | None:
     if not text:
         return None
     if not re.fullmatch(r"[0-9]{1,18}", text):
-        raise Corrupt(f"{name} {text[:40]!r} is not an integer.")
+        raise CorruptSubmission(f"{name} {text[:40]!r} is not an integer.")
     return int(text)
 
 
@@ -251,7 +255,7 @@ def _placed(rows: list[ManifestRow]) -> list[ManifestRow]:
         entry = row.entry
         path = entry.path or free_name(name_in(entry.url), lambda path: path in taken or path in given, last)
         if path in taken:
-            raise Corrupt(
+            raise CorruptSubmission(
                 f"line {row.line} of the manifest: the file_name {path!r} is also that of line {taken[path]}. Give "
                 "each file of an object its own."
             )
@@ -298,17 +302,19 @@ def checked_url(url: str, base: str = "") -> str:
         Corrupt: it is not one.
     """
     if not url:
-        raise Corrupt("there is no url.")
+        raise CorruptSubmission("there is no url.")
     try:
         url, parts = split(url, base)
     except ValueError as e:
-        raise Corrupt(f"the url {e}. Correct it.") from None
+        raise CorruptSubmission(f"the url {e}. Correct it.") from None
     if _NOT_IN_NAMES.search(url):
-        raise Corrupt(f"the url {shown(url)} has control characters. Correct it.")
+        raise CorruptSubmission(f"the url {shown(url)} has control characters. Correct it.")
     if parts.scheme not in SCHEMES or (parts.scheme != "file" and not parts.hostname):
-        raise Corrupt(f"the url {shown(url)} is not one of {', '.join(SCHEMES)}. Give it whole: http://host/path.")
+        raise CorruptSubmission(
+            f"the url {shown(url)} is not one of {', '.join(SCHEMES)}. Give it whole: http://host/path."
+        )
     if parts.scheme == "file" and (parts.netloc not in ("", "localhost") or not parts.path.startswith("/")):
-        raise Corrupt(f"the url {shown(url)} is not a file of this machine. Give it as file:///path.")
+        raise CorruptSubmission(f"the url {shown(url)} is not a file of this machine. Give it as file:///path.")
     return url
 
 
@@ -326,7 +332,9 @@ def checked_digest(text: str) -> str:
     kind = kind.replace("-", "").strip()
     digits = digits.strip()
     if DIGESTS.get(kind) != len(digits) or not re.fullmatch("[0-9a-f]+", digits):
-        raise Corrupt(f"the digest {text[:140]!r} is not one of {', '.join(DIGESTS)}. Write it as sha256:HEX.")
+        raise CorruptSubmission(
+            f"the digest {text[:140]!r} is not one of {', '.join(DIGESTS)}. Write it as sha256:HEX."
+        )
     return f"{kind}:{digits}"
 
 
@@ -337,10 +345,10 @@ def checked_path(path: str) -> str:
         Corrupt: it climbs out, or no file can have it.
     """
     if climbs(path):
-        raise Corrupt(f"the path {path[:200]!r} leads out of the object. Give paths below one folder.")
+        raise CorruptSubmission(f"the path {path[:200]!r} leads out of the object. Give paths below one folder.")
     parts = [part for part in path.replace("\\", "/").split("/") if part not in ("", ".")]
     if not parts or len(path) > PATH_CHARS or _NOT_IN_NAMES.search(path):
-        raise Corrupt(f"the path {path[:200]!r} cannot be a file's.")
+        raise CorruptSubmission(f"the path {path[:200]!r} cannot be a file's.")
     if any(len(part.encode()) > NAME_BYTES for part in parts):
-        raise Corrupt(f"the path {path[:200]!r} has a name of more than {NAME_BYTES} bytes.")
+        raise CorruptSubmission(f"the path {path[:200]!r} has a name of more than {NAME_BYTES} bytes.")
     return "/".join(parts)

@@ -13,7 +13,7 @@ from ferryman.errors import UsageError
 from ferryman.intake import Job
 from ferryman.intake import job as inventory
 from ferryman.intake.nodes import PRIORITY, mapped
-from ferryman.intake.service.errors import Corrupt
+from ferryman.intake.service.errors import CorruptSubmission
 from ferryman.intake.service.fetch import Fetcher
 from ferryman.intake.service.manifest import (
     MANIFEST_BYTES,
@@ -107,14 +107,16 @@ def kind_of(submission: Mapping[str, Any]) -> PayloadKind:
         try:
             path = split(url)[1].path.lower()
         except ValueError as e:
-            raise Corrupt(f"the payload_url {e}. Correct it.") from None
+            raise CorruptSubmission(f"the payload_url {e}. Correct it.") from None
         return PayloadKind.CONTAINER if path.endswith(SUFFIXES) else PayloadKind.FILE
     if named in _OTHER_NAMES:
         return _OTHER_NAMES[named]
     try:
         return PayloadKind(named)
     except ValueError:
-        raise Corrupt(f"payload_type {named!r} is not known. Choose one of {', '.join(PayloadKind)}.") from None
+        raise CorruptSubmission(
+            f"payload_type {named!r} is not known. Choose one of {', '.join(PayloadKind)}."
+        ) from None
 
 
 def planned(submission: Mapping[str, Any], batch_id: str, work: Workspace, fetcher: Fetcher) -> Iterator[Planned]:
@@ -150,7 +152,7 @@ def _manifest(submission: Mapping[str, Any], kept: Path, fetcher: Fetcher) -> Pa
     """A batch's manifest. It is fetched once: what becomes of its URL later makes no other jobs."""
     url = _url(submission)
     if not kept.exists():
-        text = fetcher.content(url, MANIFEST_BYTES, checked_digest(str(submission.get("digest") or "")))
+        text = fetcher.fetch_content(url, MANIFEST_BYTES, checked_digest(str(submission.get("digest") or "")))
         files.make_folder(kept.parent)
         files.replace(kept, text)
     return kept
@@ -258,13 +260,13 @@ def checked_name(kind: str, name: object) -> str:
         Corrupt: it is not text of one line, or too long.
     """
     if not isinstance(name, str | int):
-        raise Corrupt(f"its {kind} is not text but {str(name)[:80]!r}. Correct it.")
+        raise CorruptSubmission(f"its {kind} is not text but {str(name)[:80]!r}. Correct it.")
     if len(str(name)) > NAME_CHARS:
-        raise Corrupt(f"its {kind} has {len(str(name))} characters, more than {NAME_CHARS}. Shorten it.")
+        raise CorruptSubmission(f"its {kind} has {len(str(name))} characters, more than {NAME_CHARS}. Shorten it.")
     try:
         mapped(str(name))
     except UsageError as e:
-        raise Corrupt(f"its {kind} {e}. Correct it.") from None
+        raise CorruptSubmission(f"its {kind} {e}. Correct it.") from None
     return str(name)
 
 
@@ -321,7 +323,7 @@ def _written(configuration: Mapping[str, Any], work: Workspace) -> Path | None:
         return None
     path = Path(unquote(split(checked_url(str(configuration[OBJECT_LIST])))[1].path))
     if not path.resolve().is_relative_to(work.batches.resolve()):
-        raise Corrupt(f"{path}: is not a list of files that was made here.")
+        raise CorruptSubmission(f"{path}: is not a list of files that was made here.")
     return path
 
 
@@ -334,11 +336,11 @@ def _entries(configuration: Mapping[str, Any], fetcher: Fetcher) -> list[Manifes
             name = str(configuration.get("payload_file_name") or "") or name_in(url)
             return [ManifestEntry(url, checked_path(name), digest, None if size is None else whole("size", str(size)))]
         case PayloadKind.OBJECT:
-            rows = rows_of(fetcher.content(url, MANIFEST_BYTES, digest), url)
+            rows = rows_of(fetcher.fetch_content(url, MANIFEST_BYTES, digest), url)
             alone = [row._replace(local_id="1", collection="") for row in rows]
             return [row.entry for row in objects_of(alone)[0].rows]
         case kind:
-            raise Corrupt(f"payload_type {kind.value!r} is a batch's, not a job's.")
+            raise CorruptSubmission(f"payload_type {kind.value!r} is a batch's, not a job's.")
 
 
 # An operator's corrections of a failed job's configuration: another manifest, another URL, a right digest.
@@ -374,7 +376,7 @@ def edited(job: Job, changes: Mapping[str, str]) -> dict[str, Any]:
     after = {name: value for name, value in after.items() if value != ""}
     try:
         _refuse_impossible(after)
-    except Corrupt as e:
+    except CorruptSubmission as e:
         raise UsageError(f"{job.id}: {e} Nothing was changed.") from None
     return {**after, EDITION: edition_of(before) + 1}
 
@@ -391,7 +393,7 @@ def _refuse_impossible(configuration: Mapping[str, Any]) -> None:
     if configuration.get("profile_name"):
         checked_name("profile_name", configuration["profile_name"])
     if kind_of(configuration) not in _A_JOBS:
-        raise Corrupt(f"payload_type: of a job it is one of {', '.join(_A_JOBS)}.")
+        raise CorruptSubmission(f"payload_type: of a job it is one of {', '.join(_A_JOBS)}.")
 
 
 # Identifiers that the plan has minted for a job's documents, beside those that the submitter gave.

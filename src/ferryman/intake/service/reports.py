@@ -20,7 +20,7 @@ import msgspec
 from ferryman.destinations.webhook import signature_headers, signing_key
 from ferryman.errors import DeliveryError, PermanentError, TransientError, UsageError
 from ferryman.intake.service import fetch
-from ferryman.intake.service.errors import Corrupt
+from ferryman.intake.service.errors import CorruptSubmission
 from ferryman.intake.service.hosts import SlowHosts
 from ferryman.intake.service.manifest import checked_url
 from ferryman.net import urls
@@ -44,7 +44,7 @@ class Callback:
     receivers know what they have by ``id``.
 
     Args:
-        stop: set it, and pauses end with ``Stopping``.
+        stop: set it, and pauses end with ``StopRequested``.
         reach: what URLs may lead to.
         slow: a receiver that is slow is not waited for, but ``SlowHost``; None: it is.
         secret: signs what is posted, as webhooks are signed; ``${NAME}`` in it is filled in from the environment.
@@ -84,9 +84,9 @@ class Callback:
         if not url:
             return False
         if not _can_be_posted_to(url):
-            raise Corrupt(f"the response_url {shown(url)} is not an http or https URL. Correct it.")
+            raise CorruptSubmission(f"the response_url {shown(url)} is not an http or https URL. Correct it.")
         body = msgspec.json.encode(dict(what))
-        fetch.trying(lambda: self._post(url, body, str(what.get("id") or "")), self._tries, self._pause_s, self._stop)
+        fetch.retry(lambda: self._post(url, body, str(what.get("id") or "")), self._tries, self._pause_s, self._stop)
         return True
 
     def _post(self, url: str, body: bytes, id: str) -> None:
@@ -120,7 +120,7 @@ class Callback:
 def _can_be_posted_to(url: str) -> bool:
     try:
         return urls.split(checked_url(url))[1].scheme in ("http", "https")
-    except Corrupt:
+    except CorruptSubmission:
         return False
 
 
@@ -184,7 +184,7 @@ class Mail:
 
     Args:
         url: see ``mail_server``.
-        stop: set it, and pauses end with ``Stopping``.
+        stop: set it, and pauses end with ``StopRequested``.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class Mail:
         if not is_address(to):
             return False
         message = mail_of(what, str(to), self._server)
-        fetch.trying(lambda: self._send(message), TRIES, self._pause_s, self._stop)
+        fetch.retry(lambda: self._send(message), TRIES, self._pause_s, self._stop)
         return True
 
     def _send(self, message: EmailMessage) -> None:

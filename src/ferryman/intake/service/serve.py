@@ -17,7 +17,7 @@ from ferryman.intake import Batch, BatchState, Job, JobQueue, JobState, NodeInva
 from ferryman.intake.nodes import ACCESS, SIZES, state_path
 from ferryman.intake.service.access import Bundles
 from ferryman.intake.service.batches import Batches, Reporting, SlowBatches, SlowReporting, Waits, is_made
-from ferryman.intake.service.errors import Stopping, TurnFailed
+from ferryman.intake.service.errors import StopRequested, TurnFailed
 from ferryman.intake.service.finisher import Finisher
 from ferryman.intake.service.hosts import SLOW_HOST_THREADS, SlowHostQueue, SlowHosts
 from ferryman.intake.service.isolation import AtWork, Isolation
@@ -155,7 +155,7 @@ def _process(
             except QueueLost as e:
                 consumers.say(str(e))
                 stop.wait(QUEUE_LOST_RETRY_S)
-    except Stopping:
+    except StopRequested:
         return
     finally:
         with suppress(QueueLost):
@@ -211,7 +211,7 @@ class Consumers:
             serving.stages(queue, work, slow_fetcher, slow_callback, stop, self.say),
             serving.threads,
         )
-        self._bundles = [Bundles(queue, work, size, self._stopping, self.say) for size in SIZES]
+        self._bundles = [Bundles(queue, work, size, self._raise_if_stopping, self.say) for size in SIZES]
         for bundles, size in zip(self._bundles, SIZES, strict=True):
             self._add_loop("access", bundles.turn, self._wait_for_change(f"{ACCESS}/{size}"))
 
@@ -346,9 +346,9 @@ class Consumers:
 
         return wait
 
-    def _stopping(self) -> None:
+    def _raise_if_stopping(self) -> None:
         if self._stop.is_set():
-            raise Stopping
+            raise StopRequested
 
     def _sweep(self) -> bool:
         now = time.monotonic()
@@ -371,7 +371,7 @@ class _StopBetweenWaves(Forwarding):
 
     def phase(self, wave: int, name: str) -> None:
         if self._stop.is_set() and name in ("scan", "transform"):
-            raise Stopping  # what is committed is delivered by the next
+            raise StopRequested  # what is committed is delivered by the next
         super().phase(wave, name)
 
 

@@ -28,11 +28,11 @@ from typing import Any, Final
 
 from ferryman.errors import DeliveryError, FerrymanError, UsageError, describe
 from ferryman.intake import Job, JobQueue, JobState, LockLost, NodeInvalid, QueueLost, QueueRefused, StateError
-from ferryman.intake.service.errors import Later, Stopping
+from ferryman.intake.service.errors import StopRequested, TryLater
 from ferryman.intake.service.finisher import Finisher, FinishRequest
 from ferryman.intake.service.hosts import SlowHost, SlowHostQueue
 from ferryman.intake.service.isolation import AtWork, Isolation
-from ferryman.intake.service.stages import Done, JobStage
+from ferryman.intake.service.stages import JobStage, StageResult
 from ferryman.intake.states import JOB
 from ferryman.intake.store import Watch
 from ferryman.storage.files import is_disk_full
@@ -105,7 +105,7 @@ class Loop:
                 self.idle.set()
                 self._wait(POLL_S)
             self._queue_lost = False
-        except Stopping:
+        except StopRequested:
             return
         except (LockLost, NodeInvalid, StateError) as e:
             self._say(f"{e}")
@@ -159,11 +159,11 @@ class Worker:
             Stopping.
         """
         handed_over = self._take_handed_over()
-        if handed_over is not None and not self._stage.open():
+        if handed_over is not None and not self._stage.is_open():
             handed_over.unlock()
             handed_over = None
         job = handed_over or self._take_due()
-        if job is None and self._stage.open():
+        if job is None and self._stage.is_open():
             job = self._acquire()
         if job is None:
             return False
@@ -205,19 +205,19 @@ class Worker:
 
         return self._attempt(job, lambda: self._finish(job, self._run_stage(job)), partial(self._postpone, job))
 
-    def _postpone(self, job: Job, e: Later) -> None:
+    def _postpone(self, job: Job, e: TryLater) -> None:
         if isinstance(e, SlowHost) and self._slow_queue is not None:
             self._slow_queue.put(job)
         elif job.locked:
             self._waiting.append((self._clock() + e.after_s, job))
 
-    def _finish(self, job: Job, done: Done) -> None:
+    def _finish(self, job: Job, result: StageResult) -> None:
         """It moves on, at once or when what it has written is durable."""
-        if not done.steps:
-            self._advance(job, done)
+        if not result.steps:
+            self._advance(job, result)
             return
-        self._finisher.give(
-            FinishRequest(job, done.steps, partial(self._run_step, job), lambda: self._advance(job, done))
+        self._finisher.submit(
+            FinishRequest(job, result.steps, partial(self._run_step, job), lambda: self._advance(job, result))
         )
 
     def _run_step(self, job: Job, do: Callable[[], None]) -> bool:
@@ -231,7 +231,7 @@ class Worker:
 
         return self._attempt(job, step, lambda e: job.unlock()) and was_done
 
-    def _attempt(self, job: Job, do: Callable[[], None], later: Callable[[Later], None]) -> bool:
+    def _attempt(self, job: Job, do: Callable[[], None], later: Callable[[TryLater], None]) -> bool:
         """Do something for a job; what it raises decides what becomes of the job. False: it went from under our
         hands."""
         try:
@@ -241,7 +241,7 @@ class Worker:
                 self._fail(job, str(e))
             except OSError as e:
                 if is_disk_full(e):
-                    raise Later("the disk is full", FULL_DISK_RETRY_S) from None
+                    raise TryLater("the disk is full", FULL_DISK_RETRY_S) from None
                 self._fail(job, describe(e))
             except (QueueRefused, StateError):
                 raise
@@ -251,7 +251,7 @@ class Worker:
                 raise
             except Exception as e:  # whatever it is, it is this job's end and no other's
                 self._fail(job, describe(e))
-        except Later as e:
+        except TryLater as e:
             later(e)
         except NodeInvalid as e:
             self._queue.pass_over(job.id, f"{job.id}: {e}")
@@ -266,28 +266,28 @@ class Worker:
             raise
         return True
 
-    def _run_stage(self, job: Job) -> Done:
+    def _run_stage(self, job: Job) -> StageResult:
         """Run the stage and return its outcome; in a child process where a process may have died of the job."""
         if not self._stage.isolates:
             return self._stage.work(job)
         state = self._stage.state
         return self._at_work.work(job.id, lambda: self._stage.work(job), lambda: self._isolation.work(job, state))
 
-    def _advance(self, job: Job, done: Done) -> None:
+    def _advance(self, job: Job, result: StageResult) -> None:
         """It moves on. This thread goes on with it where the work is quick; else a thread that has nothing to do takes
         it over, lock and all, if there is one."""
         next_state = NEXT_STATE[self._stage.state]
         inline_worker, hand_off = self._inline_workers.get(next_state), self._hand_offs.get(next_state)
-        continues_here = inline_worker is not None and done.priority is None and inline_worker.accepts(job, done)
+        continues_here = inline_worker is not None and result.priority is None and inline_worker.accepts(job, result)
         keeps_lock = job.go_on(
-            done.message,
-            priority=done.priority,
-            values=done.values,
-            space_needed=done.space_needed,
+            result.message,
+            priority=result.priority,
+            values=result.values,
+            space_needed=result.space_needed,
             holding=continues_here or (hand_off is not None and hand_off.has_idle()),
         )
-        if done.leaves is not None:
-            done.leaves.unlink(missing_ok=True)
+        if result.obsolete_file is not None:
+            result.obsolete_file.unlink(missing_ok=True)
         if inline_worker is not None and keeps_lock and continues_here:
             inline_worker.work(job)
         elif hand_off is not None and not (keeps_lock and hand_off.offer(job)):
@@ -327,15 +327,15 @@ class InlineWorker(Worker):
     too.
     """
 
-    def accepts(self, job: Job, done: Done) -> bool:
+    def accepts(self, job: Job, result: StageResult) -> bool:
         """Return whether the next work of a job about to enter this state is quick."""
-        return not self._stop.is_set() and self._stage.is_quick(job, done) and self._stage.open()
+        return not self._stop.is_set() and self._stage.is_quick(job, result) and self._stage.is_open()
 
     def work(self, job: Job) -> None:
         """Go on with a job that is locked, and was moved to this state."""
         self._work_on(job)
 
-    def _postpone(self, job: Job, e: Later) -> None:
+    def _postpone(self, job: Job, e: TryLater) -> None:
         job.unlock()
         self._hand_offs[self._stage.state].wake_one()
 

@@ -27,8 +27,8 @@ import msgspec
 from ferryman import limits
 from ferryman.intake import Batch, Job, JobQueue, NodeInvalid
 from ferryman.intake.job import FILES
-from ferryman.intake.service.errors import Corrupt
-from ferryman.intake.service.finisher import Unsynced, finish
+from ferryman.intake.service.errors import CorruptSubmission
+from ferryman.intake.service.finisher import UnsyncedFiles, finish
 from ferryman.intake.service.manifest import ManifestEntry, checked_path
 from ferryman.limits import MIB
 from ferryman.net import archives
@@ -208,7 +208,7 @@ def write_lists(lists: Mapping[Path, Iterable[ManifestEntry]]) -> None:
         fresh = path.with_name(f".{path.name}.new")
         fresh.write_bytes(data)
         fresh.replace(path)
-    finish([Unsynced(tuple(lists), tuple(folders), lambda: None)])
+    finish([UnsyncedFiles(tuple(lists), tuple(folders), lambda: None)])
 
 
 def read_entries(data: bytes) -> list[ManifestEntry]:
@@ -253,7 +253,7 @@ def unpack(
     members: int = limits.UNPACK_FILES,
     unpacked_bytes: int = limits.UNPACK_FILES_BYTES,
     ratio: float = limits.UNPACK_RATIO,
-    take: Callable[[int], None] = lambda size: None,
+    reserve: Callable[[int], None] = lambda size: None,
 ) -> None:
     """Unpack a container into a folder, which is made again. Killed in the middle, it is done again from the start.
 
@@ -261,7 +261,7 @@ def unpack(
 
     Args:
         stopping: asked between pieces; what it raises ends it.
-        take: told of what is about to be written; what it raises ends it.
+        reserve: told of what is about to be written; what it raises ends it.
         name: of the container, in messages; default: its file's.
         members, unpacked_bytes, ratio: see ``limits``; the ratio is that of the step ``unpack``.
 
@@ -277,41 +277,41 @@ def unpack(
     seen: set[str] = set()
     try:
         if not archives.is_archive(path.open("rb", buffering=0)):
-            raise Corrupt("it is neither zip nor tar.")
+            raise CorruptSubmission("it is neither zip nor tar.")
         for member in archives.members(path.open("rb", buffering=0), budget):
             stopping()
             place = _place(member)
             if place in seen:
-                raise Corrupt(f"it has {place[:200]!r} twice.")
+                raise CorruptSubmission(f"it has {place[:200]!r} twice.")
             seen.add(place)
             with member.open() as content:
-                _write(folder / place, content, stopping, take)
-    except Corrupt as e:
-        raise Corrupt(f"{shown}: {e} Pack it again.") from None
+                _write(folder / place, content, stopping, reserve)
+    except CorruptSubmission as e:
+        raise CorruptSubmission(f"{shown}: {e} Pack it again.") from None
     except TooMuch as e:
-        raise Corrupt(f"{shown}: it {e}. Pack it again.") from None
+        raise CorruptSubmission(f"{shown}: it {e}. Pack it again.") from None
     except (FileExistsError, NotADirectoryError, IsADirectoryError):
-        raise Corrupt(f"{shown}: a name in it is both a file and a folder. Pack it again.") from None
+        raise CorruptSubmission(f"{shown}: a name in it is both a file and a folder. Pack it again.") from None
     except BROKEN as e:
         if isinstance(e, OSError) and e.errno is not None:
             raise  # our own disk
-        raise Corrupt(f"{shown}: is broken: {str(e)[:200]}. Pack it again.") from None
+        raise CorruptSubmission(f"{shown}: is broken: {str(e)[:200]}. Pack it again.") from None
     if not seen:
-        raise Corrupt(f"{shown}: there are no files in it.")
+        raise CorruptSubmission(f"{shown}: there are no files in it.")
 
 
 def _place(member: Member) -> str:
     place = checked_path(member.path)
     if member.flaw:
         what = "encrypted" if member.flaw is Flaw.ENCRYPTED else f"not a plain file, but {member.flaw}"
-        raise Corrupt(f"its member {member.path[:200]!r} is {what}.")
+        raise CorruptSubmission(f"its member {member.path[:200]!r} is {what}.")
     return place
 
 
-def _write(path: Path, content: IO[bytes], stopping: Callable[[], None], take: Callable[[int], None]) -> None:
+def _write(path: Path, content: IO[bytes], stopping: Callable[[], None], reserve: Callable[[int], None]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("xb") as out:
         while piece := content.read(_PIECE):
-            take(len(piece))
+            reserve(len(piece))
             out.write(piece)
             stopping()
