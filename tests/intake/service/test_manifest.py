@@ -70,13 +70,13 @@ LARGE = {
 
 READ = """
 import resource
-from ferryman.intake.service.errors import Corrupt
+from ferryman.intake.service.errors import CorruptSubmission
 from ferryman.intake.service.manifest import objects_of, rows_of
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 text = {text}
 try:
     objects_of(rows_of(text, "http://x/m"))
-except Corrupt as e:
+except CorruptSubmission as e:
     print(e)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
