@@ -182,7 +182,7 @@ def test_a_job_that_ends_its_turn(intake: Place, faulty: Any, caplog: pytest.Log
 @pytest.mark.rule("intake.fault")
 def test_where_every_job_ends_its_turn(intake: Place, faulty: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is no job's fault: after a few in a row ``serve`` ends with the error, and the others stay as they are."""
-    monkeypatch.setattr(processing, "FAULTS", 2)
+    monkeypatch.setattr(processing, "FAULTS_IN_A_ROW", 2)
     faulty("good")
     submit_good(intake)
     with pytest.raises(RuntimeError, match="nobody has thought of"):

@@ -16,7 +16,7 @@ from ferryman.errors import UsageError
 from ferryman.intake import JobQueue
 from ferryman.intake.service import stages
 from ferryman.intake.service.stages import SpaceBudget
-from ferryman.intake.service.workspace import Space, Workspace
+from ferryman.intake.service.workspace import DiskSpace, Workspace
 from tests.intake.service.place import Place, until
 from tests.intake.service.receiver import FileServer, Receiver
 
@@ -255,7 +255,7 @@ def test_sizes_nobody_knows(intake: Place) -> None:
 @pytest.mark.rule("intake.space")
 def test_working_space(intake: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who does not fit waits, and holds nobody up; who never will fails; over the threshold all wait."""
-    space = Space(1000, 700)
+    space = DiskSpace(1000, 700)
     monkeypatch.setattr(Workspace, "space", lambda self: space)
     for name, size in (("large", 200), ("huge", 900), ("small", 50)):
         intake.submit(payload_url=intake.put(name, "x" * size).as_uri(), local_id=name)
@@ -268,7 +268,7 @@ def test_working_space(intake: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         return {job.identifiers["local_id"][0]: job.status for job in jobs}
 
     until(lambda: states() == {"large": "Provisioning", "huge": "Failed", "small": "Completed"})
-    space = Space(1000, 100)
+    space = DiskSpace(1000, 100)
     until(lambda: states()["large"] == "Completed")
     stop.set()
     served.join()
@@ -280,7 +280,7 @@ def test_working_space(intake: Place, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_job_that_is_larger_than_was_known(intake: Place, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """It cannot fill the disk: over the threshold it fails, and nothing of it stays; below, its size is its own."""
     used = 100
-    monkeypatch.setattr(Workspace, "space", lambda self: Space(1_000_000, used))
+    monkeypatch.setattr(Workspace, "space", lambda self: DiskSpace(1_000_000, used))
 
     def written(self: SpaceBudget, size: int) -> None:
         nonlocal used

@@ -17,7 +17,7 @@ import pytest
 from ferryman.cli.app import start
 from ferryman.intake import JobQueue
 from ferryman.intake.nodes import skeleton
-from ferryman.intake.service.access import ask
+from ferryman.intake.service.access import request_bundle
 from tests.intake.conftest import NOW, NOW_S, layout
 from tests.intake.service.place import Place
 from tests.servers.server import Server
@@ -54,7 +54,7 @@ def happy(place: Place) -> None:
         submissionDate=NOW, response_type="json", erc_what="Maps",
     )  # fmt: skip
     place.serve()
-    ask(place.queue, ["map-1"], NOW_S)
+    request_bundle(place.queue, ["map-1"], NOW_S)
     place.serve()
 
 

@@ -114,10 +114,10 @@ def requeue(
     with opened(queue) as found:
 
         def again(name: str) -> str:
-            from ferryman.intake.service.payload import edited
+            from ferryman.intake.service.payload import edit_configuration
 
             job = job_of(found, name)
-            configuration = edited(job, edits) if edits else None
+            configuration = edit_configuration(job, edits) if edits else None
             crash.point("requeue.checked")
             job.requeue(message, configuration, priority)
             crash.point("requeue.moved")
@@ -324,9 +324,9 @@ def access(
         if not objects:
             _list(found, state, json)
             return
-        from ferryman.intake.service.access import ask
+        from ferryman.intake.service.access import request_bundle
 
-        request = ask(found, objects, time.time(), small_bytes=small * MIB)
+        request = request_bundle(found, objects, time.time(), small_bytes=small * MIB)
         if longest is not None:
             _wait(request, longest)
         token, status = request.token, request.status

@@ -143,7 +143,7 @@ def serve(
     from ferryman.intake.service import Serving
     from ferryman.intake.service import serve as serving
     from ferryman.intake.service.processing import jobs_sources
-    from ferryman.intake.service.reports import mail_server
+    from ferryman.intake.service.reports import parse_mail_server
     from ferryman.net.reach import Reach
     from ferryman.observe import logging_to, progress_observer
     from ferryman.plan.load import load_plan, plan_file
@@ -159,7 +159,7 @@ def serve(
     may = Reach(tuple(str(path.absolute()) for path in allow_files or ()), tuple(hosts or ()))
     may.check()
     if smtp is not None:
-        mail_server(smtp)
+        parse_mail_server(smtp)
     if work is None and not isinstance(root, Path):
         raise UsageError(f"{root}: a state in an object store needs a folder for the jobs' files: give --work DIR.")
     how = Serving(

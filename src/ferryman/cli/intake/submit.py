@@ -130,22 +130,22 @@ def submit(
 
 def _checked(url: str) -> str:
     from ferryman.intake.service.errors import CorruptSubmission
-    from ferryman.intake.service.manifest import checked_url
+    from ferryman.intake.service.manifest import check_url
 
     try:
-        return checked_url(url)
+        return check_url(url)
     except CorruptSubmission as e:
         raise UsageError(f"submit: {e} Nothing was submitted.") from None
 
 
 def _refuse_bad_names(collection: str | None, local_ids: list[str] | None) -> None:
     from ferryman.intake.service.errors import CorruptSubmission
-    from ferryman.intake.service.payload import checked_name
+    from ferryman.intake.service.payload import check_name
 
     try:
         for kind, name in (("collection", collection), *(("local_id", name) for name in local_ids or [])):
             if name is not None:
-                checked_name(kind, name)
+                check_name(kind, name)
     except CorruptSubmission as e:
         raise UsageError(f"submit: {e}") from None
 

@@ -14,47 +14,47 @@ from ferryman.intake.overview import reported
 from ferryman.intake.service.errors import StopRequested, TryLater
 from ferryman.intake.service.fetch import Fetcher
 from ferryman.intake.service.hosts import SlowHost, SlowHostQueue
-from ferryman.intake.service.isolation import AtWork, Isolation
-from ferryman.intake.service.payload import Planned, has_payload, planned
+from ferryman.intake.service.isolation import CurrentWork, Isolation
+from ferryman.intake.service.payload import PlannedJob, has_payload, plan_jobs
 from ferryman.intake.service.reports import BatchReports, Callback
 from ferryman.intake.service.workers import HandOff
 from ferryman.intake.service.workspace import Workspace
 
-MANIFEST_AGAIN_S: Final = 30.0
+MANIFEST_RETRY_S: Final = 30.0
 """Between two looks at a manifest whose server does not answer."""
 
 MANIFEST_PATIENCE_S: Final = 24 * 3600.0
 """Seconds that a batch waits for its manifest, since the same batch cannot be submitted again. Then it fails."""
 
 
-def is_made(batch: Batch) -> bool:
+def has_all_jobs(batch: Batch) -> bool:
     """Was every job of it made? Until then its report is not due."""
     return batch.jobs_made is not None or not has_payload(batch.submission)
 
 
-class Waits:
+class DelayedBatches:
     """Batches that are to be tried again, and since when they are tried; of all threads that make batches."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._at: dict[str, float] = {}
+        self._retry_at: dict[str, float] = {}
         self._since: dict[str, float] = {}
         self._slow: list[str] = []
         self._closed = False
 
-    def put(self, batch_id: str, at: float, now: float) -> float:
+    def delay(self, batch_id: str, retry_at: float, now: float) -> float:
         """To be tried again then. Since when is it tried?"""
         with self._changed:
-            self._at[batch_id] = at
+            self._retry_at[batch_id] = retry_at
             return self._since.setdefault(batch_id, now)
 
-    def later(self, now: float) -> set[str]:
+    def not_due(self, now: float) -> set[str]:
         """Return the batches that are not due yet, and forget the others: whoever acquires them adds them again."""
         with self._changed:
-            self._at = {batch: at for batch, at in self._at.items() if at > now}
-            return {*self._at, *self._slow}
+            self._retry_at = {batch: at for batch, at in self._retry_at.items() if at > now}
+            return {*self._retry_at, *self._slow}
 
-    def is_slow(self, batch_id: str) -> None:
+    def add_slow(self, batch_id: str) -> None:
         """Note that the batch's manifest is on a slow host: it waits for a thread for slow hosts."""
         with self._changed:
             self._slow.append(batch_id)
@@ -71,17 +71,17 @@ class Waits:
             self._closed = True
             self._changed.notify_all()
 
-    def slow(self) -> str | None:
+    def take_slow(self) -> str | None:
         """The one of these that waits longest; it waits no more."""
         with self._changed:
             return self._slow.pop(0) if self._slow else None
 
     def __bool__(self) -> bool:
         with self._changed:
-            return bool(self._at or self._slow)
+            return bool(self._retry_at or self._slow)
 
 
-class Batches:
+class BatchConsumer:
     """The consumer of pending batches.
 
     1. The batch is acquired: locked, and in Processing.
@@ -101,45 +101,45 @@ class Batches:
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
         *,
-        waits: Waits,
+        delayed: DelayedBatches,
         hand_off: HandOff,
-        at_work: AtWork,
+        at_work: CurrentWork,
         isolation: Isolation,
     ) -> None:
-        self._waits, self._hand_off = waits, hand_off
+        self._delayed, self._hand_off = delayed, hand_off
         self._at_work, self._isolation = at_work, isolation
         self._queue, self._work, self._fetcher, self._callback = queue, work, fetcher, callback
         self._say, self._clock = say, clock
-        self._made: set[str] = set()
+        self._finished: set[str] = set()
 
     def turn(self) -> bool:
         """Make the jobs of one batch. False: there was none.
 
         Raises:
             LockLost, QueueLost: another goes on with it.
-            Stopping.
+            StopRequested.
         """
-        batch = self._acquired()  # 1
+        batch = self._acquire()  # 1
         if batch is None:
             return False
         self._hand_off.wake_one()  # there may be more
         try:
-            if not is_made(batch):
-                self._make(batch)
-            self._made.add(batch.id)
+            if not has_all_jobs(batch):
+                self._create_jobs(batch)
+            self._finished.add(batch.id)
         except TransientError as e:
-            self._wait(batch, e)
+            self._retry_later(batch, e)
         except PermanentError as e:
             self._give_up(batch, e)
         except SlowHost:
-            self._waits.is_slow(batch.id)
+            self._delayed.add_slow(batch.id)
         except TryLater as e:
             now = self._clock()
-            self._waits.put(batch.id, now + e.after_s, now)
+            self._delayed.delay(batch.id, now + e.after_s, now)
         except NodeInvalid as e:
             self._queue.pass_over(batch.id, f"{batch.id}: {e}")
         except OSError as e:
-            self._wait(batch, TransientError(describe(e)))  # our own disk
+            self._retry_later(batch, TransientError(describe(e)))  # our own disk
         except FerrymanError:
             raise
         except Exception as e:  # whatever it is, it is this batch's end and no other's
@@ -150,47 +150,49 @@ class Batches:
 
     def wait(self, timeout_s: float) -> None:
         """Until there may be a batch, or the desk is closed; while batches are to be tried again, at most so long."""
-        self._hand_off.wait(timeout_s if self._waits else None)
+        self._hand_off.wait(timeout_s if self._delayed else None)
 
-    def _acquired(self) -> Batch | None:
-        skip = self._made | self._waits.later(self._clock())
+    def _acquire(self) -> Batch | None:
+        skip = self._finished | self._delayed.not_due(self._clock())
         return self._queue.acquire_pending_batch() or self._queue.acquire_batch_in_processing(skip)
 
-    def _make(self, batch: Batch) -> None:
-        jobs = self._at_work.work(batch.id, lambda: self._planned(batch), lambda: self._isolation.planned(batch))  # 2
+    def _create_jobs(self, batch: Batch) -> None:
+        planned_jobs = self._at_work.run(
+            batch.id, lambda: self._plan_jobs(batch), lambda: self._isolation.plan_batch(batch)
+        )  # 2
         crash.point("batch.planned")
-        there = self._keys(batch)
-        for job in jobs:  # 3
-            if job.configuration["jobID"] not in there:
-                self._place(batch, job)
+        existing_keys = self._job_keys(batch)
+        for job in planned_jobs:  # 3
+            if job.configuration["jobID"] not in existing_keys:
+                self._create_job(batch, job)
                 crash.point("batch.job")
         crash.point("batch.made")
-        batch.set_jobs_made(len(jobs))  # 4
+        batch.set_jobs_made(len(planned_jobs))  # 4
         self._say(f"{batch.id}: {batch.message}")
 
-    def _planned(self, batch: Batch) -> list[Planned]:
-        return list(planned(batch.submission, batch.id, self._work, self._fetcher))
+    def _plan_jobs(self, batch: Batch) -> list[PlannedJob]:
+        return list(plan_jobs(batch.submission, batch.id, self._work, self._fetcher))
 
-    def _place(self, batch: Batch, job: Planned) -> None:
+    def _create_job(self, batch: Batch, job: PlannedJob) -> None:
         batch.create_job(job.configuration, job.priority, identifiers=job.identifiers, metadata=job.metadata)
 
-    def _keys(self, batch: Batch) -> set[str]:
+    def _job_keys(self, batch: Batch) -> set[str]:
         """Return the keys of the jobs made before."""
         ids = [*batch.processing_jobs, *batch.completed_jobs, *batch.failed_jobs, *batch.deleted_jobs]
         return {str(self._queue.load_job(job).configuration.get("jobID")) for job in ids}
 
-    def _wait(self, batch: Batch, error: TransientError) -> None:
+    def _retry_later(self, batch: Batch, error: TransientError) -> None:
         now = self._clock()
-        since = self._waits.put(batch.id, now + MANIFEST_AGAIN_S, now)
+        since = self._delayed.delay(batch.id, now + MANIFEST_RETRY_S, now)
         if now - since >= MANIFEST_PATIENCE_S:
             self._give_up(batch, error)
             return
         batch.set_status("Processing", f"waits for its manifest: {error}")
-        self._say(f"{batch.id}: {error}. It is tried again in {MANIFEST_AGAIN_S:g} s.")
+        self._say(f"{batch.id}: {error}. It is tried again in {MANIFEST_RETRY_S:g} s.")
 
     def _give_up(self, batch: Batch, error: DeliveryError) -> None:
         """It has failed permanently; its submitter is notified, if possible."""
-        told = {
+        body = {
             "id": f"{batch.id}/refused",
             "batch": batch.id,
             "batchID": batch.submission.get("batchID"),
@@ -198,25 +200,25 @@ class Batches:
             "why": str(error),
         }
         try:
-            self._callback.tell(batch.submission, told)
+            self._callback.send(batch.submission, body)
         except SlowHost:
-            self._waits.is_slow(batch.id)
+            self._delayed.add_slow(batch.id)
             return
         except (DeliveryError, StopRequested) as e:
             self._say(f"{batch.id}: its submitter could not be notified: {e}")
         batch.set_status("Failed", str(error))
-        self._made.add(batch.id)
+        self._finished.add(batch.id)
         self._say(f"{batch.id}: failed: {error}")
 
 
-class SlowBatches(Batches):
+class SlowBatchConsumer(BatchConsumer):
     """Makes the jobs of batches that another one met a slow host with. Its fetcher waits for slow hosts."""
 
     def wait(self, timeout_s: float) -> None:
-        self._waits.wait_for_slow()
+        self._delayed.wait_for_slow()
 
-    def _acquired(self) -> Batch | None:
-        batch_id = self._waits.slow()
+    def _acquire(self) -> Batch | None:
+        batch_id = self._delayed.take_slow()
         if batch_id is None:
             return None
         batch = self._queue.load_batch(batch_id)
@@ -225,14 +227,14 @@ class SlowBatches(Batches):
 
 # Reports: what became of a batch, kept and sent, once all its jobs are done with.
 
-REPORT_AGAIN_S: Final = 30.0
+REPORT_RETRY_S: Final = 30.0
 """Between two tries to reach a submitter who does not answer."""
 
 REPORT_PATIENCE_S: Final = 24 * 3600.0
 """Seconds that sending a report is tried. Then the batch goes on without: the report stays with the batch."""
 
 
-class Reporting:
+class ReportConsumer:
     """The consumer of batches in Reporting and UpdateReporting, and of those whose last job is done with.
 
     1. The batch is acquired, in Reporting.
@@ -259,7 +261,7 @@ class Reporting:
         """(when to try again, since when it is tried, batch), each locked."""
 
     @property
-    def waiting(self) -> bool:
+    def has_unsent(self) -> bool:
         """Return whether a report waits to be sent again."""
         return bool(self._unsent)
 
@@ -268,22 +270,22 @@ class Reporting:
 
         Raises:
             LockLost, QueueLost: another goes on with it.
-            Stopping.
+            StopRequested.
         """
         now = self._clock()
-        for at, waiting in enumerate(self._unsent):
-            if waiting[0] <= now:
-                del self._unsent[at]
-                self._report(waiting[2], waiting[1])
+        for index, unsent in enumerate(self._unsent):
+            if unsent[0] <= now:
+                del self._unsent[index]
+                self._report(unsent[2], unsent[1])
                 return True
-        batch = self._next()  # 1
+        batch = self._acquire()  # 1
         if batch is None:
             return False
         self._report(batch, now)
         return True
 
-    def _next(self) -> Batch | None:
-        return self._queue.acquire_batch_for_reporting(is_made)
+    def _acquire(self) -> Batch | None:
+        return self._queue.acquire_batch_for_reporting(has_all_jobs)
 
     def release(self) -> None:
         """Give back what waits."""
@@ -292,25 +294,25 @@ class Reporting:
         self._unsent.clear()
 
     def _report(self, batch: Batch, since: float) -> None:
-        keeps = False
+        keep_lock = False
         try:
-            told = batch.report()
+            report = batch.report()
             update = batch.status == "UpdateReporting"
-            news = told.since(batch.kept_report) if update else told
+            changes = report.since(batch.kept_report) if update else report
             why = ""
-            if news or not update:
+            if changes or not update:
                 try:
-                    self._callback.tell(batch.submission, self._body(batch, news, update))  # 2
+                    self._callback.send(batch.submission, self._report_body(batch, changes, update))  # 2
                 except TransientError as e:
                     if self._clock() - since < REPORT_PATIENCE_S:
-                        keeps = True
-                        self._unsent.append((self._clock() + REPORT_AGAIN_S, since, batch))
-                        self._say(f"{batch.id}: its report was not sent: {e}. Next try in {REPORT_AGAIN_S:g} s.")
+                        keep_lock = True
+                        self._unsent.append((self._clock() + REPORT_RETRY_S, since, batch))
+                        self._say(f"{batch.id}: its report was not sent: {e}. Next try in {REPORT_RETRY_S:g} s.")
                         return
                     why = f"; its report could not be sent: {e}"
                 except SlowHost:
                     if self._slow_queue is not None:
-                        keeps = True
+                        keep_lock = True
                         self._slow_queue.put(batch)
                     return
                 except DeliveryError as e:
@@ -320,17 +322,17 @@ class Reporting:
                 except Exception as e:  # whatever it is, it is this report's end and no other's
                     why = f"; its report could not be sent: {describe(e)}"
             crash.point("batch.told")
-            self._close(batch, told, why)  # 3
+            self._close(batch, report, why)  # 3
         except NodeInvalid as e:
             self._queue.pass_over(batch.id, f"{batch.id}: {e}")
         finally:
-            if not keeps:
+            if not keep_lock:
                 batch.unlock()
 
-    def _close(self, batch: Batch, told: Report, why: str) -> None:
-        total = len(told.completed) + len(told.failed)
-        if told.failed:
-            batch.fail(f"{len(told.failed)} of {total} jobs failed{why}")
+    def _close(self, batch: Batch, report: Report, why: str) -> None:
+        total = len(report.completed) + len(report.failed)
+        if report.failed:
+            batch.fail(f"{len(report.failed)} of {total} jobs failed{why}")
         elif not total and has_payload(batch.submission):
             batch.fail(f"no jobs were made of it{why}")
         else:
@@ -338,30 +340,30 @@ class Reporting:
             self._work.drop_batch(batch.id)
         self._say(f"{batch.id}: {batch.message}")
 
-    def _body(self, batch: Batch, news: Report, update: bool) -> dict[str, Any]:
+    def _report_body(self, batch: Batch, report: Report, update: bool) -> dict[str, Any]:
         """Return the content of the request."""
-        kept = batch.kept_report or {}
+        last_report = batch.kept_report or {}
         return {
-            "id": f"{batch.id}/{'update' if update else 'report'}/{kept.get('last_modified', '')}",
+            "id": f"{batch.id}/{'update' if update else 'report'}/{last_report.get('last_modified', '')}",
             "batch": batch.id,
             "batchID": batch.submission.get("batchID"),
-            "status": "Failed" if news.failed else "Completed",
+            "status": "Failed" if report.failed else "Completed",
             "update": update,
-            "completed_jobs": list(reported(self._queue.tree, news.completed)),
+            "completed_jobs": list(reported(self._queue.tree, report.completed)),
             "failed_jobs": [
-                {**job, "why": news.reasons.get(job["job"], "")} for job in reported(self._queue.tree, news.failed)
+                {**job, "why": report.reasons.get(job["job"], "")} for job in reported(self._queue.tree, report.failed)
             ],
         }
 
 
-class SlowReporting(Reporting):
+class SlowReportConsumer(ReportConsumer):
     """Reports the batches whose receivers another one has found slow. Its callback waits for slow receivers."""
 
-    def __init__(self, *given: Any, takes_from: SlowHostQueue[Batch]) -> None:
-        super().__init__(*given)
+    def __init__(self, *args: Any, takes_from: SlowHostQueue[Batch]) -> None:
+        super().__init__(*args)
         self._takes_from = takes_from
 
-    def _next(self) -> Batch | None:
+    def _acquire(self) -> Batch | None:
         return self._takes_from.take()
 
     def wait(self, timeout_s: float) -> None:

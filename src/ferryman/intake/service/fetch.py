@@ -19,7 +19,7 @@ from ferryman import crash, limits
 from ferryman.errors import PermanentError, TransientError
 from ferryman.intake.service.errors import CorruptSubmission, StopRequested
 from ferryman.intake.service.hosts import SlowHost, SlowHosts
-from ferryman.intake.service.manifest import checked_url
+from ferryman.intake.service.manifest import check_url
 from ferryman.limits import GIB, KIB, MIB
 from ferryman.net import urls
 from ferryman.net.reach import NOTHING_PRIVATE, Reach
@@ -45,7 +45,7 @@ def retry(call: Callable[[], T], tries: int, pause_s: float, stop: threading.Eve
 
     Raises:
         TransientError: tried as often as it may be.
-        Stopping: ``stop`` was set.
+        StopRequested: ``stop`` was set.
     """
     for attempt in range(1, tries + 1):
         if stop.is_set():
@@ -167,10 +167,10 @@ class Fetcher:
         """Return the content at a URL, up to ``limit`` bytes.
 
         Raises:
-            Corrupt: it is larger, or not what the digest says.
+            CorruptSubmission: it is larger, or not what the digest says.
             PermanentError: it is not there.
             TransientError: tried as often as it may be.
-            Stopping.
+            StopRequested.
         """
 
         def get() -> bytes:
@@ -192,11 +192,11 @@ class Fetcher:
         """Have what is at a URL as a file, and check it. A part that is there from before is continued.
 
         Raises:
-            Corrupt: its digest or size is not what was given.
+            CorruptSubmission: its digest or size is not what was given.
             PermanentError: it is not there.
             TransientError: tried as often as it may be; the part that came stays.
             OSError: the disk is full, or failed.
-            Stopping.
+            StopRequested.
         """
         fetched = self.fetch_unsynced(url, target, digest, size)
         if fetched.part is not None:
@@ -361,7 +361,7 @@ def check_file(url: str, path: Path, digest: str, size: int | None) -> FileConte
     """A file's size and digest, if they are those that were given.
 
     Raises:
-        Corrupt: they are not.
+        CorruptSubmission: they are not.
     """
     kind, _, _ = (digest or "sha256:").partition(":")
     sha256, given_kind = hashlib.sha256(), hashlib.new(kind)
@@ -403,7 +403,7 @@ def _redirect_target(url: str, target: str) -> str:
         PermanentError: nowhere that may be asked for.
     """
     try:
-        full_url = checked_url(target, url)
+        full_url = check_url(target, url)
     except CorruptSubmission as e:
         raise PermanentError(f"{shown(url)}: its server redirects: {e}") from None
     if urls.split(full_url)[1].scheme == "file":

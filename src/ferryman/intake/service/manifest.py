@@ -41,7 +41,7 @@ SCHEMES: Final = ("http", "https", "file")
 DIGESTS: Final[Mapping[str, int]] = {"md5": 32, "sha1": 40, "sha256": 64, "sha512": 128}
 """Digests that are checked -> how many hex digits each has."""
 
-_OWN: Final = ("url", "digest", "size", "local_id", "primary_id", "file_name", "priority", "profile_name")
+_COLUMNS: Final = ("url", "digest", "size", "local_id", "primary_id", "file_name", "priority", "profile_name")
 _ALIASES: Final = {"localid": "local_id", "primaryid": "primary_id", "filename": "file_name", "name": "file_name"}
 _NOT_IN_NAMES: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
@@ -70,7 +70,7 @@ class ManifestRow(NamedTuple):
     collection: str
 
 
-class Object(NamedTuple):
+class ManifestObject(NamedTuple):
     """An object that becomes one job: the lines with one local id, or one line without any."""
 
     key: str
@@ -78,32 +78,34 @@ class Object(NamedTuple):
     rows: list[ManifestRow]
 
 
-def rows_of(text: bytes, base: str) -> list[ManifestRow]:
+def parse_manifest(text: bytes, base: str) -> list[ManifestRow]:
     """The lines of a manifest. URLs may be relative to ``base``, its own.
 
     Raises:
-        Corrupt: it cannot be read as one, naming the line.
+        CorruptSubmission: it cannot be read as one, naming the line.
     """
     is_json = text.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{")
-    found: list[ManifestRow] = []
-    weight = 0
+    rows: list[ManifestRow] = []
+    total_values = 0
     try:
-        for number, values in _of_json(text) if is_json else _of_csv(text):
-            row = _row(number, values, base)
-            weight += _weight(row.entry.fields)
-            if len(found) == MANIFEST_LINES:
+        for number, values in _parse_json(text) if is_json else _parse_csv(text):
+            row = _parse_row(number, values, base)
+            total_values += _count_values(row.entry.fields)
+            if len(rows) == MANIFEST_LINES:
                 raise CorruptSubmission(f"the manifest has more than {MANIFEST_LINES} lines. Split it into several.")
-            if weight > MANIFEST_VALUES:
+            if total_values > MANIFEST_VALUES:
                 raise CorruptSubmission(f"the manifest has more than {MANIFEST_VALUES} fields. Split it into several.")
-            found.append(row)
+            rows.append(row)
     except UnicodeDecodeError:
-        raise CorruptSubmission(f"the manifest is not UTF-8 at byte {_not_utf8_at(text)}. Write it as UTF-8.") from None
-    if not found:
+        raise CorruptSubmission(
+            f"the manifest is not UTF-8 at byte {_first_bad_byte(text)}. Write it as UTF-8."
+        ) from None
+    if not rows:
         raise CorruptSubmission("the manifest names no files.")
-    return found
+    return rows
 
 
-def _not_utf8_at(text: bytes) -> int:
+def _first_bad_byte(text: bytes) -> int:
     try:
         text.decode("utf-8-sig")
     except UnicodeDecodeError as e:
@@ -111,19 +113,19 @@ def _not_utf8_at(text: bytes) -> int:
     return len(text)
 
 
-def objects_of(rows: Iterable[ManifestRow]) -> list[Object]:
+def group_by_object(rows: Iterable[ManifestRow]) -> list[ManifestObject]:
     """Lines by object, in the order in which the objects are first named.
 
     Raises:
-        Corrupt: two files of one object would be in one place.
+        CorruptSubmission: two files of one object would be in one place.
     """
-    found: dict[tuple[str, str], list[ManifestRow]] = {}
+    rows_by_key: dict[tuple[str, str], list[ManifestRow]] = {}
     for row in rows:
         key = (row.collection, row.local_id) if row.local_id else ("", f"\0{row.line}")
-        found.setdefault(key, []).append(row)
+        rows_by_key.setdefault(key, []).append(row)
     return [
-        Object(f"{collection}/{local}" if local[0] != "\0" else f"line {local[1:]}", _placed(lines))
-        for (collection, local), lines in found.items()
+        ManifestObject(f"{collection}/{local}" if local[0] != "\0" else f"line {local[1:]}", _assign_paths(lines))
+        for (collection, local), lines in rows_by_key.items()
     ]
 
 
@@ -136,7 +138,7 @@ class _ManifestLines:
         """Number of the last line returned."""
         self._left = ROW_CHARS
 
-    def begin(self) -> None:
+    def begin_row(self) -> None:
         """Another row begins."""
         self._left = ROW_CHARS
 
@@ -151,11 +153,11 @@ class _ManifestLines:
             yield line
 
 
-def _of_json(text: bytes) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _parse_json(text: bytes) -> Iterator[tuple[int, Mapping[str, Any]]]:
     lines = _ManifestLines(text, "\n")
     for line in lines:
         number = lines.number
-        lines.begin()
+        lines.begin_row()
         if not line.strip():
             continue
         try:
@@ -164,20 +166,20 @@ def _of_json(text: bytes) -> Iterator[tuple[int, Mapping[str, Any]]]:
             raise CorruptSubmission(f"line {number} of the manifest is not JSON: {plain_text(e)}.") from None
         if not isinstance(values, dict):
             raise CorruptSubmission(f"line {number} of the manifest is JSON, but not an object.")
-        yield number, {_column(name): value for name, value in values.items()}
+        yield number, {_column_name(name): value for name, value in values.items()}
 
 
-def _of_csv(text: bytes) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _parse_csv(text: bytes) -> Iterator[tuple[int, Mapping[str, Any]]]:
     lines = _ManifestLines(text, "")
     reader = csv.reader(iter(lines), strict=True)
     header: list[str] = []
     try:
         for cells in reader:
-            lines.begin()
+            lines.begin_row()
             if not any(cell.strip() for cell in cells):
                 continue
             if not header:
-                header = [_column(cell) for cell in cells]
+                header = [_column_name(cell) for cell in cells]
                 if "url" not in header:
                     raise CorruptSubmission(
                         f"line {reader.line_num} of the manifest has no column url, but {', '.join(cells)[:200]}. "
@@ -193,50 +195,54 @@ def _of_csv(text: bytes) -> Iterator[tuple[int, Mapping[str, Any]]]:
         raise CorruptSubmission(f"line {reader.line_num} of the manifest is not CSV: {e}.") from None
 
 
-def _weight(values: Any) -> int:
+def _count_values(values: Any) -> int:
     """How many values there are in it."""
     if isinstance(values, dict):
-        return sum(map(_weight, values.values()), 1)
-    return sum(map(_weight, values), 1) if isinstance(values, list) else 1
+        return sum(map(_count_values, values.values()), 1)
+    return sum(map(_count_values, values), 1) if isinstance(values, list) else 1
 
 
-def _column(name: str) -> str:
+def _column_name(name: str) -> str:
     plain = re.sub(r"[\s-]+", "_", name.strip().lower())
     return _ALIASES.get(plain, plain)
 
 
-def _row(line: int, values: Mapping[str, Any], base: str) -> ManifestRow:
+def _parse_row(line: int, values: Mapping[str, Any], base: str) -> ManifestRow:
     try:
-        given = {name: "" if values.get(name) is None else str(values[name]).strip() for name in _OWN}
-        url = checked_url(given["url"], base)
+        cells = {name: "" if values.get(name) is None else str(values[name]).strip() for name in _COLUMNS}
+        url = check_url(cells["url"], base)
         if split(url)[1].scheme == "file" and split(base)[1].scheme != "file":
             raise CorruptSubmission(
                 f"{shown(url)} is a file of the machine that reads this; a server may not name one."
             )
         entry = ManifestEntry(
             url,
-            checked_path(given["file_name"]) if given["file_name"] else "",
-            checked_digest(given["digest"]),
-            whole("size", given["size"]),
-            {name: value for name, value in values.items() if name not in _OWN and name and value not in ("", None)},
+            check_path(cells["file_name"]) if cells["file_name"] else "",
+            check_digest(cells["digest"]),
+            parse_integer("size", cells["size"]),
+            {
+                name: value
+                for name, value in values.items()
+                if name not in _COLUMNS and name and value not in ("", None)
+            },
         )
         return ManifestRow(
             line,
             entry,
-            given["local_id"],
-            given["primary_id"],
-            whole("priority", given["priority"]),
-            given["profile_name"],
+            cells["local_id"],
+            cells["primary_id"],
+            parse_integer("priority", cells["priority"]),
+            cells["profile_name"],
         )
     except CorruptSubmission as e:
         raise CorruptSubmission(f"line {line} of the manifest: {e}") from None
 
 
-def whole(name: str, text: str) -> int | None:
+def parse_integer(name: str, text: str) -> int | None:
     """The number that a submitter wrote; None if there is none.
 
     Raises:
-        Corrupt: it is not one, or has more than 18 digits.
+        CorruptSubmission: it is not one, or has more than 18 digits.
     """
     if not text:
         return None
@@ -245,61 +251,67 @@ def whole(name: str, text: str) -> int | None:
     return int(text)
 
 
-def _placed(rows: list[ManifestRow]) -> list[ManifestRow]:
+def _assign_paths(rows: list[ManifestRow]) -> list[ManifestRow]:
     """The lines of an object, each file in a place of its own."""
-    given = {row.entry.path for row in rows if row.entry.path}
-    taken: dict[str, int] = {}
-    last: dict[str, int] = {}
-    placed = []
+    given_paths = {row.entry.path for row in rows if row.entry.path}
+    line_of_path: dict[str, int] = {}
+    last_numbers: dict[str, int] = {}
+    result = []
     for row in rows:
         entry = row.entry
-        path = entry.path or free_name(name_in(entry.url), lambda path: path in taken or path in given, last)
-        if path in taken:
+        path = entry.path or free_name(
+            file_name_of(entry.url), lambda path: path in line_of_path or path in given_paths, last_numbers
+        )
+        if path in line_of_path:
             raise CorruptSubmission(
-                f"line {row.line} of the manifest: the file_name {path!r} is also that of line {taken[path]}. Give "
-                "each file of an object its own."
+                f"line {row.line} of the manifest: the file_name {path!r} is also that of line {line_of_path[path]}. "
+                "Give each file of an object its own."
             )
-        taken[path] = row.line
-        placed.append(row._replace(entry=msgspec.structs.replace(entry, path=path)))
-    return placed
+        line_of_path[path] = row.line
+        result.append(row._replace(entry=msgspec.structs.replace(entry, path=path)))
+    return result
 
 
-def free_name(name: str, is_taken: Callable[[str], bool], last: dict[str, int]) -> str:
-    """The name, or the next one that is like it: ``page.txt``, ``page-2.txt``. ``last``: the number it had last."""
+def free_name(name: str, is_taken: Callable[[str], bool], last_numbers: dict[str, int]) -> str:
+    """Return the name, numbered if it is taken: ``page.txt``, ``page-2.txt``.
+
+    Args:
+        last_numbers: name -> the number that was added to it last; updated here.
+    """
     if not is_taken(name):
         return name
     pure = PurePosixPath(name)
     stem, suffix = (pure.stem, pure.suffix) if len(pure.suffix.encode()) <= SUFFIX_BYTES else (name, "")
-    stem = end_of(stem, NAME_BYTES - NUMBER_BYTES - len(suffix.encode()))
+    stem = last_bytes(stem, NAME_BYTES - NUMBER_BYTES - len(suffix.encode()))
     base = stem + suffix  # names that differ only in what was cut off count together
     path = name
     while is_taken(path):
-        last[base] = last.get(base, 1) + 1
-        path = f"{stem}-{last[base]}{suffix}"
+        last_numbers[base] = last_numbers.get(base, 1) + 1
+        path = f"{stem}-{last_numbers[base]}{suffix}"
     return path
 
 
-def name_in(url: str) -> str:
+def file_name_of(url: str) -> str:
     """The name that the file at a URL has."""
     name = unquote(split(url)[1].path.rpartition("/")[2], errors="replace")
     name = _NOT_IN_NAMES.sub("_", name.replace("/", "_").replace("\\", "_")).strip()
-    name = end_of(name, NAME_BYTES)  # which says what kind of file it is
+    name = last_bytes(name, NAME_BYTES)  # which says what kind of file it is
     return "file" if name in ("", ".", "..") else name
 
 
-def end_of(name: str, size: int) -> str:
+def last_bytes(name: str, size: int) -> str:
     """Return the last characters of a name, of ``size`` bytes at most."""
     return name.encode()[-size:].decode(errors="ignore")
 
 
-def checked_url(url: str, base: str = "") -> str:
+def check_url(url: str, base: str = "") -> str:
     """A URL that is fetched, in full.
 
     Args:
         base: that it may be relative to.
 
     Raises:
-        Corrupt: it is not one.
+        CorruptSubmission: it is not one.
     """
     if not url:
         raise CorruptSubmission("there is no url.")
@@ -318,11 +330,11 @@ def checked_url(url: str, base: str = "") -> str:
     return url
 
 
-def checked_digest(text: str) -> str:
+def check_digest(text: str) -> str:
     """``sha256:HEX`` of what a submitter wrote: ``SHA-256:…``, or hex digits alone, known by their number.
 
     Raises:
-        Corrupt: it is not a digest that can be checked.
+        CorruptSubmission: it is not a digest that can be checked.
     """
     if not text:
         return ""
@@ -338,11 +350,11 @@ def checked_digest(text: str) -> str:
     return f"{kind}:{digits}"
 
 
-def checked_path(path: str) -> str:
+def check_path(path: str) -> str:
     """A place below a folder, ``/`` between names.
 
     Raises:
-        Corrupt: it climbs out, or no file can have it.
+        CorruptSubmission: it climbs out, or no file can have it.
     """
     if climbs(path):
         raise CorruptSubmission(f"the path {path[:200]!r} leads out of the object. Give paths below one folder.")

@@ -15,14 +15,21 @@ from ferryman import limits
 from ferryman.errors import StateHeld
 from ferryman.intake import Batch, BatchState, Job, JobQueue, JobState, NodeInvalid, QueueLost
 from ferryman.intake.nodes import ACCESS, SIZES, state_path
-from ferryman.intake.service.access import Bundles
-from ferryman.intake.service.batches import Batches, Reporting, SlowBatches, SlowReporting, Waits, is_made
+from ferryman.intake.service.access import BundleConsumer
+from ferryman.intake.service.batches import (
+    BatchConsumer,
+    DelayedBatches,
+    ReportConsumer,
+    SlowBatchConsumer,
+    SlowReportConsumer,
+    has_all_jobs,
+)
 from ferryman.intake.service.errors import StopRequested, TurnFailed
 from ferryman.intake.service.finisher import Finisher
 from ferryman.intake.service.hosts import SLOW_HOST_THREADS, SlowHostQueue, SlowHosts
-from ferryman.intake.service.isolation import AtWork, Isolation
-from ferryman.intake.service.payload import Minted
-from ferryman.intake.service.processing import Processing, Turns, jobs_sources
+from ferryman.intake.service.isolation import CurrentWork, Isolation
+from ferryman.intake.service.payload import MintedIdentifiers
+from ferryman.intake.service.processing import ProcessingConsumer, TurnSize, jobs_sources
 from ferryman.intake.service.reports import BatchReports
 from ferryman.intake.service.settings import Serving
 from ferryman.intake.service.stages import JobStage, Provisioning
@@ -54,13 +61,13 @@ GRACE_S: Final = 30.0
 """After a stop, consumers get so long to finish or give back what they hold. What then still hangs loses its locks with
 this process."""
 
-HELD_AGAIN_S: Final = 2.0
+STANDBY_POLL_S: Final = 2.0
 """Between two looks at a plan's state that another process holds: when that ends, this one takes over."""
 
 SWEEP_S: Final = 3600.0
 """Seconds between sweeps of what removed jobs left and of expired bundles."""
 
-AT_WORK: Final = (
+WORK_STATES: Final = (
     JobState.PENDING,
     JobState.ESTIMATING,
     JobState.PROVISIONING,
@@ -71,10 +78,15 @@ AT_WORK: Final = (
     JobState.NOTIFY,
 )
 
-OPEN: Final = (BatchState.PENDING, BatchState.PROCESSING, BatchState.REPORTING, BatchState.UPDATE_REPORTING)
+OPEN_BATCH_STATES: Final = (
+    BatchState.PENDING,
+    BatchState.PROCESSING,
+    BatchState.REPORTING,
+    BatchState.UPDATE_REPORTING,
+)
 
 
-Driving = Callable[[], Any]
+OpenDriver = Callable[[], Any]
 """Makes the driver of the plan's state: a context manager of (state, runner)."""
 
 
@@ -82,7 +94,7 @@ def serve(
     plan: Plan,
     queue: JobQueue,
     serving: Serving,
-    driving: Driving,
+    driving: OpenDriver,
     *,
     stop: threading.Event | None = None,
     observer: Observer | None = None,
@@ -97,31 +109,31 @@ def serve(
         StateDamaged, EngineError, …: the plan's state or Spark failed; jobs stay where they are.
     """
     jobs_sources(plan)
-    Minted(plan, serving.work)
+    MintedIdentifiers(plan, serving.work)
     stop = stop or threading.Event()
     observer = observer or Silent()
     consumers = Consumers(queue, serving, stop, observer.message)
     consumers.start()
-    stands_by, turns = False, Turns()
-    before = os.environ.get(ENVIRONMENT)
+    is_standby, turn_size = False, TurnSize()
+    environment_before = os.environ.get(ENVIRONMENT)
     os.environ[ENVIRONMENT] = to_environment(serving.reach)  # for the steps of the plan, wherever they run
     try:
         while not _is_over(consumers, None, serving, stop):
             try:
                 with suppress(StateHeld), driving() as (state, runner):
-                    _process(plan, queue, state, runner, consumers, serving, stop, observer, turns)
+                    _process(plan, queue, state, runner, consumers, serving, stop, observer, turn_size)
             except TurnFailed as e:
                 consumers.say(str(e))
                 continue
             if not stop.is_set():
-                if not stands_by:
+                if not is_standby:
                     consumers.say(f"plan {plan.key}: another process runs it; this one does everything else")
-                stands_by = True
-                stop.wait(HELD_AGAIN_S)
+                is_standby = True
+                stop.wait(STANDBY_POLL_S)
     finally:
         os.environ.pop(ENVIRONMENT, None)
-        if before is not None:
-            os.environ[ENVIRONMENT] = before
+        if environment_before is not None:
+            os.environ[ENVIRONMENT] = environment_before
         stop.set()
         consumers.join()
 
@@ -135,13 +147,13 @@ def _process(
     serving: Serving,
     stop: threading.Event,
     observer: Observer,
-    turns: Turns,
+    turn_size: TurnSize,
 ) -> None:
     """Run the plan for jobs in Processing."""
     from ferryman.engine.run import Run
 
     run = Run(state, runner, _StopBetweenWaves(observer, stop), wait=0)
-    processing = Processing(queue, run, state, consumers.say, stop, turns=turns)
+    processing = ProcessingConsumer(queue, run, state, consumers.say, stop, turn_size=turn_size)
     try:
         run.recover()
         while not stop.is_set():
@@ -162,10 +174,12 @@ def _process(
             processing.release()
 
 
-def _is_over(consumers: Consumers, processing: Processing | None, serving: Serving, stop: threading.Event) -> bool:
+def _is_over(
+    consumers: Consumers, processing: ProcessingConsumer | None, serving: Serving, stop: threading.Event
+) -> bool:
     if stop.is_set():
         return True
-    if not serving.once or processing is None or processing.holds:
+    if not serving.once or processing is None or processing.has_unfinished:
         return False
     return consumers.is_idle()
 
@@ -175,33 +189,34 @@ class Consumers:
 
     def __init__(self, queue: JobQueue, serving: Serving, stop: threading.Event, say: Callable[[str], None]) -> None:
         self._queue, self._stop = queue, stop
-        self._saying = threading.Lock()
+        self._write_lock = threading.Lock()
         self._say = say
         self._work = work = Workspace(serving.work)
-        self._at_work = AtWork(work.at_work, self.say)
+        self._at_work = CurrentWork(work.at_work, self.say)
         self._isolation = Isolation(queue, serving, stop)
-        self._waits = Waits()
-        self._swept_at = -SWEEP_S
+        self._delayed = DelayedBatches()
+        self._last_sweep_s = -SWEEP_S
         self._loops: list[Loop] = []
         self._watchers: list[Loop] = []
-        self._close_callbacks: list[Callable[[], None]] = [self._waits.close]
+        self._close_callbacks: list[Callable[[], None]] = [self._delayed.close]
         """Callbacks that wake sleeping threads, at the end."""
         slow = SlowHosts(serving.prompt_s)
         fetcher, callback = serving.fetcher(stop, slow), serving.callback(stop, slow)
         slow_fetcher, slow_callback = serving.fetcher(stop), serving.callback(stop)
         slow_reports = serving.reports(stop)
-        reports = slow_reports.by(callback)
+        reports = slow_reports.with_callback(callback)
         self._add_loop("sweep", self._sweep, lambda timeout_s: stop.wait(SWEEP_S))
         hand_off = self._add_watcher(HandOff(), queue.watch_batches, lambda: False)
         shared: dict[str, Any] = {
-            "waits": self._waits,
+            "waits": self._delayed,
             "hand_off": hand_off,
             "at_work": self._at_work,
             "isolation": self._isolation,
         }
-        batches = [Batches(queue, work, fetcher, reports, self.say, **shared) for _ in range(serving.threads)]
+        batches = [BatchConsumer(queue, work, fetcher, reports, self.say, **shared) for _ in range(serving.threads)]
         batches += [
-            SlowBatches(queue, work, slow_fetcher, slow_reports, self.say, **shared) for _ in range(SLOW_HOST_THREADS)
+            SlowBatchConsumer(queue, work, slow_fetcher, slow_reports, self.say, **shared)
+            for _ in range(SLOW_HOST_THREADS)
         ]
         for consumer in batches:
             self._add_loop("batches", consumer.turn, consumer.wait)
@@ -211,18 +226,18 @@ class Consumers:
             serving.stages(queue, work, slow_fetcher, slow_callback, stop, self.say),
             serving.threads,
         )
-        self._bundles = [Bundles(queue, work, size, self._raise_if_stopping, self.say) for size in SIZES]
+        self._bundles = [BundleConsumer(queue, work, size, self._raise_if_stopping, self.say) for size in SIZES]
         for bundles, size in zip(self._bundles, SIZES, strict=True):
             self._add_loop("access", bundles.turn, self._wait_for_change(f"{ACCESS}/{size}"))
 
-    def _reporters(self, reports: BatchReports, slow_reports: BatchReports) -> list[Reporting]:
+    def _reporters(self, reports: BatchReports, slow_reports: BatchReports) -> list[ReportConsumer]:
         """Who reports batches, and who goes on with the receivers that are slow."""
         slow_queue = SlowHostQueue[Batch]()
         self._close_callbacks.append(slow_queue.close)
-        prompt = Reporting(self._queue, self._work, reports, self.say, slow_queue=slow_queue)
+        prompt = ReportConsumer(self._queue, self._work, reports, self.say, slow_queue=slow_queue)
         self._add_loop("reports", prompt.turn, self._stop.wait, prompt.release)
         others = [
-            SlowReporting(self._queue, self._work, slow_reports, self.say, takes_from=slow_queue)
+            SlowReportConsumer(self._queue, self._work, slow_reports, self.say, takes_from=slow_queue)
             for _ in range(SLOW_HOST_THREADS)
         ]
         for consumer in others:
@@ -273,8 +288,8 @@ class Consumers:
         return hand_off
 
     def _is_empty(self, folder: str) -> bool:
-        found = self._queue.tree.find(folder)
-        return found is not None and not found.children
+        node = self._queue.tree.find(folder)
+        return node is not None and not node.children
 
     def _add_loop(
         self,
@@ -287,7 +302,7 @@ class Consumers:
 
     def say(self, text: str) -> None:
         """A line for people, from any thread."""
-        with self._saying:
+        with self._write_lock:
             self._say(text)
 
     def start(self) -> None:
@@ -298,34 +313,38 @@ class Consumers:
         """Wait until all have given back what they hold, for a limited time. ``stop`` is set."""
         for close in self._close_callbacks:
             close()
-        until = time.monotonic() + GRACE_S
+        deadline = time.monotonic() + GRACE_S
         loops = [*self._loops, *self._watchers]
-        late = [loop for loop in loops if not loop.join(max(0.0, until - time.monotonic()))]
-        if late:
-            log.warning("%d consumers did not end within %g s; their locks end with this process", len(late), GRACE_S)
+        hanging = [loop for loop in loops if not loop.join(max(0.0, deadline - time.monotonic()))]
+        if hanging:
+            log.warning(
+                "%d consumers did not end within %g s; their locks end with this process", len(hanging), GRACE_S
+            )
 
     def is_idle(self) -> bool:
         """Return whether nothing is left that can be done now. A paused queue has nothing, and held jobs are left
         alone."""
         if not all(loop.idle.is_set() for loop in self._loops):
             return False
-        if any(bundles.is_due() for bundles in self._bundles):
+        if any(bundles.has_work() for bundles in self._bundles):
             return False
         if self._queue.locks.check("ingest"):
             return True
-        if self._waits or any(each.waiting for each in self._reporting):
+        if self._delayed or any(each.has_unsent for each in self._reporting):
             return False
-        if any(not self._queue.is_passed_over(job) for state in AT_WORK for job in self._queue.list_jobs(state)):
+        if any(not self._queue.is_passed_over(job) for state in WORK_STATES for job in self._queue.list_jobs(state)):
             return False
-        return not any(self._is_due(batch) for state in OPEN for batch in self._queue.list_batches(state))
+        return not any(
+            self._has_work(batch) for state in OPEN_BATCH_STATES for batch in self._queue.list_batches(state)
+        )
 
-    def _is_due(self, batch_id: str) -> bool:
+    def _has_work(self, batch_id: str) -> bool:
         """Return whether something can be done for this batch; not while it waits for held jobs."""
         if self._queue.is_passed_over(batch_id):
             return False
         try:
             batch = self._queue.load_batch(batch_id)
-            if batch.status != BatchState.PROCESSING or not is_made(batch):
+            if batch.status != BatchState.PROCESSING or not has_all_jobs(batch):
                 return True
             return not batch.processing_jobs and bool(batch.completed_jobs or batch.failed_jobs or batch.deleted_jobs)
         except NodeInvalid:
@@ -352,9 +371,9 @@ class Consumers:
 
     def _sweep(self) -> bool:
         now = time.monotonic()
-        if now - self._swept_at < SWEEP_S:
+        if now - self._last_sweep_s < SWEEP_S:
             return False
-        self._swept_at = now
+        self._last_sweep_s = now
         self._work.sweep(self._queue)
         self._at_work.sweep(partial(is_done, self._queue))
         for bundles in self._bundles:
@@ -388,7 +407,9 @@ def on_spark(
     """The driver of a plan's state, on a Spark session of its own."""
     from ferryman.engine.driver import drive
 
-    told = {f"spark.executorEnv.{ENVIRONMENT}": os.environ[ENVIRONMENT]} if ENVIRONMENT in os.environ else {}
-    settings = {**told, **conf}
+    worker_environment = (
+        {f"spark.executorEnv.{ENVIRONMENT}": os.environ[ENVIRONMENT]} if ENVIRONMENT in os.environ else {}
+    )
+    settings = {**worker_environment, **conf}
     with drive(plan, state, None, master, settings, accept_changes, preflight=preflight, observer=Silent()) as driver:
         yield driver

@@ -22,7 +22,7 @@ from ferryman.intake.service.stages import (
     Recording,
     Storing,
 )
-from ferryman.intake.service.workspace import FULL, Workspace
+from ferryman.intake.service.workspace import FULL_SHARE, Workspace
 from ferryman.net.reach import NOTHING_PRIVATE, Reach
 
 THREADS: Final = 4
@@ -54,7 +54,7 @@ class Serving:
     work: Path
     threads: int = THREADS
     keep_originals: bool = True
-    full: float = FULL
+    full: float = FULL_SHARE
     once: bool = False
     reach: Reach = NOTHING_PRIVATE
     report_secret: str | None = None

@@ -25,9 +25,9 @@ from ferryman.intake.service.errors import StopRequested, TryLater
 from ferryman.intake.service.fetch import FetchedFile, Fetcher, check_file, fetch_in_parallel
 from ferryman.intake.service.finisher import UnsyncedFiles
 from ferryman.intake.service.manifest import ManifestEntry
-from ferryman.intake.service.payload import inventory_of, is_container, listed, refuse_bad_names
+from ferryman.intake.service.payload import entries_of, inventory_fields, is_container, refuse_bad_names
 from ferryman.intake.service.reports import Callback
-from ferryman.intake.service.workspace import FULL, Workspace
+from ferryman.intake.service.workspace import FULL_SHARE, Workspace
 from ferryman.storage import disk
 
 UNKNOWN_SIZE_PENALTY: Final = 10
@@ -90,8 +90,8 @@ class JobStage:
 
         Raises:
             PermanentError, TransientError: it failed, with this reason; an operator decides.
-            Later: not now.
-            Stopping.
+            TryLater: not now.
+            StopRequested.
             LockLost, NodeInvalid, StateError: the job is not ours any more.
         """
         raise NotImplementedError
@@ -107,7 +107,7 @@ class Pending(JobStage):
 
     def work(self, job: Job) -> StageResult:
         refuse_bad_names(job)
-        files = len(listed(job, self._work, self._fetcher.with_deadline(self._time_s)))
+        files = len(entries_of(job, self._work, self._fetcher.with_deadline(self._time_s)))
         crash.point("job.listed")
         return StageResult(f"{files} {'file' if files == 1 else 'files'}")
 
@@ -121,10 +121,10 @@ class Estimating(JobStage):
         self._work, self._fetcher = work, fetcher
 
     def is_quick(self, job: Job, result: StageResult) -> bool:
-        return all(e.size is not None or _is_local(e) for e in listed(job, self._work, self._fetcher))
+        return all(e.size is not None or _is_local(e) for e in entries_of(job, self._work, self._fetcher))
 
     def work(self, job: Job) -> StageResult:
-        entries = listed(job, self._work, self._fetcher)
+        entries = entries_of(job, self._work, self._fetcher)
         sizes = [entry.size if entry.size is not None else self._fetcher.ask_size(entry.url) for entry in entries]
         needed = sum(size for size in sizes if size is not None) * (UNPACK_FACTOR if is_container(job) else 1)
         crash.point("job.estimated")
@@ -141,7 +141,7 @@ class Provisioning(JobStage):
     state: ClassVar[JobState] = JobState.PROVISIONING
     isolates: ClassVar[bool] = False  # it looks at numbers of ours only, and must know what it has granted
 
-    def __init__(self, queue: JobQueue, work: Workspace, say: Callable[[str], None], full: float = FULL) -> None:
+    def __init__(self, queue: JobQueue, work: Workspace, say: Callable[[str], None], full: float = FULL_SHARE) -> None:
         self._queue, self._work, self._say, self._full = queue, work, say, full
         self._was_reported = False
         self._granting = threading.Lock()
@@ -208,19 +208,19 @@ class Downloading(JobStage):
         stop: threading.Event,
         fetches: int = PARALLEL_FETCHES,
         time_s: float = 0.0,
-        full: float = FULL,
+        full: float = FULL_SHARE,
     ) -> None:
         self._work, self._fetcher, self._stop, self._fetches = work, fetcher, stop, fetches
         self._time_s, self._full = time_s, full
 
     def is_quick(self, job: Job, result: StageResult) -> bool:
-        entries = listed(job, self._work, self._fetcher)
+        entries = entries_of(job, self._work, self._fetcher)
         few = len(entries) <= QUICK_FILES and all(map(_is_local, entries))
         return few and job.space_needed <= QUICK_BYTES and not is_container(job)
 
     def work(self, job: Job) -> StageResult:
         fetcher = self._fetcher.with_deadline(self._time_s)
-        entries = listed(job, self._work, fetcher)
+        entries = entries_of(job, self._work, fetcher)
         self._work.files(job.id).mkdir(parents=True, exist_ok=True)
         try:
             files, fetched = self._fetch(job, entries, fetcher)  # 1
@@ -233,7 +233,7 @@ class Downloading(JobStage):
         values = inventory.node(folder / inventory.NAME, files)
         return StageResult(
             message,
-            values={"inventory": {**values, **inventory_of(job, values["url"])}},
+            values={"inventory": {**values, **inventory_fields(job, values["url"])}},
             obsolete_file=folder / CONTAINER_FILE if is_container(job) else None,
             steps=self._steps(job, folder, files, fetched),
         )
@@ -330,7 +330,7 @@ class Storing(JobStage):
         values = inventory.node(originals / inventory.NAME, files)
         return StageResult(
             f"{len(files)} originals are kept",
-            values={"store": {**values, **inventory_of(job, values["url"])}},
+            values={"store": {**values, **inventory_fields(job, values["url"])}},
             steps=(UnsyncedFiles((), (originals.parent, working_folder.parent), partial(crash.point, "job.kept")),),
         )
 
@@ -384,7 +384,7 @@ class Notify(JobStage):
             "bytes": job.inventory.get("bytes"),
             **job.identifiers,
         }
-        is_sent = self._callback.tell(configuration, content)
+        is_sent = self._callback.send(configuration, content)
         crash.point("job.told")
         self._work.drop(job.id)
         return StageResult("its submitter was notified" if is_sent else "")
@@ -434,7 +434,7 @@ class SpaceBudget:
         """Take so many bytes that are about to be written.
 
         Raises:
-            NoRoom.
+            OutOfSpace.
         """
         with self._counting:
             self._written += size

@@ -6,9 +6,9 @@ the work            the job
 returns             moves on; move and lock in one change
 PermanentError      fails, with the reason
 TransientError      fails too: its work has tried as often as it may
-Later               stays, locked, and is tried again; others of its state are looked at meanwhile
+TryLater               stays, locked, and is tried again; others of its state are looked at meanwhile
 SlowHost            is handed over to a thread for slow hosts
-Stopping            is given back as it is
+StopRequested            is given back as it is
 LockLost            is not ours any more: nothing was changed, another does it again
 NodeInvalid         was removed, or is damaged: it is given back, and passed over for a minute
 StateError          was moved by an operator meanwhile: it is given back
@@ -31,7 +31,7 @@ from ferryman.intake import Job, JobQueue, JobState, LockLost, NodeInvalid, Queu
 from ferryman.intake.service.errors import StopRequested, TryLater
 from ferryman.intake.service.finisher import Finisher, FinishRequest
 from ferryman.intake.service.hosts import SlowHost, SlowHostQueue
-from ferryman.intake.service.isolation import AtWork, Isolation
+from ferryman.intake.service.isolation import CurrentWork, Isolation
 from ferryman.intake.service.stages import JobStage, StageResult
 from ferryman.intake.states import JOB
 from ferryman.intake.store import Watch
@@ -131,7 +131,7 @@ class Worker:
         say: Say,
         clock: Callable[[], float] = time.monotonic,
         *,
-        at_work: AtWork,
+        at_work: CurrentWork,
         isolation: Isolation,
         finisher: Finisher,
         stop: threading.Event,
@@ -156,7 +156,7 @@ class Worker:
 
         Raises:
             QueueLost.
-            Stopping.
+            StopRequested.
         """
         handed_over = self._take_handed_over()
         if handed_over is not None and not self._stage.is_open():
@@ -271,7 +271,7 @@ class Worker:
         if not self._stage.isolates:
             return self._stage.work(job)
         state = self._stage.state
-        return self._at_work.work(job.id, lambda: self._stage.work(job), lambda: self._isolation.work(job, state))
+        return self._at_work.run(job.id, lambda: self._stage.work(job), lambda: self._isolation.run_stage(job, state))
 
     def _advance(self, job: Job, result: StageResult) -> None:
         """It moves on. This thread goes on with it where the work is quick; else a thread that has nothing to do takes
