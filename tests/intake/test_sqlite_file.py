@@ -10,27 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from ferryman.intake import JobQueue, LockLost
-from tests.intake.conftest import layout, started
+from ferryman.intake import JobQueue, QueueRefused
+from tests.intake.conftest import started
 
 
-def test_a_file_of_the_older_format_is_brought_to_this_one(place: Path) -> None:
-    """What is in it stays; locks that are taken from then on have owners."""
+@pytest.mark.parametrize("number", [1, 99])
+def test_a_file_of_another_format_is_refused(place: Path, number: int) -> None:
+    """Nothing in it is changed."""
     path = place / "queue.db"
-    with JobQueue.open(f"sqlite:///{path}") as queue:
-        started(queue)
-        before = layout(queue)
+    JobQueue.open(f"sqlite:///{path}").close()
     with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.execute("ALTER TABLE node DROP COLUMN creation")
-        connection.execute("PRAGMA user_version=1")
-    with JobQueue.open(f"sqlite:///{path}") as queue:
-        assert layout(queue) == before
-        job = queue.acquire_job("Pending")
-        assert job is not None
-        queue.load_job(job.id).revoke()
-        assert queue.load_job(job.id).lock()
-        with pytest.raises(LockLost):
-            job.success()
+        connection.execute(f"PRAGMA user_version={number}")
+    with pytest.raises(QueueRefused, match=f"format {number}"):
+        JobQueue.open(f"sqlite:///{path}")
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (number,)
 
 
 def test_a_watch_looks_only_after_changes_of_its_own_node(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

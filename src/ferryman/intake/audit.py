@@ -20,18 +20,18 @@ from ferryman.intake.errors import NodeInvalid
 from ferryman.intake.job import JSON_NODES
 from ferryman.intake.nodes import (
     ACCESS,
+    ACCESS_SIZES,
     BATCH_UUIDS,
     BATCHES,
     JOB_STATES,
     JOBS,
     LOCKS,
-    SIZES,
+    layout_folders,
     name_of,
     parent_of,
-    skeleton,
 )
 from ferryman.intake.states import ACCESS as ACCESS_TABLE
-from ferryman.intake.states import BATCH, JOB, JobList, JobState, Transitions, list_of
+from ferryman.intake.states import BATCH, JOB, JobList, JobState, Transitions, job_list_of
 from ferryman.intake.store import Check, Conflict, Create, Delete, Op, StoredNode
 from ferryman.intake.tree import KINDS, NodeTree
 from ferryman.net.urls import shown
@@ -91,7 +91,7 @@ FORMAT: Final = 1
 """Format of a dump. A newer one is refused."""
 
 TOPS: Final = (BATCH_UUIDS, BATCHES, JOBS, ACCESS, LOCKS)
-NUMBERED: Final = (BATCHES, JOBS, *(f"{ACCESS}/{size}" for size in SIZES))
+NUMBERED: Final = (BATCHES, JOBS, *(f"{ACCESS}/{size}" for size in ACCESS_SIZES))
 """Folders whose children have numbers that are given once."""
 
 COMMIT_NODES: Final = 500
@@ -107,7 +107,7 @@ def dumped(tree: NodeTree) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "dumped": tree.now(),
-        "numbers": {path: nodes[path].numbered for path in NUMBERED if path in nodes},
+        "numbers": {path: nodes[path].next_number for path in NUMBERED if path in nodes},
         "nodes": {path: _value(node.data) for path, node in nodes.items()},
     }
 
@@ -126,7 +126,7 @@ def restored(tree: NodeTree, data: Mapping[str, Any]) -> None:
     for ops in _commits(tree, nodes):
         tree.commit(ops)
     for path, number in numbers.items():
-        tree.store.advance(path, number)
+        tree.store.skip_numbers(path, number)
     if pausing:
         tree.commit([Delete(PAUSE)])
 
@@ -151,7 +151,7 @@ def _commits(tree: NodeTree, nodes: Mapping[str, bytes]) -> Iterator[list[Op]]:
 
 def _refuse_other(tree: NodeTree, nodes: Mapping[str, bytes]) -> None:
     """A queue that holds anything but what a restore of this dump made."""
-    expected = {*skeleton(), PAUSE}
+    expected = {*layout_folders(), PAUSE}
     for top in TOPS:
         for path, node in tree.store.walk(top):
             if path not in expected and nodes.get(path) != node.data:
@@ -239,7 +239,7 @@ class _LoadedTree:
     def json(self, path: str) -> dict[str, Any] | None:
         """The object at a path; None if there is none, for whatever reason."""
         try:
-            return nodes.decoded(path, self.nodes[path].data)
+            return nodes.decode_node(path, self.nodes[path].data)
         except (KeyError, NodeInvalid):
             return None
 
@@ -256,7 +256,7 @@ class _LoadedTree:
 
 def _folders(tree: _LoadedTree) -> Iterator[Problem]:
     """Every queue has these folders."""
-    for path in nodes.skeleton():
+    for path in nodes.layout_folders():
         if path not in tree.nodes:
             yield Problem(path, "folder", "A folder of the layout is not there.", (Create(path),))
 
@@ -273,14 +273,14 @@ def _batches(tree: _LoadedTree) -> Iterator[Problem]:
     for name in tree.below.get(BATCHES, ()):
         path = nodes.batch_path(name)
         yield from _status(tree, path, BATCH)
-        if why := tree.why_not(f"{path}/submission", nodes.decoded):
+        if why := tree.why_not(f"{path}/submission", nodes.decode_node):
             yield Problem(f"{path}/submission", "batch submission", why)
             continue
         uuid = nodes.submission_uuid(tree.json(f"{path}/submission") or {})
         if not uuid:
             continue
         try:
-            at = f"{BATCH_UUIDS}/{nodes.mapped(uuid)}"
+            at = f"{BATCH_UUIDS}/{nodes.node_name(uuid)}"
         except UsageError:
             yield Problem(f"{path}/submission", "batch uuid", f"Its batchID {uuid!r} cannot be a node's name.")
             continue
@@ -308,7 +308,7 @@ def _jobs(tree: _LoadedTree) -> Iterator[Problem]:
         if _LIST_ENTRY.fullmatch(path):
             listed[name_of(path)].append(path)
         elif _STATE_ENTRY.fullmatch(path):
-            listed[nodes.job_of(name_of(path))].append(path)
+            listed[nodes.job_of_entry(name_of(path))].append(path)
     for job in tree.below.get(JOBS, ()):
         if job != "states":
             yield from _job(tree, job, listed.pop(job, []))
@@ -321,26 +321,30 @@ def _jobs(tree: _LoadedTree) -> Iterator[Problem]:
 def _job(tree: _LoadedTree, job: str, listed: list[str]) -> Iterator[Problem]:
     path = nodes.job_path(job)
     bad = list(_status(tree, path, JOB))
-    for name, read in (("bid", nodes.text_of), ("priority", nodes.whole_number), ("space_needed", nodes.whole_number)):
+    for name, read in (
+        ("bid", nodes.decode_text),
+        ("priority", nodes.decode_integer),
+        ("space_needed", nodes.decode_integer),
+    ):
         if why := tree.why_not(f"{path}/{name}", read):
             bad.append(Problem(f"{path}/{name}", f"job {name}", why))
     for name in JSON_NODES:
-        if f"{path}/{name}" in tree.nodes and (why := tree.why_not(f"{path}/{name}", nodes.decoded)):
+        if f"{path}/{name}" in tree.nodes and (why := tree.why_not(f"{path}/{name}", nodes.decode_node)):
             bad.append(Problem(f"{path}/{name}", f"job {name}", why))
     yield from bad
     if any(problem.path.endswith(("/status", "/bid", "/priority")) for problem in bad):
         return  # where it belongs is not known
     state = JobState((tree.json(f"{path}/status") or {})["status"])
     batch = tree.nodes[f"{path}/bid"].data.decode()
-    priority = nodes.whole_number(path, tree.nodes[f"{path}/priority"].data)
+    priority = nodes.decode_integer(path, tree.nodes[f"{path}/priority"].data)
     same = Check(f"{path}/status", tree.nodes[f"{path}/status"].version)
     yield from _entries(
-        path, "job state", nodes.state_path(state, nodes.entry(priority, job)), listed, JOB_STATES, same
+        path, "job state", nodes.state_path(state, nodes.state_entry(priority, job)), listed, JOB_STATES, same
     )
     if nodes.batch_path(batch) not in tree.nodes:
         yield Problem(f"{path}/bid", "job batch", f"Its batch {batch!r} is not there.")
         return
-    place = nodes.batch_path(batch, "states", list_of(state), job)
+    place = nodes.batch_path(batch, "states", job_list_of(state), job)
     folders = [folder for folder in (parent_of(parent_of(place)), parent_of(place)) if folder not in tree.nodes]
     yield from _entries(path, "job batch list", place, listed, BATCHES, same, folders)
 
@@ -362,17 +366,17 @@ def _entries(
 
 def _access(tree: _LoadedTree) -> Iterator[Problem]:
     """A request has a token and a status."""
-    for size in SIZES:
+    for size in ACCESS_SIZES:
         for name in tree.below.get(f"{ACCESS}/{size}", ()):
             path = nodes.access_path(size, name)
             yield from _status(tree, path, ACCESS_TABLE)
-            if why := tree.why_not(f"{path}/token", nodes.decoded):
+            if why := tree.why_not(f"{path}/token", nodes.decode_node):
                 yield Problem(f"{path}/token", "access token", why)
 
 
 def _status(tree: _LoadedTree, path: str, table: Transitions[Any]) -> Iterator[Problem]:
     at = f"{path}/status"
-    if why := tree.why_not(at, nodes.decoded):
+    if why := tree.why_not(at, nodes.decode_node):
         yield Problem(at, "status", why)
         return
     named = (tree.json(at) or {}).get("status")
@@ -405,7 +409,7 @@ def _locks(tree: _LoadedTree) -> Iterator[Problem]:
 def _is_node_of(node: str, name: str) -> bool:
     """May a lock of this name be kept in this node?"""
     try:
-        own = nodes.mapped(name)
+        own = nodes.node_name(name)
     except UsageError:
         return False
     return node == own or re.fullmatch(re.escape(own) + "~[0-9]+", node) is not None
@@ -421,7 +425,7 @@ _ITEM_LOCK = re.compile(r"/batches/[^/]+/lock|/jobs/(?!states/)[^/]+/lock|/acces
 _LAYOUT = re.compile(
     "|".join(
         [
-            *map(re.escape, nodes.skeleton()),
+            *map(re.escape, nodes.layout_folders()),
             _LIST_ENTRY.pattern,
             _STATE_ENTRY.pattern,
             "/batch-uuids/[^/]+",

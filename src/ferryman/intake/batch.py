@@ -10,8 +10,17 @@ from ferryman.intake import nodes
 from ferryman.intake.errors import LockLost, NodeInvalid, StateError
 from ferryman.intake.items import Item, Report, StatusNode
 from ferryman.intake.job import Job, checked_priority, creation
-from ferryman.intake.nodes import BATCH_UUIDS, BATCHES, JOBS, batch_path, encoded, job_path, mapped, submission_uuid
-from ferryman.intake.states import BATCH, BatchState, JobList, JobState, Transitions, list_of
+from ferryman.intake.nodes import (
+    BATCH_UUIDS,
+    BATCHES,
+    JOBS,
+    batch_path,
+    encode_node,
+    job_path,
+    node_name,
+    submission_uuid,
+)
+from ferryman.intake.states import BATCH, BatchState, JobList, JobState, Transitions, job_list_of
 from ferryman.intake.store import Check, Create, Delete, Op, Set
 from ferryman.intake.tree import NodeTree
 
@@ -75,7 +84,7 @@ class Batch(Item):
     def create_job(
         self,
         configuration: Mapping[str, Any],
-        priority: int = nodes.PRIORITY,
+        priority: int = nodes.DEFAULT_PRIORITY,
         identifiers: Mapping[str, Any] | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Job:
@@ -98,8 +107,8 @@ class Batch(Item):
             nonlocal made
             if now.state not in OPEN:
                 raise StateError(now.state, "another job")
-            made = nodes.numbered("jid", self._tree.next_number(JOBS))
-            folder = batch_path(self.id, "states", list_of(state))
+            made = nodes.numbered_name("jid", self._tree.next_number(JOBS))
+            folder = batch_path(self.id, "states", job_list_of(state))
             return [
                 Check(f"{self.path}/status", now.node.version),
                 *creation(made, self.id, values, now=self._tree.now(), priority=priority, state=state, message=why),
@@ -183,7 +192,7 @@ class Batch(Item):
         found = self._tree.store.read(paths)
         why = (
             {
-                job: str(nodes.decoded(path, node.data).get("message") or "")
+                job: str(nodes.decode_node(path, node.data).get("message") or "")
                 for job, path, node in zip(failed, paths, found, strict=True)
                 if node
             }
@@ -201,11 +210,11 @@ class Batch(Item):
         none."""
         path = f"{self.path}/status-report"
         found = self._tree.find(path)
-        return None if found is None else nodes.decoded(path, found.data)
+        return None if found is None else nodes.decode_node(path, found.data)
 
     def _keep(self, told: Report) -> Op:
         path = f"{self.path}/status-report"
-        data = encoded(path, told.kept(self._tree.now()))
+        data = encode_node(path, told.kept(self._tree.now()))
         return Set(path, data) if self._tree.find(path) else Create(path, data)
 
     # --- loading, removing --------------------------------------------------------------------------------------------
@@ -246,7 +255,7 @@ class Batch(Item):
         if not uuid:
             return []
         try:
-            path = f"{BATCH_UUIDS}/{mapped(uuid)}"
+            path = f"{BATCH_UUIDS}/{node_name(uuid)}"
         except UsageError as e:
             raise NodeInvalid(f"{self.path}/submission", str(e)) from None
         found = self._tree.find(path)

@@ -11,7 +11,7 @@ import msgspec
 from ferryman import crash
 from ferryman.destinations.base import Delivery, Destination, Effect, Facts, Outcome
 from ferryman.errors import Misconfigured, UsageError
-from ferryman.intake.nodes import mapped
+from ferryman.intake.nodes import node_name
 from ferryman.storage import files
 
 NAME_CHARS: Final = 1024
@@ -134,7 +134,7 @@ def _checked(field: str, value: Any) -> str:
         raise UsageError(f"{field}: an identifier is text, not {value!r:.80}")
     if len(value) > NAME_CHARS:
         raise UsageError(f"{field}: {len(value)} characters, more than {NAME_CHARS}")
-    mapped(value)
+    node_name(value)
     return value
 
 

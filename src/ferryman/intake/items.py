@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from ferryman.errors import plain_text
 from ferryman.intake.errors import ItemLocked, LockLost, NodeInvalid, StateError
-from ferryman.intake.nodes import access_path, decoded, encoded, number_of, numbered
+from ferryman.intake.nodes import access_path, decode_node, encode_node, number_of, numbered_name
 from ferryman.intake.states import ACCESS, AccessState, Transitions
-from ferryman.intake.store import Check, Conflict, Create, Delete, Op, Set, StoredNode, Why
+from ferryman.intake.store import Check, Conflict, ConflictReason, Create, Delete, Op, Set, StoredNode
 from ferryman.intake.tree import Hold, NodeTree, message_text
 
 
@@ -108,14 +108,14 @@ class Item:
 
         ``unlock``: and give the lock back, both or neither.
         """
-        self._move(lambda now: self.table.succeeded(now.state), message, unlock=unlock)
+        self._move(lambda now: self.table.after_success(now.state), message, unlock=unlock)
 
     def fail(self, message: str = "", *, unlock: bool = False, revoke: bool = False) -> None:
         """Move to the state that follows when the work of this one has failed. Raises as ``set_status``.
 
         ``unlock``: and give the lock back, both or neither. ``revoke``: and take it away from whoever works at it.
         """
-        self._move(lambda now: self.table.failed(now.state), message, unlock=unlock, revoke=revoke)
+        self._move(lambda now: self.table.after_failure(now.state), message, unlock=unlock, revoke=revoke)
 
     def _named(self, now: StatusNode, status: str) -> Any:
         """The state of this name.
@@ -138,13 +138,13 @@ class Item:
         *,
         unlock: bool = False,
         revoke: bool = False,
-        look: Sequence[str] = (),
+        read_after: Sequence[str] = (),
         **how: Any,
     ) -> list[StoredNode | None]:
         """Move to the state that ``choose`` gives for the present one; it may raise. ``how`` is for ``_moved``."""
         text = message_text(message)
         return self._change(
-            lambda now: self._moved(now, choose(now), text, **how), unlock=unlock, revoke=revoke, look=look
+            lambda now: self._moved(now, choose(now), text, **how), unlock=unlock, revoke=revoke, read_after=read_after
         )
 
     # --- changes ------------------------------------------------------------------------------------------------------
@@ -155,11 +155,11 @@ class Item:
         *,
         unlock: bool = False,
         revoke: bool = False,
-        look: Sequence[str] = (),
+        read_after: Sequence[str] = (),
     ) -> list[StoredNode | None]:
         """Commit what ``plan`` makes of the present status, if this object may; see the table of this class.
 
-        Returns the nodes at ``look`` as they are after it, if it holds the lock.
+        Returns the nodes at ``read_after`` as they are after it, if it holds the lock.
 
         Raises:
             ItemLocked, LockLost: it may not; nothing was changed.
@@ -168,7 +168,7 @@ class Item:
         if revoke:
             self._change_of_anybody(plan)
         elif self._hold is not None:
-            return self._change_of_holder(plan, self._hold, unlock=unlock, look=look)
+            return self._change_of_holder(plan, self._hold, unlock=unlock, read_after=read_after)
         elif self._held_before:
             raise LockLost(self._lock_path)
         else:
@@ -176,7 +176,7 @@ class Item:
         return []
 
     def _change_of_holder(
-        self, plan: Callable[[StatusNode], Sequence[Op]], hold: Hold, *, unlock: bool, look: Sequence[str]
+        self, plan: Callable[[StatusNode], Sequence[Op]], hold: Hold, *, unlock: bool, read_after: Sequence[str]
     ) -> list[StoredNode | None]:
         now, ops = self._known, list[Op]()
 
@@ -189,7 +189,7 @@ class Item:
 
         try:
             try:
-                looked = self._tree.change(planned, hold, look=look)
+                looked = self._tree.change(planned, hold, read_after=read_after)
             except StateError:  # which counts only if the state is still this object's business
                 self._tree.commit([], hold)
                 raise
@@ -208,7 +208,7 @@ class Item:
             now = self._status()
             return [Create(self._lock_path), Delete(self._lock_path), *self._unless_changed(now, plan(now))]
 
-        self._tree.change(planned, unless=self._refuse_locked)
+        self._tree.change(planned, on_conflict=self._refuse_locked)
 
     def _change_of_anybody(self, plan: Callable[[StatusNode], Sequence[Op]]) -> None:
         """The lock goes in the same commit, and the version of the status node changes: its holder cannot go on."""
@@ -250,7 +250,7 @@ class Item:
         return self.status_of(node)
 
     def _refuse_locked(self, conflict: Conflict) -> None:
-        if conflict.path == self._lock_path and conflict.why is Why.EXISTS:
+        if conflict.path == self._lock_path and conflict.reason is ConflictReason.EXISTS:
             raise ItemLocked(self._lock_path)
 
     def _lose(self) -> None:
@@ -266,7 +266,7 @@ class Item:
         return {"status": after.value, "last_modified": modified, "message": message}
 
     def _set_status(self, now: StatusNode, values: dict[str, Any]) -> Set:
-        return Set(self._status_path, encoded(self._status_path, values), now.node.version)
+        return Set(self._status_path, encode_node(self._status_path, values), now.node.version)
 
     def _status(self) -> StatusNode:
         return self.status_of(self._tree.get(self._status_path))
@@ -280,7 +280,7 @@ class Item:
         path = self._status_path
         if node is None:
             raise NodeInvalid(path, "is not there")
-        values = decoded(path, node.data)
+        values = decode_node(path, node.data)
         try:
             state = self.table.states(values.get("status"))
         except ValueError:
@@ -292,7 +292,7 @@ class Item:
     @property
     def locked(self) -> bool:
         """Does this object hold the lock, for all that is known here? False as soon as the session has ended: stop."""
-        return self._hold is not None and self._tree.store.alive(self._hold.session)
+        return self._hold is not None and self._tree.store.is_alive(self._hold.session)
 
     def lock(self) -> bool:
         """Lock it. False if anybody holds it, this process too.
@@ -303,7 +303,7 @@ class Item:
         try:
             status, *_ = self._take()
         except Conflict as e:
-            if e.why is Why.EXISTS:
+            if e.reason is ConflictReason.EXISTS:
                 return False
             raise NodeInvalid(self.path, "is not there") from None
         with suppress(NodeInvalid):  # a damaged one can be locked, and not moved
@@ -334,16 +334,16 @@ class Item:
         self._change(lambda now: [], revoke=True)
         return was_locked
 
-    def acquire(self, state: Any, *checks: Op, look: Sequence[str] = ()) -> list[StoredNode | None] | None:
+    def acquire(self, state: Any, *checks: Op, read_after: Sequence[str] = ()) -> list[StoredNode | None] | None:
         """Lock it if nobody holds it and ``checks`` hold, and keep the lock if it is in this state then.
 
-        Returns the nodes at ``look``, read under the lock; None if it is not ours.
+        Returns the nodes at ``read_after``, read under the lock; None if it is not ours.
 
         Raises:
             NodeInvalid: it is damaged; it is not locked.
         """
         try:
-            status, *looked = self._take(*checks, look=look)
+            status, *looked = self._take(*checks, read_after=read_after)
         except Conflict:
             return None
         try:
@@ -353,9 +353,9 @@ class Item:
                 self.unlock()
         return looked if self._hold else None
 
-    def _take(self, *checks: Op, look: Sequence[str] = ()) -> list[StoredNode | None]:
-        """Take the lock; returns the status node and those at ``look``, read under it."""
-        hold, found = self._tree.lock(self._lock_path, *checks, look=[self._status_path, *look])
+    def _take(self, *checks: Op, read_after: Sequence[str] = ()) -> list[StoredNode | None]:
+        """Take the lock; returns the status node and those at ``read_after``, read under it."""
+        hold, found = self._tree.lock(self._lock_path, *checks, read_after=[self._status_path, *read_after])
         self._hold, self._known = hold, None
         return found
 
@@ -412,7 +412,7 @@ class Assembly(Item):
     def set_token(self, token: Mapping[str, Any]) -> None:
         """Replace it: a new expected time, the URL of what lies ready."""
         path = f"{self.path}/token"
-        data = encoded(path, dict(token))
+        data = encode_node(path, dict(token))
         self._change(lambda now: [Set(path, data)])
 
     def load(self) -> Assembly:
@@ -431,8 +431,8 @@ def creation(path: str, token: Mapping[str, Any], now: str) -> list[Op]:
     status = {"status": AccessState.PENDING.value, "last_modified": now, "message": ""}
     return [
         Create(path, numbered=True),
-        Create(f"{path}/token", encoded(f"{path}/token", dict(token))),
-        Create(f"{path}/status", encoded(f"{path}/status", status)),
+        Create(f"{path}/token", encode_node(f"{path}/token", dict(token))),
+        Create(f"{path}/status", encode_node(f"{path}/status", status)),
     ]
 
 
@@ -487,7 +487,7 @@ def spans(jobs: Iterable[str]) -> list[str]:
         else:
             found.append([number, number])
     return [
-        numbered("jid", first) if first == last else f"{numbered('jid', first)}..{numbered('jid', last)}"
+        numbered_name("jid", first) if first == last else f"{numbered_name('jid', first)}..{numbered_name('jid', last)}"
         for first, last in found
     ]
 
@@ -500,4 +500,4 @@ def named(listed: object) -> Iterable[str]:
             yield first
             continue
         for number in range(number_of(first) or 0, (number_of(last) or -1) + 1):
-            yield numbered("jid", number)
+            yield numbered_name("jid", number)

@@ -14,8 +14,16 @@ from ferryman.errors import UsageError, plain_text
 from ferryman.intake import nodes
 from ferryman.intake.errors import NodeInvalid, StateError
 from ferryman.intake.items import Item, StatusNode
-from ferryman.intake.nodes import batch_path, decoded, encoded, job_path, state_path, text_of, whole_number
-from ferryman.intake.states import JOB, JobState, Transitions, list_of, resumed_at
+from ferryman.intake.nodes import (
+    batch_path,
+    decode_integer,
+    decode_node,
+    decode_text,
+    encode_node,
+    job_path,
+    state_path,
+)
+from ferryman.intake.states import JOB, JobState, Transitions, job_list_of, resume_state
 from ferryman.intake.store import Check, Create, Delete, Op, Set, StoredNode
 from ferryman.intake.tree import Hold, NodeTree
 from ferryman.net.urls import split
@@ -57,7 +65,7 @@ class Job(Item):
         """The batch it belongs to."""
         if not self._batch_id:  # it never changes
             path = f"{self.path}/bid"
-            self._batch_id = text_of(path, self._tree.get(path).data)
+            self._batch_id = decode_text(path, self._tree.get(path).data)
         return self._batch_id
 
     @property
@@ -146,11 +154,11 @@ class Job(Item):
             lambda now: (
                 self._named(now, JobState.ESTIMATING)
                 if now.state is JobState.PENDING
-                else self.table.succeeded(now.state)
+                else self.table.after_success(now.state)
             ),
             message,
             unlock=not holding,
-            look=(nodes.PAUSED,) if holding else (),
+            read_after=(nodes.PAUSE_PATH,) if holding else (),
             priority=priority,
             values=values,
             space_needed=space_needed,
@@ -181,7 +189,7 @@ class Job(Item):
     ) -> None:
         """``success``, and in the same change other identifiers, if there are any. Raises as ``set_status``."""
         values = {} if identifiers is None else {"identifiers": identifiers}
-        self._move(lambda now: self.table.succeeded(now.state), message, unlock=unlock, values=values)
+        self._move(lambda now: self.table.after_success(now.state), message, unlock=unlock, values=values)
 
     def requeue(
         self, message: str = "", configuration: Mapping[str, Any] | None = None, priority: int | None = None
@@ -196,7 +204,7 @@ class Job(Item):
         values = {} if configuration is None else {"configuration": configuration}
 
         def after(now: StatusNode) -> JobState:
-            resumed = resumed_at(now.values.get("last_successful_status")) if not values else JobState.PENDING
+            resumed = resume_state(now.values.get("last_successful_status")) if not values else JobState.PENDING
             if now.state is not JobState.FAILED:  # some may follow other states too, but not as a retry
                 raise StateError(now.state, resumed)
             return resumed
@@ -226,11 +234,11 @@ class Job(Item):
             ops.append(Set(f"{self.path}/space_needed", str(space_needed).encode()))
         if gets != had:
             ops.append(Set(f"{self.path}/priority", str(gets).encode()))
-        was = state_path(now.state, nodes.entry(had, self.id))
-        becomes = state_path(after, nodes.entry(gets, self.id))
+        was = state_path(now.state, nodes.state_entry(had, self.id))
+        becomes = state_path(after, nodes.state_entry(gets, self.id))
         ops += [Delete(was), Create(becomes)] if was != becomes else [Check(was)]
-        if list_of(after) != list_of(now.state):
-            ops += self._listed(list_of(now.state), list_of(after))
+        if job_list_of(after) != job_list_of(now.state):
+            ops += self._listed(job_list_of(now.state), job_list_of(after))
         return ops
 
     def _listed(self, before: str, after: str) -> list[Op]:
@@ -258,7 +266,7 @@ class Job(Item):
     def was_entry(self, name: str) -> None:
         """It was acquired by this entry of its state: that tells its priority, if it is not above what names tell."""
         priority = name.partition("-")[0]
-        self._priority = int(priority) if priority != str(nodes.PRIORITY_NAMED_MAX) else None
+        self._priority = int(priority) if priority != str(nodes.PRIORITY_IN_NAME_MAX) else None
 
     def load(self) -> Job:
         """Read all of it.
@@ -279,13 +287,13 @@ class Job(Item):
         for name in ("bid", "priority", "space_needed"):
             if found[name] is None:
                 raise NodeInvalid(f"{self.path}/{name}", "is not there")
-        self._batch_id = text_of(f"{self.path}/bid", _data(found["bid"]))
-        self._priority = whole_number(f"{self.path}/priority", _data(found["priority"]))
-        whole_number(f"{self.path}/space_needed", _data(found["space_needed"]))
+        self._batch_id = decode_text(f"{self.path}/bid", _data(found["bid"]))
+        self._priority = decode_integer(f"{self.path}/priority", _data(found["priority"]))
+        decode_integer(f"{self.path}/space_needed", _data(found["space_needed"]))
         for name in JSON_NODES:
             node = found[name]
             if node is not None:
-                decoded(f"{self.path}/{name}", node.data)
+                decode_node(f"{self.path}/{name}", node.data)
         return self
 
     def remove(self) -> None:
@@ -295,8 +303,8 @@ class Job(Item):
 
     def _gone(self, now: StatusNode) -> list[Op]:
         listed = [
-            state_path(now.state, nodes.entry(self.priority, self.id)),
-            batch_path(self.batch_id, "states", list_of(now.state), self.id),
+            state_path(now.state, nodes.state_entry(self.priority, self.id)),
+            batch_path(self.batch_id, "states", job_list_of(now.state), self.id),
         ]
         found = self._tree.store.read(listed)
         return [
@@ -306,7 +314,7 @@ class Job(Item):
 
     def _number(self, name: str) -> int:
         path = f"{self.path}/{name}"
-        return whole_number(path, self._tree.get(path).data)
+        return decode_integer(path, self._tree.get(path).data)
 
     def keep(self, nodes: Mapping[str, StoredNode | None], read_alone: set[str]) -> None:
         """Some of its JSON nodes, as they were read under the lock: they are not read again while this object holds it.
@@ -320,10 +328,10 @@ class Job(Item):
         super()._lose()
 
     def _change_of_holder(
-        self, plan: Callable[[StatusNode], Sequence[Op]], hold: Hold, *, unlock: bool, look: Sequence[str]
+        self, plan: Callable[[StatusNode], Sequence[Op]], hold: Hold, *, unlock: bool, read_after: Sequence[str]
     ) -> list[StoredNode | None]:
         self._gets, self._written = None, {}
-        looked = super()._change_of_holder(plan, hold, unlock=unlock, look=look)
+        looked = super()._change_of_holder(plan, hold, unlock=unlock, read_after=read_after)
         if self._hold is hold:  # nobody else changes them now
             self._kept.update(self._written)
             self._priority = self._gets if self._priority is None else self._priority
@@ -332,7 +340,7 @@ class Job(Item):
     def _json(self, name: str) -> dict[str, Any]:
         path = f"{self.path}/{name}"
         found = self._node(name)
-        return {} if found is None else decoded(path, found.data)
+        return {} if found is None else decode_node(path, found.data)
 
     def _node(self, name: str) -> StoredNode | None:
         """One of its JSON nodes; under the lock it is read once."""
@@ -351,7 +359,7 @@ class Job(Item):
     def _replaced(self, name: str, values: Mapping[str, Any]) -> list[Op]:
         """Return the operations that set a node to these values; {} removes it."""
         path = f"{self.path}/{name}"
-        data = encoded(path, dict(values))
+        data = encode_node(path, dict(values))
         found = self._node(name)
         self._kept.pop(name, None)  # if it is not as it was known, it is read anew
         self._written[name] = (found or _NO_NODE)._replace(data=data) if values else None
@@ -470,7 +478,7 @@ def creation(
     values: Mapping[str, Mapping[str, Any]],
     *,
     now: str,
-    priority: int = nodes.PRIORITY,
+    priority: int = nodes.DEFAULT_PRIORITY,
     state: JobState = JobState.PENDING,
     message: str = "",
 ) -> list[Op]:
@@ -486,9 +494,9 @@ def creation(
     return [
         Create(path, numbered=True),
         Create(f"{path}/bid", batch_id.encode()),
-        *(Create(f"{path}/{name}", encoded(f"{path}/{name}", dict(d))) for name, d in values.items() if d),
+        *(Create(f"{path}/{name}", encode_node(f"{path}/{name}", dict(d))) for name, d in values.items() if d),
         Create(f"{path}/priority", str(priority).encode()),
         Create(f"{path}/space_needed", b"0"),
-        Create(f"{path}/status", encoded(f"{path}/status", status)),
-        Create(state_path(state, nodes.entry(priority, job_id))),
+        Create(f"{path}/status", encode_node(f"{path}/status", status)),
+        Create(state_path(state, nodes.state_entry(priority, job_id))),
     ]

@@ -20,7 +20,7 @@ from ferryman.document import decode_json
 from ferryman.errors import FerrymanError, UsageError, plain_text
 from ferryman.intake.batch import Batch
 from ferryman.intake.job import Job
-from ferryman.intake.nodes import time_text
+from ferryman.intake.nodes import format_time
 from ferryman.intake.queue import JobQueue
 from ferryman.intake.states import JobState
 
@@ -91,7 +91,7 @@ def import_legacy(queue: JobQueue, records: Iterable[tuple[str, bytes]]) -> Impo
                 {**nodes._asdict(), "configuration": {**nodes.configuration, RECORD: name}},
                 record.priority,
                 record.state,
-                f"imported: {time_text(record.time_s)}",
+                f"imported: {format_time(record.time_s)}",
             )
             known[name] = job.id
             done.jobs.append((name, job.id))
@@ -232,7 +232,7 @@ def records_at(source: str) -> Iterator[tuple[str, bytes]]:
     if source.startswith("zookeeper://"):
         from ferryman.intake.store.zookeeper import ZooKeeperStore
 
-        store = ZooKeeperStore(source, may_make=False)
+        store = ZooKeeperStore(source, create_chroot=False)
         try:
             names = store.children("/")
             for name, node in zip(names, store.read([f"/{name}" for name in names]), strict=True):

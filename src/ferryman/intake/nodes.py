@@ -22,19 +22,19 @@ ACCESS: Final = "/access"
 LOCKS: Final = "/locks"
 QUEUE_LOCKS: Final = "/locks/queue"
 COLLECTION_LOCKS: Final = "/locks/collections"
-PAUSED: Final = f"{QUEUE_LOCKS}/ingest"
+PAUSE_PATH: Final = f"{QUEUE_LOCKS}/ingest"
 """While it is there, nothing of the ingest queue is acquired."""
 
-SIZES: Final = ("small", "large")
+ACCESS_SIZES: Final = ("small", "large")
 """The two access queues."""
 
 DIGITS: Final = 10
 """Digits of the number in an id, as in ZooKeeper's sequential nodes."""
 
-PRIORITY: Final = 5
+DEFAULT_PRIORITY: Final = 5
 """Priority of a job whose submitter gave none."""
 
-PRIORITY_NAMED_MAX: Final = 99
+PRIORITY_IN_NAME_MAX: Final = 99
 """Names have two digits for it. What is less urgent is sorted with this one; the exact number is in the data."""
 
 NODE_BYTES_MAX: Final = 512 << 10
@@ -72,7 +72,7 @@ def name_of(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-def numbered(prefix: str, number: int) -> str:
+def numbered_name(prefix: str, number: int) -> str:
     """``bid0000000017``."""
     return f"{prefix}{number:0{DIGITS}d}"
 
@@ -83,22 +83,22 @@ def number_of(name: str) -> int | None:
     return int(digits) if len(name) > DIGITS and digits.isascii() and digits.isdigit() else None
 
 
-def entry(priority: int, job_id: str) -> str:
+def state_entry(priority: int, job_id: str) -> str:
     """A job's name in the folder of its state: sorted, these are most urgent first, then oldest."""
-    return f"{min(max(priority, 0), PRIORITY_NAMED_MAX):02d}-{job_id}"
+    return f"{min(max(priority, 0), PRIORITY_IN_NAME_MAX):02d}-{job_id}"
 
 
-def job_of(name: str) -> str:
+def job_of_entry(name: str) -> str:
     """The job that an entry names."""
     return name.partition("-")[2]
 
 
-def lock_of(items: str, name: str) -> str:
+def lock_of_entry(items: str, name: str) -> str:
     """The lock of the item that an entry names."""
-    return f"{items}/{job_of(name)}/lock"
+    return f"{items}/{job_of_entry(name)}/lock"
 
 
-def mapped(name: str) -> str:
+def node_name(name: str) -> str:
     """A name as a node's: ``ark:/aaa/111`` is ``ark_aaa_111``.
 
     Raises:
@@ -112,7 +112,7 @@ def mapped(name: str) -> str:
     return node
 
 
-def encoded(path: str, value: Any) -> bytes:
+def encode_node(path: str, value: Any) -> bytes:
     """A value as the JSON of a node.
 
     Raises:
@@ -124,10 +124,10 @@ def encoded(path: str, value: Any) -> bytes:
         raise UsageError(f"{path}: this cannot be written as JSON: {e}. Give text, numbers, lists and objects.") from e
     if why := unfit(value):
         raise UsageError(f"{path}: this {why}. Give text, numbers, lists and objects.")
-    return sized(path, data)
+    return check_size(path, data)
 
 
-def sized(path: str, data: bytes) -> bytes:
+def check_size(path: str, data: bytes) -> bytes:
     """The data, if one node may hold so much.
 
     Raises:
@@ -141,7 +141,7 @@ def sized(path: str, data: bytes) -> bytes:
     return data
 
 
-def decoded(path: str, data: bytes) -> dict[str, Any]:
+def decode_node(path: str, data: bytes) -> dict[str, Any]:
     """The JSON object of a node.
 
     Raises:
@@ -156,7 +156,7 @@ def decoded(path: str, data: bytes) -> dict[str, Any]:
     return value
 
 
-def text_of(path: str, data: bytes) -> str:
+def decode_text(path: str, data: bytes) -> str:
     """The text of a node.
 
     Raises:
@@ -168,19 +168,19 @@ def text_of(path: str, data: bytes) -> str:
         raise NodeInvalid(path, "is not UTF-8 text") from None
 
 
-def whole_number(path: str, data: bytes) -> int:
+def decode_integer(path: str, data: bytes) -> int:
     """The decimal number of a node, as others write it too: ``5``, ``05``, with blanks around.
 
     Raises:
         NodeInvalid: it is not one.
     """
-    text = text_of(path, data).strip()
+    text = decode_text(path, data).strip()
     if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
         raise NodeInvalid(path, f"is not an integer but {text[:40]!r}")
     return int(text)
 
 
-def time_text(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     """A time as it is written in nodes, in UTC: ``2026-11-20 21:45:38 +0000``."""
     return _second_text(int(seconds // 1))
 
@@ -196,13 +196,13 @@ def submission_uuid(submission: Mapping[str, Any]) -> str:
     return "" if uuid is None else str(uuid)
 
 
-def undated(submission: Mapping[str, Any]) -> dict[str, Any]:
+def without_date(submission: Mapping[str, Any]) -> dict[str, Any]:
     """A submission that is repeated has another date."""
-    found = {name: value for name, value in submission.items() if name != "submissionDate"}
-    return decoded("", encoded("", found))
+    values = {name: value for name, value in submission.items() if name != "submissionDate"}
+    return decode_node("", encode_node("", values))
 
 
-def skeleton() -> list[str]:
+def layout_folders() -> list[str]:
     """The folders that every queue has, each after the one it is in."""
     from ferryman.intake.states import JobState
 
@@ -213,7 +213,7 @@ def skeleton() -> list[str]:
         JOB_STATES,
         *(state_path(state) for state in JobState),
         ACCESS,
-        *(f"{ACCESS}/{size}" for size in SIZES),
+        *(f"{ACCESS}/{size}" for size in ACCESS_SIZES),
         LOCKS,
         QUEUE_LOCKS,
         COLLECTION_LOCKS,

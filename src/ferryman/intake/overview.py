@@ -15,14 +15,14 @@ from ferryman.intake.items import Item, StatusNode
 from ferryman.intake.job import Job, retries_in
 from ferryman.intake.nodes import (
     BATCHES,
-    PRIORITY_NAMED_MAX,
+    PRIORITY_IN_NAME_MAX,
     batch_path,
-    decoded,
-    job_of,
+    decode_integer,
+    decode_node,
+    decode_text,
+    job_of_entry,
     job_path,
     state_path,
-    text_of,
-    whole_number,
 )
 from ferryman.intake.states import JobList, JobState
 from ferryman.intake.store import StoredNode
@@ -67,7 +67,7 @@ def space_needed(tree: NodeTree, ids: Sequence[str]) -> int:
         paths = [job_path(name, "space_needed") for name in some]
         for path, node in zip(paths, tree.store.read(paths), strict=True):
             with suppress(NodeInvalid):
-                total += whole_number(path, node.data) if node else 0
+                total += decode_integer(path, node.data) if node else 0
     return total
 
 
@@ -87,8 +87,8 @@ def batch_rows(tree: NodeTree, ids: Sequence[str]) -> Iterator[dict[str, Any]]:
 def priorities(tree: NodeTree, state: str) -> dict[str, int]:
     """Job -> its priority, as a state's list names it; without those of which the name tells only that it is low."""
     names = tree.store.children(state_path(state))
-    found = {job_of(name): name.partition("-")[0] for name in names}
-    return {job: int(said) for job, said in found.items() if said.isdecimal() and int(said) < PRIORITY_NAMED_MAX}
+    found = {job_of_entry(name): name.partition("-")[0] for name in names}
+    return {job: int(said) for job, said in found.items() if said.isdecimal() and int(said) < PRIORITY_IN_NAME_MAX}
 
 
 def job_rows(
@@ -136,7 +136,7 @@ def reported(tree: NodeTree, ids: Sequence[str]) -> Iterator[dict[str, Any]]:
         for id, *found in zip(some, *_columns(tree, [[job_path(job, n) for job in some] for n in names]), strict=True):
             try:
                 configuration, identifiers = (
-                    decoded(job_path(id, name), node.data) if node else {}
+                    decode_node(job_path(id, name), node.data) if node else {}
                     for name, node in zip(names, found, strict=True)
                 )
                 yield {"job": id, "jobID": configuration.get("jobID"), **identifiers}
@@ -158,10 +158,10 @@ def _job_row(
 ) -> dict[str, Any]:
     now = job.status_of(status)
     if not isinstance(priority, int):
-        priority = whole_number(f"{job.path}/priority", _data(f"{job.path}/priority", priority))
+        priority = decode_integer(f"{job.path}/priority", _data(f"{job.path}/priority", priority))
     return {
         "id": job.id,
-        "batch": bid if isinstance(bid, str) else text_of(f"{job.path}/bid", _data(f"{job.path}/bid", bid)),
+        "batch": bid if isinstance(bid, str) else decode_text(f"{job.path}/bid", _data(f"{job.path}/bid", bid)),
         "status": str(now.state.value),
         "priority": priority,
         "retry_count": retries_in(now),

@@ -20,27 +20,27 @@ from ferryman.intake.items import Assembly
 from ferryman.intake.job import Job
 from ferryman.intake.nodes import (
     ACCESS,
+    ACCESS_SIZES,
     BATCH_UUIDS,
     BATCHES,
     COLLECTION_LOCKS,
     JOBS,
-    PAUSED,
-    SIZES,
+    PAUSE_PATH,
     access_path,
     batch_path,
-    decoded,
-    encoded,
-    job_of,
-    mapped,
-    numbered,
-    skeleton,
+    decode_node,
+    decode_text,
+    encode_node,
+    job_of_entry,
+    layout_folders,
+    node_name,
+    numbered_name,
     state_path,
     submission_uuid,
-    text_of,
-    undated,
+    without_date,
 )
 from ferryman.intake.states import AccessState, BatchState, JobState
-from ferryman.intake.store import SESSION_TIMEOUT_S, Check, Conflict, Create, Op, Store, StoredNode, Watch, opened
+from ferryman.intake.store import SESSION_TIMEOUT_S, Check, Conflict, Create, Op, Store, StoredNode, Watch, open_store
 from ferryman.intake.tree import KINDS, Locks, NodeTree
 
 log = logging.getLogger("ferryman.intake")
@@ -80,7 +80,7 @@ class JobQueue:
             QueueRefused: there is no such store, or it holds something else.
             QueueLost: the server does not answer.
         """
-        store = opened(url, session_timeout_s=session_timeout_s, clock=clock)
+        store = open_store(url, session_timeout_s=session_timeout_s, clock=clock)
         try:
             return cls(store, clock=clock)
         except BaseException:
@@ -111,7 +111,7 @@ class JobQueue:
         return f"<JobQueue {self.url}>"
 
     def _make_skeleton(self) -> None:
-        while missing := self._tree.missing(skeleton()):
+        while missing := self._tree.missing(layout_folders()):
             try:
                 self._tree.store.commit(missing)
             except Conflict:
@@ -128,21 +128,21 @@ class JobQueue:
         """
         made = ""
         uuid = submission_uuid(submission)
-        uuid_path = f"{BATCH_UUIDS}/{mapped(uuid)}" if uuid else ""
+        uuid_path = f"{BATCH_UUIDS}/{node_name(uuid)}" if uuid else ""
 
         def plan() -> list[Op]:
             nonlocal made
             if uuid and (known := self._known(uuid_path, uuid, submission)):
                 made = known
                 return []
-            made = numbered("bid", self._tree.next_number(BATCHES))
+            made = numbered_name("bid", self._tree.next_number(BATCHES))
             path = batch_path(made)
             status = {"status": BatchState.PENDING.value, "last_modified": self._tree.now(), "message": ""}
             return [
                 *([Create(uuid_path, made.encode())] if uuid else []),
                 Create(path, numbered=True),
-                Create(f"{path}/submission", encoded(f"{path}/submission", dict(submission))),
-                Create(f"{path}/status", encoded(f"{path}/status", status)),
+                Create(f"{path}/submission", encode_node(f"{path}/submission", dict(submission))),
+                Create(f"{path}/status", encode_node(f"{path}/status", status)),
             ]
 
         self._tree.change(plan)
@@ -153,10 +153,10 @@ class JobQueue:
         found = self._tree.find(uuid_path)
         if found is None:
             return ""
-        batch_id = text_of(uuid_path, found.data)
+        batch_id = decode_text(uuid_path, found.data)
         path = batch_path(batch_id, "submission")
         kept = self._tree.find(path)
-        if kept is None or undated(decoded(path, kept.data)) != undated(submission):
+        if kept is None or without_date(decode_node(path, kept.data)) != without_date(submission):
             raise BatchExists(uuid, batch_id)
         return batch_id
 
@@ -186,13 +186,13 @@ class JobQueue:
             NodeInvalid: it is damaged.
         """
         try:
-            path = f"{BATCH_UUIDS}/{mapped(uuid)}"
+            path = f"{BATCH_UUIDS}/{node_name(uuid)}"
         except UsageError:
             return None
         found = self._tree.find(path)
         if found is None:
             return None
-        batch = Batch(self._tree, text_of(path, found.data))
+        batch = Batch(self._tree, decode_text(path, found.data))
         return batch.load() if submission_uuid(batch.submission) == uuid else None
 
     def load_batch(self, id: str) -> Batch:
@@ -289,7 +289,7 @@ class JobQueue:
         """
         states = [_named(JobState, state)] if state is not None else list(JobState)
         entries = [name for one in states for name in self._tree.store.children(state_path(one))]
-        return list(dict.fromkeys(job_of(name) for name in sorted(entries)))
+        return list(dict.fromkeys(job_of_entry(name) for name in sorted(entries)))
 
     def watch_jobs(self, state: str) -> Watch:
         """Look at the jobs in a state from now on: ``watch.wait(10)`` returns as soon as one comes or goes.
@@ -318,7 +318,7 @@ class JobQueue:
 
         def plan() -> list[Op]:
             nonlocal made
-            made = numbered("qid", self._tree.next_number(folder))
+            made = numbered_name("qid", self._tree.next_number(folder))
             return items.creation(access_path(size, made), token, self._tree.now())
 
         self._tree.change(plan)
@@ -391,8 +391,8 @@ def _named(states: Any, text: str) -> Any:
 
 
 def _size(size: str) -> str:
-    if size not in SIZES:
-        raise UsageError(f"access queue {size}: choose {' or '.join(SIZES)}.")
+    if size not in ACCESS_SIZES:
+        raise UsageError(f"access queue {size}: choose {' or '.join(ACCESS_SIZES)}.")
     return size
 
 
@@ -445,18 +445,18 @@ class Acquirer:
 
     def jobs(self, state: JobState) -> Iterator[Job]:
         """One after the other; what is held already is passed by once for all of them, and not for each."""
-        if self._paused and self._tree.find(PAUSED):
+        if self._paused and self._tree.find(PAUSE_PATH):
             return  # no need to lock one in order to see that
         folder = state_path(state)
-        for name in self._tree.store.free(folder, JOBS):
-            job = Job(self._tree, job_of(name))
+        for name in self._tree.store.unlocked_entries(folder, JOBS):
+            job = Job(self._tree, job_of_entry(name))
             if job.id in self.passed_over:
                 continue
             try:
-                look = (PAUSED, COLLECTION_LOCKS) if state is JobState.PENDING else (PAUSED,)
+                look = (PAUSE_PATH, COLLECTION_LOCKS) if state is JobState.PENDING else (PAUSE_PATH,)
                 wanted = sorted(self._read_alone[state])
                 paths = [f"{job.path}/{each}" for each in wanted]
-                found = job.acquire(state, Check(f"{folder}/{name}"), look=(*look, *paths))
+                found = job.acquire(state, Check(f"{folder}/{name}"), read_after=(*look, *paths))
                 if found is None:
                     continue
                 job.keep(dict(zip(wanted, found[len(look) :], strict=True)), self._read_alone[state])
@@ -538,7 +538,7 @@ class Acquirer:
 
     def _looked_at(self, what: str, skip: Collection[str]) -> Iterator[tuple[Batch, BatchState, int]]:
         """Batches that may matter now, with their states, and the version of their folder before those were read."""
-        paused, folder = self._tree.store.read([PAUSED, BATCHES])
+        paused, folder = self._tree.store.read([PAUSE_PATH, BATCHES])
         if paused is not None or folder is None:
             return
         names = (n for n in self._due(what, folder) if n not in skip and n not in self.passed_over)
@@ -564,7 +564,7 @@ class Acquirer:
 
     def _listed(self, what: str, folder: StoredNode) -> list[str]:
         """The batches that may still matter. While none comes or goes they are not listed again."""
-        now = folder.children, folder.numbered
+        now = folder.children, folder.next_number
         seen, names = self._batch_names.get(what, ((0, 0), []))
         if seen != now:
             names = self._tree.store.children(BATCHES)

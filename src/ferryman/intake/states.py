@@ -79,7 +79,7 @@ class Transitions(Generic[S]):
             raise StateError(before, after)
         return after
 
-    def succeeded(self, before: S) -> S:
+    def after_success(self, before: S) -> S:
         """The state after the work of this one is done.
 
         Raises:
@@ -89,7 +89,7 @@ class Transitions(Generic[S]):
             raise StateError(before, "success")
         return self.success[before]
 
-    def failed(self, before: S) -> S:
+    def after_failure(self, before: S) -> S:
         """The state after the work of this one has failed.
 
         Raises:
@@ -101,7 +101,7 @@ class Transitions(Generic[S]):
 
 
 _J = JobState
-_ONE_BY_ONE = (
+_SEQUENCE = (
     _J.ESTIMATING,
     _J.PROVISIONING,
     _J.DOWNLOADING,
@@ -124,12 +124,12 @@ JOB: Final[Transitions[JobState]] = Transitions(
         _J.STORING: frozenset({_J.RECORDING, _J.FAILED}),
         _J.RECORDING: frozenset({_J.NOTIFY, _J.FAILED}),
         _J.NOTIFY: frozenset({_J.COMPLETED, _J.FAILED}),
-        _J.FAILED: frozenset({_J.PENDING, *_ONE_BY_ONE[:-1], _J.DELETED}),
+        _J.FAILED: frozenset({_J.PENDING, *_SEQUENCE[:-1], _J.DELETED}),
         _J.COMPLETED: frozenset(),
         _J.DELETED: frozenset(),
     },
-    success=dict(itertools.pairwise(_ONE_BY_ONE)),
-    fail=dict.fromkeys((_J.PENDING, *_ONE_BY_ONE[:-1]), _J.FAILED),
+    success=dict(itertools.pairwise(_SEQUENCE)),
+    fail=dict.fromkeys((_J.PENDING, *_SEQUENCE[:-1]), _J.FAILED),
     final=frozenset({_J.COMPLETED, _J.DELETED}),
     meaning={
         _J.PENDING: "created, and waiting for its turn",
@@ -201,7 +201,7 @@ ACCESS: Final[Transitions[AccessState]] = Transitions(
     },
 )
 
-RESUMED_AT: Final[Mapping[JobState, JobState]] = {
+RESUME_STATES: Final[Mapping[JobState, JobState]] = {
     _J.PENDING: _J.ESTIMATING,
     _J.ESTIMATING: _J.PROVISIONING,
     _J.PROVISIONING: _J.DOWNLOADING,
@@ -213,9 +213,9 @@ RESUMED_AT: Final[Mapping[JobState, JobState]] = {
 """Where a requeued job continues, by its last successful state."""
 
 
-def resumed_at(last_successful: str | None) -> JobState:
+def resume_state(last_successful: str | None) -> JobState:
     """The state in which a failed job is tried again: the one after its last success, or the first one of work."""
-    known = {state.value: after for state, after in RESUMED_AT.items()}
+    known = {state.value: after for state, after in RESUME_STATES.items()}
     return known.get(last_successful or "", _J.ESTIMATING)
 
 
@@ -228,7 +228,7 @@ class JobList(enum.StrEnum):
     DELETED = "batch-deleted"
 
 
-def list_of(state: JobState) -> JobList:
+def job_list_of(state: JobState) -> JobList:
     """The list of its batch that a job in this state is in."""
     return {
         _J.COMPLETED: JobList.COMPLETED,

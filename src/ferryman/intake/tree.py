@@ -12,8 +12,19 @@ from typing import Any, Final, NamedTuple
 
 from ferryman.errors import UsageError, plain_text
 from ferryman.intake.errors import LockLost, NodeInvalid
-from ferryman.intake.nodes import COLLECTION_LOCKS, LOCKS, QUEUE_LOCKS, decoded, mapped, sized, time_text
-from ferryman.intake.store import Check, Conflict, Create, Delete, Op, SessionLost, Set, Store, StoredNode, Why
+from ferryman.intake.nodes import COLLECTION_LOCKS, LOCKS, QUEUE_LOCKS, check_size, decode_node, format_time, node_name
+from ferryman.intake.store import (
+    Check,
+    Conflict,
+    ConflictReason,
+    Create,
+    Delete,
+    Op,
+    SessionLost,
+    Set,
+    Store,
+    StoredNode,
+)
 
 TRIES: Final = 60
 """Plans of one change before it is given up: others may be faster a few times, but not this often by chance."""
@@ -48,7 +59,7 @@ class NodeTree:
 
     def now(self) -> str:
         """The time as it is written in nodes."""
-        return time_text(self.clock())
+        return format_time(self.clock())
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -72,7 +83,7 @@ class NodeTree:
         Raises:
             NodeInvalid: it is not there, or holds something else.
         """
-        return decoded(path, self.get(path).data)
+        return decode_node(path, self.get(path).data)
 
     def missing(self, folders: Iterable[str]) -> list[Op]:
         """Return the operations that make missing folders, each after its parent."""
@@ -88,15 +99,19 @@ class NodeTree:
         plan: Callable[[], Sequence[Op]],
         hold: Hold | None = None,
         session: int | None = None,
-        unless: Callable[[Conflict], None] = lambda conflict: None,
-        look: Sequence[str] = (),
+        on_conflict: Callable[[Conflict], None] = lambda conflict: None,
+        read_after: Sequence[str] = (),
     ) -> list[StoredNode | None]:
-        """Commit what ``plan`` makes of the tree as it is. If another was faster, it is asked again.
+        """Commit what ``plan`` makes of the tree as it is; plan again if another process was faster.
 
-        Returns the nodes at ``look``, as they are after it.
+        Returns the nodes at ``read_after``.
 
-        ``hold``: only as long as this lock is held; ``session``: only as long as this session lives. ``unless`` is told
-        why it could not be, and may raise instead of another try.
+        Args:
+            plan: makes the operations from the tree as it is; called again after each conflict.
+            hold: commit only as long as this lock is held.
+            session: commit only as long as this session lives.
+            on_conflict: called with each conflict; it may raise instead of another try.
+            read_after: paths of nodes to read after the change.
 
         Raises:
             LockLost: it is not held any more; nothing was changed.
@@ -110,24 +125,28 @@ class NodeTree:
             ops = list(plan())
             try:
                 if session is None:
-                    return self.commit(ops, hold, look)
-                return self.store.commit(ops, session=session, look=look)
+                    return self.commit(ops, hold, read_after)
+                return self.store.commit(ops, session=session, read_after=read_after)
             except Conflict as e:
-                unless(e)
+                on_conflict(e)
                 refused = e
-        raise NodeInvalid(refused.path, f"is {refused.why.value}, which does not fit the nodes around it")
+        raise NodeInvalid(refused.path, f"is {refused.reason.value}, which does not fit the nodes around it")
 
-    def commit(self, ops: list[Op], hold: Hold | None = None, look: Sequence[str] = ()) -> list[StoredNode | None]:
-        """Do all of it or nothing. Returns the nodes at ``look``, as they are after it.
+    def commit(
+        self, ops: list[Op], hold: Hold | None = None, read_after: Sequence[str] = ()
+    ) -> list[StoredNode | None]:
+        """Do all of it or nothing. Returns the nodes at ``read_after``, as they are after it.
 
         Raises:
             Conflict: the tree is not as these operations expect.
             LockLost: ``hold`` is not held any more.
         """
         if hold is None:
-            return self.store.commit(ops, look=look)
+            return self.store.commit(ops, read_after=read_after)
         try:
-            return self.store.commit([Check(hold.path, creation=hold.creation), *ops], session=hold.session, look=look)
+            return self.store.commit(
+                [Check(hold.path, creation=hold.creation), *ops], session=hold.session, read_after=read_after
+            )
         except SessionLost:
             raise LockLost(hold.path) from None
         except Conflict as e:
@@ -135,8 +154,8 @@ class NodeTree:
                 raise LockLost(hold.path) from None
             raise
 
-    def lock(self, path: str, *checks: Op, look: Sequence[str] = ()) -> tuple[Hold, list[StoredNode | None]]:
-        """Make a lock that lives with this session. Returns it, and the nodes at ``look`` as they are under it.
+    def lock(self, path: str, *checks: Op, read_after: Sequence[str] = ()) -> tuple[Hold, list[StoredNode | None]]:
+        """Make a lock that lives with this session. Returns it, and the nodes at ``read_after`` as they are under it.
 
         Raises:
             Conflict: it is held (``index`` 0), or a check did not hold.
@@ -145,17 +164,17 @@ class NodeTree:
             session = self.store.session()
             try:
                 lock, *found = self.store.commit(
-                    [Create(path, ephemeral=True), *checks], session=session, look=[path, *look]
+                    [Create(path, ephemeral=True), *checks], session=session, read_after=[path, *read_after]
                 )
             except SessionLost:
                 continue  # it ended just now: in the next one
             if lock is None or lock.owner != session:  # it was taken away before we saw it
-                raise Conflict(0, path, Why.EXISTS)
+                raise Conflict(0, path, ConflictReason.EXISTS)
             return Hold(path, session, lock.creation), found
 
     def next_number(self, folder: str) -> int:
         """The number that the next numbered child of a folder gets, unless another is faster."""
-        return self.get(folder).numbered
+        return self.get(folder).next_number
 
 
 def message_text(message: object) -> str:
@@ -225,8 +244,8 @@ class Locks:
             locked = (name or "") not in taken.values() and "" not in taken.values()
             if not locked:
                 return []
-            path = f"{what.folder}/{_free(what.node or mapped(name or ''), set(taken))}"
-            made = Create(path, sized(path, (name or "").encode()), ephemeral=not what.stays)
+            path = f"{what.folder}/{_free(what.node or node_name(name or ''), set(taken))}"
+            made = Create(path, check_size(path, (name or "").encode()), ephemeral=not what.stays)
             # The folder's own data stays empty. That it is set tells others who look for a node's name at this moment
             # that one was taken: two of them cannot lock one name under two nodes.
             return [made] if what.node else [made, Set(what.folder, b"", folder.version)]
@@ -267,7 +286,7 @@ class Locks:
     def _removed(self, path: str, data: bytes | None = None) -> bool:
         """Was there a lock that this session may remove? With ``data``: only if its node holds that."""
         found = self._tree.find(path)
-        if found is None or (found.owner and not self._tree.store.alive(found.owner)):
+        if found is None or (found.owner and not self._tree.store.is_alive(found.owner)):
             return False
         if data is not None and found.data != data:
             return False
@@ -315,7 +334,7 @@ class Locks:
         if what.node:
             found = self._tree.find(f"{what.folder}/{what.node}")
             return {} if found is None else {what.node: ""}
-        begins = mapped(name or "")
+        begins = node_name(name or "")
         others = self._tree.store.children(what.folder, begins)
         nodes = [node for node in others if node == begins or _OTHER.fullmatch(node[len(begins) :])]
         if not nodes:
@@ -343,7 +362,7 @@ def _kind(kind: str, name: str | None) -> LockKind:
     if not what.node:
         if not name:
             raise UsageError(f"lock {kind}: give its name.")
-        mapped(name)
+        node_name(name)
     return what
 
 

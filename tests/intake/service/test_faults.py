@@ -15,7 +15,7 @@ from ferryman.intake import JobQueue
 from ferryman.intake import job as inventory
 from ferryman.intake import source as jobs
 from ferryman.intake.errors import QueueRefused
-from ferryman.intake.nodes import decoded, encoded
+from ferryman.intake.nodes import decode_node, encode_node
 from ferryman.intake.service import processing
 from ferryman.plan import Plan
 from ferryman.sources import Jobs
@@ -96,9 +96,9 @@ def test_a_node_that_is_nested_deep() -> None:
     for _ in range(600):
         value = {"x": value}
     with pytest.raises(UsageError, match=r"jobs/1/metadata: this is nested more than"):
-        encoded("jobs/1/metadata", {"erc_who": value})
+        encode_node("jobs/1/metadata", {"erc_who": value})
     with pytest.raises(Exception, match=r"is not JSON \(it is nested more than"):
-        decoded("jobs/1/metadata", f'{{"erc_who": {DEEP}}}'.encode())
+        decode_node("jobs/1/metadata", f'{{"erc_who": {DEEP}}}'.encode())
 
 
 # -- URLs that are none ------------------------------------------------------------------------------------------------

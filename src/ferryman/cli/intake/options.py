@@ -11,7 +11,7 @@ import typer
 
 from ferryman.cli.terminal import print_error, print_line
 from ferryman.errors import FerrymanError, UsageError
-from ferryman.intake.nodes import SIZES, access_path, batch_path, job_path
+from ferryman.intake.nodes import ACCESS_SIZES, access_path, batch_path, job_path
 
 if TYPE_CHECKING:
     from ferryman.intake import Assembly, Batch, Job, JobQueue
@@ -65,7 +65,7 @@ def item(queue: JobQueue, name: str) -> Batch | Job | Assembly:
         NodeInvalid: it is damaged.
     """
     size, _, request = name.rpartition("/")
-    if size in SIZES:
+    if size in ACCESS_SIZES:
         _refuse_unknown(queue, access_path(size, request), f"{name}: there is no such access request")
         return queue.load_assembly(size, request)
     return batch_of(queue, name) if name.startswith("bid") else job_of(queue, name)

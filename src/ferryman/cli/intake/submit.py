@@ -14,7 +14,7 @@ from ferryman.cli.intake.options import QueueUrl, opened
 from ferryman.cli.options import Json, Verbose, seconds
 from ferryman.cli.terminal import print_json, print_line
 from ferryman.errors import UsageError
-from ferryman.intake.nodes import time_text
+from ferryman.intake.nodes import format_time
 from ferryman.net.urls import split
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def submit(
     given = {
         "profile_name": collection,
         "submitter": submitter,
-        "submissionDate": time_text(time.time()),
+        "submissionDate": format_time(time.time()),
         "payload_url": url,
         "payload_type": (kind or BY_ENDING.get(Path(name).suffix.lower(), Payload.FILE)).value,
         "payload_file_name": name,

@@ -16,7 +16,7 @@ from ferryman.errors import FerrymanError, UsageError, message_of
 from ferryman.intake import Assembly, Job, JobQueue, LockLost, NodeInvalid, StateError
 from ferryman.intake import job as inventory
 from ferryman.intake.job import FILES, StoredFile
-from ferryman.intake.nodes import decoded, job_path, time_text
+from ferryman.intake.nodes import decode_node, format_time, job_path
 from ferryman.intake.service.errors import StopRequested
 from ferryman.intake.service.workspace import Workspace
 from ferryman.limits import MIB
@@ -60,7 +60,7 @@ def request_bundle(queue: JobQueue, objects: Sequence[str], now: float, *, small
         "objects": list(objects),
         "jobs": [job.id for job in jobs],
         "cloud-content-byte": size,
-        "anticipated-availability-time": time_text(expected),
+        "anticipated-availability-time": format_time(expected),
         "status": "Pending",
     }
     return queue.create_assembly(queue_size, token)
@@ -85,7 +85,7 @@ def _find_latest_job(queue: JobQueue, name: str) -> str:
         paths = [job_path(job, "identifiers") for job in chunk]
         for job, path, node in zip(chunk, paths, queue.tree.store.read(paths), strict=True):
             try:
-                identifiers = decoded(path, node.data) if node else {}
+                identifiers = decode_node(path, node.data) if node else {}
             except NodeInvalid:
                 continue  # the audit's business
             local = identifiers.get("local_id")
@@ -186,7 +186,7 @@ class BundleConsumer:
         files.fsync_folder(path.parent)
         crash.point("access.bundled")
         until = dt.datetime.now(dt.UTC).timestamp() + KEPT_S
-        ready = {"url": inventory.url_of(path), "bytes": path.stat().st_size, "expires": time_text(until)}
+        ready = {"url": inventory.url_of(path), "bytes": path.stat().st_size, "expires": format_time(until)}
         request.set_token({**token, **ready, "status": "Completed"})  # 3
         request.success(f"{path.stat().st_size} bytes")
         self._say(f"{request.id}: {path}")

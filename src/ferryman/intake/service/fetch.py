@@ -81,7 +81,7 @@ _PARTIAL: Final = 206
 _VALIDATOR: Final = ".stamp"
 
 
-class FileContent(NamedTuple):
+class FetchedContent(NamedTuple):
     """A file that is there, whole and durable."""
 
     size: int
@@ -91,7 +91,7 @@ class FileContent(NamedTuple):
 class FetchedFile(NamedTuple):
     """A file that has come, whole and checked."""
 
-    content: FileContent
+    content: FetchedContent
     target: Path
     part: Path | None
     """Where it is: to be synced, then published. None: it was at its place before, durably."""
@@ -188,7 +188,7 @@ class Fetcher:
             _compare_digests(url, digest, f"{kind}:{hashlib.new(kind, content).hexdigest()}")
         return content
 
-    def fetch_file(self, url: str, target: Path, digest: str = "", size: int | None = None) -> FileContent:
+    def fetch_file(self, url: str, target: Path, digest: str = "", size: int | None = None) -> FetchedContent:
         """Have what is at a URL as a file, and check it. A part that is there from before is continued.
 
         Raises:
@@ -216,7 +216,7 @@ class Fetcher:
         part = target.with_name(f".{hashlib.sha256(target.name.encode()).hexdigest()[:24]}.part")
         return FetchedFile(self._fetch_part(url, part, digest, size), target, part)
 
-    def _fetch_part(self, url: str, part: Path, digest: str, size: int | None) -> FileContent:
+    def _fetch_part(self, url: str, part: Path, digest: str, size: int | None) -> FetchedContent:
         """Fetch it into a part, and check it. An old part that was continued may be at fault: once more without."""
         resumed = part.exists()
         try:
@@ -357,7 +357,7 @@ class _ContentStart(NamedTuple):
     """Validator of the content at this URL; "" if there is none."""
 
 
-def check_file(url: str, path: Path, digest: str, size: int | None) -> FileContent:
+def check_file(url: str, path: Path, digest: str, size: int | None) -> FetchedContent:
     """A file's size and digest, if they are those that were given.
 
     Raises:
@@ -377,7 +377,7 @@ def check_file(url: str, path: Path, digest: str, size: int | None) -> FileConte
         )
     if digest:
         _compare_digests(url, digest, f"{kind}:{(sha256 if kind == 'sha256' else given_kind).hexdigest()}")
-    return FileContent(size_found, sha256.hexdigest())
+    return FetchedContent(size_found, sha256.hexdigest())
 
 
 def _compare_digests(url: str, expected: str, actual: str) -> None:

@@ -12,7 +12,7 @@ from ferryman.destinations import JobIdentifiers
 from ferryman.errors import UsageError
 from ferryman.intake import Job
 from ferryman.intake import job as inventory
-from ferryman.intake.nodes import PRIORITY, mapped
+from ferryman.intake.nodes import DEFAULT_PRIORITY, node_name
 from ferryman.intake.service.errors import CorruptSubmission
 from ferryman.intake.service.fetch import Fetcher
 from ferryman.intake.service.manifest import (
@@ -238,8 +238,8 @@ def _metadata(submission: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _priority(submission: Mapping[str, Any]) -> int:
-    priority = parse_integer("priority", str(submission.get("priority", PRIORITY)))
-    return PRIORITY if priority is None else priority
+    priority = parse_integer("priority", str(submission.get("priority", DEFAULT_PRIORITY)))
+    return DEFAULT_PRIORITY if priority is None else priority
 
 
 def refuse_bad_names(job: Job) -> None:
@@ -268,7 +268,7 @@ def check_name(kind: str, name: object) -> str:
     if len(str(name)) > NAME_CHARS:
         raise CorruptSubmission(f"its {kind} has {len(str(name))} characters, more than {NAME_CHARS}. Shorten it.")
     try:
-        mapped(str(name))
+        node_name(str(name))
     except UsageError as e:
         raise CorruptSubmission(f"its {kind} {e}. Correct it.") from None
     return str(name)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ferryman import limits
 from ferryman.errors import StateHeld
 from ferryman.intake import Batch, BatchState, Job, JobQueue, JobState, NodeInvalid, QueueLost
-from ferryman.intake.nodes import ACCESS, SIZES, state_path
+from ferryman.intake.nodes import ACCESS, ACCESS_SIZES, state_path
 from ferryman.intake.service.access import BundleConsumer
 from ferryman.intake.service.batches import (
     BatchConsumer,
@@ -226,8 +226,8 @@ class Consumers:
             serving.stages(queue, work, slow_fetcher, slow_callback, stop, self.say),
             serving.threads,
         )
-        self._bundles = [BundleConsumer(queue, work, size, self._raise_if_stopping, self.say) for size in SIZES]
-        for bundles, size in zip(self._bundles, SIZES, strict=True):
+        self._bundles = [BundleConsumer(queue, work, size, self._raise_if_stopping, self.say) for size in ACCESS_SIZES]
+        for bundles, size in zip(self._bundles, ACCESS_SIZES, strict=True):
             self._add_loop("access", bundles.turn, self._wait_for_change(f"{ACCESS}/{size}"))
 
     def _reporters(self, reports: BatchReports, slow_reports: BatchReports) -> list[ReportConsumer]:

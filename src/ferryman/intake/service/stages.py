@@ -19,7 +19,7 @@ from ferryman.errors import PermanentError
 from ferryman.intake import Job, JobQueue, JobState, overview
 from ferryman.intake import job as inventory
 from ferryman.intake.job import StoredFile
-from ferryman.intake.nodes import PRIORITY_NAMED_MAX
+from ferryman.intake.nodes import PRIORITY_IN_NAME_MAX
 from ferryman.intake.service import workspace
 from ferryman.intake.service.errors import StopRequested, TryLater
 from ferryman.intake.service.fetch import FetchedFile, Fetcher, check_file, fetch_in_parallel
@@ -131,7 +131,7 @@ class Estimating(JobStage):
         unknown = sum(size is None for size in sizes)
         if not unknown:
             return StageResult(f"{needed} bytes of working space", space_needed=needed)
-        lowered = max(job.priority, min(job.priority + UNKNOWN_SIZE_PENALTY, PRIORITY_NAMED_MAX))
+        lowered = max(job.priority, min(job.priority + UNKNOWN_SIZE_PENALTY, PRIORITY_IN_NAME_MAX))
         return StageResult(f"the size of {unknown} of {len(sizes)} files is not known", lowered, space_needed=needed)
 
 

@@ -40,7 +40,7 @@ class StoredNode(NamedTuple):
     """How often its data was set."""
     children: int
     """How many it has now."""
-    numbered: int
+    next_number: int
     """The number that its next numbered child gets."""
     owner: int
     """The session that an ephemeral node lives with; 0 for one that stays."""
@@ -53,7 +53,7 @@ class StoredNode(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Make a node. ``numbered``: its path ends in the number that the caller expects, its parent's ``numbered``."""
+    """Make a node. ``numbered``: its path ends in the number that the caller expects, its parent's ``next_number``."""
 
     path: str
     data: bytes = b""
@@ -93,7 +93,7 @@ class Check:
 Op = Create | Set | Delete | Check
 
 
-class Why(enum.StrEnum):
+class ConflictReason(enum.StrEnum):
     """Why a commit was refused."""
 
     EXISTS = "there already"
@@ -105,12 +105,12 @@ class Why(enum.StrEnum):
 class Conflict(FerrymanError):
     """A commit was refused: nothing of it took effect. ``index`` is that of the first operation that could not be."""
 
-    def __init__(self, index: int, path: str, why: Why) -> None:
+    def __init__(self, index: int, path: str, why: ConflictReason) -> None:
         super().__init__(index, path, why)
-        self.index, self.path, self.why = index, path, why
+        self.index, self.path, self.reason = index, path, why
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.why.value}"
+        return f"{self.path}: {self.reason.value}"
 
 
 class SessionLost(FerrymanError):
@@ -136,15 +136,15 @@ class Store(Protocol):
     def session(self) -> int:
         """The session of this handle, begun if there is none that lives. After one was lost, it is another."""
 
-    def alive(self, session: int) -> bool:
+    def is_alive(self, session: int) -> bool:
         """Does this session live, for all that is known here without asking?"""
 
     def commit(
-        self, ops: Sequence[Op], *, session: int | None = None, look: Sequence[str] = ()
+        self, ops: Sequence[Op], *, session: int | None = None, read_after: Sequence[str] = ()
     ) -> list[StoredNode | None]:
         """Do all of it, or nothing. ``session`` is needed to make ephemeral nodes; they belong to it.
 
-        Returns the nodes at ``look``, as they are after it: in the time that the change takes alone.
+        Returns the nodes at ``read_after``, as they are after it: in the time that the change takes alone.
 
         Raises:
             Conflict: a node is there, missing, or another than expected.
@@ -159,7 +159,7 @@ class Store(Protocol):
     def children(self, path: str, prefix: str = "") -> list[str]:
         """The names of a node's children that begin so, sorted; none if it is not there."""
 
-    def free(self, folder: str, items: str) -> Iterator[str]:
+    def unlocked_entries(self, folder: str, items: str) -> Iterator[str]:
         """Children of a folder, sorted, that nobody seems to hold. They are named ``05-ID``; the lock of one is
         ``items/ID/lock``.
 
@@ -173,7 +173,7 @@ class Store(Protocol):
     def walk(self, path: str) -> Iterator[tuple[str, StoredNode]]:
         """A node and all below, parents first, sorted."""
 
-    def advance(self, path: str, number: int) -> None:
+    def skip_numbers(self, path: str, number: int) -> None:
         """Make sure that this node's next numbered child gets this number or a higher one."""
 
     def close(self) -> None:
@@ -185,7 +185,7 @@ class Store(Protocol):
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
 
-TLS: Final = ("tls", "ca", "cert", "key", "check_hostname")
+TLS_OPTIONS: Final = ("tls", "ca", "cert", "key", "check_hostname")
 """Options of a URL, behind ``?``."""
 
 
@@ -202,7 +202,7 @@ class Tls(NamedTuple):
     """Must a server's certificate be of the name by which it is asked?"""
 
 
-SASL: Final = "sasl"
+SASL_OPTION: Final = "sasl"
 """Another option: user and password are proved to the servers by SASL (DIGEST-MD5), and they know the user."""
 
 
@@ -218,7 +218,7 @@ class Address(NamedTuple):
     """Do the servers know the user by SASL? Otherwise user and password are for this queue's nodes only."""
 
     @property
-    def shown(self) -> str:
+    def display_url(self) -> str:
         """Without the password."""
         return f"zookeeper://{self.hosts}{self.chroot}"
 
@@ -228,7 +228,7 @@ class Address(NamedTuple):
         return all(urlsplit(f"//{host}").hostname in LOOPBACK for host in self.hosts.split(","))
 
 
-def address(url: str) -> Address:
+def parse_address(url: str) -> Address:
     """The parts of ``zookeeper://user:password@h1:2181,h2:2181/chroot?tls=true&ca=ca.pem``.
 
     Raises:
@@ -245,25 +245,27 @@ def address(url: str) -> Address:
     chroot = parts.path.rstrip("/")
     if not hosts or "//" in chroot:
         raise QueueRefused(f"zookeeper://{hosts}{parts.path}: give zookeeper://host:port,host:port/chroot.")
-    shown = f"zookeeper://{hosts}{chroot}"
+    display_url = f"zookeeper://{hosts}{chroot}"
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    if unknown := sorted(options.keys() - {*TLS, SASL}):
-        raise QueueRefused(f"{shown}: there is no option {unknown[0]}; choose from {', '.join((*TLS, SASL))}.")
-    sasl = options.pop(SASL, "false")
+    if unknown := sorted(options.keys() - {*TLS_OPTIONS, SASL_OPTION}):
+        raise QueueRefused(
+            f"{display_url}: there is no option {unknown[0]}; choose from {', '.join((*TLS_OPTIONS, SASL_OPTION))}."
+        )
+    sasl = options.pop(SASL_OPTION, "false")
     if sasl not in ("true", "false"):
-        raise QueueRefused(f"{shown}: give sasl=true or sasl=false.")
+        raise QueueRefused(f"{display_url}: give sasl=true or sasl=false.")
     if sasl == "true" and not (user and password):
-        raise QueueRefused(f"{shown}: sasl=true needs a user: give zookeeper://user:password@host:port.")
-    return Address(hosts, chroot, unquote(user), unquote(password), _tls(options, shown), sasl == "true")
+        raise QueueRefused(f"{display_url}: sasl=true needs a user: give zookeeper://user:password@host:port.")
+    return Address(hosts, chroot, unquote(user), unquote(password), _parse_tls(options, display_url), sasl == "true")
 
 
-def _tls(options: dict[str, str], shown: str) -> Tls | None:
+def _parse_tls(options: dict[str, str], display_url: str) -> Tls | None:
     """Return the TLS options of a URL; None without TLS."""
     flags = {name: options.pop(name, default) for name, default in (("tls", "false"), ("check_hostname", "true"))}
-    if wrong := [name for name, value in flags.items() if value not in ("true", "false")]:
-        raise QueueRefused(f"{shown}: give {wrong[0]}=true or {wrong[0]}=false.")
+    if invalid := [name for name, value in flags.items() if value not in ("true", "false")]:
+        raise QueueRefused(f"{display_url}: give {invalid[0]}=true or {invalid[0]}=false.")
     if flags["tls"] == "false":
         if options:
-            raise QueueRefused(f"{shown}: {min(options)} is for TLS: give tls=true too.")
+            raise QueueRefused(f"{display_url}: {min(options)} is for TLS: give tls=true too.")
         return None
     return Tls(**options, check_hostname=flags["check_hostname"] == "true")
