@@ -59,12 +59,12 @@ def access_path(size: str, access_id: str, *rest: str) -> str:
 
 
 def state_path(state: str, *rest: str) -> str:
-    """The folder of all jobs in a state."""
+    """Return the folder that lists all jobs in a state."""
     return "/".join((JOB_STATES, state.lower(), *rest))
 
 
 def parent_of(path: str) -> str:
-    """The node that holds it; "" above the root."""
+    """Return the path of the parent node; "" above the root."""
     return path.rpartition("/")[0] or ("" if path == "/" else "/")
 
 
@@ -73,33 +73,33 @@ def name_of(path: str) -> str:
 
 
 def numbered_name(prefix: str, number: int) -> str:
-    """``bid0000000017``."""
+    """Return a prefix with a number behind it: ``bid0000000017``."""
     return f"{prefix}{number:0{DIGITS}d}"
 
 
 def number_of(name: str) -> int | None:
-    """17 of ``bid0000000017``; None for any other name."""
+    """Return the number in a name: 17 for ``bid0000000017``; None for any other name."""
     digits = name[-DIGITS:]
     return int(digits) if len(name) > DIGITS and digits.isascii() and digits.isdigit() else None
 
 
 def state_entry(priority: int, job_id: str) -> str:
-    """A job's name in the folder of its state: sorted, these are most urgent first, then oldest."""
+    """Return a job's name in the folder of its state: sorted, most urgent first, then oldest."""
     return f"{min(max(priority, 0), PRIORITY_IN_NAME_MAX):02d}-{job_id}"
 
 
 def job_of_entry(name: str) -> str:
-    """The job that an entry names."""
+    """Return the id of the job that an entry of a state's folder names."""
     return name.partition("-")[2]
 
 
 def lock_of_entry(items: str, name: str) -> str:
-    """The lock of the item that an entry names."""
+    """Return the path of the lock of the item that an entry names."""
     return f"{items}/{job_of_entry(name)}/lock"
 
 
 def node_name(name: str) -> str:
-    """A name as a node's: ``ark:/aaa/111`` is ``ark_aaa_111``.
+    """Turn a name into a node's name: ``ark:/aaa/111`` becomes ``ark_aaa_111``.
 
     Raises:
         UsageError: it cannot be one.
@@ -113,7 +113,7 @@ def node_name(name: str) -> str:
 
 
 def encode_node(path: str, value: Any) -> bytes:
-    """A value as the JSON of a node.
+    """Encode a value as the JSON of a node.
 
     Raises:
         UsageError: it has no JSON, or too much of it.
@@ -128,7 +128,7 @@ def encode_node(path: str, value: Any) -> bytes:
 
 
 def check_size(path: str, data: bytes) -> bytes:
-    """The data, if one node may hold so much.
+    """Return the data, if a node may hold so much.
 
     Raises:
         UsageError: it may not.
@@ -142,7 +142,7 @@ def check_size(path: str, data: bytes) -> bytes:
 
 
 def decode_node(path: str, data: bytes) -> dict[str, Any]:
-    """The JSON object of a node.
+    """Decode the JSON object of a node.
 
     Raises:
         NodeInvalid: there is none in it.
@@ -157,7 +157,7 @@ def decode_node(path: str, data: bytes) -> dict[str, Any]:
 
 
 def decode_text(path: str, data: bytes) -> str:
-    """The text of a node.
+    """Decode the text of a node.
 
     Raises:
         NodeInvalid: it is not one.
@@ -169,7 +169,7 @@ def decode_text(path: str, data: bytes) -> str:
 
 
 def decode_integer(path: str, data: bytes) -> int:
-    """The decimal number of a node, as others write it too: ``5``, ``05``, with blanks around.
+    """Decode the decimal number of a node, also as other tools write it: ``5``, ``05``, with blanks around.
 
     Raises:
         NodeInvalid: it is not one.
@@ -181,7 +181,7 @@ def decode_integer(path: str, data: bytes) -> int:
 
 
 def format_time(seconds: float) -> str:
-    """A time as it is written in nodes, in UTC: ``2026-11-20 21:45:38 +0000``."""
+    """Format a time as in nodes, in UTC: ``2026-11-20 21:45:38 +0000``."""
     return _second_text(int(seconds // 1))
 
 
@@ -191,19 +191,19 @@ def _second_text(second: int) -> str:
 
 
 def submission_uuid(submission: Mapping[str, Any]) -> str:
-    """The ``batchID`` of a submission; "" if it has none."""
+    """Return the ``batchID`` of a submission; "" if it has none."""
     uuid = submission.get("batchID")
     return "" if uuid is None else str(uuid)
 
 
 def without_date(submission: Mapping[str, Any]) -> dict[str, Any]:
-    """A submission that is repeated has another date."""
+    """Return a submission without its date, which differs when the same one is submitted again."""
     values = {name: value for name, value in submission.items() if name != "submissionDate"}
     return decode_node("", encode_node("", values))
 
 
 def layout_folders() -> list[str]:
-    """The folders that every queue has, each after the one it is in."""
+    """Return the paths of the folders that every queue has, parents first."""
     from ferryman.intake.states import JobState
 
     return [

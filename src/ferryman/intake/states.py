@@ -59,7 +59,7 @@ class AccessState(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Transitions(Generic[S]):
-    """One machine: which state may follow which, and where success and failure lead."""
+    """A state machine: which state may follow which, and where success and failure lead."""
 
     states: type[S]
     moves: Mapping[S, frozenset[S]]
@@ -70,7 +70,7 @@ class Transitions(Generic[S]):
     meaning: Mapping[S, str]
 
     def move(self, before: S, after: S) -> S:
-        """The state after a legal move.
+        """Return the state after a move, if the move is legal.
 
         Raises:
             StateError: not a legal one; nothing changes.
@@ -80,7 +80,7 @@ class Transitions(Generic[S]):
         return after
 
     def after_success(self, before: S) -> S:
-        """The state after the work of this one is done.
+        """Return the state after the work of this one is done.
 
         Raises:
             StateError: it is not a state of work.
@@ -90,7 +90,7 @@ class Transitions(Generic[S]):
         return self.success[before]
 
     def after_failure(self, before: S) -> S:
-        """The state after the work of this one has failed.
+        """Return the state after the work of this one has failed.
 
         Raises:
             StateError: nothing can fail in it.
@@ -214,13 +214,13 @@ RESUME_STATES: Final[Mapping[JobState, JobState]] = {
 
 
 def resume_state(last_successful: str | None) -> JobState:
-    """The state in which a failed job is tried again: the one after its last success, or the first one of work."""
+    """Return the state in which a failed job is tried again: the one after its last success, or else Estimating."""
     known = {state.value: after for state, after in RESUME_STATES.items()}
     return known.get(last_successful or "", _J.ESTIMATING)
 
 
 class JobList(enum.StrEnum):
-    """The lists of a batch: every job of it is in exactly one."""
+    """The lists of a batch; each of its jobs is in exactly one."""
 
     PROCESSING = "batch-processing"
     COMPLETED = "batch-completed"
@@ -229,7 +229,7 @@ class JobList(enum.StrEnum):
 
 
 def job_list_of(state: JobState) -> JobList:
-    """The list of its batch that a job in this state is in."""
+    """Return the list of its batch that a job in this state belongs to."""
     return {
         _J.COMPLETED: JobList.COMPLETED,
         _J.FAILED: JobList.FAILED,

@@ -56,7 +56,7 @@ def release(ids: Ids = None, collection: Collection = None, queue: QueueUrl = No
     Of a collection: it is not on hold any more, and all its held jobs are Pending again. `unlock collection NAME`
     ends the hold alone.
     """
-    from ferryman.intake.queue import collection_of
+    from ferryman.intake.queue import effective_collection
 
     with opened(queue) as found:
         _one_of(ids, collection)
@@ -66,7 +66,7 @@ def release(ids: Ids = None, collection: Collection = None, queue: QueueUrl = No
             held = [
                 name
                 for name in found.list_jobs("Held")
-                if collection_of(found.tree, found.load_job(name)) == collection
+                if effective_collection(found.tree, found.load_job(name)) == collection
             ]
             print_line(f"collection {collection}: not on hold, {len(held)} held {'job' if len(held) == 1 else 'jobs'}")
             names += held
@@ -227,7 +227,7 @@ def lock(
             else:
                 print_note("Nothing is locked.")
             return
-        if kind in KINDS and not KINDS[kind].stays:
+        if kind in KINDS and not KINDS[kind].is_persistent:
             raise UsageError(
                 f"lock {kind}: this lock belongs to the process that takes it, and would end with this command."
             )
@@ -550,7 +550,7 @@ def import_legacy(
     from ferryman.intake import legacy
 
     with opened(queue) as found:
-        done = legacy.import_legacy(found, legacy.records_at(source))
+        done = legacy.import_legacy(found, legacy.read_records(source))
     if json:
         print_json({"jobs": dict(done.jobs), "known": done.known, "skipped": dict(done.skipped)})
     else:

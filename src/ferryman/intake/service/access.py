@@ -15,7 +15,7 @@ from ferryman import crash
 from ferryman.errors import FerrymanError, UsageError, message_of
 from ferryman.intake import Assembly, Job, JobQueue, LockLost, NodeInvalid, StateError
 from ferryman.intake import job as inventory
-from ferryman.intake.job import FILES, StoredFile
+from ferryman.intake.job import FILES_FOLDER, StoredFile
 from ferryman.intake.nodes import decode_node, format_time, job_path
 from ferryman.intake.service.errors import StopRequested
 from ferryman.intake.service.workspace import Workspace
@@ -186,7 +186,7 @@ class BundleConsumer:
         files.fsync_folder(path.parent)
         crash.point("access.bundled")
         until = dt.datetime.now(dt.UTC).timestamp() + KEPT_S
-        ready = {"url": inventory.url_of(path), "bytes": path.stat().st_size, "expires": format_time(until)}
+        ready = {"url": inventory.file_url(path), "bytes": path.stat().st_size, "expires": format_time(until)}
         request.set_token({**token, **ready, "status": "Completed"})  # 3
         request.success(f"{path.stat().st_size} bytes")
         self._say(f"{request.id}: {path}")
@@ -195,9 +195,9 @@ class BundleConsumer:
         """(name in the zip, file, what it was when it was delivered)"""
         for job_id in token.get("jobs") or []:
             job = self._queue.load_job(str(job_id))
-            place = inventory.place(job.path, job.store)
-            for stored in inventory.read(place):
-                yield f"{job.id}/{stored.path}", place.parent / FILES / stored.path, stored
+            place = inventory.inventory_path(job.path, job.store)
+            for stored in inventory.read_inventory(place):
+                yield f"{job.id}/{stored.path}", place.parent / FILES_FOLDER / stored.path, stored
 
 
 def _add(bundle: zipfile.ZipFile, name: str, source: Path, stored: StoredFile, check_stop: Callable[[], None]) -> None:

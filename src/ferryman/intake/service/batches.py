@@ -10,7 +10,7 @@ from typing import Any, Final
 from ferryman import crash
 from ferryman.errors import DeliveryError, FerrymanError, PermanentError, TransientError, describe
 from ferryman.intake import Batch, BatchState, JobQueue, NodeInvalid, Report
-from ferryman.intake.overview import reported
+from ferryman.intake.overview import report_rows
 from ferryman.intake.service.errors import StopRequested, TryLater
 from ferryman.intake.service.fetch import Fetcher
 from ferryman.intake.service.hosts import SlowHost, SlowHostQueue
@@ -349,9 +349,10 @@ class ReportConsumer:
             "batchID": batch.submission.get("batchID"),
             "status": "Failed" if report.failed else "Completed",
             "update": update,
-            "completed_jobs": list(reported(self._queue.tree, report.completed)),
+            "completed_jobs": list(report_rows(self._queue.tree, report.completed)),
             "failed_jobs": [
-                {**job, "why": report.reasons.get(job["job"], "")} for job in reported(self._queue.tree, report.failed)
+                {**job, "why": report.reasons.get(job["job"], "")}
+                for job in report_rows(self._queue.tree, report.failed)
             ],
         }
 

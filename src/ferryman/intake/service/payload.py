@@ -200,7 +200,7 @@ def _plan_object(submission: Mapping[str, Any], one: ManifestObject, path: Path)
         "jobID": one.key,
         "payload_type": PayloadKind.OBJECT.value,
         "payload_url": _payload_url(submission),
-        OBJECT_LIST: inventory.url_of(path),
+        OBJECT_LIST: inventory.file_url(path),
     }
     return _planned_job(submission, one, configuration)
 
@@ -434,7 +434,7 @@ class MintedIdentifiers:
         if not self._destinations:
             return None
         before = job.identifiers
-        notes = [note for each in self._destinations.values() for place in documents for note in each.noted(*place)]
+        notes = [note for each in self._destinations.values() for place in documents for note in each.notes_of(*place)]
         given_id = str(before.get("primary_id") or "")
         primary_ids = list(dict.fromkeys(one for one in (given_id, *(note.primary_id for note in notes)) if one))
         if len(primary_ids) > 1:

@@ -17,7 +17,7 @@ from ferryman.errors import FerrymanError, UsageError, describe, plain_text
 from ferryman.intake import Job, JobQueue, JobState, LockLost, NodeInvalid, StateError
 from ferryman.intake.service.errors import TurnFailed
 from ferryman.intake.service.payload import MintedIdentifiers
-from ferryman.intake.source import collection_of, local_id_of, piece_of
+from ferryman.intake.source import collection_of, local_id_of, partition_of
 from ferryman.plan import Plan, SourceNode
 from ferryman.sources import Jobs, Listed
 from ferryman.state.commands import queue_retry
@@ -225,7 +225,7 @@ class ProcessingConsumer:
         documents_by_source: dict[str, dict[str, tuple[Listed, str]]] = {name: {} for name in self._sources}
         for job in new:
             with _ignore_faults():
-                note = Path(piece_of(job).list).parent / f"retry-{job.retry_count}"
+                note = Path(partition_of(job).list).parent / f"retry-{job.retry_count}"
                 if not note.exists():
                     notes[job.id] = note
                     for name, source in self._sources.items():
@@ -328,7 +328,7 @@ class ProcessingConsumer:
                 self._say(f"{job.id}: failed in Processing: {why}")
                 job.fail(why, unlock=True)
             else:
-                job.processed("delivered", identifiers, unlock=True)
+                job.finish_processing("delivered", identifiers, unlock=True)
                 crash.point("minted.moved")
         except NodeInvalid as e:
             self._queue.pass_over(job.id, f"{job.id}: {e}")
@@ -378,7 +378,7 @@ def _documents(source: Jobs, job: Job) -> list[Listed]:
     Raises:
         NodeInvalid: the job does not say where its files are.
     """
-    return [one for one in source.listing(piece_of(job)) if isinstance(one, Listed)]
+    return [one for one in source.listing(partition_of(job)) if isinstance(one, Listed)]
 
 
 ExpectedDocuments = dict[str, dict[str, Listed]]

@@ -230,7 +230,7 @@ class Downloading(JobStage):
         size = sum(each.size for each in files)
         message = f"{len(files)} {'file' if len(files) == 1 else 'files'}, {size} bytes"
         folder = self._work.job(job.id)
-        values = inventory.node(folder / inventory.NAME, files)
+        values = inventory.inventory_values(folder / inventory.INVENTORY_NAME, files)
         return StageResult(
             message,
             values={"inventory": {**values, **inventory_fields(job, values["url"])}},
@@ -262,14 +262,16 @@ class Downloading(JobStage):
                     one.publish()
             except FileNotFoundError:  # an operator unlocked it, and another thread had the same files: see again
                 raise TryLater("another one has its files", 0.0) from None
-            inventory.write(folder, files, synced=False)
+            inventory.write_inventory(folder, files, synced=False)
 
         parts = tuple(one.part for one in fetched if one.part is not None)
         folders = _folders_below([one.target for one in fetched], folder)
         return (
             UnsyncedFiles(parts, (), publish),
             UnsyncedFiles(
-                (folder / inventory.NAME,), (*folders, folder, folder.parent), partial(crash.point, "job.inventory")
+                (folder / inventory.INVENTORY_NAME,),
+                (*folders, folder, folder.parent),
+                partial(crash.point, "job.inventory"),
             ),
         )
 
@@ -319,15 +321,19 @@ class Storing(JobStage):
         working_folder, originals = self._work.job(job.id), self._work.originals(job.id)
         if not self._keep:
             return StageResult("its originals are not kept")
-        if (working_folder / inventory.NAME).exists() and not (originals / inventory.NAME).exists():
+        if (working_folder / inventory.INVENTORY_NAME).exists() and not (originals / inventory.INVENTORY_NAME).exists():
             shutil.rmtree(originals, ignore_errors=True)  # half of what a kill left
             (working_folder / CONTAINER_FILE).unlink(missing_ok=True)  # and this
             working_folder.replace(originals)  # all of it in one step
-        files = list(inventory.read(originals / inventory.NAME)) if (originals / inventory.NAME).exists() else []
+        files = (
+            list(inventory.read_inventory(originals / inventory.INVENTORY_NAME))
+            if (originals / inventory.INVENTORY_NAME).exists()
+            else []
+        )
         if not files:
             return StageResult("its originals are not on a disk here")
 
-        values = inventory.node(originals / inventory.NAME, files)
+        values = inventory.inventory_values(originals / inventory.INVENTORY_NAME, files)
         return StageResult(
             f"{len(files)} originals are kept",
             values={"store": {**values, **inventory_fields(job, values["url"])}},

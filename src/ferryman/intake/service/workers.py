@@ -279,12 +279,12 @@ class Worker:
         next_state = NEXT_STATE[self._stage.state]
         inline_worker, hand_off = self._inline_workers.get(next_state), self._hand_offs.get(next_state)
         continues_here = inline_worker is not None and result.priority is None and inline_worker.accepts(job, result)
-        keeps_lock = job.go_on(
+        keeps_lock = job.advance(
             result.message,
             priority=result.priority,
             values=result.values,
             space_needed=result.space_needed,
-            holding=continues_here or (hand_off is not None and hand_off.has_idle()),
+            keep_lock=continues_here or (hand_off is not None and hand_off.has_idle()),
         )
         if result.obsolete_file is not None:
             result.obsolete_file.unlink(missing_ok=True)

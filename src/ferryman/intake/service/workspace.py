@@ -26,7 +26,7 @@ import msgspec
 
 from ferryman import limits
 from ferryman.intake import Batch, Job, JobQueue, NodeInvalid
-from ferryman.intake.job import FILES
+from ferryman.intake.job import FILES_FOLDER
 from ferryman.intake.service.errors import CorruptSubmission
 from ferryman.intake.service.finisher import UnsyncedFiles, finish
 from ferryman.intake.service.manifest import ManifestEntry, check_path
@@ -78,7 +78,7 @@ class Workspace:
         return self.root / "jobs" / job_id
 
     def files(self, job_id: str) -> Path:
-        return self.job(job_id) / FILES
+        return self.job(job_id) / FILES_FOLDER
 
     def originals(self, job_id: str) -> Path:
         return self.root / "originals" / job_id

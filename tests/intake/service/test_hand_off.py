@@ -94,14 +94,14 @@ def test_nobody_looks_out_while_all_work() -> None:
 def acquired(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """State -> how many jobs were acquired in it."""
     found: dict[str, int] = defaultdict(int)
-    jobs = Acquirer.jobs
+    jobs = Acquirer.acquire_jobs
 
     def counted(self: Acquirer, state: JobState) -> Iterator[Any]:
         for job in jobs(self, state):
             found[state.value] += 1
             yield job
 
-    monkeypatch.setattr(Acquirer, "jobs", counted)
+    monkeypatch.setattr(Acquirer, "acquire_jobs", counted)
     return found
 
 
