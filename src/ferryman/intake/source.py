@@ -90,7 +90,7 @@ class Jobs(Source):
 
     def __getstate__(self) -> dict[str, Any]:
         # Workers get pieces and read files; the queue is the driver's.
-        return {**self.__dict__, "_queue": None, "_chosen": None}
+        return {**self.__dict__, "_queue": None, "_served_jobs": None}
 
     def __repr__(self) -> str:
         return "Jobs()" if self._queue is None else f"Jobs({self._queue.url!r})"

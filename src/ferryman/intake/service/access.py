@@ -43,7 +43,7 @@ _NO_TIME: Final = (1980, 1, 1, 0, 0, 0)
 
 
 def request_bundle(queue: JobQueue, objects: Sequence[str], now: float, *, small_bytes: int = SMALL_BYTES) -> Assembly:
-    """Ask for the originals of some jobs, or of some objects by local id or primary id.
+    """Request the originals of some jobs, or of some objects by local id or primary id.
 
     The request's token says what was asked for, how many bytes it is, and when it is expected to lie ready.
 
@@ -67,7 +67,7 @@ def request_bundle(queue: JobQueue, objects: Sequence[str], now: float, *, small
 
 
 def _find_job(queue: JobQueue, name: str) -> Job:
-    """The latest delivered job of this id, or of an object of this name."""
+    """Return the job of this id, or the latest completed job of an object of this name."""
     job_id = name if name in set(queue.list_jobs("Completed")) else _find_latest_job(queue, name)
     if not job_id:
         raise UsageError(f"{name}: no job of this id, and no object of this local id, is completed.")
@@ -78,7 +78,7 @@ def _find_job(queue: JobQueue, name: str) -> Job:
 
 
 def _find_latest_job(queue: JobQueue, name: str) -> str:
-    """The latest completed job of an object with this local or primary id; "" if there is none."""
+    """Return the id of the latest completed job of an object with this local or primary id; "" if there is none."""
     jobs = sorted(queue.list_jobs("Completed"), reverse=True)
     for at in range(0, len(jobs), READ_AT_ONCE):
         chunk = jobs[at : at + READ_AT_ONCE]
@@ -102,7 +102,7 @@ def _bytes_of(queue: JobQueue, size: str, request_id: str) -> int:
 
 
 class BundleConsumer:
-    """The consumer of one access queue.
+    """Consumer of one access queue.
 
     1. A request is acquired, and in Processing.
     2. The zip is written beside its place, then put there whole.
@@ -118,7 +118,7 @@ class BundleConsumer:
         self._next_poll = 0.0
 
     def turn(self) -> bool:
-        """Put one bundle together. False: nobody waits for any.
+        """Build one bundle. Returns False if there was no request.
 
         Raises:
             QueueLost.
@@ -145,13 +145,13 @@ class BundleConsumer:
         return True
 
     def expire(self, now: float) -> None:
-        """Remove bundles that have lain ready for long enough."""
+        """Remove bundles older than ``KEPT_S``."""
         for path in (self._work.root / "bundles").glob("*.zip"):
             if now - path.stat().st_mtime >= KEPT_S:
                 path.unlink(missing_ok=True)
 
     def has_work(self) -> bool:
-        """Does anybody wait for a bundle?"""
+        """Return whether anybody waits for a bundle."""
         if self._is_paused():
             return False
         return any(self._queue.list_assemblies(self._size, state) for state in ("Pending", "Processing"))
@@ -160,7 +160,8 @@ class BundleConsumer:
         return self._queue.locks.check(f"access-{self._size}")
 
     def _acquire_abandoned(self) -> Assembly | None:
-        """A request whose consumer died over it. Looked for now and then, as all requests are looked at."""
+        """Acquire a request whose consumer died. Checked every ``ABANDONED_POLL_S``, since all requests are read for
+        it."""
         now = time.monotonic()
         if now < self._next_poll:
             return None
@@ -192,7 +193,7 @@ class BundleConsumer:
         self._say(f"{request.id}: {path}")
 
     def _contents(self, token: dict[str, Any]) -> Iterator[tuple[str, Path, StoredFile]]:
-        """(name in the zip, file, what it was when it was delivered)"""
+        """Yield for each original its name in the zip, its path, and its entry in the list of files."""
         for job_id in token.get("jobs") or []:
             job = self._queue.load_job(str(job_id))
             place = inventory.inventory_path(job.path, job.store)
@@ -201,7 +202,7 @@ class BundleConsumer:
 
 
 def _add(bundle: zipfile.ZipFile, name: str, source: Path, stored: StoredFile, check_stop: Callable[[], None]) -> None:
-    """One original, if it still is what was delivered."""
+    """Add one original to the zip, if it is still what was delivered."""
     from hashlib import sha256
 
     digest = sha256()

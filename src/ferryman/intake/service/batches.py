@@ -28,12 +28,12 @@ MANIFEST_PATIENCE_S: Final = 24 * 3600.0
 
 
 def has_all_jobs(batch: Batch) -> bool:
-    """Was every job of it made? Until then its report is not due."""
+    """Return whether every job of the batch was created. Until then its report is not due."""
     return batch.jobs_made is not None or not has_payload(batch.submission)
 
 
 class DelayedBatches:
-    """Batches that are to be tried again, and since when they are tried; of all threads that make batches."""
+    """Batches to try again later, shared by all threads that create jobs of batches."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -43,7 +43,7 @@ class DelayedBatches:
         self._closed = False
 
     def delay(self, batch_id: str, retry_at: float, now: float) -> float:
-        """To be tried again then. Since when is it tried?"""
+        """Note that a batch is to be tried again at ``retry_at``. Returns the time of its first try."""
         with self._changed:
             self._retry_at[batch_id] = retry_at
             return self._since.setdefault(batch_id, now)
@@ -61,18 +61,18 @@ class DelayedBatches:
             self._changed.notify()
 
     def wait_for_slow(self) -> None:
-        """Until one waits for these threads, or the end."""
+        """Wait until there is a batch on a slow host, or the end."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._slow) or self._closed)
 
     def close(self) -> None:
-        """Nobody waits for any more."""
+        """Wake the threads that wait, for the end."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def take_slow(self) -> str | None:
-        """The one of these that waits longest; it waits no more."""
+        """Return the batch that has waited longest for a thread for slow hosts; None if there is none."""
         with self._changed:
             return self._slow.pop(0) if self._slow else None
 
@@ -82,7 +82,7 @@ class DelayedBatches:
 
 
 class BatchConsumer:
-    """The consumer of pending batches.
+    """Consumer of pending batches.
 
     1. The batch is acquired: locked, and in Processing.
     2. Its manifest is fetched, checked, and laid into the working space.
@@ -113,7 +113,7 @@ class BatchConsumer:
         self._finished: set[str] = set()
 
     def turn(self) -> bool:
-        """Make the jobs of one batch. False: there was none.
+        """Create the jobs of one batch. Returns False if there was none.
 
         Raises:
             LockLost, QueueLost: another goes on with it.
@@ -149,7 +149,7 @@ class BatchConsumer:
         return True
 
     def wait(self, timeout_s: float) -> None:
-        """Until there may be a batch, or the desk is closed; while batches are to be tried again, at most so long."""
+        """Wait until there may be a batch, or the end; while batches are to be tried again, at most this long."""
         self._hand_off.wait(timeout_s if self._delayed else None)
 
     def _acquire(self) -> Batch | None:
@@ -177,7 +177,7 @@ class BatchConsumer:
         batch.create_job(job.configuration, job.priority, identifiers=job.identifiers, metadata=job.metadata)
 
     def _job_keys(self, batch: Batch) -> set[str]:
-        """Return the keys of the jobs made before."""
+        """Return the keys of the jobs that were created before."""
         ids = [*batch.processing_jobs, *batch.completed_jobs, *batch.failed_jobs, *batch.deleted_jobs]
         return {str(self._queue.load_job(job).configuration.get("jobID")) for job in ids}
 
@@ -191,7 +191,7 @@ class BatchConsumer:
         self._say(f"{batch.id}: {error}. It is tried again in {MANIFEST_RETRY_S:g} s.")
 
     def _give_up(self, batch: Batch, error: DeliveryError) -> None:
-        """It has failed permanently; its submitter is notified, if possible."""
+        """Fail the batch for good, and notify its submitter if possible."""
         body = {
             "id": f"{batch.id}/refused",
             "batch": batch.id,
@@ -212,7 +212,7 @@ class BatchConsumer:
 
 
 class SlowBatchConsumer(BatchConsumer):
-    """Makes the jobs of batches that another one met a slow host with. Its fetcher waits for slow hosts."""
+    """Consumer of batches on slow hosts that another thread has put aside. Its fetcher waits for slow hosts."""
 
     def wait(self, timeout_s: float) -> None:
         self._delayed.wait_for_slow()
@@ -235,7 +235,7 @@ REPORT_PATIENCE_S: Final = 24 * 3600.0
 
 
 class ReportConsumer:
-    """The consumer of batches in Reporting and UpdateReporting, and of those whose last job is done with.
+    """Consumer of batches in Reporting and UpdateReporting, and of those whose last job is finished.
 
     1. The batch is acquired, in Reporting.
     2. Its report is posted: all of it, or in UpdateReporting what has changed since the last one; nothing, nothing.
@@ -266,7 +266,7 @@ class ReportConsumer:
         return bool(self._unsent)
 
     def turn(self) -> bool:
-        """Report one batch. False: there was none.
+        """Report one batch. Returns False if there was none.
 
         Raises:
             LockLost, QueueLost: another goes on with it.
@@ -288,7 +288,7 @@ class ReportConsumer:
         return self._queue.acquire_batch_for_reporting(has_all_jobs)
 
     def release(self) -> None:
-        """Give back what waits."""
+        """Unlock the batches whose reports wait to be sent again."""
         for _, _, batch in self._unsent:
             batch.unlock()
         self._unsent.clear()
@@ -358,7 +358,7 @@ class ReportConsumer:
 
 
 class SlowReportConsumer(ReportConsumer):
-    """Reports the batches whose receivers another one has found slow. Its callback waits for slow receivers."""
+    """Consumer of batches whose receivers another thread has found slow. Its callback waits for slow receivers."""
 
     def __init__(self, *args: Any, takes_from: SlowHostQueue[Batch]) -> None:
         super().__init__(*args)
@@ -368,7 +368,7 @@ class SlowReportConsumer(ReportConsumer):
         return self._takes_from.take()
 
     def wait(self, timeout_s: float) -> None:
-        """Until one is handed over, or the end; while reports are to be sent again, at most so long."""
+        """Wait until a batch is handed over, or the end; while reports are to be sent again, at most this long."""
         self._takes_from.wait(timeout_s if self._unsent else None)
 
     def release(self) -> None:

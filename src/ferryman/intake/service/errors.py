@@ -6,11 +6,11 @@ from ferryman.errors import FerrymanError, PermanentError
 
 
 class CorruptSubmission(PermanentError):
-    """A submission that contradicts itself: a manifest, a digest, a container. Trying again is useless."""
+    """A submission contradicts itself: a manifest, a digest, a container. Trying again is useless."""
 
 
 class TryLater(FerrymanError):
-    """Not now: the job stays where it is, held by this consumer, and is tried again."""
+    """The work cannot be done now: the job stays in its state, held by this consumer, and is tried again."""
 
     def __init__(self, why: str, after_s: float = 1.0) -> None:
         super().__init__(why, after_s)
@@ -21,11 +21,11 @@ class TryLater(FerrymanError):
 
 
 class StopRequested(FerrymanError):
-    """The consumers are told to stop: what is at work is given back as it is, and done again by the next."""
+    """The consumers are to stop: unfinished work is given back as it is, and done again by the next process."""
 
 
 class TurnFailed(FerrymanError):
-    """A turn of the plan ended in an error that nobody foresaw, which is chained: its state is opened again.
+    """A turn of the plan ended in an unforeseen error, which is chained; the plan's state is opened again.
 
     Attributes:
         jobs: that shared the turn. Of several nobody knows which one it was; one alone has failed.

@@ -82,14 +82,14 @@ _VALIDATOR: Final = ".stamp"
 
 
 class FetchedContent(NamedTuple):
-    """A file that is there, whole and durable."""
+    """Size and digest of a file that is there, whole and checked."""
 
     size: int
     sha256: str
 
 
 class FetchedFile(NamedTuple):
-    """A file that has come, whole and checked."""
+    """A file that was fetched, whole and checked, and may not be durable yet."""
 
     content: FetchedContent
     target: Path
@@ -97,7 +97,7 @@ class FetchedFile(NamedTuple):
     """Where it is: to be synced, then published. None: it was at its place before, durably."""
 
     def publish(self) -> None:
-        """Put it at its place, which only what is durable may be at."""
+        """Move the file to its place. Only durable files may be there."""
         if self.part is not None:
             os.replace(self.part, self.target)
             _remove_part(self.part)
@@ -152,7 +152,7 @@ class Fetcher:
         return fetcher
 
     def ask_size(self, url: str) -> int | None:
-        """Bytes at a URL by its server's word; None if it does not say, or cannot be asked. Asks once."""
+        """Return the size in bytes that the server gives for a URL; None if it does not say. Asks once."""
         try:
             if urls.split(url)[1].scheme == "file":
                 with self._reach.file(url) as source:
@@ -189,7 +189,7 @@ class Fetcher:
         return content
 
     def fetch_file(self, url: str, target: Path, digest: str = "", size: int | None = None) -> FetchedContent:
-        """Have what is at a URL as a file, and check it. A part that is there from before is continued.
+        """Fetch a URL into a file, and check it. A part from an earlier attempt is continued.
 
         Raises:
             CorruptSubmission: its digest or size is not what was given.
@@ -217,7 +217,8 @@ class Fetcher:
         return FetchedFile(self._fetch_part(url, part, digest, size), target, part)
 
     def _fetch_part(self, url: str, part: Path, digest: str, size: int | None) -> FetchedContent:
-        """Fetch it into a part, and check it. An old part that was continued may be at fault: once more without."""
+        """Fetch a URL into a part file, and check it. If an old part was continued and the check fails, fetch again
+        from the start."""
         resumed = part.exists()
         try:
             self._retry(url, lambda: self._append_missing(url, part, size, has_digest=bool(digest)))
@@ -229,7 +230,7 @@ class Fetcher:
         return self._fetch_part(url, part, digest, size)
 
     def _append_missing(self, url: str, part: Path, size: int | None, *, has_digest: bool) -> None:
-        """Append to a part what it lacks. Without a digest only what its server calls the same is continued."""
+        """Append the missing bytes to a part. Without a digest, only content with the same validator is continued."""
         validator_file = part.with_name(part.name + _VALIDATOR)
         offset = part.stat().st_size if part.exists() else 0
         validator = validator_file.read_text("ascii", "replace") if offset and validator_file.exists() else ""
@@ -323,7 +324,7 @@ class Fetcher:
 
     @contextmanager
     def _request(self, method: str, url: str, headers: dict[str, str]) -> Iterator[BaseHTTPResponse]:
-        """The server's answer, redirects followed. Errors of the network in here are ``TransientError``."""
+        """Send a request and follow redirects. Network errors in the block are raised as ``TransientError``."""
         from urllib3 import exceptions as of
 
         for _ in range(limits.FETCH_REDIRECTS + 1):
@@ -358,7 +359,7 @@ class _ContentStart(NamedTuple):
 
 
 def check_file(url: str, path: Path, digest: str, size: int | None) -> FetchedContent:
-    """A file's size and digest, if they are those that were given.
+    """Return a file's size and digest, if they are those that were given.
 
     Raises:
         CorruptSubmission: they are not.
@@ -397,7 +398,7 @@ def _refuse_bad_status(url: str, answer: BaseHTTPResponse) -> None:
 
 
 def _redirect_target(url: str, target: str) -> str:
-    """Where a server leads that was asked for a URL.
+    """Return the URL that a server redirects to.
 
     Raises:
         PermanentError: nowhere that may be asked for.
@@ -417,7 +418,7 @@ def _remove_part(part: Path) -> None:
 
 
 def fetch_in_parallel(fetch: Callable[[T], FetchedFile], entries: list[T], at_once: int) -> list[FetchedFile]:
-    """Fetch some of them at once. The first that fails ends it, when those that have begun are done."""
+    """Fetch several files at once. The first failure ends it, once those that have begun are done."""
     from concurrent.futures import ThreadPoolExecutor
 
     if len(entries) == 1:

@@ -34,7 +34,7 @@ class UnsyncedFiles(NamedTuple):
 
 
 def sync(unsynced: Sequence[UnsyncedFiles]) -> list[OSError | None]:
-    """Make it durable. Returns for each why it is not; None if it is."""
+    """Make the files durable. Returns for each item why it is not; None if it is."""
     folders = [folder for one in unsynced for folder in one.folders]
     places = {*folders, *(path for one in unsynced for path in one.files)}
     if len(places) > SYNC_SINGLY_MAX:
@@ -59,7 +59,7 @@ def _try_sync(sync_path: Callable[[Path], None], path: Path) -> OSError | None:
 
 
 def finish(steps: Iterable[UnsyncedFiles]) -> None:
-    """All steps of one job, here and now.
+    """Run all steps of one job, in this thread.
 
     Raises:
         OSError: it could not be made durable.
@@ -73,7 +73,7 @@ def finish(steps: Iterable[UnsyncedFiles]) -> None:
 
 
 class FinishRequest(NamedTuple):
-    """A job, locked, whose work is done but for these steps."""
+    """A locked job whose work is done, but for these steps."""
 
     job: Job
     steps: tuple[UnsyncedFiles, ...]
@@ -84,7 +84,7 @@ class FinishRequest(NamedTuple):
 
 
 class Finisher:
-    """A consumer of what others have written: it syncs all that waits at once, and moves the jobs on.
+    """Consumer of written files: it syncs those of all waiting jobs at once, and moves the jobs on.
 
     1. What waits is taken.
     2. All that is written is synced, each job's next step is done; and again, until no job has one left.
@@ -99,7 +99,7 @@ class Finisher:
         self._closed = False
 
     def submit(self, request: FinishRequest) -> None:
-        """Take over a job. Waits while too many wait."""
+        """Take over a job. Waits while too many are waiting."""
         with self._changed:
             while len(self._waiting) >= WAITING_MAX and not self._closed:
                 self._changed.wait()
@@ -110,7 +110,7 @@ class Finisher:
         request.job.unlock()
 
     def turn(self) -> bool:
-        """Move on what waits. False: nothing does.
+        """Finish the waiting jobs. Returns False if there were none.
 
         Raises:
             QueueLost: the jobs are given back.
@@ -139,7 +139,7 @@ class Finisher:
             step += 1
 
     def _run_step(self, requests: list[FinishRequest], step: int) -> list[FinishRequest]:
-        """Their next step. Returns those that it was done for."""
+        """Run the next step of each job. Returns the jobs for which it succeeded."""
         errors = sync([pledge.steps[step] for pledge in requests])
         return [
             pledge
@@ -148,12 +148,12 @@ class Finisher:
         ]
 
     def wait(self) -> None:
-        """Until something waits, or the end."""
+        """Wait until there is a job, or the end."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._waiting) or self._closed)
 
     def release(self) -> None:
-        """Give back what waits, and what comes still."""
+        """Unlock the waiting jobs, and those that are submitted later."""
         with self._changed:
             self._closed = True
             requests, self._waiting = list(self._waiting), deque()

@@ -51,13 +51,13 @@ class SlowHosts:
         self._until: dict[str, float] = {}
 
     def raise_if_slow(self, url: str) -> None:
-        """Raises ``SlowHost`` if it leads to one."""
+        """Raise ``SlowHost`` if the URL leads to a slow host."""
         host = split(url)[1].netloc.rpartition("@")[2]
         if self._until.get(host, 0.0) > self._clock():
             raise SlowHost(host)
 
     def mark_slow(self, url: str) -> SlowHost:
-        """This one is slow."""
+        """Note that the URL's host is slow. Returns the error to raise."""
         host = split(url)[1].netloc.rpartition("@")[2]
         self._until[host] = self._clock() + SLOW_FOR_S
         return SlowHost(host)
@@ -75,7 +75,7 @@ class SlowHostQueue(Generic[Locked]):
         self._closed = False
 
     def put(self, job: Locked) -> None:
-        """Whoever takes care of slow hosts goes on with it."""
+        """Hand a job to the threads for slow hosts."""
         with self._changed:
             if not self._closed:
                 self._jobs.append(job)
@@ -84,7 +84,7 @@ class SlowHostQueue(Generic[Locked]):
         job.unlock()
 
     def take(self) -> Locked | None:
-        """The one that waits longest, if its lock was not lost meanwhile."""
+        """Return the job that has waited longest and is still locked; None if there is none."""
         with self._changed:
             while self._jobs:
                 job = self._jobs.popleft()
@@ -93,12 +93,12 @@ class SlowHostQueue(Generic[Locked]):
         return None
 
     def wait(self, timeout_s: float | None) -> None:
-        """Until one waits, at most so long; None: as long as it takes, or until this is closed."""
+        """Wait until there is a job, at most this long; None: until there is one, or the queue is closed."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._jobs) or self._closed, timeout_s)
 
     def close(self) -> None:
-        """Give back all of them, and what comes still."""
+        """Unlock all waiting jobs, and those that are put in later."""
         with self._changed:
             self._closed = True
             jobs, self._jobs = list(self._jobs), deque()

@@ -39,7 +39,7 @@ _METHODS: Final = ("set_space_needed", "set_identifiers", "set_inventory", "set_
 
 
 class ParentCall(NamedTuple):
-    """From the child: a value, or with ``args`` the result of a method."""
+    """Request from the child: a value of an object, or with ``args`` the result of a method."""
 
     target: str
     name: str
@@ -47,28 +47,28 @@ class ParentCall(NamedTuple):
 
 
 class ReplyValue(NamedTuple):
-    """The answer to ``ParentCall``; from the child, the end of its task."""
+    """Answer to a ``ParentCall``; from the child, the result of its task."""
 
     value: Any
 
 
 class ReplyError(NamedTuple):
-    """An answer that raises this."""
+    """Answer to a ``ParentCall`` that raises this error; from the child, the error of its task."""
 
     error: BaseException
 
 
 class Task(Protocol):
-    """Work of a child."""
+    """Work for a child process."""
 
     def run(self, call_parent: Callable[..., Any]) -> Any:
-        """Do it. ``call_parent(whose, name, *args)`` asks the parent."""
+        """Do the work. ``call_parent(call)`` sends a ``ParentCall`` to the parent and returns the answer."""
         ...
 
 
 @dataclass(frozen=True)
 class StageTask:
-    """The work of a stage."""
+    """The work of a stage for one job."""
 
     serving: Serving
     state: JobState
@@ -86,7 +86,7 @@ class StageTask:
 
 @dataclass(frozen=True)
 class BatchTask:
-    """The jobs of a batch."""
+    """Planning the jobs of one batch."""
 
     serving: Serving
     submission: dict[str, Any]
@@ -98,7 +98,7 @@ class BatchTask:
 
 
 class _ParentObject:
-    """An object of the parent's."""
+    """Proxy of an object in the parent process."""
 
     def __init__(self, call_parent: Callable[..., Any], target: str) -> None:
         self._call, self._target = call_parent, target
@@ -110,14 +110,14 @@ class _ParentObject:
 
 
 class _ParentQueue:
-    """Methods of the queue that stages need."""
+    """Proxy of the parent's queue, with what stages need."""
 
     def __init__(self, call_parent: Callable[..., Any]) -> None:
         self.locks = _ParentObject(call_parent, "locks")
 
 
 def main(descriptor: int) -> None:
-    """Do the task that comes over this connection."""
+    """Run the task that comes over this connection, in a child process."""
     _die_with(os.getppid())
     with Connection(descriptor) as parent:
         try:
@@ -141,7 +141,7 @@ def _call_parent(parent: Connection, lock: threading.Lock, call: ParentCall) -> 
 
 
 def _picklable(error: Exception) -> Exception:
-    """This error, or one that says the same and can be sent."""
+    """Return the error, or one with the same text that can be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -150,7 +150,7 @@ def _picklable(error: Exception) -> Exception:
 
 
 def _die_with(parent: int) -> None:
-    """This process ends with its parent: another one may do the same work then. Signals from a terminal are the
+    """Make this process end with its parent, whose work another one may do then. Signals from a terminal are the
     parent's business."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -183,7 +183,7 @@ T = TypeVar("T")
 
 
 class CurrentWork:
-    """Current work of the threads of all processes of a queue.
+    """Files that name what the threads of all processes of a queue are working at.
 
     ::
 
@@ -211,7 +211,7 @@ class CurrentWork:
         """Held while something is isolated."""
 
     def run(self, id: str, in_process: Callable[[], T], in_child: Callable[[], T]) -> T:
-        """Do it here or, if it was at work when a process died, apart.
+        """Do the work in this process or, if it was being done when a process died, in a child.
 
         Args:
             in_child: does it in a child process.
@@ -250,7 +250,7 @@ class CurrentWork:
         return result
 
     def _count_death(self, id: str, token: str, how: str) -> None:
-        """Count it. Raises ``PermanentError`` if it is the last one."""
+        """Count a death of the child. Raises ``PermanentError`` if it is the last one allowed."""
         crash.point("work.died")
         deaths = self.deaths(id) + 1
         files.replace(self._deaths_file(id), str(deaths).encode())
@@ -264,19 +264,19 @@ class CurrentWork:
             )
 
     def _forget(self, id: str, token: str) -> None:
-        """It has an outcome: what it did to its processes does not count any more."""
+        """Remove the item's files: it has an outcome, so its deaths count no more."""
         self._deaths_file(id).unlink(missing_ok=True)
         self._end(id, token)
 
     def deaths(self, id: str) -> int:
-        """How many children it has ended so far."""
+        """Return how many children have died over the item so far."""
         try:
             return int(self._deaths_file(id).read_bytes())
         except (FileNotFoundError, ValueError):
             return 0
 
     def sweep(self, is_done: Callable[[str], bool]) -> None:
-        """Remove what belongs to jobs and batches that are done with."""
+        """Remove the files of finished jobs and batches."""
         for path in self._folder.iterdir():
             if is_done(path.name.removesuffix(_DEATHS)):
                 path.unlink(missing_ok=True)
@@ -285,7 +285,8 @@ class CurrentWork:
         return self._folder / f"{id}{_DEATHS}"
 
     def _begin(self, id: str, token: str) -> bool:
-        """False: it was at work before, and has no outcome."""
+        """Create the item's file. Returns False if it exists: the item was being worked at before, without an
+        outcome."""
         try:
             descriptor = os.open(f"{self._folder}/{id}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         except FileExistsError:
@@ -298,7 +299,7 @@ class CurrentWork:
         return True
 
     def _end(self, id: str, token: str) -> None:
-        """It has an outcome, unless another one is at it."""
+        """Remove the item's file, unless another process has begun to work at it."""
         path = f"{self._folder}/{id}"
         with suppress(FileNotFoundError):
             descriptor = os.open(path, os.O_RDONLY)
@@ -340,7 +341,7 @@ LOCK_METHODS: Final = frozenset(("check", "lock", "unlock"))
 
 
 class Isolation:
-    """Does the work of stages in child processes, one child a call.
+    """Runs stages in child processes, one child per call.
 
     Args:
         stop: set it, and the child is ended with ``StopRequested``.
@@ -359,7 +360,7 @@ class Isolation:
         return result
 
     def plan_batch(self, batch: Batch) -> list[PlannedJob]:
-        """The jobs of a batch. Raises as ``payload.plan_jobs``, and ``ChildDied``, ``StopRequested``."""
+        """Plan the jobs of a batch. Raises as ``payload.plan_jobs``, and ``ChildDied``, ``StopRequested``."""
         jobs: list[PlannedJob] = self._run(BatchTask(self._settings(), dict(batch.submission), batch.id), {})
         return jobs
 
@@ -386,7 +387,7 @@ class Isolation:
     def _answer_until_done(
         self, in_process: Connection, child: Any, targets: Mapping[str, tuple[Any, frozenset[str]]]
     ) -> Any:
-        """Answer what the child asks, until it has a result."""
+        """Answer the child's calls until it has a result."""
         while True:
             while not in_process.poll(STOP_POLL_S):
                 if self._stop.is_set():

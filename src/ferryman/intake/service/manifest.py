@@ -79,7 +79,7 @@ class ManifestObject(NamedTuple):
 
 
 def parse_manifest(text: bytes, base: str) -> list[ManifestRow]:
-    """The lines of a manifest. URLs may be relative to ``base``, its own.
+    """Parse the lines of a manifest. URLs may be relative to ``base``, the manifest's own.
 
     Raises:
         CorruptSubmission: it cannot be read as one, naming the line.
@@ -114,7 +114,7 @@ def _first_bad_byte(text: bytes) -> int:
 
 
 def group_by_object(rows: Iterable[ManifestRow]) -> list[ManifestObject]:
-    """Lines by object, in the order in which the objects are first named.
+    """Group lines by object, in the order in which the objects are first named.
 
     Raises:
         CorruptSubmission: two files of one object would be in one place.
@@ -130,7 +130,7 @@ def group_by_object(rows: Iterable[ManifestRow]) -> list[ManifestObject]:
 
 
 class _ManifestLines:
-    """The lines of a text, decoded one by one: whole, it may take four times its bytes."""
+    """Decodes a text line by line: decoded as a whole, it could take four times its bytes."""
 
     def __init__(self, text: bytes, newline: str) -> None:
         self._lines = io.TextIOWrapper(io.BytesIO(text), "utf-8-sig", newline=newline)
@@ -139,7 +139,7 @@ class _ManifestLines:
         self._left = ROW_CHARS
 
     def begin_row(self) -> None:
-        """Another row begins."""
+        """Begin a new row, which may have ``ROW_CHARS`` characters."""
         self._left = ROW_CHARS
 
     def __iter__(self) -> Iterator[str]:
@@ -196,7 +196,7 @@ def _parse_csv(text: bytes) -> Iterator[tuple[int, Mapping[str, Any]]]:
 
 
 def _count_values(values: Any) -> int:
-    """How many values there are in it."""
+    """Count the values in a JSON value."""
     if isinstance(values, dict):
         return sum(map(_count_values, values.values()), 1)
     return sum(map(_count_values, values), 1) if isinstance(values, list) else 1
@@ -239,7 +239,7 @@ def _parse_row(line: int, values: Mapping[str, Any], base: str) -> ManifestRow:
 
 
 def parse_integer(name: str, text: str) -> int | None:
-    """The number that a submitter wrote; None if there is none.
+    """Parse an integer that a submitter wrote; None if the text is empty.
 
     Raises:
         CorruptSubmission: it is not one, or has more than 18 digits.
@@ -252,7 +252,7 @@ def parse_integer(name: str, text: str) -> int | None:
 
 
 def _assign_paths(rows: list[ManifestRow]) -> list[ManifestRow]:
-    """The lines of an object, each file in a place of its own."""
+    """Give each file of an object a path of its own."""
     given_paths = {row.entry.path for row in rows if row.entry.path}
     line_of_path: dict[str, int] = {}
     last_numbers: dict[str, int] = {}
@@ -292,7 +292,7 @@ def free_name(name: str, is_taken: Callable[[str], bool], last_numbers: dict[str
 
 
 def file_name_of(url: str) -> str:
-    """The name that the file at a URL has."""
+    """Return the name of the file at a URL."""
     name = unquote(split(url)[1].path.rpartition("/")[2], errors="replace")
     name = _NOT_IN_NAMES.sub("_", name.replace("/", "_").replace("\\", "_")).strip()
     name = last_bytes(name, NAME_BYTES)  # which says what kind of file it is
@@ -305,7 +305,7 @@ def last_bytes(name: str, size: int) -> str:
 
 
 def check_url(url: str, base: str = "") -> str:
-    """A URL that is fetched, in full.
+    """Return a URL in full, if it can be fetched.
 
     Args:
         base: that it may be relative to.
@@ -331,7 +331,8 @@ def check_url(url: str, base: str = "") -> str:
 
 
 def check_digest(text: str) -> str:
-    """``sha256:HEX`` of what a submitter wrote: ``SHA-256:…``, or hex digits alone, known by their number.
+    """Normalize a digest to ``sha256:HEX``; ``SHA-256:…`` is accepted, and hex digits alone, recognized by their
+    number.
 
     Raises:
         CorruptSubmission: it is not a digest that can be checked.
@@ -351,7 +352,7 @@ def check_digest(text: str) -> str:
 
 
 def check_path(path: str) -> str:
-    """A place below a folder, ``/`` between names.
+    """Normalize a path below a folder, with ``/`` between names.
 
     Raises:
         CorruptSubmission: it climbs out, or no file can have it.

@@ -79,7 +79,7 @@ EDITION: Final = "edition"
 
 
 class PlannedJob(NamedTuple):
-    """A job that is to be made."""
+    """A job to be created."""
 
     configuration: dict[str, Any]
     """``jobID`` is its key in the batch."""
@@ -120,7 +120,7 @@ def kind_of(submission: Mapping[str, Any]) -> PayloadKind:
 
 
 def plan_jobs(submission: Mapping[str, Any], batch_id: str, work: Workspace, fetcher: Fetcher) -> Iterator[PlannedJob]:
-    """The jobs of a batch, each time the same ones. What they need is in the working space.
+    """Yield the jobs of a batch, the same ones each time. Their lists of files are in the working space.
 
     Raises:
         CorruptSubmission: the payload is not what it says it is.
@@ -151,7 +151,7 @@ def _plan_manifest(
 
 
 def _fetch_manifest(submission: Mapping[str, Any], path: Path, fetcher: Fetcher) -> Path:
-    """A batch's manifest. It is fetched once: what becomes of its URL later makes no other jobs."""
+    """Return a batch's manifest. It is fetched once, so that a later change at its URL cannot lead to other jobs."""
     url = _payload_url(submission)
     if not path.exists():
         text = fetcher.fetch_content(url, MANIFEST_BYTES, check_digest(str(submission.get("digest") or "")))
@@ -165,7 +165,7 @@ def _payload_url(values: Mapping[str, Any]) -> str:
 
 
 def _plan_single(submission: Mapping[str, Any], kind: PayloadKind) -> PlannedJob:
-    """A file, a container or the manifest of one object: the whole batch is one job."""
+    """Plan the only job of a batch: a file, a container, or the manifest of one object."""
     configuration = {**_inherited_fields(submission), "jobID": "1", "payload_type": kind.value}
     configuration["payload_url"] = submission.get("payload_url") or submission.get("manifest_url")
     for name in ("manifest_url", "payload_file_name", "digest", "size"):
@@ -178,7 +178,7 @@ def _plan_single(submission: Mapping[str, Any], kind: PayloadKind) -> PlannedJob
 
 
 def _plan_row(submission: Mapping[str, Any], kind: PayloadKind, one: ManifestObject) -> PlannedJob:
-    """A line that leads to a manifest or a container."""
+    """Plan the job of a line that leads to a manifest or a container."""
     (row,) = one.rows
     inner = PayloadKind.OBJECT if kind is PayloadKind.MANIFESTS else PayloadKind.CONTAINER
     configuration = {
@@ -194,7 +194,7 @@ def _plan_row(submission: Mapping[str, Any], kind: PayloadKind, one: ManifestObj
 
 
 def _plan_object(submission: Mapping[str, Any], one: ManifestObject, path: Path) -> PlannedJob:
-    """Lines of one object."""
+    """Plan the job of an object from its lines in the manifest."""
     configuration = {
         **_inherited_fields(submission),
         "jobID": one.key,
@@ -243,7 +243,7 @@ def _priority(submission: Mapping[str, Any]) -> int:
 
 
 def refuse_bad_names(job: Job) -> None:
-    """Names of a job become names of locks: each is one line of text.
+    """Check the job's names, which become names of locks: each has to be one line of text.
 
     Raises:
         CorruptSubmission: one of them is not, and which.
@@ -258,7 +258,7 @@ def refuse_bad_names(job: Job) -> None:
 
 
 def check_name(kind: str, name: object) -> str:
-    """A name that locks can have.
+    """Return a name, if a lock can have it.
 
     Raises:
         CorruptSubmission: it is not text of one line, or too long.
@@ -289,7 +289,7 @@ def inventory_fields(job: Job, url: str) -> dict[str, Any]:
 
 
 def entries_of(job: Job, work: Workspace, fetcher: Fetcher) -> list[ManifestEntry]:
-    """The files that a job's submitter names; read once, then known in the working space.
+    """Return the files that a job's submitter names; read once, then kept in the working space.
 
     Raises:
         CorruptSubmission: its manifest is not what it says it is.
@@ -311,7 +311,7 @@ def entries_of(job: Job, work: Workspace, fetcher: Fetcher) -> list[ManifestEntr
 
 
 def edition_of(configuration: Mapping[str, Any]) -> int:
-    """0: as it was made."""
+    """Return how often a configuration was edited; 0 if never."""
     edition = configuration.get(EDITION) or 0
     return edition if isinstance(edition, int) and edition > 0 else 0
 
@@ -322,7 +322,7 @@ def is_container(job: Job) -> bool:
 
 
 def _list_from_batch(configuration: Mapping[str, Any], work: Workspace) -> Path | None:
-    """The list that the batch consumer has laid into the working space; None: its files are named elsewhere."""
+    """Return the list of files that the batch consumer wrote for this job; None if the job has none."""
     if OBJECT_LIST not in configuration:
         return None
     path = Path(unquote(split(check_url(str(configuration[OBJECT_LIST])))[1].path))
@@ -364,7 +364,7 @@ _JOB_KINDS: Final = (PayloadKind.FILE, PayloadKind.CONTAINER, PayloadKind.OBJECT
 
 
 def edit_configuration(job: Job, changes: Mapping[str, str]) -> dict[str, Any]:
-    """A job's configuration with these changes; an empty text removes a key.
+    """Return a job's configuration with these changes; an empty text removes a key.
 
     Raises:
         UsageError: a key cannot be set, or a value is not possible; nothing was changed.
@@ -388,7 +388,8 @@ def edit_configuration(job: Job, changes: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _check_configuration(configuration: Mapping[str, Any]) -> None:
-    """
+    """Check a configuration as ``serve`` will.
+
     Raises:
         CorruptSubmission: ``serve`` would refuse it.
     """
@@ -409,7 +410,7 @@ IDS_SHOWN: Final = 5
 
 
 class MintedIdentifiers:
-    """Reads what ``JobIdentifiers`` of a plan has noted; a plan without one costs nothing.
+    """Reads the identifiers that a plan's ``JobIdentifiers`` have noted; without any of these it costs nothing.
 
     Args:
         work: the working space, for a plan that is about to run.
@@ -426,7 +427,7 @@ class MintedIdentifiers:
                 each.serve(work)
 
     def merge_identifiers(self, job: Job, documents: Iterable[tuple[str, str]]) -> dict[str, Any] | None:
-        """A job's identifiers with those that were minted for its documents (source, id); None: nothing is new.
+        """Return a job's identifiers with those minted for its documents (source, id); None if nothing is new.
 
         Raises:
             ValueError: its documents do not agree about its primary id.

@@ -43,7 +43,7 @@ RESCAN_S: Final = 5.0
 
 
 def jobs_sources(plan: Plan) -> dict[str, Jobs]:
-    """The plan's sources of jobs by name.
+    """Return the plan's sources of jobs by name.
 
     Raises:
         UsageError: it has none.
@@ -87,7 +87,7 @@ def is_unforeseen(error: Exception) -> bool:
 
 
 class ProcessingConsumer:
-    """The consumer of jobs in Processing, and the driver of the plan's state. One process a plan.
+    """Consumer of jobs in Processing, and the driver of the plan's state. One process per plan.
 
     1. As many jobs as share a turn are acquired, and their objects' local ids locked: of two jobs of one object the
        second waits until the first is done, or its files would take turns with the first one's. What failed before of
@@ -135,7 +135,7 @@ class ProcessingConsumer:
         return bool(self._held or self._waiting)
 
     def turn(self) -> bool:
-        """Acquire, run, decide. False: there was nothing to do now.
+        """Acquire jobs, run the plan, decide on the jobs. Returns False if there was nothing to do now.
 
         Raises:
             QueueLost: what is held may be lost; go on.
@@ -162,8 +162,8 @@ class ProcessingConsumer:
         return True
 
     def wait(self, timeout_s: float, times: int = 1) -> None:
-        """Until a job comes, or something that is pending is due, or the stop; at most so long, and so many times that
-        if nothing is pending or held."""
+        """Wait until a job comes, or pending work is due, or the stop; at most this long, ``times`` as long if
+        nothing is pending or held."""
         due = self._run.due_s()
         watch = self._queue.watch_jobs(JobState.PROCESSING)
         try:
@@ -174,7 +174,7 @@ class ProcessingConsumer:
             watch.close()
 
     def release(self) -> None:
-        """Give back what is held, as it is."""
+        """Unlock all jobs, in the state they are in."""
         for job in [*self._held.values(), *self._waiting.values()]:
             self._release(job)
         self._waiting.clear()
@@ -192,7 +192,7 @@ class ProcessingConsumer:
                 return
 
     def _hold_or_wait(self, job: Job) -> None:
-        """It is held, or waits for another job of its object. What is wrong with it is its own end, and no other's."""
+        """Hold a job, or let it wait for another job of its object. A bad job fails alone."""
         try:
             job.load()  # a damaged node would make the plan's listing incomplete
             (self._held if self._lock_local_id(job) else self._waiting)[job.id] = job
@@ -207,7 +207,7 @@ class ProcessingConsumer:
             self._give_up(job, e)
 
     def _lock_local_id(self, job: Job) -> bool:
-        """True: no other job of this object is being processed, and it is locked."""
+        """Lock the job's local id. Returns False if another job of the same object is being processed."""
         local = local_id_of(job.identifiers)
         if not local:
             return True
@@ -247,7 +247,7 @@ class ProcessingConsumer:
     # --- 3, 4 ---------------------------------------------------------------------------------------------------------
 
     def _decide(self) -> None:
-        """Move on every job that is settled."""
+        """Move every settled job on."""
         expected: dict[str, ExpectedDocuments] = {}
         for job in list(self._held.values()):
             if job.id not in self._listed:
@@ -281,7 +281,7 @@ class ProcessingConsumer:
         return document_results(self._state.root, self._state.plan, source, ids) if ids else {}
 
     def _finish(self, job: Job, failures: list[str], by_source: ExpectedDocuments) -> None:
-        """Move it on, with the identifiers that were minted for it."""
+        """Move a job on, with the identifiers that were minted for it."""
         documents = [(source, document) for source, each in by_source.items() for document in each]
         try:
             identifiers = None if failures else self._minted.merge_identifiers(job, documents)
@@ -296,7 +296,7 @@ class ProcessingConsumer:
 
     @contextmanager
     def _blame_jobs_for_faults(self) -> Iterator[None]:
-        """A turn that ends in what nobody foresaw ends because of one of its jobs: see ``TurnSize``.
+        """Blame the turn's jobs for an unforeseen error in the block, as ``TurnSize`` says.
 
         Raises:
             TurnFailed: the state is to be opened again.
@@ -316,7 +316,7 @@ class ProcessingConsumer:
             self._turn_size.reset_faults()
 
     def _give_up(self, job: Job, error: Exception) -> None:
-        """Something that nobody foresaw is one job's end, and no other's."""
+        """Fail one job because of an unforeseen error."""
         log.error("%s: a fault in Processing", job.id, exc_info=error)
         self._move(job, [describe(error)])
 
@@ -346,7 +346,7 @@ class ProcessingConsumer:
         job.unlock()
 
     def _drop_lost(self) -> None:
-        """Whose lock was lost is another's: nothing of it is touched any more."""
+        """Drop jobs whose lock was lost: others may work at them now."""
         for job in [job for job in self._held.values() if not job.locked]:
             self._say(f"{job.id}: its lock was lost; it will be acquired again")
             self._release(job)
@@ -367,7 +367,7 @@ def _ignore_faults() -> Iterator[None]:
 
 
 def _join_first(texts: list[str], separator: str) -> str:
-    """The first of them."""
+    """Join the first ``REASONS_SHOWN`` texts, and say how many more there are."""
     rest = [f"and {len(texts) - REASONS_SHOWN} more"] if len(texts) > REASONS_SHOWN else []
     return separator.join([*texts[:REASONS_SHOWN], *rest])
 
@@ -388,7 +388,7 @@ ResultsBySource = dict[str, dict[str, DocumentResult]]
 
 
 def _are_known(expected: ExpectedDocuments, results: ResultsBySource) -> bool:
-    """Does the ledger speak of all these documents, as they are listed?"""
+    """Return whether the ledger knows all these documents, in the versions that are listed."""
     return all(
         document in results[source] and results[source][document].is_about(listed.fingerprint)
         for source, documents in expected.items()
@@ -397,7 +397,7 @@ def _are_known(expected: ExpectedDocuments, results: ResultsBySource) -> bool:
 
 
 def _outcome(expected: ExpectedDocuments, results: ResultsBySource) -> list[str] | None:
-    """Why a job has failed; [] if it is delivered; None while something is pending, or not known yet."""
+    """Return why a job has failed; [] if it is delivered; None while something is pending, or not known yet."""
     if not _are_known(expected, results):
         return None
     documents_results = [results[source][document] for source, documents in expected.items() for document in documents]
@@ -407,7 +407,7 @@ def _outcome(expected: ExpectedDocuments, results: ResultsBySource) -> list[str]
 
 
 def _reasons(failures: Iterable[FailedDelivery]) -> list[str]:
-    """Each once, though several destinations may have it."""
+    """Return the reasons of failures, each once, though several destinations may have it."""
     reasons: dict[str, None] = {}
     for failure in failures:
         why = failure.why.removeprefix(f"{failure.document}: ")

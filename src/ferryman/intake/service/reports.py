@@ -40,8 +40,8 @@ CALLBACK_TIMEOUT_S: Final = 10.0
 
 
 class Callback:
-    """Posts to submitters, each time a bounded number of times. A kill between the answer and its note posts again:
-    receivers know what they have by ``id``.
+    """Posts to submitters, with a bounded number of tries. After a kill it may post again: receivers recognize repeated
+    posts by ``id``.
 
     Args:
         stop: set it, and pauses end with ``StopRequested``.
@@ -72,7 +72,7 @@ class Callback:
         self._tries, self._pause_s, self._timeout_s = tries, pause_s, timeout_s
 
     def send(self, submission: Mapping[str, Any], content: Mapping[str, Any]) -> bool:
-        """Post to the ``response_url`` of a submission, or of a job. False: none was given.
+        """Post to the ``response_url`` of a submission or a job. Returns False if there is none.
 
         Raises:
             PermanentError: the URL is invalid, or its server refuses.
@@ -137,7 +137,7 @@ _PORTS: Final = {"smtp": 25, "smtps": 465}
 
 
 class MailServer(NamedTuple):
-    """Where mails are handed in, as its URL says."""
+    """Mail server and sender, parsed from a URL."""
 
     is_tls: bool
     host: str
@@ -152,7 +152,7 @@ class MailServer(NamedTuple):
 
 
 def parse_mail_server(url: str) -> MailServer:
-    """``smtp://USER:${PASSWORD}@HOST:PORT?from=ADDRESS``, or ``smtps://…`` for TLS from the first byte.
+    """Parse ``smtp://USER:${PASSWORD}@HOST:PORT?from=ADDRESS``, or ``smtps://…`` for TLS from the first byte.
 
     Raises:
         UsageError: it is something else. Passwords are not shown.
@@ -173,7 +173,7 @@ def parse_mail_server(url: str) -> MailServer:
 
 
 def is_address(text: object) -> bool:
-    """Can a mail go there?"""
+    """Return whether the text is an e-mail address."""
     return isinstance(text, str) and _ADDRESS.fullmatch(text) is not None
 
 
@@ -199,7 +199,7 @@ class Mail:
         self._stop, self._pause_s, self._timeout_s = stop or threading.Event(), pause_s, timeout_s
 
     def send(self, submission: Mapping[str, Any], content: Mapping[str, Any]) -> bool:
-        """Send what a batch has come to. False: its submitter is not an address.
+        """Mail the report of a batch. Returns False if its submitter is not an address.
 
         Raises:
             PermanentError: the server refuses the mail, the recipient, or user and password.
@@ -251,7 +251,7 @@ class Mail:
 
 
 def _log_in(smtp: smtplib.SMTP, server: MailServer) -> None:
-    """Log in by the ways that the server offers, one after the other.
+    """Log in by one method after the other that the server offers.
 
     Raises:
         smtplib.SMTPAuthenticationError: it refuses, also if it hangs up before the next way is tried.
@@ -285,7 +285,7 @@ def _server_text(reply: bytes | str) -> str:
 
 
 def compose_mail(content: Mapping[str, Any], recipient: str, server: MailServer) -> EmailMessage:
-    """A report, as it is posted, in words."""
+    """Compose a mail with the content of a report."""
     message = EmailMessage()
     message["To"], message["From"] = recipient, server.sender
     name = content.get("batchID") or content["batch"]
@@ -325,7 +325,7 @@ def _job_title(job: Mapping[str, Any]) -> str:
 
 
 class BatchReports:
-    """All ways by which a batch's submitter is told: each once, also if another one has to be tried again."""
+    """Sends reports of batches by all channels: by each channel once, even if another one has to be tried again."""
 
     def __init__(self, callback: Callback, mail: Mail | None) -> None:
         self._mail = mail
@@ -339,7 +339,7 @@ class BatchReports:
         return reports
 
     def send(self, submission: Mapping[str, Any], content: Mapping[str, Any]) -> bool:
-        """Tell by every way that the submission names. False: it names none.
+        """Send a report by every channel that the submission names. Returns False if it names none.
 
         Raises:
             TransientError: by one of them it has to be tried again.

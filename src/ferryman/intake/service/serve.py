@@ -185,7 +185,7 @@ def _is_over(
 
 
 class Consumers:
-    """The threads of all states but Processing. One that has nothing to do sleeps until it is told of something."""
+    """Threads for all states but Processing. A thread that has nothing to do sleeps until it is woken."""
 
     def __init__(self, queue: JobQueue, serving: Serving, stop: threading.Event, say: Callable[[str], None]) -> None:
         self._queue, self._stop = queue, stop
@@ -208,7 +208,7 @@ class Consumers:
         self._add_loop("sweep", self._sweep, lambda timeout_s: stop.wait(SWEEP_S))
         hand_off = self._add_watcher(HandOff(), queue.watch_batches, lambda: False)
         shared: dict[str, Any] = {
-            "waits": self._delayed,
+            "delayed": self._delayed,
             "hand_off": hand_off,
             "at_work": self._at_work,
             "isolation": self._isolation,
@@ -231,7 +231,7 @@ class Consumers:
             self._add_loop("access", bundles.turn, self._wait_for_change(f"{ACCESS}/{size}"))
 
     def _reporters(self, reports: BatchReports, slow_reports: BatchReports) -> list[ReportConsumer]:
-        """Who reports batches, and who goes on with the receivers that are slow."""
+        """Create the consumers that report batches, and those for slow receivers."""
         slow_queue = SlowHostQueue[Batch]()
         self._close_callbacks.append(slow_queue.close)
         prompt = ReportConsumer(self._queue, self._work, reports, self.say, slow_queue=slow_queue)
@@ -245,7 +245,7 @@ class Consumers:
         return [prompt, *others]
 
     def _add_stage_workers(self, stages: list[JobStage], slow_host_stages: list[JobStage], threads: int) -> None:
-        """The threads of each state but Processing, and those that wait for slow hosts."""
+        """Add the threads of each state but Processing, and those that wait for slow hosts."""
         slow_queues = {
             state: SlowHostQueue[Job]() for state in (JobState.PENDING, JobState.DOWNLOADING, JobState.NOTIFY)
         }
@@ -281,7 +281,7 @@ class Consumers:
             self._add_loop(worker.state, worker.turn, worker.wait, worker.release)
 
     def _add_watcher(self, hand_off: HandOff, watch: Callable[[], Watch], is_empty: Callable[[], bool]) -> HandOff:
-        """Wake idle threads when the watch fires."""
+        """Add a thread that wakes idle threads of a hand-off when the watch fires. Returns the hand-off."""
         watcher = QueueWatcher(hand_off, watch, is_empty, self._stop)
         self._watchers.append(Loop("watcher", self._stop, watcher.turn, self.say, wait=lambda timeout_s: None))
         self._close_callbacks += [watcher.close, hand_off.close]
@@ -301,7 +301,7 @@ class Consumers:
         self._loops.append(Loop(name, self._stop, turn, self.say, wait=wait, release=release))
 
     def say(self, text: str) -> None:
-        """A line for people, from any thread."""
+        """Print a line for people; any thread may call this."""
         with self._write_lock:
             self._say(text)
 
@@ -310,7 +310,7 @@ class Consumers:
             loop.start()
 
     def join(self) -> None:
-        """Wait until all have given back what they hold, for a limited time. ``stop`` is set."""
+        """Wait until all threads have given back what they hold, at most ``GRACE_S``. ``stop`` is set."""
         for close in self._close_callbacks:
             close()
         deadline = time.monotonic() + GRACE_S
@@ -351,8 +351,8 @@ class Consumers:
             return False  # the audit's business
 
     def _wait_for_change(self, folder: str) -> Callable[[float], object]:
-        """Waits until something comes or goes, several times so long: then a lock that ended with its process is to be
-        found."""
+        """Return a function that waits for a change of a folder, at most ``QUIET_POLLS`` times as long as it is
+        given: locks that end with their process are noticed only by looking."""
 
         def wait(timeout_s: float) -> None:
             watch = self._queue.tree.store.watch(folder)
@@ -404,7 +404,7 @@ def on_spark(
     *,
     preflight: bool = True,
 ) -> Iterator[tuple[State, Runner]]:
-    """The driver of a plan's state, on a Spark session of its own."""
+    """Open a plan's state with a driver on a Spark session of its own."""
     from ferryman.engine.driver import drive
 
     worker_environment = (

@@ -35,7 +35,7 @@ JOB_TIME_S: Final = 6 * 3600.0
 
 @dataclass(frozen=True)
 class Serving:
-    """How a queue is served.
+    """Settings of ``serve``.
 
     Attributes:
         work: the working space; every process that serves this queue, and every Spark worker, sees it at this path.
@@ -84,7 +84,7 @@ class Serving:
         stop: threading.Event,
         say: Callable[[str], None],
     ) -> list[JobStage]:
-        """The work of each state but Processing, in their order."""
+        """Return the stages of all states but Processing, in their order."""
         return [
             Pending(work, fetcher, self.job_time_s),
             Estimating(work, fetcher),

@@ -54,7 +54,7 @@ CONTAINER_FILE: Final = "container"
 
 
 class StageResult(NamedTuple):
-    """The job moves on."""
+    """Outcome of a stage: the job moves on, with these changes."""
 
     message: str = ""
     priority: int | None = None
@@ -70,14 +70,14 @@ class StageResult(NamedTuple):
 
 
 class JobStage:
-    """The work of one state."""
+    """Work at jobs of one state."""
 
     state: ClassVar[JobState]
     isolates: ClassVar[bool] = True
     """Whether the work is done in a child process where a process may have died of the job."""
 
     def is_open(self) -> bool:
-        """Can any job of this state be worked at now?"""
+        """Return whether any job of this state can be worked at now."""
         return True
 
     def is_quick(self, job: Job, result: StageResult) -> bool:
@@ -86,7 +86,7 @@ class JobStage:
         return False
 
     def work(self, job: Job) -> StageResult:
-        """Do it.
+        """Do the work of this state for a job.
 
         Raises:
             PermanentError, TransientError: it failed, with this reason; an operator decides.
@@ -113,7 +113,7 @@ class Pending(JobStage):
 
 
 class Estimating(JobStage):
-    """The sizes of its files are asked for. What nobody knows lowers its priority, and never fails it."""
+    """Asks servers for the sizes of the job's files. Unknown sizes lower the job's priority, and never fail it."""
 
     state: ClassVar[JobState] = JobState.ESTIMATING
 
@@ -136,7 +136,7 @@ class Estimating(JobStage):
 
 
 class Provisioning(JobStage):
-    """It waits until there is working space. Who does not fit holds nobody up: every job in the state is looked at."""
+    """Lets a job wait until there is working space for it. Jobs that do not fit do not block smaller ones."""
 
     state: ClassVar[JobState] = JobState.PROVISIONING
     isolates: ClassVar[bool] = False  # it looks at numbers of ours only, and must know what it has granted
@@ -150,7 +150,7 @@ class Provisioning(JobStage):
         self._count_at = 0.0
 
     def is_open(self) -> bool:
-        """Over the threshold nobody fits."""
+        """Return whether the disk is below the threshold."""
         total, used = self._work.space()
         is_open = used <= total * self._full
         if not is_open and not self._was_reported:
@@ -402,12 +402,12 @@ def _is_local(entry: ManifestEntry) -> bool:
 
 
 def _object_name(job: Job) -> str:
-    """The object's name for locks; "" if its submitter gave none."""
+    """Return the object's name for locks; "" if its submitter gave none."""
     return str(job.identifiers.get("primary_id") or "")
 
 
 def _folders_below(paths: Iterable[Path], below: Path) -> list[Path]:
-    """The folders in which these paths are, up to ``below``, without it."""
+    """Return the folders of these paths, up to ``below`` and without it, sorted."""
     folders = {folder for path in paths for folder in path.parents if below in folder.parents}
     return sorted(folders)
 
@@ -416,11 +416,11 @@ def _folders_below(paths: Iterable[Path], below: Path) -> list[Path]:
 
 
 class OutOfSpace(PermanentError):
-    """A job is larger than was known, and the disk is too full for it."""
+    """A job turned out larger than was known, and the disk is too full for it."""
 
 
 class SpaceBudget:
-    """Space promised to a job that is being downloaded.
+    """Working space that a job in Downloading may use.
 
     Its servers said how large it is, or did not, or lied; a container unpacks to what it likes. Up to what Provisioning
     has granted it writes in any case, beyond that as long as the disk is not fuller than Provisioning allows. So no job
@@ -437,7 +437,7 @@ class SpaceBudget:
         self._counting = threading.Lock()
 
     def reserve(self, size: int) -> None:
-        """Take so many bytes that are about to be written.
+        """Count bytes that are about to be written.
 
         Raises:
             OutOfSpace.

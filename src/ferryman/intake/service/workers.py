@@ -56,7 +56,7 @@ Say = Callable[[str], None]
 
 
 class Loop:
-    """A thread that takes turns until it is told to stop.
+    """A thread that takes turns until it is to stop.
 
     Args:
         turn: one turn. False: there was nothing to do.
@@ -85,7 +85,7 @@ class Loop:
         self._thread.start()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for its end. Has it ended?"""
+        """Wait for the thread's end. Returns whether it has ended."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -122,7 +122,7 @@ class Loop:
 
 
 class Worker:
-    """Takes jobs of a stage's state, one after the other. Each thread has its own."""
+    """Works at jobs of a stage's state, one after the other. Each thread has its own worker."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class Worker:
         return self._stage.state
 
     def turn(self) -> bool:
-        """Work at one job. False: there is none, or none that can be worked at now.
+        """Work at one job. Returns False if there is none that can be worked at now.
 
         Raises:
             QueueLost.
@@ -180,18 +180,19 @@ class Worker:
         return job
 
     def wait(self, timeout_s: float) -> None:
-        """Until a job is handed over or there may be one in the state, or the desk is closed; while jobs wait here, at
-        most so long."""
+        """Wait until a job is handed over or there may be one in the state, or the end; while jobs wait here, at
+        most this long."""
         self._hand_offs[self._stage.state].wait(timeout_s if self._waiting else None)
 
     def release(self) -> None:
-        """Give back what waits."""
+        """Unlock the jobs that wait here."""
         self._hand_offs[self._stage.state].close()
         for _, job in self._waiting:
             job.unlock()
         self._waiting.clear()
 
     def _take_due(self) -> Job | None:
+        """Return a waiting job whose time has come; drop those whose locks were lost."""
         now = self._clock()
         self._waiting = [(due, job) for due, job in self._waiting if job.locked]
         for at, (due, job) in enumerate(self._waiting):
@@ -201,18 +202,19 @@ class Worker:
         return None
 
     def _work_on(self, job: Job) -> bool:
-        """False: the job went from under our hands; a pause does no harm."""
+        """Run the stage for a job. Returns False if the job was taken away; the caller pauses."""
 
         return self._attempt(job, lambda: self._finish(job, self._run_stage(job)), partial(self._postpone, job))
 
     def _postpone(self, job: Job, e: TryLater) -> None:
+        """Keep a job until it can be tried again, or hand it to the threads for slow hosts."""
         if isinstance(e, SlowHost) and self._slow_queue is not None:
             self._slow_queue.put(job)
         elif job.locked:
             self._waiting.append((self._clock() + e.after_s, job))
 
     def _finish(self, job: Job, result: StageResult) -> None:
-        """It moves on, at once or when what it has written is durable."""
+        """Move a job on, at once or when its files are durable."""
         if not result.steps:
             self._advance(job, result)
             return
@@ -221,7 +223,8 @@ class Worker:
         )
 
     def _run_step(self, job: Job, do: Callable[[], None]) -> bool:
-        """A step of a job that the finisher has. Was it done? Whose time has not come is given back."""
+        """Run a step of a job that the finisher has. Returns whether it was done; a job that has to wait is
+        unlocked."""
         was_done = False
 
         def step() -> None:
@@ -232,8 +235,7 @@ class Worker:
         return self._attempt(job, step, lambda e: job.unlock()) and was_done
 
     def _attempt(self, job: Job, do: Callable[[], None], later: Callable[[TryLater], None]) -> bool:
-        """Do something for a job; what it raises decides what becomes of the job. False: it went from under our
-        hands."""
+        """Do something for a job; an error decides what becomes of the job. Returns False if the job was taken away."""
         try:
             try:
                 do()
@@ -274,8 +276,8 @@ class Worker:
         return self._at_work.run(job.id, lambda: self._stage.work(job), lambda: self._isolation.run_stage(job, state))
 
     def _advance(self, job: Job, result: StageResult) -> None:
-        """It moves on. This thread goes on with it where the work is quick; else a thread that has nothing to do takes
-        it over, lock and all, if there is one."""
+        """Move a job to its next state. This thread continues with it if the work there is quick; otherwise it goes
+        to an idle thread, lock and all, or is unlocked."""
         next_state = NEXT_STATE[self._stage.state]
         inline_worker, hand_off = self._inline_workers.get(next_state), self._hand_offs.get(next_state)
         continues_here = inline_worker is not None and result.priority is None and inline_worker.accepts(job, result)
@@ -300,7 +302,7 @@ class Worker:
 
 
 class SlowWorker(Worker):
-    """Takes the jobs that another one met a slow host with. Its stage waits for slow hosts."""
+    """Works at jobs on slow hosts that other workers have put aside. Its stage waits for slow hosts."""
 
     def __init__(self, *given: Any, takes_from: SlowHostQueue[Job], **named: Any) -> None:
         super().__init__(*given, **named)
@@ -321,7 +323,7 @@ class SlowWorker(Worker):
 
 
 class InlineWorker(Worker):
-    """Goes on with a job in its state, in the thread that has moved it there, where that is quick.
+    """Continues with a job in its next state, in the thread that has moved it there, if the work is quick.
 
     The threads of the state are there beside it: the most urgent job is theirs. What turns out to take longer is theirs
     too.
@@ -332,7 +334,7 @@ class InlineWorker(Worker):
         return not self._stop.is_set() and self._stage.is_quick(job, result) and self._stage.is_open()
 
     def work(self, job: Job) -> None:
-        """Go on with a job that is locked, and was moved to this state."""
+        """Work at a locked job that was just moved to this state."""
         self._work_on(job)
 
     def _postpone(self, job: Job, e: TryLater) -> None:
@@ -374,7 +376,7 @@ class HandOff:
         self._closed = False
 
     def wake_one(self) -> None:
-        """There may be a job: one thread shall look, which then calls another one if there was."""
+        """Wake one thread, as there may be a job; if it finds one, it wakes the next thread."""
         with self._changed:
             self._wake_requested = True
             self._changed.notify()
@@ -384,7 +386,7 @@ class HandOff:
         return self._idle > len(self._handed_over)
 
     def offer(self, job: Job) -> bool:
-        """Hand over a job, locked, to a thread that has nothing to do. False: there is none any more."""
+        """Hand a locked job to an idle thread. Returns False if there is none any more."""
         with self._changed:
             if self._closed or not self.has_idle():
                 return False
@@ -393,7 +395,8 @@ class HandOff:
             return True
 
     def take(self) -> Job | None:
-        """A job that was handed over, if its lock was not lost meanwhile. Who was idle asks for it before all else."""
+        """Return a job that was handed over, if it is still locked. Idle threads call this before they look
+        elsewhere."""
         with self._changed:
             while self._handed_over:
                 job = self._handed_over.popleft()
@@ -402,7 +405,7 @@ class HandOff:
         return None
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait until a job is handed over or this thread is called, at most so long. Was it? Then it looks for one."""
+        """Wait until a job is handed over or this thread is woken, at most this long. Returns whether it was."""
         with self._changed:
             self._idle += 1
             self._idle_changed.notify_all()
@@ -419,12 +422,12 @@ class HandOff:
             return was_called
 
     def wait_for_idle(self, timeout_s: float) -> bool:
-        """Does a thread wait here, or come to wait within this time?"""
+        """Wait until a thread is idle here, at most this long. Returns whether there is one."""
         with self._idle_changed:
             return self._idle_changed.wait_for(lambda: self._idle > 0, timeout_s)
 
     def close(self) -> None:
-        """Give back what nobody has taken."""
+        """Unlock jobs that nobody has taken, and wake all threads for the end."""
         with self._changed:
             self._closed = True
             jobs, self._handed_over = list(self._handed_over), deque()
@@ -434,8 +437,8 @@ class HandOff:
 
 
 class QueueWatcher:
-    """One watch for all threads of a state: calls one of them when jobs come or go. While all of them work there is
-    none.
+    """Watches a folder of the queue for all threads of a state, and wakes one of them on a change. There is no watch
+    while all of them work.
 
     ``is_empty``: is there nothing in the state? As long as the watch says nothing it stays so, and nobody looks.
     """
@@ -447,7 +450,7 @@ class QueueWatcher:
         self._watching: Watch | None = None
 
     def turn(self) -> bool:
-        """Look out until something happens. False: it is never busy."""
+        """Watch until something happens. Returns False, since a watcher is never busy."""
         if not self._hand_off.wait_for_idle(STOP_POLL_S):
             return False
         watch = self._watching = self._watch()
@@ -462,6 +465,6 @@ class QueueWatcher:
         return False
 
     def close(self) -> None:
-        """End its turn. ``stop`` is set."""
+        """End the current turn. ``stop`` is set."""
         if self._watching is not None:
             self._watching.close()

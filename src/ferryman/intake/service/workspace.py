@@ -49,7 +49,7 @@ PRIVATE_MODE: Final = 0o700
 
 
 class DiskSpace(NamedTuple):
-    """Space of a disk, in bytes."""
+    """Total and used bytes of a disk."""
 
     total: int
     used: int
@@ -62,7 +62,7 @@ def disk_space(folder: Path) -> DiskSpace:
 
 
 class Workspace:
-    """Where files of jobs are between Pending and Completed."""
+    """Files of jobs between Pending and Completed."""
 
     def __init__(self, root: Path, space: Callable[[Path], DiskSpace] = disk_space) -> None:
         self.root = root.absolute()
@@ -102,7 +102,7 @@ class Workspace:
         return self._space(self.root)
 
     def set_entries(self, job_id: str, entries: Iterable[ManifestEntry], edition: int = 0) -> None:
-        """Publish what the submitter named of a job. What was fetched for an older edition goes."""
+        """Publish the entries that the submitter named for a job. Files of an older edition are removed."""
         if edition:
             self.drop(job_id)
         files.make_folder(self.job(job_id))
@@ -140,7 +140,7 @@ class Workspace:
         return entries
 
     def _cache(self, job_id: str, edition: int, entries: list[ManifestEntry]) -> None:
-        """A list does not change any more; several states ask for it, one right after the other."""
+        """Cache a list, which does not change any more; several states ask for it, one right after the other."""
         if len(entries) > CACHED_FILES:
             return
         self._cached_lists[job_id, edition] = entries
@@ -152,7 +152,7 @@ class Workspace:
         return self.job(job_id) / list_name(edition)
 
     def drop(self, job_id: str) -> None:
-        """Remove a job's files; what was kept of it stays."""
+        """Remove a job's files, but not its originals."""
         for key in [known for known in list(self._cached_lists) if known[0] == job_id]:
             self._cached_lists.pop(key, None)
         shutil.rmtree(self.job(job_id), ignore_errors=True)
@@ -161,7 +161,7 @@ class Workspace:
         shutil.rmtree(self.batch(batch_id), ignore_errors=True)
 
     def sweep(self, queue: JobQueue) -> list[str]:
-        """Remove what belongs to jobs and batches that are done with, or deleted. Returns whose it was."""
+        """Remove files of finished and deleted jobs and batches. Returns their ids."""
         removed = []
         for folder in sorted((self.root / "jobs").iterdir()):
             if is_done(queue, folder.name):
@@ -193,7 +193,8 @@ def _encode_entries(entries: Iterable[ManifestEntry]) -> bytes:
 
 
 def write_lists(lists: Mapping[Path, Iterable[ManifestEntry]]) -> None:
-    """Lists in one folder, durable together. One that is there stays: a job may have been made of it.
+    """Write lists in one folder, durable together. An existing one with the same content stays: a job may have been
+    made of it.
 
     Raises:
         OSError: the disk is full, or failed.
@@ -255,7 +256,7 @@ def unpack(
     ratio: float = limits.UNPACK_RATIO,
     reserve: Callable[[int], None] = lambda size: None,
 ) -> None:
-    """Unpack a container into a folder, which is made again. Killed in the middle, it is done again from the start.
+    """Unpack a container into a folder, which is emptied first. Killed in the middle, it starts again.
 
     The files are not durable yet: ``disk.fsync_tree`` makes all of them so at once.
 

@@ -44,7 +44,8 @@ SESSION_TIMEOUT_S: Final = 10.0
 def open_store(
     url: str, *, session_timeout_s: float = SESSION_TIMEOUT_S, clock: Callable[[], float] = time.time
 ) -> Store:
-    """The store at a URL: ``sqlite:///file``, ``zookeeper://host:port,host:port/chroot``, ``memory:``, ``memory:name``.
+    """Open the store at a URL: ``sqlite:///file``, ``zookeeper://host:port,host:port/chroot``, ``memory:``,
+    ``memory:name``.
 
     Raises:
         QueueRefused: there is no such store, or it cannot be used.

@@ -33,7 +33,7 @@ from ferryman.net import urls
 
 
 class StoredNode(NamedTuple):
-    """A node as it was read."""
+    """A node with its data and counters, as it was read."""
 
     data: bytes
     version: int
@@ -53,7 +53,8 @@ class StoredNode(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Make a node. ``numbered``: its path ends in the number that the caller expects, its parent's ``next_number``."""
+    """Create a node. ``numbered``: its path ends in the number that the caller expects, its parent's
+    ``next_number``."""
 
     path: str
     data: bytes = b""
@@ -63,7 +64,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Set:
-    """Replace a node's data; ``version``: only if it is still that one."""
+    """Replace a node's data; ``version``: only if the node still has that version."""
 
     path: str
     data: bytes
@@ -79,7 +80,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The node is there; ``version``: and its data is still of that one; ``creation``: and it is that very node.
+    """Check that a node exists; ``version``: and has that version; ``creation``: and was not removed and created again.
 
     ZooKeeper compares versions with a change, but not creations: its store looks right before the change. Who depends
     on a creation also checks the version of a node that changes with it.
@@ -94,7 +95,7 @@ Op = Create | Set | Delete | Check
 
 
 class ConflictReason(enum.StrEnum):
-    """Why a commit was refused."""
+    """Reason why a commit was refused."""
 
     EXISTS = "there already"
     MISSING = "not there"
@@ -103,7 +104,7 @@ class ConflictReason(enum.StrEnum):
 
 
 class Conflict(FerrymanError):
-    """A commit was refused: nothing of it took effect. ``index`` is that of the first operation that could not be."""
+    """A commit was refused, and changed nothing. ``index`` is the position of the first operation that failed."""
 
     def __init__(self, index: int, path: str, why: ConflictReason) -> None:
         super().__init__(index, path, why)
@@ -114,35 +115,35 @@ class Conflict(FerrymanError):
 
 
 class SessionLost(FerrymanError):
-    """The session that a commit named has ended: nothing of it took effect."""
+    """The session of a commit has ended, and the commit changed nothing."""
 
 
 class Watch(Protocol):
-    """Tells that the children of a node have changed since it was asked for, or that its node came or went."""
+    """Reports that a node's children have changed since the watch was made, or that the node was created or removed."""
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for a change, at most so long. Was there one?"""
+        """Wait for a change, at most this long. Returns whether there was one."""
 
     def close(self) -> None:
-        """Stop looking. Whoever waits returns at once, without a change."""
+        """Stop watching. A thread in ``wait`` returns at once, without a change."""
 
 
 class Store(Protocol):
-    """Where the nodes are. Safe to use from many threads."""
+    """A tree of nodes. Safe to use from many threads."""
 
     url: str
     """URL for operators, without passwords."""
 
     def session(self) -> int:
-        """The session of this handle, begun if there is none that lives. After one was lost, it is another."""
+        """Return the session of this handle; begin one if there is none, or if the last one has ended."""
 
     def is_alive(self, session: int) -> bool:
-        """Does this session live, for all that is known here without asking?"""
+        """Return whether a session lives, as far as this handle knows without asking."""
 
     def commit(
         self, ops: Sequence[Op], *, session: int | None = None, read_after: Sequence[str] = ()
     ) -> list[StoredNode | None]:
-        """Do all of it, or nothing. ``session`` is needed to make ephemeral nodes; they belong to it.
+        """Apply all operations or none. Ephemeral nodes need a ``session``, and belong to it.
 
         Returns the nodes at ``read_after``, as they are after it: in the time that the change takes alone.
 
@@ -154,30 +155,30 @@ class Store(Protocol):
         """
 
     def read(self, paths: Sequence[str]) -> list[StoredNode | None]:
-        """The nodes at these paths, in one go; None for what is not there."""
+        """Read the nodes at these paths in one call; None for what does not exist."""
 
     def children(self, path: str, prefix: str = "") -> list[str]:
-        """The names of a node's children that begin so, sorted; none if it is not there."""
+        """Return the sorted names of a node's children that begin with ``prefix``; none if the node does not exist."""
 
     def unlocked_entries(self, folder: str, items: str) -> Iterator[str]:
-        """Children of a folder, sorted, that nobody seems to hold. They are named ``05-ID``; the lock of one is
-        ``items/ID/lock``.
+        """Yield the children of a folder, sorted, that seem to be unlocked. They are named ``05-ID``; the lock of one
+        is ``items/ID/lock``.
 
         This is a hint, and may be a second old: who wants one makes its lock, and checks that the child is there, in
         one commit. When it ends, all were named that were there and not held when it was asked for.
         """
 
     def watch(self, path: str) -> Watch:
-        """Look at the children of a node from now on."""
+        """Watch the children of a node from now on."""
 
     def walk(self, path: str) -> Iterator[tuple[str, StoredNode]]:
-        """A node and all below, parents first, sorted."""
+        """Yield a node and all nodes below, parents first, sorted."""
 
     def skip_numbers(self, path: str, number: int) -> None:
-        """Make sure that this node's next numbered child gets this number or a higher one."""
+        """Make sure that the next numbered child of a node gets this number or a higher one."""
 
     def close(self) -> None:
-        """End the session, and what lives with it."""
+        """End the session; its ephemeral nodes are removed."""
 
 
 # What the URL of a queue on ZooKeeper says.
@@ -190,7 +191,7 @@ TLS_OPTIONS: Final = ("tls", "ca", "cert", "key", "check_hostname")
 
 
 class Tls(NamedTuple):
-    """How the servers are known, and this client to them."""
+    """Certificates for TLS between this client and the servers."""
 
     ca: str = ""
     """A file of certificates that sign the servers'; "": the system's authorities."""
@@ -219,17 +220,17 @@ class Address(NamedTuple):
 
     @property
     def display_url(self) -> str:
-        """Without the password."""
+        """Return the URL without the password."""
         return f"zookeeper://{self.hosts}{self.chroot}"
 
     @property
     def is_local(self) -> bool:
-        """Can nobody but this machine reach it?"""
+        """Return whether the servers can be reached from this machine only."""
         return all(urlsplit(f"//{host}").hostname in LOOPBACK for host in self.hosts.split(","))
 
 
 def parse_address(url: str) -> Address:
-    """The parts of ``zookeeper://user:password@h1:2181,h2:2181/chroot?tls=true&ca=ca.pem``.
+    """Parse ``zookeeper://user:password@h1:2181,h2:2181/chroot?tls=true&ca=ca.pem``.
 
     Raises:
         QueueRefused: it names no host, or has an option that there is none of.

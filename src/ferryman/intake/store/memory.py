@@ -16,6 +16,8 @@ from ferryman.intake.store.base import Check, Conflict, ConflictReason, Create, 
 
 @dataclass
 class _Node:
+    """A node of the tree, which commits change in place."""
+
     data: bytes
     owner: int
     creation: int
@@ -39,7 +41,7 @@ class _Node:
 
 
 class _SharedTree:
-    """Tree shared by several handles."""
+    """Tree that several handles share."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition(threading.RLock())
@@ -54,7 +56,7 @@ _SHARED: Final[dict[str, _SharedTree]] = {}
 
 
 class MemoryStore:
-    """A tree in memory; handles that were opened with one name share it."""
+    """A tree in memory, shared by all handles that were opened with the same name."""
 
     def __init__(self, name: str = "", *, clock: Callable[[], float] = time.time) -> None:
         self.url = f"memory:{name}"
@@ -179,6 +181,8 @@ class MemoryStore:
 
 
 class _MemoryWatch:
+    """Waits until the names of a node's children differ from those at its start."""
+
     def __init__(self, tree: _SharedTree, path: str) -> None:
         self._tree, self._path = tree, path
         self._before = self._child_names()

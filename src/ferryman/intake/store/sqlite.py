@@ -31,7 +31,7 @@ _OWNER_IS_ALIVE = "EXISTS (SELECT 1 FROM session WHERE id = owner AND boot = ? A
 
 
 class SqliteStore:
-    """A tree in the table ``node`` of a file."""
+    """A tree of nodes in the table ``node`` of an SQLite file."""
 
     def __init__(
         self,
@@ -143,7 +143,8 @@ class SqliteStore:
             raise Conflict(index, op.path, ConflictReason.EXISTS) from None
 
     def _count_child(self, path: str, children: int, numbered: int) -> bool:
-        """Note a node's child that came or went. Is there such a node, that may have children?"""
+        """Update a node's counters for a child that was created or removed. Returns False if the node does not exist
+        or is ephemeral."""
         cursor = self._connection.execute(
             "UPDATE node SET children = children + ?, numbered = numbered + ?"
             " WHERE parent = ? AND name = ? AND owner = 0",
@@ -156,7 +157,7 @@ class SqliteStore:
         return self._connection.execute(query, (session, self._boot, self._monotonic())).fetchone() is not None
 
     def _reap_dead(self) -> bool:
-        """Remove dead sessions, and what lived with them. Were there any?"""
+        """Remove dead sessions and their nodes. Returns whether there were any."""
         now = self._monotonic()
         self._next_reap = now + REAP_S
         query = "SELECT id FROM session WHERE boot != ? OR expires <= ?"
@@ -170,6 +171,7 @@ class SqliteStore:
         return bool(dead)
 
     def _remove_session(self, session: int) -> None:
+        """Remove a session and its ephemeral nodes."""
         run = self._connection.execute
         for parent, name in run("SELECT parent, name FROM node WHERE owner = ?", (session,)).fetchall():
             run("DELETE FROM node WHERE parent = ? AND name = ?", (parent, name))
@@ -186,12 +188,13 @@ class SqliteStore:
                 raise Conflict(0, path, ConflictReason.MISSING)
 
     def _write_transaction(self) -> _Transaction:
-        """One transaction that no other process's comes between."""
+        """Return a transaction that no change of another process comes between."""
         return _Transaction(self.path, self._connection, self._lock, "BEGIN IMMEDIATE")
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def _read_any(self, path: str) -> StoredNode | None:
+        """Read a node, also one whose session is dead."""
         query = f"SELECT {_COLUMNS} FROM node WHERE parent = ? AND name = ?"
         row = self._connection.execute(query, (parent_of(path), name_of(path))).fetchone()
         return StoredNode(*row) if row else None
@@ -204,7 +207,7 @@ class SqliteStore:
             return [self._read_alive(path) for path in paths]
 
     def _read_alive(self, path: str) -> StoredNode | None:
-        """The node, unless its session is dead."""
+        """Read a node, unless its session is dead."""
         node = self._read_any(path)
         return None if node and node.owner and not self._session_is_alive(node.owner) else node
 
@@ -217,7 +220,8 @@ class SqliteStore:
             return [name for (name,) in self._connection.execute(f"{query} ORDER BY name", values)]
 
     def unlocked_entries(self, folder: str, items: str) -> Iterator[str]:
-        """One search along the index: what is held is stepped over, what comes after the first free one not read."""
+        """Search along the index, one entry per statement: entries that are held are stepped over, later ones not
+        read."""
         query = f"""SELECT name FROM node AS entry WHERE parent = ? AND name > ? AND NOT EXISTS (
             SELECT 1 FROM node WHERE parent = ? || substr(entry.name, instr(entry.name, '-') + 1)
             AND name = 'lock' AND (owner = 0 OR {_OWNER_IS_ALIVE})) ORDER BY name LIMIT 1"""
@@ -232,7 +236,7 @@ class SqliteStore:
             yield after
 
     def walk(self, path: str) -> Iterator[tuple[str, StoredNode]]:
-        """All of it as it was at one instant."""
+        """Read all nodes in one transaction, as they were in one moment."""
         query = (
             f"SELECT parent, name, {_COLUMNS} FROM node WHERE (owner = 0 OR {_OWNER_IS_ALIVE})"
             " AND (? = '/' OR parent = ? OR (parent >= ? AND parent < ?) OR (parent = ? AND name = ?))"
@@ -249,7 +253,7 @@ class SqliteStore:
         return SqliteWatch(self._watches, path, partial(self._child_counts, path))
 
     def _data_version(self) -> int:
-        """Another value after a change of other processes."""
+        """Return a value that differs after each change by another process."""
         with self._lock, translate_errors(self.path):
             return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
 
@@ -258,12 +262,12 @@ class SqliteStore:
         return (node.children, node.next_number) if node else None
 
     def _read_transaction(self) -> _Transaction:
-        """One look: whatever is read within was so at one instant."""
+        """Return a transaction in which all reads see the same moment."""
         return _Transaction(self.path, self._connection, self._lock, "BEGIN")
 
 
 class _Transaction:
-    """All or nothing, by one thread at a time. Within another one it is a part of that."""
+    """A transaction that one thread at a time is in; inside another one it is a part of that."""
 
     __slots__ = ("_begin", "_connection", "_is_nested", "_lock", "_path")
 
@@ -315,7 +319,7 @@ def boot_id() -> str:
 
 
 class Lease:
-    """The one session of a handle: begun when it is first needed, renewed until ``end``."""
+    """The session of a handle: begun when it is first needed, renewed by a thread until ``end``."""
 
     def __init__(self, path: Path, timeout_s: float, monotonic: Callable[[], float]) -> None:
         self._path, self._timeout_s, self._monotonic = path, timeout_s, monotonic
@@ -325,7 +329,7 @@ class Lease:
         self._stop = threading.Event()
 
     def session(self) -> int:
-        """The session's number; a new one if the last has ended."""
+        """Return the session's number; begin a new session if the last one has ended."""
         with self._lock:
             if self._session and self._expires > self._monotonic():
                 return self._session
@@ -346,7 +350,7 @@ class Lease:
         return session == self._session != 0 and self._expires > self._monotonic()
 
     def mark_lost(self, session: int) -> None:
-        """The file says that it has ended."""
+        """Note that the session has ended, according to the file."""
         with self._lock:
             if session == self._session:
                 self._session, self._expires = 0, 0.0
@@ -380,7 +384,8 @@ class Lease:
 
 
 class _ShortTransaction:
-    """A connection of its own for a moment, in one transaction: the thread's work waits for nobody else's here."""
+    """A transaction on a connection of its own, so that the renewing thread waits for no other thread of this
+    process."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -429,7 +434,7 @@ is made."""
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """A connection to a queue's file, made if it is not there.
+    """Open a connection to a queue's file; create the file if it does not exist.
 
     Raises:
         QueueRefused: it cannot be opened, or is something else.
@@ -452,7 +457,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def _create_tables(connection: sqlite3.Connection, path: Path) -> None:
-    """Make the tables in an empty file; several processes may try it at once."""
+    """Create the tables in an empty file; several processes may try it at once."""
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -488,7 +493,7 @@ def _check_format(connection: sqlite3.Connection, path: Path) -> None:
 
 @contextmanager
 def translate_errors(path: Path) -> Iterator[None]:
-    """SQLite's errors as ours."""
+    """Raise errors of SQLite as errors of the queue."""
     try:
         yield
     except sqlite3.Error as e:
@@ -496,7 +501,7 @@ def translate_errors(path: Path) -> Iterator[None]:
 
 
 def queue_error(path: Path, error: sqlite3.Error) -> Exception:
-    """An error of SQLite's as ours: about this file, and what to do."""
+    """Return the queue's error for an error of SQLite: about this file, and what to do."""
     text = str(error)
     if isinstance(error, sqlite3.OperationalError):
         if "locked" in text or "busy" in text:
@@ -519,7 +524,7 @@ ChildCounts = tuple[int, int] | None
 
 
 class Watches:
-    """All watches of a handle.
+    """Watches of a handle, and the thread that polls the file for all of them.
 
     Args:
         data_version: another value after other processes have changed the file. It may raise: then all watches look.
@@ -546,7 +551,7 @@ class Watches:
             self._watches.discard(watch)
 
     def notify(self, paths: Iterable[str]) -> None:
-        """This handle changes the children of these nodes, or makes or removes them."""
+        """Wake the watches of these nodes: this handle changes their children, or creates or removes them."""
         if self._watches:
             changed = set(paths)
             self._wake(lambda watch: watch.path in changed)
@@ -558,7 +563,8 @@ class Watches:
             watch.event.set()
 
     def poll(self, last_version: int) -> int | None:
-        """Ask once. Returns the value now; None when nobody watches any more: the thread ends."""
+        """Check once for changes by other processes. Returns the data version; None when no watch is left and the
+        thread ends."""
         with self._lock:
             if not self._watches:
                 self._thread = None
@@ -573,7 +579,7 @@ class Watches:
 
 
 def _poll_until_unwatched(watches: ref[Watches], last_version: int) -> None:
-    """The thread, which does not keep a handle that nobody else keeps."""
+    """Run the polling thread. It holds a weak reference, so that it does not keep an unused handle alive."""
     while True:
         time.sleep(POLL_S)
         alive_watches = watches()

@@ -48,10 +48,10 @@ NUMBERS_AT_ONCE: Final = 400
 
 
 class ZooKeeperStore:
-    """A tree below a chroot of a ZooKeeper."""
+    """A tree of nodes below a chroot of ZooKeeper."""
 
     def __init__(self, url: str, *, session_timeout_s: float = 10.0, create_chroot: bool = True) -> None:
-        """``create_chroot``: the chroot is made if it is not there."""
+        """Connect. ``create_chroot``: create the chroot if it does not exist."""
         address = parse_address(url)
         self.url = address.display_url
         self._timeout_s = session_timeout_s
@@ -85,7 +85,7 @@ class ZooKeeperStore:
     # --- sessions -----------------------------------------------------------------------------------------------------
 
     def session(self) -> int:
-        """ZooKeeper's own number of the session."""
+        """Return the number that ZooKeeper gave to the session."""
         deadline = time.monotonic() + self._timeout_s + CONNECT_S
         while True:
             client_id = self._client.client_id
@@ -140,7 +140,7 @@ class ZooKeeperStore:
                     return self.read(read_after)
 
     def _send(self, ops: Sequence[Op], session: int | None, read_after: Sequence[str]) -> tuple[list[Any], list[Any]]:
-        """Send it, and right behind it what shall be read then: a server answers in the order in which it was asked."""
+        """Send the operations, and the reads after them: a server answers in the order of the requests."""
         transaction = self._client.transaction()
         for op in ops:
             if isinstance(op, Create):
@@ -165,7 +165,8 @@ class ZooKeeperStore:
         return list(sent.get()), looked
 
     def _refuse_other_creation(self, ops: Sequence[Op]) -> None:
-        """A multi-operation compares versions only, and a node that was made again has version 0 again."""
+        """Refuse the operations if a node is not the one expected. A multi-operation compares versions only, and a
+        node that was created again begins with version 0 too."""
         for index, op in enumerate(ops):
             if isinstance(op, Check) and op.creation is not None:
                 (node,) = self.read([op.path])
@@ -174,7 +175,7 @@ class ZooKeeperStore:
                     raise Conflict(index, op.path, ConflictReason.CHANGED if node else ConflictReason.MISSING)
 
     def _raise_conflict(self, ops: Sequence[Op], results: list[Any]) -> None:
-        """If it was refused, say which operation it was.
+        """Raise the conflict of the operation that failed, if the commit was refused.
 
         Raises:
             Conflict: it was, as a whole.
@@ -196,14 +197,14 @@ class ZooKeeperStore:
         self._refuse_other_number(ops, results)
 
     def _refuse_other_number(self, ops: Sequence[Op], results: list[Any]) -> None:
-        """A numbered node without anything below it may have got another number than expected: take it back."""
+        """Remove a numbered node without children in the same commit if it got another number than expected."""
         for index, (op, result) in enumerate(zip(ops, results, strict=True)):
             if isinstance(op, Create) and op.numbered and result != op.path:
                 self._client.delete(result)
                 raise Conflict(index, op.path, ConflictReason.CHANGED)
 
     def _took_effect(self, ops: Sequence[Op], session: int | None) -> bool:
-        """After a lost connection: did it take effect? All of it did if one of its operations did.
+        """Find out, after a lost connection, whether a commit took effect: all of it did if one of its operations did.
 
         Raises:
             QueueLost: nobody can tell.
@@ -232,7 +233,7 @@ class ZooKeeperStore:
         return False  # it sets or checks without a condition: that may be done again
 
     def _note_commit(self, ops: Sequence[Op]) -> None:
-        """Remember what we hold, and what the listings of this handle can take over."""
+        """Remember the locks that this handle holds, and add new children to its listings."""
         for op in ops:
             if isinstance(op, Create):
                 if op.ephemeral:
@@ -267,7 +268,7 @@ class ZooKeeperStore:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def _retry(self, ask: Callable[[], Any]) -> Any:
-        """Ask; if the connection is lost, ask again once there is one."""
+        """Send requests; if the connection is lost, send them again once there is a new one."""
         from kazoo import exceptions
 
         while True:
@@ -284,7 +285,7 @@ class ZooKeeperStore:
         return list(self._retry(lambda: self._read(paths)))
 
     def _read(self, paths: Sequence[str]) -> list[StoredNode | None]:
-        """Some are asked for while the answers to others are on their way: the servers never wait for us."""
+        """Read nodes in batches; while the answers to one are under way, the next one is sent."""
         nodes: list[StoredNode | None] = []
         pending: list[Any] = []
         for at in range(0, len(paths), READ_AT_ONCE):
@@ -294,7 +295,7 @@ class ZooKeeperStore:
         return nodes + self._collect(pending)
 
     def _collect(self, requests: Sequence[Any]) -> list[StoredNode | None]:
-        """The answers to what was asked."""
+        """Wait for the answers, and return the nodes."""
         from kazoo import exceptions
 
         nodes: list[StoredNode | None] = []
@@ -317,7 +318,8 @@ class ZooKeeperStore:
             return []
 
     def unlocked_entries(self, folder: str, items: str) -> Iterator[str]:
-        """Each name is given once a listing: who gets it tries its lock, and need not try it again within a second."""
+        """Yield each name of a listing once: whoever gets it tries its lock, and does not try it again within a
+        second."""
         listing = self._listings.setdefault(folder, FolderListing())
         tried, is_last_listing = 0, False
         if listing.is_old():
@@ -339,7 +341,7 @@ class ZooKeeperStore:
                 tried, is_last_listing = TRIED_UNCHECKED, True
 
     def _are_held(self, items: str, names: Sequence[str]) -> list[bool]:
-        """Return which items are locked. Items that this handle holds are not requested."""
+        """Return which of the items are locked. No request is sent for those that this handle holds."""
         locks = [lock_of_entry(items, name) for name in names]
         unknown = [lock for lock in locks if lock not in self._held]
         free = {lock for lock, node in zip(unknown, self.read(unknown), strict=True) if node is None}
@@ -365,7 +367,7 @@ class ZooKeeperStore:
         return self._watches.watch(path)
 
     def _set_watch(self, path: str, callback: Callable[[object], None]) -> None:
-        """Set a watch of a node's children; of its coming, if it is not there."""
+        """Set a watch at the servers: of a node's children, or of its creation if it does not exist."""
         from kazoo import exceptions
 
         try:
@@ -374,7 +376,7 @@ class ZooKeeperStore:
             self._retry(lambda: self._client.exists(path, watch=callback))
 
     def _queue_error(self, error: Exception) -> Exception:
-        """kazoo's errors as ours."""
+        """Return the queue's error for an error of kazoo."""
         name = type(error).__name__
         if name in ("NoAuthError", "AuthFailedError", "InvalidACLError", "SessionClosedRequireSaslError"):
             return QueueRefused(f"{self.url}: the servers refuse access ({name}): give user:password@ of this queue.")
@@ -401,7 +403,7 @@ and never answer (ZooKeeper 3.9 does): kazoo waits for it for a session divided 
 
 
 def create_client(address: Address, session_timeout_s: float) -> tuple[Any, Any]:
-    """A kazoo client that is not started yet, and the ACL of what it makes; None for an open one.
+    """Create a kazoo client, not started yet, and the ACL for its nodes; None stands for an open one.
 
     Raises:
         QueueRefused: kazoo, or with SASL pure-sasl, is not installed.
@@ -431,7 +433,7 @@ def create_client(address: Address, session_timeout_s: float) -> tuple[Any, Any]
 
 
 def _tls_arguments(tls: Tls | None) -> dict[str, Any]:
-    """kazoo's words for it."""
+    """Return the arguments of kazoo's client for TLS."""
     if tls is None:
         return {}
     files = {"ca": tls.ca or None, "certfile": tls.cert or None, "keyfile": tls.key or None}
@@ -439,7 +441,7 @@ def _tls_arguments(tls: Tls | None) -> dict[str, Any]:
 
 
 def _sasl_arguments(address: Address) -> dict[str, Any]:
-    """How the user proves to the servers who it is."""
+    """Return the arguments of kazoo's client for SASL."""
     if not address.sasl:
         return {}
     try:
@@ -480,7 +482,8 @@ CHECKED_MAX: Final = 256
 
 
 class FolderListing:
-    """The children of a folder, each given once, for a second. Those that were held lately are left out of the next."""
+    """The children of a folder, each given out once; valid for a second. Those that were held lately are left out of
+    the next listing."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -493,7 +496,7 @@ class FolderListing:
         return time.monotonic() - self._read_at > LISTING_S
 
     def renew(self, names: list[str], *, all_of_them: bool = False) -> None:
-        """Start again. ``all_of_them``: also those that were held lately; they are asked for."""
+        """Start with a new listing. ``all_of_them``: include names that were held lately; their locks are checked."""
         with self._lock:
             now = time.monotonic()
             self._held = {name: at for name, at in self._held.items() if now - at < HELD_S and not all_of_them}
@@ -501,7 +504,8 @@ class FolderListing:
             self._next, self._read_at = 0, now
 
     def next_name(self) -> str | None:
-        """The next name; None if all were given. Whoever takes it holds it, or has found that another does."""
+        """Return the next name; None if all were given out. Its caller either locks it, or finds that somebody else
+        has."""
         with self._lock:
             if self._next == len(self._names):
                 return None
@@ -511,7 +515,7 @@ class FolderListing:
             return name
 
     def skip_held(self, are_held: Callable[[Sequence[str]], list[bool]]) -> None:
-        """Go on to the next name that nobody holds."""
+        """Skip names to the next one that nobody holds."""
         with self._lock:
             size = CHECKED_FIRST
             while chunk := self._names[self._next : self._next + size]:
@@ -524,7 +528,7 @@ class FolderListing:
                     return
 
     def add(self, name: str) -> None:
-        """This handle has made it just now."""
+        """Add a name that this handle has just created."""
         with self._lock:
             self._held.pop(name, None)
             insort(self._names, name, lo=self._next)
@@ -540,7 +544,7 @@ SetWatch = Callable[[str, Callable[[object], None]], None]
 
 
 class ZooKeeperWatches:
-    """Watches of one handle."""
+    """Watches of a handle; those of one node share a watch at the servers."""
 
     def __init__(self, set_watch: SetWatch) -> None:
         self._set_watch = set_watch
@@ -548,7 +552,7 @@ class ZooKeeperWatches:
         self._server_watches: dict[str, _ServerWatch] = {}
 
     def watch(self, path: str) -> ZooKeeperWatch:
-        """Look at a node from now on. What has just changed may be told once more."""
+        """Watch a node from now on. A change from just before may be reported too."""
         watch = ZooKeeperWatch(self._remove)
         with self._lock:
             server_watch = self._server_watches.get(path)
@@ -582,7 +586,7 @@ class ZooKeeperWatches:
 
 
 class _ServerWatch:
-    """A watch at the servers, and all that share it."""
+    """A watch at the servers, with the watches that share it."""
 
     def __init__(self, watches: set[ZooKeeperWatch]) -> None:
         self.watches = watches
@@ -590,7 +594,7 @@ class _ServerWatch:
 
 
 class ZooKeeperWatch:
-    """Watch of one waiter."""
+    """A watch that one thread waits for."""
 
     def __init__(self, remove: Callable[[ZooKeeperWatch], None]) -> None:
         self._remove = remove
