@@ -1,6 +1,6 @@
-"""Holding a live queue against its layout, and fixing what can be fixed without a doubt.
+"""Audit of a live queue against its layout, with repairs of what is unambiguous; dump and restore.
 
-Two readings are compared: a queue in use changes while it is read, and what only one of them shows is not a finding.
+A queue in use changes while it is read: only what two readings show is a finding.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class AuditFinding(NamedTuple):
     path: str
     rule: str
     age_s: float
-    """How long ago the node was changed last."""
+    """Seconds since the last change of the node."""
     level: Literal["WARN", "FAIL"]
     text: str
 
@@ -60,10 +60,10 @@ def audit(tree: NodeTree, *, repair: bool = False) -> list[AuditFinding]:
     if not before:
         return []
     again = _read(tree)
-    known = {(problem.path, problem.rule, problem.text) for problem in before}
+    found_before = {(problem.path, problem.rule, problem.text) for problem in before}
     findings = []
     for problem in find_problems(again, tree.clock()):
-        if (problem.path, problem.rule, problem.text) in known:
+        if (problem.path, problem.rule, problem.text) in found_before:
             findings.append(_finding(tree, problem, again, repair=repair))
     return sorted(findings)
 
@@ -205,7 +205,7 @@ def _decode_data(path: str, value: object) -> bytes:
 # The rules of the layout, each as a function of all nodes that gives what breaks it.
 
 STALE_S: Final = 3600.0
-"""A lock that stays, where locks live with a session, is nobody's after an hour."""
+"""Age in seconds from which a lock without a session, of a kind that lives with one, is removed by a repair."""
 
 Nodes = Mapping[str, StoredNode]
 
@@ -218,7 +218,7 @@ class Problem:
     rule: str
     text: str
     repair_ops: tuple[Op, ...] = ()
-    """Empty: an operator has to decide."""
+    """Operations of the repair; empty if an operator has to decide."""
 
 
 def find_problems(nodes: Nodes, now: float) -> list[Problem]:
@@ -318,7 +318,7 @@ def _check_jobs(tree: _LoadedTree) -> Iterator[Problem]:
             yield Problem(path, "list without job", text, (Delete(path),))
 
 
-def _check_job(tree: _LoadedTree, job: str, listed: list[str]) -> Iterator[Problem]:
+def _check_job(tree: _LoadedTree, job: str, entries_of_job: list[str]) -> Iterator[Problem]:
     path = nodes.job_path(job)
     problems = list(_check_status(tree, path, JOB))
     for name, read in (
@@ -339,21 +339,26 @@ def _check_job(tree: _LoadedTree, job: str, listed: list[str]) -> Iterator[Probl
     priority = nodes.decode_integer(path, tree.nodes[f"{path}/priority"].data)
     unmoved = Check(f"{path}/status", tree.nodes[f"{path}/status"].version)
     yield from _check_entries(
-        path, "job state", nodes.state_path(state, nodes.state_entry(priority, job)), listed, JOB_STATES, unmoved
+        path,
+        "job state",
+        nodes.state_path(state, nodes.state_entry(priority, job)),
+        entries_of_job,
+        JOB_STATES,
+        unmoved,
     )
     if nodes.batch_path(batch) not in tree.nodes:
         yield Problem(f"{path}/bid", "job batch", f"Its batch {batch!r} is not there.")
         return
     place = nodes.batch_path(batch, "states", job_list_of(state), job)
     folders = [folder for folder in (parent_of(parent_of(place)), parent_of(place)) if folder not in tree.nodes]
-    yield from _check_entries(path, "job batch list", place, listed, BATCHES, unmoved, folders)
+    yield from _check_entries(path, "job batch list", place, entries_of_job, BATCHES, unmoved, folders)
 
 
 def _check_entries(
-    path: str, rule: str, place: str, listed: list[str], top: str, unmoved: Op, folders: list[str] | None = None
+    path: str, rule: str, place: str, all_entries: list[str], top: str, unmoved: Op, folders: list[str] | None = None
 ) -> Iterator[Problem]:
     """Check that ``place`` is the job's only entry below ``top``. A repair holds only while the job has not moved."""
-    entries = [one for one in listed if one.startswith(f"{top}/")]
+    entries = [one for one in all_entries if one.startswith(f"{top}/")]
     if entries == [place]:
         return
     wrong = [one for one in entries if one != place]
@@ -455,15 +460,15 @@ _LAYOUT = re.compile(
 # What an operator is shown of values that submitters gave: URLs without passwords and tokens.
 
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{1,30}://(?:[^\s/?#]*@)?[^\s\"'<>]+")
-"""In a text."""
+"""Pattern of a URL within a text."""
 
 _URL_VALUE: Final = re.compile(r"\s*([a-z][a-z0-9+.-]{1,30}:[/\\]+|(?:https?|ftp):|//)(.*)", re.DOTALL | re.IGNORECASE)
-"""A value that is a URL, well-formed or not: what it begins with, and the rest."""
+"""Pattern of a value that is a URL as a whole, well-formed or not: its beginning, and the rest."""
 
 _HOST: Final = re.compile(r"(?:\[[^\]]*\]|[^:/?#]*)(?::[0-9]*)?(?=[/?#]|$)")
 
 _TEXT_KEYS: Final = ("message", "why")
-"""Keys of what people read, which may begin with a URL."""
+"""Keys of texts for people, which may begin with a URL."""
 
 
 def without_secrets(value: Any, *, is_text: bool = False) -> Any:

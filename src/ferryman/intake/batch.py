@@ -25,14 +25,14 @@ from ferryman.intake.store import Check, Create, Delete, Op, Set
 from ferryman.intake.tree import NodeTree
 
 ACCEPTS_JOBS: Final = frozenset({BatchState.PENDING, BatchState.HELD, BatchState.PROCESSING})
-"""A batch in one of these may get jobs. Later its report is due, or made."""
+"""States in which a batch may get more jobs. Later its report is due, or made."""
 
 AWAITS_OPERATOR: Final = frozenset({BatchState.HELD, BatchState.FAILED})
-"""A batch in one of these stays there until an operator moves it. That move also writes the folder of batches anew: its
-version tells consumers, so that they need not look at each such batch again and again."""
+"""States that a batch leaves only when an operator moves it. That move also writes the folder of batches: its version
+changes, so that consumers need not read each such batch again and again."""
 
 REPORTING_STATES: Final = frozenset({BatchState.REPORTING, BatchState.UPDATE_REPORTING})
-"""Leaving one of these, what the submitter was told is kept."""
+"""States in which the submitter is notified: the move out of one of them stores the report."""
 
 
 class Batch(Item):
@@ -136,8 +136,8 @@ class Batch(Item):
         folder = batch_path(self.id, "states", JobList.PROCESSING)
 
         def plan(now: StatusNode) -> list[Op]:
-            found = self._tree.find(folder)
-            if found is None or found.children:
+            node = self._tree.find(folder)
+            if node is None or node.children:
                 raise _JobsUnfinished
             after = self._target_state(now, BatchState.REPORTING)
             # A folder can be removed only while it is empty: in one commit with the move, no job can come between.

@@ -1,4 +1,4 @@
-"""Identifiers that a plan mints, on their way back to the job of the document."""
+"""Destination ``JobIdentifiers``: takes identifiers that a plan mints back to the job of the document."""
 
 from __future__ import annotations
 

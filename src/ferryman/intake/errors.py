@@ -1,4 +1,4 @@
-"""How the queue refuses.
+"""Errors of the queue.
 
 ::
 

@@ -48,7 +48,7 @@ class Item:
         self.id = id
         self._held_lock: HeldLock | None = None
         self._known_status: StatusNode | None = None
-        """Under the lock: the status as it was when it was acquired, or after this object's last move."""
+        """Status when the lock was taken, or after this object's last move; None without the lock."""
         self._ever_held = False
 
     def __repr__(self) -> str:
@@ -255,12 +255,12 @@ class Item:
             raise LockLost(self._lock_path)
         return now
 
-    def _status_after(self, known: StatusNode | None, ops: Sequence[Op]) -> StatusNode | None:
+    def _status_after(self, status: StatusNode | None, ops: Sequence[Op]) -> StatusNode | None:
         """Return the status as this object's own commit has left it; None if the commit removed it."""
         status_sets = [op for op in ops if isinstance(op, Set) and op.path == self._status_path]
-        if known is None or not status_sets:
-            return known
-        node = known.node._replace(data=status_sets[0].data, version=known.node.version + 1)
+        if status is None or not status_sets:
+            return status
+        node = status.node._replace(data=status_sets[0].data, version=status.node.version + 1)
         return self.decode_status(node)
 
     def _refuse_locked(self, conflict: Conflict) -> None:

@@ -30,7 +30,7 @@ from ferryman.net.urls import split
 from ferryman.storage import files
 
 JSON_NODES: Final = ("configuration", "identifiers", "metadata", "inventory", "store")
-"""Made only when there is something in them."""
+"""Names of a job's JSON nodes; one exists only if there is something in it."""
 
 _NO_NODE: Final = StoredNode(b"", 0, 0, 0, 0, 0, 0.0, 0.0)
 
@@ -45,14 +45,14 @@ class Job(Item):
         self._batch_id = ""
         self._priority: int | None = None
         self._cached_nodes: dict[str, StoredNode | None] = {}
-        """JSON nodes as they were read under the lock: nobody but its holder may change them."""
+        """JSON nodes that were read under the lock: nobody but its holder may change them."""
         self._cached_space: int | None = None
         """Working space that this object set under the lock, in bytes."""
         self._new_priority: int | None = None
         self._new_nodes: dict[str, StoredNode | None] = {}
-        """Priority and JSON nodes as a change makes them that is under way."""
+        """JSON nodes, and before it the priority, as the change in progress sets them."""
         self._not_prefetched: set[str] = set()
-        """JSON nodes that were read one by one, since they did not come with the lock; shared by jobs of a state."""
+        """Names of JSON nodes that were read singly, as they did not come with the lock; shared by jobs of a state."""
 
     @property
     def path(self) -> str:
@@ -397,9 +397,9 @@ def retry_count_of(now: StatusNode) -> int:
     return int(count) if str(count).isdigit() else 0
 
 
-# What lies in the working space for a job: a file that lists its files.
+# Inventory: the list of a job's files in the working space.
 #
-# The list is published whole, after every file in it is durable: where it is, all of them are.
+# The list is published whole, after every file in it is durable: where the list exists, all files do.
 
 INVENTORY_NAME: Final = "inventory.jsonl"
 FILES_FOLDER: Final = "files"
@@ -414,7 +414,7 @@ class StoredFile(msgspec.Struct, frozen=True, omit_defaults=True):
     size: int
     sha256: str
     url: str = ""
-    """Where it came from."""
+    """URL that it was fetched from."""
     fields: dict[str, Any] = msgspec.field(default_factory=dict)
     """Fields given by the submitter."""
 

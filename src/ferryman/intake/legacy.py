@@ -28,10 +28,10 @@ NAME: Final = re.compile(r"mrtQ-(?P<priority>[0-9]{2})(?P<flags>[0-9]{2})?(?P<se
 """With flags (high priority, worker) as ingest named its records, or without as inventory did."""
 
 HEAD_BYTES: Final = 9
-"""Status and time."""
+"""Bytes before the payload: status and time."""
 
 RECORD_BYTES_MAX: Final = 1 << 20
-"""ZooKeeper's servers refuse larger nodes: what is larger was no record."""
+"""Most bytes of a record. ZooKeeper's servers refuse larger nodes."""
 
 STATUSES: Final = {
     0: JobState.PENDING,
@@ -41,17 +41,17 @@ STATUSES: Final = {
     4: JobState.COMPLETED,
     5: JobState.HELD,
 }
-"""By the status byte. What was consumed and not completed is to be done again."""
+"""Status byte -> state. A record that was consumed and not completed has to be processed again."""
 
 SECONDS_MAX: Final = 100_000_000_000
-"""Times below are seconds (until the year 5138), above milliseconds (since March 1973): what was written down about
-them, and what wrote them, do not agree."""
+"""Smaller times are seconds (until the year 5138), larger ones milliseconds (since March 1973): the older queue's
+documentation and its code do not agree."""
 
 TIME_MAX_S: Final = 253_402_300_799
 """The end of the year 9999."""
 
 RECORD: Final = "legacy_record"
-"""The key of a job's configuration that names the record it was made of."""
+"""Key of a job's configuration: the name of the record that it was made of."""
 
 
 class Record(NamedTuple):
@@ -215,8 +215,8 @@ def parse_properties(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _unescape(text: str) -> str:
-    def replacement(found: re.Match[str]) -> str:
-        code = found[1]
+    def replacement(match: re.Match[str]) -> str:
+        code = match[1]
         return chr(int(code[1:], 16)) if code[0] == "u" and len(code) == 5 else _ESCAPES.get(code, code)
 
     plain = re.sub(r"\\(u[0-9a-fA-F]{4}|.)", replacement, text)
@@ -265,7 +265,7 @@ CHARACTERS_MAX: Final = 1 << 20
 content."""
 
 DEFAULTS_MAX: Final = 8
-"""Properties have defaults, which have defaults, …: so many."""
+"""Most levels of defaults: ``Properties`` have defaults, which are ``Properties`` again."""
 
 _NULL, _REFERENCE, _CLASS, _OBJECT, _STRING = 0x70, 0x71, 0x72, 0x73, 0x74
 _BLOCK, _END, _LONG_STRING = 0x77, 0x78, 0x7C
@@ -318,20 +318,20 @@ class _SerializedStream:
         return ValueError(f"{what} at byte {self.position}")
 
     def read_bytes(self, size: int) -> bytes:
-        found = self._data[self.position : self.position + size]
-        if len(found) < size:
+        data = self._data[self.position : self.position + size]
+        if len(data) < size:
             raise self.error(f"it ends too early: {size} more bytes are announced")
         self.position += size
-        return found
+        return data
 
     def read_number(self, layout: str) -> int:
-        (found,) = struct.unpack(layout, self.read_bytes(struct.calcsize(layout)))
-        return int(found)
+        (number,) = struct.unpack(layout, self.read_bytes(struct.calcsize(layout)))
+        return int(number)
 
-    def expect(self, wanted: bytes, what: str) -> None:
-        if not self._data.startswith(wanted, self.position):
+    def expect(self, expected: bytes, what: str) -> None:
+        if not self._data.startswith(expected, self.position):
             raise self.error(f"{what} was expected")
-        self.position += len(wanted)
+        self.position += len(expected)
 
     def read_properties(self, depth: int = 0) -> dict[str, str]:
         """Read a ``Properties`` object, from its first byte."""
@@ -386,9 +386,9 @@ class _SerializedStream:
             return self._read_boolean()
         if self._data[start : start + 1] == bytes([_REFERENCE]):
             self.position += 1
-            found = self._read_reference()
-            if isinstance(found, bool):
-                return str(found).lower()
+            value = self._read_reference()
+            if isinstance(value, bool):
+                return str(value).lower()
             self.position = start
         return self.read_text()
 
@@ -399,26 +399,26 @@ class _SerializedStream:
             self._handles.append(_BOOLEAN)
         elif kind != _REFERENCE or self._read_reference() is not _BOOLEAN:
             raise self.error("a value that is not text, and of another class than Boolean")
-        found = self.read_number("B") != 0
-        self._handles.append(found)
-        return str(found).lower()
+        value = self.read_number("B") != 0
+        self._handles.append(value)
+        return str(value).lower()
 
     def read_text(self) -> str:
         """Read a text, or a reference to an earlier one."""
         kind = self.read_number("B")
         if kind == _REFERENCE:
-            found = self._read_reference()
-            if not isinstance(found, str):
+            text = self._read_reference()
+            if not isinstance(text, str):
                 raise self.error("a reference to what is not text")
         elif kind in (_STRING, _LONG_STRING):
-            found = self._decode(self.read_bytes(self.read_number(">H" if kind == _STRING else ">Q")))
-            self._handles.append(found)
+            text = self._decode(self.read_bytes(self.read_number(">H" if kind == _STRING else ">Q")))
+            self._handles.append(text)
         else:
             raise self.error(f"a key or value that is not text (code {kind:#04x})")
-        self._characters += len(found)
+        self._characters += len(text)
         if self._characters > CHARACTERS_MAX:
             raise self.error(f"more than {CHARACTERS_MAX} characters")
-        return found
+        return text
 
     def _decode(self, data: bytes) -> str:
         """Decode Java's own UTF-8: NUL in two bytes, characters beyond 16 bits as two surrogates."""

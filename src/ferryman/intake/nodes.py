@@ -1,4 +1,4 @@
-"""The layout: where each thing is kept, and how it is written there. Other people's tools read these nodes."""
+"""Layout of the nodes: their paths, and how their content is written. Other tools read these nodes too."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOCKS: Final = "/locks"
 QUEUE_LOCKS: Final = "/locks/queue"
 COLLECTION_LOCKS: Final = "/locks/collections"
 PAUSE_PATH: Final = f"{QUEUE_LOCKS}/ingest"
-"""While it is there, nothing of the ingest queue is acquired."""
+"""Lock that pauses the ingest queue: while it exists, nothing is acquired."""
 
 ACCESS_SIZES: Final = ("small", "large")
 """The two access queues."""
@@ -35,7 +35,8 @@ DEFAULT_PRIORITY: Final = 5
 """Priority of a job whose submitter gave none."""
 
 PRIORITY_IN_NAME_MAX: Final = 99
-"""Names have two digits for it. What is less urgent is sorted with this one; the exact number is in the data."""
+"""Largest priority that entries, with their two digits, can tell. Less urgent jobs sort with it; their own node has
+the exact number."""
 
 NODE_BYTES_MAX: Final = 512 << 10
 """Most bytes of one node. ZooKeeper's servers refuse requests near 1 MiB, and one request may carry several nodes."""

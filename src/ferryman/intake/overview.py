@@ -1,4 +1,4 @@
-"""Many batches or jobs at once: each question reads the nodes of all of them in one go, not one after the other."""
+"""Queries over many batches or jobs, which read the nodes of all of them in few calls, not one after the other."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ ITEMS_AT_ONCE: Final = 512
 """Items whose nodes are read together."""
 
 ROWS_AT_ONCE: Final = 4096
-"""Jobs of which a line is made together: their status nodes are small."""
+"""Jobs whose nodes are read together: their status nodes are small."""
 
 LISTS_PAY_FROM: Final = 2 * len(JobList)
-"""From so many jobs a batch on, the lists of the batches are read in place of each job's ``bid``."""
+"""Jobs per batch from which the lists of the batches are read in place of each job's ``bid``."""
 
 
 def count_jobs(tree: NodeTree) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The queue: who asks for work, in which order, and who may stop it."""
+"""The queue itself, and the acquisition of work from it: in which order, and what stops it."""
 
 from __future__ import annotations
 
@@ -132,8 +132,8 @@ class JobQueue:
 
         def plan() -> list[Op]:
             nonlocal batch_id
-            if uuid and (known := self._find_repeated(uuid_path, uuid, submission)):
-                batch_id = known
+            if uuid and (existing_id := self._find_repeated(uuid_path, uuid, submission)):
+                batch_id = existing_id
                 return []
             batch_id = numbered_name("bid", self._tree.next_number(BATCHES))
             path = batch_path(batch_id)
@@ -406,17 +406,17 @@ def _check_id(name: str) -> str:
     return name
 
 
-# Who gets what: locks the next thing to do, most urgent first, and reads it again under the lock.
+# Acquisition: finds the next item to work at, most urgent first, locks it, and reads it again under the lock.
 #
 # Nothing new is acquired while its queue is paused. A pending job of a collection that is on hold becomes Held
 # instead.
 
 READ_AT_ONCE: Final = 64
-"""Status nodes that are read at once."""
+"""Status nodes that are read in one call."""
 
 OPERATOR_POLL_S: Final = 0.1
-"""Times the number of batches that wait for an operator: so often each is looked at though nothing tells that one was
-moved, for programs of others do not write the folder of batches."""
+"""Seconds between two looks at a batch that waits for an operator, for each such batch: tools of others may move it
+without a write to the folder of batches."""
 
 
 class Acquirer:
@@ -434,11 +434,11 @@ class Acquirer:
         self.damaged = DamagedItems(warn)
         self._paused = False
         self._prefetched: dict[JobState, set[str]] = defaultdict(set)
-        """JSON nodes that were asked for while jobs of a state were held: they come with the lock from then on."""
+        """State -> names of JSON nodes that its consumers read: from then on they are read together with the lock."""
         self._batch_names: dict[str, tuple[tuple[int, int], list[str]]] = {}
         self._awaiting_operator: dict[str, dict[str, tuple[int, float]]] = defaultdict(dict)
-        """Batches that only an operator moves: the version of the folder of batches when they were looked at, and when
-        they are looked at again though it is still that."""
+        """Purpose -> batches that only an operator moves -> version of the folder of batches at the last look, and time
+        of the next look if that version stays."""
         self._finished: dict[str, set[str]] = {"pending": set(), "making": set(), "reporting": set()}
 
     # --- jobs ---------------------------------------------------------------------------------------------------------
@@ -632,17 +632,17 @@ def effective_collection(tree: NodeTree, job: Job) -> str:
     return "" if name is None else str(name)
 
 
-# Damaged items that were named once, and are passed over until somebody may have repaired them.
+# Damaged items, which are logged once and skipped for a while.
 
 DAMAGED_RETRY_S: Final = 60.0
-"""After this time it is tried again: an operator may have repaired it. What is still wrong is not said again."""
+"""Seconds until a damaged item is tried again: an operator may have repaired it. The same fault is not logged again."""
 
 
 class DamagedItems:
     """Damaged items that this process skips for a while. Safe to use from many threads.
 
     Args:
-        warn: is told of each item once, and again if something else is wrong with it.
+        warn: called with the reason, once for each item, and again if the reason changes.
         clock: in seconds.
     """
 

@@ -1,4 +1,4 @@
-"""Documents of the intake queue's jobs."""
+"""Source ``Jobs``: documents of the intake queue's jobs."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class Jobs(Source):
     def partitions(self) -> list[JobPartition]:
         """Return a partition for each job in Processing, most urgent first."""
         queue = self._open_queue()
-        partitions, seen = [], set()
+        partitions, names_taken = [], set()
         for job_id in queue.list_jobs("Processing"):
             if self._served_jobs is not None and job_id not in self._served_jobs:
                 continue
@@ -148,8 +148,8 @@ class Jobs(Source):
                 raise
             except Exception:  # not downloaded here, or damaged: who serves the queue says so, and fails it
                 continue
-            if partition.name not in seen:
-                seen.add(partition.name)
+            if partition.name not in names_taken:
+                names_taken.add(partition.name)
                 partitions.append(partition)
         return partitions
 

@@ -66,7 +66,7 @@ class Transitions(Generic[S]):
     success: Mapping[S, S]
     fail: Mapping[S, S]
     final: frozenset[S]
-    """An item in one of these is done with: it may be removed, and nothing else."""
+    """Final states: an item in one of them may be removed, and nothing else."""
     meaning: Mapping[S, str]
 
     def move(self, before: S, after: S) -> S:
@@ -215,8 +215,8 @@ RESUME_STATES: Final[Mapping[JobState, JobState]] = {
 
 def resume_state(last_successful: str | None) -> JobState:
     """Return the state in which a failed job is tried again: the one after its last success, or else Estimating."""
-    known = {state.value: after for state, after in RESUME_STATES.items()}
-    return known.get(last_successful or "", _J.ESTIMATING)
+    states_after = {state.value: after for state, after in RESUME_STATES.items()}
+    return states_after.get(last_successful or "", _J.ESTIMATING)
 
 
 class JobList(enum.StrEnum):

@@ -1,4 +1,4 @@
-"""The tree as items use it: reading with clear errors, and changes that are planned again when others were faster."""
+"""Tree of nodes as items use it: reads with clear errors, and changes that are planned again after a conflict."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ferryman.intake.store import (
 )
 
 CHANGE_TRIES: Final = 60
-"""Plans of one change before it is given up: others may be faster a few times, but not this often by chance."""
+"""Plans of one change until it is given up: others may be faster a few times, but not this often by chance."""
 
 PAUSE_MAX_S: Final = 0.03
 """Longest pause between two plans: a few times as long as another's change takes."""
@@ -203,7 +203,7 @@ class LockKind(NamedTuple):
     node: str
     """The node's name; "" where the lock is of something with a name of its own."""
     is_persistent: bool
-    """Set and cleared by people; the others live with the session that made them."""
+    """Set and cleared by operators; other locks live with the session that made them."""
 
 
 KINDS: Final = {
@@ -227,7 +227,7 @@ class Locks:
     def __init__(self, tree: NodeTree) -> None:
         self._tree = tree
         self._own_paths: dict[tuple[str, str], str] = {}
-        """(kind, name) -> the node of a lock that was taken through this object, as far as it is known."""
+        """(kind, name) -> path of a lock that was taken through this object."""
 
     def lock(self, kind: str, name: str | None = None) -> bool:
         """Take a lock. Returns False if anybody holds it, this process too.
@@ -242,15 +242,15 @@ class Locks:
         def plan() -> list[Op]:
             nonlocal is_free, path
             folder = self._tree.get(lock_kind.folder)
-            taken = self._held_nodes(lock_kind, name) if lock_kind.node or folder.children else {}
-            is_free = (name or "") not in taken.values() and "" not in taken.values()
+            held_names = self._held_nodes(lock_kind, name) if lock_kind.node or folder.children else {}
+            is_free = (name or "") not in held_names.values() and "" not in held_names.values()
             if not is_free:
                 return []
-            path = f"{lock_kind.folder}/{_first_free_name(lock_kind.node or node_name(name or ''), set(taken))}"
-            made = Create(path, check_size(path, (name or "").encode()), ephemeral=not lock_kind.is_persistent)
+            path = f"{lock_kind.folder}/{_first_free_name(lock_kind.node or node_name(name or ''), set(held_names))}"
+            create = Create(path, check_size(path, (name or "").encode()), ephemeral=not lock_kind.is_persistent)
             # The folder's own data stays empty. That it is set tells others who look for a node's name at this moment
             # that one was taken: two of them cannot lock one name under two nodes.
-            return [made] if lock_kind.node else [made, Set(lock_kind.folder, b"", folder.version)]
+            return [create] if lock_kind.node else [create, Set(lock_kind.folder, b"", folder.version)]
 
         while True:
             try:
@@ -337,8 +337,10 @@ class Locks:
             is_there = self._tree.find(f"{lock_kind.folder}/{lock_kind.node}") is not None
             return {lock_kind.node: ""} if is_there else {}
         plain_name = node_name(name or "")
-        others = self._tree.store.children(lock_kind.folder, plain_name)
-        nodes = [node for node in others if node == plain_name or _NUMBERED_SUFFIX.fullmatch(node[len(plain_name) :])]
+        candidates = self._tree.store.children(lock_kind.folder, plain_name)
+        nodes = [
+            node for node in candidates if node == plain_name or _NUMBERED_SUFFIX.fullmatch(node[len(plain_name) :])
+        ]
         if not nodes:
             return {}
         stored = self._tree.store.read([f"{lock_kind.folder}/{node}" for node in nodes])

@@ -217,12 +217,12 @@ def test_a_graceful_stop(intake: Place) -> None:
 
 def test_lost_locks(intake: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A consumer whose session ended under its work changes nothing; the work is done again."""
-    from ferryman.intake.service import stages as stations
+    from ferryman.intake.service import stages
 
-    inner = stations.Estimating.work
+    inner = stages.Estimating.work
     lost = []
 
-    def work(self: stations.Estimating, job: stations.Job) -> stations.StageResult:
+    def work(self: stages.Estimating, job: stages.Job) -> stages.StageResult:
         if not lost:
             lost.append(job.id)
             store = intake.queue.tree.store
@@ -231,11 +231,11 @@ def test_lost_locks(intake: Place, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def end(self: object) -> None:
         session = self._lease.end()  # type: ignore[attr-defined]
-        with self._using, self._changing():  # type: ignore[attr-defined]
-            self._end(session)  # type: ignore[attr-defined]
+        with self._lock, self._write_transaction():  # type: ignore[attr-defined]
+            self._remove_session(session)  # type: ignore[attr-defined]
 
     monkeypatch.setattr(type(intake.queue.tree.store), "_end_session_for_test", end, raising=False)
-    monkeypatch.setattr(stations.Estimating, "work", work)
+    monkeypatch.setattr(stages.Estimating, "work", work)
     intake.submit(payload_url=intake.put("a.txt", "a").as_uri(), local_id="a")
     intake.serve()
     assert list(intake.jobs().values()) == ["Completed"]

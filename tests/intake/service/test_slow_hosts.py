@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from ferryman.errors import PermanentError, TransientError
+from ferryman.intake.service.errors import SlowHost
 from ferryman.intake.service.fetch import Fetcher
-from ferryman.intake.service.hosts import SlowHost, SlowHosts
+from ferryman.intake.service.hosts import SlowHosts
 from ferryman.net import reach
 from ferryman.net.reach import Reach
 from tests.intake.service.dribble import Dribble

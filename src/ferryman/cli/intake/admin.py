@@ -73,13 +73,16 @@ def release(ids: Ids = None, collection: Collection = None, queue: QueueUrl = No
         names = list(ids or [])
         if collection is not None:
             job_queue.locks.unlock("collection", collection)
-            held = [
+            held_jobs = [
                 name
                 for name in job_queue.list_jobs("Held")
                 if effective_collection(job_queue.tree, job_queue.load_job(name)) == collection
             ]
-            print_line(f"collection {collection}: not on hold, {len(held)} held {'job' if len(held) == 1 else 'jobs'}")
-            names += held
+            print_line(
+                f"collection {collection}: not on hold, "
+                f"{len(held_jobs)} held {'job' if len(held_jobs) == 1 else 'jobs'}"
+            )
+            names += held_jobs
         apply_to_each(names, lambda name: _release(load_item(job_queue, name)))
 
 
@@ -355,8 +358,8 @@ def access(
 
 def _wait_until_ready(request: Assembly, longest_s: float) -> None:
     deadline = time.monotonic() + longest_s
-    while request.status in ("Pending", "Processing") and (left := deadline - time.monotonic()) > 0:
-        time.sleep(min(POLL_S, left))
+    while request.status in ("Pending", "Processing") and (left_s := deadline - time.monotonic()) > 0:
+        time.sleep(min(POLL_S, left_s))
 
 
 def _print_requests(queue: JobQueue, state: str | None, json: bool) -> None:

@@ -174,8 +174,8 @@ EXIT_UNFINISHED: Final = 4
 def _wait_until_reported(batch: Batch, longest_s: float) -> None:
     """Until it is reported, or given up."""
     deadline = time.monotonic() + longest_s
-    while batch.status not in EXIT_CODES and (left := deadline - time.monotonic()) > 0:
-        time.sleep(min(POLL_S, left))
+    while batch.status not in EXIT_CODES and (left_s := deadline - time.monotonic()) > 0:
+        time.sleep(min(POLL_S, left_s))
 
 
 def payload_url(payload: str) -> str:

@@ -1,4 +1,4 @@
-"""Access requests: a zip of delivered originals, put together in the background."""
+"""Access requests: zips of delivered originals, built in the background."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ KEPT_S: Final = 7 * 24 * 3600.0
 """Seconds that a bundle is kept; then it is removed, and can be requested again."""
 
 READ_AT_ONCE: Final = 1000
-"""Jobs whose names are read at once."""
+"""Jobs whose identifiers are read in one call."""
 
 ABANDONED_POLL_S: Final = 2.0
-"""Between two looks for requests whose consumer died."""
+"""Seconds between two looks for requests whose consumer died."""
 
 _CHUNK_BYTES: Final = MIB
 _NO_TIME: Final = (1980, 1, 1, 0, 0, 0)
-"""The earliest that a zip can say: the same bundle is the same bytes."""
+"""Earliest time that a zip can store; used for all members, so that the same bundle has the same bytes."""
 
 
 def request_bundle(queue: JobQueue, objects: Sequence[str], now: float, *, small_bytes: int = SMALL_BYTES) -> Assembly:
@@ -112,9 +112,20 @@ class BundleConsumer:
     """
 
     def __init__(
-        self, queue: JobQueue, work: Workspace, size: str, check_stop: Callable[[], None], say: Callable[[str], None]
+        self,
+        queue: JobQueue,
+        work: Workspace,
+        size: str,
+        check_stop: Callable[[], None],
+        print_line: Callable[[str], None],
     ) -> None:
-        self._queue, self._work, self._size, self._raise_if_stopping, self._say = queue, work, size, check_stop, say
+        self._queue, self._work, self._size, self._raise_if_stopping, self._print_line = (
+            queue,
+            work,
+            size,
+            check_stop,
+            print_line,
+        )
         self._next_poll = 0.0
 
     def turn(self) -> bool:
@@ -137,7 +148,7 @@ class BundleConsumer:
             raise
         except (OSError, ValueError, FerrymanError) as e:
             why = message_of(e)
-            self._say(f"{request.id}: {why}")
+            self._print_line(f"{request.id}: {why}")
             request.set_token({**request.token, "status": "Failed"})
             request.fail(why)
         finally:
@@ -190,7 +201,7 @@ class BundleConsumer:
         ready = {"url": inventory.file_url(path), "bytes": path.stat().st_size, "expires": format_time(until)}
         request.set_token({**token, **ready, "status": "Completed"})  # 3
         request.success(f"{path.stat().st_size} bytes")
-        self._say(f"{request.id}: {path}")
+        self._print_line(f"{request.id}: {path}")
 
     def _contents(self, token: dict[str, Any]) -> Iterator[tuple[str, Path, StoredFile]]:
         """Yield for each original its name in the zip, its path, and its entry in the list of files."""

@@ -1,4 +1,4 @@
-"""Batches: what was handed in becomes jobs, each once, whatever is killed in between."""
+"""Consumers of batches: they create the jobs of a submission, each once whatever is killed, and report the results."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ferryman import crash
 from ferryman.errors import DeliveryError, FerrymanError, PermanentError, TransientError, describe
 from ferryman.intake import Batch, BatchState, JobQueue, NodeInvalid, Report
 from ferryman.intake.overview import report_rows
-from ferryman.intake.service.errors import StopRequested, TryLater
+from ferryman.intake.service.errors import SlowHost, StopRequested, TryLater
 from ferryman.intake.service.fetch import Fetcher
-from ferryman.intake.service.hosts import SlowHost, SlowHostQueue
+from ferryman.intake.service.hosts import SlowHostQueue
 from ferryman.intake.service.isolation import CurrentWork, Isolation
 from ferryman.intake.service.payload import PlannedJob, has_payload, plan_jobs
 from ferryman.intake.service.reports import BatchReports, Callback
@@ -21,7 +21,7 @@ from ferryman.intake.service.workers import HandOff
 from ferryman.intake.service.workspace import Workspace
 
 MANIFEST_RETRY_S: Final = 30.0
-"""Between two looks at a manifest whose server does not answer."""
+"""Seconds between requests for a manifest whose server does not answer."""
 
 MANIFEST_PATIENCE_S: Final = 24 * 3600.0
 """Seconds that a batch waits for its manifest, since the same batch cannot be submitted again. Then it fails."""
@@ -98,7 +98,7 @@ class BatchConsumer:
         work: Workspace,
         fetcher: Fetcher,
         callback: Callback | BatchReports,
-        say: Callable[[str], None],
+        print_line: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
         *,
         delayed: DelayedBatches,
@@ -109,7 +109,7 @@ class BatchConsumer:
         self._delayed, self._hand_off = delayed, hand_off
         self._at_work, self._isolation = at_work, isolation
         self._queue, self._work, self._fetcher, self._callback = queue, work, fetcher, callback
-        self._say, self._clock = say, clock
+        self._print_line, self._clock = print_line, clock
         self._finished: set[str] = set()
 
     def turn(self) -> bool:
@@ -168,7 +168,7 @@ class BatchConsumer:
                 crash.point("batch.job")
         crash.point("batch.made")
         batch.set_jobs_made(len(planned_jobs))  # 4
-        self._say(f"{batch.id}: {batch.message}")
+        self._print_line(f"{batch.id}: {batch.message}")
 
     def _plan_jobs(self, batch: Batch) -> list[PlannedJob]:
         return list(plan_jobs(batch.submission, batch.id, self._work, self._fetcher))
@@ -188,7 +188,7 @@ class BatchConsumer:
             self._give_up(batch, error)
             return
         batch.set_status("Processing", f"waits for its manifest: {error}")
-        self._say(f"{batch.id}: {error}. It is tried again in {MANIFEST_RETRY_S:g} s.")
+        self._print_line(f"{batch.id}: {error}. It is tried again in {MANIFEST_RETRY_S:g} s.")
 
     def _give_up(self, batch: Batch, error: DeliveryError) -> None:
         """Fail the batch for good, and notify its submitter if possible."""
@@ -205,10 +205,10 @@ class BatchConsumer:
             self._delayed.add_slow(batch.id)
             return
         except (DeliveryError, StopRequested) as e:
-            self._say(f"{batch.id}: its submitter could not be notified: {e}")
+            self._print_line(f"{batch.id}: its submitter could not be notified: {e}")
         batch.set_status("Failed", str(error))
         self._finished.add(batch.id)
-        self._say(f"{batch.id}: failed: {error}")
+        self._print_line(f"{batch.id}: failed: {error}")
 
 
 class SlowBatchConsumer(BatchConsumer):
@@ -225,13 +225,13 @@ class SlowBatchConsumer(BatchConsumer):
         return batch if batch.acquire(BatchState.PROCESSING) is not None else None
 
 
-# Reports: what became of a batch, kept and sent, once all its jobs are done with.
+# Reports of finished batches, stored with the batch and sent to its submitter.
 
 REPORT_RETRY_S: Final = 30.0
-"""Between two tries to reach a submitter who does not answer."""
+"""Seconds between two tries to reach a submitter who does not answer."""
 
 REPORT_PATIENCE_S: Final = 24 * 3600.0
-"""Seconds that sending a report is tried. Then the batch goes on without: the report stays with the batch."""
+"""Seconds that sending a report is tried. Then the batch is closed without; its report stays with it."""
 
 
 class ReportConsumer:
@@ -249,14 +249,14 @@ class ReportConsumer:
         queue: JobQueue,
         work: Workspace,
         callback: Callback | BatchReports,
-        say: Callable[[str], None],
+        print_line: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
         *,
         slow_queue: SlowHostQueue[Batch] | None = None,
     ) -> None:
         self._slow_queue = slow_queue
         self._queue, self._work, self._callback = queue, work, callback
-        self._say, self._clock = say, clock
+        self._print_line, self._clock = print_line, clock
         self._unsent: list[tuple[float, float, Batch]] = []
         """(when to try again, since when it is tried, batch), each locked."""
 
@@ -307,7 +307,7 @@ class ReportConsumer:
                     if self._clock() - since < REPORT_PATIENCE_S:
                         keep_lock = True
                         self._unsent.append((self._clock() + REPORT_RETRY_S, since, batch))
-                        self._say(f"{batch.id}: its report was not sent: {e}. Next try in {REPORT_RETRY_S:g} s.")
+                        self._print_line(f"{batch.id}: its report was not sent: {e}. Next try in {REPORT_RETRY_S:g} s.")
                         return
                     why = f"; its report could not be sent: {e}"
                 except SlowHost:
@@ -338,7 +338,7 @@ class ReportConsumer:
         else:
             batch.success(f"{total} {'job' if total == 1 else 'jobs'} completed{why}")
             self._work.drop_batch(batch.id)
-        self._say(f"{batch.id}: {batch.message}")
+        self._print_line(f"{batch.id}: {batch.message}")
 
     def _report_body(self, batch: Batch, report: Report, update: bool) -> dict[str, Any]:
         """Return the content of the request."""

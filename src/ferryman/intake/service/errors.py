@@ -1,4 +1,4 @@
-"""How a consumer's work ends, if not well. What happens next, tells them apart."""
+"""Ways in which a consumer's work can fail, each with a consequence of its own (see the table in ``workers``)."""
 
 from __future__ import annotations
 
@@ -18,6 +18,17 @@ class TryLater(FerrymanError):
 
     def __str__(self) -> str:
         return self.why
+
+
+class SlowHost(TryLater):
+    """The work leads to a slow host: the job is handed to the threads for slow hosts."""
+
+    def __init__(self, host: str) -> None:
+        super().__init__(f"{host} is slow")
+        self.host = host
+
+    def __reduce__(self) -> tuple[type[SlowHost], tuple[str]]:
+        return type(self), (self.host,)
 
 
 class StopRequested(FerrymanError):

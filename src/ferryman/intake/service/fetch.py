@@ -1,4 +1,4 @@
-"""Getting what a URL leads to: its size, or its bytes as a durable file. Broken off, it goes on where it was."""
+"""Fetching URLs: the size, or the bytes as a durable file. A transfer that broke off is continued where it was."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from ferryman import crash, limits
 from ferryman.errors import PermanentError, TransientError
-from ferryman.intake.service.errors import CorruptSubmission, StopRequested
-from ferryman.intake.service.hosts import SlowHost, SlowHosts
+from ferryman.intake.service.errors import CorruptSubmission, SlowHost, StopRequested
+from ferryman.intake.service.hosts import SlowHosts
 from ferryman.intake.service.manifest import check_url
 from ferryman.limits import GIB, KIB, MIB
 from ferryman.net import urls
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse, PoolManager
 
 
-# How often other people's servers are asked, and with which pauses.
+# Retries of requests to submitters' servers.
 
 PAUSE_FIRST_S: Final = 0.5
 PAUSE_FACTOR: Final = 4.0
-"""Between tries: 0.5, 2, 8 s, each a bit more or less."""
+"""Pauses between tries are 0.5, 2 and 8 s, each changed a bit at random."""
 
 T = TypeVar("T")
 
@@ -61,17 +61,17 @@ def retry(call: Callable[[], T], tries: int, pause_s: float, stop: threading.Eve
 
 
 TRIES: Final = 4
-"""How often a file is asked for: a server that is restarted is back after the pauses between."""
+"""Requests for a file: with the pauses between them, a server has time to restart."""
 
 CHUNK_BYTES: Final = MIB
 FILE_BYTES: Final = 64 * GIB
 """Largest file that is fetched: more is a mistake, or fills every disk."""
 
 LOWEST_RATE: Final = 1024.0
-"""Bytes a second: what is slower is a server that stalls, or that keeps us waiting on purpose."""
+"""Bytes a second. A server that is slower stalls, or keeps its clients waiting on purpose."""
 
 SLOW_AFTER_S: Final = 30.0
-"""From then on the rate counts: a server may need some time to begin."""
+"""Seconds until the rate counts: a server may need some time to begin."""
 
 _PERMANENT_ERRNOS: Final = frozenset({errno.ENOENT, errno.EISDIR, errno.EACCES, errno.ENOTDIR})
 """Errors of a local file that waiting does not change."""

@@ -1,6 +1,6 @@
-"""Files of many jobs made durable together: one sync for all of them, and each job goes on from there.
+"""Making files of many jobs durable together: one sync for all of them; then each job moves on.
 
-Alone a job of one file takes some five syncs, and a disk takes about as long for each as for a hundred jobs' at once.
+Alone, a job of one file takes some five syncs, and a disk takes about as long for one as for those of a hundred jobs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SYNC_SINGLY_MAX: Final = 12
 """Most files and folders that are synced one by one; for more, the whole file system is synced once."""
 
 WAITING_MAX: Final = 128
-"""Jobs that wait for a sync: their threads wait too while there are more."""
+"""Most jobs that wait for a sync; threads that submit more wait too."""
 
 
 class UnsyncedFiles(NamedTuple):
@@ -28,7 +28,7 @@ class UnsyncedFiles(NamedTuple):
 
     files: tuple[Path, ...]
     folders: tuple[Path, ...]
-    """Whose names are not durable yet."""
+    """Folders whose entries are not durable yet."""
     then: Callable[[], None]
     """Work to do once they are durable. Raises as a stage's work does."""
 
@@ -47,7 +47,7 @@ def sync(unsynced: Sequence[UnsyncedFiles]) -> list[OSError | None]:
     for each in unsynced:  # names after contents
         errors.update({path: _try_sync(files.fsync_file, path) for path in each.files})
     errors.update({folder: _try_sync(files.fsync_folder, folder) for folder in dict.fromkeys(folders)})
-    return [next((found for path in (*one.files, *one.folders) if (found := errors[path])), None) for one in unsynced]
+    return [next((error for path in (*one.files, *one.folders) if (error := errors[path])), None) for one in unsynced]
 
 
 def _try_sync(sync_path: Callable[[Path], None], path: Path) -> OSError | None:

@@ -1,7 +1,7 @@
-"""Slow hosts: what waits for one goes to a few threads of its own, and the others go on.
+"""Slow hosts: jobs that wait for one go to a few threads of their own, so that other jobs are not delayed.
 
-Nobody knows beforehand that a host is slow. The first job that meets it finds out, in a time that is bounded, and the
-host is known to this process for a while: what else leads there is handed over without being asked for.
+Nobody knows beforehand that a host is slow. The first job that connects to it finds out, within a bounded time. This
+process remembers the host for a while, and hands over other jobs that lead there without a request.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 from ferryman.intake import Batch, Job
-from ferryman.intake.service.errors import TryLater
+from ferryman.intake.service.errors import SlowHost
 from ferryman.limits import KIB
 from ferryman.net.urls import split
 
 PROMPT_S: Final = 5.0
-"""A host that says nothing for so long, or needs longer for its headers, is slow; content is looked at from then on."""
+"""A host that is silent for so long, or needs longer for its headers, is slow; from then on its rate is checked."""
 
 PROMPT_RATE: Final = 32.0 * KIB
 """Bytes a second below which content comes slowly: a job of a megabyte takes half a minute."""
@@ -27,18 +27,7 @@ SLOW_FOR_S: Final = 600.0
 """Seconds that a host counts as slow; then it is tried as any other."""
 
 SLOW_HOST_THREADS: Final = 2
-"""Threads a state for slow hosts, beside those for all others."""
-
-
-class SlowHost(TryLater):
-    """Signals that this work must wait apart, for a slow host."""
-
-    def __init__(self, host: str) -> None:
-        super().__init__(f"{host} is slow")
-        self.host = host
-
-    def __reduce__(self) -> tuple[type[SlowHost], tuple[str]]:
-        return type(self), (self.host,)
+"""Threads for slow hosts in each state, in addition to the others."""
 
 
 class SlowHosts:

@@ -1,4 +1,9 @@
-"""The child of ``isolation``: does one task, and asks its parent for what it needs of the queue."""
+"""Isolation: work that may have killed its process is done again in a child process, so that ``serve`` survives it.
+
+1. The child: runs one task, and calls its parent for what it needs of the queue.
+2. ``CurrentWork``: files that tell what was being done when a process died.
+3. ``Isolation``: the parent's side, which starts a child for each task.
+"""
 
 from __future__ import annotations
 
@@ -162,20 +167,20 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
 
-# What is at work now, in files, so that what was at work when a process died is known, and then isolated.
+# Current work in files, so that what was being done when a process died is known, and then isolated.
 #
-# A dead ``serve`` accuses nobody: of what was at work then, one thing may have killed it, or none. Each of them is
+# A dead ``serve`` blames nobody: one of the jobs in progress may have killed it, or none. Each of them is
 # done next in a child process, one at a time. If the child dies while ``serve`` lives, that is counted; what has ended
 # as many children as it has attempts fails, with the reason.
 
 ATTEMPTS: Final = 3
-"""Deaths of a child until what it worked at has failed: one may be the machine's fault."""
+"""Deaths of a child until its job fails: a single one may be the machine's fault."""
 
 ISOLATION_RETRY_S: Final = 0.2
-"""Until what is to be isolated asks again whether another one still is."""
+"""Seconds until a job that is to be isolated tries again, while another one is isolated."""
 
 DEATH_RETRY_S: Final = 0.5
-"""Between a death and the next attempt: a machine without memory gets some of it back."""
+"""Seconds between a death and the next attempt: a machine without memory gets some of it back."""
 
 _DEATHS: Final = ".deaths"
 
@@ -201,11 +206,11 @@ class CurrentWork:
 
     Args:
         folder: seen by every process that serves the queue.
-        say: told of deaths.
+        print_line: told of deaths.
     """
 
-    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
-        self._folder, self._say = folder, say
+    def __init__(self, folder: Path, print_line: Callable[[str], None]) -> None:
+        self._folder, self._print_line = folder, print_line
         self._name, self._count = uuid.uuid4().hex, itertools.count()
         self._slot = threading.Lock()
         """Held while something is isolated."""
@@ -255,7 +260,7 @@ class CurrentWork:
         deaths = self.deaths(id) + 1
         files.replace(self._deaths_file(id), str(deaths).encode())
         crash.point("work.counted")
-        self._say(f"{id}: ended the child process that worked at it ({deaths} of {ATTEMPTS}): {how}")
+        self._print_line(f"{id}: ended the child process that worked at it ({deaths} of {ATTEMPTS}): {how}")
         if deaths >= ATTEMPTS:
             self._forget(id, token)
             raise PermanentError(
@@ -337,7 +342,7 @@ JOB_ATTRIBUTES: Final = frozenset(
 """Attributes that a child may request of its job."""
 
 LOCK_METHODS: Final = frozenset(("check", "lock", "unlock"))
-"""And of the queue's locks."""
+"""Methods of the queue's locks that a child may call."""
 
 
 class Isolation:

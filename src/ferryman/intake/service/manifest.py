@@ -39,7 +39,7 @@ SUFFIX_BYTES: Final = 32
 
 SCHEMES: Final = ("http", "https", "file")
 DIGESTS: Final[Mapping[str, int]] = {"md5": 32, "sha1": 40, "sha256": 64, "sha512": 128}
-"""Digests that are checked -> how many hex digits each has."""
+"""Kinds of digests that are checked, with their number of hex digits."""
 
 _COLUMNS: Final = ("url", "digest", "size", "local_id", "primary_id", "file_name", "priority", "profile_name")
 _ALIASES: Final = {"localid": "local_id", "primaryid": "primary_id", "filename": "file_name", "name": "file_name"}
@@ -136,17 +136,17 @@ class _ManifestLines:
         self._lines = io.TextIOWrapper(io.BytesIO(text), "utf-8-sig", newline=newline)
         self.number = 0
         """Number of the last line returned."""
-        self._left = ROW_CHARS
+        self._chars_left = ROW_CHARS
 
     def begin_row(self) -> None:
         """Begin a new row, which may have ``ROW_CHARS`` characters."""
-        self._left = ROW_CHARS
+        self._chars_left = ROW_CHARS
 
     def __iter__(self) -> Iterator[str]:
-        while line := self._lines.readline(self._left + 1):
+        while line := self._lines.readline(self._chars_left + 1):
             self.number += 1
-            self._left -= len(line)
-            if self._left < 0:
+            self._chars_left -= len(line)
+            if self._chars_left < 0:
                 raise CorruptSubmission(
                     f"line {self.number} of the manifest: its row has more than {ROW_CHARS} characters."
                 )

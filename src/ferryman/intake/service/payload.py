@@ -72,10 +72,10 @@ NAME_CHARS: Final = 1024
 """Most characters of an identifier or a collection's name."""
 
 OBJECT_LIST: Final = "object_list"
-"""Names what the batch consumer has laid into the working space for a job: lines of files, already read and checked."""
+"""Key of the URL of a job's list of files, which the batch consumer has checked and put into the working space."""
 
 EDITION: Final = "edition"
-"""How often an operator has edited a job's configuration. What was fetched for an older edition is not used."""
+"""Key of the number of edits of a job's configuration. Files of an older edition are not used."""
 
 
 class PlannedJob(NamedTuple):
@@ -355,10 +355,10 @@ EDITABLE: Final = (
     *("payload_url", "payload_type", "payload_file_name", "digest", "size", "profile_name", "response_url"),
     *("submitter", "mode", "delete"),
 )
-"""Keys that can be set. Others tell which job it is."""
+"""Keys that can be set. The others identify the job."""
 
 _FILE_KEYS: Final = ("payload_url", "payload_type", "payload_file_name", "digest", "size")
-"""These say which files a job has."""
+"""Keys that determine which files a job has."""
 
 _JOB_KINDS: Final = (PayloadKind.FILE, PayloadKind.CONTAINER, PayloadKind.OBJECT)
 

@@ -1,4 +1,4 @@
-"""Jobs in Processing: their documents run through the plan, many jobs of many batches in one wave."""
+"""Consumer of jobs in Processing: it runs their documents through the plan, many jobs of many batches in one wave."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ WAVE_JOBS: Final = 1000
 """Jobs that share a turn: enough to make its few commits cheap for each, few enough to decide on in a second."""
 
 FAULTS_IN_A_ROW: Final = 10
-"""Jobs in a row that fail because of errors nobody foresaw; then the plan, its state or Spark are at fault."""
+"""Jobs in a row that fail because of unforeseen errors, until the plan, its state or Spark is blamed instead."""
 
 REASONS_SHOWN: Final = 5
 """Documents that a failed job names, with the reason of each; `ferryman deliveries` has them all."""
 
 RESCAN_S: Final = 5.0
-"""Until documents that a turn did not process (the listing was incomplete) are listed again."""
+"""Seconds until documents that a turn did not process (the listing was incomplete) are listed again."""
 
 
 def jobs_sources(plan: Plan) -> dict[str, Jobs]:
@@ -105,14 +105,14 @@ class ProcessingConsumer:
         queue: JobQueue,
         run: Run,
         state: State,
-        say: Callable[[str], None],
+        print_line: Callable[[str], None],
         stop: threading.Event,
         *,
         turn_size: TurnSize | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._queue, self._run, self._state = queue, run, state
-        self._say, self._stop, self._clock = say, stop, clock
+        self._print_line, self._stop, self._clock = print_line, stop, clock
         self._turn_size = turn_size or TurnSize()
         self._sources = jobs_sources(state.plan)
         self._minted = MintedIdentifiers(state.plan)
@@ -325,7 +325,7 @@ class ProcessingConsumer:
         try:
             if failures:
                 why = _join_first(failures, "; ")
-                self._say(f"{job.id}: failed in Processing: {why}")
+                self._print_line(f"{job.id}: failed in Processing: {why}")
                 job.fail(why, unlock=True)
             else:
                 job.finish_processing("delivered", identifiers, unlock=True)
@@ -333,7 +333,7 @@ class ProcessingConsumer:
         except NodeInvalid as e:
             self._queue.pass_over(job.id, f"{job.id}: {e}")
         except (LockLost, StateError) as e:
-            self._say(f"{job.id}: {e}")
+            self._print_line(f"{job.id}: {e}")
         self._release(job)
 
     def _release(self, job: Job) -> None:
@@ -348,7 +348,7 @@ class ProcessingConsumer:
     def _drop_lost(self) -> None:
         """Drop jobs whose lock was lost: others may work at them now."""
         for job in [job for job in self._held.values() if not job.locked]:
-            self._say(f"{job.id}: its lock was lost; it will be acquired again")
+            self._print_line(f"{job.id}: its lock was lost; it will be acquired again")
             self._release(job)
         self._waiting = {id: job for id, job in self._waiting.items() if job.locked}
 
@@ -382,7 +382,7 @@ def _documents(source: Jobs, job: Job) -> list[Listed]:
 
 
 ExpectedDocuments = dict[str, dict[str, Listed]]
-"""Source -> document (its id with the prefix) -> what was listed."""
+"""Source -> document (its id with the prefix) -> its entry in the listing."""
 
 ResultsBySource = dict[str, dict[str, DocumentResult]]
 

@@ -1,4 +1,4 @@
-"""Reports by e-mail: in text, to submitters that are addresses."""
+"""Notifications of submitters: JSON posted to the URL that they gave, and reports by e-mail."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from urllib3 import PoolManager
 
 
-# Telling submitters: a JSON object posted to the URL that they gave.
+# Callbacks: a JSON object posted to the URL that the submitter gave.
 
 CALLBACK_TRIES: Final = 3
 CALLBACK_TIMEOUT_S: Final = 10.0
@@ -125,7 +125,7 @@ def _is_http_url(url: str) -> bool:
 
 
 MAIL_TIMEOUT_S: Final = 10.0
-"""For each answer of the server."""
+"""Seconds for each answer of the mail server."""
 
 JOBS_IN_MAIL: Final = 1000
 """Jobs of a kind that a mail names; the report is kept with the batch, whole."""
@@ -320,8 +320,8 @@ def _report_lines(content: Mapping[str, Any]) -> Iterator[str]:
 def _job_title(job: Mapping[str, Any]) -> str:
     local = job.get("local_id") or []
     names = [job.get("primary_id"), *(local if isinstance(local, list) else [local])]
-    known = ", ".join(str(name) for name in names if name)
-    return f"{job['job']} ({known})" if known else str(job["job"])
+    label = ", ".join(str(name) for name in names if name)
+    return f"{job['job']} ({label})" if label else str(job["job"])
 
 
 class BatchReports:

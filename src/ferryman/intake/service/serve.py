@@ -58,11 +58,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("ferryman.intake")
 
 GRACE_S: Final = 30.0
-"""After a stop, consumers get so long to finish or give back what they hold. What then still hangs loses its locks with
-this process."""
+"""Seconds that consumers have, after a stop, to finish or give back what they hold. Those that still hang then lose
+their locks with this process."""
 
 STANDBY_POLL_S: Final = 2.0
-"""Between two looks at a plan's state that another process holds: when that ends, this one takes over."""
+"""Seconds between two tries to open a plan's state that another process holds; this one takes over when that ends."""
 
 SWEEP_S: Final = 3600.0
 """Seconds between sweeps of what removed jobs left and of expired bundles."""
@@ -87,7 +87,7 @@ OPEN_BATCH_STATES: Final = (
 
 
 OpenDriver = Callable[[], Any]
-"""Makes the driver of the plan's state: a context manager of (state, runner)."""
+"""Opens the driver of the plan's state: returns a context manager of (state, runner)."""
 
 
 def serve(
@@ -123,11 +123,11 @@ def serve(
                 with suppress(StateHeld), driving() as (state, runner):
                     _process(plan, queue, state, runner, consumers, serving, stop, observer, turn_size)
             except TurnFailed as e:
-                consumers.say(str(e))
+                consumers.print_line(str(e))
                 continue
             if not stop.is_set():
                 if not is_standby:
-                    consumers.say(f"plan {plan.key}: another process runs it; this one does everything else")
+                    consumers.print_line(f"plan {plan.key}: another process runs it; this one does everything else")
                 is_standby = True
                 stop.wait(STANDBY_POLL_S)
     finally:
@@ -153,7 +153,7 @@ def _process(
     from ferryman.engine.run import Run
 
     run = Run(state, runner, _StopBetweenWaves(observer, stop), wait=0)
-    processing = ProcessingConsumer(queue, run, state, consumers.say, stop, turn_size=turn_size)
+    processing = ProcessingConsumer(queue, run, state, consumers.print_line, stop, turn_size=turn_size)
     try:
         run.recover()
         while not stop.is_set():
@@ -165,7 +165,7 @@ def _process(
                         return
                     processing.wait(POLL_S, 1 if serving.once else QUIET_POLLS)
             except QueueLost as e:
-                consumers.say(str(e))
+                consumers.print_line(str(e))
                 stop.wait(QUEUE_LOST_RETRY_S)
     except StopRequested:
         return
@@ -187,19 +187,21 @@ def _is_over(
 class Consumers:
     """Threads for all states but Processing. A thread that has nothing to do sleeps until it is woken."""
 
-    def __init__(self, queue: JobQueue, serving: Serving, stop: threading.Event, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, queue: JobQueue, serving: Serving, stop: threading.Event, print_line: Callable[[str], None]
+    ) -> None:
         self._queue, self._stop = queue, stop
         self._write_lock = threading.Lock()
-        self._say = say
+        self._print_line = print_line
         self._work = work = Workspace(serving.work)
-        self._at_work = CurrentWork(work.at_work, self.say)
+        self._at_work = CurrentWork(work.at_work, self.print_line)
         self._isolation = Isolation(queue, serving, stop)
         self._delayed = DelayedBatches()
         self._last_sweep_s = -SWEEP_S
         self._loops: list[Loop] = []
         self._watchers: list[Loop] = []
         self._close_callbacks: list[Callable[[], None]] = [self._delayed.close]
-        """Callbacks that wake sleeping threads, at the end."""
+        """Functions that wake sleeping threads, at the end."""
         slow = SlowHosts(serving.prompt_s)
         fetcher, callback = serving.fetcher(stop, slow), serving.callback(stop, slow)
         slow_fetcher, slow_callback = serving.fetcher(stop), serving.callback(stop)
@@ -213,20 +215,24 @@ class Consumers:
             "at_work": self._at_work,
             "isolation": self._isolation,
         }
-        batches = [BatchConsumer(queue, work, fetcher, reports, self.say, **shared) for _ in range(serving.threads)]
+        batches = [
+            BatchConsumer(queue, work, fetcher, reports, self.print_line, **shared) for _ in range(serving.threads)
+        ]
         batches += [
-            SlowBatchConsumer(queue, work, slow_fetcher, slow_reports, self.say, **shared)
+            SlowBatchConsumer(queue, work, slow_fetcher, slow_reports, self.print_line, **shared)
             for _ in range(SLOW_HOST_THREADS)
         ]
         for consumer in batches:
             self._add_loop("batches", consumer.turn, consumer.wait)
         self._reporting = self._reporters(reports, slow_reports)
         self._add_stage_workers(
-            serving.stages(queue, work, fetcher, callback, stop, self.say),
-            serving.stages(queue, work, slow_fetcher, slow_callback, stop, self.say),
+            serving.stages(queue, work, fetcher, callback, stop, self.print_line),
+            serving.stages(queue, work, slow_fetcher, slow_callback, stop, self.print_line),
             serving.threads,
         )
-        self._bundles = [BundleConsumer(queue, work, size, self._raise_if_stopping, self.say) for size in ACCESS_SIZES]
+        self._bundles = [
+            BundleConsumer(queue, work, size, self._raise_if_stopping, self.print_line) for size in ACCESS_SIZES
+        ]
         for bundles, size in zip(self._bundles, ACCESS_SIZES, strict=True):
             self._add_loop("access", bundles.turn, self._wait_for_change(f"{ACCESS}/{size}"))
 
@@ -234,15 +240,15 @@ class Consumers:
         """Create the consumers that report batches, and those for slow receivers."""
         slow_queue = SlowHostQueue[Batch]()
         self._close_callbacks.append(slow_queue.close)
-        prompt = ReportConsumer(self._queue, self._work, reports, self.say, slow_queue=slow_queue)
+        prompt = ReportConsumer(self._queue, self._work, reports, self.print_line, slow_queue=slow_queue)
         self._add_loop("reports", prompt.turn, self._stop.wait, prompt.release)
-        others = [
-            SlowReportConsumer(self._queue, self._work, slow_reports, self.say, takes_from=slow_queue)
+        slow = [
+            SlowReportConsumer(self._queue, self._work, slow_reports, self.print_line, takes_from=slow_queue)
             for _ in range(SLOW_HOST_THREADS)
         ]
-        for consumer in others:
+        for consumer in slow:
             self._add_loop("reports", consumer.turn, consumer.wait, consumer.release)
-        return [prompt, *others]
+        return [prompt, *slow]
 
     def _add_stage_workers(self, stages: list[JobStage], slow_host_stages: list[JobStage], threads: int) -> None:
         """Add the threads of each state but Processing, and those that wait for slow hosts."""
@@ -266,14 +272,16 @@ class Consumers:
             "hand_offs": self.hand_offs,
             "inline_workers": inline_workers,
         }
-        inline_workers.update({stage.state: InlineWorker(self._queue, stage, self.say, **shared) for stage in stages})
+        inline_workers.update(
+            {stage.state: InlineWorker(self._queue, stage, self.print_line, **shared) for stage in stages}
+        )
         workers = [
-            Worker(self._queue, stage, self.say, slow_queue=slow_queues.get(stage.state), **shared)
+            Worker(self._queue, stage, self.print_line, slow_queue=slow_queues.get(stage.state), **shared)
             for stage in stages
             for _ in range(1 if isinstance(stage, Provisioning) else threads)
         ]
         workers += [
-            SlowWorker(self._queue, stage, self.say, takes_from=slow_queues[stage.state], **shared)
+            SlowWorker(self._queue, stage, self.print_line, takes_from=slow_queues[stage.state], **shared)
             for stage in slow_host_stages
             for _ in range(SLOW_HOST_THREADS if stage.state in slow_queues else 0)
         ]
@@ -283,7 +291,7 @@ class Consumers:
     def _add_watcher(self, hand_off: HandOff, watch: Callable[[], Watch], is_empty: Callable[[], bool]) -> HandOff:
         """Add a thread that wakes idle threads of a hand-off when the watch fires. Returns the hand-off."""
         watcher = QueueWatcher(hand_off, watch, is_empty, self._stop)
-        self._watchers.append(Loop("watcher", self._stop, watcher.turn, self.say, wait=lambda timeout_s: None))
+        self._watchers.append(Loop("watcher", self._stop, watcher.turn, self.print_line, wait=lambda timeout_s: None))
         self._close_callbacks += [watcher.close, hand_off.close]
         return hand_off
 
@@ -298,12 +306,12 @@ class Consumers:
         wait: Callable[[float], object],
         release: Callable[[], None] = lambda: None,
     ) -> None:
-        self._loops.append(Loop(name, self._stop, turn, self.say, wait=wait, release=release))
+        self._loops.append(Loop(name, self._stop, turn, self.print_line, wait=wait, release=release))
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Print a line for people; any thread may call this."""
         with self._write_lock:
-            self._say(text)
+            self._print_line(text)
 
     def start(self) -> None:
         for loop in [*self._loops, *self._watchers]:

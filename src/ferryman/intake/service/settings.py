@@ -1,4 +1,4 @@
-"""How a queue is served: the settings, and the stages that they make, in this process or in a child of it."""
+"""Settings of ``serve``, and the stages made from them, in this process or in a child of it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from ferryman.intake.service.workspace import FULL_SHARE, Workspace
 from ferryman.net.reach import NOTHING_PRIVATE, Reach
 
 THREADS: Final = 4
-"""A state: a job of most of them waits for a disk or a server, not for this machine."""
+"""Threads per state. In most states a job waits for a disk or a server, not for this machine."""
 
 
 JOB_TIME_S: Final = 6 * 3600.0
-"""For the files of a job: 20 GB at a megabyte a second."""
+"""Seconds in which all files of a job have to be fetched: enough for 20 GB at a megabyte a second."""
 
 
 @dataclass(frozen=True)
@@ -82,13 +82,13 @@ class Serving:
         fetcher: Fetcher,
         callback: Callback,
         stop: threading.Event,
-        say: Callable[[str], None],
+        print_line: Callable[[str], None],
     ) -> list[JobStage]:
         """Return the stages of all states but Processing, in their order."""
         return [
             Pending(work, fetcher, self.job_time_s),
             Estimating(work, fetcher),
-            Provisioning(queue, work, say, self.full),
+            Provisioning(queue, work, print_line, self.full),
             Downloading(work, fetcher, stop, time_s=self.job_time_s, full=self.full),
             Storing(queue, work, self.keep_originals),
             Recording(queue),

@@ -1,4 +1,4 @@
-"""Work of each job state but Processing, which is the plan's. All of it can be repeated.
+"""Stages: the work of each job state but Processing, which is the plan's. All of it can be repeated.
 
 A stage's ``work`` takes a locked job and returns the message of its move to the next state. What it raises says what
 happens else: see ``worker``.
@@ -40,17 +40,17 @@ RECOUNT_S: Final = 1.0
 """Seconds between counts of the space promised to jobs: another process may promise too."""
 
 RECOUNT_FACTOR: Final = 10
-"""Or after so many times as long as it took: ten thousand jobs that a slow host keeps there hold nobody up."""
+"""Least pause between two counts, as a multiple of the time that a count takes: with ten thousand jobs it is long."""
 
 PARALLEL_FETCHES: Final = 4
 """Files of one job that are fetched at once: a server gives each connection its share."""
 
 QUICK_FILES: Final = 16
 QUICK_BYTES: Final = 1 << 20
-"""A job of no more files of this machine than that is downloaded by the thread that has moved it here."""
+"""Largest job of local files that is downloaded by the thread that has moved it here."""
 
 CONTAINER_FILE: Final = "container"
-"""A container's own name until it is unpacked."""
+"""File name of a container until it is unpacked."""
 
 
 class StageResult(NamedTuple):
@@ -58,15 +58,15 @@ class StageResult(NamedTuple):
 
     message: str = ""
     priority: int | None = None
-    """Another one, from now on."""
+    """The job's new priority; None: unchanged."""
     values: Mapping[str, Mapping[str, Any]] | None = None
-    """JSON nodes that change with the move, by name."""
+    """JSON nodes to replace with the move, by name."""
     space_needed: int | None = None
-    """Bytes of working space that it needs."""
+    """Bytes of working space that the job needs; None: unchanged."""
     obsolete_file: Path | None = None
-    """A file of no more use once it has moved."""
+    """File to remove once the job has moved."""
     steps: tuple[UnsyncedFiles, ...] = ()
-    """Work left to do first, each part after its files are durable."""
+    """Steps to finish before the move, each once its files are durable."""
 
 
 class JobStage:
@@ -141,8 +141,10 @@ class Provisioning(JobStage):
     state: ClassVar[JobState] = JobState.PROVISIONING
     isolates: ClassVar[bool] = False  # it looks at numbers of ours only, and must know what it has granted
 
-    def __init__(self, queue: JobQueue, work: Workspace, say: Callable[[str], None], full: float = FULL_SHARE) -> None:
-        self._queue, self._work, self._say, self._full = queue, work, say, full
+    def __init__(
+        self, queue: JobQueue, work: Workspace, print_line: Callable[[str], None], full: float = FULL_SHARE
+    ) -> None:
+        self._queue, self._work, self._print_line, self._full = queue, work, print_line, full
         self._was_reported = False
         self._granting = threading.Lock()
         self._granted = 0
@@ -155,7 +157,7 @@ class Provisioning(JobStage):
         is_open = used <= total * self._full
         if not is_open and not self._was_reported:
             self._work.sweep(self._queue)
-            self._say(
+            self._print_line(
                 f"{self._work.root}: {used} of {total} bytes are used, more than {self._full:.0%}: jobs wait in "
                 "Provisioning. Make room, or serve with --work on another disk or with a higher --full."
             )
@@ -175,9 +177,9 @@ class Provisioning(JobStage):
                 "with --work on a larger disk."
             )
         with self._granting:
-            left = limit - used - self._granted_bytes()
-            if needed > left:
-                raise TryLater(f"it needs {needed} bytes of working space, {max(0, left)} are free")
+            free_bytes = limit - used - self._granted_bytes()
+            if needed > free_bytes:
+                raise TryLater(f"it needs {needed} bytes of working space, {max(0, free_bytes)} are free")
             self._granted += needed
         return StageResult(f"{needed} bytes of working space are free")
 
@@ -215,8 +217,8 @@ class Downloading(JobStage):
 
     def is_quick(self, job: Job, result: StageResult) -> bool:
         entries = entries_of(job, self._work, self._fetcher)
-        few = len(entries) <= QUICK_FILES and all(map(_is_local, entries))
-        return few and job.space_needed <= QUICK_BYTES and not is_container(job)
+        is_small = len(entries) <= QUICK_FILES and all(map(_is_local, entries))
+        return is_small and job.space_needed <= QUICK_BYTES and not is_container(job)
 
     def work(self, job: Job) -> StageResult:
         fetcher = self._fetcher.with_deadline(self._time_s)

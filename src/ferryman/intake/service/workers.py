@@ -1,18 +1,18 @@
-"""Threads that take jobs of one state, and what becomes of a job by how its work ended.
+"""Worker threads, each for the jobs of one state. How the work ends decides what becomes of the job:
 
 ==================  ====================================================================================
 the work            the job
 ==================  ====================================================================================
-returns             moves on; move and lock in one change
+returns             moves on, and is unlocked in the same change
 PermanentError      fails, with the reason
 TransientError      fails too: its work has tried as often as it may
-TryLater               stays, locked, and is tried again; others of its state are looked at meanwhile
+TryLater            stays, locked, and is tried again; others of its state are worked at meanwhile
 SlowHost            is handed over to a thread for slow hosts
-StopRequested            is given back as it is
+StopRequested       is given back as it is
 LockLost            is not ours any more: nothing was changed, another does it again
-NodeInvalid         was removed, or is damaged: it is given back, and passed over for a minute
+NodeInvalid         was removed, or is damaged: it is given back, and skipped for a minute
 StateError          was moved by an operator meanwhile: it is given back
-any other           fails: a fault that an operator should see; a full disk is Later
+any other           fails: a fault that an operator should see; a full disk counts as TryLater
 ==================  ====================================================================================
 """
 
@@ -28,9 +28,9 @@ from typing import Any, Final
 
 from ferryman.errors import DeliveryError, FerrymanError, UsageError, describe
 from ferryman.intake import Job, JobQueue, JobState, LockLost, NodeInvalid, QueueLost, QueueRefused, StateError
-from ferryman.intake.service.errors import StopRequested, TryLater
+from ferryman.intake.service.errors import SlowHost, StopRequested, TryLater
 from ferryman.intake.service.finisher import Finisher, FinishRequest
-from ferryman.intake.service.hosts import SlowHost, SlowHostQueue
+from ferryman.intake.service.hosts import SlowHostQueue
 from ferryman.intake.service.isolation import CurrentWork, Isolation
 from ferryman.intake.service.stages import JobStage, StageResult
 from ferryman.intake.states import JOB
@@ -38,21 +38,21 @@ from ferryman.intake.store import Watch
 from ferryman.storage.files import is_disk_full
 
 POLL_S: Final = 0.5
-"""A thread looks so often whether it is to stop, and whether what waits is due; a watch tells it of new jobs."""
+"""Seconds between two checks whether to stop, and whether waiting jobs are due; new jobs are reported by a watch."""
 
 QUIET_POLLS: Final = 4
-"""Times ``POLL_S`` until a thread without batches asks for one though no watch has told of any."""
+"""Times ``POLL_S`` until an idle thread looks for work though its watch has not fired."""
 
 QUEUE_LOST_RETRY_S: Final = 1.0
-"""Between two tries while the queue's server does not answer."""
+"""Seconds between two tries while the queue's server does not answer."""
 
 FULL_DISK_RETRY_S: Final = 10.0
-"""Until a job is tried again that met a full disk."""
+"""Seconds until a job is tried again after the disk was full."""
 
 NEXT_STATE: Final = {JobState.PENDING: JobState.ESTIMATING, **JOB.success}
-"""The state that follows when the work of one is done."""
+"""State -> the state that follows when its work is done."""
 
-Say = Callable[[str], None]
+PrintLine = Callable[[str], None]
 
 
 class Loop:
@@ -69,12 +69,12 @@ class Loop:
         name: str,
         stop: threading.Event,
         turn: Callable[[], bool],
-        say: Say,
+        print_line: PrintLine,
         *,
         wait: Callable[[float], object] | None = None,
         release: Callable[[], None] = lambda: None,
     ) -> None:
-        self._stop, self._turn, self._say, self._release = stop, turn, say, release
+        self._stop, self._turn, self._print_line, self._release = stop, turn, print_line, release
         self._wait = wait or stop.wait
         self._thread = threading.Thread(target=self._run, name=f"intake {name}", daemon=True)
         self.idle = threading.Event()
@@ -108,16 +108,16 @@ class Loop:
         except StopRequested:
             return
         except (LockLost, NodeInvalid, StateError) as e:
-            self._say(f"{e}")
+            self._print_line(f"{e}")
             self._stop.wait(POLL_S)  # whatever it is, it is not said a thousand times
         except QueueLost as e:
             self.idle.clear()
             if not self._queue_lost:
-                self._say(f"{e}")
+                self._print_line(f"{e}")
             self._queue_lost = True
             self._stop.wait(QUEUE_LOST_RETRY_S)
         except Exception as e:  # a fault of ours: say it, and go on with the rest
-            self._say(f"{self._thread.name}: {describe(e)}")
+            self._print_line(f"{self._thread.name}: {describe(e)}")
             self._stop.wait(QUEUE_LOST_RETRY_S)
 
 
@@ -128,7 +128,7 @@ class Worker:
         self,
         queue: JobQueue,
         stage: JobStage,
-        say: Say,
+        print_line: PrintLine,
         clock: Callable[[], float] = time.monotonic,
         *,
         at_work: CurrentWork,
@@ -141,7 +141,7 @@ class Worker:
     ) -> None:
         self._hand_offs, self._inline_workers = hand_offs, inline_workers
         self._slow_queue, self._finisher, self._stop = slow_queue, finisher, stop
-        self._queue, self._stage, self._say, self._clock = queue, stage, say, clock
+        self._queue, self._stage, self._print_line, self._clock = queue, stage, print_line, clock
         self._at_work, self._isolation = at_work, isolation
         self._waiting: list[tuple[float, Job]] = []
         """(when to try again, job), each locked."""
@@ -260,7 +260,7 @@ class Worker:
             job.unlock()
             return False
         except (LockLost, StateError) as e:
-            self._say(f"{job.id}: {e}")
+            self._print_line(f"{job.id}: {e}")
             job.unlock()
             return False
         except BaseException:
@@ -297,15 +297,15 @@ class Worker:
             hand_off.wake_one()
 
     def _fail(self, job: Job, why: str) -> None:
-        self._say(f"{job.id}: failed in {self._stage.state}: {why}")
+        self._print_line(f"{job.id}: failed in {self._stage.state}: {why}")
         job.fail(why, unlock=True)
 
 
 class SlowWorker(Worker):
     """Works at jobs on slow hosts that other workers have put aside. Its stage waits for slow hosts."""
 
-    def __init__(self, *given: Any, takes_from: SlowHostQueue[Job], **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, *args: Any, takes_from: SlowHostQueue[Job], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self._takes_from = takes_from
 
     def release(self) -> None:
@@ -342,25 +342,25 @@ class InlineWorker(Worker):
         self._hand_offs[self._stage.state].wake_one()
 
 
-# Where the threads of one state wait, and take over jobs from the threads of the state before, lock and all.
+# Hand-off of locked jobs from the threads of one state to idle threads of the next.
 #
-# A thread that has nothing to do has just looked: no more urgent job waits in its state. So whoever moves a job into
-# that state may give it to this thread, and the lock need not be given back and taken again. Where all threads are
-# busy the job is unlocked, and the most urgent one comes first.
+# An idle thread has just looked: no more urgent job waits in its state. So a job that is moved into that state may go
+# to this thread directly, and its lock need not be given back and taken again. If all threads are busy, the job is
+# unlocked, and the threads take the most urgent one first.
 
 WATCH_PAUSE_S: Final = 0.05
-"""Between two looks while jobs come and go all the time: the first of them is seen at once, and whoever finds one calls
-another thread."""
+"""Seconds between two looks while jobs come and go all the time: the first one is seen at once, and a thread that finds
+a job wakes another."""
 
 STOP_POLL_S: Final = 0.5
-"""It looks so often whether it is to stop."""
+"""Seconds between two checks whether to stop."""
 
 QUIET_POLL_S: Final = 2.0
-"""One thread looks for a job so often though no watch has told of any: only a lock that ended with its process is to be
-found then."""
+"""Seconds between two looks for a job though the watch has not fired: a lock that ends with its process does not fire
+it."""
 
 EMPTY_POLLS: Final = 30
-"""Times ``QUIET_POLL_S`` until it looks into an empty state though its watch has not told of any job."""
+"""Times ``QUIET_POLL_S`` until an empty state is looked into though its watch has not fired."""
 
 
 class HandOff:
@@ -372,7 +372,7 @@ class HandOff:
         self._idle = 0
         self._handed_over: deque[Job] = deque()
         self._wake_requested = False
-        """Somebody is to look who has not begun to."""
+        """A wake-up was requested, and no thread has followed it yet."""
         self._closed = False
 
     def wake_one(self) -> None:

@@ -3,13 +3,13 @@
 ::
 
     WORK/jobs/JID/list.jsonl        the files that its submitter named; list-N.jsonl: edited N times
-    WORK/jobs/JID/files/…           those that are there, each whole
-    WORK/jobs/JID/inventory.jsonl   written when all are
+    WORK/jobs/JID/files/…           files that were fetched, each whole
+    WORK/jobs/JID/inventory.jsonl   their list, written when all are there
     WORK/jobs/JID/container         a container, before it is unpacked
     WORK/batches/BID/objects/N.jsonl  what a manifest says of one object
-    WORK/originals/JID/…            what was delivered, kept
-    WORK/at-work/JID                what somebody works at, or died while working at (``at_work``)
-    WORK/bundles/QID.zip            what small access requests asked for; of large ones large-QID.zip
+    WORK/originals/JID/…            delivered files that are kept
+    WORK/at-work/JID                work in progress, or left by a process that died (see ``isolation``)
+    WORK/bundles/QID.zip            bundles of small access requests; of large ones large-QID.zip
 """
 
 from __future__ import annotations

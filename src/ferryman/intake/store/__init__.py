@@ -1,4 +1,4 @@
-"""Where a queue's nodes are kept. ``Store`` is the port; which one it is, its URL says."""
+"""Stores of a queue's nodes: the port ``Store``, and the store that a URL names."""
 
 from __future__ import annotations
 

@@ -37,18 +37,18 @@ class StoredNode(NamedTuple):
 
     data: bytes
     version: int
-    """How often its data was set."""
+    """Number of times that its data was set."""
     children: int
-    """How many it has now."""
+    """Number of children now."""
     next_number: int
     """The number that its next numbered child gets."""
     owner: int
     """The session that an ephemeral node lives with; 0 for one that stays."""
     creation: int
-    """Tells it from every other node that had this path before it, or has it after it."""
+    """Number that differs from that of every other node with this path, earlier or later."""
     created_s: float
     modified_s: float
-    """When its data was set last, in seconds since 1970."""
+    """Time when its data was set last, in seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ class Store(Protocol):
         """End the session; its ephemeral nodes are removed."""
 
 
-# What the URL of a queue on ZooKeeper says.
+# URLs of queues on ZooKeeper.
 
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
@@ -200,11 +200,11 @@ class Tls(NamedTuple):
     key: str = ""
     """A file of its key."""
     check_hostname: bool = True
-    """Must a server's certificate be of the name by which it is asked?"""
+    """Whether a server's certificate must have the host name of the URL."""
 
 
 SASL_OPTION: Final = "sasl"
-"""Another option: user and password are proved to the servers by SASL (DIGEST-MD5), and they know the user."""
+"""Option of a URL: authenticate as a user that the servers know, by SASL (DIGEST-MD5)."""
 
 
 class Address(NamedTuple):
@@ -216,7 +216,7 @@ class Address(NamedTuple):
     password: str
     tls: Tls | None = None
     sasl: bool = False
-    """Do the servers know the user by SASL? Otherwise user and password are for this queue's nodes only."""
+    """Whether user and password are for SASL; otherwise they protect this queue's nodes only."""
 
     @property
     def display_url(self) -> str:

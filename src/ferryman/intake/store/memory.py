@@ -159,8 +159,8 @@ class MemoryStore:
 
     def walk(self, path: str) -> Iterator[tuple[str, StoredNode]]:
         with self._tree.changed:
-            found = sorted((p.split("/"), p, kept.snapshot()) for p, kept in self._tree.nodes.items())
-        for _, p, node in found:
+            nodes = sorted((p.split("/"), p, kept.snapshot()) for p, kept in self._tree.nodes.items())
+        for _, p, node in nodes:
             if path in ("/", p) or p.startswith(f"{path}/"):
                 yield p, node
 

@@ -24,7 +24,7 @@ from ferryman.intake.nodes import name_of, parent_of
 from ferryman.intake.store.base import Check, Conflict, ConflictReason, Create, Delete, Op, SessionLost, Set, StoredNode
 
 REAP_S: Final = 1.0
-"""How often a handle looks for dead sessions, unless one is in its way: their nodes are seen by nobody anyhow."""
+"""Seconds between two looks for dead sessions, unless one is in the way: nobody sees their nodes anyhow."""
 
 _COLUMNS = "data, version, children, numbered, owner, creation, created, modified"
 _OWNER_IS_ALIVE = "EXISTS (SELECT 1 FROM session WHERE id = owner AND boot = ? AND expires > ?)"
@@ -304,10 +304,10 @@ class _Transaction:
 # A session's lease in a SQLite queue, and the thread that renews it.
 
 RENEWALS: Final = 3
-"""Renewals in the time that a lease lasts: one that comes late, or fails, loses nothing."""
+"""Renewals while a lease lasts, so that one may be late, or fail."""
 
 RENEWAL_BUSY_S: Final = 5.0
-"""How long a renewal waits for other processes' changes."""
+"""Seconds that a renewal waits for other processes' changes."""
 
 
 def boot_id() -> str:
@@ -403,7 +403,7 @@ class _ShortTransaction:
             self._connection.close()
 
 
-# The file of a queue in SQLite: what makes it one, and its errors as ours.
+# The file of a queue in SQLite: its tables, and its errors as errors of the queue.
 
 APPLICATION_ID: Final = 0x46725179
 """SQLite's application id of our files ("FrQy"): another database is not taken for a queue."""
@@ -412,7 +412,7 @@ FORMAT: Final = 2
 """Format of the tables. A file in another one is refused."""
 
 BUSY_S: Final = 30.0
-"""How long a change waits for other processes' changes, which take a millisecond each."""
+"""Seconds that a change waits for other processes' changes, which take a millisecond each."""
 
 CHECKPOINT_PAGES: Final = 8192
 """The log is folded into the file at 32 MiB: pages that change all the time are written once, not a thousand times."""
@@ -514,13 +514,13 @@ def queue_error(path: Path, error: sqlite3.Error) -> Exception:
     return QueueRefused(f"{path}: {text}. If it was a queue, restore it from a dump.")
 
 
-# Watches of a store in SQLite: one thread a handle asks whether other processes have changed the file.
+# Watches of a store in SQLite: one thread per handle checks whether other processes have changed the file.
 
 POLL_S: Final = 0.1
-"""How often it asks while there are watches: this costs microseconds."""
+"""Seconds between two checks while there are watches; a check costs microseconds."""
 
 ChildCounts = tuple[int, int] | None
-"""Children of a node: how many there are, and how many there ever were; None if there is no node."""
+"""Counts of a node's children: how many there are, and the next number; None if the node does not exist."""
 
 
 class Watches:
@@ -595,7 +595,7 @@ class SqliteWatch:
     def __init__(self, watches: Watches, path: str, read_counts: Callable[[], ChildCounts]) -> None:
         self._watches, self.path, self._read_counts = watches, path, read_counts
         self.event = threading.Event()
-        """Something may have changed, or it is closed."""
+        """Set when something may have changed, or the watch is closed."""
         self._closed = False
         watches.add(self)
         self._before = read_counts()

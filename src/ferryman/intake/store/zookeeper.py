@@ -34,14 +34,14 @@ from ferryman.intake.store.base import (
 )
 
 CONNECT_S: Final = 15.0
-"""How long the first connection may take: a quorum that has just lost its leader needs some seconds for another."""
+"""Seconds for the first connection: a quorum that has just lost its leader needs some seconds for another."""
 
 TRIED_UNCHECKED: Final = 1
-"""Names that are given without asking whether they are held: it is cheaper to try. If these were held, there may be
-thousands more: they are asked for together."""
+"""Names that are given out without a check of their locks: it is cheaper to try. If these were held, there may be
+thousands more, whose locks are checked together."""
 
 READ_AT_ONCE: Final = 256
-"""Reads that are asked for together; twice as many are under way."""
+"""Reads that are sent together; twice as many are under way."""
 
 NUMBERS_AT_ONCE: Final = 400
 """Numbers that are skipped in one multi-operation."""
@@ -57,7 +57,7 @@ class ZooKeeperStore:
         self._timeout_s = session_timeout_s
         self._client, self._acl = create_client(address, session_timeout_s)
         self._send_lock = threading.Lock()
-        """Between asking whether a session lives and sending what names it, it cannot be lost and another begun."""
+        """Held from the check that a session lives until the send that names it: no other session begins between."""
         self._sessions_lost = 0
         self._listings: dict[str, FolderListing] = {}
         self._held: set[str] = set()
@@ -116,7 +116,7 @@ class ZooKeeperStore:
         while True:
             self._refuse_other_creation(ops)
             try:
-                results, looked = self._send(ops, session, read_after)
+                results, pending_reads = self._send(ops, session, read_after)
             except exceptions.SessionExpiredError as e:
                 if session is not None:
                     raise SessionLost(f"{self.url}: the session has ended") from e
@@ -135,7 +135,7 @@ class ZooKeeperStore:
                 self._raise_conflict(ops, results)
                 self._note_commit(ops)
                 try:
-                    return self._collect(looked)
+                    return self._collect(pending_reads)
                 except exceptions.ConnectionLoss:
                     return self.read(read_after)
 
@@ -159,10 +159,10 @@ class ZooKeeperStore:
                     if session is not None and client_id[0] != session:
                         raise SessionLost(f"{self.url}: the session has ended")
                     sent = transaction.commit_async()
-                    looked = [self._client.get_async(path) for path in read_after]
+                    pending_reads = [self._client.get_async(path) for path in read_after]
                     break
             self._wait_for_connection()  # whether the session outlives this is known when there is a connection again
-        return list(sent.get()), looked
+        return list(sent.get()), pending_reads
 
     def _refuse_other_creation(self, ops: Sequence[Op]) -> None:
         """Refuse the operations if a node is not the one expected. A multi-operation compares versions only, and a
@@ -349,19 +349,19 @@ class ZooKeeperStore:
 
     def walk(self, path: str) -> Iterator[tuple[str, StoredNode]]:
         level = [path]
-        found: dict[str, StoredNode] = {}
+        nodes_by_path: dict[str, StoredNode] = {}
         while level:
             nodes = self.read(level)
-            there = [(at, node) for at, node in zip(level, nodes, strict=True) if node is not None]
-            found.update(there)
+            existing = [(at, node) for at, node in zip(level, nodes, strict=True) if node is not None]
+            nodes_by_path.update(existing)
             level = [
                 f"{at.rstrip('/')}/{name}"
-                for at, node in there
+                for at, node in existing
                 if node.children
                 for name in self.children(at)
                 if (at, name) != ("/", "zookeeper")
             ]
-        yield from sorted(found.items(), key=lambda one: one[0].split("/"))
+        yield from sorted(nodes_by_path.items(), key=lambda one: one[0].split("/"))
 
     def watch(self, path: str) -> ZooKeeperWatch:
         return self._watches.watch(path)
@@ -460,25 +460,25 @@ def _import_kazoo() -> tuple[Any, Any]:
         raise QueueRefused(
             "a queue on ZooKeeper needs the package kazoo, which is not installed: pip install 'ferryman[intake]'"
         ) from None
-    # What it has to say, its errors say: nobody shall be told twice, unless a program asks for its log.
+    # Its errors have the same content as its log: print it only if a program asks for that log.
     logging.getLogger("kazoo").addHandler(logging.NullHandler())
     return client, security
 
 
-# A folder's children as a server gave them, for a second.
+# Listings: a folder's children, cached for a second.
 
 LISTING_S: Final = 1.0
-"""A listing is kept so long for acquiring: of 100 000 jobs it costs 0.2 s, each acquisition then one change."""
+"""Seconds that a listing is used for acquiring: one of 100 000 jobs costs 0.2 s, each acquisition then one change."""
 
 HELD_S: Final = 3.0
-"""A job that somebody held is left alone for so long, as long as there are others: of thousands that are worked at,
-asking for each lock once a second would take longer than a second."""
+"""Seconds that a job whose lock was held is left out, while there are others: to check thousands of locks once a
+second would take longer than a second."""
 
 CHECKED_FIRST: Final = 8
-"""Names that are asked for together at first, then twice as many each time: others are most often a little ahead."""
+"""Locks that are checked together at first, then twice as many each time: other consumers are mostly a little ahead."""
 
 CHECKED_MAX: Final = 256
-"""Names that are asked for together at most."""
+"""Most locks that are checked together."""
 
 
 class FolderListing:
@@ -487,7 +487,7 @@ class FolderListing:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._names: list[str] = []
+        self._entries: list[str] = []
         self._next = 0
         self._read_at = float("-inf")
         self._held: dict[str, float] = {}
@@ -500,17 +500,17 @@ class FolderListing:
         with self._lock:
             now = time.monotonic()
             self._held = {name: at for name, at in self._held.items() if now - at < HELD_S and not all_of_them}
-            self._names = [name for name in names if name not in self._held]
+            self._entries = [name for name in names if name not in self._held]
             self._next, self._read_at = 0, now
 
     def next_name(self) -> str | None:
         """Return the next name; None if all were given out. Its caller either locks it, or finds that somebody else
         has."""
         with self._lock:
-            if self._next == len(self._names):
+            if self._next == len(self._entries):
                 return None
             self._next += 1
-            name = self._names[self._next - 1]
+            name = self._entries[self._next - 1]
             self._held[name] = time.monotonic()
             return name
 
@@ -518,10 +518,10 @@ class FolderListing:
         """Skip names to the next one that nobody holds."""
         with self._lock:
             size = CHECKED_FIRST
-            while chunk := self._names[self._next : self._next + size]:
+            while chunk := self._entries[self._next : self._next + size]:
                 size = min(2 * size, CHECKED_MAX)
-                held = are_held(chunk)
-                free = held.index(False) if False in held else len(chunk)
+                are_locked = are_held(chunk)
+                free = are_locked.index(False) if False in are_locked else len(chunk)
                 self._held.update(dict.fromkeys(chunk[:free], time.monotonic()))
                 self._next += free
                 if free < len(chunk):
@@ -531,16 +531,16 @@ class FolderListing:
         """Add a name that this handle has just created."""
         with self._lock:
             self._held.pop(name, None)
-            insort(self._names, name, lo=self._next)
+            insort(self._entries, name, lo=self._next)
 
 
-# Watches of a store on ZooKeeper: all that look at a node share one at the servers, which stays until it has told.
+# Watches of a store on ZooKeeper: all watches of a node share one at the servers, which stays until it fires.
 #
-# Setting one reads the names of all children: of thousands of batches, at each look, that would be most of what an
+# Setting one reads the names of all children: with thousands of batches, that would be most of what an
 # idle queue costs.
 
 SetWatch = Callable[[str, Callable[[object], None]], None]
-"""Sets a watch at the servers: of a path, and what is called when it tells."""
+"""Function that sets a watch at the servers: of a path, with the function to call when it fires."""
 
 
 class ZooKeeperWatches:
