@@ -20,7 +20,7 @@ from tests.intake.service.place import Place, until
 
 
 class HeldJob:
-    """A job, as far as a desk needs one."""
+    """A job, as far as a hand-off needs one."""
 
     def __init__(self) -> None:
         self.locked = True
@@ -29,13 +29,13 @@ class HeldJob:
         self.locked = False
 
 
-def waiting(desk: HandOff, found: list[Any]) -> threading.Thread:
+def waiting(hand_off: HandOff, found: list[Any]) -> threading.Thread:
     """A thread that has nothing to do, until a job is handed over to it."""
 
     def run() -> None:
-        while not desk.wait(60.0):
+        while not hand_off.wait(60.0):
             pass
-        found.append(desk.take())
+        found.append(hand_off.take())
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -44,12 +44,12 @@ def waiting(desk: HandOff, found: list[Any]) -> threading.Thread:
 
 def test_a_job_is_handed_over_to_who_has_nothing_to_do() -> None:
     """And to nobody else: as many as threads wait."""
-    desk, found, jobs = HandOff(), list[Any](), [HeldJob() for _ in range(3)]
+    hand_off, found, jobs = HandOff(), list[Any](), [HeldJob() for _ in range(3)]
     given: Any = jobs
-    assert not desk.offer(given[0])
-    threads = [waiting(desk, found) for _ in range(2)]
-    until(lambda: desk._idle == 2)
-    assert [desk.offer(each) for each in given] == [True, True, False]
+    assert not hand_off.offer(given[0])
+    threads = [waiting(hand_off, found) for _ in range(2)]
+    until(lambda: hand_off._idle == 2)
+    assert [hand_off.offer(each) for each in given] == [True, True, False]
     for thread in threads:
         thread.join()
     assert found == jobs[:2] or found == jobs[1::-1]
@@ -58,36 +58,36 @@ def test_a_job_is_handed_over_to_who_has_nothing_to_do() -> None:
 
 def test_a_call_that_came_before_the_wait_is_heard() -> None:
     """Whoever has looked before the call looks again, and one look answers it."""
-    desk = HandOff()
-    desk.wake_one()
-    assert desk.wait(60.0)
-    assert not desk.wait(0.0)
+    hand_off = HandOff()
+    hand_off.wake_one()
+    assert hand_off.wait(60.0)
+    assert not hand_off.wait(0.0)
 
 
 def test_at_the_end_jobs_are_given_back() -> None:
     """Those that nobody has taken; nobody waits any more."""
-    desk, job = HandOff(), HeldJob()
+    hand_off, job = HandOff(), HeldJob()
     given: Any = job
-    threads = [waiting(desk, [])]
-    until(lambda: desk._idle == 1)
-    with desk._changed:  # the thread does not come to take it
-        desk._handed_over.append(given)
-    desk.close()
+    threads = [waiting(hand_off, [])]
+    until(lambda: hand_off._idle == 1)
+    with hand_off._changed:  # the thread does not come to take it
+        hand_off._handed_over.append(given)
+    hand_off.close()
     threads[0].join()
     assert not job.locked
-    assert not desk.offer(given)
-    assert desk.wait(60.0)
+    assert not hand_off.offer(given)
+    assert hand_off.wait(60.0)
 
 
 def test_nobody_looks_out_while_all_work() -> None:
     """A watch of a long list is not made for nothing."""
-    desk, stop = HandOff(), threading.Event()
+    hand_off, stop = HandOff(), threading.Event()
 
     def watch() -> Any:
         raise AssertionError("a watch was made")
 
     stop.set()
-    assert not QueueWatcher(desk, watch, lambda: False, stop).turn()
+    assert not QueueWatcher(hand_off, watch, lambda: False, stop).turn()
 
 
 @pytest.fixture

@@ -107,7 +107,7 @@ def test_a_held_batch_that_is_released_is_taken_up(queue: JobQueue, verb: str) -
 def test_nobody_looks_into_an_empty_state(queue: JobQueue) -> None:
     """One thread looks once when it begins; a job that comes wakes it."""
     batch = queue.create_batch({"submitter": "test"})
-    desk, stop, woken = HandOff(), threading.Event(), list[bool]()
+    hand_off, stop, woken = HandOff(), threading.Event(), list[bool]()
     looked = threading.Event()
 
     def is_empty() -> bool:
@@ -115,12 +115,12 @@ def test_nobody_looks_into_an_empty_state(queue: JobQueue) -> None:
         looked.set()
         return node is not None and not node.children
 
-    lookout = QueueWatcher(desk, lambda: queue.watch_jobs("Pending"), is_empty, stop)
-    looking = threading.Thread(target=lookout.turn)
+    watcher = QueueWatcher(hand_off, lambda: queue.watch_jobs("Pending"), is_empty, stop)
+    looking = threading.Thread(target=watcher.turn)
 
     def run() -> None:
-        woken.append(desk.wait(None))  # for what came before the watch
-        woken.append(desk.wait(None))
+        woken.append(hand_off.wait(None))  # for what came before the watch
+        woken.append(hand_off.wait(None))
 
     waiting = threading.Thread(target=run)
     waiting.start()
@@ -131,7 +131,7 @@ def test_nobody_looks_into_an_empty_state(queue: JobQueue) -> None:
     batch.create_job({})
     looking.join(60)
     assert not looking.is_alive(), "the watch has told"
-    desk.close()
+    hand_off.close()
     waiting.join(60)
     assert woken == [True, True]
 

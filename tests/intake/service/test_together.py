@@ -48,7 +48,7 @@ class Held:
         self.given_back = True
 
 
-def pledge(
+def finish_request(
     told: list[str], name: str, *steps: UnsyncedFiles, fails: list[BaseException] | None = None
 ) -> FinishRequest:
     def attempt(do: Callable[[], None]) -> bool:
@@ -72,8 +72,8 @@ def test_a_step_is_done_when_what_it_needs_is_durable(tmp_path: Path, synced: li
     def step(name: str) -> UnsyncedFiles:
         return unsynced(tmp_path, name, lambda: told.append(f"{name} done"))
 
-    finisher.submit(pledge(told, "one", step("a"), step("b")))
-    finisher.submit(pledge(told, "two", step("c")))
+    finisher.submit(finish_request(told, "one", step("a"), step("b")))
+    finisher.submit(finish_request(told, "two", step("c")))
     assert finisher.turn()
     assert [each for each in told if "/" not in each] == [
         *("a", "c", "a done", "c done"),
@@ -87,8 +87,8 @@ def test_a_file_that_cannot_be_synced_ends_its_own_job_only(tmp_path: Path) -> N
     told: list[str] = []
     fails: list[BaseException] = []
     finisher = Finisher()
-    finisher.submit(pledge(told, "gone", unsynced(tmp_path, "gone", lambda: told.append("never")), fails=fails))
-    finisher.submit(pledge(told, "there", unsynced(tmp_path, "there"), fails=fails))
+    finisher.submit(finish_request(told, "gone", unsynced(tmp_path, "gone", lambda: told.append("never")), fails=fails))
+    finisher.submit(finish_request(told, "there", unsynced(tmp_path, "there"), fails=fails))
     finisher.turn()
     assert told == ["there moves"]
     assert [e.errno for e in fails if isinstance(e, OSError)] == [errno.ENOENT]
@@ -105,7 +105,7 @@ def test_a_failed_sync_of_all_ends_each(tmp_path: Path, monkeypatch: pytest.Monk
     fails: list[BaseException] = []
     finisher = Finisher()
     for n in range(SYNC_SINGLY_MAX + 1):
-        finisher.submit(pledge(told, f"{n}", unsynced(tmp_path, f"{n}"), fails=fails))
+        finisher.submit(finish_request(told, f"{n}", unsynced(tmp_path, f"{n}"), fails=fails))
     finisher.turn()
     assert told == []
     assert len(fails) == SYNC_SINGLY_MAX + 1
@@ -114,7 +114,7 @@ def test_a_failed_sync_of_all_ends_each(tmp_path: Path, monkeypatch: pytest.Monk
 def test_what_waits_is_given_back_at_the_end(tmp_path: Path) -> None:
     """And what comes after it."""
     finisher = Finisher()
-    before, after = (pledge([], name, unsynced(tmp_path, name)) for name in ("before", "after"))
+    before, after = (finish_request([], name, unsynced(tmp_path, name)) for name in ("before", "after"))
     finisher.submit(before)
     finisher.release()
     finisher.submit(after)
@@ -126,7 +126,7 @@ def test_what_waits_is_given_back_at_the_end(tmp_path: Path) -> None:
 def test_a_lost_queue_gives_all_of_them_back(tmp_path: Path) -> None:
     """The loop says so, and goes on with the next."""
     finisher = Finisher()
-    some = [pledge([], f"{n}", unsynced(tmp_path, f"{n}")) for n in range(3)]
+    some = [finish_request([], f"{n}", unsynced(tmp_path, f"{n}")) for n in range(3)]
     for each in some:
         finisher.submit(each)
     with pytest.raises(FileNotFoundError):  # which ``attempt`` lets pass here, as it does ``QueueLost``
