@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from scripts.docs import signatures
 from scripts.docs.svg import INK, PALE, Box, Picture, rounded
 
-from ferryman.intake.nodes import skeleton
+from ferryman.intake.nodes import layout_folders
 from ferryman.intake.states import ACCESS, BATCH, JOB, AccessState, BatchState, JobState, Transitions
 
 SUCCESS, FAIL, OPERATOR, OTHER = "#35855a", "#c2571a", "#4a78b8", PALE
@@ -154,7 +154,7 @@ def table(name: str) -> str:
 
 def folders() -> str:
     """Return Markdown: the folders that every queue has."""
-    return "```text\n" + "\n".join(skeleton()) + "\n```"
+    return "```text\n" + "\n".join(layout_folders()) + "\n```"
 
 
 def python() -> str:

@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from ferryman.intake import JobQueue
-from ferryman.intake.nodes import skeleton
+from ferryman.intake.nodes import layout_folders
 from tests.servers.server import Server
 from tests.support.places import place
 
@@ -67,7 +67,7 @@ NOW = "2026-11-20 21:45:38 +0000"
 
 def layout(queue: JobQueue) -> dict[str, str]:
     """All nodes but the folders that every queue has: path and data."""
-    folders = {*skeleton(), "/"}
+    folders = {*layout_folders(), "/"}
     return {
         path: node.data.decode(errors="backslashreplace")
         for path, node in queue.tree.store.walk("/")

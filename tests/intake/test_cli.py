@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ferryman.intake import JobQueue
-from ferryman.intake.nodes import time_text
+from ferryman.intake.nodes import format_time
 from ferryman.intake.store import Create, Delete
 from tests.intake.command import Run, queue, rows, run
 from tests.intake.conftest import brought, started
@@ -22,7 +22,7 @@ def test_submit(run: Run, place: Path) -> None:
     """A file, a URL; what it is by its name; a missing file is refused; twice is once."""
     (place / "a b.zip").write_bytes(b"x")
     made = rows(run("submit", "a b.zip", "--submitter", "me", "--collection", "maps", "--batch-id", "b-1", "--json"))
-    assert time_text(time.time())[:10] >= made["submission"].pop("submissionDate")[:10] >= "2026"
+    assert format_time(time.time())[:10] >= made["submission"].pop("submissionDate")[:10] >= "2026"
     assert made["submission"] == {
         "profile_name": "maps",
         "submitter": "me",

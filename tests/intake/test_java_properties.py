@@ -9,7 +9,14 @@ import pytest
 
 from ferryman.errors import UsageError
 from ferryman.intake import JobQueue
-from ferryman.intake.legacy import CHARACTERS_MAX, RECORD_BYTES_MAX, import_legacy, parsed, properties_of, renamed
+from ferryman.intake.legacy import (
+    CHARACTERS_MAX,
+    RECORD_BYTES_MAX,
+    import_legacy,
+    parse_record,
+    read_serialized_properties,
+    to_job_nodes,
+)
 
 PLAIN = bytes.fromhex(
     "aced0005737200146a6176612e7574696c2e50726f706572746965733912d07a70363e980200014c000864656661756c74737400164c"
@@ -97,12 +104,12 @@ def test_serialized_properties_become_a_job() -> None:
 
 def test_what_java_writes_is_read() -> None:
     """Defaults, shared texts, texts beyond 64 KiB."""
-    assert properties_of(PLAIN) == OWN
-    assert properties_of(DEFAULTS) == {**OWN, "jobID": "j-6"}
-    assert properties_of(SHARED) == {"a": "same", "b": "same", "same": "c"}
+    assert read_serialized_properties(PLAIN) == OWN
+    assert read_serialized_properties(DEFAULTS) == {**OWN, "jobID": "j-6"}
+    assert read_serialized_properties(SHARED) == {"a": "same", "b": "same", "same": "c"}
     long = b"|" + struct.pack(">Q", 70_000) + b"x" * 70_000
-    assert properties_of(holding(1, text(b"long") + long)) == {"long": "x" * 70_000}
-    assert properties_of(PLAIN + b"\0\0") == OWN
+    assert read_serialized_properties(holding(1, text(b"long") + long)) == {"long": "x" * 70_000}
+    assert read_serialized_properties(PLAIN + b"\0\0") == OWN
 
 
 @pytest.mark.rule("intake.legacy")
@@ -129,9 +136,12 @@ def test_names_of_ingest_become_ours() -> None:
 def test_our_names_count_where_both_are_given() -> None:
     """And nothing is lost; a value that nobody gave is none."""
     both = {"profile": "old", "profile_name": "new", "digestType": "SHA-256", "digestValue": "AB", "date": "(:unas)"}
-    assert renamed(both) == ({"profile": "old", "profile_name": "new", "digest": "sha256:ab"}, {}, {})
-    assert renamed({"digest": "md5:1", "digestType": "MD5"}).configuration == {"digest": "md5:1", "digestType": "MD5"}
-    assert renamed({"local_id": ["a"], "localID": "b", "primary_id": "p"}).identifiers == {
+    assert to_job_nodes(both) == ({"profile": "old", "profile_name": "new", "digest": "sha256:ab"}, {}, {})
+    assert to_job_nodes({"digest": "md5:1", "digestType": "MD5"}).configuration == {
+        "digest": "md5:1",
+        "digestType": "MD5",
+    }
+    assert to_job_nodes({"local_id": ["a"], "localID": "b", "primary_id": "p"}).identifiers == {
         "primary_id": "p",
         "local_id": ["a"],
     }
@@ -164,13 +174,13 @@ def test_anything_else_is_refused(case: str) -> None:
     """With the reason, and the record's name."""
     data, why = REFUSED[case]
     with pytest.raises(UsageError, match=f"{NAME}: .*{why}"):
-        parsed(NAME, HEAD + data[:RECORD_BYTES_MAX])
+        parse_record(NAME, HEAD + data[:RECORD_BYTES_MAX])
 
 
 def test_a_record_larger_than_a_node_is_refused() -> None:
     """No server kept it."""
     with pytest.raises(UsageError, match="too many"):
-        parsed(NAME, HEAD + b"x" * RECORD_BYTES_MAX)
+        parse_record(NAME, HEAD + b"x" * RECORD_BYTES_MAX)
 
 
 def mutated(random_: random.Random) -> bytes:
@@ -203,7 +213,7 @@ def test_mutated_streams_end_in_a_reason() -> None:
     read = 0
     for _ in range(5000):
         try:
-            found = properties_of(mutated(random_))
+            found = read_serialized_properties(mutated(random_))
         except ValueError:
             continue
         read += 1

@@ -9,7 +9,7 @@ import pytest
 
 from ferryman.errors import UsageError
 from ferryman.intake import JobQueue
-from ferryman.intake.legacy import STATUSES, import_legacy, parsed, records_at
+from ferryman.intake.legacy import STATUSES, import_legacy, parse_record, read_records
 from tests.intake.conftest import layout
 
 SECONDS, MILLISECONDS = 1_700_000_000, 1_700_000_000_000
@@ -71,11 +71,11 @@ def test_all_six_states_in_one_batch(queue: JobQueue) -> None:
 
 def test_payloads_are_read_as_they_are() -> None:
     """What Java wrote, with its escapes; what comes twice in XML is a list."""
-    assert parsed(name(), record(0, PROPERTIES)).payload == {
+    assert parse_record(name(), record(0, PROPERTIES)).payload == {
         "batchID": "b-1", "jobID": "j-2", "submitter": "me", "creator": "long name", "empty": "",
     }  # fmt: skip
-    assert parsed(name(), record(0, XML)).payload == {"batchID": "b-1", "jobID": "j-3", "id": ["1", "2"]}
-    assert parsed(name(), record(0, rb"a\=b\:c=d\te" + b"\n!x\n k  v=w")).payload == {"a=b:c": "d\te", "k": "v=w"}
+    assert parse_record(name(), record(0, XML)).payload == {"batchID": "b-1", "jobID": "j-3", "id": ["1", "2"]}
+    assert parse_record(name(), record(0, rb"a\=b\:c=d\te" + b"\n!x\n k  v=w")).payload == {"a=b:c": "d\te", "k": "v=w"}
 
 
 MALFORMED = {
@@ -101,7 +101,7 @@ MALFORMED = {
 def test_a_malformed_record_is_named(malformed: str) -> None:
     """With what is wrong with it."""
     with pytest.raises(UsageError, match=malformed):
-        parsed(malformed, MALFORMED[malformed])
+        parse_record(malformed, MALFORMED[malformed])
 
 
 @pytest.mark.rule("intake.legacy")
@@ -120,9 +120,9 @@ def test_records_of_a_folder(tmp_path: Path) -> None:
     """A file a record."""
     (tmp_path / name()).write_bytes(record(0, JSON))
     (tmp_path / "sub").mkdir()
-    assert list(records_at(str(tmp_path))) == [(name(), record(0, JSON))]
+    assert list(read_records(str(tmp_path))) == [(name(), record(0, JSON))]
     with pytest.raises(UsageError, match="no such folder"):
-        list(records_at(str(tmp_path / "nowhere")))
+        list(read_records(str(tmp_path / "nowhere")))
 
 
 def test_records_of_a_live_server(server: object) -> None:
@@ -135,4 +135,4 @@ def test_records_of_a_live_server(server: object) -> None:
     store = ZooKeeperStore(url)
     store.commit([Create(f"/{name()}", record(3, XML)), Create("/other", b"x")])
     store.close()
-    assert list(records_at(url)) == [(name(), record(3, XML))]
+    assert list(read_records(url)) == [(name(), record(3, XML))]

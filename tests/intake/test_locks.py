@@ -37,11 +37,11 @@ def test_locks_of_people_stay_and_others_go_with_their_session(opening: Opening,
     one, two = opening(), opening()
     name = "x" if kind in NAMED else None
     assert one.locks.lock(kind, name)
-    if not KINDS[kind].stays:
+    if not KINDS[kind].is_persistent:
         two.locks.unlock(kind, name)
         assert two.locks.check(kind, name)
     one.close()
-    assert two.locks.check(kind, name) is KINDS[kind].stays
+    assert two.locks.check(kind, name) is KINDS[kind].is_persistent
     two.locks.unlock(kind, name)
     assert not two.locks.check(kind, name)
 

@@ -29,7 +29,7 @@ KILLS = [
 ]
 
 
-def under_kills(url: str, kills: int, look: Callable[[], None]) -> None:
+def under_kills(url: str, kills: int, read_after: Callable[[], None]) -> None:
     """Consumers move jobs about; one after the other is killed at any moment, and another takes its place."""
     chance = random.Random(kills)
     consumers = [Consumer("wander", url, SESSION_S, str(n)) for n in range(CONSUMERS)]
@@ -39,7 +39,7 @@ def under_kills(url: str, kills: int, look: Callable[[], None]) -> None:
         for kill in range(kills):
             until = time.monotonic() + chance.uniform(0.02, 0.4)
             while time.monotonic() < until:
-                look()
+                read_after()
             at = chance.randrange(CONSUMERS)
             with consumers[at]:
                 consumers[at].kill()

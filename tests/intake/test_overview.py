@@ -21,16 +21,16 @@ def test_batches_are_told_from_lists_or_from_each_job(queue: JobQueue, monkeypat
         queue.load_job(done).success()
         queue.load_job(failed).fail("no such file")
     ids = queue.list_jobs()
-    assert len(ids) == 18 >= 2 * overview.LISTS_PAY
+    assert len(ids) == 18 >= 2 * overview.LISTS_PAY_FROM
     read = read_of(queue, monkeypatch)
     rows = list(overview.job_rows(queue.tree, ids))
     assert not any(path.endswith("/bid") for path in read)
-    monkeypatch.setattr(overview, "LISTS_PAY", 1000)
+    monkeypatch.setattr(overview, "LISTS_PAY_FROM", 1000)
     assert list(overview.job_rows(queue.tree, ids)) == rows
     assert sum(path.endswith("/bid") for path in read) == 18
     assert {row["batch"] for row in rows} == set(queue.list_batches())
 
-    monkeypatch.setattr(overview, "_batches_of", lambda tree, ids: {ids[0]: rows[0]["batch"]})
+    monkeypatch.setattr(overview, "_batch_of_each", lambda tree, ids: {ids[0]: rows[0]["batch"]})
     assert list(overview.job_rows(queue.tree, ids)) == rows
 
 
@@ -41,7 +41,7 @@ def test_a_report_names_each_job(queue: JobQueue, monkeypatch: pytest.MonkeyPatc
     jobs = [batch.create_job({"jobID": f"{n}"}, identifiers={"local_id": [f"object {n}"]}) for n in range(3)]
     queue.tree.store.commit([Set(f"{jobs[1].path}/configuration", b"{")])
     read = read_of(queue, monkeypatch)
-    assert list(overview.reported(queue.tree, [job.id for job in jobs])) == [
+    assert list(overview.report_rows(queue.tree, [job.id for job in jobs])) == [
         {"job": jobs[0].id, "jobID": "0", "local_id": ["object 0"]},
         {"job": jobs[1].id},
         {"job": jobs[2].id, "jobID": "2", "local_id": ["object 2"]},

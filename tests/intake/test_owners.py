@@ -14,7 +14,7 @@ CHANGES: dict[str, Callable[[Job], object]] = {
     "set_status": lambda job: job.set_status("Recording"),
     "message": lambda job: job.set_status(job.status, "a word"),
     "success": lambda job: job.success(),
-    "go_on": lambda job: job.go_on(holding=True),
+    "go_on": lambda job: job.advance(keep_lock=True),
     "fail": lambda job: job.fail("x"),
     "set_space_needed": lambda job: job.set_space_needed(5),
     "set_inventory": lambda job: job.set_inventory({"x": 1}),

@@ -115,9 +115,9 @@ def end_session(queue: JobQueue) -> None:
         store.close()
         return
     if queue.url.startswith("sqlite:"):
-        with store._changing():  # type: ignore[attr-defined]
-            store._end(store.session())  # type: ignore[attr-defined]
-        store._lease.lost(store.session())  # type: ignore[attr-defined]
+        with store._write_transaction():  # type: ignore[attr-defined]
+            store._remove_session(store.session())  # type: ignore[attr-defined]
+        store._lease.mark_lost(store.session())  # type: ignore[attr-defined]
         return
     from kazoo.client import KazooClient
     from kazoo.handlers.threading import KazooTimeoutError

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ferryman.intake.errors import StateError
-from ferryman.intake.states import ACCESS, BATCH, JOB, JobState, Transitions, list_of, resumed_at
+from ferryman.intake.states import ACCESS, BATCH, JOB, JobState, Transitions, job_list_of, resume_state
 
 GRIDS = {
     "job": (
@@ -94,8 +94,8 @@ def test_a_move_is_legal_or_raises(table: Transitions[Any], before: str, event: 
 
     def happens() -> Any:
         if event == "success":
-            return table.succeeded(state)
-        return table.failed(state) if event == "fail" else table.move(state, table.states(event))
+            return table.after_success(state)
+        return table.after_failure(state) if event == "fail" else table.move(state, table.states(event))
 
     if cell == ".":
         with pytest.raises(StateError) as caught:
@@ -148,13 +148,13 @@ def test_only_final_states_have_no_way_out(name: str) -> None:
 )
 def test_a_failed_job_is_resumed_after_its_last_success(last: str | None, resumed: str) -> None:
     """In a state that may follow Failed."""
-    assert resumed_at(last).value == resumed
-    assert JOB.move(JobState.FAILED, resumed_at(last)).value == resumed
+    assert resume_state(last).value == resumed
+    assert JOB.move(JobState.FAILED, resume_state(last)).value == resumed
 
 
 def test_a_job_is_in_one_list_of_its_batch() -> None:
     """Which one, its state says."""
     others = {"Completed": "batch-completed", "Failed": "batch-failed", "Deleted": "batch-deleted"}
-    assert {s.value: list_of(s).value for s in JobState} == {
+    assert {s.value: job_list_of(s).value for s in JobState} == {
         s.value: others.get(s.value, "batch-processing") for s in JobState
     }

@@ -15,7 +15,7 @@ import pytest
 
 from ferryman.errors import UsageError
 from ferryman.intake import JobQueue, QueueLost, QueueRefused
-from ferryman.intake.store.base import address
+from ferryman.intake.store.base import parse_address
 from tests.intake.conftest import layout, started, zookeeper_url
 from tests.servers.zookeeper import Quorum, ZooKeeperServer
 
@@ -39,12 +39,12 @@ def zookeeper(server: Callable[[str], ZooKeeperServer]) -> ZooKeeperServer:
 )
 def test_what_a_url_says(url: str, shown: str, local: bool) -> None:
     """Passwords are nowhere to be seen."""
-    at = address(url)
-    assert (at.shown, at.is_local) == (shown, local)
+    at = parse_address(url)
+    assert (at.display_url, at.is_local) == (shown, local)
     if "@" in url:
         assert (at.user, at.password) == ("me", "s@cret")
     with pytest.raises(QueueRefused):
-        address("zookeeper:///q")
+        parse_address("zookeeper:///q")
 
 
 def test_a_login_keeps_others_out(zookeeper: ZooKeeperServer) -> None:

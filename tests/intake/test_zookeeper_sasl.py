@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from ferryman.intake import JobQueue, QueueLost, QueueRefused
-from ferryman.intake.store.base import address
+from ferryman.intake.store.base import parse_address
 from tests.intake.conftest import started
 from tests.servers.zookeeper import ZooKeeperServer
 
@@ -73,9 +73,9 @@ def test_somebody_whom_the_servers_do_not_know(
 @pytest.mark.rule("intake.sasl")
 def test_the_option() -> None:
     """It needs a user, with a password."""
-    found = address("zookeeper://a:b%40c@h:1/p?sasl=true&tls=true")
+    found = parse_address("zookeeper://a:b%40c@h:1/p?sasl=true&tls=true")
     assert (found.sasl, found.password, found.tls is not None) == (True, "b@c", True)
-    assert not address("zookeeper://a:b@h:1/p?sasl=false").sasl
+    assert not parse_address("zookeeper://a:b@h:1/p?sasl=false").sasl
     for url, why in (("h:1/p?sasl=true", "needs a user"), ("a:b@h:1/p?sasl=yes", "sasl=true or")):
         with pytest.raises(QueueRefused, match=why):
-            address(f"zookeeper://{url}")
+            parse_address(f"zookeeper://{url}")

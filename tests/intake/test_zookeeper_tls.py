@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ferryman.intake import JobQueue, QueueLost, QueueRefused
-from ferryman.intake.store.base import Tls, address
+from ferryman.intake.store.base import Tls, parse_address
 from tests.intake.conftest import started
 from tests.servers import certificates
 from tests.servers.zookeeper import ZooKeeperServer
@@ -64,10 +64,10 @@ def test_a_server_that_nobody_vouches_for(
 
 def test_the_options_of_a_url() -> None:
     """Each is understood, or refused."""
-    assert address("zookeeper://h:1/p").tls is None
-    assert address("zookeeper://h:1/p?tls=true").tls == Tls()
-    found = address("zookeeper://h:1/p?tls=true&ca=/a%20b.pem&cert=c&key=k&check_hostname=false").tls
+    assert parse_address("zookeeper://h:1/p").tls is None
+    assert parse_address("zookeeper://h:1/p?tls=true").tls == Tls()
+    found = parse_address("zookeeper://h:1/p?tls=true&ca=/a%20b.pem&cert=c&key=k&check_hostname=false").tls
     assert found == Tls("/a b.pem", "c", "k", check_hostname=False)
     for query, why in (("tsl=true", "no option tsl"), ("tls=yes", "tls=true or"), ("ca=x", "give tls=true")):
         with pytest.raises(QueueRefused, match=why):
-            address(f"zookeeper://h:1/p?{query}")
+            parse_address(f"zookeeper://h:1/p?{query}")

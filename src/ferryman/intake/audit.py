@@ -1,6 +1,6 @@
-"""Holding a live queue against its layout, and fixing what can be fixed without a doubt.
+"""Audit of a live queue against its layout, with repairs of what is unambiguous; dump and restore.
 
-Two readings are compared: a queue in use changes while it is read, and what only one of them shows is not a finding.
+A queue in use changes while it is read: only what two readings show is a finding.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from ferryman.intake.errors import NodeInvalid
 from ferryman.intake.job import JSON_NODES
 from ferryman.intake.nodes import (
     ACCESS,
+    ACCESS_SIZES,
     BATCH_UUIDS,
     BATCHES,
     JOB_STATES,
     JOBS,
     LOCKS,
-    SIZES,
+    PAUSE_PATH,
+    layout_folders,
     name_of,
     parent_of,
-    skeleton,
 )
 from ferryman.intake.states import ACCESS as ACCESS_TABLE
-from ferryman.intake.states import BATCH, JOB, JobList, JobState, Transitions, list_of
+from ferryman.intake.states import BATCH, JOB, JobList, JobState, Transitions, job_list_of
 from ferryman.intake.store import Check, Conflict, Create, Delete, Op, StoredNode
 from ferryman.intake.tree import KINDS, NodeTree
 from ferryman.net.urls import shown
@@ -47,38 +48,39 @@ class AuditFinding(NamedTuple):
     path: str
     rule: str
     age_s: float
-    """How long ago the node was changed last."""
+    """Seconds since the last change of the node."""
     level: Literal["WARN", "FAIL"]
     text: str
 
 
 def audit(tree: NodeTree, *, repair: bool = False) -> list[AuditFinding]:
-    """All findings, by path. ``repair``: what can be fixed is, each in one commit; the text says so."""
-    before = problems(_read(tree), tree.clock())
+    """Return all findings, sorted by path. ``repair``: fix the unambiguous ones, each in its own commit, and say so
+    in the text."""
+    before = find_problems(_read(tree), tree.clock())
     if not before:
         return []
     again = _read(tree)
-    known = {(problem.path, problem.rule, problem.text) for problem in before}
-    found = []
-    for problem in problems(again, tree.clock()):
-        if (problem.path, problem.rule, problem.text) in known:
-            found.append(_dated(tree, problem, again, repair=repair))
-    return sorted(found)
+    found_before = {(problem.path, problem.rule, problem.text) for problem in before}
+    findings = []
+    for problem in find_problems(again, tree.clock()):
+        if (problem.path, problem.rule, problem.text) in found_before:
+            findings.append(_finding(tree, problem, again, repair=repair))
+    return sorted(findings)
 
 
 def _read(tree: NodeTree) -> Nodes:
-    return {path: node for top in TOPS for path, node in tree.store.walk(top)}
+    return {path: node for top in TOP_FOLDERS for path, node in tree.store.walk(top)}
 
 
-def _dated(tree: NodeTree, problem: Problem, found: Nodes, *, repair: bool) -> AuditFinding:
-    near = [found.get(path) for path in (problem.path, f"{problem.path}/status")]
-    above = found.get(parent_of(problem.path))
-    changed = [node.modified_s for node in near if node] or ([above.modified_s] if above else [])
+def _finding(tree: NodeTree, problem: Problem, nodes: Nodes, *, repair: bool) -> AuditFinding:
+    own_nodes = [nodes.get(path) for path in (problem.path, f"{problem.path}/status")]
+    parent = nodes.get(parent_of(problem.path))
+    changed = [node.modified_s for node in own_nodes if node] or ([parent.modified_s] if parent else [])
     age = max(0.0, tree.clock() - max(changed)) if changed else 0.0
     text = problem.text
-    if repair and problem.mend:
+    if repair and problem.repair_ops:
         try:
-            tree.commit(list(problem.mend))
+            tree.commit(list(problem.repair_ops))
             text += " Repaired."
         except Conflict as e:
             text += f" Not repaired: {e}: it changes at this moment. Audit again."
@@ -90,55 +92,53 @@ def _dated(tree: NodeTree, problem: Problem, found: Nodes, *, repair: bool) -> A
 FORMAT: Final = 1
 """Format of a dump. A newer one is refused."""
 
-TOPS: Final = (BATCH_UUIDS, BATCHES, JOBS, ACCESS, LOCKS)
-NUMBERED: Final = (BATCHES, JOBS, *(f"{ACCESS}/{size}" for size in SIZES))
+TOP_FOLDERS: Final = (BATCH_UUIDS, BATCHES, JOBS, ACCESS, LOCKS)
+NUMBERED_FOLDERS: Final = (BATCHES, JOBS, *(f"{ACCESS}/{size}" for size in ACCESS_SIZES))
 """Folders whose children have numbers that are given once."""
 
 COMMIT_NODES: Final = 500
 COMMIT_BYTES: Final = 256 << 10
 """Most bytes in one commit of a restore: far below the 1 MiB that ZooKeeper's servers refuse."""
 
-PAUSE: Final = f"{KINDS['ingest'].folder}/{KINDS['ingest'].node}"
 
-
-def dumped(tree: NodeTree) -> dict[str, Any]:
-    """All nodes that stay, by path: their data as text, or ``{"base64": …}`` where it is not text."""
-    nodes = {path: node for top in TOPS for path, node in tree.store.walk(top) if not node.owner}
+def dump_tree(tree: NodeTree) -> dict[str, Any]:
+    """Return all nodes that do not live with a session, by path: their data as text, or ``{"base64": …}``."""
+    nodes = {path: node for top in TOP_FOLDERS for path, node in tree.store.walk(top) if not node.owner}
     return {
         "format": FORMAT,
         "dumped": tree.now(),
-        "numbers": {path: nodes[path].numbered for path in NUMBERED if path in nodes},
-        "nodes": {path: _value(node.data) for path, node in nodes.items()},
+        "numbers": {path: nodes[path].next_number for path in NUMBERED_FOLDERS if path in nodes},
+        "nodes": {path: _encode_data(node.data) for path, node in nodes.items()},
     }
 
 
-def restored(tree: NodeTree, data: Mapping[str, Any]) -> None:
-    """Make the nodes of a dump. Killed in the middle, it leaves the queue paused, and can be done again.
+def restore_tree(tree: NodeTree, data: Mapping[str, Any]) -> None:
+    """Create the nodes of a dump. Killed in the middle, it leaves the queue paused, and can be called again.
 
     Raises:
         UsageError: this is not a dump, or the queue holds something else; nothing was changed.
     """
-    nodes, numbers = _checked(data)
-    _refuse_other(tree, nodes)
-    pausing = PAUSE not in nodes
-    if pausing and tree.find(PAUSE) is None:
-        tree.commit([Create(PAUSE)])
+    nodes, numbers = _parse_dump(data)
+    _refuse_foreign_nodes(tree, nodes)
+    sets_pause = PAUSE_PATH not in nodes
+    if sets_pause and tree.find(PAUSE_PATH) is None:
+        tree.commit([Create(PAUSE_PATH)])
     for ops in _commits(tree, nodes):
         tree.commit(ops)
     for path, number in numbers.items():
-        tree.store.advance(path, number)
-    if pausing:
-        tree.commit([Delete(PAUSE)])
+        tree.store.skip_numbers(path, number)
+    if sets_pause:
+        tree.commit([Delete(PAUSE_PATH)])
 
 
 def _commits(tree: NodeTree, nodes: Mapping[str, bytes]) -> Iterator[list[Op]]:
-    """Yield commits that make the missing nodes, parents first, each of a size that a server takes."""
+    """Yield commits that create the missing nodes, parents first, each small enough for a ZooKeeper server."""
     paths = sorted(nodes, key=lambda path: path.split("/"))
-    there = {path for top in TOPS for path, _ in tree.store.walk(top)}
+    existing = {path for top in TOP_FOLDERS for path, _ in tree.store.walk(top)}
     ops: list[Op] = []
     size = 0
     for path in paths:
-        if path in there:
+        if path in existing:
             continue
         if ops and (len(ops) >= COMMIT_NODES or size + len(nodes[path]) > COMMIT_BYTES):
             yield ops
@@ -149,10 +149,10 @@ def _commits(tree: NodeTree, nodes: Mapping[str, bytes]) -> Iterator[list[Op]]:
         yield ops
 
 
-def _refuse_other(tree: NodeTree, nodes: Mapping[str, bytes]) -> None:
-    """A queue that holds anything but what a restore of this dump made."""
-    expected = {*skeleton(), PAUSE}
-    for top in TOPS:
+def _refuse_foreign_nodes(tree: NodeTree, nodes: Mapping[str, bytes]) -> None:
+    """Refuse a queue that holds anything but nodes which a restore of this dump made."""
+    expected = {*layout_folders(), PAUSE_PATH}
+    for top in TOP_FOLDERS:
         for path, node in tree.store.walk(top):
             if path not in expected and nodes.get(path) != node.data:
                 raise UsageError(
@@ -161,8 +161,8 @@ def _refuse_other(tree: NodeTree, nodes: Mapping[str, bytes]) -> None:
                 )
 
 
-def _checked(data: Mapping[str, Any]) -> tuple[dict[str, bytes], dict[str, int]]:
-    """The nodes and numbers of a dump.
+def _parse_dump(data: Mapping[str, Any]) -> tuple[dict[str, bytes], dict[str, int]]:
+    """Return the nodes and the numbers of a dump.
 
     Raises:
         UsageError: it is not one.
@@ -172,23 +172,23 @@ def _checked(data: Mapping[str, Any]) -> tuple[dict[str, bytes], dict[str, int]]
     listed, numbers = data.get("nodes"), data.get("numbers")
     if not isinstance(listed, Mapping) or not isinstance(numbers, Mapping):
         raise UsageError("this dump is damaged: it has no nodes, or no numbers. Use another.")
-    nodes = {str(path): _data(str(path), value) for path, value in listed.items()}
+    nodes = {str(path): _decode_data(str(path), value) for path, value in listed.items()}
     for path in nodes:
-        if not path.startswith(tuple(f"{top}/" for top in TOPS)) and path not in TOPS:
+        if not path.startswith(tuple(f"{top}/" for top in TOP_FOLDERS)) and path not in TOP_FOLDERS:
             raise UsageError(f"this dump is damaged: {path} is not a queue node. Use another.")
-    if not all(path in NUMBERED and isinstance(number, int) for path, number in numbers.items()):
+    if not all(path in NUMBERED_FOLDERS and isinstance(number, int) for path, number in numbers.items()):
         raise UsageError("this dump is damaged: its numbers are not integers. Use another.")
     return nodes, {str(path): int(number) for path, number in numbers.items()}
 
 
-def _value(data: bytes) -> str | dict[str, str]:
+def _encode_data(data: bytes) -> str | dict[str, str]:
     try:
         return data.decode()
     except UnicodeDecodeError:
         return {"base64": base64.b64encode(data).decode("ascii")}
 
 
-def _data(path: str, value: object) -> bytes:
+def _decode_data(path: str, value: object) -> bytes:
     if isinstance(value, str):
         try:
             return value.encode()
@@ -205,45 +205,45 @@ def _data(path: str, value: object) -> bytes:
 # The rules of the layout, each as a function of all nodes that gives what breaks it.
 
 STALE_S: Final = 3600.0
-"""A lock that stays, where locks live with a session, is nobody's after an hour."""
+"""Age in seconds from which a lock without a session, of a kind that lives with one, is removed by a repair."""
 
 Nodes = Mapping[str, StoredNode]
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A node that breaks a rule, and what repairs it."""
+    """A node that breaks a rule, and the operations that repair it."""
 
     path: str
     rule: str
     text: str
-    mend: tuple[Op, ...] = ()
-    """Empty: an operator has to decide."""
+    repair_ops: tuple[Op, ...] = ()
+    """Operations of the repair; empty if an operator has to decide."""
 
 
-def problems(found: Nodes, now: float) -> list[Problem]:
-    """Everything that is wrong with these nodes."""
-    below: dict[str, list[str]] = defaultdict(list)
-    for path in found:
-        below[parent_of(path)].append(name_of(path))
-    tree = _LoadedTree(found, below, now)
+def find_problems(nodes: Nodes, now: float) -> list[Problem]:
+    """Check nodes against all rules of the layout."""
+    children: dict[str, list[str]] = defaultdict(list)
+    for path in nodes:
+        children[parent_of(path)].append(name_of(path))
+    tree = _LoadedTree(nodes, children, now)
     return [problem for rule in RULES for problem in rule(tree)]
 
 
 @dataclass(frozen=True)
 class _LoadedTree:
     nodes: Nodes
-    below: Mapping[str, list[str]]
+    children: Mapping[str, list[str]]
     now: float
 
     def json(self, path: str) -> dict[str, Any] | None:
-        """The object at a path; None if there is none, for whatever reason."""
+        """Return the JSON object at a path; None if there is none, for whatever reason."""
         try:
-            return nodes.decoded(path, self.nodes[path].data)
+            return nodes.decode_node(path, self.nodes[path].data)
         except (KeyError, NodeInvalid):
             return None
 
-    def why_not(self, path: str, read: Callable[[str, bytes], object]) -> str:
+    def fault_of(self, path: str, read: Callable[[str, bytes], object]) -> str:
         """Return the fault of a required node; "" if there is none."""
         if path not in self.nodes:
             return "It is not there."
@@ -254,164 +254,184 @@ class _LoadedTree:
         return ""
 
 
-def _folders(tree: _LoadedTree) -> Iterator[Problem]:
-    """Every queue has these folders."""
-    for path in nodes.skeleton():
+def _check_folders(tree: _LoadedTree) -> Iterator[Problem]:
+    """Find missing folders of the layout."""
+    for path in nodes.layout_folders():
         if path not in tree.nodes:
             yield Problem(path, "folder", "A folder of the layout is not there.", (Create(path),))
 
 
-def _known_nodes(tree: _LoadedTree) -> Iterator[Problem]:
-    """No nodes but those of the layout."""
+def _check_known_nodes(tree: _LoadedTree) -> Iterator[Problem]:
+    """Find nodes that the layout does not have."""
     for path in tree.nodes:
         if not _LAYOUT.fullmatch(path):
             yield Problem(path, "unknown node", "The layout has no such node. Remove it if nothing uses it.")
 
 
-def _batches(tree: _LoadedTree) -> Iterator[Problem]:
-    """A batch has a submission and a status; its batchID leads to it."""
-    for name in tree.below.get(BATCHES, ()):
+def _check_batches(tree: _LoadedTree) -> Iterator[Problem]:
+    """Find batches without a submission or a status, and batchIDs that do not lead to their batch."""
+    for name in tree.children.get(BATCHES, ()):
         path = nodes.batch_path(name)
-        yield from _status(tree, path, BATCH)
-        if why := tree.why_not(f"{path}/submission", nodes.decoded):
+        yield from _check_status(tree, path, BATCH)
+        if why := tree.fault_of(f"{path}/submission", nodes.decode_node):
             yield Problem(f"{path}/submission", "batch submission", why)
             continue
         uuid = nodes.submission_uuid(tree.json(f"{path}/submission") or {})
         if not uuid:
             continue
         try:
-            at = f"{BATCH_UUIDS}/{nodes.mapped(uuid)}"
+            uuid_path = f"{BATCH_UUIDS}/{nodes.node_name(uuid)}"
         except UsageError:
             yield Problem(f"{path}/submission", "batch uuid", f"Its batchID {uuid!r} cannot be a node's name.")
             continue
-        if at not in tree.nodes:
+        if uuid_path not in tree.nodes:
             text = f"The batchID of {name} does not lead to it: this node is not there."
-            yield Problem(at, "batch uuid", text, (Check(path), Create(at, name.encode())))
-        elif tree.nodes[at].data != name.encode():
-            other = tree.nodes[at].data.decode("utf-8", "backslashreplace")
-            yield Problem(at, "batch uuid", f"{name} has this batchID, but it leads to {other!r}.")
+            yield Problem(uuid_path, "batch uuid", text, (Check(path), Create(uuid_path, name.encode())))
+        elif tree.nodes[uuid_path].data != name.encode():
+            other = tree.nodes[uuid_path].data.decode("utf-8", "backslashreplace")
+            yield Problem(uuid_path, "batch uuid", f"{name} has this batchID, but it leads to {other!r}.")
 
 
-def _uuids(tree: _LoadedTree) -> Iterator[Problem]:
-    """A uuid leads to a batch."""
-    for name in tree.below.get(BATCH_UUIDS, ()):
+def _check_uuids(tree: _LoadedTree) -> Iterator[Problem]:
+    """Find uuids that lead to no batch."""
+    for name in tree.children.get(BATCH_UUIDS, ()):
         path = f"{BATCH_UUIDS}/{name}"
         batch = tree.nodes[path].data.decode("utf-8", "backslashreplace")
         if nodes.batch_path(batch) not in tree.nodes:
             yield Problem(path, "uuid batch", f"It leads to batch {batch!r}, which is not there.", (Delete(path),))
 
 
-def _jobs(tree: _LoadedTree) -> Iterator[Problem]:
-    """A job has its nodes, is in the one list of its batch and in the one state that its status says."""
+def _check_jobs(tree: _LoadedTree) -> Iterator[Problem]:
+    """Find jobs that lack nodes, or are listed elsewhere than in the list and the state that their status says."""
     listed: dict[str, list[str]] = defaultdict(list)
     for path in tree.nodes:
         if _LIST_ENTRY.fullmatch(path):
             listed[name_of(path)].append(path)
         elif _STATE_ENTRY.fullmatch(path):
-            listed[nodes.job_of(name_of(path))].append(path)
-    for job in tree.below.get(JOBS, ()):
+            listed[nodes.job_of_entry(name_of(path))].append(path)
+    for job in tree.children.get(JOBS, ()):
         if job != "states":
-            yield from _job(tree, job, listed.pop(job, []))
+            yield from _check_job(tree, job, listed.pop(job, []))
     for job, paths in listed.items():
         for path in paths:
             text = f"It lists {job}, which is not there."
             yield Problem(path, "list without job", text, (Delete(path),))
 
 
-def _job(tree: _LoadedTree, job: str, listed: list[str]) -> Iterator[Problem]:
+def _check_job(tree: _LoadedTree, job: str, entries_of_job: list[str]) -> Iterator[Problem]:
     path = nodes.job_path(job)
-    bad = list(_status(tree, path, JOB))
-    for name, read in (("bid", nodes.text_of), ("priority", nodes.whole_number), ("space_needed", nodes.whole_number)):
-        if why := tree.why_not(f"{path}/{name}", read):
-            bad.append(Problem(f"{path}/{name}", f"job {name}", why))
+    problems = list(_check_status(tree, path, JOB))
+    for name, read in (
+        ("bid", nodes.decode_text),
+        ("priority", nodes.decode_integer),
+        ("space_needed", nodes.decode_integer),
+    ):
+        if why := tree.fault_of(f"{path}/{name}", read):
+            problems.append(Problem(f"{path}/{name}", f"job {name}", why))
     for name in JSON_NODES:
-        if f"{path}/{name}" in tree.nodes and (why := tree.why_not(f"{path}/{name}", nodes.decoded)):
-            bad.append(Problem(f"{path}/{name}", f"job {name}", why))
-    yield from bad
-    if any(problem.path.endswith(("/status", "/bid", "/priority")) for problem in bad):
+        if f"{path}/{name}" in tree.nodes and (why := tree.fault_of(f"{path}/{name}", nodes.decode_node)):
+            problems.append(Problem(f"{path}/{name}", f"job {name}", why))
+    yield from problems
+    if any(problem.path.endswith(("/status", "/bid", "/priority")) for problem in problems):
         return  # where it belongs is not known
     state = JobState((tree.json(f"{path}/status") or {})["status"])
     batch = tree.nodes[f"{path}/bid"].data.decode()
-    priority = nodes.whole_number(path, tree.nodes[f"{path}/priority"].data)
-    same = Check(f"{path}/status", tree.nodes[f"{path}/status"].version)
-    yield from _entries(
-        path, "job state", nodes.state_path(state, nodes.entry(priority, job)), listed, JOB_STATES, same
+    priority = nodes.decode_integer(path, tree.nodes[f"{path}/priority"].data)
+    unmoved = Check(f"{path}/status", tree.nodes[f"{path}/status"].version)
+    yield from _check_entries(
+        path,
+        "job state",
+        nodes.state_path(state, nodes.state_entry(priority, job)),
+        entries_of_job,
+        JOB_STATES,
+        unmoved,
     )
     if nodes.batch_path(batch) not in tree.nodes:
         yield Problem(f"{path}/bid", "job batch", f"Its batch {batch!r} is not there.")
         return
-    place = nodes.batch_path(batch, "states", list_of(state), job)
+    place = nodes.batch_path(batch, "states", job_list_of(state), job)
     folders = [folder for folder in (parent_of(parent_of(place)), parent_of(place)) if folder not in tree.nodes]
-    yield from _entries(path, "job batch list", place, listed, BATCHES, same, folders)
+    yield from _check_entries(path, "job batch list", place, entries_of_job, BATCHES, unmoved, folders)
 
 
-def _entries(
-    path: str, rule: str, place: str, listed: list[str], top: str, same: Op, folders: list[str] | None = None
+def _check_entries(
+    path: str, rule: str, place: str, all_entries: list[str], top: str, unmoved: Op, folders: list[str] | None = None
 ) -> Iterator[Problem]:
-    """Where it is listed below ``top`` is this one place. A repair holds only while the job has not moved."""
-    inside = [one for one in listed if one.startswith(f"{top}/")]
-    if inside == [place]:
+    """Check that ``place`` is the job's only entry below ``top``. A repair holds only while the job has not moved."""
+    entries = [one for one in all_entries if one.startswith(f"{top}/")]
+    if entries == [place]:
         return
-    wrong = [one for one in inside if one != place]
-    mend: list[Op] = [same, *(Delete(one) for one in wrong)]
-    if place not in inside:
-        mend += [*(Create(folder) for folder in folders or []), Create(place)]
-    where = ", ".join(sorted(inside)) or "nowhere"
-    yield Problem(path, rule, f"It is listed in {where}; its place is {place}.", tuple(mend))
+    wrong = [one for one in entries if one != place]
+    repair_ops: list[Op] = [unmoved, *(Delete(one) for one in wrong)]
+    if place not in entries:
+        repair_ops += [*(Create(folder) for folder in folders or []), Create(place)]
+    where = ", ".join(sorted(entries)) or "nowhere"
+    yield Problem(path, rule, f"It is listed in {where}; its place is {place}.", tuple(repair_ops))
 
 
-def _access(tree: _LoadedTree) -> Iterator[Problem]:
-    """A request has a token and a status."""
-    for size in SIZES:
-        for name in tree.below.get(f"{ACCESS}/{size}", ()):
+def _check_access(tree: _LoadedTree) -> Iterator[Problem]:
+    """Find access requests without a token or a status."""
+    for size in ACCESS_SIZES:
+        for name in tree.children.get(f"{ACCESS}/{size}", ()):
             path = nodes.access_path(size, name)
-            yield from _status(tree, path, ACCESS_TABLE)
-            if why := tree.why_not(f"{path}/token", nodes.decoded):
+            yield from _check_status(tree, path, ACCESS_TABLE)
+            if why := tree.fault_of(f"{path}/token", nodes.decode_node):
                 yield Problem(f"{path}/token", "access token", why)
 
 
-def _status(tree: _LoadedTree, path: str, table: Transitions[Any]) -> Iterator[Problem]:
-    at = f"{path}/status"
-    if why := tree.why_not(at, nodes.decoded):
-        yield Problem(at, "status", why)
+def _check_status(tree: _LoadedTree, path: str, table: Transitions[Any]) -> Iterator[Problem]:
+    status_path = f"{path}/status"
+    if why := tree.fault_of(status_path, nodes.decode_node):
+        yield Problem(status_path, "status", why)
         return
-    named = (tree.json(at) or {}).get("status")
+    named = (tree.json(status_path) or {}).get("status")
     if named not in {state.value for state in table.states}:
-        yield Problem(at, "status", f"It does not name a state, but {named!r}.")
+        yield Problem(status_path, "status", f"It does not name a state, but {named!r}.")
 
 
-def _locks(tree: _LoadedTree) -> Iterator[Problem]:
-    """Locks that live with a session do; a lock's node is the one that its name maps to."""
+def _check_locks(tree: _LoadedTree) -> Iterator[Problem]:
+    """Find locks that outlived their session, and locks in a node that their name does not map to."""
     for path, node in tree.nodes.items():
         if _ITEM_LOCK.fullmatch(path) and not node.owner:
-            old = tree.now - node.modified_s >= STALE_S
+            is_stale = tree.now - node.modified_s >= STALE_S
             text = "A lock without a session: nothing will release it."
-            yield Problem(path, "stale lock", text, (Delete(path),) if old else ())
-    for kind, what in KINDS.items():
-        for name in tree.below.get(what.folder, ()) if not what.node else ():
-            node = tree.nodes[f"{what.folder}/{name}"]
-            if not node.owner and not what.stays:
+            yield Problem(path, "stale lock", text, (Delete(path),) if is_stale else ())
+    for kind, lock_kind in KINDS.items():
+        for name in tree.children.get(lock_kind.folder, ()) if not lock_kind.node else ():
+            node = tree.nodes[f"{lock_kind.folder}/{name}"]
+            if not node.owner and not lock_kind.is_persistent:
                 text = "A lock without a session: nothing will release it."
-                old = tree.now - node.modified_s >= STALE_S
+                is_stale = tree.now - node.modified_s >= STALE_S
                 yield Problem(
-                    f"{what.folder}/{name}", "stale lock", text, (Delete(f"{what.folder}/{name}"),) if old else ()
+                    f"{lock_kind.folder}/{name}",
+                    "stale lock",
+                    text,
+                    (Delete(f"{lock_kind.folder}/{name}"),) if is_stale else (),
                 )
-            given = node.data.decode("utf-8", "backslashreplace")
-            if given and not _is_node_of(name, given):
-                text = f"This {kind} lock holds the name {given!r}, whose node it is not."
-                yield Problem(f"{what.folder}/{name}", "lock name", text)
+            held_name = node.data.decode("utf-8", "backslashreplace")
+            if held_name and not _may_hold(name, held_name):
+                text = f"This {kind} lock holds the name {held_name!r}, whose node it is not."
+                yield Problem(f"{lock_kind.folder}/{name}", "lock name", text)
 
 
-def _is_node_of(node: str, name: str) -> bool:
-    """May a lock of this name be kept in this node?"""
+def _may_hold(node: str, name: str) -> bool:
+    """Return whether a lock of this name may be kept in this node."""
     try:
-        own = nodes.mapped(name)
+        plain_name = nodes.node_name(name)
     except UsageError:
         return False
-    return node == own or re.fullmatch(re.escape(own) + "~[0-9]+", node) is not None
+    return node == plain_name or re.fullmatch(re.escape(plain_name) + "~[0-9]+", node) is not None
 
 
-RULES: Final = (_folders, _known_nodes, _batches, _uuids, _jobs, _access, _locks)
+RULES: Final = (
+    _check_folders,
+    _check_known_nodes,
+    _check_batches,
+    _check_uuids,
+    _check_jobs,
+    _check_access,
+    _check_locks,
+)
 
 _LISTS = "|".join(JobList)
 _STATES = "|".join(state.lower() for state in JobState)
@@ -421,7 +441,7 @@ _ITEM_LOCK = re.compile(r"/batches/[^/]+/lock|/jobs/(?!states/)[^/]+/lock|/acces
 _LAYOUT = re.compile(
     "|".join(
         [
-            *map(re.escape, nodes.skeleton()),
+            *map(re.escape, nodes.layout_folders()),
             _LIST_ENTRY.pattern,
             _STATE_ENTRY.pattern,
             "/batch-uuids/[^/]+",
@@ -440,62 +460,63 @@ _LAYOUT = re.compile(
 # What an operator is shown of values that submitters gave: URLs without passwords and tokens.
 
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{1,30}://(?:[^\s/?#]*@)?[^\s\"'<>]+")
-"""In a text."""
+"""Pattern of a URL within a text."""
 
-_WHOLE: Final = re.compile(r"\s*([a-z][a-z0-9+.-]{1,30}:[/\\]+|(?:https?|ftp):|//)(.*)", re.DOTALL | re.IGNORECASE)
-"""A value that is a URL, well-formed or not: what it begins with, and the rest."""
+_URL_VALUE: Final = re.compile(r"\s*([a-z][a-z0-9+.-]{1,30}:[/\\]+|(?:https?|ftp):|//)(.*)", re.DOTALL | re.IGNORECASE)
+"""Pattern of a value that is a URL as a whole, well-formed or not: its beginning, and the rest."""
 
 _HOST: Final = re.compile(r"(?:\[[^\]]*\]|[^:/?#]*)(?::[0-9]*)?(?=[/?#]|$)")
 
-_TEXTS: Final = ("message", "why")
-"""Keys of what people read, which may begin with a URL."""
+_TEXT_KEYS: Final = ("message", "why")
+"""Keys of texts for people, which may begin with a URL."""
 
 
 def without_secrets(value: Any, *, is_text: bool = False) -> Any:
     """Return the value with each URL in it stripped of user, password and query, where passwords and tokens are."""
     if isinstance(value, str):
-        found = None if is_text else _WHOLE.fullmatch(value)
-        return _shown_whole(*found.groups()) if found else _in_text(value)
+        match = None if is_text else _URL_VALUE.fullmatch(value)
+        return _strip_url(*match.groups()) if match else _strip_urls(value)
     if isinstance(value, Mapping):
-        return {name: without_secrets(one, is_text=name in _TEXTS) for name, one in value.items()}
+        return {name: without_secrets(one, is_text=name in _TEXT_KEYS) for name, one in value.items()}
     if isinstance(value, list | tuple):
         return [without_secrets(one) for one in value]
     return value
 
 
-def _shown_whole(begins: str, rest: str) -> str:
-    """Passwords may have characters that should have been encoded: where no host can be, it is up to the last ``@``."""
+def _strip_url(begins: str, rest: str) -> str:
+    """Remove secrets from a value that is a URL. Where no host can be, the password may reach up to the last ``@``."""
     if _HOST.match(rest) is None or "@" in re.split("[/?#]", rest, maxsplit=1)[0]:
         rest = rest.rpartition("@")[2]
-    return _in_text(shown(f"{begins}{rest}"))
+    return _strip_urls(shown(f"{begins}{rest}"))
 
 
-def _in_text(text: str) -> str:
+def _strip_urls(text: str) -> str:
     return _URL.sub(lambda found: shown(found[0]), text)
 
 
 def dump_without_secrets(data: Mapping[str, Any]) -> dict[str, Any]:
-    """A dump, the URLs in its nodes without passwords and tokens. What needs them cannot be fetched after a restore."""
-    return {**data, "nodes": {path: _node(value) for path, value in data["nodes"].items()}}
+    """Return a dump whose URLs have no passwords and tokens. Files behind such URLs cannot be fetched after a
+    restore."""
+    return {**data, "nodes": {path: _node_without_secrets(value) for path, value in data["nodes"].items()}}
 
 
-def _node(value: Any) -> Any:
+def _node_without_secrets(value: Any) -> Any:
     if not isinstance(value, str):
-        return value if "base64" not in value else _bytes(value)
+        return value if "base64" not in value else _bytes_without_secrets(value)
     try:
-        decoded = json.loads(value)
+        content = json.loads(value)
     except ValueError:
         return without_secrets(value, is_text=True)
-    if not isinstance(decoded, dict | list):
+    if not isinstance(content, dict | list):
         return value
-    hidden = without_secrets(decoded)
-    return value if hidden == decoded else json.dumps(hidden, ensure_ascii=False, separators=(",", ":"))
+    stripped = without_secrets(content)
+    return value if stripped == content else json.dumps(stripped, ensure_ascii=False, separators=(",", ":"))
 
 
-def _bytes(value: Mapping[str, str]) -> Mapping[str, str]:
+def _bytes_without_secrets(value: Mapping[str, str]) -> Mapping[str, str]:
     """Return bytes as they are, unless they contain a URL."""
     data = base64.b64decode(value["base64"]).decode("latin-1")
     if _URL.search(data) is None:
         return value
-    hidden = without_secrets(data, is_text=True).replace("…", "...").encode("latin-1")
-    return {"base64": base64.b64encode(hidden).decode()}
+    stripped = without_secrets(data, is_text=True).replace("…", "...").encode("latin-1")
+    return {"base64": base64.b64encode(stripped).decode()}

@@ -9,21 +9,30 @@ from ferryman.errors import UsageError
 from ferryman.intake import nodes
 from ferryman.intake.errors import LockLost, NodeInvalid, StateError
 from ferryman.intake.items import Item, Report, StatusNode
-from ferryman.intake.job import Job, checked_priority, creation
-from ferryman.intake.nodes import BATCH_UUIDS, BATCHES, JOBS, batch_path, encoded, job_path, mapped, submission_uuid
-from ferryman.intake.states import BATCH, BatchState, JobList, JobState, Transitions, list_of
+from ferryman.intake.job import Job, check_priority, new_job_ops
+from ferryman.intake.nodes import (
+    BATCH_UUIDS,
+    BATCHES,
+    JOBS,
+    batch_path,
+    encode_node,
+    job_path,
+    node_name,
+    submission_uuid,
+)
+from ferryman.intake.states import BATCH, BatchState, JobList, JobState, Transitions, job_list_of
 from ferryman.intake.store import Check, Create, Delete, Op, Set
 from ferryman.intake.tree import NodeTree
 
-OPEN: Final = frozenset({BatchState.PENDING, BatchState.HELD, BatchState.PROCESSING})
-"""A batch in one of these may get jobs. Later its report is due, or made."""
+ACCEPTS_JOBS: Final = frozenset({BatchState.PENDING, BatchState.HELD, BatchState.PROCESSING})
+"""States in which a batch may get more jobs. Later its report is due, or made."""
 
-BY_OPERATOR: Final = frozenset({BatchState.HELD, BatchState.FAILED})
-"""A batch in one of these stays there until an operator moves it. That move also writes the folder of batches anew: its
-version tells consumers, so that they need not look at each such batch again and again."""
+AWAITS_OPERATOR: Final = frozenset({BatchState.HELD, BatchState.FAILED})
+"""States that a batch leaves only when an operator moves it. That move also writes the folder of batches: its version
+changes, so that consumers need not read each such batch again and again."""
 
-REPORTED: Final = frozenset({BatchState.REPORTING, BatchState.UPDATE_REPORTING})
-"""Leaving one of these, what the submitter was told is kept."""
+REPORTING_STATES: Final = frozenset({BatchState.REPORTING, BatchState.UPDATE_REPORTING})
+"""States in which the submitter is notified: the move out of one of them stores the report."""
 
 
 class Batch(Item):
@@ -33,7 +42,7 @@ class Batch(Item):
 
     def __init__(self, tree: NodeTree, id: str) -> None:
         super().__init__(tree, id)
-        self._told: Report | None = None
+        self._last_report: Report | None = None
 
     @property
     def path(self) -> str:
@@ -46,28 +55,28 @@ class Batch(Item):
 
     @property
     def processing_jobs(self) -> list[str]:
-        """Ids of jobs that are not done with: pending and held ones too."""
-        return self._jobs(JobList.PROCESSING)
+        """Return the ids of unfinished jobs, pending and held ones included."""
+        return self._job_ids(JobList.PROCESSING)
 
     @property
     def completed_jobs(self) -> list[str]:
-        return self._jobs(JobList.COMPLETED)
+        return self._job_ids(JobList.COMPLETED)
 
     @property
     def failed_jobs(self) -> list[str]:
-        return self._jobs(JobList.FAILED)
+        return self._job_ids(JobList.FAILED)
 
     @property
     def deleted_jobs(self) -> list[str]:
-        return self._jobs(JobList.DELETED)
+        return self._job_ids(JobList.DELETED)
 
     @property
     def has_failure(self) -> bool:
-        """Has any of its jobs failed and not been requeued?"""
-        found = self._tree.find(batch_path(self.id, "states", JobList.FAILED))
-        return found is not None and found.children > 0
+        """Return whether any job has failed and was not requeued."""
+        folder = self._tree.find(batch_path(self.id, "states", JobList.FAILED))
+        return folder is not None and folder.children > 0
 
-    def _jobs(self, name: JobList) -> list[str]:
+    def _job_ids(self, name: JobList) -> list[str]:
         return self._tree.store.children(batch_path(self.id, "states", name))
 
     # --- jobs ---------------------------------------------------------------------------------------------------------
@@ -75,84 +84,87 @@ class Batch(Item):
     def create_job(
         self,
         configuration: Mapping[str, Any],
-        priority: int = nodes.PRIORITY,
+        priority: int = nodes.DEFAULT_PRIORITY,
         identifiers: Mapping[str, Any] | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Job:
-        """Make a job of this batch: Pending, not locked.
+        """Create a pending job of this batch; it is not locked.
 
         Raises:
             StateError: the batch is reported already, or was removed.
             NodeInvalid: the batch was removed, or is damaged.
         """
         values = {"configuration": configuration, "identifiers": identifiers or {}, "metadata": metadata or {}}
-        return self.place_job(values, checked_priority(priority))
+        return self.create_job_in_state(values, check_priority(priority))
 
-    def place_job(
+    def create_job_in_state(
         self, values: Mapping[str, Mapping[str, Any]], priority: int, state: JobState = JobState.PENDING, why: str = ""
     ) -> Job:
-        """Make a job in any state: what was done elsewhere before it came here. Raises as ``create_job``."""
-        made = ""
+        """Create a job in any state, for work that another system has done before. Raises as ``create_job``."""
+        job_id = ""
 
         def plan(now: StatusNode) -> list[Op]:
-            nonlocal made
-            if now.state not in OPEN:
+            nonlocal job_id
+            if now.state not in ACCEPTS_JOBS:
                 raise StateError(now.state, "another job")
-            made = nodes.numbered("jid", self._tree.next_number(JOBS))
-            folder = batch_path(self.id, "states", list_of(state))
+            job_id = nodes.numbered_name("jid", self._tree.next_number(JOBS))
+            folder = batch_path(self.id, "states", job_list_of(state))
             return [
                 Check(f"{self.path}/status", now.node.version),
-                *creation(made, self.id, values, now=self._tree.now(), priority=priority, state=state, message=why),
-                *self._tree.missing([batch_path(self.id, "states"), folder]),
-                Create(f"{folder}/{made}"),
+                *new_job_ops(
+                    job_id, self.id, values, now=self._tree.now(), priority=priority, state=state, message=why
+                ),
+                *self._tree.create_missing([batch_path(self.id, "states"), folder]),
+                Create(f"{folder}/{job_id}"),
             ]
 
-        if self._hold is None and not self._held_before:  # others may add jobs while somebody works at the batch
-            self._tree.change(lambda: plan(self._status()))
+        if self._held_lock is None and not self._ever_held:  # others may add jobs while somebody works at the batch
+            self._tree.change(lambda: plan(self._read_status()))
         else:
             self._change(plan)
-        return Job(self._tree, made)
+        return Job(self._tree, job_id)
 
     # --- moves --------------------------------------------------------------------------------------------------------
 
-    def acquired(self) -> None:
-        """Take up a pending batch, whose lock this object holds: its list of states is made, which tells that it is."""
-        self._move(lambda now: self._named(now, BatchState.PROCESSING), "", starting=True)
+    def start_processing(self) -> None:
+        """Move a pending batch, which this object has locked, to Processing, and create the folder of its job lists."""
+        self._move(lambda now: self._target_state(now, BatchState.PROCESSING), "", starting=True)
 
-    def to_report(self) -> bool:
-        """Move to Reporting if every job is Completed or Failed, at this very instant. Did it?"""
+    def start_reporting(self) -> bool:
+        """Move to Reporting if every job is Completed or Failed in the moment of the change. Returns whether it
+        moved."""
         folder = batch_path(self.id, "states", JobList.PROCESSING)
 
         def plan(now: StatusNode) -> list[Op]:
-            found = self._tree.find(folder)
-            if found is None or found.children:
-                raise _NotYet
-            after = self._named(now, BatchState.REPORTING)
+            node = self._tree.find(folder)
+            if node is None or node.children:
+                raise _JobsUnfinished
+            after = self._target_state(now, BatchState.REPORTING)
             # A folder can be removed only while it is empty: in one commit with the move, no job can come between.
-            return [Delete(folder), Create(folder), *self._moved(now, after, "")]
+            return [Delete(folder), Create(folder), *self._move_ops(now, after, "")]
 
         try:
             self._change(plan)
-        except (_NotYet, StateError, LockLost):
+        except (_JobsUnfinished, StateError, LockLost):
             return False
         return True
 
     @property
     def jobs_made(self) -> int | None:
-        """How many jobs its submission has come to; None: not all of them are made yet."""
-        made: int | None = self._status().values.get("jobs_made")
-        return made
+        """Return how many jobs were made of the submission; None until all of them are."""
+        count: int | None = self._read_status().values.get("jobs_made")
+        return count
 
     def set_jobs_made(self, jobs: int) -> None:
-        """Note that all of them are made. Raises as ``set_status``."""
+        """Note that all jobs of the submission were made. Raises as ``set_status``."""
         message = f"{jobs} {'job' if jobs == 1 else 'jobs'} made"
-        self._move(lambda now: self._named(now, BatchState.PROCESSING), message, jobs_made=jobs)
+        self._move(lambda now: self._target_state(now, BatchState.PROCESSING), message, jobs_made=jobs)
 
-    def _next(self, now: StatusNode, after: BatchState, message: str) -> dict[str, Any]:
-        kept = {"jobs_made": now.values["jobs_made"]} if "jobs_made" in now.values else {}
-        return {**super()._next(now, after, message), **kept}
+    def _next_status(self, now: StatusNode, after: BatchState, message: str) -> dict[str, Any]:
+        jobs_made = {"jobs_made": now.values["jobs_made"]} if "jobs_made" in now.values else {}
+        return {**super()._next_status(now, after, message), **jobs_made}
 
-    def _moved(
+    def _move_ops(
         self,
         now: StatusNode,
         after: BatchState,
@@ -163,95 +175,94 @@ class Batch(Item):
     ) -> list[Op]:
         if jobs_made is not None:
             now = now._replace(values={**now.values, "jobs_made": jobs_made})
-        ops = super()._moved(now, after, message)
+        ops = super()._move_ops(now, after, message)
         if starting:
-            ops += self._tree.missing([batch_path(self.id, "states")])
-        if after is not now.state and (after is BatchState.REPORTING or now.state in REPORTED):
-            ops.append(self._keep(self._told or self.report(reasons=False)))
-        if after is not now.state and now.state in BY_OPERATOR:
+            ops += self._tree.create_missing([batch_path(self.id, "states")])
+        if after is not now.state and (after is BatchState.REPORTING or now.state in REPORTING_STATES):
+            ops.append(self._store_report_op(self._last_report or self.report(reasons=False)))
+        if after is not now.state and now.state in AWAITS_OPERATOR:
             ops.append(Set(BATCHES, self._tree.get(BATCHES).data))
         return ops
 
     def report(self, *, reasons: bool = True) -> Report:
-        """Return the complete report for the submitter as of now. ``success`` and ``fail`` keep the one that was made
-        last.
+        """Return the complete report as of now. The next ``success`` or ``fail`` stores the report that was made last.
 
         ``report().since(batch.kept_report)`` is what is new.
         """
         failed = self.failed_jobs
         paths = [job_path(job, "status") for job in failed] if reasons else []
-        found = self._tree.store.read(paths)
-        why = (
+        status_nodes = self._tree.store.read(paths)
+        reasons_by_job = (
             {
-                job: str(nodes.decoded(path, node.data).get("message") or "")
-                for job, path, node in zip(failed, paths, found, strict=True)
+                job: str(nodes.decode_node(path, node.data).get("message") or "")
+                for job, path, node in zip(failed, paths, status_nodes, strict=True)
                 if node
             }
             if reasons
             else {}
         )
-        told = Report(self.id, tuple(self.completed_jobs), tuple(failed), why)
+        report = Report(self.id, tuple(self.completed_jobs), tuple(failed), reasons_by_job)
         if reasons:
-            self._told = told
-        return told
+            self._last_report = report
+        return report
 
     @property
     def kept_report(self) -> dict[str, Any] | None:
         """Return the last report sent: ``last_modified``, ``failed_jobs``, ``successful_jobs``; None if there was
         none."""
         path = f"{self.path}/status-report"
-        found = self._tree.find(path)
-        return None if found is None else nodes.decoded(path, found.data)
+        node = self._tree.find(path)
+        return None if node is None else nodes.decode_node(path, node.data)
 
-    def _keep(self, told: Report) -> Op:
+    def _store_report_op(self, report: Report) -> Op:
         path = f"{self.path}/status-report"
-        data = encoded(path, told.kept(self._tree.now()))
+        data = encode_node(path, report.as_stored(self._tree.now()))
         return Set(path, data) if self._tree.find(path) else Create(path, data)
 
     # --- loading, removing --------------------------------------------------------------------------------------------
 
     def load(self) -> Batch:
-        """Read it.
+        """Read the batch, to see whether it is damaged.
 
         Raises:
             NodeInvalid: a node is missing or malformed.
         """
-        self._status()
+        self._read_status()
         _ = self.submission
         return self
 
     def delete(self) -> None:
-        """Remove it with its jobs and its place among the uuids. Killed in the middle, it can be done again.
+        """Remove the batch, its jobs and its entry among the uuids. Killed in the middle, it can be called again.
 
         Raises:
             StateError: it is in no final state.
             NodeInvalid: it was removed, or is damaged, or one of its jobs is.
         """
-        self._refuse_unless_final(self._status())
+        self._refuse_unless_final(self._read_status())
         for name in JobList:
-            for job in self._jobs(name):
+            for job in self._job_ids(name):
                 Job(self._tree, job).remove()
         super().delete()
 
-    def _gone(self, now: StatusNode) -> list[Op]:
-        inside = [path for path, _ in self._tree.store.walk(self.path)]
+    def _delete_ops(self, now: StatusNode) -> list[Op]:
+        paths = [path for path, _ in self._tree.store.walk(self.path)]
         return [
             Check(f"{self.path}/status", now.node.version),
-            *self._forget_uuid(),
-            *(Delete(path) for path in reversed(inside)),
+            *self._forget_uuid_ops(),
+            *(Delete(path) for path in reversed(paths)),
         ]
 
-    def _forget_uuid(self) -> list[Op]:
+    def _forget_uuid_ops(self) -> list[Op]:
         uuid = submission_uuid(self.submission)
         if not uuid:
             return []
         try:
-            path = f"{BATCH_UUIDS}/{mapped(uuid)}"
+            path = f"{BATCH_UUIDS}/{node_name(uuid)}"
         except UsageError as e:
             raise NodeInvalid(f"{self.path}/submission", str(e)) from None
-        found = self._tree.find(path)
-        return [Delete(path)] if found and found.data == self.id.encode() else []
+        node = self._tree.find(path)
+        return [Delete(path)] if node and node.data == self.id.encode() else []
 
 
-class _NotYet(Exception):
-    """There are jobs at work."""
+class _JobsUnfinished(Exception):
+    """Some jobs of the batch are neither Completed nor Failed."""

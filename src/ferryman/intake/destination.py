@@ -1,4 +1,4 @@
-"""Identifiers that a plan mints, on their way back to the job of the document."""
+"""Destination ``JobIdentifiers``: takes identifiers that a plan mints back to the job of the document."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import msgspec
 from ferryman import crash
 from ferryman.destinations.base import Delivery, Destination, Effect, Facts, Outcome
 from ferryman.errors import Misconfigured, UsageError
-from ferryman.intake.nodes import mapped
+from ferryman.intake.nodes import node_name
 from ferryman.storage import files
 
 NAME_CHARS: Final = 1024
 """Most characters of an identifier."""
 
-LOCAL_IDS: Final = 100
+LOCAL_IDS_MAX: Final = 100
 """Most local identifiers of one document: they become part of a node of the queue, which is small."""
 
 
@@ -50,7 +50,7 @@ class JobIdentifiers(Destination):
     compares_sequences = True
     facts: ClassVar[Facts] = Facts(
         stored="with the job: its primary id, and local ids added; a delete withdraws what was not given to a job yet",
-        limits=(f"an identifier has {NAME_CHARS} characters at most, a document {LOCAL_IDS} local ids",),
+        limits=(f"an identifier has {NAME_CHARS} characters at most, a document {LOCAL_IDS_MAX} local ids",),
         outcomes=(("an identifier that no lock can be named by, or too many", "permanent"),),
     )
 
@@ -69,63 +69,63 @@ class JobIdentifiers(Destination):
         return () if self._folder is None else (self._folder,)
 
     def check(self) -> None:
-        files.make_folder(self._place, 0o700)
+        files.make_folder(self._root, 0o700)
 
     def write(self, chunk: list[Delivery]) -> list[Outcome]:
-        return [self._note(delivery) for delivery in chunk]
+        return [self._write_note(delivery) for delivery in chunk]
 
-    def noted(self, source: str, document: str) -> list[IdentifierNote]:
+    def notes_of(self, source: str, document: str) -> list[IdentifierNote]:
         """Return the identifiers reported by a document of this source and by its descendants."""
-        folder = self._of(source, document)
+        folder = self._folder_of(source, document)
         if not folder.is_dir():
             return []
-        return [note for path in sorted(folder.glob("*.json")) if (note := _read(path)) is not None]
+        return [note for path in sorted(folder.glob("*.json")) if (note := _read_note(path)) is not None]
 
     @property
-    def _place(self) -> Path:
+    def _root(self) -> Path:
         if self._folder is None:
             raise Misconfigured(
                 "JobIdentifiers: only `ferryman intake serve` runs documents of jobs. Serve the queue with this plan."
             )
         return Path(self._folder)
 
-    def _of(self, source: str, document: str) -> Path:
+    def _folder_of(self, source: str, document: str) -> Path:
         name = _hash(source, document)
-        return self._place / name[:2] / name
+        return self._root / name[:2] / name
 
-    def _note(self, delivery: Delivery) -> Outcome:
-        path = self._of(delivery.source, delivery.origin_id) / f"{_hash(delivery.id, *delivery.route)}.json"
-        there = _read(path)
-        if there is not None and there.sequence >= delivery.sequence:
-            return Outcome.ok() if there.sequence == delivery.sequence else Outcome.stale()
+    def _write_note(self, delivery: Delivery) -> Outcome:
+        path = self._folder_of(delivery.source, delivery.origin_id) / f"{_hash(delivery.id, *delivery.route)}.json"
+        earlier = _read_note(path)
+        if earlier is not None and earlier.sequence >= delivery.sequence:
+            return Outcome.ok() if earlier.sequence == delivery.sequence else Outcome.stale()
         try:
-            note = self._found(delivery)
+            note = self._note_of(delivery)
         except UsageError as e:
             return Outcome.permanent(f"{delivery.id}: {e}")
-        if there is None and not (note.primary_id or note.local_id):
+        if earlier is None and not (note.primary_id or note.local_id):
             return Outcome.ok()
         files.make_folder(path.parent, 0o700)
         files.replace(path, msgspec.json.encode(note))
         crash.point("minted.noted")
         return Outcome.ok()
 
-    def _found(self, delivery: Delivery) -> IdentifierNote:
+    def _note_of(self, delivery: Delivery) -> IdentifierNote:
         if delivery.operation == "delete":
             return IdentifierNote(delivery.sequence)
-        local = delivery.fields.get(self.local_id) or []
-        local = local if isinstance(local, list) else [local]
-        if len(local) > LOCAL_IDS:
-            raise UsageError(f"{self.local_id}: {len(local)} local ids, more than {LOCAL_IDS}")
-        primary = delivery.fields.get(self.primary_id)
+        local_ids = delivery.fields.get(self.local_id) or []
+        local_ids = local_ids if isinstance(local_ids, list) else [local_ids]
+        if len(local_ids) > LOCAL_IDS_MAX:
+            raise UsageError(f"{self.local_id}: {len(local_ids)} local ids, more than {LOCAL_IDS_MAX}")
+        primary_id = delivery.fields.get(self.primary_id)
         return IdentifierNote(
             delivery.sequence,
-            "" if primary in (None, "") else _checked(self.primary_id, primary),
-            tuple(_checked(self.local_id, one) for one in local),
+            "" if primary_id in (None, "") else _check_identifier(self.primary_id, primary_id),
+            tuple(_check_identifier(self.local_id, one) for one in local_ids),
         )
 
 
-def _checked(field: str, value: Any) -> str:
-    """An identifier: a lock can have its name.
+def _check_identifier(field: str, value: Any) -> str:
+    """Return an identifier, if a lock can have its name.
 
     Raises:
         UsageError: it is none.
@@ -134,7 +134,7 @@ def _checked(field: str, value: Any) -> str:
         raise UsageError(f"{field}: an identifier is text, not {value!r:.80}")
     if len(value) > NAME_CHARS:
         raise UsageError(f"{field}: {len(value)} characters, more than {NAME_CHARS}")
-    mapped(value)
+    node_name(value)
     return value
 
 
@@ -142,7 +142,7 @@ def _hash(*parts: str) -> str:
     return blake2b("\0".join(parts).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-def _read(path: Path) -> IdentifierNote | None:
+def _read_note(path: Path) -> IdentifierNote | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=IdentifierNote)
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""How the queue refuses.
+"""Errors of the queue.
 
 ::
 
@@ -19,7 +19,7 @@ from ferryman.errors import FerrymanError, UsageError
 
 
 class StateError(UsageError):
-    """A move that the table of states does not have. ``before`` and ``after`` are its two names."""
+    """The table of states does not have this move, from ``before`` to ``after``."""
 
     def __init__(self, before: str, after: str) -> None:
         super().__init__(str(before), str(after))
@@ -30,7 +30,7 @@ class StateError(UsageError):
 
 
 class ItemLocked(StateError):
-    """A change of what somebody else has locked. Nothing was changed. ``path`` is the lock's."""
+    """Somebody else works at the item, and holds the lock at ``path``. Nothing was changed."""
 
     def __init__(self, path: str) -> None:
         FerrymanError.__init__(self, path)
@@ -44,7 +44,7 @@ class ItemLocked(StateError):
 
 
 class BatchExists(UsageError):
-    """A ``batchID`` that another submission has taken. Nothing was made."""
+    """Another submission has this ``batchID``. Nothing was created."""
 
     def __init__(self, uuid: str, batch_id: str) -> None:
         super().__init__(uuid, batch_id)
@@ -73,7 +73,7 @@ class NodeInvalid(FerrymanError):
 
 
 class LockLost(FerrymanError):
-    """A change through an object that held the lock and does not any more. Another may hold it: stop at once."""
+    """This object held the lock and has lost it. Another process may hold it now: stop at once."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)

@@ -9,14 +9,14 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from ferryman.errors import plain_text
 from ferryman.intake.errors import ItemLocked, LockLost, NodeInvalid, StateError
-from ferryman.intake.nodes import access_path, decoded, encoded, number_of, numbered
+from ferryman.intake.nodes import access_path, decode_node, encode_node, number_of, numbered_name
 from ferryman.intake.states import ACCESS, AccessState, Transitions
-from ferryman.intake.store import Check, Conflict, Create, Delete, Op, Set, StoredNode, Why
-from ferryman.intake.tree import Hold, NodeTree, message_text
+from ferryman.intake.store import Check, Conflict, ConflictReason, Create, Delete, Op, Set, StoredNode
+from ferryman.intake.tree import HeldLock, NodeTree, trim_message
 
 
 class StatusNode(NamedTuple):
-    """A status node as it was read."""
+    """A status node and its decoded content."""
 
     node: StoredNode
     values: dict[str, Any]
@@ -46,10 +46,10 @@ class Item:
     def __init__(self, tree: NodeTree, id: str) -> None:
         self._tree = tree
         self.id = id
-        self._hold: Hold | None = None
-        self._known: StatusNode | None = None
-        """Under the lock: the status as it was when it was acquired, or after this object's last move."""
-        self._held_before = False
+        self._held_lock: HeldLock | None = None
+        self._known_status: StatusNode | None = None
+        """Status when the lock was taken, or after this object's last move; None without the lock."""
+        self._ever_held = False
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id}>"
@@ -71,27 +71,27 @@ class Item:
 
     @property
     def status(self) -> str:
-        """The state it is in.
+        """Return the state that the item is in.
 
         Raises:
             NodeInvalid: it was removed, or is damaged.
         """
-        return str(self._status().state.value)
+        return str(self._read_status().state.value)
 
     @property
     def message(self) -> str:
-        """The word that came with its last move."""
-        return str(self._status().values.get("message") or "")
+        """Return the message of the item's last move."""
+        return str(self._read_status().values.get("message") or "")
 
     @property
     def last_modified(self) -> str:
-        """When it moved last: ``2026-11-20 21:45:38 +0000``."""
-        return str(self._status().values.get("last_modified") or "")
+        """Return the time of the item's last move: ``2026-11-20 21:45:38 +0000``."""
+        return str(self._read_status().values.get("last_modified") or "")
 
     @property
     def deletable(self) -> bool:
         """Return whether the item is in a final state, so that ``delete`` may remove it."""
-        return self._status().state in self.table.final
+        return self._read_status().state in self.table.final
 
     def set_status(self, status: str, message: str = "") -> None:
         """Move to another state. In the state it has already, only the message changes.
@@ -101,24 +101,24 @@ class Item:
             NodeInvalid: it was removed, or is damaged.
             LockLost: this object held its lock, and gave it back or lost it.
         """
-        self._move(lambda now: self._named(now, status), message)
+        self._move(lambda now: self._target_state(now, status), message)
 
     def success(self, message: str = "", *, unlock: bool = False) -> None:
         """Move to the state that follows when the work of this one is done. Raises as ``set_status``.
 
         ``unlock``: and give the lock back, both or neither.
         """
-        self._move(lambda now: self.table.succeeded(now.state), message, unlock=unlock)
+        self._move(lambda now: self.table.after_success(now.state), message, unlock=unlock)
 
     def fail(self, message: str = "", *, unlock: bool = False, revoke: bool = False) -> None:
         """Move to the state that follows when the work of this one has failed. Raises as ``set_status``.
 
         ``unlock``: and give the lock back, both or neither. ``revoke``: and take it away from whoever works at it.
         """
-        self._move(lambda now: self.table.failed(now.state), message, unlock=unlock, revoke=revoke)
+        self._move(lambda now: self.table.after_failure(now.state), message, unlock=unlock, revoke=revoke)
 
-    def _named(self, now: StatusNode, status: str) -> Any:
-        """The state of this name.
+    def _target_state(self, now: StatusNode, status: str) -> Any:
+        """Return the state of this name, if the item may move to it from the present one.
 
         Raises:
             StateError: there is none, or it does not follow.
@@ -138,13 +138,20 @@ class Item:
         *,
         unlock: bool = False,
         revoke: bool = False,
-        look: Sequence[str] = (),
-        **how: Any,
+        read_after: Sequence[str] = (),
+        **options: Any,
     ) -> list[StoredNode | None]:
-        """Move to the state that ``choose`` gives for the present one; it may raise. ``how`` is for ``_moved``."""
-        text = message_text(message)
+        """Move to the state that ``choose`` returns for the present one; it may raise.
+
+        Args:
+            options: keyword arguments of ``_move_ops``.
+        """
+        text = trim_message(message)
         return self._change(
-            lambda now: self._moved(now, choose(now), text, **how), unlock=unlock, revoke=revoke, look=look
+            lambda now: self._move_ops(now, choose(now), text, **options),
+            unlock=unlock,
+            revoke=revoke,
+            read_after=read_after,
         )
 
     # --- changes ------------------------------------------------------------------------------------------------------
@@ -155,124 +162,131 @@ class Item:
         *,
         unlock: bool = False,
         revoke: bool = False,
-        look: Sequence[str] = (),
+        read_after: Sequence[str] = (),
     ) -> list[StoredNode | None]:
-        """Commit what ``plan`` makes of the present status, if this object may; see the table of this class.
+        """Commit the operations that ``plan`` makes from the present status, if the table of this class allows it.
 
-        Returns the nodes at ``look`` as they are after it, if it holds the lock.
+        Returns the nodes at ``read_after`` as they are after it, if it holds the lock.
 
         Raises:
             ItemLocked, LockLost: it may not; nothing was changed.
             NodeInvalid: it was removed, or is damaged.
         """
         if revoke:
-            self._change_of_anybody(plan)
-        elif self._hold is not None:
-            return self._change_of_holder(plan, self._hold, unlock=unlock, look=look)
-        elif self._held_before:
+            self._change_and_revoke(plan)
+        elif self._held_lock is not None:
+            return self._change_as_holder(plan, self._held_lock, unlock=unlock, read_after=read_after)
+        elif self._ever_held:
             raise LockLost(self._lock_path)
         else:
-            self._change_of_others(plan)
+            self._change_unlocked(plan)
         return []
 
-    def _change_of_holder(
-        self, plan: Callable[[StatusNode], Sequence[Op]], hold: Hold, *, unlock: bool, look: Sequence[str]
+    def _change_as_holder(
+        self,
+        plan: Callable[[StatusNode], Sequence[Op]],
+        held_lock: HeldLock,
+        *,
+        unlock: bool,
+        read_after: Sequence[str],
     ) -> list[StoredNode | None]:
-        now, ops = self._known, list[Op]()
+        """Commit a change as the holder of the item's lock; plan again if the status node changed meanwhile."""
+        now, ops = self._known_status, list[Op]()
 
-        def planned() -> list[Op]:
+        def plan_again() -> list[Op]:
             nonlocal now, ops
             if now is None or ops:  # it is not as it was known
-                now = self._status_of_held()
-            ops = [*self._unless_changed(now, plan(now)), *([Delete(hold.path)] if unlock else [])]
+                now = self._status_as_holder()
+            ops = [*self._with_status_check(now, plan(now)), *([Delete(held_lock.path)] if unlock else [])]
             return ops
 
         try:
             try:
-                looked = self._tree.change(planned, hold, look=look)
+                nodes = self._tree.change(plan_again, held_lock, read_after=read_after)
             except StateError:  # which counts only if the state is still this object's business
-                self._tree.commit([], hold)
+                self._tree.commit([], held_lock)
                 raise
         except LockLost:
-            self._lose()
+            self._forget_lock()
             raise
-        self._known = self._status_after(now, ops)
+        self._known_status = self._status_after(now, ops)
         if unlock:
-            self._lose()
-        return looked
+            self._forget_lock()
+        return nodes
 
-    def _change_of_others(self, plan: Callable[[StatusNode], Sequence[Op]]) -> None:
-        """In the commit itself the lock is taken and given back: nobody else may have it."""
+    def _change_unlocked(self, plan: Callable[[StatusNode], Sequence[Op]]) -> None:
+        """Commit a change of an item that nobody holds: the commit takes the lock and gives it back."""
 
-        def planned() -> list[Op]:
-            now = self._status()
-            return [Create(self._lock_path), Delete(self._lock_path), *self._unless_changed(now, plan(now))]
+        def plan_locked() -> list[Op]:
+            now = self._read_status()
+            return [Create(self._lock_path), Delete(self._lock_path), *self._with_status_check(now, plan(now))]
 
-        self._tree.change(planned, unless=self._refuse_locked)
+        self._tree.change(plan_locked, on_conflict=self._refuse_locked)
 
-    def _change_of_anybody(self, plan: Callable[[StatusNode], Sequence[Op]]) -> None:
-        """The lock goes in the same commit, and the version of the status node changes: its holder cannot go on."""
+    def _change_and_revoke(self, plan: Callable[[StatusNode], Sequence[Op]]) -> None:
+        """Commit a change and remove anybody's lock. The status node's version changes, so that its holder cannot go
+        on."""
 
-        def planned() -> list[Op]:
-            now = self._status()
+        def plan_revoking() -> list[Op]:
+            now = self._read_status()
             ops = list(plan(now))
             if not any(isinstance(op, Set) and op.path == self._status_path for op in ops):
                 ops.append(Set(self._status_path, now.node.data, now.node.version))
             return [*([Delete(self._lock_path)] if self._tree.find(self._lock_path) else []), *ops]
 
-        self._tree.change(planned)
-        if self._hold is not None:
-            self._lose()
+        self._tree.change(plan_revoking)
+        if self._held_lock is not None:
+            self._forget_lock()
 
-    def _unless_changed(self, now: StatusNode, ops: Sequence[Op]) -> list[Op]:
-        """These operations, with a check that the status is still the one they were planned from."""
-        checked = any(isinstance(op, Set | Check) and op.path == self._status_path for op in ops)
-        return list(ops) if checked else [Check(self._status_path, now.node.version), *ops]
+    def _with_status_check(self, now: StatusNode, ops: Sequence[Op]) -> list[Op]:
+        """Add a check that the status node is still the version that the operations were planned from."""
+        is_checked = any(isinstance(op, Set | Check) and op.path == self._status_path for op in ops)
+        return list(ops) if is_checked else [Check(self._status_path, now.node.version), *ops]
 
-    def _status_of_held(self) -> StatusNode:
-        """The status now, of an item that this object holds.
+    def _status_as_holder(self) -> StatusNode:
+        """Read the status of an item that this object holds.
 
         Raises:
             LockLost: it is not in the state that this object knows: others have moved it.
         """
-        now = self._status()
-        if self._known is not None and now.state is not self._known.state:
+        now = self._read_status()
+        if self._known_status is not None and now.state is not self._known_status.state:
             self.unlock()
             raise LockLost(self._lock_path)
         return now
 
-    def _status_after(self, known: StatusNode | None, ops: Sequence[Op]) -> StatusNode | None:
-        """The status as this object's own commit has left it; None if it went with the commit."""
-        written = [op for op in ops if isinstance(op, Set) and op.path == self._status_path]
-        if known is None or not written:
-            return known
-        node = known.node._replace(data=written[0].data, version=known.node.version + 1)
-        return self.status_of(node)
+    def _status_after(self, status: StatusNode | None, ops: Sequence[Op]) -> StatusNode | None:
+        """Return the status as this object's own commit has left it; None if the commit removed it."""
+        status_sets = [op for op in ops if isinstance(op, Set) and op.path == self._status_path]
+        if status is None or not status_sets:
+            return status
+        node = status.node._replace(data=status_sets[0].data, version=status.node.version + 1)
+        return self.decode_status(node)
 
     def _refuse_locked(self, conflict: Conflict) -> None:
-        if conflict.path == self._lock_path and conflict.why is Why.EXISTS:
+        if conflict.path == self._lock_path and conflict.reason is ConflictReason.EXISTS:
             raise ItemLocked(self._lock_path)
 
-    def _lose(self) -> None:
-        self._hold, self._known, self._held_before = None, None, True
+    def _forget_lock(self) -> None:
+        self._held_lock, self._known_status, self._ever_held = None, None, True
 
-    def _moved(self, now: StatusNode, after: Any, message: str) -> list[Op]:
-        """The operations of a move."""
-        return [self._set_status(now, self._next(now, after, message))]
+    def _move_ops(self, now: StatusNode, after: Any, message: str) -> list[Op]:
+        """Return the operations of a move."""
+        return [self._set_status(now, self._next_status(now, after, message))]
 
-    def _next(self, now: StatusNode, after: Any, message: str) -> dict[str, Any]:
-        """The status node's values after a move."""
+    def _next_status(self, now: StatusNode, after: Any, message: str) -> dict[str, Any]:
+        """Return the values of the status node after a move."""
         modified = now.values.get("last_modified") if after == now.state else self._tree.now()
         return {"status": after.value, "last_modified": modified, "message": message}
 
     def _set_status(self, now: StatusNode, values: dict[str, Any]) -> Set:
-        return Set(self._status_path, encoded(self._status_path, values), now.node.version)
+        return Set(self._status_path, encode_node(self._status_path, values), now.node.version)
 
-    def _status(self) -> StatusNode:
-        return self.status_of(self._tree.get(self._status_path))
+    def _read_status(self) -> StatusNode:
+        return self.decode_status(self._tree.get(self._status_path))
 
-    def status_of(self, node: StoredNode | None) -> StatusNode:
-        """Decode a status node that was read elsewhere.
+    def decode_status(self, node: StoredNode | None) -> StatusNode:
+        """Decode a status node that the caller has read.
 
         Raises:
             NodeInvalid: it was removed, or is damaged.
@@ -280,7 +294,7 @@ class Item:
         path = self._status_path
         if node is None:
             raise NodeInvalid(path, "is not there")
-        values = decoded(path, node.data)
+        values = decode_node(path, node.data)
         try:
             state = self.table.states(values.get("status"))
         except ValueError:
@@ -291,41 +305,42 @@ class Item:
 
     @property
     def locked(self) -> bool:
-        """Does this object hold the lock, for all that is known here? False as soon as the session has ended: stop."""
-        return self._hold is not None and self._tree.store.alive(self._hold.session)
+        """Return whether this object holds the lock, as far as is known here. False once the session has ended: stop
+        then."""
+        return self._held_lock is not None and self._tree.store.is_alive(self._held_lock.session)
 
     def lock(self) -> bool:
-        """Lock it. False if anybody holds it, this process too.
+        """Lock the item. Returns False if anybody holds it, this process too.
 
         Raises:
             NodeInvalid: it was removed.
         """
         try:
-            status, *_ = self._take()
+            status, *_ = self._take_lock()
         except Conflict as e:
-            if e.why is Why.EXISTS:
+            if e.reason is ConflictReason.EXISTS:
                 return False
             raise NodeInvalid(self.path, "is not there") from None
         with suppress(NodeInvalid):  # a damaged one can be locked, and not moved
-            self._known = self.status_of(status)
+            self._known_status = self.decode_status(status)
         return True
 
     def unlock(self) -> None:
         """Give the lock back. An object that does not hold it changes nothing."""
-        hold = self._hold
-        if hold is None:
+        held_lock = self._held_lock
+        if held_lock is None:
             return
-        self._lose()
+        self._forget_lock()
 
-        def planned() -> list[Op]:
+        def plan_unlock() -> list[Op]:
             status = self._tree.find(self._status_path)
-            return [*([Check(self._status_path, status.version)] if status else []), Delete(hold.path)]
+            return [*([Check(self._status_path, status.version)] if status else []), Delete(held_lock.path)]
 
         with suppress(LockLost):  # it went before: with the session, with the item, or an operator took it away
-            self._tree.change(planned, hold)
+            self._tree.change(plan_unlock, held_lock)
 
     def revoke(self) -> bool:
-        """Take the lock away from whoever works at it, who cannot change anything from then on. Was it locked?
+        """Take the lock away from its holder, who cannot change anything from then on. Returns whether it was locked.
 
         Raises:
             NodeInvalid: it was removed, or is damaged.
@@ -334,37 +349,37 @@ class Item:
         self._change(lambda now: [], revoke=True)
         return was_locked
 
-    def acquire(self, state: Any, *checks: Op, look: Sequence[str] = ()) -> list[StoredNode | None] | None:
-        """Lock it if nobody holds it and ``checks`` hold, and keep the lock if it is in this state then.
+    def acquire(self, state: Any, *checks: Op, read_after: Sequence[str] = ()) -> list[StoredNode | None] | None:
+        """Lock the item if nobody holds it and ``checks`` hold, and keep the lock if the item is in this state.
 
-        Returns the nodes at ``look``, read under the lock; None if it is not ours.
+        Returns the nodes at ``read_after``, read under the lock; None if it is not ours.
 
         Raises:
             NodeInvalid: it is damaged; it is not locked.
         """
         try:
-            status, *looked = self._take(*checks, look=look)
+            status, *nodes = self._take_lock(*checks, read_after=read_after)
         except Conflict:
             return None
         try:
-            self._known = self.status_of(status)
+            self._known_status = self.decode_status(status)
         finally:
-            if self._known is None or self._known.state is not state:
+            if self._known_status is None or self._known_status.state is not state:
                 self.unlock()
-        return looked if self._hold else None
+        return nodes if self._held_lock else None
 
-    def _take(self, *checks: Op, look: Sequence[str] = ()) -> list[StoredNode | None]:
-        """Take the lock; returns the status node and those at ``look``, read under it."""
-        hold, found = self._tree.lock(self._lock_path, *checks, look=[self._status_path, *look])
-        self._hold, self._known = hold, None
-        return found
+    def _take_lock(self, *checks: Op, read_after: Sequence[str] = ()) -> list[StoredNode | None]:
+        """Take the lock. Returns the status node and the nodes at ``read_after``, read under it."""
+        held_lock, nodes = self._tree.lock(self._lock_path, *checks, read_after=[self._status_path, *read_after])
+        self._held_lock, self._known_status = held_lock, None
+        return nodes
 
     def _refuse_unless_final(self, now: StatusNode) -> None:
         if now.state not in self.table.final:
             raise StateError(now.state, "removed")
 
     def delete(self) -> None:
-        """Remove it, with its entries in all lists.
+        """Remove the item and its entries in all lists.
 
         Raises:
             StateError: it is in no final state, or somebody works at it.
@@ -373,13 +388,13 @@ class Item:
 
         def plan(now: StatusNode) -> list[Op]:
             self._refuse_unless_final(now)
-            return self._gone(now)
+            return self._delete_ops(now)
 
         self._change(plan)
-        self._hold = None
+        self._held_lock = None
 
-    def _gone(self, now: StatusNode) -> list[Op]:
-        """Return the operations that remove its node and all below, unless somebody moves it meanwhile."""
+    def _delete_ops(self, now: StatusNode) -> list[Op]:
+        """Return the operations that remove the item's node and all below, unless somebody moves it meanwhile."""
         inside = self._tree.store.children(self.path)
         return [
             Check(self._status_path, now.node.version),
@@ -392,7 +407,7 @@ class Item:
 
 
 class Assembly(Item):
-    """A request in the queue of small or of large ones."""
+    """A request for a bundle of delivered originals, in the queue of small or of large ones."""
 
     table: ClassVar[Transitions[Any]] = ACCESS
 
@@ -406,46 +421,46 @@ class Assembly(Item):
 
     @property
     def token(self) -> dict[str, Any]:
-        """Return the request and, once the bundle is ready, its place."""
+        """Return the request, and the place of its bundle once that is ready."""
         return self._tree.json(f"{self.path}/token")
 
     def set_token(self, token: Mapping[str, Any]) -> None:
-        """Replace it: a new expected time, the URL of what lies ready."""
+        """Replace the token, to note a new expected time or the URL of the finished bundle."""
         path = f"{self.path}/token"
-        data = encoded(path, dict(token))
+        data = encode_node(path, dict(token))
         self._change(lambda now: [Set(path, data)])
 
     def load(self) -> Assembly:
-        """Read it.
+        """Read the request, to see whether it is damaged.
 
         Raises:
             NodeInvalid: a node is missing or malformed.
         """
-        self._status()
+        self._read_status()
         _ = self.token
         return self
 
 
-def creation(path: str, token: Mapping[str, Any], now: str) -> list[Op]:
-    """The nodes of a new request."""
+def new_assembly_ops(path: str, token: Mapping[str, Any], now: str) -> list[Op]:
+    """Return the operations that create an access request."""
     status = {"status": AccessState.PENDING.value, "last_modified": now, "message": ""}
     return [
         Create(path, numbered=True),
-        Create(f"{path}/token", encoded(f"{path}/token", dict(token))),
-        Create(f"{path}/status", encoded(f"{path}/status", status)),
+        Create(f"{path}/token", encode_node(f"{path}/token", dict(token))),
+        Create(f"{path}/status", encode_node(f"{path}/status", status)),
     ]
 
 
 # What a batch's report says: which jobs are delivered, which have failed, and why.
 
-LISTED_MAX: Final = 20_000
+SINGLE_IDS_MAX: Final = 20_000
 """Jobs that a report's node names one by one: 16 bytes each keep it below what a node may hold. More are written as
 spans of their numbers, ``jid0000000001..jid0000020000``."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """The jobs of a batch that are done with."""
+    """The finished jobs of a batch: completed and failed, with the reasons."""
 
     batch_id: str
     completed: tuple[str, ...]
@@ -453,51 +468,55 @@ class Report:
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Messages of failed jobs, from each one's last move."""
 
-    def kept(self, now: str) -> dict[str, Any]:
+    def as_stored(self, now: str) -> dict[str, Any]:
         """Return the report as stored in the batch's ``status-report``."""
-        return {"last_modified": now, "failed_jobs": spans(self.failed), "successful_jobs": spans(self.completed)}
+        return {
+            "last_modified": now,
+            "failed_jobs": compress_ids(self.failed),
+            "successful_jobs": compress_ids(self.completed),
+        }
 
-    def since(self, kept: Mapping[str, Any] | None) -> Report:
+    def since(self, stored: Mapping[str, Any] | None) -> Report:
         """Return the part of the report that the stored one does not contain. Empty: nobody has to be notified."""
-        if kept is None:
+        if stored is None:
             return self
-        failed, completed = set(named(kept.get("failed_jobs"))), set(named(kept.get("successful_jobs")))
-        newly = tuple(job for job in self.failed if job not in failed)
+        failed, completed = set(expand_ids(stored.get("failed_jobs"))), set(expand_ids(stored.get("successful_jobs")))
+        newly_failed = tuple(job for job in self.failed if job not in failed)
         return Report(
             self.batch_id,
             tuple(job for job in self.completed if job not in completed),
-            newly,
-            {job: why for job, why in self.reasons.items() if job in newly},
+            newly_failed,
+            {job: why for job, why in self.reasons.items() if job in newly_failed},
         )
 
     def __bool__(self) -> bool:
         return bool(self.completed or self.failed)
 
 
-def spans(jobs: Iterable[str]) -> list[str]:
-    """Ids of jobs as a report's node has them."""
+def compress_ids(jobs: Iterable[str]) -> list[str]:
+    """Return job ids as a report's node stores them: one by one, or many of them as ranges."""
     ids = sorted(jobs)
-    if len(ids) <= LISTED_MAX:
+    if len(ids) <= SINGLE_IDS_MAX:
         return ids
-    found: list[list[int]] = []
+    ranges: list[list[int]] = []
     for job in ids:
         number = number_of(job) or 0
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
         else:
-            found.append([number, number])
+            ranges.append([number, number])
     return [
-        numbered("jid", first) if first == last else f"{numbered('jid', first)}..{numbered('jid', last)}"
-        for first, last in found
+        numbered_name("jid", first) if first == last else f"{numbered_name('jid', first)}..{numbered_name('jid', last)}"
+        for first, last in ranges
     ]
 
 
-def named(listed: object) -> Iterable[str]:
-    """The ids that a report's node names."""
-    for text in listed if isinstance(listed, list) else []:
+def expand_ids(stored: object) -> Iterable[str]:
+    """Yield the job ids that a report's node names, ranges expanded."""
+    for text in stored if isinstance(stored, list) else []:
         first, _, last = str(text).partition("..")
         if not last:
             yield first
             continue
         for number in range(number_of(first) or 0, (number_of(last) or -1) + 1):
-            yield numbered("jid", number)
+            yield numbered_name("jid", number)

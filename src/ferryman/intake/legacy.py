@@ -20,7 +20,7 @@ from ferryman.document import decode_json
 from ferryman.errors import FerrymanError, UsageError, plain_text
 from ferryman.intake.batch import Batch
 from ferryman.intake.job import Job
-from ferryman.intake.nodes import time_text
+from ferryman.intake.nodes import format_time
 from ferryman.intake.queue import JobQueue
 from ferryman.intake.states import JobState
 
@@ -28,10 +28,10 @@ NAME: Final = re.compile(r"mrtQ-(?P<priority>[0-9]{2})(?P<flags>[0-9]{2})?(?P<se
 """With flags (high priority, worker) as ingest named its records, or without as inventory did."""
 
 HEAD_BYTES: Final = 9
-"""Status and time."""
+"""Bytes before the payload: status and time."""
 
 RECORD_BYTES_MAX: Final = 1 << 20
-"""ZooKeeper's servers refuse larger nodes: what is larger was no record."""
+"""Most bytes of a record. ZooKeeper's servers refuse larger nodes."""
 
 STATUSES: Final = {
     0: JobState.PENDING,
@@ -41,21 +41,21 @@ STATUSES: Final = {
     4: JobState.COMPLETED,
     5: JobState.HELD,
 }
-"""By the status byte. What was consumed and not completed is to be done again."""
+"""Status byte -> state. A record that was consumed and not completed has to be processed again."""
 
 SECONDS_MAX: Final = 100_000_000_000
-"""Times below are seconds (until the year 5138), above milliseconds (since March 1973): what was written down about
-them, and what wrote them, do not agree."""
+"""Smaller times are seconds (until the year 5138), larger ones milliseconds (since March 1973): the older queue's
+documentation and its code do not agree."""
 
 TIME_MAX_S: Final = 253_402_300_799
 """The end of the year 9999."""
 
 RECORD: Final = "legacy_record"
-"""The key of a job's configuration that names the record it was made of."""
+"""Key of a job's configuration: the name of the record that it was made of."""
 
 
 class Record(NamedTuple):
-    """One that could be read."""
+    """A record that could be read."""
 
     name: str
     priority: int
@@ -64,7 +64,7 @@ class Record(NamedTuple):
     payload: dict[str, Any]
 
 
-class Imported(NamedTuple):
+class ImportResult(NamedTuple):
     """Result of an import."""
 
     jobs: list[tuple[str, str]]
@@ -75,64 +75,64 @@ class Imported(NamedTuple):
     """(record, why)"""
 
 
-def import_legacy(queue: JobQueue, records: Iterable[tuple[str, bytes]]) -> Imported:
-    """Make jobs of records, given by name and data."""
-    done = Imported([], [], [])
+def import_legacy(queue: JobQueue, records: Iterable[tuple[str, bytes]]) -> ImportResult:
+    """Create jobs from records, given by name and data."""
+    result = ImportResult([], [], [])
     batches: dict[str, tuple[Batch, dict[str, str]]] = {}
     for name, data in sorted(records):
         try:
-            record = parsed(name, data)
-            batch, known = _batch(queue, batches, record)
-            if name in known:
-                done.known.append(name)
+            record = parse_record(name, data)
+            batch, job_of_record = _find_or_create_batch(queue, batches, record)
+            if name in job_of_record:
+                result.known.append(name)
                 continue
-            nodes = renamed(record.payload)
-            job = batch.place_job(
+            nodes = to_job_nodes(record.payload)
+            job = batch.create_job_in_state(
                 {**nodes._asdict(), "configuration": {**nodes.configuration, RECORD: name}},
                 record.priority,
                 record.state,
-                f"imported: {time_text(record.time_s)}",
+                f"imported: {format_time(record.time_s)}",
             )
-            known[name] = job.id
-            done.jobs.append((name, job.id))
+            job_of_record[name] = job.id
+            result.jobs.append((name, job.id))
         except FerrymanError as e:
-            done.skipped.append((name, plain_text(e)))
-    return done
+            result.skipped.append((name, plain_text(e)))
+    return result
 
 
-def _batch(
+def _find_or_create_batch(
     queue: JobQueue, batches: dict[str, tuple[Batch, dict[str, str]]], record: Record
 ) -> tuple[Batch, dict[str, str]]:
-    """The batch of a record, in Processing, and the records that are in it."""
+    """Return the batch of a record, in Processing, and its jobs by record."""
     uuid = str(record.payload.get("batchID") or record.name)
     if uuid not in batches:
         batch = queue.find_batch_by_uuid(uuid)
         if batch is None:
             submission: dict[str, Any] = {"batchID": uuid, "submission_mode": "legacy"}
-            kept = ("submitter", "profile_name")
-            configuration = renamed(record.payload).configuration
-            submission |= {key: configuration[key] for key in kept if key in configuration}
+            copied = ("submitter", "profile_name")
+            configuration = to_job_nodes(record.payload).configuration
+            submission |= {key: configuration[key] for key in copied if key in configuration}
             batch = queue.create_batch(submission)
         if batch.status == "Pending":
-            batch.acquired()
-        batches[uuid] = batch, _records(queue, batch)
+            batch.start_processing()
+        batches[uuid] = batch, _jobs_by_record(queue, batch)
     return batches[uuid]
 
 
-def _records(queue: JobQueue, batch: Batch) -> dict[str, str]:
-    """The records that jobs of a batch were made of."""
+def _jobs_by_record(queue: JobQueue, batch: Batch) -> dict[str, str]:
+    """Map the records that jobs of a batch were made of to these jobs."""
     ids = [*batch.processing_jobs, *batch.completed_jobs, *batch.failed_jobs, *batch.deleted_jobs]
     return {str(Job(queue.tree, job).configuration.get(RECORD)): job for job in ids}
 
 
-def parsed(name: str, data: bytes) -> Record:
-    """A record.
+def parse_record(name: str, data: bytes) -> Record:
+    """Parse a record.
 
     Raises:
         UsageError: it is not one; says what is wrong with it.
     """
-    found = NAME.fullmatch(name)
-    if not found:
+    match = NAME.fullmatch(name)
+    if not match:
         raise UsageError(f"{name}: this is not a record's name, which is mrtQ- and 14 digits, or 12.")
     if len(data) > RECORD_BYTES_MAX:
         raise UsageError(f"{name}: more than {RECORD_BYTES_MAX} bytes are too many for a record.")
@@ -144,18 +144,18 @@ def parsed(name: str, data: bytes) -> Record:
     seconds = time_s / 1000 if time_s >= SECONDS_MAX else float(time_s)
     if not 0 <= seconds <= TIME_MAX_S:
         raise UsageError(f"{name}: {time_s} is not a time in seconds or milliseconds since 1970.")
-    return Record(name, int(found["priority"]), STATUSES[status], seconds, _payload(name, data[HEAD_BYTES:]))
+    return Record(name, int(match["priority"]), STATUSES[status], seconds, _parse_payload(name, data[HEAD_BYTES:]))
 
 
-def _payload(name: str, data: bytes) -> dict[str, Any]:
-    """JSON, XML or properties, whichever it is.
+def _parse_payload(name: str, data: bytes) -> dict[str, Any]:
+    """Parse a payload as JSON, XML or properties, whichever it is.
 
     Raises:
         UsageError: none of them.
     """
     if is_serialized(data):
         try:
-            return dict(properties_of(data))
+            return dict(read_serialized_properties(data))
         except ValueError as e:
             raise UsageError(f"{name}: its payload is not Java's serialized Properties: {e}.") from None
     try:
@@ -168,15 +168,15 @@ def _payload(name: str, data: bytes) -> dict[str, Any]:
         except (TypeError, ValueError) as e:
             raise UsageError(f"{name}: its payload looks like JSON, but is not: {e}.") from None
     if text.startswith("<"):
-        return _of_xml(name, text)
-    found = dict(properties(text))
-    if not found:
+        return _parse_xml(name, text)
+    values = dict(parse_properties(text))
+    if not values:
         raise UsageError(f"{name}: its payload is empty, or neither JSON nor XML nor properties.")
-    return found
+    return values
 
 
-def _of_xml(name: str, text: str) -> dict[str, Any]:
-    """The leaves of an XML document by their names; ``<entry key="a">`` by its key; what comes twice is a list.
+def _parse_xml(name: str, text: str) -> dict[str, Any]:
+    """Map the leaves of an XML document by name, ``<entry key="a">`` by its key; repeated ones become a list.
 
     Raises:
         UsageError: it is not one, or declares entities (which may be bombs).
@@ -187,44 +187,45 @@ def _of_xml(name: str, text: str) -> dict[str, Any]:
         root = ElementTree.fromstring(text)
     except (ElementTree.ParseError, ValueError) as e:
         raise UsageError(f"{name}: its payload looks like XML, but is not: {e}.") from None
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for leaf in (element for element in root.iter() if not len(element)):
         key = leaf.get("key") or leaf.tag.rpartition("}")[2]
         value = (leaf.text or "").strip()
-        if key in found:
-            earlier = found[key]
-            found[key] = [*earlier, value] if isinstance(earlier, list) else [earlier, value]
+        if key in values:
+            earlier = values[key]
+            values[key] = [*earlier, value] if isinstance(earlier, list) else [earlier, value]
         else:
-            found[key] = value
-    return found
+            values[key] = value
+    return values
 
 
 _ESCAPES: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
-def properties(text: str) -> Iterator[tuple[str, str]]:
-    """Keys and values as Java writes them: ``key=value``, ``key: value``, ``#`` comments, ``\\`` at line ends."""
+def parse_properties(text: str) -> Iterator[tuple[str, str]]:
+    """Yield keys and values as Java writes them: ``key=value``, ``key: value``, ``#`` comments, ``\\`` at line ends."""
     joined = re.sub(r"(?<!\\)((?:\\\\)*)\\\r?\n[ \t\f]*", r"\1", text)
     for line in joined.splitlines():
         line = line.lstrip()
         if not line or line[0] in "#!":
             continue
-        found = re.match(r"((?:\\.|[^\\=:\s])+)(?:\s*[=:]\s*|\s+|$)(.*)", line, re.DOTALL)
-        if found and ("=" in line or ":" in line):
-            yield _unescaped(found[1]), _unescaped(found[2])
+        match = re.match(r"((?:\\.|[^\\=:\s])+)(?:\s*[=:]\s*|\s+|$)(.*)", line, re.DOTALL)
+        if match and ("=" in line or ":" in line):
+            yield _unescape(match[1]), _unescape(match[2])
 
 
-def _unescaped(text: str) -> str:
-    def one(found: re.Match[str]) -> str:
-        code = found[1]
+def _unescape(text: str) -> str:
+    def replacement(match: re.Match[str]) -> str:
+        code = match[1]
         return chr(int(code[1:], 16)) if code[0] == "u" and len(code) == 5 else _ESCAPES.get(code, code)
 
-    plain = re.sub(r"\\(u[0-9a-fA-F]{4}|.)", one, text)
+    plain = re.sub(r"\\(u[0-9a-fA-F]{4}|.)", replacement, text)
     return plain.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def records_at(source: str) -> Iterator[tuple[str, bytes]]:
-    """Records of a folder (a file each, named as its node was), or of a node's children: ``zookeeper://h:2181/ingest``.
+def read_records(source: str) -> Iterator[tuple[str, bytes]]:
+    """Yield the records of a folder (a file each, named like its node), or of a node's children:
+    ``zookeeper://h:2181/ingest``.
 
     Raises:
         UsageError: there is no such folder, or node.
@@ -232,7 +233,7 @@ def records_at(source: str) -> Iterator[tuple[str, bytes]]:
     if source.startswith("zookeeper://"):
         from ferryman.intake.store.zookeeper import ZooKeeperStore
 
-        store = ZooKeeperStore(source, may_make=False)
+        store = ZooKeeperStore(source, create_chroot=False)
         try:
             names = store.children("/")
             for name, node in zip(names, store.read([f"/{name}" for name in names]), strict=True):
@@ -264,7 +265,7 @@ CHARACTERS_MAX: Final = 1 << 20
 content."""
 
 DEFAULTS_MAX: Final = 8
-"""Properties have defaults, which have defaults, …: so many."""
+"""Most levels of defaults: ``Properties`` have defaults, which are ``Properties`` again."""
 
 _NULL, _REFERENCE, _CLASS, _OBJECT, _STRING = 0x70, 0x71, 0x72, 0x73, 0x74
 _BLOCK, _END, _LONG_STRING = 0x77, 0x78, 0x7C
@@ -289,137 +290,138 @@ def is_serialized(data: bytes) -> bool:
     return data.startswith(MAGIC)
 
 
-def properties_of(data: bytes) -> dict[str, str]:
-    """The keys and values, in text, of a stream that holds one ``Properties``; of its defaults where it has no own.
+def read_serialized_properties(data: bytes) -> dict[str, str]:
+    """Return the keys and values of a stream that holds one ``Properties``, with its defaults where it has no own
+    value.
 
     Raises:
         ValueError: it holds something else, is cut off, or too large; says which, and at which byte.
     """
     stream = _SerializedStream(data)
     stream.expect(MAGIC, "Java's serialized objects")
-    found = stream.properties()
-    if data[stream.at :].strip(b"\0"):
+    values = stream.read_properties()
+    if data[stream.position :].strip(b"\0"):
         raise stream.error("more than one object")
-    return found
+    return values
 
 
 class _SerializedStream:
-    """A place in the bytes, and what was read before that later bytes may refer to."""
+    """A position in the bytes, and the values read so far that later bytes may refer to."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
-        self.at = 0
+        self.position = 0
         self._handles: list[Any] = []
         self._characters = 0
 
     def error(self, what: str) -> ValueError:
-        return ValueError(f"{what} at byte {self.at}")
+        return ValueError(f"{what} at byte {self.position}")
 
-    def take(self, size: int) -> bytes:
-        found = self._data[self.at : self.at + size]
-        if len(found) < size:
+    def read_bytes(self, size: int) -> bytes:
+        data = self._data[self.position : self.position + size]
+        if len(data) < size:
             raise self.error(f"it ends too early: {size} more bytes are announced")
-        self.at += size
-        return found
+        self.position += size
+        return data
 
-    def number(self, layout: str) -> int:
-        (found,) = struct.unpack(layout, self.take(struct.calcsize(layout)))
-        return int(found)
+    def read_number(self, layout: str) -> int:
+        (number,) = struct.unpack(layout, self.read_bytes(struct.calcsize(layout)))
+        return int(number)
 
-    def expect(self, wanted: bytes, what: str) -> None:
-        if not self._data.startswith(wanted, self.at):
+    def expect(self, expected: bytes, what: str) -> None:
+        if not self._data.startswith(expected, self.position):
             raise self.error(f"{what} was expected")
-        self.at += len(wanted)
+        self.position += len(expected)
 
-    def properties(self, depth: int = 0) -> dict[str, str]:
-        """An object of this class, from its first byte."""
+    def read_properties(self, depth: int = 0) -> dict[str, str]:
+        """Read a ``Properties`` object, from its first byte."""
         if depth > DEFAULTS_MAX:
             raise self.error(f"more than {DEFAULTS_MAX} levels of defaults")
         self.expect(bytes([_OBJECT]), "an object")
-        self._class()
+        self._read_class()
         self._handles.append(None)  # the object itself: nothing that is text can refer to it
-        self.take(8)  # load factor and threshold of a Hashtable
+        self.read_bytes(8)  # load factor and threshold of a Hashtable
         self.expect(bytes([_BLOCK, 8]), "the size of a Hashtable")
-        self.take(4)
-        pairs = self.number(">i")
-        if not 0 <= pairs <= (len(self._data) - self.at) // _PAIR_BYTES_MIN:
+        self.read_bytes(4)
+        pairs = self.read_number(">i")
+        if not 0 <= pairs <= (len(self._data) - self.position) // _PAIR_BYTES_MIN:
             raise self.error(f"{pairs} entries are announced, more than fit")
-        own = {self.text(): self.value() for _ in range(pairs)}
+        own = {self.read_text(): self.read_value() for _ in range(pairs)}
         self.expect(bytes([_END]), "the end of a Hashtable")
-        return {**self._defaults(depth), **own}
+        return {**self._read_defaults(depth), **own}
 
-    def _defaults(self, depth: int) -> dict[str, str]:
-        if self._data[self.at : self.at + 1] == bytes([_NULL]):
-            self.at += 1
+    def _read_defaults(self, depth: int) -> dict[str, str]:
+        if self._data[self.position : self.position + 1] == bytes([_NULL]):
+            self.position += 1
             return {}
-        return self.properties(depth + 1)
+        return self.read_properties(depth + 1)
 
-    def _class(self) -> None:
-        """The description of Properties and of what it extends; it is there once, and then referred to."""
-        kind = self.number("B")
+    def _read_class(self) -> None:
+        """Read the description of ``Properties`` and its base class, or a reference to an earlier description."""
+        kind = self.read_number("B")
         if kind == _REFERENCE:
-            if self._referred() is not _PROPERTIES:
+            if self._read_reference() is not _PROPERTIES:
                 raise self.error("an object of another class than Properties")
             return
         if kind != _CLASS:
             raise self.error("a class was expected")
         self.expect(_PROPERTIES, "java.util.Properties (another class is not read)")
         self._handles.append(_PROPERTIES)
-        if self.text() != _TYPE:
+        if self.read_text() != _TYPE:
             raise self.error("Properties whose defaults are something else")
         self.expect(bytes([_END, _CLASS]) + _HASHTABLE + bytes([_END, _NULL]), "java.util.Hashtable")
         self._handles.append(_HASHTABLE)
 
-    def _referred(self) -> Any:
-        handle = self.number(">I") - _FIRST_HANDLE
+    def _read_reference(self) -> Any:
+        handle = self.read_number(">I") - _FIRST_HANDLE
         if not 0 <= handle < len(self._handles):
             raise self.error("a reference to what is not there")
         return self._handles[handle]
 
-    def value(self) -> str:
-        """A text, or a Boolean in words."""
-        start = self.at
+    def read_value(self) -> str:
+        """Read a text, or a Boolean as text."""
+        start = self.position
         if self._data[start : start + 1] == bytes([_OBJECT]):
-            self.at += 1
-            return self._boolean()
+            self.position += 1
+            return self._read_boolean()
         if self._data[start : start + 1] == bytes([_REFERENCE]):
-            self.at += 1
-            found = self._referred()
-            if isinstance(found, bool):
-                return str(found).lower()
-            self.at = start
-        return self.text()
+            self.position += 1
+            value = self._read_reference()
+            if isinstance(value, bool):
+                return str(value).lower()
+            self.position = start
+        return self.read_text()
 
-    def _boolean(self) -> str:
-        kind = self.number("B")
+    def _read_boolean(self) -> str:
+        kind = self.read_number("B")
         if kind == _CLASS:
             self.expect(_BOOLEAN, "java.lang.Boolean (a value that is not text, of another class, is not read)")
             self._handles.append(_BOOLEAN)
-        elif kind != _REFERENCE or self._referred() is not _BOOLEAN:
+        elif kind != _REFERENCE or self._read_reference() is not _BOOLEAN:
             raise self.error("a value that is not text, and of another class than Boolean")
-        found = self.number("B") != 0
-        self._handles.append(found)
-        return str(found).lower()
+        value = self.read_number("B") != 0
+        self._handles.append(value)
+        return str(value).lower()
 
-    def text(self) -> str:
-        """A text, or a reference to an earlier one."""
-        kind = self.number("B")
+    def read_text(self) -> str:
+        """Read a text, or a reference to an earlier one."""
+        kind = self.read_number("B")
         if kind == _REFERENCE:
-            found = self._referred()
-            if not isinstance(found, str):
+            text = self._read_reference()
+            if not isinstance(text, str):
                 raise self.error("a reference to what is not text")
         elif kind in (_STRING, _LONG_STRING):
-            found = self._decoded(self.take(self.number(">H" if kind == _STRING else ">Q")))
-            self._handles.append(found)
+            text = self._decode(self.read_bytes(self.read_number(">H" if kind == _STRING else ">Q")))
+            self._handles.append(text)
         else:
             raise self.error(f"a key or value that is not text (code {kind:#04x})")
-        self._characters += len(found)
+        self._characters += len(text)
         if self._characters > CHARACTERS_MAX:
             raise self.error(f"more than {CHARACTERS_MAX} characters")
-        return found
+        return text
 
-    def _decoded(self, data: bytes) -> str:
-        """Java's own UTF-8: NUL in two bytes, and what is beyond 16 bits as two surrogates."""
+    def _decode(self, data: bytes) -> str:
+        """Decode Java's own UTF-8: NUL in two bytes, characters beyond 16 bits as two surrogates."""
         try:
             halves = data.replace(b"\xc0\x80", b"\0").decode("utf-8", "surrogatepass")
         except UnicodeDecodeError:
@@ -457,35 +459,35 @@ class JobNodes(NamedTuple):
     metadata: dict[str, Any]
 
 
-def renamed(payload: Mapping[str, Any]) -> JobNodes:
-    """The nodes of a job from a record's payload: what has a name of ours gets it, all else keeps its own.
+def to_job_nodes(payload: Mapping[str, Any]) -> JobNodes:
+    """Convert a record's payload to the content of a job's nodes; keys without a name of ours keep their own.
 
     A payload that has both names keeps both, and ours counts.
     """
-    found = {_ours(name, payload): value for name, value in payload.items()}
-    metadata = {key: found.pop(key) for key in _ERC if key in found}
-    digest = _digest(payload)
+    values = {_our_name(name, payload): value for name, value in payload.items()}
+    metadata = {key: values.pop(key) for key in _ERC if key in values}
+    digest = _digest_text(payload)
     if digest and "digest" not in payload:
-        found = {name: value for name, value in found.items() if name not in _DIGEST} | {"digest": digest}
-    return JobNodes(found, _identifiers(found), {key: value for key, value in metadata.items() if _is_given(value)})
+        values = {name: value for name, value in values.items() if name not in _DIGEST} | {"digest": digest}
+    return JobNodes(values, _identifiers(values), {key: value for key, value in metadata.items() if _is_given(value)})
 
 
-def _ours(name: str, payload: Mapping[str, Any]) -> str:
+def _our_name(name: str, payload: Mapping[str, Any]) -> str:
     ours = (CONFIGURATION | IDENTIFIERS | METADATA).get(name, name)
     return name if ours in payload else ours
 
 
-def _digest(payload: Mapping[str, Any]) -> str:
-    """``md5:HEX`` of a digest's kind and value."""
+def _digest_text(payload: Mapping[str, Any]) -> str:
+    """Return ``md5:HEX`` from the kind and the value of a digest; "" if one is missing."""
     kind, value = (str(payload.get(name) or "") for name in _DIGEST)
     return f"{kind.lower().replace('-', '')}:{value.lower()}" if kind and value else ""
 
 
-def _identifiers(found: Mapping[str, Any]) -> dict[str, Any]:
+def _identifiers(values: Mapping[str, Any]) -> dict[str, Any]:
     identifiers: dict[str, Any] = {}
-    if _is_given(found.get("primary_id")):
-        identifiers["primary_id"] = found["primary_id"]
-    local = found.get("local_id")
+    if _is_given(values.get("primary_id")):
+        identifiers["primary_id"] = values["primary_id"]
+    local = values.get("local_id")
     if _is_given(local):
         names = local if isinstance(local, list) else [part.strip() for part in str(local).split(";")]
         identifiers["local_id"] = [name for name in names if name]

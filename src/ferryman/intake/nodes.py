@@ -1,4 +1,4 @@
-"""The layout: where each thing is kept, and how it is written there. Other people's tools read these nodes."""
+"""Layout of the nodes: their paths, and how their content is written. Other tools read these nodes too."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ ACCESS: Final = "/access"
 LOCKS: Final = "/locks"
 QUEUE_LOCKS: Final = "/locks/queue"
 COLLECTION_LOCKS: Final = "/locks/collections"
-PAUSED: Final = f"{QUEUE_LOCKS}/ingest"
-"""While it is there, nothing of the ingest queue is acquired."""
+PAUSE_PATH: Final = f"{QUEUE_LOCKS}/ingest"
+"""Lock that pauses the ingest queue: while it exists, nothing is acquired."""
 
-SIZES: Final = ("small", "large")
+ACCESS_SIZES: Final = ("small", "large")
 """The two access queues."""
 
 DIGITS: Final = 10
 """Digits of the number in an id, as in ZooKeeper's sequential nodes."""
 
-PRIORITY: Final = 5
+DEFAULT_PRIORITY: Final = 5
 """Priority of a job whose submitter gave none."""
 
-PRIORITY_NAMED_MAX: Final = 99
-"""Names have two digits for it. What is less urgent is sorted with this one; the exact number is in the data."""
+PRIORITY_IN_NAME_MAX: Final = 99
+"""Largest priority that entries, with their two digits, can tell. Less urgent jobs sort with it; their own node has
+the exact number."""
 
 NODE_BYTES_MAX: Final = 512 << 10
 """Most bytes of one node. ZooKeeper's servers refuse requests near 1 MiB, and one request may carry several nodes."""
@@ -59,12 +60,12 @@ def access_path(size: str, access_id: str, *rest: str) -> str:
 
 
 def state_path(state: str, *rest: str) -> str:
-    """The folder of all jobs in a state."""
+    """Return the folder that lists all jobs in a state."""
     return "/".join((JOB_STATES, state.lower(), *rest))
 
 
 def parent_of(path: str) -> str:
-    """The node that holds it; "" above the root."""
+    """Return the path of the parent node; "" above the root."""
     return path.rpartition("/")[0] or ("" if path == "/" else "/")
 
 
@@ -72,34 +73,34 @@ def name_of(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-def numbered(prefix: str, number: int) -> str:
-    """``bid0000000017``."""
+def numbered_name(prefix: str, number: int) -> str:
+    """Return a prefix with a number behind it: ``bid0000000017``."""
     return f"{prefix}{number:0{DIGITS}d}"
 
 
 def number_of(name: str) -> int | None:
-    """17 of ``bid0000000017``; None for any other name."""
+    """Return the number in a name: 17 for ``bid0000000017``; None for any other name."""
     digits = name[-DIGITS:]
     return int(digits) if len(name) > DIGITS and digits.isascii() and digits.isdigit() else None
 
 
-def entry(priority: int, job_id: str) -> str:
-    """A job's name in the folder of its state: sorted, these are most urgent first, then oldest."""
-    return f"{min(max(priority, 0), PRIORITY_NAMED_MAX):02d}-{job_id}"
+def state_entry(priority: int, job_id: str) -> str:
+    """Return a job's name in the folder of its state: sorted, most urgent first, then oldest."""
+    return f"{min(max(priority, 0), PRIORITY_IN_NAME_MAX):02d}-{job_id}"
 
 
-def job_of(name: str) -> str:
-    """The job that an entry names."""
+def job_of_entry(name: str) -> str:
+    """Return the id of the job that an entry of a state's folder names."""
     return name.partition("-")[2]
 
 
-def lock_of(items: str, name: str) -> str:
-    """The lock of the item that an entry names."""
-    return f"{items}/{job_of(name)}/lock"
+def lock_of_entry(items: str, name: str) -> str:
+    """Return the path of the lock of the item that an entry names."""
+    return f"{items}/{job_of_entry(name)}/lock"
 
 
-def mapped(name: str) -> str:
-    """A name as a node's: ``ark:/aaa/111`` is ``ark_aaa_111``.
+def node_name(name: str) -> str:
+    """Turn a name into a node's name: ``ark:/aaa/111`` becomes ``ark_aaa_111``.
 
     Raises:
         UsageError: it cannot be one.
@@ -112,8 +113,8 @@ def mapped(name: str) -> str:
     return node
 
 
-def encoded(path: str, value: Any) -> bytes:
-    """A value as the JSON of a node.
+def encode_node(path: str, value: Any) -> bytes:
+    """Encode a value as the JSON of a node.
 
     Raises:
         UsageError: it has no JSON, or too much of it.
@@ -124,11 +125,11 @@ def encoded(path: str, value: Any) -> bytes:
         raise UsageError(f"{path}: this cannot be written as JSON: {e}. Give text, numbers, lists and objects.") from e
     if why := unfit(value):
         raise UsageError(f"{path}: this {why}. Give text, numbers, lists and objects.")
-    return sized(path, data)
+    return check_size(path, data)
 
 
-def sized(path: str, data: bytes) -> bytes:
-    """The data, if one node may hold so much.
+def check_size(path: str, data: bytes) -> bytes:
+    """Return the data, if a node may hold so much.
 
     Raises:
         UsageError: it may not.
@@ -141,8 +142,8 @@ def sized(path: str, data: bytes) -> bytes:
     return data
 
 
-def decoded(path: str, data: bytes) -> dict[str, Any]:
-    """The JSON object of a node.
+def decode_node(path: str, data: bytes) -> dict[str, Any]:
+    """Decode the JSON object of a node.
 
     Raises:
         NodeInvalid: there is none in it.
@@ -156,8 +157,8 @@ def decoded(path: str, data: bytes) -> dict[str, Any]:
     return value
 
 
-def text_of(path: str, data: bytes) -> str:
-    """The text of a node.
+def decode_text(path: str, data: bytes) -> str:
+    """Decode the text of a node.
 
     Raises:
         NodeInvalid: it is not one.
@@ -168,20 +169,20 @@ def text_of(path: str, data: bytes) -> str:
         raise NodeInvalid(path, "is not UTF-8 text") from None
 
 
-def whole_number(path: str, data: bytes) -> int:
-    """The decimal number of a node, as others write it too: ``5``, ``05``, with blanks around.
+def decode_integer(path: str, data: bytes) -> int:
+    """Decode the decimal number of a node, also as other tools write it: ``5``, ``05``, with blanks around.
 
     Raises:
         NodeInvalid: it is not one.
     """
-    text = text_of(path, data).strip()
+    text = decode_text(path, data).strip()
     if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
         raise NodeInvalid(path, f"is not an integer but {text[:40]!r}")
     return int(text)
 
 
-def time_text(seconds: float) -> str:
-    """A time as it is written in nodes, in UTC: ``2026-11-20 21:45:38 +0000``."""
+def format_time(seconds: float) -> str:
+    """Format a time as in nodes, in UTC: ``2026-11-20 21:45:38 +0000``."""
     return _second_text(int(seconds // 1))
 
 
@@ -191,19 +192,19 @@ def _second_text(second: int) -> str:
 
 
 def submission_uuid(submission: Mapping[str, Any]) -> str:
-    """The ``batchID`` of a submission; "" if it has none."""
+    """Return the ``batchID`` of a submission; "" if it has none."""
     uuid = submission.get("batchID")
     return "" if uuid is None else str(uuid)
 
 
-def undated(submission: Mapping[str, Any]) -> dict[str, Any]:
-    """A submission that is repeated has another date."""
-    found = {name: value for name, value in submission.items() if name != "submissionDate"}
-    return decoded("", encoded("", found))
+def without_date(submission: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a submission without its date, which differs when the same one is submitted again."""
+    values = {name: value for name, value in submission.items() if name != "submissionDate"}
+    return decode_node("", encode_node("", values))
 
 
-def skeleton() -> list[str]:
-    """The folders that every queue has, each after the one it is in."""
+def layout_folders() -> list[str]:
+    """Return the paths of the folders that every queue has, parents first."""
     from ferryman.intake.states import JobState
 
     return [
@@ -213,7 +214,7 @@ def skeleton() -> list[str]:
         JOB_STATES,
         *(state_path(state) for state in JobState),
         ACCESS,
-        *(f"{ACCESS}/{size}" for size in SIZES),
+        *(f"{ACCESS}/{size}" for size in ACCESS_SIZES),
         LOCKS,
         QUEUE_LOCKS,
         COLLECTION_LOCKS,

@@ -1,4 +1,4 @@
-"""The queue: who asks for work, in which order, and who may stop it."""
+"""The queue itself, and the acquisition of work from it: in which order, and what stops it."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from typing import Any, Final, NamedTuple, Self
 
 from ferryman.errors import UsageError, plain_text
 from ferryman.intake import items, overview
-from ferryman.intake.audit import AuditFinding, audit, dumped, restored
-from ferryman.intake.batch import BY_OPERATOR, Batch
+from ferryman.intake.audit import AuditFinding, audit, dump_tree, restore_tree
+from ferryman.intake.batch import AWAITS_OPERATOR, Batch
 from ferryman.intake.errors import BatchExists, LockLost, NodeInvalid, StateError
 from ferryman.intake.items import Assembly
 from ferryman.intake.job import Job
 from ferryman.intake.nodes import (
     ACCESS,
+    ACCESS_SIZES,
     BATCH_UUIDS,
     BATCHES,
     COLLECTION_LOCKS,
     JOBS,
-    PAUSED,
-    SIZES,
+    PAUSE_PATH,
     access_path,
     batch_path,
-    decoded,
-    encoded,
-    job_of,
-    mapped,
-    numbered,
-    skeleton,
+    decode_node,
+    decode_text,
+    encode_node,
+    job_of_entry,
+    layout_folders,
+    node_name,
+    numbered_name,
     state_path,
     submission_uuid,
-    text_of,
-    undated,
+    without_date,
 )
 from ferryman.intake.states import AccessState, BatchState, JobState
-from ferryman.intake.store import SESSION_TIMEOUT_S, Check, Conflict, Create, Op, Store, StoredNode, Watch, opened
+from ferryman.intake.store import SESSION_TIMEOUT_S, Check, Conflict, Create, Op, Store, StoredNode, Watch, open_store
 from ferryman.intake.tree import KINDS, Locks, NodeTree
 
 log = logging.getLogger("ferryman.intake")
@@ -62,7 +62,7 @@ class JobQueue:
         self._tree = NodeTree(store, clock)
         self.locks = Locks(self._tree)
         self._acquirer = Acquirer(self._tree, self.locks, log.warning)
-        self._make_skeleton()
+        self._create_layout_folders()
 
     @classmethod
     def open(
@@ -80,7 +80,7 @@ class JobQueue:
             QueueRefused: there is no such store, or it holds something else.
             QueueLost: the server does not answer.
         """
-        store = opened(url, session_timeout_s=session_timeout_s, clock=clock)
+        store = open_store(url, session_timeout_s=session_timeout_s, clock=clock)
         try:
             return cls(store, clock=clock)
         except BaseException:
@@ -89,16 +89,16 @@ class JobQueue:
 
     @property
     def url(self) -> str:
-        """Where it is, without passwords."""
+        """Return the queue's URL without passwords."""
         return self._tree.store.url
 
     @property
     def tree(self) -> NodeTree:
-        """The nodes below: for audits, dumps and tests."""
+        """Return the nodes of the queue, for audits, dumps and tests."""
         return self._tree
 
     def close(self) -> None:
-        """Let go of it, and of every lock that lives with this handle."""
+        """Close the queue, and release every lock that lives with this handle."""
         self._tree.store.close()
 
     def __enter__(self) -> Self:
@@ -110,8 +110,8 @@ class JobQueue:
     def __repr__(self) -> str:
         return f"<JobQueue {self.url}>"
 
-    def _make_skeleton(self) -> None:
-        while missing := self._tree.missing(skeleton()):
+    def _create_layout_folders(self) -> None:
+        while missing := self._tree.create_missing(layout_folders()):
             try:
                 self._tree.store.commit(missing)
             except Conflict:
@@ -120,91 +120,92 @@ class JobQueue:
     # --- batches ------------------------------------------------------------------------------------------------------
 
     def create_batch(self, submission: Mapping[str, Any]) -> Batch:
-        """Hand in a batch: Pending, not locked. The same submission with the same ``batchID`` is the same batch.
+        """Submit a batch: Pending, not locked. The same submission with the same ``batchID`` is the same batch.
 
         Raises:
             BatchExists: another submission has this ``batchID``.
             UsageError: the submission cannot be written as JSON, or is too large.
         """
-        made = ""
+        batch_id = ""
         uuid = submission_uuid(submission)
-        uuid_path = f"{BATCH_UUIDS}/{mapped(uuid)}" if uuid else ""
+        uuid_path = f"{BATCH_UUIDS}/{node_name(uuid)}" if uuid else ""
 
         def plan() -> list[Op]:
-            nonlocal made
-            if uuid and (known := self._known(uuid_path, uuid, submission)):
-                made = known
+            nonlocal batch_id
+            if uuid and (existing_id := self._find_repeated(uuid_path, uuid, submission)):
+                batch_id = existing_id
                 return []
-            made = numbered("bid", self._tree.next_number(BATCHES))
-            path = batch_path(made)
+            batch_id = numbered_name("bid", self._tree.next_number(BATCHES))
+            path = batch_path(batch_id)
             status = {"status": BatchState.PENDING.value, "last_modified": self._tree.now(), "message": ""}
             return [
-                *([Create(uuid_path, made.encode())] if uuid else []),
+                *([Create(uuid_path, batch_id.encode())] if uuid else []),
                 Create(path, numbered=True),
-                Create(f"{path}/submission", encoded(f"{path}/submission", dict(submission))),
-                Create(f"{path}/status", encoded(f"{path}/status", status)),
+                Create(f"{path}/submission", encode_node(f"{path}/submission", dict(submission))),
+                Create(f"{path}/status", encode_node(f"{path}/status", status)),
             ]
 
         self._tree.change(plan)
-        return Batch(self._tree, made)
+        return Batch(self._tree, batch_id)
 
-    def _known(self, uuid_path: str, uuid: str, submission: Mapping[str, Any]) -> str:
-        """The batch that this submission made before; "" if its uuid is free."""
-        found = self._tree.find(uuid_path)
-        if found is None:
+    def _find_repeated(self, uuid_path: str, uuid: str, submission: Mapping[str, Any]) -> str:
+        """Return the id of the batch that the same submission made before; "" if its uuid is free."""
+        node = self._tree.find(uuid_path)
+        if node is None:
             return ""
-        batch_id = text_of(uuid_path, found.data)
+        batch_id = decode_text(uuid_path, node.data)
         path = batch_path(batch_id, "submission")
-        kept = self._tree.find(path)
-        if kept is None or undated(decoded(path, kept.data)) != undated(submission):
+        submission_node = self._tree.find(path)
+        if submission_node is None or without_date(decode_node(path, submission_node.data)) != without_date(submission):
             raise BatchExists(uuid, batch_id)
         return batch_id
 
     def acquire_pending_batch(self) -> Batch | None:
-        """The oldest pending batch that nobody holds: locked, and in Processing. None if there is none."""
-        return self._acquirer.pending_batch()
+        """Acquire the oldest pending batch that nobody holds: locked, and in Processing. None if there is none."""
+        return self._acquirer.acquire_pending_batch()
 
     def acquire_batch_for_reporting(self, ready: Callable[[Batch], bool] | None = None) -> Batch | None:
-        """The oldest batch whose report is due: locked, in Reporting (UpdateReporting stays so). None if there is none.
+        """Acquire the oldest batch whose report is due: locked, in Reporting or UpdateReporting. None if there is none.
 
         A batch in Processing is due when all its jobs are Completed or Failed. ``ready`` is asked about it then, under
         the lock: was every job of its manifest made? If not, it stays in Processing.
         """
-        return self._acquirer.batch_for_reporting(ready)
+        return self._acquirer.acquire_batch_for_reporting(ready)
 
     def acquire_batch_in_processing(self, skip: Collection[str] = ()) -> Batch | None:
-        """The oldest batch in Processing that nobody holds, locked; not those in ``skip``.
+        """Acquire the oldest batch in Processing that nobody holds, except those in ``skip``: locked. None if there is
+        none.
 
         For who makes jobs of batches: one that died in the middle of that has left its batch like this.
         """
-        return self._acquirer.batch_in_processing(skip)
+        return self._acquirer.acquire_batch_in_processing(skip)
 
     def find_batch_by_uuid(self, uuid: str) -> Batch | None:
-        """The batch that was submitted with this ``batchID``; None if there is none.
+        """Return the batch that was submitted with this ``batchID``; None if there is none.
 
         Raises:
             NodeInvalid: it is damaged.
         """
         try:
-            path = f"{BATCH_UUIDS}/{mapped(uuid)}"
+            path = f"{BATCH_UUIDS}/{node_name(uuid)}"
         except UsageError:
             return None
-        found = self._tree.find(path)
-        if found is None:
+        node = self._tree.find(path)
+        if node is None:
             return None
-        batch = Batch(self._tree, text_of(path, found.data))
+        batch = Batch(self._tree, decode_text(path, node.data))
         return batch.load() if submission_uuid(batch.submission) == uuid else None
 
     def load_batch(self, id: str) -> Batch:
-        """A batch, not locked.
+        """Load a batch, without locking it.
 
         Raises:
             NodeInvalid: it is not there, or damaged.
         """
-        return Batch(self._tree, _one_name(id)).load()
+        return Batch(self._tree, _check_id(id)).load()
 
     def list_batches(self, state: str | None = None) -> list[str]:
-        """Ids of batches, oldest first; in one state, or all. One whose status is damaged is in no state.
+        """List the ids of batches, oldest first: in one state, or all. A damaged batch is in no state.
 
         Raises:
             UsageError: there is no such state.
@@ -212,14 +213,14 @@ class JobQueue:
         ids = self._tree.store.children(BATCHES)
         if state is None:
             return ids
-        wanted = _named(BatchState, state)
-        found = []
-        for batch_id, is_in, why in overview.batch_states(self._tree, ids):
+        wanted = _parse_state(BatchState, state)
+        matching = []
+        for batch_id, batch_state, why in overview.batch_states(self._tree, ids):
             if why:
                 self.pass_over(batch_id, why)
-            elif is_in == wanted:
-                found.append(batch_id)
-        return found
+            elif batch_state == wanted:
+                matching.append(batch_id)
+        return matching
 
     def delete_completed_batches(self) -> list[str]:
         """Remove all completed and deleted batches; one that is damaged is passed over. Returns the ids removed."""
@@ -227,25 +228,25 @@ class JobQueue:
 
     def cleanup(self) -> Cleanup:
         """Remove all completed and deleted batches, with their jobs. What stays is named, with the reason."""
-        done = Cleanup([], [])
+        result = Cleanup([], [])
         for batch_id in self._tree.store.children(BATCHES):
             batch = Batch(self._tree, batch_id)
             try:
                 if not batch.deletable:
                     continue
-                if at_work := self._at_work(batch):
-                    done.passed_over.append((batch_id, f"{at_work} is being worked at"))
+                if at_work := self._locked_job(batch):
+                    result.passed_over.append((batch_id, f"{at_work} is being worked at"))
                     continue
                 batch.delete()
             except (NodeInvalid, UsageError) as e:
                 log.warning("%s", plain_text(e))
-                done.passed_over.append((batch_id, plain_text(e)))
+                result.passed_over.append((batch_id, plain_text(e)))
             else:
-                done.removed.append(batch_id)
-        return done
+                result.removed.append(batch_id)
+        return result
 
-    def _at_work(self, batch: Batch) -> str:
-        """A job of a batch that somebody holds; "" if there is none."""
+    def _locked_job(self, batch: Batch) -> str:
+        """Return the id of a job of the batch that somebody holds; "" if there is none."""
         jobs = batch.processing_jobs
         locks = self._tree.store.read([Job(self._tree, job).path + "/lock" for job in jobs])
         return next((job for job, held in zip(jobs, locks, strict=True) if held), "")
@@ -253,122 +254,124 @@ class JobQueue:
     # --- jobs ---------------------------------------------------------------------------------------------------------
 
     def acquire_job(self, state: str) -> Job | None:
-        """The most urgent job in this state that nobody holds, then the oldest: locked. None if there is none.
+        """Acquire the most urgent job in this state that nobody holds, then the oldest: locked. None if there is none.
 
         Raises:
             UsageError: there is no such state.
         """
-        return self._acquirer.job(_named(JobState, state))
+        return self._acquirer.acquire_job(_parse_state(JobState, state))
 
     def acquire_jobs(self, state: str) -> Iterator[Job]:
         """Acquire jobs one after the other, each locked when it is asked for: cheaper than many calls of
         ``acquire_job``."""
-        return self._acquirer.jobs(_named(JobState, state))
+        return self._acquirer.acquire_jobs(_parse_state(JobState, state))
 
     def pass_over(self, id: str, why: str) -> None:
-        """Do not give this batch or job to this process for a minute: it is damaged. Each reason is logged once."""
-        self._acquirer.passed_over.add(id, why)
+        """Skip a damaged batch or job in this process for a minute. Each reason is logged once."""
+        self._acquirer.damaged.add(id, why)
 
     def is_passed_over(self, id: str) -> bool:
-        """Return whether this process leaves the item alone, because it is damaged."""
-        return id in self._acquirer.passed_over
+        """Return whether this process skips the item because it is damaged."""
+        return id in self._acquirer.damaged
 
     def load_job(self, id: str) -> Job:
-        """A job, not locked.
+        """Load a job, without locking it.
 
         Raises:
             NodeInvalid: it is not there, or damaged.
         """
-        return Job(self._tree, _one_name(id)).load()
+        return Job(self._tree, _check_id(id)).load()
 
     def list_jobs(self, state: str | None = None) -> list[str]:
-        """Ids of jobs in the order in which they would be acquired; in one state, or all.
+        """List the ids of jobs in the order in which they would be acquired: in one state, or all.
 
         Raises:
             UsageError: there is no such state.
         """
-        states = [_named(JobState, state)] if state is not None else list(JobState)
+        states = [_parse_state(JobState, state)] if state is not None else list(JobState)
         entries = [name for one in states for name in self._tree.store.children(state_path(one))]
-        return list(dict.fromkeys(job_of(name) for name in sorted(entries)))
+        return list(dict.fromkeys(job_of_entry(name) for name in sorted(entries)))
 
     def watch_jobs(self, state: str) -> Watch:
-        """Look at the jobs in a state from now on: ``watch.wait(10)`` returns as soon as one comes or goes.
+        """Watch the jobs in a state from now on: ``watch.wait(10)`` returns as soon as one comes or goes.
 
         Make the watch first, then try to acquire, then wait: so nothing that comes in between is missed.
 
         Raises:
             UsageError: there is no such state.
         """
-        return self._tree.store.watch(state_path(_named(JobState, state)))
+        return self._tree.store.watch(state_path(_parse_state(JobState, state)))
 
     def watch_batches(self) -> Watch:
-        """Look at batches that are handed in, or removed, from now on; as ``watch_jobs``."""
+        """Watch for batches that are submitted or removed from now on, as ``watch_jobs`` does for jobs."""
         return self._tree.store.watch(BATCHES)
 
     # --- access requests ----------------------------------------------------------------------------------------------
 
     def create_assembly(self, size: str, token: Mapping[str, Any]) -> Assembly:
-        """Ask for a bundle: Pending, not locked. ``size`` is the queue, "small" or "large".
+        """Request a bundle: Pending, not locked. ``size`` is the access queue, "small" or "large".
 
         Raises:
             UsageError: there is no such queue, or the token cannot be written as JSON.
         """
-        folder = f"{ACCESS}/{_size(size)}"
-        made = ""
+        folder = f"{ACCESS}/{_check_access_size(size)}"
+        request_id = ""
 
         def plan() -> list[Op]:
-            nonlocal made
-            made = numbered("qid", self._tree.next_number(folder))
-            return items.creation(access_path(size, made), token, self._tree.now())
+            nonlocal request_id
+            request_id = numbered_name("qid", self._tree.next_number(folder))
+            return items.new_assembly_ops(access_path(size, request_id), token, self._tree.now())
 
         self._tree.change(plan)
-        return Assembly(self._tree, size, made)
+        return Assembly(self._tree, size, request_id)
 
     def acquire_pending_assembly(self, size: str) -> Assembly | None:
-        """The oldest pending request of a queue that nobody holds: locked, still Pending. None if there is none.
+        """Acquire the oldest pending request of a queue that nobody holds: locked, still Pending. None if there is
+        none.
 
         Raises:
             UsageError: there is no such queue.
         """
-        return self._acquirer.pending_assembly(_size(size))
+        return self._acquirer.acquire_pending_assembly(_check_access_size(size))
 
     def load_assembly(self, size: str, id: str) -> Assembly:
-        """A request, not locked.
+        """Load an access request, without locking it.
 
         Raises:
             NodeInvalid: it is not there, or damaged.
         """
-        return Assembly(self._tree, _size(size), _one_name(id)).load()
+        return Assembly(self._tree, _check_access_size(size), _check_id(id)).load()
 
     def list_assemblies(self, size: str, state: str | None = None) -> list[str]:
-        """Ids of requests of a queue, oldest first; in one state, or all.
+        """List the ids of requests of a queue, oldest first: in one state, or all.
 
         Raises:
             UsageError: there is no such queue, or no such state.
         """
-        ids = self._tree.store.children(f"{ACCESS}/{_size(size)}")
+        ids = self._tree.store.children(f"{ACCESS}/{_check_access_size(size)}")
         if state is None:
             return ids
-        wanted = _named(AccessState, state)
+        wanted = _parse_state(AccessState, state)
         return [one for one in ids if self._is_in(Assembly(self._tree, size, one), wanted)]
 
     # --- the whole ----------------------------------------------------------------------------------------------------
 
     def audit(self, repair: bool = False) -> list[AuditFinding]:
-        """Hold every node against the layout; ``repair`` fixes what can be fixed without a doubt."""
+        """Check every node against the layout; ``repair`` fixes what is unambiguous."""
         return audit(self._tree, repair=repair)
 
     def dump(self) -> dict[str, Any]:
-        """All nodes but those that live with a session, as JSON values. Pause the queue for one of a single moment."""
-        return dumped(self._tree)
+        """Return all nodes but those that live with a session, as JSON values. For a dump of a single moment, pause
+        the queue."""
+        return dump_tree(self._tree)
 
     def restore(self, data: Mapping[str, Any]) -> None:
-        """Make the nodes of a dump in a queue that is empty. Ids that were given before are not given again.
+        """Create the nodes of a dump in an empty queue. Ids that were issued before are not issued again.
 
         Raises:
             UsageError: this is not a dump, or the queue is not empty; nothing was changed.
         """
-        restored(self._tree, data)
+        restore_tree(self._tree, data)
 
     def _is_in(self, item: Assembly, state: str) -> bool:
         try:
@@ -378,8 +381,8 @@ class JobQueue:
             return False
 
 
-def _named(states: Any, text: str) -> Any:
-    """A state by its name, in any case.
+def _parse_state(states: Any, text: str) -> Any:
+    """Return the state of this name, in any case.
 
     Raises:
         UsageError: there is none; names all.
@@ -390,34 +393,35 @@ def _named(states: Any, text: str) -> Any:
     raise UsageError(f"state {text}: there is no such state; choose one of {', '.join(s.value for s in states)}.")
 
 
-def _size(size: str) -> str:
-    if size not in SIZES:
-        raise UsageError(f"access queue {size}: choose {' or '.join(SIZES)}.")
+def _check_access_size(size: str) -> str:
+    if size not in ACCESS_SIZES:
+        raise UsageError(f"access queue {size}: choose {' or '.join(ACCESS_SIZES)}.")
     return size
 
 
-def _one_name(name: str) -> str:
-    """An id as a node's name: one with a slash in it would be another node's path."""
+def _check_id(name: str) -> str:
+    """Return an id, if it is a single node's name: with a slash in it, it would be another node's path."""
     if not name or "/" in name or name in (".", ".."):
         raise NodeInvalid(f"/{name}", "is not an id")
     return name
 
 
-# Who gets what: locks the next thing to do, most urgent first, and reads it again under the lock.
+# Acquisition: finds the next item to work at, most urgent first, locks it, and reads it again under the lock.
 #
 # Nothing new is acquired while its queue is paused. A pending job of a collection that is on hold becomes Held
 # instead.
 
-LOOKED_AT: Final = 64
-"""Status nodes that are read at once."""
+READ_AT_ONCE: Final = 64
+"""Status nodes that are read in one call."""
 
-LOOK_S: Final = 0.1
-"""Times the number of batches that wait for an operator: so often each is looked at though nothing tells that one was
-moved, for programs of others do not write the folder of batches."""
+OPERATOR_POLL_S: Final = 0.1
+"""Seconds between two looks at a batch that waits for an operator, for each such batch: tools of others may move it
+without a write to the folder of batches."""
 
 
 class Acquirer:
-    """Acquires for one queue. ``warn`` is told of nodes that are damaged, once: they are passed over."""
+    """Finds, locks and returns the next item to work at. ``warn`` is called once with each damaged node, which is
+    skipped."""
 
     def __init__(
         self,
@@ -427,45 +431,45 @@ class Acquirer:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tree, self._locks, self._monotonic = tree, locks, monotonic
-        self.passed_over = PassedOver(warn)
+        self.damaged = DamagedItems(warn)
         self._paused = False
-        self._read_alone: dict[JobState, set[str]] = defaultdict(set)
-        """JSON nodes that were asked for while jobs of a state were held: they come with the lock from then on."""
+        self._prefetched: dict[JobState, set[str]] = defaultdict(set)
+        """State -> names of JSON nodes that its consumers read: from then on they are read together with the lock."""
         self._batch_names: dict[str, tuple[tuple[int, int], list[str]]] = {}
-        self._later: dict[str, dict[str, tuple[int, float]]] = defaultdict(dict)
-        """Batches that only an operator moves: the version of the folder of batches when they were looked at, and when
-        they are looked at again though it is still that."""
-        self._done_with: dict[str, set[str]] = {"pending": set(), "making": set(), "reporting": set()}
+        self._awaiting_operator: dict[str, dict[str, tuple[int, float]]] = defaultdict(dict)
+        """Purpose -> batches that only an operator moves -> version of the folder of batches at the last look, and time
+        of the next look if that version stays."""
+        self._finished: dict[str, set[str]] = {"pending": set(), "making": set(), "reporting": set()}
 
     # --- jobs ---------------------------------------------------------------------------------------------------------
 
-    def job(self, state: JobState) -> Job | None:
-        """The most urgent job in this state that nobody holds, locked."""
-        return next(self.jobs(state), None)
+    def acquire_job(self, state: JobState) -> Job | None:
+        """Acquire the most urgent job in this state that nobody holds, locked."""
+        return next(self.acquire_jobs(state), None)
 
-    def jobs(self, state: JobState) -> Iterator[Job]:
-        """One after the other; what is held already is passed by once for all of them, and not for each."""
-        if self._paused and self._tree.find(PAUSED):
+    def acquire_jobs(self, state: JobState) -> Iterator[Job]:
+        """Acquire one job after the other. Jobs that are held are skipped once for all of them, not once for each."""
+        if self._paused and self._tree.find(PAUSE_PATH):
             return  # no need to lock one in order to see that
         folder = state_path(state)
-        for name in self._tree.store.free(folder, JOBS):
-            job = Job(self._tree, job_of(name))
-            if job.id in self.passed_over:
+        for name in self._tree.store.unlocked_entries(folder, JOBS):
+            job = Job(self._tree, job_of_entry(name))
+            if job.id in self.damaged:
                 continue
             try:
-                look = (PAUSED, COLLECTION_LOCKS) if state is JobState.PENDING else (PAUSED,)
-                wanted = sorted(self._read_alone[state])
-                paths = [f"{job.path}/{each}" for each in wanted]
-                found = job.acquire(state, Check(f"{folder}/{name}"), look=(*look, *paths))
-                if found is None:
+                queue_paths = (PAUSE_PATH, COLLECTION_LOCKS) if state is JobState.PENDING else (PAUSE_PATH,)
+                prefetch = sorted(self._prefetched[state])
+                paths = [f"{job.path}/{each}" for each in prefetch]
+                nodes = job.acquire(state, Check(f"{folder}/{name}"), read_after=(*queue_paths, *paths))
+                if nodes is None:
                     continue
-                job.keep(dict(zip(wanted, found[len(look) :], strict=True)), self._read_alone[state])
-                paused, *holds = found[: len(look)]
+                job.cache_nodes(dict(zip(prefetch, nodes[len(queue_paths) :], strict=True)), self._prefetched[state])
+                paused, *holds = nodes[: len(queue_paths)]
                 self._paused = paused is not None
                 if self._paused:
                     job.unlock()
                     return
-                job.was_entry(name)
+                job.note_entry(name)
                 if holds and holds[0] is not None and holds[0].children and self._is_on_hold(job):
                     job.set_status(JobState.HELD, "its collection is on hold")
                     job.unlock()
@@ -475,178 +479,187 @@ class Acquirer:
                 continue
             except NodeInvalid as e:
                 job.unlock()
-                self.passed_over.add(job.id, plain_text(e))
+                self.damaged.add(job.id, plain_text(e))
                 continue
             yield job
 
     def _is_on_hold(self, job: Job) -> bool:
-        name = collection_of(self._tree, job)
+        name = effective_collection(self._tree, job)
         with suppress(UsageError):  # no lock can have such a name; its own consumer says what is wrong with it
             return bool(name) and self._locks.check("collection", name)
         return False
 
     # --- batches ------------------------------------------------------------------------------------------------------
 
-    def pending_batch(self) -> Batch | None:
-        """The oldest pending batch that nobody holds, locked and moved to Processing."""
-        for batch in self._batches("pending", {BatchState.PENDING}, {BatchState.HELD}):
+    def acquire_pending_batch(self) -> Batch | None:
+        """Acquire the oldest pending batch that nobody holds, locked and moved to Processing."""
+        for batch in self._acquire_batches("pending", {BatchState.PENDING}, {BatchState.HELD}):
             try:
-                batch.acquired()
+                batch.start_processing()
             except (LockLost, StateError):  # an operator was faster
                 batch.unlock()
             else:
                 return batch
         return None
 
-    def batch_for_reporting(self, ready: Callable[[Batch], bool] | None) -> Batch | None:
-        """The oldest batch whose report is due and that nobody holds, locked, in Reporting or UpdateReporting."""
+    def acquire_batch_for_reporting(self, ready: Callable[[Batch], bool] | None) -> Batch | None:
+        """Acquire the oldest batch whose report is due and that nobody holds, locked, in Reporting or
+        UpdateReporting."""
         due = {BatchState.PROCESSING, BatchState.REPORTING, BatchState.UPDATE_REPORTING}
-        for batch in self._batches("reporting", due, {BatchState.PENDING, BatchState.HELD, BatchState.FAILED}):
+        for batch in self._acquire_batches("reporting", due, {BatchState.PENDING, BatchState.HELD, BatchState.FAILED}):
             if batch.status != BatchState.PROCESSING.value:
                 return batch
             try:
-                if (ready is None or ready(batch)) and batch.to_report():
+                if (ready is None or ready(batch)) and batch.start_reporting():
                     return batch
             except NodeInvalid as e:
-                self.passed_over.add(batch.id, plain_text(e))
+                self.damaged.add(batch.id, plain_text(e))
             batch.unlock()
         return None
 
-    def batch_in_processing(self, skip: Collection[str]) -> Batch | None:
-        """The oldest batch in Processing that nobody holds, locked."""
-        for batch in self._batches("making", {BatchState.PROCESSING}, {BatchState.PENDING, BatchState.HELD}, skip):
+    def acquire_batch_in_processing(self, skip: Collection[str]) -> Batch | None:
+        """Acquire the oldest batch in Processing that nobody holds, locked."""
+        for batch in self._acquire_batches(
+            "making", {BatchState.PROCESSING}, {BatchState.PENDING, BatchState.HELD}, skip
+        ):
             return batch
         return None
 
-    def _batches(
-        self, what: str, wanted: set[BatchState], later: set[BatchState], skip: Collection[str] = ()
+    def _acquire_batches(
+        self, purpose: str, wanted: set[BatchState], revisited: set[BatchState], skip: Collection[str] = ()
     ) -> Iterator[Batch]:
-        """Batches in these states, each locked. One that is in neither these nor ``later`` is never looked at again."""
-        done, left = self._done_with[what], self._later[what]
-        for batch, state, version in self._looked_at(what, skip):
-            left.pop(batch.id, None)
+        """Yield the batches that are in the states ``wanted``, each locked.
+
+        A batch in one of the states ``revisited`` is looked at again later; one in any other state never is.
+        """
+        finished, awaiting = self._finished[purpose], self._awaiting_operator[purpose]
+        for batch, state, version in self._read_candidates(purpose, skip):
+            awaiting.pop(batch.id, None)
             if state not in wanted:
-                if state not in later:
-                    done.add(batch.id)
-                elif state in BY_OPERATOR:
-                    left[batch.id] = version, self._monotonic() + LOOK_S * len(left)
+                if state not in revisited:
+                    finished.add(batch.id)
+                elif state in AWAITS_OPERATOR:
+                    awaiting[batch.id] = version, self._monotonic() + OPERATOR_POLL_S * len(awaiting)
                 continue
-            if state is BatchState.PROCESSING and what == "reporting" and not self._is_done(batch):
+            if state is BatchState.PROCESSING and purpose == "reporting" and not self._has_no_open_jobs(batch):
                 continue
-            if self._locked(batch, state):
+            if self._try_lock(batch, state):
                 yield batch
 
-    def _looked_at(self, what: str, skip: Collection[str]) -> Iterator[tuple[Batch, BatchState, int]]:
-        """Batches that may matter now, with their states, and the version of their folder before those were read."""
-        paused, folder = self._tree.store.read([PAUSED, BATCHES])
+    def _read_candidates(self, purpose: str, skip: Collection[str]) -> Iterator[tuple[Batch, BatchState, int]]:
+        """Yield batches that may matter now, their states, and the version of their folder from before these were
+        read."""
+        paused, folder = self._tree.store.read([PAUSE_PATH, BATCHES])
         if paused is not None or folder is None:
             return
-        names = (n for n in self._due(what, folder) if n not in skip and n not in self.passed_over)
-        while some := list(islice(names, LOOKED_AT)):
-            found = self._tree.store.read([batch_path(name, "status") for name in some])
-            for name, node in zip(some, found, strict=True):
+        names = (n for n in self._due_names(purpose, folder) if n not in skip and n not in self.damaged)
+        while chunk := list(islice(names, READ_AT_ONCE)):
+            nodes = self._tree.store.read([batch_path(name, "status") for name in chunk])
+            for name, node in zip(chunk, nodes, strict=True):
                 batch = Batch(self._tree, name)
                 try:
-                    state = batch.status_of(node).state
+                    state = batch.decode_status(node).state
                 except NodeInvalid as e:
-                    self.passed_over.add(batch.id, plain_text(e))
+                    self.damaged.add(batch.id, plain_text(e))
                     continue
                 yield batch, state, folder.version
 
-    def _due(self, what: str, folder: StoredNode) -> Iterator[str]:
-        """The batches that may matter now. Of thousands that are done with, or wait for an operator, a look costs as
-        much as of none."""
-        now, left = self._monotonic(), self._later[what]
-        for name in self._listed(what, folder):
-            version, at = left.get(name, (-1, 0.0))
-            if version != folder.version or at <= now:
+    def _due_names(self, purpose: str, folder: StoredNode) -> Iterator[str]:
+        """Yield the ids of batches that may matter now. Batches that are finished, or wait for an operator, cost
+        nothing."""
+        now, awaiting = self._monotonic(), self._awaiting_operator[purpose]
+        for name in self._unfinished_names(purpose, folder):
+            version, retry_at = awaiting.get(name, (-1, 0.0))
+            if version != folder.version or retry_at <= now:
                 yield name
 
-    def _listed(self, what: str, folder: StoredNode) -> list[str]:
-        """The batches that may still matter. While none comes or goes they are not listed again."""
-        now = folder.children, folder.numbered
-        seen, names = self._batch_names.get(what, ((0, 0), []))
-        if seen != now:
+    def _unfinished_names(self, purpose: str, folder: StoredNode) -> list[str]:
+        """Return the ids of batches that are not finished for this purpose. The folder is listed again only after a
+        change."""
+        counts = folder.children, folder.next_number
+        counts_before, names = self._batch_names.get(purpose, ((0, 0), []))
+        if counts_before != counts:
             names = self._tree.store.children(BATCHES)
-            left = self._later[what]
-            for gone in set(left).difference(names):
-                left.pop(gone, None)
-        names = [name for name in names if name not in self._done_with[what]]
-        self._batch_names[what] = now, names
+            awaiting = self._awaiting_operator[purpose]
+            for removed in set(awaiting).difference(names):
+                awaiting.pop(removed, None)
+        names = [name for name in names if name not in self._finished[purpose]]
+        self._batch_names[purpose] = counts, names
         return names
 
-    def _is_done(self, batch: Batch) -> bool:
+    def _has_no_open_jobs(self, batch: Batch) -> bool:
         folder = self._tree.find(batch_path(batch.id, "states", "batch-processing"))
         return folder is not None and not folder.children
 
-    def _locked(self, batch: Batch, state: BatchState) -> bool:
+    def _try_lock(self, batch: Batch, state: BatchState) -> bool:
         try:
             return batch.acquire(state) is not None
         except NodeInvalid as e:
-            self.passed_over.add(batch.id, plain_text(e))
+            self.damaged.add(batch.id, plain_text(e))
             return False
 
     # --- access requests ----------------------------------------------------------------------------------------------
 
-    def pending_assembly(self, size: str) -> Assembly | None:
-        """The oldest pending request of a size that nobody holds, locked."""
-        done = self._done_with.setdefault(size, set())
+    def acquire_pending_assembly(self, size: str) -> Assembly | None:
+        """Acquire the oldest pending request of a size that nobody holds, locked."""
+        finished = self._finished.setdefault(size, set())
         kind = KINDS[f"access-{size}"]
-        if self._paused_now(f"{kind.folder}/{kind.node}"):
+        if self._is_paused(f"{kind.folder}/{kind.node}"):
             return None
         for name in self._tree.store.children(f"{ACCESS}/{size}"):
-            if name in done or f"{size}/{name}" in self.passed_over:
+            if name in finished or f"{size}/{name}" in self.damaged:
                 continue
             request = Assembly(self._tree, size, name)
             try:
                 if request.status != AccessState.PENDING.value:
-                    done.add(name)
+                    finished.add(name)
                 elif request.acquire(AccessState.PENDING) is not None:
                     return request
             except NodeInvalid as e:
-                self.passed_over.add(f"{size}/{name}", plain_text(e))
+                self.damaged.add(f"{size}/{name}", plain_text(e))
         return None
 
-    def _paused_now(self, path: str) -> bool:
+    def _is_paused(self, path: str) -> bool:
         return self._tree.find(path) is not None
 
 
-def collection_of(tree: NodeTree, job: Job) -> str:
-    """The collection that a job belongs to: the profile it, or its batch, was submitted with; "" if none was named."""
+def effective_collection(tree: NodeTree, job: Job) -> str:
+    """Return the collection of a job: the profile that it, or else its batch, was submitted with; "" if none was
+    named."""
     name = job.configuration.get("profile_name")
     if not name:
         name = Batch(tree, job.batch_id).submission.get("profile_name")
     return "" if name is None else str(name)
 
 
-# Damaged items that were named once, and are passed over until somebody may have repaired them.
+# Damaged items, which are logged once and skipped for a while.
 
-DAMAGED_AGAIN_S: Final = 60.0
-"""After this time it is tried again: an operator may have repaired it. What is still wrong is not said again."""
+DAMAGED_RETRY_S: Final = 60.0
+"""Seconds until a damaged item is tried again: an operator may have repaired it. The same fault is not logged again."""
 
 
-class PassedOver:
-    """Items that this process leaves alone. Safe to use from many threads.
+class DamagedItems:
+    """Damaged items that this process skips for a while. Safe to use from many threads.
 
     Args:
-        warn: is told of each item once, and again if something else is wrong with it.
+        warn: called with the reason, once for each item, and again if the reason changes.
         clock: in seconds.
     """
 
     def __init__(self, warn: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._warn, self._clock = warn, clock
-        self._changing = threading.Lock()
-        self._until: dict[str, float] = {}
-        self._said: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self._skip_until: dict[str, float] = {}
+        self._last_reason: dict[str, str] = {}
 
     def add(self, id: str, why: str) -> None:
-        """Leave it alone for a while."""
-        with self._changing:
-            self._until[id] = self._clock() + DAMAGED_AGAIN_S
-            is_new = self._said.get(id) != why
-            self._said[id] = why
+        """Skip an item for ``DAMAGED_RETRY_S``."""
+        with self._lock:
+            self._skip_until[id] = self._clock() + DAMAGED_RETRY_S
+            is_new = self._last_reason.get(id) != why
+            self._last_reason[id] = why
         if is_new:
             self._warn(why)
 
     def __contains__(self, id: str) -> bool:
-        return self._until.get(id, 0.0) > self._clock()
+        return self._skip_until.get(id, 0.0) > self._clock()

@@ -1,4 +1,4 @@
-"""Documents of the intake queue's jobs."""
+"""Source ``Jobs``: documents of the intake queue's jobs."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from ferryman.document import Document, encode_fields
 from ferryman.errors import BadDocument, TransientError, UsageError, plain_text
 from ferryman.intake import Job, JobQueue, QueueLost
 from ferryman.intake import job as inventory
-from ferryman.intake.job import FILES, StoredFile
+from ferryman.intake.job import FILES_FOLDER, StoredFile
 from ferryman.net import places
 from ferryman.sources.base import Detect, Listed, Source
 
-PLAIN: Final = "!$&'()+,;=:@~ "
+UNQUOTED: Final = "!$&'()+,;=:@~ "
 """Characters that stay as they are in a part of an id. A slash parts the parts, # parts a child's key."""
 
 
-class JobPiece(NamedTuple):
+class JobPartition(NamedTuple):
     """One job's part of a listing."""
 
     job: str
@@ -83,14 +83,14 @@ class Jobs(Source):
         super().__init__(prefix=prefix, detect=detect)
         if not isinstance(max_bytes, int) or max_bytes < 1:
             raise UsageError(f"Jobs(max_bytes={max_bytes!r}): give a whole number of bytes, at least 1.")
-        self.url = None if queue is None else _full(queue.url if isinstance(queue, JobQueue) else queue)
+        self.url = None if queue is None else _absolute_url(queue.url if isinstance(queue, JobQueue) else queue)
         self.max_bytes = max_bytes
         self._queue = queue if isinstance(queue, JobQueue) else None
-        self._chosen: dict[str, Job] | None = None
+        self._served_jobs: dict[str, Job] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # Workers get pieces and read files; the queue is the driver's.
-        return {**self.__dict__, "_queue": None, "_chosen": None}
+        return {**self.__dict__, "_queue": None, "_served_jobs": None}
 
     def __repr__(self) -> str:
         return "Jobs()" if self._queue is None else f"Jobs({self._queue.url!r})"
@@ -104,12 +104,12 @@ class Jobs(Source):
         Raises:
             UsageError: the plan names another queue.
         """
-        if self.url is not None and self.url != _full(queue.url):
+        if self.url is not None and self.url != _absolute_url(queue.url):
             raise UsageError(
                 f"the plan takes jobs from {self.url}, but {queue.url} is served. Write Jobs() in the plan, or serve "
                 "the queue that it names."
             )
-        self._queue, self._chosen = queue, dict(jobs)
+        self._queue, self._served_jobs = queue, dict(jobs)
 
     def not_installed(self) -> str:
         if self.url is not None and self.url.startswith("zookeeper://") and find_spec("kazoo") is None:
@@ -122,9 +122,9 @@ class Jobs(Source):
             UsageError: no queue was named.
             QueueRefused, QueueLost: it cannot be opened.
         """
-        self._opened()
+        self._open_queue()
 
-    def _opened(self) -> JobQueue:
+    def _open_queue(self) -> JobQueue:
         if self._queue is None:
             if self.url is None:
                 raise UsageError(
@@ -134,61 +134,61 @@ class Jobs(Source):
             self._queue = JobQueue.open(self.url)
         return self._queue
 
-    def partitions(self) -> list[JobPiece]:
-        """A piece for each job in Processing, most urgent first."""
-        queue = self._opened()
-        pieces, seen = [], set()
+    def partitions(self) -> list[JobPartition]:
+        """Return a partition for each job in Processing, most urgent first."""
+        queue = self._open_queue()
+        partitions, names_taken = [], set()
         for job_id in queue.list_jobs("Processing"):
-            if self._chosen is not None and job_id not in self._chosen:
+            if self._served_jobs is not None and job_id not in self._served_jobs:
                 continue
-            job = queue.load_job(job_id) if self._chosen is None else self._chosen[job_id]
+            job = queue.load_job(job_id) if self._served_jobs is None else self._served_jobs[job_id]
             try:
-                piece = piece_of(job)
+                partition = partition_of(job)
             except QueueLost:
                 raise
             except Exception:  # not downloaded here, or damaged: who serves the queue says so, and fails it
                 continue
-            if piece.name not in seen:
-                seen.add(piece.name)
-                pieces.append(piece)
-        return pieces
+            if partition.name not in names_taken:
+                names_taken.add(partition.name)
+                partitions.append(partition)
+        return partitions
 
-    def listing(self, partition: JobPiece) -> Iterator[Listed | Document]:
-        """The files of a job. A list that cannot be read is refused, as a document that has the object's name."""
+    def listing(self, partition: JobPartition) -> Iterator[Listed | Document]:
+        """Yield the files of a job. If its list cannot be read, yield one refused document with the object's name."""
         try:
-            given: dict[str, Any] = json.loads(partition.fields)
-            held = list(inventory.read(Path(partition.list)))
+            job_fields: dict[str, Any] = json.loads(partition.fields)
+            stored = list(inventory.read_inventory(Path(partition.list)))
         except Exception as e:  # whatever it is: a listing that raises ends that of all other jobs
             why = f"{partition.list}: the list of its files cannot be read: {plain_text(e)}. Download the job again."
             yield Listed(f"{partition.name}/", 0, refused=why)
             return
-        folder = Path(partition.list).parent / FILES
-        for each in held:
-            id = f"{partition.name}/{quoted(each.path, '/')}"
-            fields = {**given, "path": each.path, **each.fields}
+        folder = Path(partition.list).parent / FILES_FOLDER
+        for each in stored:
+            id = f"{partition.name}/{quote_part(each.path, '/')}"
+            fields = {**job_fields, "path": each.path, **each.fields}
             file = str(folder / each.path)
             location = {"file": file, "sha256": each.sha256, "fields": fields, "batch": partition.batch}
             try:
-                one = Listed(id, each.size, print_of(each, fields), json.dumps(location, ensure_ascii=True))
+                listed = Listed(id, each.size, fingerprint_of(each, fields), json.dumps(location, ensure_ascii=True))
             except Exception as e:  # whatever a submitter's fields may hold
                 where = json.dumps({"batch": partition.batch})
                 why = f"{file}: what is said of it cannot be read: {plain_text(e)}"
-                one = Listed(id, each.size, location=where, refused=why)
-            yield one
+                listed = Listed(id, each.size, location=where, refused=why)
+            yield listed
 
     def batch_of(self, location: str) -> str:
         """Return the batch of a list of files that cannot be read: none."""
         return str(json.loads(location)["batch"]) if location else ""
 
     def read(self, listed: Listed) -> Document:
-        """The file's bytes, if they are still those that were downloaded.
+        """Read the file's bytes, if they are still those that were downloaded.
 
         Raises:
             BadDocument: it is missing, damaged or too large.
             TransientError: the disk failed.
         """
-        where = json.loads(listed.location)
-        path = where["file"]
+        location = json.loads(listed.location)
+        path = location["file"]
         if listed.size > self.max_bytes:
             raise BadDocument(
                 f"{path}: {listed.size} bytes, more than the limit of {self.max_bytes}. Allow it with "
@@ -201,54 +201,56 @@ class Jobs(Source):
             if e.errno in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EISDIR):
                 raise BadDocument(f"{path}: {os.strerror(e.errno)}. Download the job again.") from None
             raise TransientError(f"{path}: cannot be read now: {e.strerror}.") from e
-        if sha256(raw).hexdigest() != where["sha256"]:
+        if sha256(raw).hexdigest() != location["sha256"]:
             raise BadDocument(f"{path}: is not what was downloaded: its digest differs. Download the job again.")
-        return Document.of(listed.id, where["fields"], raw)
+        return Document.of(listed.id, location["fields"], raw)
 
 
-def piece_of(job: Job) -> JobPiece:
-    """Return a job's piece of the listing.
+def partition_of(job: Job) -> JobPartition:
+    """Return a job's part of the listing.
 
     Raises:
         NodeInvalid: the job does not say where its files are.
     """
-    path = inventory.place(job.path, job.inventory)
+    path = inventory.inventory_path(job.path, job.inventory)
     identifiers, collection = job.identifiers, collection_of(job)
-    local = local_id_of(identifiers)
-    name = "/".join(quoted(part) for part in ([collection] if collection and local else []) + [local or job.id])
+    local_id = local_id_of(identifiers)
+    name = "/".join(
+        quote_part(part) for part in ([collection] if collection and local_id else []) + [local_id or job.id]
+    )
     fields = {
-        "local_id": local,
+        "local_id": local_id,
         "primary_id": identifiers.get("primary_id"),
         "collection": collection,
         **job.metadata,
     }
-    return JobPiece(job.id, str(path), name, json.dumps({k: v for k, v in fields.items() if v}), job.batch_id)
+    return JobPartition(job.id, str(path), name, json.dumps({k: v for k, v in fields.items() if v}), job.batch_id)
 
 
 def collection_of(job: Job) -> str:
-    """The collection that a job's object belongs to; "" if none was named."""
+    """Return the collection that a job's object belongs to; "" if none was named."""
     return str(job.configuration.get("profile_name") or "")
 
 
 def local_id_of(identifiers: dict[str, Any]) -> str:
-    """The submitter's own name for an object: the first, if it has several."""
-    found = identifiers.get("local_id")
-    if isinstance(found, list):
-        found = found[0] if found else ""
-    return str(found or "")
+    """Return the submitter's own name for an object: the first, if it has several."""
+    local_id = identifiers.get("local_id")
+    if isinstance(local_id, list):
+        local_id = local_id[0] if local_id else ""
+    return str(local_id or "")
 
 
-def print_of(held: StoredFile, fields: dict[str, Any]) -> str:
+def fingerprint_of(stored: StoredFile, fields: dict[str, Any]) -> str:
     """Return the fingerprint of a document: a hash of its bytes' digest and its fields."""
-    return f"{held.sha256}:{blake2b(encode_fields(fields), digest_size=16).hexdigest()}"
+    return f"{stored.sha256}:{blake2b(encode_fields(fields), digest_size=16).hexdigest()}"
 
 
-def quoted(part: str, plain: str = "") -> str:
-    """A part of an id."""
-    return quote(part, safe=PLAIN + plain, errors="surrogateescape")
+def quote_part(part: str, unquoted: str = "") -> str:
+    """Quote a part of a document's id."""
+    return quote(part, safe=UNQUOTED + unquoted, errors="surrogateescape")
 
 
-def _full(url: str) -> str:
-    """The URL of a queue, with the path of its file from the root on."""
+def _absolute_url(url: str) -> str:
+    """Return the URL of a queue, with an absolute path if it is a file."""
     start, is_file, path = url.partition("sqlite:///")
     return f"{is_file}{places.absolute(path)}" if is_file and not start else url

@@ -59,18 +59,18 @@ class AccessState(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Transitions(Generic[S]):
-    """One machine: which state may follow which, and where success and failure lead."""
+    """A state machine: which state may follow which, and where success and failure lead."""
 
     states: type[S]
     moves: Mapping[S, frozenset[S]]
     success: Mapping[S, S]
     fail: Mapping[S, S]
     final: frozenset[S]
-    """An item in one of these is done with: it may be removed, and nothing else."""
+    """Final states: an item in one of them may be removed, and nothing else."""
     meaning: Mapping[S, str]
 
     def move(self, before: S, after: S) -> S:
-        """The state after a legal move.
+        """Return the state after a move, if the move is legal.
 
         Raises:
             StateError: not a legal one; nothing changes.
@@ -79,8 +79,8 @@ class Transitions(Generic[S]):
             raise StateError(before, after)
         return after
 
-    def succeeded(self, before: S) -> S:
-        """The state after the work of this one is done.
+    def after_success(self, before: S) -> S:
+        """Return the state after the work of this one is done.
 
         Raises:
             StateError: it is not a state of work.
@@ -89,8 +89,8 @@ class Transitions(Generic[S]):
             raise StateError(before, "success")
         return self.success[before]
 
-    def failed(self, before: S) -> S:
-        """The state after the work of this one has failed.
+    def after_failure(self, before: S) -> S:
+        """Return the state after the work of this one has failed.
 
         Raises:
             StateError: nothing can fail in it.
@@ -101,7 +101,7 @@ class Transitions(Generic[S]):
 
 
 _J = JobState
-_ONE_BY_ONE = (
+_SEQUENCE = (
     _J.ESTIMATING,
     _J.PROVISIONING,
     _J.DOWNLOADING,
@@ -124,12 +124,12 @@ JOB: Final[Transitions[JobState]] = Transitions(
         _J.STORING: frozenset({_J.RECORDING, _J.FAILED}),
         _J.RECORDING: frozenset({_J.NOTIFY, _J.FAILED}),
         _J.NOTIFY: frozenset({_J.COMPLETED, _J.FAILED}),
-        _J.FAILED: frozenset({_J.PENDING, *_ONE_BY_ONE[:-1], _J.DELETED}),
+        _J.FAILED: frozenset({_J.PENDING, *_SEQUENCE[:-1], _J.DELETED}),
         _J.COMPLETED: frozenset(),
         _J.DELETED: frozenset(),
     },
-    success=dict(itertools.pairwise(_ONE_BY_ONE)),
-    fail=dict.fromkeys((_J.PENDING, *_ONE_BY_ONE[:-1]), _J.FAILED),
+    success=dict(itertools.pairwise(_SEQUENCE)),
+    fail=dict.fromkeys((_J.PENDING, *_SEQUENCE[:-1]), _J.FAILED),
     final=frozenset({_J.COMPLETED, _J.DELETED}),
     meaning={
         _J.PENDING: "created, and waiting for its turn",
@@ -201,7 +201,7 @@ ACCESS: Final[Transitions[AccessState]] = Transitions(
     },
 )
 
-RESUMED_AT: Final[Mapping[JobState, JobState]] = {
+RESUME_STATES: Final[Mapping[JobState, JobState]] = {
     _J.PENDING: _J.ESTIMATING,
     _J.ESTIMATING: _J.PROVISIONING,
     _J.PROVISIONING: _J.DOWNLOADING,
@@ -213,14 +213,14 @@ RESUMED_AT: Final[Mapping[JobState, JobState]] = {
 """Where a requeued job continues, by its last successful state."""
 
 
-def resumed_at(last_successful: str | None) -> JobState:
-    """The state in which a failed job is tried again: the one after its last success, or the first one of work."""
-    known = {state.value: after for state, after in RESUMED_AT.items()}
-    return known.get(last_successful or "", _J.ESTIMATING)
+def resume_state(last_successful: str | None) -> JobState:
+    """Return the state in which a failed job is tried again: the one after its last success, or else Estimating."""
+    states_after = {state.value: after for state, after in RESUME_STATES.items()}
+    return states_after.get(last_successful or "", _J.ESTIMATING)
 
 
 class JobList(enum.StrEnum):
-    """The lists of a batch: every job of it is in exactly one."""
+    """The lists of a batch; each of its jobs is in exactly one."""
 
     PROCESSING = "batch-processing"
     COMPLETED = "batch-completed"
@@ -228,8 +228,8 @@ class JobList(enum.StrEnum):
     DELETED = "batch-deleted"
 
 
-def list_of(state: JobState) -> JobList:
-    """The list of its batch that a job in this state is in."""
+def job_list_of(state: JobState) -> JobList:
+    """Return the list of its batch that a job in this state belongs to."""
     return {
         _J.COMPLETED: JobList.COMPLETED,
         _J.FAILED: JobList.FAILED,

@@ -1,4 +1,4 @@
-"""The tree as items use it: reading with clear errors, and changes that are planned again when others were faster."""
+"""Tree of nodes as items use it: reads with clear errors, and changes that are planned again after a conflict."""
 
 from __future__ import annotations
 
@@ -12,11 +12,22 @@ from typing import Any, Final, NamedTuple
 
 from ferryman.errors import UsageError, plain_text
 from ferryman.intake.errors import LockLost, NodeInvalid
-from ferryman.intake.nodes import COLLECTION_LOCKS, LOCKS, QUEUE_LOCKS, decoded, mapped, sized, time_text
-from ferryman.intake.store import Check, Conflict, Create, Delete, Op, SessionLost, Set, Store, StoredNode, Why
+from ferryman.intake.nodes import COLLECTION_LOCKS, LOCKS, QUEUE_LOCKS, check_size, decode_node, format_time, node_name
+from ferryman.intake.store import (
+    Check,
+    Conflict,
+    ConflictReason,
+    Create,
+    Delete,
+    Op,
+    SessionLost,
+    Set,
+    Store,
+    StoredNode,
+)
 
-TRIES: Final = 60
-"""Plans of one change before it is given up: others may be faster a few times, but not this often by chance."""
+CHANGE_TRIES: Final = 60
+"""Plans of one change until it is given up: others may be faster a few times, but not this often by chance."""
 
 PAUSE_MAX_S: Final = 0.03
 """Longest pause between two plans: a few times as long as another's change takes."""
@@ -26,8 +37,8 @@ MESSAGE_CHARS_MAX: Final = 4000
 
 
 @dataclass(frozen=True)
-class Hold:
-    """A lock that an object holds, and the session that it lives with.
+class HeldLock:
+    """A lock that an object holds, and the session that the lock lives with.
 
     ``creation`` is the owner's token: a lock that was taken away and made again is another one, also if the same
     process made both.
@@ -39,7 +50,7 @@ class Hold:
 
 
 class NodeTree:
-    """A store, the time, and which folders are known to be there."""
+    """A store with a clock; it remembers which folders exist."""
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
         self.store = store
@@ -47,8 +58,8 @@ class NodeTree:
         self._folders: set[str] = set()
 
     def now(self) -> str:
-        """The time as it is written in nodes."""
-        return time_text(self.clock())
+        """Return the present time in the format of nodes."""
+        return format_time(self.clock())
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -56,87 +67,97 @@ class NodeTree:
         return self.store.read([path])[0]
 
     def get(self, path: str) -> StoredNode:
-        """A node.
+        """Read a node.
 
         Raises:
             NodeInvalid: it is not there.
         """
-        found = self.find(path)
-        if found is None:
+        node = self.find(path)
+        if node is None:
             raise NodeInvalid(path, "is not there")
-        return found
+        return node
 
     def json(self, path: str) -> dict[str, Any]:
-        """The object in a node.
+        """Read the JSON object in a node.
 
         Raises:
             NodeInvalid: it is not there, or holds something else.
         """
-        return decoded(path, self.get(path).data)
+        return decode_node(path, self.get(path).data)
 
-    def missing(self, folders: Iterable[str]) -> list[Op]:
+    def create_missing(self, folders: Iterable[str]) -> list[Op]:
         """Return the operations that make missing folders, each after its parent."""
         unknown = [path for path in folders if path not in self._folders]
-        found = self.store.read(unknown) if unknown else []
-        self._folders.update(path for path, node in zip(unknown, found, strict=True) if node)
-        return [Create(path) for path, node in zip(unknown, found, strict=True) if node is None]
+        nodes = self.store.read(unknown) if unknown else []
+        self._folders.update(path for path, node in zip(unknown, nodes, strict=True) if node)
+        return [Create(path) for path, node in zip(unknown, nodes, strict=True) if node is None]
 
     # --- changes ------------------------------------------------------------------------------------------------------
 
     def change(
         self,
         plan: Callable[[], Sequence[Op]],
-        hold: Hold | None = None,
+        held_lock: HeldLock | None = None,
         session: int | None = None,
-        unless: Callable[[Conflict], None] = lambda conflict: None,
-        look: Sequence[str] = (),
+        on_conflict: Callable[[Conflict], None] = lambda conflict: None,
+        read_after: Sequence[str] = (),
     ) -> list[StoredNode | None]:
-        """Commit what ``plan`` makes of the tree as it is. If another was faster, it is asked again.
+        """Commit what ``plan`` makes of the tree as it is; plan again if another process was faster.
 
-        Returns the nodes at ``look``, as they are after it.
+        Returns the nodes at ``read_after``.
 
-        ``hold``: only as long as this lock is held; ``session``: only as long as this session lives. ``unless`` is told
-        why it could not be, and may raise instead of another try.
+        Args:
+            plan: makes the operations from the tree as it is; called again after each conflict.
+            held_lock: commit only as long as this lock is held.
+            session: commit only as long as this session lives.
+            on_conflict: called with each conflict; it may raise instead of another try.
+            read_after: paths of nodes to read after the change.
 
         Raises:
             LockLost: it is not held any more; nothing was changed.
             SessionLost: ``session`` has ended; nothing was changed.
             NodeInvalid: the tree does not fit the plan, however often it was made: it is damaged.
         """
-        for tried in range(TRIES):
-            if tried:
-                time.sleep(random.uniform(0, min(PAUSE_MAX_S, 0.001 * 2**tried)))
+        for attempt in range(CHANGE_TRIES):
+            if attempt:
+                time.sleep(random.uniform(0, min(PAUSE_MAX_S, 0.001 * 2**attempt)))
                 self._folders.clear()
             ops = list(plan())
             try:
                 if session is None:
-                    return self.commit(ops, hold, look)
-                return self.store.commit(ops, session=session, look=look)
+                    return self.commit(ops, held_lock, read_after)
+                return self.store.commit(ops, session=session, read_after=read_after)
             except Conflict as e:
-                unless(e)
+                on_conflict(e)
                 refused = e
-        raise NodeInvalid(refused.path, f"is {refused.why.value}, which does not fit the nodes around it")
+        raise NodeInvalid(refused.path, f"is {refused.reason.value}, which does not fit the nodes around it")
 
-    def commit(self, ops: list[Op], hold: Hold | None = None, look: Sequence[str] = ()) -> list[StoredNode | None]:
-        """Do all of it or nothing. Returns the nodes at ``look``, as they are after it.
+    def commit(
+        self, ops: list[Op], held_lock: HeldLock | None = None, read_after: Sequence[str] = ()
+    ) -> list[StoredNode | None]:
+        """Apply all operations or none. Returns the nodes at ``read_after``, read right after the change.
 
         Raises:
             Conflict: the tree is not as these operations expect.
-            LockLost: ``hold`` is not held any more.
+            LockLost: ``held_lock`` is not held any more.
         """
-        if hold is None:
-            return self.store.commit(ops, look=look)
+        if held_lock is None:
+            return self.store.commit(ops, read_after=read_after)
         try:
-            return self.store.commit([Check(hold.path, creation=hold.creation), *ops], session=hold.session, look=look)
+            return self.store.commit(
+                [Check(held_lock.path, creation=held_lock.creation), *ops],
+                session=held_lock.session,
+                read_after=read_after,
+            )
         except SessionLost:
-            raise LockLost(hold.path) from None
+            raise LockLost(held_lock.path) from None
         except Conflict as e:
             if e.index == 0:
-                raise LockLost(hold.path) from None
+                raise LockLost(held_lock.path) from None
             raise
 
-    def lock(self, path: str, *checks: Op, look: Sequence[str] = ()) -> tuple[Hold, list[StoredNode | None]]:
-        """Make a lock that lives with this session. Returns it, and the nodes at ``look`` as they are under it.
+    def lock(self, path: str, *checks: Op, read_after: Sequence[str] = ()) -> tuple[HeldLock, list[StoredNode | None]]:
+        """Create a lock that lives with this session. Returns it, and the nodes at ``read_after``, read under it.
 
         Raises:
             Conflict: it is held (``index`` 0), or a check did not hold.
@@ -144,22 +165,22 @@ class NodeTree:
         while True:
             session = self.store.session()
             try:
-                lock, *found = self.store.commit(
-                    [Create(path, ephemeral=True), *checks], session=session, look=[path, *look]
+                lock, *nodes = self.store.commit(
+                    [Create(path, ephemeral=True), *checks], session=session, read_after=[path, *read_after]
                 )
             except SessionLost:
                 continue  # it ended just now: in the next one
             if lock is None or lock.owner != session:  # it was taken away before we saw it
-                raise Conflict(0, path, Why.EXISTS)
-            return Hold(path, session, lock.creation), found
+                raise Conflict(0, path, ConflictReason.EXISTS)
+            return HeldLock(path, session, lock.creation), nodes
 
     def next_number(self, folder: str) -> int:
-        """The number that the next numbered child of a folder gets, unless another is faster."""
-        return self.get(folder).numbered
+        """Return the number that the next numbered child of a folder gets, unless another process is faster."""
+        return self.get(folder).next_number
 
 
-def message_text(message: object) -> str:
-    """A message as it may be stored."""
+def trim_message(message: object) -> str:
+    """Return a message as a status node stores it: plain text of at most ``MESSAGE_CHARS_MAX`` characters."""
     text = plain_text(message)
     return text if len(text) <= MESSAGE_CHARS_MAX else text[: MESSAGE_CHARS_MAX - 1] + "…"
 
@@ -171,7 +192,7 @@ def below(paths: Iterable[str]) -> list[str]:
 
 # Locks of queues, collections, objects and local ids.
 
-_OTHER = re.compile(r"~[0-9]+")
+_NUMBERED_SUFFIX = re.compile(r"~[0-9]+")
 """Suffix of a node's name where an earlier node has the plain name."""
 
 
@@ -181,8 +202,8 @@ class LockKind(NamedTuple):
     folder: str
     node: str
     """The node's name; "" where the lock is of something with a name of its own."""
-    stays: bool
-    """Set and cleared by people; the others live with the session that made them."""
+    is_persistent: bool
+    """Set and cleared by operators; other locks live with the session that made them."""
 
 
 KINDS: Final = {
@@ -205,31 +226,31 @@ class Locks:
 
     def __init__(self, tree: NodeTree) -> None:
         self._tree = tree
-        self._made: dict[tuple[str, str], str] = {}
-        """(kind, name) -> the node of a lock that was taken through this object, as far as it is known."""
+        self._own_paths: dict[tuple[str, str], str] = {}
+        """(kind, name) -> path of a lock that was taken through this object."""
 
     def lock(self, kind: str, name: str | None = None) -> bool:
-        """Take a lock. False if it is taken, by whomever.
+        """Take a lock. Returns False if anybody holds it, this process too.
 
         Raises:
             UsageError: there is no such kind, or it needs a name, or none.
         """
-        what = _kind(kind, name)
-        session = None if what.stays else self._tree.store.session()
-        locked, path = False, ""
+        lock_kind = _lock_kind(kind, name)
+        session = None if lock_kind.is_persistent else self._tree.store.session()
+        is_free, path = False, ""
 
         def plan() -> list[Op]:
-            nonlocal locked, path
-            folder = self._tree.get(what.folder)
-            taken = self._taken(what, name) if what.node or folder.children else {}
-            locked = (name or "") not in taken.values() and "" not in taken.values()
-            if not locked:
+            nonlocal is_free, path
+            folder = self._tree.get(lock_kind.folder)
+            held_names = self._held_nodes(lock_kind, name) if lock_kind.node or folder.children else {}
+            is_free = (name or "") not in held_names.values() and "" not in held_names.values()
+            if not is_free:
                 return []
-            path = f"{what.folder}/{_free(what.node or mapped(name or ''), set(taken))}"
-            made = Create(path, sized(path, (name or "").encode()), ephemeral=not what.stays)
+            path = f"{lock_kind.folder}/{_first_free_name(lock_kind.node or node_name(name or ''), set(held_names))}"
+            create = Create(path, check_size(path, (name or "").encode()), ephemeral=not lock_kind.is_persistent)
             # The folder's own data stays empty. That it is set tells others who look for a node's name at this moment
             # that one was taken: two of them cannot lock one name under two nodes.
-            return [made] if what.node else [made, Set(what.folder, b"", folder.version)]
+            return [create] if lock_kind.node else [create, Set(lock_kind.folder, b"", folder.version)]
 
         while True:
             try:
@@ -237,9 +258,9 @@ class Locks:
             except SessionLost:
                 session = self._tree.store.session()  # it ended just now: in the next one
             else:
-                if locked and name:
-                    self._made[kind, name] = path
-                return locked
+                if is_free and name:
+                    self._own_paths[kind, name] = path
+                return is_free
 
     def check(self, kind: str, name: str | None = None) -> bool:
         """Return whether it is locked.
@@ -247,8 +268,8 @@ class Locks:
         Raises:
             UsageError: there is no such kind, or it needs a name, or none.
         """
-        what = _kind(kind, name)
-        return bool({name or "", ""} & set(self._taken(what, name).values()))
+        lock_kind = _lock_kind(kind, name)
+        return bool({name or "", ""} & set(self._held_nodes(lock_kind, name).values()))
 
     def unlock(self, kind: str, name: str | None = None) -> None:
         """Give a lock back. What is not locked stays so; a lock that lives with another's session stays too.
@@ -256,96 +277,100 @@ class Locks:
         Raises:
             UsageError: there is no such kind, or it needs a name, or none.
         """
-        what = _kind(kind, name)
-        known = self._made.pop((kind, name or ""), None)
-        if known is not None and self._removed(known, (name or "").encode()):
+        lock_kind = _lock_kind(kind, name)
+        known_path = self._own_paths.pop((kind, name or ""), None)
+        if known_path is not None and self._remove(known_path, (name or "").encode()):
             return
-        for node, holds in self._taken(what, name).items():
+        for node, holds in self._held_nodes(lock_kind, name).items():
             if holds in ("", name or ""):
-                self._removed(f"{what.folder}/{node}")
+                self._remove(f"{lock_kind.folder}/{node}")
 
-    def _removed(self, path: str, data: bytes | None = None) -> bool:
-        """Was there a lock that this session may remove? With ``data``: only if its node holds that."""
-        found = self._tree.find(path)
-        if found is None or (found.owner and not self._tree.store.alive(found.owner)):
+    def _remove(self, path: str, data: bytes | None = None) -> bool:
+        """Remove a lock if this session may; ``data``: only if its node holds that. Returns whether it was there."""
+        node = self._tree.find(path)
+        if node is None or (node.owner and not self._tree.store.is_alive(node.owner)):
             return False
-        if data is not None and found.data != data:
+        if data is not None and node.data != data:
             return False
         with suppress(Conflict, SessionLost):  # it went before
-            mine = Check(path, creation=found.creation)
-            self._tree.store.commit([mine, Delete(path)], session=found.owner or None)
+            same_lock = Check(path, creation=node.creation)
+            self._tree.store.commit([same_lock, Delete(path)], session=node.owner or None)
         return True
 
     def revoke(self, kind: str, name: str | None = None) -> bool:
-        """Take a lock away, whosever it is. Was it locked?
+        """Take a lock away from whoever holds it. Returns whether it was locked.
 
         Raises:
             UsageError: there is no such kind, or it needs a name, or none.
         """
-        what = _kind(kind, name)
+        lock_kind = _lock_kind(kind, name)
         was_locked = False
-        for node, holds in self._taken(what, name).items():
+        for node, holds in self._held_nodes(lock_kind, name).items():
             if holds in ("", name or ""):
                 with suppress(Conflict):  # it went before
-                    self._tree.commit([Delete(f"{what.folder}/{node}")])
+                    self._tree.commit([Delete(f"{lock_kind.folder}/{node}")])
                     was_locked = True
         return was_locked
 
     def held(self, kind: str) -> list[str]:
-        """Names of what is locked, of a kind that has names; of another, its own name if it is locked.
+        """List the locked names of a kind; for a kind without names, the kind itself if it is locked.
 
         Raises:
             UsageError: there is no such kind.
         """
         if kind not in KINDS:
-            raise _no_kind(kind)
-        what = KINDS[kind]
-        if what.node:
+            raise _unknown_kind(kind)
+        lock_kind = KINDS[kind]
+        if lock_kind.node:
             return [kind] if self.check(kind) else []
-        nodes = self._tree.store.children(what.folder)
-        found = self._tree.store.read([f"{what.folder}/{node}" for node in nodes])
+        nodes = self._tree.store.children(lock_kind.folder)
+        stored = self._tree.store.read([f"{lock_kind.folder}/{node}" for node in nodes])
         return [
             kept.data.decode("utf-8", "backslashreplace") or node
-            for node, kept in zip(nodes, found, strict=True)
+            for node, kept in zip(nodes, stored, strict=True)
             if kept
         ]
 
-    def _taken(self, what: LockKind, name: str | None) -> dict[str, str]:
-        """The nodes that a name may have and that are there, with the names they hold; "" is one by another tool."""
-        if what.node:
-            found = self._tree.find(f"{what.folder}/{what.node}")
-            return {} if found is None else {what.node: ""}
-        begins = mapped(name or "")
-        others = self._tree.store.children(what.folder, begins)
-        nodes = [node for node in others if node == begins or _OTHER.fullmatch(node[len(begins) :])]
+    def _held_nodes(self, lock_kind: LockKind, name: str | None) -> dict[str, str]:
+        """Map each existing node that may belong to a name to the name it holds; "" if another tool made it."""
+        if lock_kind.node:
+            is_there = self._tree.find(f"{lock_kind.folder}/{lock_kind.node}") is not None
+            return {lock_kind.node: ""} if is_there else {}
+        plain_name = node_name(name or "")
+        candidates = self._tree.store.children(lock_kind.folder, plain_name)
+        nodes = [
+            node for node in candidates if node == plain_name or _NUMBERED_SUFFIX.fullmatch(node[len(plain_name) :])
+        ]
         if not nodes:
             return {}
-        read = self._tree.store.read([f"{what.folder}/{node}" for node in nodes])
+        stored = self._tree.store.read([f"{lock_kind.folder}/{node}" for node in nodes])
         return {
-            node: kept.data.decode("utf-8", "backslashreplace") for node, kept in zip(nodes, read, strict=True) if kept
+            node: kept.data.decode("utf-8", "backslashreplace")
+            for node, kept in zip(nodes, stored, strict=True)
+            if kept
         }
 
 
-def _free(node: str, taken: set[str]) -> str:
-    """The first name that is not taken."""
-    at = 1
-    while (found := node if at == 1 else f"{node}~{at}") in taken:
-        at += 1
-    return found
+def _first_free_name(node: str, taken: set[str]) -> str:
+    """Return the node's name, with ``~2``, ``~3``, … behind it if it is taken."""
+    number = 1
+    while (candidate := node if number == 1 else f"{node}~{number}") in taken:
+        number += 1
+    return candidate
 
 
-def _kind(kind: str, name: str | None) -> LockKind:
+def _lock_kind(kind: str, name: str | None) -> LockKind:
     if kind not in KINDS:
-        raise _no_kind(kind)
-    what = KINDS[kind]
-    if what.node and name is not None:
+        raise _unknown_kind(kind)
+    lock_kind = KINDS[kind]
+    if lock_kind.node and name is not None:
         raise UsageError(f"lock {kind}: this is one lock, without a name ({name!r} was given).")
-    if not what.node:
+    if not lock_kind.node:
         if not name:
             raise UsageError(f"lock {kind}: give its name.")
-        mapped(name)
-    return what
+        node_name(name)
+    return lock_kind
 
 
-def _no_kind(kind: str) -> UsageError:
+def _unknown_kind(kind: str) -> UsageError:
     return UsageError(f"lock {kind}: there is no such kind; choose one of {', '.join(KINDS)}.")

@@ -20,7 +20,7 @@ KILLS, ONCE = "KILLS", "KILLS-ONCE"
 
 def install() -> None:
     """From now on such a file ends this process."""
-    for name in ("arrived", "content"):
+    for name in ("fetch_unsynced", "fetch_content"):
         setattr(fetch.Fetcher, name, _ending(getattr(fetch.Fetcher, name)))
 
 

@@ -14,7 +14,7 @@ import pytest
 from ferryman.cli.app import start
 from ferryman.errors import UsageError
 from ferryman.intake.service import access
-from ferryman.intake.service.access import KEPT_S, ask
+from ferryman.intake.service.access import KEPT_S, request_bundle
 from tests.intake.service.child import CHILD
 from tests.intake.service.place import Place
 from tests.support.zygote import Zygote
@@ -37,7 +37,7 @@ def test_a_bundle(intake: Place) -> None:
     """Asked for by local id or by job; the token says how large, when, where and until when."""
     served(intake)
     first, second = sorted(intake.jobs())
-    request = ask(intake.queue, ["object 0", second], time.time())
+    request = request_bundle(intake.queue, ["object 0", second], time.time())
     assert request.token["cloud-content-byte"] == 4 * len("content of 0/0.txt")
     assert request.token["anticipated-availability-time"].endswith("+0000")
 
@@ -57,7 +57,7 @@ def test_a_bundle(intake: Place) -> None:
 def test_the_token_follows_the_request(intake: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its state is that of the request, from Pending on; its node is that of who puts the bundle together."""
     served(intake)
-    good, bad = (ask(intake.queue, [f"object {n}"], time.time()) for n in range(2))
+    good, bad = (request_bundle(intake.queue, [f"object {n}"], time.time()) for n in range(2))
     assert (good.token["status"], good.status) == ("Pending", "Pending")
     assert "delivery-node" not in good.token
     (job,) = bad.token["jobs"]
@@ -91,8 +91,8 @@ def test_the_token_follows_the_request(intake: Place, monkeypatch: pytest.Monkey
 def test_small_and_large(intake: Place) -> None:
     """By size; each has a queue of its own, and its own pause."""
     served(intake)
-    small = ask(intake.queue, ["object 0"], 0)
-    large = ask(intake.queue, ["object 0"], 0, small_bytes=1)
+    small = request_bundle(intake.queue, ["object 0"], 0)
+    large = request_bundle(intake.queue, ["object 0"], 0, small_bytes=1)
     assert (small.size, large.size) == ("small", "large")
     intake.queue.locks.lock("access-large")
     intake.serve()
@@ -106,8 +106,8 @@ def test_what_cannot_be_had(intake: Place) -> None:
     """An unknown object, one whose originals were dropped, and an original that was damaged since."""
     served(intake)
     with pytest.raises(UsageError, match="nothing: no job of this id"):
-        ask(intake.queue, ["nothing"], 0)
-    damaged = ask(intake.queue, ["object 1"], 0)
+        request_bundle(intake.queue, ["nothing"], 0)
+    damaged = request_bundle(intake.queue, ["object 1"], 0)
     (job,) = damaged.token["jobs"]
     (intake.serving.work / "originals" / job / "files" / "0.txt").write_bytes(b"other")
     intake.serve()
@@ -117,19 +117,19 @@ def test_what_cannot_be_had(intake: Place) -> None:
     intake.submit(payload_url=intake.put("d.txt", "d").as_uri(), local_id="dropped")
     intake.serve(keep_originals=False)
     with pytest.raises(UsageError, match="were not kept"):
-        ask(intake.queue, ["dropped"], 0)
+        request_bundle(intake.queue, ["dropped"], 0)
 
 
 def test_a_bundle_expires(intake: Place) -> None:
     """After a week it is removed."""
     served(intake)
-    request = ask(intake.queue, ["object 0"], 0)
+    request = request_bundle(intake.queue, ["object 0"], 0)
     intake.serve()
     path = Path(urlsplit(request.token["url"]).path)
-    from ferryman.intake.service.access import Bundles
+    from ferryman.intake.service.access import BundleConsumer
     from ferryman.intake.service.workspace import Workspace
 
-    found = Bundles(intake.queue, Workspace(intake.serving.work), "small", lambda: None, lambda _: None)
+    found = BundleConsumer(intake.queue, Workspace(intake.serving.work), "small", lambda: None, lambda _: None)
     found.expire(time.time())
     assert path.exists()
     found.expire(time.time() + KEPT_S)
@@ -140,7 +140,7 @@ def test_killed_over_it(place: Path) -> None:
     """Kill -9 when the zip lies ready: the next consumer finds the request, and makes it whole."""
     intake = Place(place, session_timeout_s=1.5)
     served(intake)
-    request = ask(intake.queue, ["object 0"], 0)
+    request = request_bundle(intake.queue, ["object 0"], 0)
     with Zygote(place, CHILD) as zygote:
         code, said = zygote.run(folder=str(place), arm="access.bundled")
         assert code == -9, said
@@ -155,8 +155,8 @@ def test_killed_over_it(place: Path) -> None:
 def test_a_large_and_a_small_bundle_of_one_number(intake: Place) -> None:
     """Each queue numbers its own requests: neither bundle takes the other's place."""
     served(intake)
-    small = ask(intake.queue, ["object 0"], time.time())
-    large = ask(intake.queue, ["object 1"], time.time(), small_bytes=1)
+    small = request_bundle(intake.queue, ["object 0"], time.time())
+    large = request_bundle(intake.queue, ["object 1"], time.time(), small_bytes=1)
     assert (small.size, large.size, small.id) == ("small", "large", large.id)
     intake.serve()
     first, second = (set(contents(request.token["url"]).values()) for request in (small, large))

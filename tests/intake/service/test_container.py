@@ -15,7 +15,7 @@ import pytest
 
 from ferryman import limits
 from ferryman.intake.service import workspace
-from ferryman.intake.service.errors import Corrupt
+from ferryman.intake.service.errors import CorruptSubmission
 from ferryman.storage import disk
 
 
@@ -74,14 +74,14 @@ def test_climbing_paths(tmp_path: Path, name: str) -> None:
     """A member that leads out of its folder refuses the whole; nothing is written outside."""
     inside = tmp_path / "in"
     for packed in (zipped(tmp_path / "x.zip", (name, b"x")), tarred(tmp_path / "x.tar", (name, b"x"), mode="w")):
-        with pytest.raises(Corrupt, match="leads out"):
+        with pytest.raises(CorruptSubmission, match="leads out"):
             workspace.unpack(packed, inside)
     assert set(tmp_path.iterdir()) == {inside, tmp_path / "x.zip", tmp_path / "x.tar"}
 
 
 def test_links(tmp_path: Path) -> None:
     """A link could lead anywhere."""
-    with pytest.raises(Corrupt, match="is not a plain file, but a link"):
+    with pytest.raises(CorruptSubmission, match="is not a plain file, but a link"):
         workspace.unpack(tarred(tmp_path / "x.tar", link("a", "/etc/passwd"), mode="w"), tmp_path / "in")
 
 
@@ -89,12 +89,12 @@ def test_bombs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What unpacks to far more than it is, is stopped on its way, by ratio, by bytes and by members."""
     monkeypatch.setattr(limits, "UNPACK_FREE_BYTES", 1 << 20)
     bomb = zipped(tmp_path / "bomb.zip", ("a", b"\0" * (8 << 20)))
-    with pytest.raises(Corrupt, match="as a decompression bomb does"):
+    with pytest.raises(CorruptSubmission, match="as a decompression bomb does"):
         workspace.unpack(bomb, tmp_path / "in")
     assert sum(map(len, files_in(tmp_path / "in").values())) <= 3 << 20
-    with pytest.raises(Corrupt, match="more than 1000 bytes"):
+    with pytest.raises(CorruptSubmission, match="more than 1000 bytes"):
         workspace.unpack(bomb, tmp_path / "in", unpacked_bytes=1000)
-    with pytest.raises(Corrupt, match="too many members"):
+    with pytest.raises(CorruptSubmission, match="too many members"):
         workspace.unpack(zipped(tmp_path / "x.zip", ("a", b"1"), ("b", b"2")), tmp_path / "in", members=1)
 
 
@@ -121,7 +121,7 @@ def test_a_zips_directory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
         inner(self, *given)
 
     monkeypatch.setattr(zipfile.ZipInfo, "_decodeExtra", counted)
-    with pytest.raises(Corrupt, match=r"too many members|its directory has"):
+    with pytest.raises(CorruptSubmission, match=r"too many members|its directory has"):
         workspace.unpack(tmp_path / "x.zip", tmp_path / "in", members=1000)
     assert made == []
     workspace.unpack(tmp_path / "x.zip", tmp_path / "in", members=10_000)
@@ -145,7 +145,7 @@ def test_headers_of_a_tar_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             info = tarfile.TarInfo(f"{n}")
             info.pax_headers = {"comment": "x" * (1 << 19)}
             out.addfile(info)
-    with pytest.raises(Corrupt, match="as a decompression bomb does"):
+    with pytest.raises(CorruptSubmission, match="as a decompression bomb does"):
         workspace.unpack(tmp_path / "x.tgz", tmp_path / "in")
 
 
@@ -153,7 +153,7 @@ def test_an_xz_cannot_ask_for_any_memory(tmp_path: Path, monkeypatch: pytest.Mon
     """What it says that it needs is looked at first."""
     packed = tarred(tmp_path / "x.txz", ("a", b"text"), mode="w:xz")
     monkeypatch.setattr(limits, "PACKED_MEMORY_BYTES", limits.MIB)
-    with pytest.raises(Corrupt, match="neither zip nor tar"):
+    with pytest.raises(CorruptSubmission, match="neither zip nor tar"):
         workspace.unpack(packed, tmp_path / "in")
 
 
@@ -165,7 +165,7 @@ def test_members_that_lie_over_each_other(tmp_path: Path) -> None:
     end[8:10] = end[10:12] = (9).to_bytes(2, "little")
     end[12:16] = (9 * len(head)).to_bytes(4, "little")
     (tmp_path / "x.zip").write_bytes(raw[:at] + head * 9 + end)
-    with pytest.raises(Corrupt, match="lie over each other"):
+    with pytest.raises(CorruptSubmission, match="lie over each other"):
         workspace.unpack(tmp_path / "x.zip", tmp_path / "in")
 
 
@@ -179,13 +179,13 @@ def test_broken(tmp_path: Path) -> None:
         (zipped(tmp_path / "z.zip").read_bytes(), "no files in it"),
     ):
         (tmp_path / "bad").write_bytes(content)
-        with pytest.raises(Corrupt, match=why):
+        with pytest.raises(CorruptSubmission, match=why):
             workspace.unpack(tmp_path / "bad", tmp_path / "in")
     twice = tarred(tmp_path / "t.tar", ("a", b"1"), ("./a", b"2"), mode="w")
-    with pytest.raises(Corrupt, match="twice"):
+    with pytest.raises(CorruptSubmission, match="twice"):
         workspace.unpack(twice, tmp_path / "in")
     both = tarred(tmp_path / "t.tar", ("a", b"1"), ("a/b", b"2"), mode="w")
-    with pytest.raises(Corrupt, match="both a file and a folder"):
+    with pytest.raises(CorruptSubmission, match="both a file and a folder"):
         workspace.unpack(both, tmp_path / "in")
 
 
@@ -215,7 +215,7 @@ def test_a_long_header_is_not_read_into_memory(
         return bytes(inner(self, size))
 
     monkeypatch.setattr(tarfile._Stream, "read", counted)  # type: ignore[attr-defined]
-    with pytest.raises(Corrupt, match="more than 1048576"):
+    with pytest.raises(CorruptSubmission, match="more than 1048576"):
         workspace.unpack(packed, tmp_path / "out")
     assert max(read) <= 1 << 20
 
@@ -227,7 +227,7 @@ def test_a_long_number_in_a_tar_is_refused(tmp_path: Path) -> None:
     info.pax_headers = {"comment": "0" * (1 << 19)}
     with tarfile.open(tmp_path / "x.tgz", "w:gz", format=tarfile.PAX_FORMAT) as out:
         out.addfile(info)
-    with pytest.raises(Corrupt, match="more than 256 digits"):
+    with pytest.raises(CorruptSubmission, match="more than 256 digits"):
         workspace.unpack(tmp_path / "x.tgz", tmp_path / "in")
 
 

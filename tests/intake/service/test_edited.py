@@ -9,7 +9,7 @@ import pytest
 from ferryman.cli.app import start
 from ferryman.errors import UsageError
 from ferryman.intake import StateError
-from ferryman.intake.service.payload import edited
+from ferryman.intake.service.payload import edit_configuration
 from tests.intake.service.place import Place
 
 
@@ -27,7 +27,7 @@ def failing(place: Place) -> Any:
 def test_lines_of_a_batch_are_not_half_edited(intake: Place) -> None:
     """Else one job would take all files of the batch."""
     with pytest.raises(UsageError, match="manifest of its own"):
-        edited(failing(intake), {"digest": "md5:" + "0" * 32})
+        edit_configuration(failing(intake), {"digest": "md5:" + "0" * 32})
 
 
 def requeue(place: Place, *words: str) -> int:
@@ -88,7 +88,7 @@ def test_what_serve_would_refuse_is_refused(intake: Place, changes: dict[str, st
     batch.set_status("Processing")
     job = batch.create_job({"payload_url": "https://example.org/a", "payload_type": "file", "jobID": "1"})
     with pytest.raises(UsageError, match=why):
-        edited(job, changes)
+        edit_configuration(job, changes)
 
 
 def test_only_failed_jobs_are_edited(intake: Place, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from ferryman.intake import JobQueue
 from ferryman.intake import job as inventory
 from ferryman.intake import source as jobs
 from ferryman.intake.errors import QueueRefused
-from ferryman.intake.nodes import decoded, encoded
+from ferryman.intake.nodes import decode_node, encode_node
 from ferryman.intake.service import processing
 from ferryman.plan import Plan
 from ferryman.sources import Jobs
@@ -71,7 +71,7 @@ def test_a_column_that_is_nested_deep(intake: Place, kind: str) -> None:
 @pytest.mark.rule("intake.fault")
 def test_what_was_taken_in_before_there_was_a_limit(intake: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A list of files in the working space that says too much of one of them fails its job, each time it is served."""
-    write = inventory.write
+    write = inventory.write_inventory
 
     def deep(folder: Any, held: Any, **options: Any) -> Any:
         value: Any = []
@@ -80,7 +80,7 @@ def test_what_was_taken_in_before_there_was_a_limit(intake: Place, monkeypatch: 
         there = [inventory.StoredFile(f.path, f.size, f.sha256, f.url, {"x": value}) for f in held]
         return write(folder, there if "bad" in there[0].path else held, **options)
 
-    monkeypatch.setattr(inventory, "write", deep)
+    monkeypatch.setattr(inventory, "write_inventory", deep)
     intake.submit(payload_url=intake.put("bad.txt", "bad").as_uri(), local_id="bad")
     submit_good(intake)
     intake.serve()
@@ -96,9 +96,9 @@ def test_a_node_that_is_nested_deep() -> None:
     for _ in range(600):
         value = {"x": value}
     with pytest.raises(UsageError, match=r"jobs/1/metadata: this is nested more than"):
-        encoded("jobs/1/metadata", {"erc_who": value})
+        encode_node("jobs/1/metadata", {"erc_who": value})
     with pytest.raises(Exception, match=r"is not JSON \(it is nested more than"):
-        decoded("jobs/1/metadata", f'{{"erc_who": {DEEP}}}'.encode())
+        decode_node("jobs/1/metadata", f'{{"erc_who": {DEEP}}}'.encode())
 
 
 # -- URLs that are none ------------------------------------------------------------------------------------------------
@@ -129,9 +129,9 @@ def test_redirects_to_what_is_no_url(intake: Place) -> None:
     with Redirecting() as server:
         server.target = "http://[::1/"
         url = server.url("/x")
-        assert fetcher().size(url) is None
+        assert fetcher().ask_size(url) is None
         with pytest.raises(PermanentError, match=r"127.0.0.1:[0-9]+/x: its server redirects: the url http://\[::1/ is"):
-            fetcher().content(url, 100)
+            fetcher().fetch_content(url, 100)
         intake.submit(payload_url=url, local_id="payload")
         submit_good(intake)
         intake.serve()
@@ -155,7 +155,7 @@ def faulty(monkeypatch: pytest.MonkeyPatch) -> Any:
     def ends(begins: str) -> None:
         def ending(self: Any, *, scan: bool) -> bool:
             source = self._state.plan.nodes[0].source
-            for job in (source._chosen or {}).values():
+            for job in (source._served_jobs or {}).values():
                 name = job.identifiers["local_id"][0]
                 if name.startswith(begins):
                     raise RuntimeError(f"nobody has thought of {name}")
@@ -182,7 +182,7 @@ def test_a_job_that_ends_its_turn(intake: Place, faulty: Any, caplog: pytest.Log
 @pytest.mark.rule("intake.fault")
 def test_where_every_job_ends_its_turn(intake: Place, faulty: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is no job's fault: after a few in a row ``serve`` ends with the error, and the others stay as they are."""
-    monkeypatch.setattr(processing, "FAULTS", 2)
+    monkeypatch.setattr(processing, "FAULTS_IN_A_ROW", 2)
     faulty("good")
     submit_good(intake)
     with pytest.raises(RuntimeError, match="nobody has thought of"):
@@ -191,18 +191,18 @@ def test_where_every_job_ends_its_turn(intake: Place, faulty: Any, monkeypatch: 
 
 
 @pytest.mark.rule("intake.fault")
-@pytest.mark.parametrize("name", ["piece_of", "print_of"])
+@pytest.mark.parametrize("name", ["partition_of", "fingerprint_of"])
 def test_a_job_that_cannot_be_looked_at(intake: Place, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Whatever looking at it raises: it fails, and the others of the turn are delivered."""
     real = getattr(jobs, name)
 
     def looked(of: Any, *given: Any) -> Any:
-        if "bad" in (of.path if name == "print_of" else of.identifiers["local_id"][0]):
+        if "bad" in (of.path if name == "fingerprint_of" else of.identifiers["local_id"][0]):
             raise RuntimeError("nobody has thought of it")
         return real(of, *given)
 
     monkeypatch.setattr(jobs, name, looked)
-    if name == "piece_of":
+    if name == "partition_of":
         monkeypatch.setattr(processing, name, looked)
     intake.submit(payload_url=intake.put("bad.txt", "bad").as_uri(), local_id="bad")
     submit_good(intake)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ferryman.errors import PermanentError, TransientError
-from ferryman.intake.service.errors import Corrupt, Stopping
+from ferryman.intake.service.errors import CorruptSubmission, StopRequested
 from ferryman.intake.service.fetch import Fetcher
 from ferryman.net.reach import Reach
 from tests.intake.service.receiver import FileServer
@@ -30,7 +30,7 @@ def fetcher(tries: int = 3) -> Fetcher:
 def test_it_goes_on_where_it_broke_off(tmp_path: Path) -> None:
     """A second try asks for the rest only, and the whole is what it should be."""
     with FileServer({"/a": CONTENT}, breaks=2) as server:
-        found = fetcher().file(server.url("/a"), tmp_path / "a", sha(), len(CONTENT))
+        found = fetcher().fetch_file(server.url("/a"), tmp_path / "a", sha(), len(CONTENT))
         spans = [span for _, _, span in server.asked]
     assert (tmp_path / "a").read_bytes() == CONTENT
     assert (found.size, f"sha256:{found.sha256}") == (len(CONTENT), sha())
@@ -43,8 +43,8 @@ def test_a_later_process_goes_on(tmp_path: Path) -> None:
     """What one process fetched before it died, the next does not fetch again."""
     with FileServer({"/a": CONTENT}, breaks=1) as server:
         with pytest.raises(TransientError):
-            fetcher(tries=1).file(server.url("/a"), tmp_path / "a", sha())
-        fetcher(tries=1).file(server.url("/a"), tmp_path / "a", sha())
+            fetcher(tries=1).fetch_file(server.url("/a"), tmp_path / "a", sha())
+        fetcher(tries=1).fetch_file(server.url("/a"), tmp_path / "a", sha())
         assert server.asked[1][2].startswith("bytes=")
     assert (tmp_path / "a").read_bytes() == CONTENT
 
@@ -54,9 +54,9 @@ def test_what_changed_meanwhile_is_fetched_anew(tmp_path: Path) -> None:
     for digest in (sha(CONTENT[::-1]), ""):
         with FileServer({"/a": CONTENT}, breaks=1) as server:
             with pytest.raises(TransientError):
-                fetcher(tries=1).file(server.url("/a"), tmp_path / "a", digest)
+                fetcher(tries=1).fetch_file(server.url("/a"), tmp_path / "a", digest)
             server.contents["/a"] = CONTENT[::-1]
-            fetcher().file(server.url("/a"), tmp_path / "a", digest)
+            fetcher().fetch_file(server.url("/a"), tmp_path / "a", digest)
         assert (tmp_path / "a").read_bytes() == CONTENT[::-1]
         (tmp_path / "a").unlink()
 
@@ -64,12 +64,12 @@ def test_what_changed_meanwhile_is_fetched_anew(tmp_path: Path) -> None:
 def test_a_wrong_digest_or_size(tmp_path: Path) -> None:
     """Refused, by name, with nothing left."""
     with FileServer({"/a": CONTENT}) as server:
-        with pytest.raises(Corrupt, match=r"/a: its digest is md5:\w+, its submitter says md5:0+"):
-            fetcher().file(server.url("/a"), tmp_path / "a", "md5:" + "0" * 32)
-        with pytest.raises(Corrupt, match=r"has more bytes than the 5 that its submitter says"):
-            fetcher().file(server.url("/a"), tmp_path / "a", "", 5)
-        with pytest.raises(Corrupt, match=r"has 1048576 bytes, its submitter says 2000000"):
-            fetcher().file(server.url("/a"), tmp_path / "a", "", 2_000_000)
+        with pytest.raises(CorruptSubmission, match=r"/a: its digest is md5:\w+, its submitter says md5:0+"):
+            fetcher().fetch_file(server.url("/a"), tmp_path / "a", "md5:" + "0" * 32)
+        with pytest.raises(CorruptSubmission, match=r"has more bytes than the 5 that its submitter says"):
+            fetcher().fetch_file(server.url("/a"), tmp_path / "a", "", 5)
+        with pytest.raises(CorruptSubmission, match=r"has 1048576 bytes, its submitter says 2000000"):
+            fetcher().fetch_file(server.url("/a"), tmp_path / "a", "", 2_000_000)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -77,7 +77,7 @@ def test_a_file_that_was_damaged_is_fetched_again(tmp_path: Path) -> None:
     """What lies there from before is checked too."""
     (tmp_path / "a").write_bytes(b"damaged")
     with FileServer({"/a": CONTENT}) as server:
-        fetcher().file(server.url("/a"), tmp_path / "a", sha())
+        fetcher().fetch_file(server.url("/a"), tmp_path / "a", sha())
     assert (tmp_path / "a").read_bytes() == CONTENT
 
 
@@ -85,25 +85,25 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     """404 is for good; no server at all is tried as often as it may be; a folder or a missing file is for good."""
     with FileServer({}) as server:
         with pytest.raises(PermanentError, match="answered 404"):
-            fetcher().file(server.url("/a"), tmp_path / "a")
+            fetcher().fetch_file(server.url("/a"), tmp_path / "a")
         assert len(server.asked) == 1
         gone = server.url("/a")
     with pytest.raises(TransientError, match="tried 3 times"):
-        fetcher().file(gone, tmp_path / "a")
+        fetcher().fetch_file(gone, tmp_path / "a")
     with pytest.raises(PermanentError, match="No such file"):
-        fetcher().file((tmp_path / "none").as_uri(), tmp_path / "a")
+        fetcher().fetch_file((tmp_path / "none").as_uri(), tmp_path / "a")
     with pytest.raises(PermanentError, match="is not a file"):
-        fetcher().file(tmp_path.as_uri(), tmp_path / "a")
+        fetcher().fetch_file(tmp_path.as_uri(), tmp_path / "a")
 
 
 def test_sizes(tmp_path: Path) -> None:
     """By HEAD; None where nobody says."""
     with FileServer({"/a": CONTENT}) as server:
-        assert fetcher().size(server.url("/a")) == len(CONTENT)
-        assert fetcher().size(server.url("/none")) is None
+        assert fetcher().ask_size(server.url("/a")) == len(CONTENT)
+        assert fetcher().ask_size(server.url("/none")) is None
     with FileServer({"/a": CONTENT}, sizes=False) as server:
-        assert fetcher().size(server.url("/a")) is None
-    assert fetcher().size(server.url("/a")) is None, "nobody answers any more"
+        assert fetcher().ask_size(server.url("/a")) is None
+    assert fetcher().ask_size(server.url("/a")) is None, "nobody answers any more"
 
 
 def test_it_stops(tmp_path: Path) -> None:
@@ -111,8 +111,8 @@ def test_it_stops(tmp_path: Path) -> None:
     stop = threading.Event()
     stop.set()
     with FileServer({"/a": CONTENT}) as server:
-        with pytest.raises(Stopping):
-            Fetcher(stop, reach=HERE).file(server.url("/a"), tmp_path / "a")
+        with pytest.raises(StopRequested):
+            Fetcher(stop, reach=HERE).fetch_file(server.url("/a"), tmp_path / "a")
         assert server.asked == []
 
 
@@ -123,7 +123,7 @@ def test_a_server_that_dribbles_is_broken_off(rate: float, slow: bool) -> None:
     now = itertools.count(0, 10.0)  # each look at the clock is ten seconds later
     read = Fetcher(reach=HERE, lowest_rate=rate, clock=lambda: next(now))
     pieces = iter([b"x"] * 20)
-    told = read._pieces("http://x/a", lambda size: next(pieces, b""))
+    told = read._read_chunks("http://x/a", lambda size: next(pieces, b""))
     if not slow:
         assert b"".join(told) == b"x" * 20
         return
@@ -138,4 +138,4 @@ def test_a_quick_server_is_not_slow(tmp_path: Path) -> None:
     content = bytes(4 << 20)
     with FileServer({"/a": content}) as server:
         read = Fetcher(reach=HERE, tries=1, pause_s=0.001, clock=lambda: next(now))
-        assert read.file(server.url("/a"), tmp_path / "a", sha(content)).size == len(content)
+        assert read.fetch_file(server.url("/a"), tmp_path / "a", sha(content)).size == len(content)

@@ -9,7 +9,14 @@ import pytest
 
 from ferryman.cli.app import start
 from ferryman.intake import JobState
-from ferryman.intake.service.manifest import NAME_BYTES, end_of, free_name, name_in, objects_of, rows_of
+from ferryman.intake.service.manifest import (
+    NAME_BYTES,
+    file_name_of,
+    free_name,
+    group_by_object,
+    last_bytes,
+    parse_manifest,
+)
 from ferryman.intake.store import Set
 from tests.intake.conftest import brought
 from tests.intake.service.place import Place
@@ -118,7 +125,7 @@ def test_a_damaged_node_is_named_once_and_passed_over(
 def test_many_files_of_one_name() -> None:
     """Every page of a book is called default.jpg: each is looked at a few times, however many there are."""
     lines = "".join(f"https://x/{n}/default.jpg,book\n" for n in range(300))
-    rows = rows_of(f"url,local_id\n{lines}".encode(), "file:///m.csv")
+    rows = parse_manifest(f"url,local_id\n{lines}".encode(), "file:///m.csv")
     looks = 0
 
     class Counted(str):
@@ -130,7 +137,7 @@ def test_many_files_of_one_name() -> None:
             return super().__hash__()
 
     names = ["default.jpg", *(f"default-{n}.jpg" for n in range(2, 301))]
-    (book,) = objects_of(rows)
+    (book,) = group_by_object(rows)
     assert [row.entry.path for row in book.rows] == names
     last: dict[str, int] = {}
     taken: set[str] = set()
@@ -166,7 +173,7 @@ def test_many_long_names() -> None:
 def test_long_names_have_places(name: str) -> None:
     """Several files of one name, each of which a file system takes."""
     lines = "".join(f"https://x/{n}/{name},book\n" for n in range(12))
-    (book,) = objects_of(rows_of(f"url,local_id\n{lines}".encode(), "file:///m.csv"))
+    (book,) = group_by_object(parse_manifest(f"url,local_id\n{lines}".encode(), "file:///m.csv"))
     places = {row.entry.path for row in book.rows}
     assert len(places) == 12
     assert all(len(place.encode()) <= NAME_BYTES for place in places)
@@ -185,9 +192,9 @@ def test_a_very_long_url_costs_no_more_than_its_length() -> None:
         def __getitem__(self, at: Any) -> str:
             return Counted(super().__getitem__(at))
 
-    assert end_of(Counted("x" * 2000 + ".txt"), NAME_BYTES) == "x" * (NAME_BYTES - 4) + ".txt"
+    assert last_bytes(Counted("x" * 2000 + ".txt"), NAME_BYTES) == "x" * (NAME_BYTES - 4) + ".txt"
     assert encoded == 1
-    assert name_in("https://x/" + "é" * 2000 + ".txt").endswith("é.txt")
+    assert file_name_of("https://x/" + "é" * 2000 + ".txt").endswith("é.txt")
 
 
 ODD_RECEIVERS = [
@@ -222,14 +229,14 @@ def test_a_fault_in_a_report_stops_no_other(intake: Place, monkeypatch: pytest.M
     """Nobody anticipated it: its batch is closed, and its message says why nothing was sent."""
     from ferryman.intake.service.reports import Callback
 
-    inner = Callback.tell
+    inner = Callback.send
 
-    def tell(self: Callback, submitted: Any, what: Any) -> bool:
+    def send(self: Callback, submitted: Any, what: Any) -> bool:
         if submitted.get("submitter") == "odd" and "/report/" in what["id"]:
             raise KeyError("nobody knows")
         return inner(self, submitted, what)
 
-    monkeypatch.setattr(Callback, "tell", tell)
+    monkeypatch.setattr(Callback, "send", send)
     odd = intake.submit(payload_url=intake.put("a.txt", "a").as_uri(), submitter="odd")
     good = intake.submit(payload_url=intake.put("b.txt", "b").as_uri(), local_id="good")
 
@@ -268,7 +275,7 @@ def test_batches_are_made_at_the_same_time(intake: Place) -> None:
 
     first = intake.submit(manifest_url=intake.manifest([intake.row("a.txt")], "slow.csv"))
     second = intake.submit(manifest_url=intake.manifest([intake.row("b.txt")], "quick.csv"))
-    inner = Fetcher.content
+    inner = Fetcher.fetch_content
 
     def content(self: Fetcher, url: str, *args: Any, **options: Any) -> bytes:
         if url.endswith("slow.csv"):
@@ -276,7 +283,7 @@ def test_batches_are_made_at_the_same_time(intake: Place) -> None:
         return inner(self, url, *args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Fetcher, "content", content)
+        patch.setattr(Fetcher, "fetch_content", content)
         intake.serve()
     assert {intake.queue.load_batch(one).status for one in (first, second)} == {"Completed"}
 

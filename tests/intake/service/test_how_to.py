@@ -55,10 +55,10 @@ def test_every_crash_point_is_told() -> None:
 def test_the_first_signal_stops_gracefully() -> None:
     """It sets the stop, whichever it is; what breaks afterwards breaks because of it; the handlers come back."""
     before = signal.getsignal(signal.SIGTERM)
-    with serve.Graceful() as graceful, graceful.excusing():
+    with serve.GracefulStop() as graceful, graceful.ignoring_errors():
         assert isinstance(graceful.stop, threading.Event)
         os.kill(os.getpid(), signal.SIGTERM)
         assert graceful.stop.wait(300)
         raise ConnectionError("the JVM has heard it too")
-    assert graceful.heard
+    assert graceful.requested
     assert signal.getsignal(signal.SIGTERM) is before

@@ -11,8 +11,8 @@ import pytest
 
 from ferryman.intake import JobQueue
 from ferryman.intake.nodes import BATCHES, state_path
-from ferryman.intake.queue import LOOK_S, Acquirer
-from ferryman.intake.service.workers import Desk, Lookout
+from ferryman.intake.queue import OPERATOR_POLL_S, Acquirer
+from ferryman.intake.service.workers import HandOff, QueueWatcher
 from tests.intake.conftest import Opening, opening, place, queue, url
 from tests.intake.service.place import Place, until
 
@@ -57,7 +57,7 @@ class Asked:
     def look(self) -> tuple[str | None, int]:
         """(the batch whose report is due, how much was asked for to know it)"""
         self.paths.clear()
-        batch = self.acquirer.batch_for_reporting(None)
+        batch = self.acquirer.acquire_batch_for_reporting(None)
         return (batch.id if batch else None), len(self.paths)
 
 
@@ -68,7 +68,7 @@ def test_batches_that_wait_for_an_operator_are_not_asked_about_again(
     ids = failed(queue)
     asked = Asked(queue, monkeypatch)
     assert asked.look() == (None, 2 + COUNT + 1)
-    asked.now_s += 0.001 + LOOK_S  # two of them are due
+    asked.now_s += 0.001 + OPERATOR_POLL_S  # two of them are due
     assert asked.look()[1] <= 2 + 2
     opening().load_batch(ids[17]).set_status("UpdateReporting")
     assert asked.look()[0] == ids[17]
@@ -87,7 +87,7 @@ def test_what_other_programs_move_is_found_too(queue: JobQueue, monkeypatch: pyt
     queue.tree.store.commit([Set(path, node.data.replace(b"Failed", b"UpdateReporting"))])
     asked.now_s += 0.001
     assert asked.look()[0] is None
-    asked.now_s += LOOK_S * COUNT
+    asked.now_s += OPERATOR_POLL_S * COUNT
     assert asked.look()[0] == ids[29]
 
 
@@ -107,7 +107,7 @@ def test_a_held_batch_that_is_released_is_taken_up(queue: JobQueue, verb: str) -
 def test_nobody_looks_into_an_empty_state(queue: JobQueue) -> None:
     """One thread looks once when it begins; a job that comes wakes it."""
     batch = queue.create_batch({"submitter": "test"})
-    desk, stop, woken = Desk(), threading.Event(), list[bool]()
+    hand_off, stop, woken = HandOff(), threading.Event(), list[bool]()
     looked = threading.Event()
 
     def is_empty() -> bool:
@@ -115,12 +115,12 @@ def test_nobody_looks_into_an_empty_state(queue: JobQueue) -> None:
         looked.set()
         return node is not None and not node.children
 
-    lookout = Lookout(desk, lambda: queue.watch_jobs("Pending"), is_empty, stop)
-    looking = threading.Thread(target=lookout.turn)
+    watcher = QueueWatcher(hand_off, lambda: queue.watch_jobs("Pending"), is_empty, stop)
+    looking = threading.Thread(target=watcher.turn)
 
     def run() -> None:
-        woken.append(desk.wait(None))  # for what came before the watch
-        woken.append(desk.wait(None))
+        woken.append(hand_off.wait(None))  # for what came before the watch
+        woken.append(hand_off.wait(None))
 
     waiting = threading.Thread(target=run)
     waiting.start()
@@ -131,7 +131,7 @@ def test_nobody_looks_into_an_empty_state(queue: JobQueue) -> None:
     batch.create_job({})
     looking.join(60)
     assert not looking.is_alive(), "the watch has told"
-    desk.close()
+    hand_off.close()
     waiting.join(60)
     assert woken == [True, True]
 

@@ -13,8 +13,8 @@ import pytest
 from ferryman.crash import AT_WORK
 from ferryman.errors import PermanentError
 from ferryman.intake.service import isolation
-from ferryman.intake.service.errors import ChildDied, Later, Stopping
-from ferryman.intake.service.isolation import ATTEMPTS, AtWork
+from ferryman.intake.service.errors import ChildDied, StopRequested, TryLater
+from ferryman.intake.service.isolation import ATTEMPTS, CurrentWork
 from ferryman.net.reach import Reach
 from tests.intake.conftest import PATIENT_S, zookeeper_url
 from tests.intake.service import killer
@@ -176,7 +176,7 @@ def test_every_stage_in_a_child(intake: Place) -> None:
     rows = [intake.row(f"{n}.txt", "words", local_id="a", primary_id="ark:/1/a") for n in range(FILES)]
     intake.submit(manifest_url=intake.manifest(rows))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(AtWork, "_begin", lambda self, id, word: False)
+        patch.setattr(CurrentWork, "_begin", lambda self, id, word: False)
         intake.serve()
     (job,) = (intake.queue.load_job(one) for one in intake.queue.list_jobs())
     assert (job.status, job.space_needed, job.store["files"]) == ("Completed", 5 * FILES, FILES)
@@ -190,7 +190,7 @@ def test_errors_of_a_child_are_its_parents(intake: Place) -> None:
     serving = replace(intake.serving, reach=Reach())
     intake.submit(payload_url=intake.put("a.txt", "words").as_uri(), local_id="a")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(AtWork, "_begin", lambda self, id, word: False)
+        patch.setattr(CurrentWork, "_begin", lambda self, id, word: False)
         intake.serve(**vars(serving))
     assert {status for status, _ in ended(intake).values()} == {"Failed"}
     assert "--allow-files" in ended(intake)["a"][1]
@@ -198,18 +198,18 @@ def test_errors_of_a_child_are_its_parents(intake: Place) -> None:
 
 def test_one_at_a_time(tmp_path: Path) -> None:
     """While one is isolated another one waits; a third that nobody died of is worked at meanwhile."""
-    at_work = AtWork(tmp_path, lambda text: None)
+    at_work = CurrentWork(tmp_path, lambda text: None)
     for name in ("jid1", "jid2"):
         (tmp_path / name).touch()
 
     def apart() -> str:
-        with pytest.raises(Later, match="it waits"):
-            at_work.work("jid2", lambda: "here", lambda: "apart")
-        assert at_work.work("jid3", lambda: "here", lambda: "apart") == "here"
+        with pytest.raises(TryLater, match="it waits"):
+            at_work.run("jid2", lambda: "here", lambda: "apart")
+        assert at_work.run("jid3", lambda: "here", lambda: "apart") == "here"
         return "apart"
 
-    assert at_work.work("jid1", lambda: "here", apart) == "apart"
-    assert at_work.work("jid1", lambda: "here", apart) == "here"
+    assert at_work.run("jid1", lambda: "here", apart) == "apart"
+    assert at_work.run("jid1", lambda: "here", apart) == "here"
     assert [path.name for path in tmp_path.iterdir()] == ["jid2"]
 
 
@@ -221,27 +221,27 @@ def test_deaths_are_counted_over_processes(tmp_path: Path) -> None:
 
     (tmp_path / "jid1").touch()
     for n in range(1, ATTEMPTS):
-        with pytest.raises(Later):
-            AtWork(tmp_path, lambda text: None).work("jid1", lambda: "here", dies)
-        assert AtWork(tmp_path, lambda text: None).deaths("jid1") == n
+        with pytest.raises(TryLater):
+            CurrentWork(tmp_path, lambda text: None).run("jid1", lambda: "here", dies)
+        assert CurrentWork(tmp_path, lambda text: None).deaths("jid1") == n
     with pytest.raises(PermanentError, match=f"each of {ATTEMPTS}"):
-        AtWork(tmp_path, lambda text: None).work("jid1", lambda: "here", dies)
+        CurrentWork(tmp_path, lambda text: None).run("jid1", lambda: "here", dies)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_one_who_lost_the_lock_leaves_the_file(tmp_path: Path) -> None:
     """Another process works at the job then, and its file stays."""
-    ours, theirs = (AtWork(tmp_path, lambda text: None) for _ in range(2))
+    ours, theirs = (CurrentWork(tmp_path, lambda text: None) for _ in range(2))
 
     def theirs_began() -> str:
-        with pytest.raises(Stopping):
-            theirs.work("jid1", lambda: "here", stops)
+        with pytest.raises(StopRequested):
+            theirs.run("jid1", lambda: "here", stops)
         return "here"
 
     def stops() -> str:
-        raise Stopping
+        raise StopRequested
 
-    ours.work("jid1", theirs_began, lambda: "apart")
+    ours.run("jid1", theirs_began, lambda: "apart")
     assert [path.name for path in tmp_path.iterdir()] == ["jid1"]
 
 
@@ -253,5 +253,5 @@ def test_a_stop_ends_the_child(intake: Place, monkeypatch: pytest.MonkeyPatch) -
     assert batch is not None
     apart = isolation.Isolation(intake.queue, intake.serving, stop, ("sh", "-c", "exec sleep 600"))
     stop.set()
-    with pytest.raises(Stopping):
-        apart.planned(batch)
+    with pytest.raises(StopRequested):
+        apart.plan_batch(batch)

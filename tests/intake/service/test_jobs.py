@@ -27,11 +27,11 @@ def job_in_processing(queue: JobQueue, folder: Path, files: dict[str, bytes], **
     space = folder / job.id
     held = []
     for name, content in files.items():
-        path = space / inventory.FILES / name
+        path = space / inventory.FILES_FOLDER / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
         held.append(StoredFile(name, len(content), hashlib.sha256(content).hexdigest(), fields={"page": 1}))
-    job.set_inventory(inventory.node(inventory.write(space, held), held))
+    job.set_inventory(inventory.inventory_values(inventory.write_inventory(space, held), held))
     for state in ("Estimating", "Provisioning", "Downloading", "Processing"):
         job.set_status(state)
     return job
@@ -103,7 +103,7 @@ def test_bad_objects(queue: JobQueue, tmp_path: Path) -> None:
     """A file that is missing, damaged or too large is refused when it is read; a damaged list as one document."""
     names = ("missing", "damaged", "large")
     job = job_in_processing(queue, tmp_path, {name: b"content" + name.encode() for name in names}, local_id="o")
-    folder = tmp_path / job.id / inventory.FILES
+    folder = tmp_path / job.id / inventory.FILES_FOLDER
     (folder / "missing").unlink()
     (folder / "damaged").write_bytes(b"x")
     for source, name, why in (
@@ -115,7 +115,7 @@ def test_bad_objects(queue: JobQueue, tmp_path: Path) -> None:
         with pytest.raises(BadDocument, match=why):
             source.read(entry)
 
-    (tmp_path / job.id / inventory.NAME).write_text("{")
+    (tmp_path / job.id / inventory.INVENTORY_NAME).write_text("{")
     (refused,) = entries(Jobs(queue))
     assert refused.id == "o/"
     assert "the list of its files cannot be read" in refused.refused

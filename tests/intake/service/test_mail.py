@@ -15,7 +15,14 @@ from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import SMTP, AuthResult
 
 from ferryman.errors import FerrymanError, PermanentError, TransientError, UsageError
-from ferryman.intake.service.reports import JOBS, BatchReports, Mail, is_address, mail_of, mail_server
+from ferryman.intake.service.reports import (
+    JOBS_IN_MAIL,
+    BatchReports,
+    Mail,
+    compose_mail,
+    is_address,
+    parse_mail_server,
+)
 from tests.intake.service.place import Place
 from tests.intake.service.receiver import Receiver
 from tests.servers import certificates
@@ -108,12 +115,12 @@ def test_a_server_with_tls_and_login(
     monkeypatch.setenv("SSL_CERT_FILE", str(authority))
     login = Login()
     with secured(context, login, at_once=at_once) as (box, url):
-        assert Mail(url.format("me:p%2Fw@"), pause_s=0).tell(TO, WHAT)
+        assert Mail(url.format("me:p%2Fw@"), pause_s=0).send(TO, WHAT)
         with pytest.raises(PermanentError, match="refuses user and password") as refused:
-            Mail(url.format("me:other@"), pause_s=0).tell(TO, WHAT)
+            Mail(url.format("me:other@"), pause_s=0).send(TO, WHAT)
         assert "other" not in str(refused.value)
         with pytest.raises(PermanentError, match="530"):
-            Mail(url.format(""), pause_s=0).tell(TO, WHAT)
+            Mail(url.format(""), pause_s=0).send(TO, WHAT)
     assert len(box.mails) == 1
     assert {user for user, _, _ in login.came} == {b"me"}
     assert [(password, is_secret) for _, password, is_secret in login.came[:1]] == [(b"p/w", True)]
@@ -126,7 +133,7 @@ def test_a_server_that_nobody_vouches_for(vouched: tuple[Path, ssl.SSLContext], 
     """Gets neither the password nor the mail."""
     login = Login()
     with secured(vouched[1], login, at_once=at_once) as (box, url), pytest.raises(TransientError):
-        Mail(url.format("me:p%2Fw@"), pause_s=0).tell(TO, WHAT)
+        Mail(url.format("me:p%2Fw@"), pause_s=0).send(TO, WHAT)
     assert (login.came, box.mails) == ([], [])
 
 
@@ -195,8 +202,8 @@ def test_each_way_is_told_once(mailbox: tuple[KeptMails, str]) -> None:
         submitted = {**TO, "response_url": receiver.url}
         for _ in range(2):
             with pytest.raises(TransientError):
-                told.tell(submitted, WHAT)
-        assert told.tell(submitted, WHAT)
+                told.send(submitted, WHAT)
+        assert told.send(submitted, WHAT)
     assert (len(box.mails), len(receiver.told)) == (1, 1)
 
 
@@ -204,14 +211,14 @@ def test_answers_of_the_server(mailbox: tuple[KeptMails, str]) -> None:
     """One that passes is tried again; one that stays is the end; no server is one that passes."""
     box, url = mailbox
     box.answers = ["451 later", "451 later"]
-    assert Mail(url, pause_s=0).tell(TO, WHAT)
+    assert Mail(url, pause_s=0).send(TO, WHAT)
     box.answers = ["554 never"]
     with pytest.raises(PermanentError, match="554 never"):
-        Mail(url, pause_s=0).tell(TO, WHAT)
+        Mail(url, pause_s=0).send(TO, WHAT)
     with pytest.raises(TransientError):
-        Mail("smtp://127.0.0.1:1", pause_s=0).tell(TO, WHAT)
+        Mail("smtp://127.0.0.1:1", pause_s=0).send(TO, WHAT)
     with pytest.raises(PermanentError, match="STARTTLS"):
-        Mail(url.replace("//", "//me:secret@"), pause_s=0).tell(TO, WHAT)
+        Mail(url.replace("//", "//me:secret@"), pause_s=0).send(TO, WHAT)
 
 
 @pytest.mark.parametrize(
@@ -220,14 +227,14 @@ def test_answers_of_the_server(mailbox: tuple[KeptMails, str]) -> None:
 def test_what_is_no_address_gets_no_mail(text: object) -> None:
     """Names, lists, and what would become a header."""
     assert not is_address(text)
-    assert not Mail("smtp://127.0.0.1:1").tell({"submitter": text}, WHAT)
+    assert not Mail("smtp://127.0.0.1:1").send({"submitter": text}, WHAT)
 
 
 def test_a_hostile_batch_id_is_text() -> None:
     """No header of its own; and a report of many jobs names the first."""
-    jobs = [{"job": f"jid{n}"} for n in range(JOBS + 5)]
+    jobs = [{"job": f"jid{n}"} for n in range(JOBS_IN_MAIL + 5)]
     what = {**WHAT, "batchID": "x\r\nBcc: eve@example.org", "completed_jobs": jobs}
-    mail = mail_of(what, "anna@example.org", mail_server("smtp://h"))
+    mail = compose_mail(what, "anna@example.org", parse_mail_server("smtp://h"))
     assert mail["Bcc"] is None
     assert "and 5 more" in mail.get_content()
 
@@ -238,13 +245,13 @@ def test_a_hostile_batch_id_is_text() -> None:
 def test_a_bad_url_is_refused(url: str) -> None:
     """When `serve` is started."""
     with pytest.raises(UsageError, match="--smtp"):
-        mail_server(url)
+        parse_mail_server(url)
 
 
 def test_a_password_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """And one that is not set is an error."""
     monkeypatch.setenv("MAIL_PASSWORD", "p/w")
-    assert mail_server("smtps://me:${MAIL_PASSWORD}@h").password == "p/w"
+    assert parse_mail_server("smtps://me:${MAIL_PASSWORD}@h").password == "p/w"
     monkeypatch.delenv("MAIL_PASSWORD")
     with pytest.raises(FerrymanError, match="MAIL_PASSWORD"):
-        mail_server("smtps://me:${MAIL_PASSWORD}@h")
+        parse_mail_server("smtps://me:${MAIL_PASSWORD}@h")

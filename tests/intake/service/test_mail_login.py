@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ferryman.errors import PermanentError, TransientError
-from ferryman.intake.service.reports import TRIES, Mail
+from ferryman.intake.service.reports import CALLBACK_TRIES, Mail
 from tests.servers import certificates
 
 WHAT = {"id": "bid1/report", "batch": "bid1", "status": "Completed"}
@@ -84,7 +84,7 @@ def test_a_server_that_hangs_up_after_it_refused_the_login(context: ssl.SSLConte
         answering(context, "AUTH", AUTH=REFUSED) as (server, mail),
         pytest.raises(PermanentError, match=r"refuses user and password \(535\)"),
     ):
-        mail.tell(TO, WHAT)
+        mail.send(TO, WHAT)
     assert server.came == ["EHLO", "AUTH"]
 
 
@@ -93,7 +93,7 @@ def test_a_refusal_is_not_covered_by_the_answer_to_goodbye(context: ssl.SSLConte
         answering(context, AUTH=REFUSED, QUIT="421 too many failures") as (_, mail),
         pytest.raises(PermanentError, match="535"),
     ):
-        mail.tell(TO, WHAT)
+        mail.send(TO, WHAT)
 
 
 def test_a_login_that_cannot_be_checked_now_is_tried_again(context: ssl.SSLContext) -> None:
@@ -102,20 +102,20 @@ def test_a_login_that_cannot_be_checked_now_is_tried_again(context: ssl.SSLConte
         answering(context, AUTH="454 temporary authentication failure") as (server, mail),
         pytest.raises(TransientError, match="454"),
     ):
-        mail.tell(TO, WHAT)
-    assert server.came.count("EHLO") == TRIES
+        mail.send(TO, WHAT)
+    assert server.came.count("EHLO") == CALLBACK_TRIES
 
 
 def test_a_server_that_hangs_up_without_an_answer(context: ssl.SSLContext) -> None:
     """Nobody has said no: it is tried again."""
     with answering(context, "EHLO") as (server, mail), pytest.raises(TransientError, match="was not taken"):
-        mail.tell(TO, WHAT)
-    assert server.came == ["EHLO"] * TRIES
+        mail.send(TO, WHAT)
+    assert server.came == ["EHLO"] * CALLBACK_TRIES
 
 
 @pytest.mark.parametrize("goodbye", ["221 bye", "421 going down"])
 def test_a_mail_that_was_taken_is_not_sent_again(context: ssl.SSLContext, goodbye: str) -> None:
     """Whatever the server answers to the goodbye."""
     with answering(context, "QUIT", AUTH="235 welcome", DATA="250 kept", QUIT=goodbye) as (server, mail):
-        assert mail.tell(TO, WHAT)
+        assert mail.send(TO, WHAT)
     assert server.came.count("DATA") == 1

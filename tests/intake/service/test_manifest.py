@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from ferryman.intake.service.errors import Corrupt
-from ferryman.intake.service.manifest import checked_digest, checked_path, objects_of, rows_of
+from ferryman.intake.service.errors import CorruptSubmission
+from ferryman.intake.service.manifest import check_digest, check_path, group_by_object, parse_manifest
 from ferryman.net.urls import shown
 
 BASE = "http://host/dir/manifest.csv"
@@ -18,7 +18,7 @@ SHA = "a" * 64
 def test_csv() -> None:
     """Columns by name in any order and spelling; URLs may be relative; other columns are fields of the document."""
     text = f"Local ID,url,digest,size,Title\nark:/1,a.txt,SHA-256:{SHA.upper()},12,Hamlet\n,http://x/b%20c.txt,,,\n"
-    first, second = rows_of(text.encode(), BASE)
+    first, second = parse_manifest(text.encode(), BASE)
 
     assert first.entry.url == "http://host/dir/a.txt"
     assert (first.local_id, first.entry.digest, first.entry.size) == ("ark:/1", f"sha256:{SHA}", 12)
@@ -28,7 +28,7 @@ def test_csv() -> None:
 
 def test_json_lines() -> None:
     """A line that begins with { makes it JSON lines; values keep their types."""
-    (row,) = rows_of(b'\n{"url": "http://x/a", "localId": 7, "pages": 3, "size": 1}\n', BASE)
+    (row,) = parse_manifest(b'\n{"url": "http://x/a", "localId": 7, "pages": 3, "size": 1}\n', BASE)
 
     assert (row.local_id, row.entry.size, row.entry.fields) == ("7", 1, {"pages": 3})
 
@@ -54,8 +54,8 @@ def test_json_lines() -> None:
 )
 def test_refused(text: bytes, why: str) -> None:
     """A corrupt manifest says which line is at fault."""
-    with pytest.raises(Corrupt, match=why.replace("(", r"\(").replace("[", r"\[")):
-        objects_of(rows_of(text, BASE))
+    with pytest.raises(CorruptSubmission, match=why.replace("(", r"\(").replace("[", r"\[")):
+        group_by_object(parse_manifest(text, BASE))
 
 
 LARGE = {
@@ -70,13 +70,13 @@ LARGE = {
 
 READ = """
 import resource
-from ferryman.intake.service.errors import Corrupt
-from ferryman.intake.service.manifest import objects_of, rows_of
+from ferryman.intake.service.errors import CorruptSubmission
+from ferryman.intake.service.manifest import group_by_object, parse_manifest
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 text = {text}
 try:
-    objects_of(rows_of(text, "http://x/m"))
-except Corrupt as e:
+    group_by_object(parse_manifest(text, "http://x/m"))
+except CorruptSubmission as e:
     print(e)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
@@ -98,7 +98,7 @@ def test_lines_of_one_local_id_are_one_object() -> None:
     text = b"url,local_id,profile_name\nb:/,,\n".replace(b"b:/", b"http://x/1")
     text += b"http://x/2,one,A\nhttp://x/3,two,A\nhttp://x/4,one,A\nhttp://x/5,one,B\n"
 
-    found = objects_of(rows_of(text, BASE))
+    found = group_by_object(parse_manifest(text, BASE))
 
     assert [(one.key, len(one.rows)) for one in found] == [("line 2", 1), ("A/one", 2), ("A/two", 1), ("B/one", 1)]
 
@@ -106,27 +106,27 @@ def test_lines_of_one_local_id_are_one_object() -> None:
 def test_each_file_has_its_place() -> None:
     """Files of one name get numbers; a place that was asked for twice is refused."""
     text = b"url,local_id\nhttp://x/1/page.txt,o\nhttp://x/2/page.txt,o\nhttp://x/3/,o\n"
-    (one,) = objects_of(rows_of(text, BASE))
+    (one,) = group_by_object(parse_manifest(text, BASE))
     assert [row.entry.path for row in one.rows] == ["page.txt", "page-2.txt", "file"]
 
     twice = b"url,local_id,file_name\nhttp://x/1,o,a\nhttp://x/2,o,a\n"
-    with pytest.raises(Corrupt, match="line 3 of the manifest: the file_name 'a' is also that of line 2"):
-        objects_of(rows_of(twice, BASE))
+    with pytest.raises(CorruptSubmission, match="line 3 of the manifest: the file_name 'a' is also that of line 2"):
+        group_by_object(parse_manifest(twice, BASE))
 
 
 def test_digests() -> None:
     """Known by their name, or by their length."""
-    assert checked_digest("d" * 32) == "md5:" + "d" * 32
-    assert checked_digest("SHA-1=" + "d" * 40) == "sha1:" + "d" * 40
-    with pytest.raises(Corrupt):
-        checked_digest("crc32:12345678")
+    assert check_digest("d" * 32) == "md5:" + "d" * 32
+    assert check_digest("SHA-1=" + "d" * 40) == "sha1:" + "d" * 40
+    with pytest.raises(CorruptSubmission):
+        check_digest("crc32:12345678")
 
 
 @pytest.mark.parametrize("path", ["..", "a/../../b", "/a", "C:\\a", "a\0b", "", ".", "n" * 256, "a\\..\\b"])
 def test_no_place_for_a_file(path: str) -> None:
     """Paths that climb, or that no file can have."""
-    with pytest.raises(Corrupt):
-        checked_path(path)
+    with pytest.raises(CorruptSubmission):
+        check_path(path)
 
 
 def test_secrets_are_not_shown() -> None:

@@ -88,9 +88,9 @@ def test_the_newest_note_counts(tmp_path: Path) -> None:
     newest = delivery(2, primary_id="p", local_id="l")
     kinds = [noting.write([each])[0].kind for each in (delivery(1, primary_id="old"), newest, newest, delivery(1))]
     assert kinds == ["ok", "ok", "ok", "stale"]
-    assert [(note.primary_id, note.local_id) for note in noting.noted("jobs", "a")] == [("p", ("l",))]
-    assert noting.noted("other", "a") == []
+    assert [(note.primary_id, note.local_id) for note in noting.notes_of("jobs", "a")] == [("p", ("l",))]
+    assert noting.notes_of("other", "a") == []
     noting.write([delivery(3, "delete")])
-    assert [(note.primary_id, note.local_id) for note in noting.noted("jobs", "a")] == [("", ())]
+    assert [(note.primary_id, note.local_id) for note in noting.notes_of("jobs", "a")] == [("", ())]
     for bad in (5, "x" * 1025, "a\0b", ["a"] * 101, {"a": 1}):
         assert noting.write([delivery(4, local_id=bad)])[0].kind == "permanent"

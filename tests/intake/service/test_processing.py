@@ -16,7 +16,7 @@ from ferryman.cli.app import start
 from ferryman.destinations import Delivery, Destination, Outcome
 from ferryman.engine.run import Run
 from ferryman.intake import JobQueue
-from ferryman.intake.service.processing import Processing
+from ferryman.intake.service.processing import ProcessingConsumer
 from ferryman.sources import Jobs
 from ferryman.state.commands import queue_retry
 from tests.intake.service.place import Place, until
@@ -97,7 +97,7 @@ def test_a_retry_of_a_document_whose_job_is_done(intake: Place) -> None:
 
     with intake.driving() as (state, runner):
         run = Run(state, runner, intake.said, wait=0, clock=lambda: seconds[0])
-        processing = Processing(intake.queue, run, state, intake.said.message, threading.Event())
+        processing = ProcessingConsumer(intake.queue, run, state, intake.said.message, threading.Event())
         for _ in range(2):
             queue_retry(state, "jobs", ["o/bad.txt"], "mended")
             assert 0 < scans() <= 3

@@ -15,8 +15,8 @@ from ferryman import account
 from ferryman.errors import UsageError
 from ferryman.intake import JobQueue
 from ferryman.intake.service import stages
-from ferryman.intake.service.stages import Room
-from ferryman.intake.service.workspace import Space, Workspace
+from ferryman.intake.service.stages import SpaceBudget
+from ferryman.intake.service.workspace import DiskSpace, Workspace
 from tests.intake.service.place import Place, until
 from tests.intake.service.receiver import FileServer, Receiver
 
@@ -217,12 +217,12 @@ def test_a_graceful_stop(intake: Place) -> None:
 
 def test_lost_locks(intake: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A consumer whose session ended under its work changes nothing; the work is done again."""
-    from ferryman.intake.service import stages as stations
+    from ferryman.intake.service import stages
 
-    inner = stations.Estimating.work
+    inner = stages.Estimating.work
     lost = []
 
-    def work(self: stations.Estimating, job: stations.Job) -> stations.Done:
+    def work(self: stages.Estimating, job: stages.Job) -> stages.StageResult:
         if not lost:
             lost.append(job.id)
             store = intake.queue.tree.store
@@ -231,11 +231,11 @@ def test_lost_locks(intake: Place, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def end(self: object) -> None:
         session = self._lease.end()  # type: ignore[attr-defined]
-        with self._using, self._changing():  # type: ignore[attr-defined]
-            self._end(session)  # type: ignore[attr-defined]
+        with self._lock, self._write_transaction():  # type: ignore[attr-defined]
+            self._remove_session(session)  # type: ignore[attr-defined]
 
     monkeypatch.setattr(type(intake.queue.tree.store), "_end_session_for_test", end, raising=False)
-    monkeypatch.setattr(stations.Estimating, "work", work)
+    monkeypatch.setattr(stages.Estimating, "work", work)
     intake.submit(payload_url=intake.put("a.txt", "a").as_uri(), local_id="a")
     intake.serve()
     assert list(intake.jobs().values()) == ["Completed"]
@@ -255,7 +255,7 @@ def test_sizes_nobody_knows(intake: Place) -> None:
 @pytest.mark.rule("intake.space")
 def test_working_space(intake: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who does not fit waits, and holds nobody up; who never will fails; over the threshold all wait."""
-    space = Space(1000, 700)
+    space = DiskSpace(1000, 700)
     monkeypatch.setattr(Workspace, "space", lambda self: space)
     for name, size in (("large", 200), ("huge", 900), ("small", 50)):
         intake.submit(payload_url=intake.put(name, "x" * size).as_uri(), local_id=name)
@@ -268,7 +268,7 @@ def test_working_space(intake: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         return {job.identifiers["local_id"][0]: job.status for job in jobs}
 
     until(lambda: states() == {"large": "Provisioning", "huge": "Failed", "small": "Completed"})
-    space = Space(1000, 100)
+    space = DiskSpace(1000, 100)
     until(lambda: states()["large"] == "Completed")
     stop.set()
     served.join()
@@ -280,15 +280,15 @@ def test_working_space(intake: Place, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_job_that_is_larger_than_was_known(intake: Place, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """It cannot fill the disk: over the threshold it fails, and nothing of it stays; below, its size is its own."""
     used = 100
-    monkeypatch.setattr(Workspace, "space", lambda self: Space(1_000_000, used))
+    monkeypatch.setattr(Workspace, "space", lambda self: DiskSpace(1_000_000, used))
 
-    def written(self: Room, size: int) -> None:
+    def written(self: SpaceBudget, size: int) -> None:
         nonlocal used
         used += size
         take(self, size)
 
-    take = Room.take
-    monkeypatch.setattr(Room, "take", written)
+    take = SpaceBudget.reserve
+    monkeypatch.setattr(SpaceBudget, "reserve", written)
     content = os.urandom(200_000).hex().encode()
     packed = intake.folder / "x.zip"
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as out:
@@ -320,7 +320,7 @@ def test_what_was_promised_is_not_counted_all_the_time(intake: Place, monkeypatc
     monkeypatch.setattr(stages.time, "monotonic", lambda: clock[0])
     provisioning = stages.Provisioning(intake.queue, Workspace(intake.folder / "work"), lambda text: None)
     for _ in range(55):
-        provisioning._promised()
+        provisioning._granted_bytes()
         clock[0] += 1.0
     assert counted == [5.0, 60.0]
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from ferryman.errors import PermanentError, TransientError
+from ferryman.intake.service.errors import SlowHost
 from ferryman.intake.service.fetch import Fetcher
-from ferryman.intake.service.hosts import SlowHost, SlowHosts
+from ferryman.intake.service.hosts import SlowHosts
 from ferryman.net import reach
 from ferryman.net.reach import Reach
 from tests.intake.service.dribble import Dribble
@@ -112,11 +113,11 @@ def test_a_slow_host_is_met_once(path: str) -> None:
     fetcher = Fetcher(reach=LOCAL, slow=hosts)
     with Dribble({path: CONTENT, "/b": b"b"}) as slow:
         with pytest.raises(SlowHost):
-            fetcher.content(slow.url(path), 100_000)
+            fetcher.fetch_content(slow.url(path), 100_000)
         asked = len(slow.came)
         with pytest.raises(SlowHost):
-            fetcher.content(slow.url("/b"), 100)
-        assert fetcher.size(slow.url("/b")) is None
+            fetcher.fetch_content(slow.url("/b"), 100)
+        assert fetcher.ask_size(slow.url("/b")) is None
         assert len(slow.came) == asked
 
 
@@ -136,9 +137,9 @@ def test_headers_end_in_time() -> None:
     with Dribble({"/headers/a": CONTENT}) as slow:
         fetcher = Fetcher(reach=LOCAL, timeout_s=0.3, tries=1)
         with pytest.raises(TransientError, match="no whole answer"):
-            fetcher.content(slow.url("/headers/a"), 100_000)
+            fetcher.fetch_content(slow.url("/headers/a"), 100_000)
         with pytest.raises(PermanentError, match="--job-time"):
-            fetcher.within(1e-9).content(slow.url("/headers/a"), 100_000)
+            fetcher.with_deadline(1e-9).fetch_content(slow.url("/headers/a"), 100_000)
 
 
 @pytest.mark.parametrize("answers", [True, False])
@@ -160,10 +161,10 @@ def test_a_name_that_is_resolved_slowly_is_a_slow_host(monkeypatch: pytest.Monke
     fetcher = Fetcher(reach=LOCAL, slow=SlowHosts(5.0))
     for _ in range(2):
         with pytest.raises(SlowHost, match=r"a\.evil\.example is slow"):
-            fetcher.content("http://a.evil.example/a", 100)
+            fetcher.fetch_content("http://a.evil.example/a", 100)
     assert asked == ["a.evil.example"]
     with pytest.raises(SlowHost):
-        fetcher.content("http://b.evil.example/a", 100)
+        fetcher.fetch_content("http://b.evil.example/a", 100)
     patient = Fetcher(reach=LOCAL, tries=2, pause_s=0.001, timeout_s=1.0)
     with pytest.raises(TransientError, match="tried 2 times"):
-        patient.content("http://a.evil.example/a", 100)
+        patient.fetch_content("http://a.evil.example/a", 100)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ferryman.intake.service.finisher import ALONE, Finisher, Pledge, Unsynced, sync
+from ferryman.intake.service.finisher import SYNC_SINGLY_MAX, Finisher, FinishRequest, UnsyncedFiles, sync
 from ferryman.storage import disk, files
 
 
@@ -24,8 +24,8 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def unsynced(folder: Path, name: str, then: Callable[[], None] = lambda: None) -> Unsynced:
-    return Unsynced((folder / name,), (folder,), then)
+def unsynced(folder: Path, name: str, then: Callable[[], None] = lambda: None) -> UnsyncedFiles:
+    return UnsyncedFiles((folder / name,), (folder,), then)
 
 
 def test_a_folder_is_synced_once_and_after_the_files_of_all(tmp_path: Path, synced: list[str]) -> None:
@@ -34,7 +34,7 @@ def test_a_folder_is_synced_once_and_after_the_files_of_all(tmp_path: Path, sync
 
 
 def test_many_are_synced_at_once(tmp_path: Path, synced: list[str]) -> None:
-    sync([unsynced(tmp_path, f"{n}") for n in range(ALONE + 1)])
+    sync([unsynced(tmp_path, f"{n}") for n in range(SYNC_SINGLY_MAX + 1)])
     assert synced == ["*"]
 
 
@@ -48,7 +48,9 @@ class Held:
         self.given_back = True
 
 
-def pledge(told: list[str], name: str, *steps: Unsynced, fails: list[BaseException] | None = None) -> Pledge:
+def finish_request(
+    told: list[str], name: str, *steps: UnsyncedFiles, fails: list[BaseException] | None = None
+) -> FinishRequest:
     def attempt(do: Callable[[], None]) -> bool:
         try:
             do()
@@ -60,18 +62,18 @@ def pledge(told: list[str], name: str, *steps: Unsynced, fails: list[BaseExcepti
         return True
 
     job: Any = Held()
-    return Pledge(job, steps, attempt, lambda: told.append(f"{name} moves"))
+    return FinishRequest(job, steps, attempt, lambda: told.append(f"{name} moves"))
 
 
 def test_a_step_is_done_when_what_it_needs_is_durable(tmp_path: Path, synced: list[str]) -> None:
     """All jobs' first steps come before any second one: each round is one sync."""
     finisher, told = Finisher(), synced
 
-    def step(name: str) -> Unsynced:
+    def step(name: str) -> UnsyncedFiles:
         return unsynced(tmp_path, name, lambda: told.append(f"{name} done"))
 
-    finisher.give(pledge(told, "one", step("a"), step("b")))
-    finisher.give(pledge(told, "two", step("c")))
+    finisher.submit(finish_request(told, "one", step("a"), step("b")))
+    finisher.submit(finish_request(told, "two", step("c")))
     assert finisher.turn()
     assert [each for each in told if "/" not in each] == [
         *("a", "c", "a done", "c done"),
@@ -85,8 +87,8 @@ def test_a_file_that_cannot_be_synced_ends_its_own_job_only(tmp_path: Path) -> N
     told: list[str] = []
     fails: list[BaseException] = []
     finisher = Finisher()
-    finisher.give(pledge(told, "gone", unsynced(tmp_path, "gone", lambda: told.append("never")), fails=fails))
-    finisher.give(pledge(told, "there", unsynced(tmp_path, "there"), fails=fails))
+    finisher.submit(finish_request(told, "gone", unsynced(tmp_path, "gone", lambda: told.append("never")), fails=fails))
+    finisher.submit(finish_request(told, "there", unsynced(tmp_path, "there"), fails=fails))
     finisher.turn()
     assert told == ["there moves"]
     assert [e.errno for e in fails if isinstance(e, OSError)] == [errno.ENOENT]
@@ -102,20 +104,20 @@ def test_a_failed_sync_of_all_ends_each(tmp_path: Path, monkeypatch: pytest.Monk
     told: list[str] = []
     fails: list[BaseException] = []
     finisher = Finisher()
-    for n in range(ALONE + 1):
-        finisher.give(pledge(told, f"{n}", unsynced(tmp_path, f"{n}"), fails=fails))
+    for n in range(SYNC_SINGLY_MAX + 1):
+        finisher.submit(finish_request(told, f"{n}", unsynced(tmp_path, f"{n}"), fails=fails))
     finisher.turn()
     assert told == []
-    assert len(fails) == ALONE + 1
+    assert len(fails) == SYNC_SINGLY_MAX + 1
 
 
 def test_what_waits_is_given_back_at_the_end(tmp_path: Path) -> None:
     """And what comes after it."""
     finisher = Finisher()
-    before, after = (pledge([], name, unsynced(tmp_path, name)) for name in ("before", "after"))
-    finisher.give(before)
+    before, after = (finish_request([], name, unsynced(tmp_path, name)) for name in ("before", "after"))
+    finisher.submit(before)
     finisher.release()
-    finisher.give(after)
+    finisher.submit(after)
     jobs: list[Any] = [before.job, after.job]
     assert [job.given_back for job in jobs] == [True, True]
     assert not finisher.turn()
@@ -124,9 +126,9 @@ def test_what_waits_is_given_back_at_the_end(tmp_path: Path) -> None:
 def test_a_lost_queue_gives_all_of_them_back(tmp_path: Path) -> None:
     """The loop says so, and goes on with the next."""
     finisher = Finisher()
-    some = [pledge([], f"{n}", unsynced(tmp_path, f"{n}")) for n in range(3)]
+    some = [finish_request([], f"{n}", unsynced(tmp_path, f"{n}")) for n in range(3)]
     for each in some:
-        finisher.give(each)
+        finisher.submit(each)
     with pytest.raises(FileNotFoundError):  # which ``attempt`` lets pass here, as it does ``QueueLost``
         finisher.turn()
     jobs: list[Any] = [each.job for each in some]

@@ -16,8 +16,8 @@ import pytest
 
 from ferryman.cli.app import start
 from ferryman.intake import JobQueue
-from ferryman.intake.nodes import skeleton
-from ferryman.intake.service.access import ask
+from ferryman.intake.nodes import layout_folders
+from ferryman.intake.service.access import request_bundle
 from tests.intake.conftest import NOW, NOW_S, layout
 from tests.intake.service.place import Place
 from tests.servers.server import Server
@@ -54,7 +54,7 @@ def happy(place: Place) -> None:
         submissionDate=NOW, response_type="json", erc_what="Maps",
     )  # fmt: skip
     place.serve()
-    ask(place.queue, ["map-1"], NOW_S)
+    request_bundle(place.queue, ["map-1"], NOW_S)
     place.serve()
 
 
@@ -120,5 +120,5 @@ def test_the_whole_tree_is_the_one_of_the_layout(served: Place) -> None:
     assert written.keys() == expected.keys()
     assert written == expected
     there = {path for path, _ in served.queue.tree.store.walk("/")} - {"/"}
-    assert there == {*skeleton(), *expected}
+    assert there == {*layout_folders(), *expected}
     assert served.queue.audit() == []

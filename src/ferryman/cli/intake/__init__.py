@@ -5,9 +5,6 @@ from __future__ import annotations
 import typer
 
 from ferryman.cli.intake import admin, listing, serve, submit
-from ferryman.cli.intake import admin as access
-from ferryman.cli.intake import admin as at_work
-from ferryman.cli.intake import admin as whole
 
 app = typer.Typer(
     name="intake",
@@ -21,7 +18,7 @@ app.command()(listing.batches)
 app.command()(listing.jobs)
 app.command()(listing.count)
 app.command()(listing.show)
-app.command()(access.access)
+app.command()(admin.access)
 app.command()(admin.hold)
 app.command()(admin.release)
 app.command()(admin.requeue)
@@ -31,10 +28,10 @@ app.command()(admin.cleanup)
 app.command()(admin.pause)
 app.command()(admin.resume)
 app.command()(admin.lock)
-app.command()(at_work.unlock)
-app.command()(at_work.fail)
-app.command()(at_work.prioritize)
-app.command()(whole.audit)
-app.command()(whole.dump)
-app.command()(whole.restore)
-app.command("import-legacy")(whole.import_legacy)
+app.command()(admin.unlock)
+app.command()(admin.fail)
+app.command()(admin.prioritize)
+app.command()(admin.audit)
+app.command()(admin.dump)
+app.command()(admin.restore)
+app.command("import-legacy")(admin.import_legacy)

@@ -10,8 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from ferryman import crash
-from ferryman.cli.intake.listing import OfState, or_error, told_rows
-from ferryman.cli.intake.options import Collection, Ids, QueueUrl, batch_of, each, is_id, item, job_of, opened
+from ferryman.cli.intake.listing import StateFilter, load_or_error, print_rows
+from ferryman.cli.intake.options import (
+    Collection,
+    Ids,
+    QueueUrl,
+    apply_to_each,
+    is_id,
+    load_batch,
+    load_item,
+    load_job,
+    open_queue,
+)
 from ferryman.cli.options import Json, Verbose, seconds
 from ferryman.cli.terminal import print_error, print_json, print_line, print_note, print_table
 from ferryman.errors import UsageError
@@ -42,12 +52,12 @@ def hold(
 
     Of a collection on hold, each pending job becomes Held when its turn comes; what is at work goes on.
     """
-    with opened(queue) as found:
-        _one_of(ids, collection)
+    with open_queue(queue) as job_queue:
+        _refuse_no_target(ids, collection)
         if collection is not None:
-            locked = found.locks.lock("collection", collection)
+            locked = job_queue.locks.lock("collection", collection)
             print_line(f"collection {collection}: {'on hold' if locked else 'is on hold already'}")
-        each(ids or [], lambda name: _moved(item(found, name), "Held", message))
+        apply_to_each(ids or [], lambda name: _set_status(load_item(job_queue, name), "Held", message))
 
 
 def release(ids: Ids = None, collection: Collection = None, queue: QueueUrl = None, verbose: Verbose = False) -> None:
@@ -56,21 +66,24 @@ def release(ids: Ids = None, collection: Collection = None, queue: QueueUrl = No
     Of a collection: it is not on hold any more, and all its held jobs are Pending again. `unlock collection NAME`
     ends the hold alone.
     """
-    from ferryman.intake.queue import collection_of
+    from ferryman.intake.queue import effective_collection
 
-    with opened(queue) as found:
-        _one_of(ids, collection)
+    with open_queue(queue) as job_queue:
+        _refuse_no_target(ids, collection)
         names = list(ids or [])
         if collection is not None:
-            found.locks.unlock("collection", collection)
-            held = [
+            job_queue.locks.unlock("collection", collection)
+            held_jobs = [
                 name
-                for name in found.list_jobs("Held")
-                if collection_of(found.tree, found.load_job(name)) == collection
+                for name in job_queue.list_jobs("Held")
+                if effective_collection(job_queue.tree, job_queue.load_job(name)) == collection
             ]
-            print_line(f"collection {collection}: not on hold, {len(held)} held {'job' if len(held) == 1 else 'jobs'}")
-            names += held
-        each(names, lambda name: _released(item(found, name)))
+            print_line(
+                f"collection {collection}: not on hold, "
+                f"{len(held_jobs)} held {'job' if len(held_jobs) == 1 else 'jobs'}"
+            )
+            names += held_jobs
+        apply_to_each(names, lambda name: _release(load_item(job_queue, name)))
 
 
 def requeue(
@@ -111,22 +124,22 @@ def requeue(
     edits = _edits(manifest, changes)
     if edits and (len(ids) != 1 or ids[0].startswith("bid")):
         raise UsageError("--manifest and --set correct one job: give one id (jid…).")
-    with opened(queue) as found:
+    with open_queue(queue) as job_queue:
 
-        def again(name: str) -> str:
-            from ferryman.intake.service.payload import edited
+        def requeue_job(name: str) -> str:
+            from ferryman.intake.service.payload import edit_configuration
 
-            job = job_of(found, name)
-            configuration = edited(job, edits) if edits else None
+            job = load_job(job_queue, name)
+            edited = edit_configuration(job, edits) if edits else None
             crash.point("requeue.checked")
-            job.requeue(message, configuration, priority)
+            job.requeue(message, edited, priority)
             crash.point("requeue.moved")
             return job.status
 
         names = []
         for name in ids:
-            names += batch_of(found, name).failed_jobs if name.startswith("bid") else [name]
-        each(names, again)
+            names += load_batch(job_queue, name).failed_jobs if name.startswith("bid") else [name]
+        apply_to_each(names, requeue_job)
 
 
 def report(
@@ -135,8 +148,8 @@ def report(
     verbose: Verbose = False,
 ) -> None:
     """Have the submitter of a failed batch told what has changed since the last report."""
-    with opened(queue) as found:
-        each(ids, lambda name: _moved(batch_of(found, name), "UpdateReporting", ""))
+    with open_queue(queue) as job_queue:
+        apply_to_each(ids, lambda name: _set_status(load_batch(job_queue, name), "UpdateReporting", ""))
 
 
 def delete(
@@ -150,16 +163,16 @@ def delete(
     Held and Failed become Deleted, and can still be looked at. Completed and Deleted are removed; a batch with all its
     jobs.
     """
-    with opened(queue) as found:
+    with open_queue(queue) as job_queue:
 
-        def gone(name: str) -> str:
-            one = item(found, name)
+        def delete_item(name: str) -> str:
+            one = load_item(job_queue, name)
             if not one.deletable:
-                return _moved(one, "Deleted", message)
+                return _set_status(one, "Deleted", message)
             one.delete()
             return "removed"
 
-        each(ids, gone)
+        apply_to_each(ids, delete_item)
 
 
 def cleanup(queue: QueueUrl = None, json: Json = False, verbose: Verbose = False) -> None:
@@ -167,35 +180,35 @@ def cleanup(queue: QueueUrl = None, json: Json = False, verbose: Verbose = False
 
     One that is damaged, or at work again, is named and stays; the command ends with 1 then.
     """
-    with opened(queue) as found:
-        done = found.cleanup()
+    with open_queue(queue) as job_queue:
+        result = job_queue.cleanup()
     if json:
-        print_json({"removed": done.removed, "passed_over": dict(done.passed_over)})
+        print_json({"removed": result.removed, "passed_over": dict(result.passed_over)})
     else:
-        for name in done.removed:
+        for name in result.removed:
             print_line(f"{name}: removed")
-        if not done.removed:
+        if not result.removed:
             print_note("There was nothing to remove.")
-    for name, why in done.passed_over:
+    for name, why in result.passed_over:
         print_error(f"{name} stays: {why}")
-    if done.passed_over:
+    if result.passed_over:
         raise typer.Exit(1)
 
 
 def pause(access: AccessSize = None, queue: QueueUrl = None, verbose: Verbose = False) -> None:
     """Stop giving out work: nothing new is acquired anywhere. What is at work goes on."""
-    kind = _queue_of(access)
-    with opened(queue) as found:
-        print_line(f"{kind}: {'paused' if found.locks.lock(kind) else 'is paused already'}")
+    kind = _pause_lock_of(access)
+    with open_queue(queue) as job_queue:
+        print_line(f"{kind}: {'paused' if job_queue.locks.lock(kind) else 'is paused already'}")
 
 
 def resume(access: AccessSize = None, queue: QueueUrl = None, verbose: Verbose = False) -> None:
     """Give out work again."""
-    kind = _queue_of(access)
-    with opened(queue) as found:
-        was = found.locks.check(kind)
-        found.locks.unlock(kind)
-        print_line(f"{kind}: {'resumed' if was else 'was not paused'}")
+    kind = _pause_lock_of(access)
+    with open_queue(queue) as job_queue:
+        was_paused = job_queue.locks.check(kind)
+        job_queue.locks.unlock(kind)
+        print_line(f"{kind}: {'resumed' if was_paused else 'was not paused'}")
 
 
 def lock(
@@ -217,9 +230,9 @@ def lock(
     """
     from ferryman.intake.tree import KINDS
 
-    with opened(queue) as found:
+    with open_queue(queue) as job_queue:
         if kind is None:
-            rows = [{"kind": one, "name": held} for one in KINDS for held in found.locks.held(one)]
+            rows = [{"kind": one, "name": held} for one in KINDS for held in job_queue.locks.held(one)]
             if json:
                 print_json(rows)
             elif rows:
@@ -227,11 +240,11 @@ def lock(
             else:
                 print_note("Nothing is locked.")
             return
-        if kind in KINDS and not KINDS[kind].stays:
+        if kind in KINDS and not KINDS[kind].is_persistent:
             raise UsageError(
                 f"lock {kind}: this lock belongs to the process that takes it, and would end with this command."
             )
-        if not found.locks.lock(kind, name):
+        if not job_queue.locks.lock(kind, name):
             print_error(f"{kind} {name or ''}: is locked already")
             raise typer.Exit(1)
         print_line(f"{kind} {name or ''}: locked")
@@ -243,9 +256,9 @@ def _edits(manifest: str | None, changes: list[str] | None) -> dict[str, str]:
     Raises:
         UsageError: it is not KEY=VALUE, or the manifest cannot be fetched.
     """
-    from ferryman.cli.intake.submit import url_of
+    from ferryman.cli.intake.submit import payload_url
 
-    edits = {} if manifest is None else {"payload_url": url_of(manifest), "payload_type": "object-manifest"}
+    edits = {} if manifest is None else {"payload_url": payload_url(manifest), "payload_type": "object-manifest"}
     for change in changes or ():
         key, sign, value = change.partition("=")
         if not sign:
@@ -254,39 +267,39 @@ def _edits(manifest: str | None, changes: list[str] | None) -> dict[str, str]:
     return edits
 
 
-def _moved(one: object, state: str, message: str) -> str:
+def _set_status(item: object, state: str, message: str) -> str:
     from ferryman.intake.items import Item
 
-    assert isinstance(one, Item)
-    one.set_status(state, message)
-    return one.status
+    assert isinstance(item, Item)
+    item.set_status(state, message)
+    return item.status
 
 
-def _released(one: object) -> str:
+def _release(item: object) -> str:
     """Only what is held: that a failed job could be Pending too is another verb's work."""
     from ferryman.intake import StateError
     from ferryman.intake.items import Item
 
-    assert isinstance(one, Item)
-    if one.status != "Held":
-        raise StateError(one.status, "Pending")
-    return _moved(one, "Pending", "")
+    assert isinstance(item, Item)
+    if item.status != "Held":
+        raise StateError(item.status, "Pending")
+    return _set_status(item, "Pending", "")
 
 
-def _queue_of(access: str | None) -> str:
+def _pause_lock_of(access: str | None) -> str:
     if access not in (None, "small", "large"):
         raise UsageError(f"--access {access}: choose small or large.")
     return "ingest" if access is None else f"access-{access}"
 
 
-def _one_of(ids: list[str] | None, collection: str | None) -> None:
+def _refuse_no_target(ids: list[str] | None, collection: str | None) -> None:
     if not ids and collection is None:
         raise UsageError("give ids of jobs or batches, or --collection NAME.")
 
 
 # ``ferryman intake access``: ask for originals, and look what became of it.
 
-LOOK_S: Final = 0.5
+POLL_S: Final = 0.5
 """Between two looks at a request that is waited for."""
 
 
@@ -309,7 +322,7 @@ def access(
             "--small", metavar="MIB", min=0, help="Largest bundle that goes to the queue of small ones (MiB)."
         ),
     ] = 256,
-    state: OfState = None,
+    state: StateFilter = None,
     queue: QueueUrl = None,
     json: Json = False,
     verbose: Verbose = False,
@@ -319,16 +332,16 @@ def access(
     It is put together by `ferryman intake serve`, small ones apart from large ones, and lies ready for a week. The
     token says when it is expected, and then where it is.
     """
-    longest = seconds("--wait", wait)
-    with opened(queue) as found:
+    longest_s = seconds("--wait", wait)
+    with open_queue(queue) as job_queue:
         if not objects:
-            _list(found, state, json)
+            _print_requests(job_queue, state, json)
             return
-        from ferryman.intake.service.access import ask
+        from ferryman.intake.service.access import request_bundle
 
-        request = ask(found, objects, time.time(), small_bytes=small * MIB)
-        if longest is not None:
-            _wait(request, longest)
+        request = request_bundle(job_queue, objects, time.time(), small_bytes=small * MIB)
+        if longest_s is not None:
+            _wait_until_ready(request, longest_s)
         token, status = request.token, request.status
         if json:
             print_json({"id": f"{request.size}/{request.id}", "status": status, "token": token})
@@ -343,30 +356,30 @@ def access(
             print_line(f"expected at {token['anticipated-availability-time']}")
 
 
-def _wait(request: Assembly, longest_s: float) -> None:
-    give_up = time.monotonic() + longest_s
-    while request.status in ("Pending", "Processing") and (left := give_up - time.monotonic()) > 0:
-        time.sleep(min(LOOK_S, left))
+def _wait_until_ready(request: Assembly, longest_s: float) -> None:
+    deadline = time.monotonic() + longest_s
+    while request.status in ("Pending", "Processing") and (left_s := deadline - time.monotonic()) > 0:
+        time.sleep(min(POLL_S, left_s))
 
 
-def _list(queue: JobQueue, state: str | None, json: bool) -> None:
+def _print_requests(queue: JobQueue, state: str | None, json: bool) -> None:
     """The small ones, then the large ones, oldest first."""
     rows = []
     for size in ("small", "large"):
         for name in queue.list_assemblies(size, state):
-            request = or_error(lambda n=name, s=size: queue.load_assembly(s, n))
+            request = load_or_error(lambda n=name, s=size: queue.load_assembly(s, n))
             row: dict[str, Any] = {"id": f"{size}/{name}"}
             if isinstance(request, str):
                 rows.append({**row, "status": None, "message": request})
                 continue
-            told = {"status": request.status, "last_modified": request.last_modified, "message": request.message}
-            rows.append({**row, **told, "token": request.token})
-    told_rows(rows, ("id", "status", "last_modified", "message"), json)
+            fields = {"status": request.status, "last_modified": request.last_modified, "message": request.message}
+            rows.append({**row, **fields, "token": request.token})
+    print_rows(rows, ("id", "status", "last_modified", "message"), json)
 
 
 # ``ferryman intake unlock``, ``fail``, ``prioritize``: operator commands for what is at work or waits.
 
-ITEMS: Final = ("job", "batch", "access")
+ITEM_KINDS: Final = ("job", "batch", "access")
 """Kinds that may precede an id."""
 
 
@@ -389,19 +402,19 @@ def unlock(
     Of a job, a batch or a request: whoever works at it cannot change it any more, and it can be acquired again, in the
     same state. Do this when its process hangs; one that has died loses its locks by itself.
     """
-    with opened(queue) as found:
+    with open_queue(queue) as job_queue:
         if is_id(kind) and name is not None:
             raise UsageError(f"unlock {kind}: this is an id, which has no name ({name!r} was given).")
-        if is_id(kind) or kind in ITEMS:
-            one = kind if is_id(kind) else name or ""
-            each([one], lambda one: "unlocked" if item(found, one).revoke() else "was not locked")
+        if is_id(kind) or kind in ITEM_KINDS:
+            id = kind if is_id(kind) else name or ""
+            apply_to_each([id], lambda one: "unlocked" if load_item(job_queue, one).revoke() else "was not locked")
         else:
-            _unlock_kind(found, kind, name)
+            _unlock_kind(job_queue, kind, name)
 
 
 def _unlock_kind(queue: JobQueue, kind: str, name: str | None) -> None:
-    was = queue.locks.revoke(kind, name)
-    print_line(f"{kind} {name or ''}: {'unlocked' if was else 'was not locked'}")
+    was_locked = queue.locks.revoke(kind, name)
+    print_line(f"{kind} {name or ''}: {'unlocked' if was_locked else 'was not locked'}")
 
 
 def fail(
@@ -414,14 +427,14 @@ def fail(
 
     Its lock is taken away in the same change, so that whoever works at it cannot go on.
     """
-    with opened(queue) as found:
+    with open_queue(queue) as job_queue:
 
-        def failed(name: str) -> str:
-            one = item(found, name)
-            one.fail(message or "given up by an operator", revoke=True)
-            return one.status
+        def fail_item(name: str) -> str:
+            item = load_item(job_queue, name)
+            item.fail(message or "given up by an operator", revoke=True)
+            return item.status
 
-        each(ids, failed)
+        apply_to_each(ids, fail_item)
 
 
 def prioritize(
@@ -435,16 +448,16 @@ def prioritize(
     verbose: Verbose = False,
 ) -> None:
     """Give jobs that wait another priority. One that somebody works at keeps its own."""
-    with opened(queue) as found:
+    with open_queue(queue) as job_queue:
 
-        def changed(name: str) -> str:
-            job_of(found, name).set_priority(priority)
+        def set_priority(name: str) -> str:
+            load_job(job_queue, name).set_priority(priority)
             return f"priority {priority}"
 
         names = []
         for name in ids:
-            names += batch_of(found, name).processing_jobs if name.startswith("bid") else [name]
-        each(names, changed)
+            names += load_batch(job_queue, name).processing_jobs if name.startswith("bid") else [name]
+        apply_to_each(names, set_priority)
 
 
 # ``ferryman intake audit``, ``dump``, ``restore``, ``import-legacy``: the queue as a whole.
@@ -461,16 +474,16 @@ def audit(
     A row a finding. What was changed less than an hour ago is a warning: it may be somebody's work of this moment. The
     command ends with 1 if there are others, and they were not repaired.
     """
-    with opened(queue) as found:
-        findings = found.audit(repair=repair)
-        left = [one for one in findings if one.level == "FAIL" and not one.text.endswith("Repaired.")]
+    with open_queue(queue) as job_queue:
+        findings = job_queue.audit(repair=repair)
+        unrepaired = [one for one in findings if one.level == "FAIL" and not one.text.endswith("Repaired.")]
     if json:
         print_json([one._asdict() for one in findings])
     elif findings:
         print_table(("level", "rule", "path", "what"), [[f.level, f.rule, f.path, f.text] for f in findings])
     else:
         print_note("Every node is as it should be.")
-    if left:
+    if unrepaired:
         raise typer.Exit(1)
 
 
@@ -495,8 +508,8 @@ def dump(
     from ferryman.intake.audit import dump_without_secrets
     from ferryman.storage.disk import write_private
 
-    with opened(queue) as found:
-        data = found.dump() if with_secrets else dump_without_secrets(found.dump())
+    with open_queue(queue) as job_queue:
+        data = job_queue.dump() if with_secrets else dump_without_secrets(job_queue.dump())
     if file is None:
         print_json(data)
         return
@@ -520,8 +533,8 @@ def restore(
         data = json_text.loads(file.read_text("utf-8"))
     except ValueError as e:
         raise UsageError(f"{file}: this is not JSON ({e}). Give a file that `ferryman intake dump` wrote.") from None
-    with opened(queue) as found:
-        found.restore(data)
+    with open_queue(queue) as job_queue:
+        job_queue.restore(data)
     print_line(f"{len(data['nodes'])} nodes restored")
 
 
@@ -549,15 +562,17 @@ def import_legacy(
     """
     from ferryman.intake import legacy
 
-    with opened(queue) as found:
-        done = legacy.import_legacy(found, legacy.records_at(source))
+    with open_queue(queue) as job_queue:
+        result = legacy.import_legacy(job_queue, legacy.read_records(source))
     if json:
-        print_json({"jobs": dict(done.jobs), "known": done.known, "skipped": dict(done.skipped)})
+        print_json({"jobs": dict(result.jobs), "known": result.known, "skipped": dict(result.skipped)})
     else:
-        for record, job in done.jobs:
+        for record, job in result.jobs:
             print_line(f"{record}: {job}")
-        print_note(f"{len(done.jobs)} imported, {len(done.known)} were already there, {len(done.skipped)} skipped")
-    for _, why in done.skipped:
+        print_note(
+            f"{len(result.jobs)} imported, {len(result.known)} were already there, {len(result.skipped)} skipped"
+        )
+    for _, why in result.skipped:
         print_error(why)
-    if done.skipped:
+    if result.skipped:
         raise typer.Exit(1)

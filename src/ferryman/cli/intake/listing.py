@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ferryman.cli.intake.options import QueueUrl, batch_of, item, opened
+from ferryman.cli.intake.options import QueueUrl, load_batch, load_item, open_queue
 from ferryman.cli.options import Json, Verbose
 from ferryman.cli.terminal import print_json, print_line, print_note, print_table
 from ferryman.errors import FerrymanError
@@ -15,26 +15,26 @@ from ferryman.errors import FerrymanError
 if TYPE_CHECKING:
     from ferryman.intake import Batch
 
-OfState = Annotated[
+StateFilter = Annotated[
     str | None,
     typer.Option("--state", metavar="STATE", show_default=False, help="Only items in this state: Pending, …."),
 ]
 
 
-def batches(state: OfState = None, queue: QueueUrl = None, json: Json = False, verbose: Verbose = False) -> None:
+def batches(state: StateFilter = None, queue: QueueUrl = None, json: Json = False, verbose: Verbose = False) -> None:
     """List batches, oldest first.
 
     With the numbers of jobs that are at work (pending and held ones too), completed, failed and deleted.
     """
     from ferryman.intake import overview
 
-    with opened(queue) as found:
-        rows = list(overview.batch_rows(found.tree, found.list_batches(state)))
-    told_rows(rows, ("id", "status", "processing", "completed", "failed", "deleted", "last_modified", "message"), json)
+    with open_queue(queue) as job_queue:
+        rows = list(overview.batch_rows(job_queue.tree, job_queue.list_batches(state)))
+    print_rows(rows, ("id", "status", "processing", "completed", "failed", "deleted", "last_modified", "message"), json)
 
 
 def jobs(
-    state: OfState = None,
+    state: StateFilter = None,
     batch: Annotated[
         str | None, typer.Option("--batch", metavar="ID", show_default=False, help="Only jobs of this batch.")
     ] = None,
@@ -45,12 +45,12 @@ def jobs(
     """List jobs, in the order in which they would be acquired."""
     from ferryman.intake import overview
 
-    with opened(queue) as found:
-        only = None if batch is None else set(_jobs_of(batch_of(found, batch)))
-        ids = [name for name in found.list_jobs(state) if only is None or name in only]
-        known = overview.priorities(found.tree, state) if state is not None else {}
-        rows = list(overview.job_rows(found.tree, ids, known))
-    told_rows(rows, ("id", "batch", "status", "priority", "retry_count", "last_modified", "message"), json)
+    with open_queue(queue) as job_queue:
+        only = None if batch is None else set(_job_ids(load_batch(job_queue, batch)))
+        ids = [name for name in job_queue.list_jobs(state) if only is None or name in only]
+        known = overview.priorities(job_queue.tree, state) if state is not None else {}
+        rows = list(overview.job_rows(job_queue.tree, ids, known))
+    print_rows(rows, ("id", "batch", "status", "priority", "retry_count", "last_modified", "message"), json)
 
 
 def count(queue: QueueUrl = None, json: Json = False, verbose: Verbose = False) -> None:
@@ -58,11 +58,11 @@ def count(queue: QueueUrl = None, json: Json = False, verbose: Verbose = False) 
     from ferryman.intake import overview
     from ferryman.intake.states import BatchState
 
-    with opened(queue) as found:
-        jobs, batches = overview.count_jobs(found.tree), overview.count_batches(found.tree)
+    with open_queue(queue) as job_queue:
+        jobs, batches = overview.count_jobs(job_queue.tree), overview.count_batches(job_queue.tree)
     names = [*dict.fromkeys([*jobs, *(state.value for state in BatchState)])]
     rows = [{"state": name, "jobs": jobs.get(name, 0), "batches": batches.get(name, 0)} for name in names]
-    told_rows([row for row in rows if json or row["jobs"] or row["batches"]], ("state", "jobs", "batches"), json)
+    print_rows([row for row in rows if json or row["jobs"] or row["batches"]], ("state", "jobs", "batches"), json)
 
 
 def show(
@@ -78,22 +78,25 @@ def show(
     from ferryman.intake import Batch, Job, overview
     from ferryman.intake.audit import without_secrets
 
-    with opened(queue) as found:
-        one = item(found, name)
-        if isinstance(one, Job):
-            row = {**next(overview.job_rows(found.tree, [name])), "last_successful_status": one.last_successful_status}
-            row |= {"space_needed": one.space_needed, "configuration": one.configuration}
-            row |= {key: getattr(one, key) for key in ("identifiers", "metadata", "inventory", "store")}
-        elif isinstance(one, Batch):
+    with open_queue(queue) as job_queue:
+        item = load_item(job_queue, name)
+        if isinstance(item, Job):
             row = {
-                **next(overview.batch_rows(found.tree, [name])),
-                "submission": one.submission,
-                "report": one.kept_report,
-                "jobs": _jobs_of(one),
+                **next(overview.job_rows(job_queue.tree, [name])),
+                "last_successful_status": item.last_successful_status,
+            }
+            row |= {"space_needed": item.space_needed, "configuration": item.configuration}
+            row |= {key: getattr(item, key) for key in ("identifiers", "metadata", "inventory", "store")}
+        elif isinstance(item, Batch):
+            row = {
+                **next(overview.batch_rows(job_queue.tree, [name])),
+                "submission": item.submission,
+                "report": item.kept_report,
+                "jobs": _job_ids(item),
             }
         else:
-            row = {"id": name, "status": one.status, "last_modified": one.last_modified, "message": one.message}
-            row["token"] = one.token
+            row = {"id": name, "status": item.status, "last_modified": item.last_modified, "message": item.message}
+            row["token"] = item.token
     row = without_secrets(row)
     if json:
         print_json(row)
@@ -103,11 +106,11 @@ def show(
             print_line(f"{key}: {', '.join(value) if isinstance(value, list) else value}")
 
 
-def _jobs_of(batch: Batch) -> list[str]:
+def _job_ids(batch: Batch) -> list[str]:
     return sorted([*batch.processing_jobs, *batch.completed_jobs, *batch.failed_jobs, *batch.deleted_jobs])
 
 
-def or_error(load: Any) -> Any:
+def load_or_error(load: Any) -> Any:
     """Return the result, or the reason why it cannot be loaded: one damaged node hides no other row."""
     try:
         return load()
@@ -115,7 +118,7 @@ def or_error(load: Any) -> Any:
         return str(e)
 
 
-def told_rows(rows: list[dict[str, Any]], columns: tuple[str, ...], json: bool) -> None:
+def print_rows(rows: list[dict[str, Any]], columns: tuple[str, ...], json: bool) -> None:
     from ferryman.intake.audit import without_secrets
 
     rows = without_secrets(rows)

@@ -11,12 +11,12 @@ import typer
 
 from ferryman.cli.terminal import print_error, print_line
 from ferryman.errors import FerrymanError, UsageError
-from ferryman.intake.nodes import SIZES, access_path, batch_path, job_path
+from ferryman.intake.nodes import ACCESS_SIZES, access_path, batch_path, job_path
 
 if TYPE_CHECKING:
     from ferryman.intake import Assembly, Batch, Job, JobQueue
 
-DEFAULT: Final = Path(".ferryman") / "queue.db"
+DEFAULT_QUEUE: Final = Path(".ferryman") / "queue.db"
 
 QueueUrl = Annotated[
     str | None,
@@ -26,7 +26,7 @@ QueueUrl = Annotated[
         envvar="FERRYMAN_QUEUE",
         show_envvar=False,
         show_default=False,
-        help=f"sqlite:///FILE or zookeeper://HOST:PORT,…/PATH. Default: FERRYMAN_QUEUE, or else sqlite:///{DEFAULT}.",
+        help=f"sqlite:///FILE or zookeeper://HOST:PORT,…/PATH. Default: FERRYMAN_QUEUE, or else sqlite:///{DEFAULT_QUEUE}.",
     ),
 ]
 Ids = Annotated[
@@ -40,7 +40,7 @@ Collection = Annotated[
 
 
 @contextmanager
-def opened(url: str | None) -> Iterator[JobQueue]:
+def open_queue(url: str | None) -> Iterator[JobQueue]:
     """The queue at a URL; the default one is made where there is none.
 
     Raises:
@@ -49,15 +49,15 @@ def opened(url: str | None) -> Iterator[JobQueue]:
     from ferryman.intake import JobQueue
 
     if url is None:
-        DEFAULT.parent.mkdir(exist_ok=True)
-        url = f"sqlite:///{DEFAULT}"
+        DEFAULT_QUEUE.parent.mkdir(exist_ok=True)
+        url = f"sqlite:///{DEFAULT_QUEUE}"
     elif url.startswith("memory:"):
         raise UsageError(f"--queue {url}: a queue in memory ends with this command. Give sqlite:/// or zookeeper://.")
     with JobQueue.open(url) as queue:
         yield queue
 
 
-def item(queue: JobQueue, name: str) -> Batch | Job | Assembly:
+def load_item(queue: JobQueue, name: str) -> Batch | Job | Assembly:
     """A batch (bid…), a job (jid…), or an access request (small/qid…).
 
     Raises:
@@ -65,22 +65,22 @@ def item(queue: JobQueue, name: str) -> Batch | Job | Assembly:
         NodeInvalid: it is damaged.
     """
     size, _, request = name.rpartition("/")
-    if size in SIZES:
+    if size in ACCESS_SIZES:
         _refuse_unknown(queue, access_path(size, request), f"{name}: there is no such access request")
         return queue.load_assembly(size, request)
-    return batch_of(queue, name) if name.startswith("bid") else job_of(queue, name)
+    return load_batch(queue, name) if name.startswith("bid") else load_job(queue, name)
 
 
-def batch_of(queue: JobQueue, name: str) -> Batch:
-    """A batch (bid…). Raises as ``item``."""
+def load_batch(queue: JobQueue, name: str) -> Batch:
+    """A batch (bid…). Raises as ``load_item``."""
     if not name.startswith("bid"):
         raise UsageError(f"{name}: give a batch (bid…).")
     _refuse_unknown(queue, batch_path(name), f"{name}: there is no such batch")
     return queue.load_batch(name)
 
 
-def job_of(queue: JobQueue, name: str) -> Job:
-    """A job (jid…). Raises as ``item``."""
+def load_job(queue: JobQueue, name: str) -> Job:
+    """A job (jid…). Raises as ``load_item``."""
     if not name.startswith("jid"):
         raise UsageError(f"{name}: give a job (jid…), a batch (bid…), or an access request (small/qid…).")
     _refuse_unknown(queue, job_path(name), f"{name}: there is no such job")
@@ -97,7 +97,7 @@ def is_id(name: str) -> bool:
     return name.startswith(("jid", "bid", "small/", "large/"))
 
 
-def each(ids: Iterable[str], do: Callable[[str], str]) -> None:
+def apply_to_each(ids: Iterable[str], do: Callable[[str], str]) -> None:
     """Do it to each, say what was done, go on past those that cannot be.
 
     The command ends with 1 if there were any of these, and with 2 if one of the ids does not exist.

@@ -10,11 +10,11 @@ from urllib.parse import unquote
 
 import typer
 
-from ferryman.cli.intake.options import QueueUrl, opened
+from ferryman.cli.intake.options import QueueUrl, open_queue
 from ferryman.cli.options import Json, Verbose, seconds
 from ferryman.cli.terminal import print_json, print_line
 from ferryman.errors import UsageError
-from ferryman.intake.nodes import time_text
+from ferryman.intake.nodes import format_time
 from ferryman.net.urls import split
 
 if TYPE_CHECKING:
@@ -32,54 +32,69 @@ class Payload(enum.StrEnum):
     MANIFEST_OF_CONTAINERS = "manifest-of-containers"
 
 
-LOOK_S: Final = 0.5
+POLL_S: Final = 0.5
 """Between two looks at a batch that is waited for."""
 
-BY_ENDING = {
+KIND_BY_SUFFIX = {
     **dict.fromkeys((".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz"), Payload.CONTAINER),
     **dict.fromkeys((".csv", ".jsonl", ".ndjson"), Payload.MANIFEST),
 }
 
 
 def _option(name: str, metavar: str, text: str) -> typer.models.OptionInfo:
-    found: typer.models.OptionInfo = typer.Option(name, metavar=metavar, show_default=False, help=text)
-    return found
+    option: typer.models.OptionInfo = typer.Option(name, metavar=metavar, show_default=False, help=text)
+    return option
+
+
+PayloadArgument = Annotated[str, typer.Argument(metavar="PAYLOAD", show_default=False, help="A file, or a URL.")]
+KindOption = Annotated[
+    Payload | None,
+    typer.Option("--type", show_default=False, help="What it is. Default: by its file extension."),
+]
+Collection = Annotated[
+    str | None, _option("--collection", "NAME", "The collection it is for (profile_name): one can be put on hold.")
+]
+Submitter = Annotated[str | None, _option("--submitter", "NAME", "Who submits it.")]
+BatchId = Annotated[str | None, _option("--batch-id", "ID", "A batchID of your own: submitted twice, it is one batch.")]
+LocalIds = Annotated[list[str] | None, _option("--local-id", "ID", "Your own id of the object. Repeatable.")]
+ErcWho = Annotated[str | None, _option("--erc-who", "TEXT", "Who made the object.")]
+ErcWhat = Annotated[str | None, _option("--erc-what", "TEXT", "What it is called; --title is the same.")]
+ErcWhen = Annotated[str | None, _option("--erc-when", "TEXT", "When it was made.")]
+ErcWhere = Annotated[str | None, _option("--erc-where", "TEXT", "Where it is.")]
+Title = Annotated[str | None, _option("--title", "TEXT", "What it is about (erc_what).")]
+Priority = Annotated[
+    int | None,
+    typer.Option("--priority", metavar="N", min=0, show_default=False, help="Priority of its jobs; 0 comes first."),
+]
+Digest = Annotated[
+    str | None,
+    _option("--digest", "sha256:HEX", "Digest that the payload must have, else it is rejected. md5, sha1, …"),
+]
+ResponseUrl = Annotated[
+    str | None, _option("--response-url", "URL", "Each completed job, and the report, is posted there.")
+]
+Wait = Annotated[
+    str | None,
+    _option("--wait", "TIME", "Wait for the report, at most this long: 60, 60s, 2h. Ends with 3 if a job failed."),
+]
 
 
 def submit(
-    payload: Annotated[str, typer.Argument(metavar="PAYLOAD", show_default=False, help="A file, or a URL.")],
-    kind: Annotated[
-        Payload | None,
-        typer.Option("--type", show_default=False, help="What it is. Default: by its file extension."),
-    ] = None,
-    collection: Annotated[
-        str | None, _option("--collection", "NAME", "The collection it is for (profile_name): one can be put on hold.")
-    ] = None,
-    submitter: Annotated[str | None, _option("--submitter", "NAME", "Who submits it.")] = None,
-    batch_id: Annotated[
-        str | None, _option("--batch-id", "ID", "A batchID of your own: submitted twice, it is one batch.")
-    ] = None,
-    local_id: Annotated[list[str] | None, _option("--local-id", "ID", "Your own id of the object. Repeatable.")] = None,
-    erc_who: Annotated[str | None, _option("--erc-who", "TEXT", "Who made the object.")] = None,
-    erc_what: Annotated[str | None, _option("--erc-what", "TEXT", "What it is called; --title is the same.")] = None,
-    erc_when: Annotated[str | None, _option("--erc-when", "TEXT", "When it was made.")] = None,
-    erc_where: Annotated[str | None, _option("--erc-where", "TEXT", "Where it is.")] = None,
-    title: Annotated[str | None, _option("--title", "TEXT", "What it is about (erc_what).")] = None,
-    priority: Annotated[
-        int | None,
-        typer.Option("--priority", metavar="N", min=0, show_default=False, help="Priority of its jobs; 0 comes first."),
-    ] = None,
-    digest: Annotated[
-        str | None,
-        _option("--digest", "sha256:HEX", "Digest that the payload must have, else it is rejected. md5, sha1, …"),
-    ] = None,
-    response_url: Annotated[
-        str | None, _option("--response-url", "URL", "Each completed job, and the report, is posted there.")
-    ] = None,
-    wait: Annotated[
-        str | None,
-        _option("--wait", "TIME", "Wait for the report, at most this long: 60, 60s, 2h. Ends with 3 if a job failed."),
-    ] = None,
+    payload: PayloadArgument,
+    kind: KindOption = None,
+    collection: Collection = None,
+    submitter: Submitter = None,
+    batch_id: BatchId = None,
+    local_id: LocalIds = None,
+    erc_who: ErcWho = None,
+    erc_what: ErcWhat = None,
+    erc_when: ErcWhen = None,
+    erc_where: ErcWhere = None,
+    title: Title = None,
+    priority: Priority = None,
+    digest: Digest = None,
+    response_url: ResponseUrl = None,
+    wait: Wait = None,
     queue: QueueUrl = None,
     json: Json = False,
     verbose: Verbose = False,
@@ -92,16 +107,16 @@ def submit(
     The lines of a manifest that have one local_id become one job, and a line without any one of its own; of an
     object-manifest all lines are one object.
     """
-    longest = seconds("--wait", wait)
+    longest_s = seconds("--wait", wait)
     _refuse_bad_names(collection, local_id)
-    url = url_of(payload)
+    url = payload_url(payload)
     name = Path(unquote(split(url)[1].path)).name
-    given = {
+    fields = {
         "profile_name": collection,
         "submitter": submitter,
-        "submissionDate": time_text(time.time()),
+        "submissionDate": format_time(time.time()),
         "payload_url": url,
-        "payload_type": (kind or BY_ENDING.get(Path(name).suffix.lower(), Payload.FILE)).value,
+        "payload_type": (kind or KIND_BY_SUFFIX.get(Path(name).suffix.lower(), Payload.FILE)).value,
         "payload_file_name": name,
         "batchID": batch_id,
         "local_id": local_id or None,
@@ -113,64 +128,64 @@ def submit(
         "digest": digest,
         "response_url": response_url,
     }
-    submission = {key: value for key, value in given.items() if value is not None}
-    with opened(queue) as found:
-        batch = found.create_batch(submission)
+    submission = {key: value for key, value in fields.items() if value is not None}
+    with open_queue(queue) as job_queue:
+        batch = job_queue.create_batch(submission)
         if not json:
             print_line(batch.id)
-        if longest is not None:
-            _wait(batch, longest)
+        if longest_s is not None:
+            _wait_until_reported(batch, longest_s)
         if json:
             print_json({"id": batch.id, "status": batch.status, "message": batch.message, "submission": submission})
-        elif longest is not None:
+        elif longest_s is not None:
             print_line(f"{batch.status}: {batch.message}")
-        if longest is not None:
-            raise typer.Exit(WAITED.get(batch.status, NOT_YET))
+        if longest_s is not None:
+            raise typer.Exit(EXIT_CODES.get(batch.status, EXIT_UNFINISHED))
 
 
-def _checked(url: str) -> str:
-    from ferryman.intake.service.errors import Corrupt
-    from ferryman.intake.service.manifest import checked_url
+def _check_url(url: str) -> str:
+    from ferryman.intake.service.errors import CorruptSubmission
+    from ferryman.intake.service.manifest import check_url
 
     try:
-        return checked_url(url)
-    except Corrupt as e:
+        return check_url(url)
+    except CorruptSubmission as e:
         raise UsageError(f"submit: {e} Nothing was submitted.") from None
 
 
 def _refuse_bad_names(collection: str | None, local_ids: list[str] | None) -> None:
-    from ferryman.intake.service.errors import Corrupt
-    from ferryman.intake.service.payload import checked_name
+    from ferryman.intake.service.errors import CorruptSubmission
+    from ferryman.intake.service.payload import check_name
 
     try:
         for kind, name in (("collection", collection), *(("local_id", name) for name in local_ids or [])):
             if name is not None:
-                checked_name(kind, name)
-    except Corrupt as e:
+                check_name(kind, name)
+    except CorruptSubmission as e:
         raise UsageError(f"submit: {e}") from None
 
 
-WAITED: Final = {"Completed": 0, "Failed": 3, "Deleted": 3}
+EXIT_CODES: Final = {"Completed": 0, "Failed": 3, "Deleted": 3}
 """Exit codes: as those of `run`."""
 
-NOT_YET: Final = 4
+EXIT_UNFINISHED: Final = 4
 
 
-def _wait(batch: Batch, longest_s: float) -> None:
+def _wait_until_reported(batch: Batch, longest_s: float) -> None:
     """Until it is reported, or given up."""
-    give_up = time.monotonic() + longest_s
-    while batch.status not in WAITED and (left := give_up - time.monotonic()) > 0:
-        time.sleep(min(LOOK_S, left))
+    deadline = time.monotonic() + longest_s
+    while batch.status not in EXIT_CODES and (left_s := deadline - time.monotonic()) > 0:
+        time.sleep(min(POLL_S, left_s))
 
 
-def url_of(payload: str) -> str:
+def payload_url(payload: str) -> str:
     """Where it is; a path becomes a file's URL.
 
     Raises:
         UsageError: there is no such file, or the URL cannot be fetched by ``serve``.
     """
     if "://" in payload or payload.startswith("file:"):
-        return _checked(payload)
+        return _check_url(payload)
     path = Path(payload)
     if not path.is_file():
         raise UsageError(f"{payload}: there is no such file. Give a file, or a URL.")

@@ -1,4 +1,4 @@
-"""The intake queue's consumers: one a state, and the plan that documents of jobs run through."""
+"""Consumers of the intake queue, one for each state, and the plan that documents of jobs run through."""
 
 from ferryman.intake.service.serve import on_spark, serve
 from ferryman.intake.service.settings import Serving

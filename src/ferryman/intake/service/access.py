@@ -1,4 +1,4 @@
-"""Access requests: a zip of delivered originals, put together in the background."""
+"""Access requests: zips of delivered originals, built in the background."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ferryman import crash
 from ferryman.errors import FerrymanError, UsageError, message_of
 from ferryman.intake import Assembly, Job, JobQueue, LockLost, NodeInvalid, StateError
 from ferryman.intake import job as inventory
-from ferryman.intake.job import FILES, StoredFile
-from ferryman.intake.nodes import decoded, job_path, time_text
-from ferryman.intake.service.errors import Stopping
+from ferryman.intake.job import FILES_FOLDER, StoredFile
+from ferryman.intake.nodes import decode_node, format_time, job_path
+from ferryman.intake.service.errors import StopRequested
 from ferryman.intake.service.workspace import Workspace
 from ferryman.limits import MIB
 from ferryman.storage import files
@@ -31,61 +31,61 @@ BYTES_PER_S: Final = 50 * MIB
 KEPT_S: Final = 7 * 24 * 3600.0
 """Seconds that a bundle is kept; then it is removed, and can be requested again."""
 
-LOOKED_AT: Final = 1000
-"""Jobs whose names are read at once."""
+READ_AT_ONCE: Final = 1000
+"""Jobs whose identifiers are read in one call."""
 
-LEFT_BEHIND_S: Final = 2.0
-"""Between two looks for requests whose consumer died."""
+ABANDONED_POLL_S: Final = 2.0
+"""Seconds between two looks for requests whose consumer died."""
 
-_PIECE: Final = MIB
+_CHUNK_BYTES: Final = MIB
 _NO_TIME: Final = (1980, 1, 1, 0, 0, 0)
-"""The earliest that a zip can say: the same bundle is the same bytes."""
+"""Earliest time that a zip can store; used for all members, so that the same bundle has the same bytes."""
 
 
-def ask(queue: JobQueue, objects: Sequence[str], now: float, *, small_bytes: int = SMALL_BYTES) -> Assembly:
-    """Ask for the originals of some jobs, or of some objects by local id or primary id.
+def request_bundle(queue: JobQueue, objects: Sequence[str], now: float, *, small_bytes: int = SMALL_BYTES) -> Assembly:
+    """Request the originals of some jobs, or of some objects by local id or primary id.
 
     The request's token says what was asked for, how many bytes it is, and when it is expected to lie ready.
 
     Raises:
         UsageError: nothing of that name was delivered, or its originals were not kept.
     """
-    jobs = [_job_of(queue, name) for name in objects]
+    jobs = [_find_job(queue, name) for name in objects]
     size = sum(int(job.store.get("bytes") or 0) for job in jobs)
-    which = "small" if size <= small_bytes else "large"
-    ahead = sum(_bytes_of(queue, which, id) for id in queue.list_assemblies(which, "Pending"))
-    expected = now + 1 + (ahead + size) / BYTES_PER_S
+    queue_size = "small" if size <= small_bytes else "large"
+    bytes_ahead = sum(_bytes_of(queue, queue_size, id) for id in queue.list_assemblies(queue_size, "Pending"))
+    expected = now + 1 + (bytes_ahead + size) / BYTES_PER_S
     token = {
         "token": os.urandom(16).hex(),
         "objects": list(objects),
         "jobs": [job.id for job in jobs],
         "cloud-content-byte": size,
-        "anticipated-availability-time": time_text(expected),
+        "anticipated-availability-time": format_time(expected),
         "status": "Pending",
     }
-    return queue.create_assembly(which, token)
+    return queue.create_assembly(queue_size, token)
 
 
-def _job_of(queue: JobQueue, name: str) -> Job:
-    """The latest delivered job of this id, or of an object of this name."""
-    found = name if name in set(queue.list_jobs("Completed")) else _latest_named(queue, name)
-    if not found:
+def _find_job(queue: JobQueue, name: str) -> Job:
+    """Return the job of this id, or the latest completed job of an object of this name."""
+    job_id = name if name in set(queue.list_jobs("Completed")) else _find_latest_job(queue, name)
+    if not job_id:
         raise UsageError(f"{name}: no job of this id, and no object of this local id, is completed.")
-    job = queue.load_job(found)
+    job = queue.load_job(job_id)
     if not job.store.get("url"):
         raise UsageError(f"{name}: the originals of {job.id} were not kept. Serve the queue without --drop-originals.")
     return job
 
 
-def _latest_named(queue: JobQueue, name: str) -> str:
-    """The latest completed job of an object with this local or primary id; "" if there is none."""
+def _find_latest_job(queue: JobQueue, name: str) -> str:
+    """Return the id of the latest completed job of an object with this local or primary id; "" if there is none."""
     jobs = sorted(queue.list_jobs("Completed"), reverse=True)
-    for at in range(0, len(jobs), LOOKED_AT):
-        some = jobs[at : at + LOOKED_AT]
-        paths = [job_path(job, "identifiers") for job in some]
-        for job, path, node in zip(some, paths, queue.tree.store.read(paths), strict=True):
+    for at in range(0, len(jobs), READ_AT_ONCE):
+        chunk = jobs[at : at + READ_AT_ONCE]
+        paths = [job_path(job, "identifiers") for job in chunk]
+        for job, path, node in zip(chunk, paths, queue.tree.store.read(paths), strict=True):
             try:
-                identifiers = decoded(path, node.data) if node else {}
+                identifiers = decode_node(path, node.data) if node else {}
             except NodeInvalid:
                 continue  # the audit's business
             local = identifiers.get("local_id")
@@ -101,8 +101,8 @@ def _bytes_of(queue: JobQueue, size: str, request_id: str) -> int:
         return 0
 
 
-class Bundles:
-    """The consumer of one access queue.
+class BundleConsumer:
+    """Consumer of one access queue.
 
     1. A request is acquired, and in Processing.
     2. The zip is written beside its place, then put there whole.
@@ -112,32 +112,43 @@ class Bundles:
     """
 
     def __init__(
-        self, queue: JobQueue, work: Workspace, size: str, stopping: Callable[[], None], say: Callable[[str], None]
+        self,
+        queue: JobQueue,
+        work: Workspace,
+        size: str,
+        check_stop: Callable[[], None],
+        print_line: Callable[[str], None],
     ) -> None:
-        self._queue, self._work, self._size, self._stopping, self._say = queue, work, size, stopping, say
-        self._look_at = 0.0
+        self._queue, self._work, self._size, self._raise_if_stopping, self._print_line = (
+            queue,
+            work,
+            size,
+            check_stop,
+            print_line,
+        )
+        self._next_poll = 0.0
 
     def turn(self) -> bool:
-        """Put one bundle together. False: nobody waits for any.
+        """Build one bundle. Returns False if there was no request.
 
         Raises:
             QueueLost.
-            Stopping.
+            StopRequested.
         """
         if self._is_paused():
             return False
-        request = self._queue.acquire_pending_assembly(self._size) or self._left_behind()
+        request = self._queue.acquire_pending_assembly(self._size) or self._acquire_abandoned()
         if request is None:
             return False
         try:
             if request.status == "Pending":
                 request.set_status("Processing")  # 1
-            self._assemble(request)
-        except (LockLost, StateError, NodeInvalid, Stopping):
+            self._build(request)
+        except (LockLost, StateError, NodeInvalid, StopRequested):
             raise
         except (OSError, ValueError, FerrymanError) as e:
             why = message_of(e)
-            self._say(f"{request.id}: {why}")
+            self._print_line(f"{request.id}: {why}")
             request.set_token({**request.token, "status": "Failed"})
             request.fail(why)
         finally:
@@ -145,13 +156,13 @@ class Bundles:
         return True
 
     def expire(self, now: float) -> None:
-        """Remove bundles that have lain ready for long enough."""
+        """Remove bundles older than ``KEPT_S``."""
         for path in (self._work.root / "bundles").glob("*.zip"):
             if now - path.stat().st_mtime >= KEPT_S:
                 path.unlink(missing_ok=True)
 
-    def is_due(self) -> bool:
-        """Does anybody wait for a bundle?"""
+    def has_work(self) -> bool:
+        """Return whether anybody waits for a bundle."""
         if self._is_paused():
             return False
         return any(self._queue.list_assemblies(self._size, state) for state in ("Pending", "Processing"))
@@ -159,12 +170,13 @@ class Bundles:
     def _is_paused(self) -> bool:
         return self._queue.locks.check(f"access-{self._size}")
 
-    def _left_behind(self) -> Assembly | None:
-        """A request whose consumer died over it. Looked for now and then, as all requests are looked at."""
+    def _acquire_abandoned(self) -> Assembly | None:
+        """Acquire a request whose consumer died. Checked every ``ABANDONED_POLL_S``, since all requests are read for
+        it."""
         now = time.monotonic()
-        if now < self._look_at:
+        if now < self._next_poll:
             return None
-        self._look_at = now + LEFT_BEHIND_S
+        self._next_poll = now + ABANDONED_POLL_S
         for request_id in self._queue.list_assemblies(self._size, "Processing"):
             request = self._queue.load_assembly(self._size, request_id)
             if request.lock():
@@ -173,35 +185,35 @@ class Bundles:
                 request.unlock()
         return None
 
-    def _assemble(self, request: Assembly) -> None:
+    def _build(self, request: Assembly) -> None:
         token = {**request.token, "delivery-node": socket.gethostname(), "status": "Processing"}
         request.set_token(token)
         path = self._work.bundle(self._size, request.id)
         temporary = path.with_suffix(".part")
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED, allowZip64=True) as bundle:  # 2
-            for name, source, held in self._contents(token):
-                _add(bundle, name, source, held, self._stopping)
+            for name, source, stored in self._contents(token):
+                _add(bundle, name, source, stored, self._raise_if_stopping)
         files.fsync_file(temporary)
         os.replace(temporary, path)
         files.fsync_folder(path.parent)
         crash.point("access.bundled")
         until = dt.datetime.now(dt.UTC).timestamp() + KEPT_S
-        ready = {"url": inventory.url_of(path), "bytes": path.stat().st_size, "expires": time_text(until)}
+        ready = {"url": inventory.file_url(path), "bytes": path.stat().st_size, "expires": format_time(until)}
         request.set_token({**token, **ready, "status": "Completed"})  # 3
         request.success(f"{path.stat().st_size} bytes")
-        self._say(f"{request.id}: {path}")
+        self._print_line(f"{request.id}: {path}")
 
     def _contents(self, token: dict[str, Any]) -> Iterator[tuple[str, Path, StoredFile]]:
-        """(name in the zip, file, what it was when it was delivered)"""
+        """Yield for each original its name in the zip, its path, and its entry in the list of files."""
         for job_id in token.get("jobs") or []:
             job = self._queue.load_job(str(job_id))
-            place = inventory.place(job.path, job.store)
-            for held in inventory.read(place):
-                yield f"{job.id}/{held.path}", place.parent / FILES / held.path, held
+            place = inventory.inventory_path(job.path, job.store)
+            for stored in inventory.read_inventory(place):
+                yield f"{job.id}/{stored.path}", place.parent / FILES_FOLDER / stored.path, stored
 
 
-def _add(bundle: zipfile.ZipFile, name: str, source: Path, held: StoredFile, stopping: Callable[[], None]) -> None:
-    """One original, if it still is what was delivered."""
+def _add(bundle: zipfile.ZipFile, name: str, source: Path, stored: StoredFile, check_stop: Callable[[], None]) -> None:
+    """Add one original to the zip, if it is still what was delivered."""
     from hashlib import sha256
 
     digest = sha256()
@@ -209,9 +221,9 @@ def _add(bundle: zipfile.ZipFile, name: str, source: Path, held: StoredFile, sto
         source.open("rb") as content,
         bundle.open(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), "w", force_zip64=True) as out,
     ):
-        while piece := content.read(_PIECE):
-            stopping()
-            digest.update(piece)
-            out.write(piece)
-    if digest.hexdigest() != held.sha256:
+        while chunk := content.read(_CHUNK_BYTES):
+            check_stop()
+            digest.update(chunk)
+            out.write(chunk)
+    if digest.hexdigest() != stored.sha256:
         raise ValueError(f"{source}: is not what was delivered: its digest differs")

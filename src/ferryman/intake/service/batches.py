@@ -1,4 +1,4 @@
-"""Batches: what was handed in becomes jobs, each once, whatever is killed in between."""
+"""Consumers of batches: they create the jobs of a submission, each once whatever is killed, and report the results."""
 
 from __future__ import annotations
 
@@ -10,79 +10,79 @@ from typing import Any, Final
 from ferryman import crash
 from ferryman.errors import DeliveryError, FerrymanError, PermanentError, TransientError, describe
 from ferryman.intake import Batch, BatchState, JobQueue, NodeInvalid, Report
-from ferryman.intake.overview import reported
-from ferryman.intake.service.errors import Later, Stopping
+from ferryman.intake.overview import report_rows
+from ferryman.intake.service.errors import SlowHost, StopRequested, TryLater
 from ferryman.intake.service.fetch import Fetcher
-from ferryman.intake.service.hosts import SlowHost, SlowLane
-from ferryman.intake.service.isolation import AtWork, Isolation
-from ferryman.intake.service.payload import Planned, has_payload, planned
+from ferryman.intake.service.hosts import SlowHostQueue
+from ferryman.intake.service.isolation import CurrentWork, Isolation
+from ferryman.intake.service.payload import PlannedJob, has_payload, plan_jobs
 from ferryman.intake.service.reports import BatchReports, Callback
-from ferryman.intake.service.workers import Desk
+from ferryman.intake.service.workers import HandOff
 from ferryman.intake.service.workspace import Workspace
 
-MANIFEST_AGAIN_S: Final = 30.0
-"""Between two looks at a manifest whose server does not answer."""
+MANIFEST_RETRY_S: Final = 30.0
+"""Seconds between requests for a manifest whose server does not answer."""
 
 MANIFEST_PATIENCE_S: Final = 24 * 3600.0
 """Seconds that a batch waits for its manifest, since the same batch cannot be submitted again. Then it fails."""
 
 
-def is_made(batch: Batch) -> bool:
-    """Was every job of it made? Until then its report is not due."""
+def has_all_jobs(batch: Batch) -> bool:
+    """Return whether every job of the batch was created. Until then its report is not due."""
     return batch.jobs_made is not None or not has_payload(batch.submission)
 
 
-class Waits:
-    """Batches that are to be tried again, and since when they are tried; of all threads that make batches."""
+class DelayedBatches:
+    """Batches to try again later, shared by all threads that create jobs of batches."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._at: dict[str, float] = {}
+        self._retry_at: dict[str, float] = {}
         self._since: dict[str, float] = {}
         self._slow: list[str] = []
         self._closed = False
 
-    def put(self, batch_id: str, at: float, now: float) -> float:
-        """To be tried again then. Since when is it tried?"""
+    def delay(self, batch_id: str, retry_at: float, now: float) -> float:
+        """Note that a batch is to be tried again at ``retry_at``. Returns the time of its first try."""
         with self._changed:
-            self._at[batch_id] = at
+            self._retry_at[batch_id] = retry_at
             return self._since.setdefault(batch_id, now)
 
-    def later(self, now: float) -> set[str]:
+    def not_due(self, now: float) -> set[str]:
         """Return the batches that are not due yet, and forget the others: whoever acquires them adds them again."""
         with self._changed:
-            self._at = {batch: at for batch, at in self._at.items() if at > now}
-            return {*self._at, *self._slow}
+            self._retry_at = {batch: at for batch, at in self._retry_at.items() if at > now}
+            return {*self._retry_at, *self._slow}
 
-    def is_slow(self, batch_id: str) -> None:
+    def add_slow(self, batch_id: str) -> None:
         """Note that the batch's manifest is on a slow host: it waits for a thread for slow hosts."""
         with self._changed:
             self._slow.append(batch_id)
             self._changed.notify()
 
     def wait_for_slow(self) -> None:
-        """Until one waits for these threads, or the end."""
+        """Wait until there is a batch on a slow host, or the end."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._slow) or self._closed)
 
     def close(self) -> None:
-        """Nobody waits for any more."""
+        """Wake the threads that wait, for the end."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
-    def slow(self) -> str | None:
-        """The one of these that waits longest; it waits no more."""
+    def take_slow(self) -> str | None:
+        """Return the batch that has waited longest for a thread for slow hosts; None if there is none."""
         with self._changed:
             return self._slow.pop(0) if self._slow else None
 
     def __bool__(self) -> bool:
         with self._changed:
-            return bool(self._at or self._slow)
+            return bool(self._retry_at or self._slow)
 
 
-class Batches:
-    """The consumer of pending batches.
+class BatchConsumer:
+    """Consumer of pending batches.
 
     1. The batch is acquired: locked, and in Processing.
     2. Its manifest is fetched, checked, and laid into the working space.
@@ -98,48 +98,48 @@ class Batches:
         work: Workspace,
         fetcher: Fetcher,
         callback: Callback | BatchReports,
-        say: Callable[[str], None],
+        print_line: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
         *,
-        waits: Waits,
-        desk: Desk,
-        at_work: AtWork,
+        delayed: DelayedBatches,
+        hand_off: HandOff,
+        at_work: CurrentWork,
         isolation: Isolation,
     ) -> None:
-        self._waits, self._desk = waits, desk
+        self._delayed, self._hand_off = delayed, hand_off
         self._at_work, self._isolation = at_work, isolation
         self._queue, self._work, self._fetcher, self._callback = queue, work, fetcher, callback
-        self._say, self._clock = say, clock
-        self._made: set[str] = set()
+        self._print_line, self._clock = print_line, clock
+        self._finished: set[str] = set()
 
     def turn(self) -> bool:
-        """Make the jobs of one batch. False: there was none.
+        """Create the jobs of one batch. Returns False if there was none.
 
         Raises:
             LockLost, QueueLost: another goes on with it.
-            Stopping.
+            StopRequested.
         """
-        batch = self._acquired()  # 1
+        batch = self._acquire()  # 1
         if batch is None:
             return False
-        self._desk.call()  # there may be more
+        self._hand_off.wake_one()  # there may be more
         try:
-            if not is_made(batch):
-                self._make(batch)
-            self._made.add(batch.id)
+            if not has_all_jobs(batch):
+                self._create_jobs(batch)
+            self._finished.add(batch.id)
         except TransientError as e:
-            self._wait(batch, e)
+            self._retry_later(batch, e)
         except PermanentError as e:
             self._give_up(batch, e)
         except SlowHost:
-            self._waits.is_slow(batch.id)
-        except Later as e:
+            self._delayed.add_slow(batch.id)
+        except TryLater as e:
             now = self._clock()
-            self._waits.put(batch.id, now + e.after_s, now)
+            self._delayed.delay(batch.id, now + e.after_s, now)
         except NodeInvalid as e:
             self._queue.pass_over(batch.id, f"{batch.id}: {e}")
         except OSError as e:
-            self._wait(batch, TransientError(describe(e)))  # our own disk
+            self._retry_later(batch, TransientError(describe(e)))  # our own disk
         except FerrymanError:
             raise
         except Exception as e:  # whatever it is, it is this batch's end and no other's
@@ -149,48 +149,50 @@ class Batches:
         return True
 
     def wait(self, timeout_s: float) -> None:
-        """Until there may be a batch, or the desk is closed; while batches are to be tried again, at most so long."""
-        self._desk.wait(timeout_s if self._waits else None)
+        """Wait until there may be a batch, or the end; while batches are to be tried again, at most this long."""
+        self._hand_off.wait(timeout_s if self._delayed else None)
 
-    def _acquired(self) -> Batch | None:
-        skip = self._made | self._waits.later(self._clock())
+    def _acquire(self) -> Batch | None:
+        skip = self._finished | self._delayed.not_due(self._clock())
         return self._queue.acquire_pending_batch() or self._queue.acquire_batch_in_processing(skip)
 
-    def _make(self, batch: Batch) -> None:
-        jobs = self._at_work.work(batch.id, lambda: self._planned(batch), lambda: self._isolation.planned(batch))  # 2
+    def _create_jobs(self, batch: Batch) -> None:
+        planned_jobs = self._at_work.run(
+            batch.id, lambda: self._plan_jobs(batch), lambda: self._isolation.plan_batch(batch)
+        )  # 2
         crash.point("batch.planned")
-        there = self._keys(batch)
-        for job in jobs:  # 3
-            if job.configuration["jobID"] not in there:
-                self._place(batch, job)
+        existing_keys = self._job_keys(batch)
+        for job in planned_jobs:  # 3
+            if job.configuration["jobID"] not in existing_keys:
+                self._create_job(batch, job)
                 crash.point("batch.job")
         crash.point("batch.made")
-        batch.set_jobs_made(len(jobs))  # 4
-        self._say(f"{batch.id}: {batch.message}")
+        batch.set_jobs_made(len(planned_jobs))  # 4
+        self._print_line(f"{batch.id}: {batch.message}")
 
-    def _planned(self, batch: Batch) -> list[Planned]:
-        return list(planned(batch.submission, batch.id, self._work, self._fetcher))
+    def _plan_jobs(self, batch: Batch) -> list[PlannedJob]:
+        return list(plan_jobs(batch.submission, batch.id, self._work, self._fetcher))
 
-    def _place(self, batch: Batch, job: Planned) -> None:
+    def _create_job(self, batch: Batch, job: PlannedJob) -> None:
         batch.create_job(job.configuration, job.priority, identifiers=job.identifiers, metadata=job.metadata)
 
-    def _keys(self, batch: Batch) -> set[str]:
-        """Return the keys of the jobs made before."""
+    def _job_keys(self, batch: Batch) -> set[str]:
+        """Return the keys of the jobs that were created before."""
         ids = [*batch.processing_jobs, *batch.completed_jobs, *batch.failed_jobs, *batch.deleted_jobs]
         return {str(self._queue.load_job(job).configuration.get("jobID")) for job in ids}
 
-    def _wait(self, batch: Batch, error: TransientError) -> None:
+    def _retry_later(self, batch: Batch, error: TransientError) -> None:
         now = self._clock()
-        since = self._waits.put(batch.id, now + MANIFEST_AGAIN_S, now)
+        since = self._delayed.delay(batch.id, now + MANIFEST_RETRY_S, now)
         if now - since >= MANIFEST_PATIENCE_S:
             self._give_up(batch, error)
             return
         batch.set_status("Processing", f"waits for its manifest: {error}")
-        self._say(f"{batch.id}: {error}. It is tried again in {MANIFEST_AGAIN_S:g} s.")
+        self._print_line(f"{batch.id}: {error}. It is tried again in {MANIFEST_RETRY_S:g} s.")
 
     def _give_up(self, batch: Batch, error: DeliveryError) -> None:
-        """It has failed permanently; its submitter is notified, if possible."""
-        told = {
+        """Fail the batch for good, and notify its submitter if possible."""
+        body = {
             "id": f"{batch.id}/refused",
             "batch": batch.id,
             "batchID": batch.submission.get("batchID"),
@@ -198,42 +200,42 @@ class Batches:
             "why": str(error),
         }
         try:
-            self._callback.tell(batch.submission, told)
+            self._callback.send(batch.submission, body)
         except SlowHost:
-            self._waits.is_slow(batch.id)
+            self._delayed.add_slow(batch.id)
             return
-        except (DeliveryError, Stopping) as e:
-            self._say(f"{batch.id}: its submitter could not be notified: {e}")
+        except (DeliveryError, StopRequested) as e:
+            self._print_line(f"{batch.id}: its submitter could not be notified: {e}")
         batch.set_status("Failed", str(error))
-        self._made.add(batch.id)
-        self._say(f"{batch.id}: failed: {error}")
+        self._finished.add(batch.id)
+        self._print_line(f"{batch.id}: failed: {error}")
 
 
-class SlowBatches(Batches):
-    """Makes the jobs of batches that another one met a slow host with. Its fetcher waits for slow hosts."""
+class SlowBatchConsumer(BatchConsumer):
+    """Consumer of batches on slow hosts that another thread has put aside. Its fetcher waits for slow hosts."""
 
     def wait(self, timeout_s: float) -> None:
-        self._waits.wait_for_slow()
+        self._delayed.wait_for_slow()
 
-    def _acquired(self) -> Batch | None:
-        batch_id = self._waits.slow()
+    def _acquire(self) -> Batch | None:
+        batch_id = self._delayed.take_slow()
         if batch_id is None:
             return None
         batch = self._queue.load_batch(batch_id)
         return batch if batch.acquire(BatchState.PROCESSING) is not None else None
 
 
-# Reports: what became of a batch, kept and sent, once all its jobs are done with.
+# Reports of finished batches, stored with the batch and sent to its submitter.
 
-REPORT_AGAIN_S: Final = 30.0
-"""Between two tries to reach a submitter who does not answer."""
+REPORT_RETRY_S: Final = 30.0
+"""Seconds between two tries to reach a submitter who does not answer."""
 
 REPORT_PATIENCE_S: Final = 24 * 3600.0
-"""Seconds that sending a report is tried. Then the batch goes on without: the report stays with the batch."""
+"""Seconds that sending a report is tried. Then the batch is closed without; its report stays with it."""
 
 
-class Reporting:
-    """The consumer of batches in Reporting and UpdateReporting, and of those whose last job is done with.
+class ReportConsumer:
+    """Consumer of batches in Reporting and UpdateReporting, and of those whose last job is finished.
 
     1. The batch is acquired, in Reporting.
     2. Its report is posted: all of it, or in UpdateReporting what has changed since the last one; nothing, nothing.
@@ -247,71 +249,71 @@ class Reporting:
         queue: JobQueue,
         work: Workspace,
         callback: Callback | BatchReports,
-        say: Callable[[str], None],
+        print_line: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
         *,
-        lane: SlowLane[Batch] | None = None,
+        slow_queue: SlowHostQueue[Batch] | None = None,
     ) -> None:
-        self._lane = lane
+        self._slow_queue = slow_queue
         self._queue, self._work, self._callback = queue, work, callback
-        self._say, self._clock = say, clock
+        self._print_line, self._clock = print_line, clock
         self._unsent: list[tuple[float, float, Batch]] = []
         """(when to try again, since when it is tried, batch), each locked."""
 
     @property
-    def waiting(self) -> bool:
+    def has_unsent(self) -> bool:
         """Return whether a report waits to be sent again."""
         return bool(self._unsent)
 
     def turn(self) -> bool:
-        """Report one batch. False: there was none.
+        """Report one batch. Returns False if there was none.
 
         Raises:
             LockLost, QueueLost: another goes on with it.
-            Stopping.
+            StopRequested.
         """
         now = self._clock()
-        for at, waiting in enumerate(self._unsent):
-            if waiting[0] <= now:
-                del self._unsent[at]
-                self._report(waiting[2], waiting[1])
+        for index, unsent in enumerate(self._unsent):
+            if unsent[0] <= now:
+                del self._unsent[index]
+                self._report(unsent[2], unsent[1])
                 return True
-        batch = self._next()  # 1
+        batch = self._acquire()  # 1
         if batch is None:
             return False
         self._report(batch, now)
         return True
 
-    def _next(self) -> Batch | None:
-        return self._queue.acquire_batch_for_reporting(is_made)
+    def _acquire(self) -> Batch | None:
+        return self._queue.acquire_batch_for_reporting(has_all_jobs)
 
     def release(self) -> None:
-        """Give back what waits."""
+        """Unlock the batches whose reports wait to be sent again."""
         for _, _, batch in self._unsent:
             batch.unlock()
         self._unsent.clear()
 
     def _report(self, batch: Batch, since: float) -> None:
-        keeps = False
+        keep_lock = False
         try:
-            told = batch.report()
+            report = batch.report()
             update = batch.status == "UpdateReporting"
-            news = told.since(batch.kept_report) if update else told
+            changes = report.since(batch.kept_report) if update else report
             why = ""
-            if news or not update:
+            if changes or not update:
                 try:
-                    self._callback.tell(batch.submission, self._body(batch, news, update))  # 2
+                    self._callback.send(batch.submission, self._report_body(batch, changes, update))  # 2
                 except TransientError as e:
                     if self._clock() - since < REPORT_PATIENCE_S:
-                        keeps = True
-                        self._unsent.append((self._clock() + REPORT_AGAIN_S, since, batch))
-                        self._say(f"{batch.id}: its report was not sent: {e}. Next try in {REPORT_AGAIN_S:g} s.")
+                        keep_lock = True
+                        self._unsent.append((self._clock() + REPORT_RETRY_S, since, batch))
+                        self._print_line(f"{batch.id}: its report was not sent: {e}. Next try in {REPORT_RETRY_S:g} s.")
                         return
                     why = f"; its report could not be sent: {e}"
                 except SlowHost:
-                    if self._lane is not None:
-                        keeps = True
-                        self._lane.give(batch)
+                    if self._slow_queue is not None:
+                        keep_lock = True
+                        self._slow_queue.put(batch)
                     return
                 except DeliveryError as e:
                     why = f"; its report could not be sent: {e}"
@@ -320,54 +322,55 @@ class Reporting:
                 except Exception as e:  # whatever it is, it is this report's end and no other's
                     why = f"; its report could not be sent: {describe(e)}"
             crash.point("batch.told")
-            self._close(batch, told, why)  # 3
+            self._close(batch, report, why)  # 3
         except NodeInvalid as e:
             self._queue.pass_over(batch.id, f"{batch.id}: {e}")
         finally:
-            if not keeps:
+            if not keep_lock:
                 batch.unlock()
 
-    def _close(self, batch: Batch, told: Report, why: str) -> None:
-        total = len(told.completed) + len(told.failed)
-        if told.failed:
-            batch.fail(f"{len(told.failed)} of {total} jobs failed{why}")
+    def _close(self, batch: Batch, report: Report, why: str) -> None:
+        total = len(report.completed) + len(report.failed)
+        if report.failed:
+            batch.fail(f"{len(report.failed)} of {total} jobs failed{why}")
         elif not total and has_payload(batch.submission):
             batch.fail(f"no jobs were made of it{why}")
         else:
             batch.success(f"{total} {'job' if total == 1 else 'jobs'} completed{why}")
             self._work.drop_batch(batch.id)
-        self._say(f"{batch.id}: {batch.message}")
+        self._print_line(f"{batch.id}: {batch.message}")
 
-    def _body(self, batch: Batch, news: Report, update: bool) -> dict[str, Any]:
+    def _report_body(self, batch: Batch, report: Report, update: bool) -> dict[str, Any]:
         """Return the content of the request."""
-        kept = batch.kept_report or {}
+        last_report = batch.kept_report or {}
         return {
-            "id": f"{batch.id}/{'update' if update else 'report'}/{kept.get('last_modified', '')}",
+            "id": f"{batch.id}/{'update' if update else 'report'}/{last_report.get('last_modified', '')}",
             "batch": batch.id,
             "batchID": batch.submission.get("batchID"),
-            "status": "Failed" if news.failed else "Completed",
+            "status": "Failed" if report.failed else "Completed",
             "update": update,
-            "completed_jobs": list(reported(self._queue.tree, news.completed)),
+            "completed_jobs": list(report_rows(self._queue.tree, report.completed)),
             "failed_jobs": [
-                {**job, "why": news.reasons.get(job["job"], "")} for job in reported(self._queue.tree, news.failed)
+                {**job, "why": report.reasons.get(job["job"], "")}
+                for job in report_rows(self._queue.tree, report.failed)
             ],
         }
 
 
-class SlowReporting(Reporting):
-    """Reports the batches whose receivers another one has found slow. Its callback waits for slow receivers."""
+class SlowReportConsumer(ReportConsumer):
+    """Consumer of batches whose receivers another thread has found slow. Its callback waits for slow receivers."""
 
-    def __init__(self, *given: Any, takes: SlowLane[Batch]) -> None:
-        super().__init__(*given)
-        self._takes = takes
+    def __init__(self, *args: Any, takes_from: SlowHostQueue[Batch]) -> None:
+        super().__init__(*args)
+        self._takes_from = takes_from
 
-    def _next(self) -> Batch | None:
-        return self._takes.take()
+    def _acquire(self) -> Batch | None:
+        return self._takes_from.take()
 
     def wait(self, timeout_s: float) -> None:
-        """Until one is handed over, or the end; while reports are to be sent again, at most so long."""
-        self._takes.wait(timeout_s if self._unsent else None)
+        """Wait until a batch is handed over, or the end; while reports are to be sent again, at most this long."""
+        self._takes_from.wait(timeout_s if self._unsent else None)
 
     def release(self) -> None:
         super().release()
-        self._takes.close()
+        self._takes_from.close()

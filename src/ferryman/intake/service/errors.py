@@ -1,16 +1,16 @@
-"""How a consumer's work ends, if not well. What happens next, tells them apart."""
+"""Ways in which a consumer's work can fail, each with a consequence of its own (see the table in ``workers``)."""
 
 from __future__ import annotations
 
 from ferryman.errors import FerrymanError, PermanentError
 
 
-class Corrupt(PermanentError):
-    """A submission that contradicts itself: a manifest, a digest, a container. Trying again is useless."""
+class CorruptSubmission(PermanentError):
+    """A submission contradicts itself: a manifest, a digest, a container. Trying again is useless."""
 
 
-class Later(FerrymanError):
-    """Not now: the job stays where it is, held by this consumer, and is tried again."""
+class TryLater(FerrymanError):
+    """The work cannot be done now: the job stays in its state, held by this consumer, and is tried again."""
 
     def __init__(self, why: str, after_s: float = 1.0) -> None:
         super().__init__(why, after_s)
@@ -20,12 +20,23 @@ class Later(FerrymanError):
         return self.why
 
 
-class Stopping(FerrymanError):
-    """The consumers are told to stop: what is at work is given back as it is, and done again by the next."""
+class SlowHost(TryLater):
+    """The work leads to a slow host: the job is handed to the threads for slow hosts."""
+
+    def __init__(self, host: str) -> None:
+        super().__init__(f"{host} is slow")
+        self.host = host
+
+    def __reduce__(self) -> tuple[type[SlowHost], tuple[str]]:
+        return type(self), (self.host,)
+
+
+class StopRequested(FerrymanError):
+    """The consumers are to stop: unfinished work is given back as it is, and done again by the next process."""
 
 
 class TurnFailed(FerrymanError):
-    """A turn of the plan ended in an error that nobody foresaw, which is chained: its state is opened again.
+    """A turn of the plan ended in an unforeseen error, which is chained; the plan's state is opened again.
 
     Attributes:
         jobs: that shared the turn. Of several nobody knows which one it was; one alone has failed.

@@ -1,4 +1,4 @@
-"""Getting what a URL leads to: its size, or its bytes as a durable file. Broken off, it goes on where it was."""
+"""Fetching URLs: the size, or the bytes as a durable file. A transfer that broke off is continued where it was."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from ferryman import crash, limits
 from ferryman.errors import PermanentError, TransientError
-from ferryman.intake.service.errors import Corrupt, Stopping
-from ferryman.intake.service.hosts import SlowHost, SlowHosts
-from ferryman.intake.service.manifest import checked_url
+from ferryman.intake.service.errors import CorruptSubmission, SlowHost, StopRequested
+from ferryman.intake.service.hosts import SlowHosts
+from ferryman.intake.service.manifest import check_url
 from ferryman.limits import GIB, KIB, MIB
 from ferryman.net import urls
 from ferryman.net.reach import NOTHING_PRIVATE, Reach
@@ -31,76 +31,76 @@ if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse, PoolManager
 
 
-# How often other people's servers are asked, and with which pauses.
+# Retries of requests to submitters' servers.
 
 PAUSE_FIRST_S: Final = 0.5
 PAUSE_FACTOR: Final = 4.0
-"""Between tries: 0.5, 2, 8 s, each a bit more or less."""
+"""Pauses between tries are 0.5, 2 and 8 s, each changed a bit at random."""
 
 T = TypeVar("T")
 
 
-def trying(ask: Callable[[], T], tries: int, pause_s: float, stop: threading.Event) -> T:
-    """Return the result of ``ask``; after a ``TransientError`` it is called again.
+def retry(call: Callable[[], T], tries: int, pause_s: float, stop: threading.Event) -> T:
+    """Return the result of ``call``; after a ``TransientError`` it is called again.
 
     Raises:
         TransientError: tried as often as it may be.
-        Stopping: ``stop`` was set.
+        StopRequested: ``stop`` was set.
     """
-    for tried in range(1, tries + 1):
+    for attempt in range(1, tries + 1):
         if stop.is_set():
-            raise Stopping
+            raise StopRequested
         try:
-            return ask()
+            return call()
         except TransientError as e:
-            if tried == tries:
-                raise TransientError(f"{e.why} (tried {tried} times)") from None
-        if stop.wait(random.uniform(0.7, 1.3) * pause_s * PAUSE_FACTOR ** (tried - 1)):
-            raise Stopping
+            if attempt == tries:
+                raise TransientError(f"{e.why} (tried {attempt} times)") from None
+        if stop.wait(random.uniform(0.7, 1.3) * pause_s * PAUSE_FACTOR ** (attempt - 1)):
+            raise StopRequested
     raise AssertionError("unreachable")
 
 
 TRIES: Final = 4
-"""How often a file is asked for: a server that is restarted is back after the pauses between."""
+"""Requests for a file: with the pauses between them, a server has time to restart."""
 
-PIECE_BYTES: Final = MIB
+CHUNK_BYTES: Final = MIB
 FILE_BYTES: Final = 64 * GIB
 """Largest file that is fetched: more is a mistake, or fills every disk."""
 
 LOWEST_RATE: Final = 1024.0
-"""Bytes a second: what is slower is a server that stalls, or that keeps us waiting on purpose."""
+"""Bytes a second. A server that is slower stalls, or keeps its clients waiting on purpose."""
 
 SLOW_AFTER_S: Final = 30.0
-"""From then on the rate counts: a server may need some time to begin."""
+"""Seconds until the rate counts: a server may need some time to begin."""
 
-_NOT_THERE: Final = frozenset({errno.ENOENT, errno.EISDIR, errno.EACCES, errno.ENOTDIR})
+_PERMANENT_ERRNOS: Final = frozenset({errno.ENOENT, errno.EISDIR, errno.EACCES, errno.ENOTDIR})
 """Errors of a local file that waiting does not change."""
 
 _NO_RANGE: Final = 416
 _PARTIAL: Final = 206
-_STAMP: Final = ".stamp"
+_VALIDATOR: Final = ".stamp"
 
 
-class Fetched(NamedTuple):
-    """A file that is there, whole and durable."""
+class FetchedContent(NamedTuple):
+    """Size and digest of a file that is there, whole and checked."""
 
     size: int
     sha256: str
 
 
-class Arrived(NamedTuple):
-    """A file that has come, whole and checked."""
+class FetchedFile(NamedTuple):
+    """A file that was fetched, whole and checked, and may not be durable yet."""
 
-    found: Fetched
+    content: FetchedContent
     target: Path
     part: Path | None
     """Where it is: to be synced, then published. None: it was at its place before, durably."""
 
     def publish(self) -> None:
-        """Put it at its place, which only what is durable may be at."""
+        """Move the file to its place. Only durable files may be there."""
         if self.part is not None:
             os.replace(self.part, self.target)
-            _forget(self.part)
+            _remove_part(self.part)
             crash.point("job.fetched")
 
 
@@ -108,7 +108,7 @@ class Fetcher:
     """Fetches over http, https and from files; safe to use from many threads.
 
     Args:
-        stop: set it, and whatever is going on ends soon with ``Stopping``; what was fetched of a file stays.
+        stop: set it, and whatever is going on ends soon with ``StopRequested``; what was fetched of a file stays.
         reach: what URLs may lead to.
         tries, pause_s: how often a URL is asked, and the first pause in between (s).
         timeout_s: so long may a server be silent.
@@ -132,127 +132,130 @@ class Fetcher:
         self._lowest_rate, self._slow, self._clock = lowest_rate, slow, clock
         if slow is not None:
             timeout_s = min(timeout_s, slow.prompt_s)
-        self._until: float | None = None
-        self._take: Callable[[int], None] = lambda size: None
+        self._deadline: float | None = None
+        self._reserve: Callable[[int], None] = lambda size: None
         self._stop, self._reach = stop or threading.Event(), reach
         self._tries, self._pause_s, self._timeout_s = tries, pause_s, timeout_s
 
-    def within(self, seconds: float) -> Fetcher:
+    def with_deadline(self, seconds: float) -> Fetcher:
         """Return a fetcher that raises ``PermanentError`` for requests after so many seconds from now; 0: no limit."""
         _ = self._pool  # both use it
-        found = copy.copy(self)
-        found._until = self._clock() + seconds if seconds else None
-        return found
+        fetcher = copy.copy(self)
+        fetcher._deadline = self._clock() + seconds if seconds else None
+        return fetcher
 
-    def counting(self, take: Callable[[int], None]) -> Fetcher:
-        """Return a fetcher that calls ``take`` with the number of bytes before writing them to a file; it may raise."""
+    def with_reservation(self, reserve: Callable[[int], None]) -> Fetcher:
+        """Return a fetcher that calls ``reserve`` with the number of bytes before it writes them; it may raise."""
         _ = self._pool
-        found = copy.copy(self)
-        found._take = take
-        return found
+        fetcher = copy.copy(self)
+        fetcher._reserve = reserve
+        return fetcher
 
-    def size(self, url: str) -> int | None:
-        """Bytes at a URL by its server's word; None if it does not say, or cannot be asked. Asks once."""
+    def ask_size(self, url: str) -> int | None:
+        """Return the size in bytes that the server gives for a URL; None if it does not say. Asks once."""
         try:
             if urls.split(url)[1].scheme == "file":
                 with self._reach.file(url) as source:
                     return os.fstat(source.fileno()).st_size
-            with self._answer("HEAD", url, {}) as answer:
+            with self._request("HEAD", url, {}) as answer:
                 length = answer.headers.get("content-length", "")
                 return int(length) if answer.status == 200 and length.isdigit() else None
         except (TransientError, PermanentError, OSError, SlowHost):
             return None
 
-    def content(self, url: str, limit: int, digest: str = "") -> bytes:
+    def fetch_content(self, url: str, limit: int, digest: str = "") -> bytes:
         """Return the content at a URL, up to ``limit`` bytes.
 
         Raises:
-            Corrupt: it is larger, or not what the digest says.
+            CorruptSubmission: it is larger, or not what the digest says.
             PermanentError: it is not there.
             TransientError: tried as often as it may be.
-            Stopping.
+            StopRequested.
         """
 
         def get() -> bytes:
-            with self._content(url, 0, {}) as (_, pieces):
+            with self._open_content(url, 0, {}) as (_, chunks):
                 content = bytearray()
-                for piece in pieces:
-                    content += piece
+                for chunk in chunks:
+                    content += chunk
                     if len(content) > limit:
-                        raise Corrupt(f"{shown(url)}: more than {limit} bytes. Split it into several.")
+                        raise CorruptSubmission(f"{shown(url)}: more than {limit} bytes. Split it into several.")
                 return bytes(content)
 
-        content = self._trying(url, get)
+        content = self._retry(url, get)
         if digest:
             kind = digest.partition(":")[0]
-            _same(url, digest, f"{kind}:{hashlib.new(kind, content).hexdigest()}")
+            _compare_digests(url, digest, f"{kind}:{hashlib.new(kind, content).hexdigest()}")
         return content
 
-    def file(self, url: str, target: Path, digest: str = "", size: int | None = None) -> Fetched:
-        """Have what is at a URL as a file, and check it. A part that is there from before is continued.
+    def fetch_file(self, url: str, target: Path, digest: str = "", size: int | None = None) -> FetchedContent:
+        """Fetch a URL into a file, and check it. A part from an earlier attempt is continued.
 
         Raises:
-            Corrupt: its digest or size is not what was given.
+            CorruptSubmission: its digest or size is not what was given.
             PermanentError: it is not there.
             TransientError: tried as often as it may be; the part that came stays.
             OSError: the disk is full, or failed.
-            Stopping.
+            StopRequested.
         """
-        arrived = self.arrived(url, target, digest, size)
-        if arrived.part is not None:
-            files.fsync_file(arrived.part)
-            arrived.publish()
+        fetched = self.fetch_unsynced(url, target, digest, size)
+        if fetched.part is not None:
+            files.fsync_file(fetched.part)
+            fetched.publish()
             files.fsync_folder(target.parent)
-        return arrived.found
+        return fetched.content
 
-    def arrived(self, url: str, target: Path, digest: str = "", size: int | None = None) -> Arrived:
-        """Fetch like ``file``, but neither sync the result nor move it to its place yet."""
+    def fetch_unsynced(self, url: str, target: Path, digest: str = "", size: int | None = None) -> FetchedFile:
+        """Fetch like ``fetch_file``, but neither sync the result nor move it to its place yet."""
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.exists():
             try:
-                return Arrived(checked(url, target, digest, size), target, None)
-            except Corrupt:
+                return FetchedFile(check_file(url, target, digest, size), target, None)
+            except CorruptSubmission:
                 target.unlink()  # damaged since, or the submitter has another one by now
         part = target.with_name(f".{hashlib.sha256(target.name.encode()).hexdigest()[:24]}.part")
-        return Arrived(self._part(url, part, digest, size), target, part)
+        return FetchedFile(self._fetch_part(url, part, digest, size), target, part)
 
-    def _part(self, url: str, part: Path, digest: str, size: int | None) -> Fetched:
-        """Fetch it into a part, and check it. An old part that was continued may be at fault: once more without."""
+    def _fetch_part(self, url: str, part: Path, digest: str, size: int | None) -> FetchedContent:
+        """Fetch a URL into a part file, and check it. If an old part was continued and the check fails, fetch again
+        from the start."""
         resumed = part.exists()
         try:
-            self._trying(url, lambda: self._go_on(url, part, size, checked=bool(digest)))
-            return checked(url, part, digest, size)
-        except Corrupt:
-            _forget(part)
+            self._retry(url, lambda: self._append_missing(url, part, size, has_digest=bool(digest)))
+            return check_file(url, part, digest, size)
+        except CorruptSubmission:
+            _remove_part(part)
             if not resumed:
                 raise
-        return self._part(url, part, digest, size)
+        return self._fetch_part(url, part, digest, size)
 
-    def _go_on(self, url: str, part: Path, size: int | None, *, checked: bool) -> None:
-        """Append to a part what it lacks. Without a digest only what its server calls the same is continued."""
-        stamp = part.with_name(part.name + _STAMP)
-        have = part.stat().st_size if part.exists() else 0
-        same = stamp.read_text("ascii", "replace") if have and stamp.exists() else ""
-        if have and not (same or checked):
-            have = 0
-        headers = {"range": f"bytes={have}-", **({"if-range": same} if same else {})} if have else {}
-        with self._content(url, have, headers) as (said, pieces):
-            mode = "ab" if said.begins else "wb"
-            if said.stamp and not said.begins:
-                stamp.write_text(said.stamp, "ascii")
+    def _append_missing(self, url: str, part: Path, size: int | None, *, has_digest: bool) -> None:
+        """Append the missing bytes to a part. Without a digest, only content with the same validator is continued."""
+        validator_file = part.with_name(part.name + _VALIDATOR)
+        offset = part.stat().st_size if part.exists() else 0
+        validator = validator_file.read_text("ascii", "replace") if offset and validator_file.exists() else ""
+        if offset and not (validator or has_digest):
+            offset = 0
+        headers = {"range": f"bytes={offset}-", **({"if-range": validator} if validator else {})} if offset else {}
+        with self._open_content(url, offset, headers) as (start, chunks):
+            mode = "ab" if start.offset else "wb"
+            if start.validator and not start.offset:
+                validator_file.write_text(start.validator, "ascii")
             with part.open(mode) as out:
-                written = said.begins
-                for piece in pieces:
-                    written += len(piece)
+                written = start.offset
+                for chunk in chunks:
+                    written += len(chunk)
                     if written > (FILE_BYTES if size is None else size):
                         limit = f"than {FILE_BYTES}" if size is None else f"than the {size} that its submitter says"
-                        raise Corrupt(f"{shown(url)}: has more bytes {limit}. Correct the manifest or the file.")
-                    self._take(len(piece))
-                    out.write(piece)
+                        raise CorruptSubmission(
+                            f"{shown(url)}: has more bytes {limit}. Correct the manifest or the file."
+                        )
+                    self._reserve(len(chunk))
+                    out.write(chunk)
 
     # --- asking -------------------------------------------------------------------------------------------------------
 
-    def _trying(self, url: str, get: Callable[[], T]) -> T:
+    def _retry(self, url: str, get: Callable[[], T]) -> T:
         def ask() -> T:
             self._refuse_late(url)
             try:
@@ -260,66 +263,76 @@ class Fetcher:
             except OSError as e:
                 if urls.split(url)[1].scheme != "file" or is_disk_full(e):
                     raise  # our own disk
-                kind = PermanentError if e.errno in _NOT_THERE else TransientError
+                kind = PermanentError if e.errno in _PERMANENT_ERRNOS else TransientError
                 raise kind(f"{shown(url)}: {os.strerror(e.errno or 0)}") from None
 
-        return trying(ask, self._tries, self._pause_s, self._stop)
+        return retry(ask, self._tries, self._pause_s, self._stop)
 
     @contextmanager
-    def _content(self, url: str, have: int, headers: dict[str, str]) -> Iterator[tuple[_Said, Iterator[bytes]]]:
+    def _open_content(
+        self, url: str, offset: int, headers: dict[str, str]
+    ) -> Iterator[tuple[_ContentStart, Iterator[bytes]]]:
         """Yield the server's headers, and the content from the offset that they announce."""
         if urls.split(url)[1].scheme == "file":
             with self._reach.file(url) as source:
-                yield _Said(0, ""), self._pieces(url, source.read)
+                yield _ContentStart(0, ""), self._read_chunks(url, source.read)
             return
-        with self._answer("GET", url, headers) as answer:
-            if answer.status == _NO_RANGE and have and answer.headers.get("content-range", "").endswith(f"/{have}"):
-                yield _Said(have, ""), iter(())
+        with self._request("GET", url, headers) as answer:
+            if answer.status == _NO_RANGE and offset and answer.headers.get("content-range", "").endswith(f"/{offset}"):
+                yield _ContentStart(offset, ""), iter(())
                 return
-            if answer.status == _NO_RANGE and have:
+            if answer.status == _NO_RANGE and offset:
                 raise TransientError(f"{shown(url)}: changed while it was fetched")
-            _refuse_unless_fine(url, answer)
-            begins = 0
+            _refuse_bad_status(url, answer)
+            content_offset = 0
             if answer.status == _PARTIAL:
                 span = answer.headers.get("content-range", "").removeprefix("bytes ")
-                if not span.startswith(f"{have}-"):
-                    raise TransientError(f"{shown(url)}: answered with bytes {span[:40]} where {have}- were asked for")
-                begins = have
-            stamp = answer.headers.get("etag", "")
-            stamp = answer.headers.get("last-modified", "") if stamp.startswith("W/") or not stamp else stamp
-            yield _Said(begins, stamp if stamp.isascii() else ""), self._pieces(url, lambda n: answer.read1(n) or b"")
+                if not span.startswith(f"{offset}-"):
+                    raise TransientError(
+                        f"{shown(url)}: answered with bytes {span[:40]} where {offset}- were asked for"
+                    )
+                content_offset = offset
+            validator = answer.headers.get("etag", "")
+            validator = (
+                answer.headers.get("last-modified", "") if validator.startswith("W/") or not validator else validator
+            )
+            yield (
+                _ContentStart(content_offset, validator if validator.isascii() else ""),
+                self._read_chunks(url, lambda n: answer.read1(n) or b""),
+            )
 
     def _refuse_late(self, url: str) -> None:
-        if self._until is not None and self._clock() > self._until:
+        if self._deadline is not None and self._clock() > self._deadline:
             raise PermanentError(f"{shown(url)}: not all is there within the time that a job may take (--job-time).")
 
-    def _pieces(self, url: str, read: Callable[[int], bytes]) -> Iterator[bytes]:
-        began, came = self._clock(), 0
-        while piece := read(PIECE_BYTES):
-            yield piece
+    def _read_chunks(self, url: str, read: Callable[[int], bytes]) -> Iterator[bytes]:
+        started, received = self._clock(), 0
+        while chunk := read(CHUNK_BYTES):
+            yield chunk
             if self._stop.is_set():
-                raise Stopping
-            came += len(piece)
-            took = self._clock() - began
+                raise StopRequested
+            received += len(chunk)
+            elapsed = self._clock() - started
             self._refuse_late(url)
-            if self._slow is not None and took > self._slow.prompt_s and came < took * self._slow.rate:
-                raise self._slow.add(url)
-            if took > SLOW_AFTER_S and came < took * self._lowest_rate:
+            if self._slow is not None and elapsed > self._slow.prompt_s and received < elapsed * self._slow.rate:
+                raise self._slow.mark_slow(url)
+            if elapsed > SLOW_AFTER_S and received < elapsed * self._lowest_rate:
                 raise TransientError(
-                    f"{shown(url)}: sends less than {self._lowest_rate:g} bytes a second ({came} in {took:.0f} s)"
+                    f"{shown(url)}: sends less than {self._lowest_rate:g} bytes a second "
+                    f"({received} in {elapsed:.0f} s)"
                 )
 
     @contextmanager
-    def _answer(self, method: str, url: str, headers: dict[str, str]) -> Iterator[BaseHTTPResponse]:
-        """The server's answer, redirects followed. Errors of the network in here are ``TransientError``."""
+    def _request(self, method: str, url: str, headers: dict[str, str]) -> Iterator[BaseHTTPResponse]:
+        """Send a request and follow redirects. Network errors in the block are raised as ``TransientError``."""
         from urllib3 import exceptions as of
 
         for _ in range(limits.FETCH_REDIRECTS + 1):
             if self._slow is not None:
-                self._slow.refuse(url)
-            sent = {"accept-encoding": "identity", **headers}
+                self._slow.raise_if_slow(url)
+            all_headers = {"accept-encoding": "identity", **headers}
             try:
-                with urls.answer(self._pool, method, url, sent, self._timeout_s) as answer:
+                with urls.answer(self._pool, method, url, all_headers, self._timeout_s) as answer:
                     target = answer.get_redirect_location()
                     if not target:
                         yield answer
@@ -328,9 +341,9 @@ class Fetcher:
                 raise PermanentError(f"{shown(url)}: this is not a possible host name. Correct it.") from None
             except of.HTTPError as e:
                 if self._slow is not None and isinstance(e, of.TimeoutError):
-                    raise self._slow.add(url) from None
+                    raise self._slow.mark_slow(url) from None
                 raise TransientError(f"{shown(url)}: {type(e).__name__}, no whole answer") from None
-            url = _redirected(url, target)
+            url = _redirect_target(url, target)
         raise PermanentError(f"{shown(url)}: is reached by more than {limits.FETCH_REDIRECTS} redirects. Correct it.")
 
     @cached_property
@@ -338,81 +351,83 @@ class Fetcher:
         return self._reach.pool(16)
 
 
-class _Said(NamedTuple):
-    begins: int
+class _ContentStart(NamedTuple):
+    offset: int
     """Where what comes begins."""
-    stamp: str
+    validator: str
     """Validator of the content at this URL; "" if there is none."""
 
 
-def checked(url: str, path: Path, digest: str, size: int | None) -> Fetched:
-    """A file's size and digest, if they are those that were given.
+def check_file(url: str, path: Path, digest: str, size: int | None) -> FetchedContent:
+    """Return a file's size and digest, if they are those that were given.
 
     Raises:
-        Corrupt: they are not.
+        CorruptSubmission: they are not.
     """
     kind, _, _ = (digest or "sha256:").partition(":")
-    ours, theirs = hashlib.sha256(), hashlib.new(kind)
+    sha256, given_kind = hashlib.sha256(), hashlib.new(kind)
     with path.open("rb") as content:
-        while piece := content.read(256 * KIB):
-            ours.update(piece)
+        while chunk := content.read(256 * KIB):
+            sha256.update(chunk)
             if kind != "sha256":
-                theirs.update(piece)
-    found = path.stat().st_size
-    if size is not None and found != size:
-        raise Corrupt(f"{shown(url)}: has {found} bytes, its submitter says {size}. Correct the manifest or the file.")
+                given_kind.update(chunk)
+    size_found = path.stat().st_size
+    if size is not None and size_found != size:
+        raise CorruptSubmission(
+            f"{shown(url)}: has {size_found} bytes, its submitter says {size}. Correct the manifest or the file."
+        )
     if digest:
-        _same(url, digest, f"{kind}:{(ours if kind == 'sha256' else theirs).hexdigest()}")
-    return Fetched(found, ours.hexdigest())
+        _compare_digests(url, digest, f"{kind}:{(sha256 if kind == 'sha256' else given_kind).hexdigest()}")
+    return FetchedContent(size_found, sha256.hexdigest())
 
 
-def _same(url: str, wanted: str, found: str) -> None:
-    if wanted != found:
-        raise Corrupt(
-            f"{shown(url)}: its digest is {found}, its submitter says {wanted}. Correct the manifest or the file."
+def _compare_digests(url: str, expected: str, actual: str) -> None:
+    if expected != actual:
+        raise CorruptSubmission(
+            f"{shown(url)}: its digest is {actual}, its submitter says {expected}. Correct the manifest or the file."
         )
 
 
-def _refuse_unless_fine(url: str, answer: BaseHTTPResponse) -> None:
+def _refuse_bad_status(url: str, answer: BaseHTTPResponse) -> None:
     if answer.status in (200, _PARTIAL):
         return
-    said = f"{shown(url)}: answered {answer.status} {answer.reason or ''}".rstrip()
+    message = f"{shown(url)}: answered {answer.status} {answer.reason or ''}".rstrip()
     if urls.passes(answer.status):
-        raise TransientError(said)
-    raise PermanentError(f"{said}. Correct the URL.")
+        raise TransientError(message)
+    raise PermanentError(f"{message}. Correct the URL.")
 
 
-def _redirected(url: str, target: str) -> str:
-    """Where a server leads that was asked for a URL.
+def _redirect_target(url: str, target: str) -> str:
+    """Return the URL that a server redirects to.
 
     Raises:
         PermanentError: nowhere that may be asked for.
     """
     try:
-        found = checked_url(target, url)
-    except Corrupt as e:
+        full_url = check_url(target, url)
+    except CorruptSubmission as e:
         raise PermanentError(f"{shown(url)}: its server redirects: {e}") from None
-    if urls.split(found)[1].scheme == "file":
+    if urls.split(full_url)[1].scheme == "file":
         raise PermanentError(f"{shown(url)}: redirects to a file of this machine, which a server may not do.")
-    return found
+    return full_url
 
 
-def _forget(part: Path) -> None:
-    for path in (part, part.with_name(part.name + _STAMP)):
+def _remove_part(part: Path) -> None:
+    for path in (part, part.with_name(part.name + _VALIDATOR)):
         path.unlink(missing_ok=True)
 
 
-def side_by_side(fetch: Callable[[T], Arrived], entries: list[T], at_once: int) -> list[Arrived]:
-    """Fetch some of them at once. The first that fails ends it, when those that have begun are done."""
+def fetch_in_parallel(fetch: Callable[[T], FetchedFile], entries: list[T], at_once: int) -> list[FetchedFile]:
+    """Fetch several files at once. The first failure ends it, once those that have begun are done."""
     from concurrent.futures import ThreadPoolExecutor
 
     if len(entries) == 1:
         return [fetch(entries[0])]
     with ThreadPoolExecutor(min(at_once, len(entries)), "intake fetch") as pool:
-        coming = [pool.submit(fetch, entry) for entry in entries]
+        futures = [pool.submit(fetch, entry) for entry in entries]
         try:
-            return [each.result() for each in coming]
+            return [each.result() for each in futures]
         except BaseException:
-            for each in coming:
-                each.cancel()
+            for future in futures:
+                future.cancel()
             raise

@@ -1,6 +1,6 @@
-"""Files of many jobs made durable together: one sync for all of them, and each job goes on from there.
+"""Making files of many jobs durable together: one sync for all of them; then each job moves on.
 
-Alone a job of one file takes some five syncs, and a disk takes about as long for each as for a hundred jobs' at once.
+Alone, a job of one file takes some five syncs, and a disk takes about as long for one as for those of a hundred jobs.
 """
 
 from __future__ import annotations
@@ -16,50 +16,50 @@ from ferryman.errors import FerrymanError
 from ferryman.intake import Job
 from ferryman.storage import disk, files
 
-ALONE: Final = 12
+SYNC_SINGLY_MAX: Final = 12
 """Most files and folders that are synced one by one; for more, the whole file system is synced once."""
 
 WAITING_MAX: Final = 128
-"""Jobs that wait for a sync: their threads wait too while there are more."""
+"""Most jobs that wait for a sync; threads that submit more wait too."""
 
 
-class Unsynced(NamedTuple):
+class UnsyncedFiles(NamedTuple):
     """Files that were written and are not durable yet."""
 
     files: tuple[Path, ...]
     folders: tuple[Path, ...]
-    """Whose names are not durable yet."""
+    """Folders whose entries are not durable yet."""
     then: Callable[[], None]
     """Work to do once they are durable. Raises as a stage's work does."""
 
 
-def sync(written: Sequence[Unsynced]) -> list[OSError | None]:
-    """Make it durable. Returns for each why it is not; None if it is."""
-    folders = [folder for one in written for folder in one.folders]
-    places = {*folders, *(path for one in written for path in one.files)}
-    if len(places) > ALONE:
+def sync(unsynced: Sequence[UnsyncedFiles]) -> list[OSError | None]:
+    """Make the files durable. Returns for each item why it is not; None if it is."""
+    folders = [folder for one in unsynced for folder in one.folders]
+    places = {*folders, *(path for one in unsynced for path in one.files)}
+    if len(places) > SYNC_SINGLY_MAX:
         try:
-            disk.fsync_tree(folders[0] if folders else written[0].files[0].parent)
+            disk.fsync_tree(folders[0] if folders else unsynced[0].files[0].parent)
         except OSError as e:
-            return [e for _ in written]
-        return [None for _ in written]
+            return [e for _ in unsynced]
+        return [None for _ in unsynced]
     errors: dict[Path, OSError | None] = {}
-    for one in written:  # names after contents
-        errors.update({path: _error_of(files.fsync_file, path) for path in one.files})
-    errors.update({folder: _error_of(files.fsync_folder, folder) for folder in dict.fromkeys(folders)})
-    return [next((found for path in (*one.files, *one.folders) if (found := errors[path])), None) for one in written]
+    for each in unsynced:  # names after contents
+        errors.update({path: _try_sync(files.fsync_file, path) for path in each.files})
+    errors.update({folder: _try_sync(files.fsync_folder, folder) for folder in dict.fromkeys(folders)})
+    return [next((error for path in (*one.files, *one.folders) if (error := errors[path])), None) for one in unsynced]
 
 
-def _error_of(synced: Callable[[Path], None], path: Path) -> OSError | None:
+def _try_sync(sync_path: Callable[[Path], None], path: Path) -> OSError | None:
     try:
-        synced(path)
+        sync_path(path)
     except OSError as e:
         return e
     return None
 
 
-def finish(steps: Iterable[Unsynced]) -> None:
-    """All steps of one job, here and now.
+def finish(steps: Iterable[UnsyncedFiles]) -> None:
+    """Run all steps of one job, in this thread.
 
     Raises:
         OSError: it could not be made durable.
@@ -72,19 +72,19 @@ def finish(steps: Iterable[Unsynced]) -> None:
         step.then()
 
 
-class Pledge(NamedTuple):
-    """A job, locked, whose work is done but for these steps."""
+class FinishRequest(NamedTuple):
+    """A locked job whose work is done, but for these steps."""
 
     job: Job
-    steps: tuple[Unsynced, ...]
-    attempt: Callable[[Callable[[], None]], bool]
+    steps: tuple[UnsyncedFiles, ...]
+    run: Callable[[Callable[[], None]], bool]
     """Does something for the job; what it raises becomes of the job what it should. False: it was not done."""
-    moves: Callable[[], None]
+    advance: Callable[[], None]
     """The job's move, after the last step."""
 
 
 class Finisher:
-    """A consumer of what others have written: it syncs all that waits at once, and moves the jobs on.
+    """Consumer of written files: it syncs those of all waiting jobs at once, and moves the jobs on.
 
     1. What waits is taken.
     2. All that is written is synced, each job's next step is done; and again, until no job has one left.
@@ -94,76 +94,76 @@ class Finisher:
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[Pledge] = deque()
+        self._waiting: deque[FinishRequest] = deque()
         self._changed = threading.Condition()
         self._closed = False
 
-    def give(self, pledge: Pledge) -> None:
-        """Take over a job. Waits while too many wait."""
+    def submit(self, request: FinishRequest) -> None:
+        """Take over a job. Waits while too many are waiting."""
         with self._changed:
             while len(self._waiting) >= WAITING_MAX and not self._closed:
                 self._changed.wait()
             if not self._closed:
-                self._waiting.append(pledge)
+                self._waiting.append(request)
                 self._changed.notify_all()
                 return
-        pledge.job.unlock()
+        request.job.unlock()
 
     def turn(self) -> bool:
-        """Move on what waits. False: nothing does.
+        """Finish the waiting jobs. Returns False if there were none.
 
         Raises:
             QueueLost: the jobs are given back.
         """
         with self._changed:
-            some = list(self._waiting)
+            requests = list(self._waiting)
             self._waiting.clear()
             self._changed.notify_all()
         try:
-            self._move(some)
+            self._finish_all(requests)
         except BaseException:
-            for pledge in some:
+            for request in requests:
                 with suppress(FerrymanError):
-                    pledge.job.unlock()
+                    request.job.unlock()
             raise
-        return bool(some)
+        return bool(requests)
 
-    def _move(self, some: list[Pledge]) -> None:
-        at = 0
-        while some:
-            ending = [pledge for pledge in some if len(pledge.steps) <= at]
-            for pledge in ending:
-                pledge.attempt(pledge.moves)
-            some = [pledge for pledge in some if len(pledge.steps) > at]
-            some = self._next(some, at) if some else []
-            at += 1
+    def _finish_all(self, requests: list[FinishRequest]) -> None:
+        step = 0
+        while requests:
+            complete = [pledge for pledge in requests if len(pledge.steps) <= step]
+            for request in complete:
+                request.run(request.advance)
+            requests = [pledge for pledge in requests if len(pledge.steps) > step]
+            requests = self._run_step(requests, step) if requests else []
+            step += 1
 
-    def _next(self, some: list[Pledge], at: int) -> list[Pledge]:
-        """Their next step. Returns those that it was done for."""
-        errors = sync([pledge.steps[at] for pledge in some])
+    def _run_step(self, requests: list[FinishRequest], step: int) -> list[FinishRequest]:
+        """Run the next step of each job. Returns the jobs for which it succeeded."""
+        errors = sync([pledge.steps[step] for pledge in requests])
         return [
             pledge
-            for pledge, error in zip(some, errors, strict=True)
-            if pledge.attempt(pledge.steps[at].then if error is None else _raising(error))
+            for pledge, error in zip(requests, errors, strict=True)
+            if pledge.run(pledge.steps[step].then if error is None else _raiser(error))
         ]
 
     def wait(self) -> None:
-        """Until something waits, or the end."""
+        """Wait until there is a job, or the end."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._waiting) or self._closed)
 
     def release(self) -> None:
-        """Give back what waits, and what comes still."""
+        """Unlock the waiting jobs, and those that are submitted later."""
         with self._changed:
             self._closed = True
-            waiting, self._waiting = list(self._waiting), deque()
+            requests, self._waiting = list(self._waiting), deque()
             self._changed.notify_all()
-        for pledge in waiting:
+        for pledge in requests:
             pledge.job.unlock()
 
 
-def _raising(error: OSError) -> Callable[[], None]:
-    def fails() -> None:
+def _raiser(error: OSError) -> Callable[[], None]:
+    def raise_error() -> None:
         raise error
 
-    return fails
+    return raise_error

@@ -1,7 +1,7 @@
-"""Slow hosts: what waits for one goes to a few threads of its own, and the others go on.
+"""Slow hosts: jobs that wait for one go to a few threads of their own, so that other jobs are not delayed.
 
-Nobody knows beforehand that a host is slow. The first job that meets it finds out, in a time that is bounded, and the
-host is known to this process for a while: what else leads there is handed over without being asked for.
+Nobody knows beforehand that a host is slow. The first job that connects to it finds out, within a bounded time. This
+process remembers the host for a while, and hands over other jobs that lead there without a request.
 """
 
 from __future__ import annotations
@@ -13,32 +13,21 @@ from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 from ferryman.intake import Batch, Job
-from ferryman.intake.service.errors import Later
+from ferryman.intake.service.errors import SlowHost
 from ferryman.limits import KIB
 from ferryman.net.urls import split
 
 PROMPT_S: Final = 5.0
-"""A host that says nothing for so long, or needs longer for its headers, is slow; content is looked at from then on."""
+"""A host that is silent for so long, or needs longer for its headers, is slow; from then on its rate is checked."""
 
 PROMPT_RATE: Final = 32.0 * KIB
 """Bytes a second below which content comes slowly: a job of a megabyte takes half a minute."""
 
-KNOWN_S: Final = 600.0
+SLOW_FOR_S: Final = 600.0
 """Seconds that a host counts as slow; then it is tried as any other."""
 
-SLOTS: Final = 2
-"""Threads a state for slow hosts, beside those for all others."""
-
-
-class SlowHost(Later):
-    """Signals that this work must wait apart, for a slow host."""
-
-    def __init__(self, host: str) -> None:
-        super().__init__(f"{host} is slow")
-        self.host = host
-
-    def __reduce__(self) -> tuple[type[SlowHost], tuple[str]]:
-        return type(self), (self.host,)
+SLOW_HOST_THREADS: Final = 2
+"""Threads for slow hosts in each state, in addition to the others."""
 
 
 class SlowHosts:
@@ -50,32 +39,32 @@ class SlowHosts:
         self.prompt_s, self.rate, self._clock = prompt_s, rate, clock
         self._until: dict[str, float] = {}
 
-    def refuse(self, url: str) -> None:
-        """Raises ``SlowHost`` if it leads to one."""
+    def raise_if_slow(self, url: str) -> None:
+        """Raise ``SlowHost`` if the URL leads to a slow host."""
         host = split(url)[1].netloc.rpartition("@")[2]
         if self._until.get(host, 0.0) > self._clock():
             raise SlowHost(host)
 
-    def add(self, url: str) -> SlowHost:
-        """This one is slow."""
+    def mark_slow(self, url: str) -> SlowHost:
+        """Note that the URL's host is slow. Returns the error to raise."""
         host = split(url)[1].netloc.rpartition("@")[2]
-        self._until[host] = self._clock() + KNOWN_S
+        self._until[host] = self._clock() + SLOW_FOR_S
         return SlowHost(host)
 
 
-Waiting = TypeVar("Waiting", Job, Batch)
+Locked = TypeVar("Locked", Job, Batch)
 
 
-class SlowLane(Generic[Waiting]):
+class SlowHostQueue(Generic[Locked]):
     """Jobs of one state, or batches, each locked, that wait for slow hosts."""
 
     def __init__(self) -> None:
-        self._jobs: deque[Waiting] = deque()
+        self._jobs: deque[Locked] = deque()
         self._changed = threading.Condition()
         self._closed = False
 
-    def give(self, job: Waiting) -> None:
-        """Whoever takes care of slow hosts goes on with it."""
+    def put(self, job: Locked) -> None:
+        """Hand a job to the threads for slow hosts."""
         with self._changed:
             if not self._closed:
                 self._jobs.append(job)
@@ -83,8 +72,8 @@ class SlowLane(Generic[Waiting]):
                 return
         job.unlock()
 
-    def take(self) -> Waiting | None:
-        """The one that waits longest, if its lock was not lost meanwhile."""
+    def take(self) -> Locked | None:
+        """Return the job that has waited longest and is still locked; None if there is none."""
         with self._changed:
             while self._jobs:
                 job = self._jobs.popleft()
@@ -93,12 +82,12 @@ class SlowLane(Generic[Waiting]):
         return None
 
     def wait(self, timeout_s: float | None) -> None:
-        """Until one waits, at most so long; None: as long as it takes, or until this is closed."""
+        """Wait until there is a job, at most this long; None: until there is one, or the queue is closed."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._jobs) or self._closed, timeout_s)
 
     def close(self) -> None:
-        """Give back all of them, and what comes still."""
+        """Unlock all waiting jobs, and those that are put in later."""
         with self._changed:
             self._closed = True
             jobs, self._jobs = list(self._jobs), deque()

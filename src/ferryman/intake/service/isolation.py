@@ -1,4 +1,9 @@
-"""The child of ``isolation``: does one task, and asks its parent for what it needs of the queue."""
+"""Isolation: work that may have killed its process is done again in a child process, so that ``serve`` survives it.
+
+1. The child: runs one task, and calls its parent for what it needs of the queue.
+2. ``CurrentWork``: files that tell what was being done when a process died.
+3. ``Isolation``: the parent's side, which starts a child for each task.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +28,11 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
 from ferryman import crash
 from ferryman.errors import PermanentError, describe
 from ferryman.intake import Batch, Job, JobQueue, JobState
-from ferryman.intake.service.errors import ChildDied, Later, Stopping
+from ferryman.intake.service.errors import ChildDied, StopRequested, TryLater
 from ferryman.intake.service.finisher import finish
-from ferryman.intake.service.payload import Planned, planned
+from ferryman.intake.service.payload import PlannedJob, plan_jobs
 from ferryman.intake.service.settings import Serving
-from ferryman.intake.service.stages import Done
+from ferryman.intake.service.stages import StageResult
 from ferryman.intake.service.workspace import Workspace
 from ferryman.storage import files
 
@@ -38,110 +43,110 @@ _KILL_FIRST: Final = "1000"
 _METHODS: Final = ("set_space_needed", "set_identifiers", "set_inventory", "set_store", "check", "lock", "unlock")
 
 
-class Question(NamedTuple):
-    """From the child: a value, or with ``args`` the result of a method."""
+class ParentCall(NamedTuple):
+    """Request from the child: a value of an object, or with ``args`` the result of a method."""
 
-    whose: str
+    target: str
     name: str
     args: tuple[Any, ...] | None
 
 
-class AskedValue(NamedTuple):
-    """The answer to ``Question``; from the child, the end of its task."""
+class ReplyValue(NamedTuple):
+    """Answer to a ``ParentCall``; from the child, the result of its task."""
 
     value: Any
 
 
-class AskedError(NamedTuple):
-    """An answer that raises this."""
+class ReplyError(NamedTuple):
+    """Answer to a ``ParentCall`` that raises this error; from the child, the error of its task."""
 
     error: BaseException
 
 
 class Task(Protocol):
-    """Work of a child."""
+    """Work for a child process."""
 
-    def run(self, ask: Callable[..., Any]) -> Any:
-        """Do it. ``ask(whose, name, *args)`` asks the parent."""
+    def run(self, call_parent: Callable[..., Any]) -> Any:
+        """Do the work. ``call_parent(call)`` sends a ``ParentCall`` to the parent and returns the answer."""
         ...
 
 
 @dataclass(frozen=True)
 class StageTask:
-    """The work of a stage."""
+    """The work of a stage for one job."""
 
     serving: Serving
     state: JobState
 
-    def run(self, ask: Callable[..., Any]) -> Any:
-        queue = cast("JobQueue", _QueueAsked(ask))
+    def run(self, call_parent: Callable[..., Any]) -> Any:
+        queue = cast("JobQueue", _ParentQueue(call_parent))
         stop, work = threading.Event(), Workspace(self.serving.work)
         fetcher, callback = self.serving.fetcher(stop), self.serving.callback(stop)
         stages = self.serving.stages(queue, work, fetcher, callback, stop, lambda text: None)
         (stage,) = (one for one in stages if one.state is self.state)
-        done = stage.work(cast("Job", _Asked(ask, "job")))
-        finish(done.steps)
-        return done._replace(steps=())
+        result = stage.work(cast("Job", _ParentObject(call_parent, "job")))
+        finish(result.steps)
+        return result._replace(steps=())
 
 
 @dataclass(frozen=True)
 class BatchTask:
-    """The jobs of a batch."""
+    """Planning the jobs of one batch."""
 
     serving: Serving
     submission: dict[str, Any]
     batch_id: str
 
-    def run(self, ask: Callable[..., Any]) -> Any:
+    def run(self, call_parent: Callable[..., Any]) -> Any:
         fetcher = self.serving.fetcher(threading.Event())
-        return list(planned(self.submission, self.batch_id, Workspace(self.serving.work), fetcher))
+        return list(plan_jobs(self.submission, self.batch_id, Workspace(self.serving.work), fetcher))
 
 
-class _Asked:
-    """An object of the parent's."""
+class _ParentObject:
+    """Proxy of an object in the parent process."""
 
-    def __init__(self, ask: Callable[..., Any], whose: str) -> None:
-        self._ask, self._whose = ask, whose
+    def __init__(self, call_parent: Callable[..., Any], target: str) -> None:
+        self._call, self._target = call_parent, target
 
     def __getattr__(self, name: str) -> Any:
         if name in _METHODS:
-            return lambda *args: self._ask(Question(self._whose, name, args))
-        return self._ask(Question(self._whose, name, None))
+            return lambda *args: self._call(ParentCall(self._target, name, args))
+        return self._call(ParentCall(self._target, name, None))
 
 
-class _QueueAsked:
-    """Methods of the queue that stages need."""
+class _ParentQueue:
+    """Proxy of the parent's queue, with what stages need."""
 
-    def __init__(self, ask: Callable[..., Any]) -> None:
-        self.locks = _Asked(ask, "locks")
+    def __init__(self, call_parent: Callable[..., Any]) -> None:
+        self.locks = _ParentObject(call_parent, "locks")
 
 
 def main(descriptor: int) -> None:
-    """Do the task that comes over this connection."""
-    _end_with(os.getppid())
+    """Run the task that comes over this connection, in a child process."""
+    _die_with(os.getppid())
     with Connection(descriptor) as parent:
         try:
             task: Task = parent.recv()
             try:
-                said: AskedValue | AskedError = AskedValue(task.run(partial(_ask, parent, threading.Lock())))
+                reply: ReplyValue | ReplyError = ReplyValue(task.run(partial(_call_parent, parent, threading.Lock())))
             except Exception as e:
-                said = AskedError(_portable(e))
-            parent.send(said)
+                reply = ReplyError(_picklable(e))
+            parent.send(reply)
         except (EOFError, ConnectionError):
             os._exit(1)  # nobody wants to know any more
 
 
-def _ask(parent: Connection, turn: threading.Lock, question: Question) -> Any:
-    with turn:  # files are fetched by several threads
-        parent.send(question)
-        said: AskedValue | AskedError = parent.recv()
-    if isinstance(said, AskedError):
-        raise said.error
-    return said.value
+def _call_parent(parent: Connection, lock: threading.Lock, call: ParentCall) -> Any:
+    with lock:  # files are fetched by several threads
+        parent.send(call)
+        reply: ReplyValue | ReplyError = parent.recv()
+    if isinstance(reply, ReplyError):
+        raise reply.error
+    return reply.value
 
 
-def _portable(error: Exception) -> Exception:
-    """This error, or one that says the same and can be sent."""
+def _picklable(error: Exception) -> Exception:
+    """Return the error, or one with the same text that can be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -149,8 +154,8 @@ def _portable(error: Exception) -> Exception:
     return error
 
 
-def _end_with(parent: int) -> None:
-    """This process ends with its parent: another one may do the same work then. Signals from a terminal are the
+def _die_with(parent: int) -> None:
+    """Make this process end with its parent, whose work another one may do then. Signals from a terminal are the
     parent's business."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -162,28 +167,28 @@ def _end_with(parent: int) -> None:
         os._exit(1)
 
 
-# What is at work now, in files, so that what was at work when a process died is known, and then isolated.
+# Current work in files, so that what was being done when a process died is known, and then isolated.
 #
-# A dead ``serve`` accuses nobody: of what was at work then, one thing may have killed it, or none. Each of them is
+# A dead ``serve`` blames nobody: one of the jobs in progress may have killed it, or none. Each of them is
 # done next in a child process, one at a time. If the child dies while ``serve`` lives, that is counted; what has ended
 # as many children as it has attempts fails, with the reason.
 
 ATTEMPTS: Final = 3
-"""Deaths of a child until what it worked at has failed: one may be the machine's fault."""
+"""Deaths of a child until its job fails: a single one may be the machine's fault."""
 
-TURN_AGAIN_S: Final = 0.2
-"""Until what is to be isolated asks again whether another one still is."""
+ISOLATION_RETRY_S: Final = 0.2
+"""Seconds until a job that is to be isolated tries again, while another one is isolated."""
 
-DIED_AGAIN_S: Final = 0.5
-"""Between a death and the next attempt: a machine without memory gets some of it back."""
+DEATH_RETRY_S: Final = 0.5
+"""Seconds between a death and the next attempt: a machine without memory gets some of it back."""
 
 _DEATHS: Final = ".deaths"
 
 T = TypeVar("T")
 
 
-class AtWork:
-    """Current work of the threads of all processes of a queue.
+class CurrentWork:
+    """Files that name what the threads of all processes of a queue are working at.
 
     ::
 
@@ -201,82 +206,82 @@ class AtWork:
 
     Args:
         folder: seen by every process that serves the queue.
-        say: told of deaths.
+        print_line: told of deaths.
     """
 
-    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
-        self._folder, self._say = folder, say
+    def __init__(self, folder: Path, print_line: Callable[[str], None]) -> None:
+        self._folder, self._print_line = folder, print_line
         self._name, self._count = uuid.uuid4().hex, itertools.count()
         self._slot = threading.Lock()
         """Held while something is isolated."""
 
-    def work(self, id: str, here: Callable[[], T], apart: Callable[[], T]) -> T:
-        """Do it here or, if it was at work when a process died, apart.
+    def run(self, id: str, in_process: Callable[[], T], in_child: Callable[[], T]) -> T:
+        """Do the work in this process or, if it was being done when a process died, in a child.
 
         Args:
-            apart: does it in a child process.
+            in_child: does it in a child process.
 
         Raises:
-            Later: another one is isolated now, or the child died: it is tried again.
+            TryLater: another one is isolated now, or the child died: it is tried again.
             PermanentError: it has ended its process in every attempt.
-            Stopping: as ``apart``; it is isolated by the next process too.
+            StopRequested: as ``in_child``; it is isolated by the next process too.
         """
         word = f"{self._name}-{next(self._count)}"
         if self._begin(id, word):
             try:
-                return here()
+                return in_process()
             finally:
                 self._end(id, word)
         if not self._slot.acquire(blocking=False):
-            raise Later("it waits until it is worked at in a child process", TURN_AGAIN_S)
+            raise TryLater("it waits until it is worked at in a child process", ISOLATION_RETRY_S)
         try:
-            return self._isolated(id, word, apart)
+            return self._run_isolated(id, word, in_child)
         finally:
             self._slot.release()
 
-    def _isolated(self, id: str, word: str, apart: Callable[[], T]) -> T:
-        (self._folder / id).write_text(word)
+    def _run_isolated(self, id: str, token: str, in_child: Callable[[], T]) -> T:
+        (self._folder / id).write_text(token)
         try:
-            result = apart()
+            result = in_child()
         except ChildDied as e:
-            self._died(id, word, e.how)
-            raise Later(f"it ended its process: {e.how}", DIED_AGAIN_S) from None
-        except (Later, Stopping):
+            self._count_death(id, token, e.how)
+            raise TryLater(f"it ended its process: {e.how}", DEATH_RETRY_S) from None
+        except (TryLater, StopRequested):
             raise
         except BaseException:
-            self._forget(id, word)
+            self._forget(id, token)
             raise
-        self._forget(id, word)
+        self._forget(id, token)
         return result
 
-    def _died(self, id: str, word: str, how: str) -> None:
-        """Count it. Raises ``PermanentError`` if it is the last one."""
+    def _count_death(self, id: str, token: str, how: str) -> None:
+        """Count a death of the child. Raises ``PermanentError`` if it is the last one allowed."""
         crash.point("work.died")
         deaths = self.deaths(id) + 1
         files.replace(self._deaths_file(id), str(deaths).encode())
         crash.point("work.counted")
-        self._say(f"{id}: ended the child process that worked at it ({deaths} of {ATTEMPTS}): {how}")
+        self._print_line(f"{id}: ended the child process that worked at it ({deaths} of {ATTEMPTS}): {how}")
         if deaths >= ATTEMPTS:
-            self._forget(id, word)
+            self._forget(id, token)
             raise PermanentError(
                 f"it ended the process that worked at it, in each of {ATTEMPTS} attempts: {how}. Look for what is "
                 "unusual in it: its size, its names, its container."
             )
 
-    def _forget(self, id: str, word: str) -> None:
-        """It has an outcome: what it did to its processes does not count any more."""
+    def _forget(self, id: str, token: str) -> None:
+        """Remove the item's files: it has an outcome, so its deaths count no more."""
         self._deaths_file(id).unlink(missing_ok=True)
-        self._end(id, word)
+        self._end(id, token)
 
     def deaths(self, id: str) -> int:
-        """How many children it has ended so far."""
+        """Return how many children have died over the item so far."""
         try:
             return int(self._deaths_file(id).read_bytes())
         except (FileNotFoundError, ValueError):
             return 0
 
     def sweep(self, is_done: Callable[[str], bool]) -> None:
-        """Remove what belongs to jobs and batches that are done with."""
+        """Remove the files of finished jobs and batches."""
         for path in self._folder.iterdir():
             if is_done(path.name.removesuffix(_DEATHS)):
                 path.unlink(missing_ok=True)
@@ -284,28 +289,29 @@ class AtWork:
     def _deaths_file(self, id: str) -> Path:
         return self._folder / f"{id}{_DEATHS}"
 
-    def _begin(self, id: str, word: str) -> bool:
-        """False: it was at work before, and has no outcome."""
+    def _begin(self, id: str, token: str) -> bool:
+        """Create the item's file. Returns False if it exists: the item was being worked at before, without an
+        outcome."""
         try:
-            file = os.open(f"{self._folder}/{id}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+            descriptor = os.open(f"{self._folder}/{id}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         except FileExistsError:
             return False
         try:
-            os.write(file, word.encode())
+            os.write(descriptor, token.encode())
         finally:
-            os.close(file)
+            os.close(descriptor)
         crash.point("work.begun")
         return True
 
-    def _end(self, id: str, word: str) -> None:
-        """It has an outcome, unless another one is at it."""
+    def _end(self, id: str, token: str) -> None:
+        """Remove the item's file, unless another process has begun to work at it."""
         path = f"{self._folder}/{id}"
         with suppress(FileNotFoundError):
-            file = os.open(path, os.O_RDONLY)
+            descriptor = os.open(path, os.O_RDONLY)
             try:
-                is_ours = os.read(file, 2 * len(word)) == word.encode()
+                is_ours = os.read(descriptor, 2 * len(token)) == token.encode()
             finally:
-                os.close(file)
+                os.close(descriptor)
             if is_ours:
                 os.unlink(path)
         crash.point("work.ended")
@@ -323,10 +329,10 @@ COMMAND: Final = (
 )
 """Command of a child; the number of the connection's descriptor follows."""
 
-LOOK_S: Final = 0.1
+STOP_POLL_S: Final = 0.1
 """Between two looks whether to stop."""
 
-JOB: Final = frozenset(
+JOB_ATTRIBUTES: Final = frozenset(
     (
         *("id", "batch_id", "path", "locked", "priority", "space_needed", "retry_count"),
         *("configuration", "identifiers", "metadata", "inventory", "store"),
@@ -335,78 +341,81 @@ JOB: Final = frozenset(
 )
 """Attributes that a child may request of its job."""
 
-LOCKS: Final = frozenset(("check", "lock", "unlock"))
-"""And of the queue's locks."""
+LOCK_METHODS: Final = frozenset(("check", "lock", "unlock"))
+"""Methods of the queue's locks that a child may call."""
 
 
 class Isolation:
-    """Does the work of stages in child processes, one child a call.
+    """Runs stages in child processes, one child per call.
 
     Args:
-        stop: set it, and the child is ended with ``Stopping``.
+        stop: set it, and the child is ended with ``StopRequested``.
         command: what is started; default: ``COMMAND``.
     """
 
     def __init__(self, queue: JobQueue, serving: Serving, stop: threading.Event, command: tuple[str, ...] = ()) -> None:
         self._queue, self._serving, self._stop, self._command = queue, serving, stop, command or COMMAND
 
-    def work(self, job: Job, state: JobState) -> Done:
-        """Run the stage of this state for a job. Raises as the stage does, and ``ChildDied``, ``Stopping``."""
-        done: Done = self._run(
-            StageTask(self._settings(), state), {"job": (job, JOB), "locks": (self._queue.locks, LOCKS)}
+    def run_stage(self, job: Job, state: JobState) -> StageResult:
+        """Run the stage of this state for a job. Raises as the stage does, and ``ChildDied``, ``StopRequested``."""
+        result: StageResult = self._run(
+            StageTask(self._settings(), state),
+            {"job": (job, JOB_ATTRIBUTES), "locks": (self._queue.locks, LOCK_METHODS)},
         )
-        return done
+        return result
 
-    def planned(self, batch: Batch) -> list[Planned]:
-        """The jobs of a batch. Raises as ``payload.planned``, and ``ChildDied``, ``Stopping``."""
-        found: list[Planned] = self._run(BatchTask(self._settings(), dict(batch.submission), batch.id), {})
-        return found
+    def plan_batch(self, batch: Batch) -> list[PlannedJob]:
+        """Plan the jobs of a batch. Raises as ``payload.plan_jobs``, and ``ChildDied``, ``StopRequested``."""
+        jobs: list[PlannedJob] = self._run(BatchTask(self._settings(), dict(batch.submission), batch.id), {})
+        return jobs
 
     def _settings(self) -> Serving:
         return replace(self._serving, threads=1)
 
-    def _run(self, task: Task, asked: Mapping[str, tuple[Any, frozenset[str]]]) -> Any:
-        here, there = Pipe()
-        with here:
-            with there:
-                command = [*self._command, str(there.fileno())]
+    def _run(self, task: Task, targets: Mapping[str, tuple[Any, frozenset[str]]]) -> Any:
+        parent_end, child_end = Pipe()
+        with parent_end:
+            with child_end:
+                command = [*self._command, str(child_end.fileno())]
                 child = subprocess.Popen(
-                    command, pass_fds=[there.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+                    command, pass_fds=[child_end.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
                 )
             try:
-                here.send(task)
-                return self._answering(here, child, asked)
+                parent_end.send(task)
+                return self._answer_until_done(parent_end, child, targets)
             except (EOFError, ConnectionError):
-                raise ChildDied(_how(child.wait())) from None
+                raise ChildDied(_describe_exit(child.wait())) from None
             finally:
                 child.kill()
                 child.wait()
 
-    def _answering(self, here: Connection, child: Any, asked: Mapping[str, tuple[Any, frozenset[str]]]) -> Any:
-        """Answer what the child asks, until it has a result."""
+    def _answer_until_done(
+        self, in_process: Connection, child: Any, targets: Mapping[str, tuple[Any, frozenset[str]]]
+    ) -> Any:
+        """Answer the child's calls until it has a result."""
         while True:
-            while not here.poll(LOOK_S):
+            while not in_process.poll(STOP_POLL_S):
                 if self._stop.is_set():
-                    raise Stopping
-            match here.recv():
-                case AskedValue(value):
+                    raise StopRequested
+            match in_process.recv():
+                case ReplyValue(value):
                     return value
-                case AskedError(error):
+                case ReplyError(error):
                     raise error
-                case Question(whose, name, args):
-                    of, names = asked[whose]
-                    here.send(_answer(of, name, args) if name in names else AskedError(AttributeError(name)))
+                case ParentCall(target_name, name, args):
+                    target, allowed = targets[target_name]
+                    in_process.send(_reply(target, name, args) if name in allowed else ReplyError(AttributeError(name)))
 
 
-def _answer(of: Any, name: str, args: tuple[Any, ...] | None) -> AskedValue | AskedError:
+def _reply(target: Any, name: str, args: tuple[Any, ...] | None) -> ReplyValue | ReplyError:
     try:
-        value: Any = getattr(of, name)
-        return AskedValue(value if args is None else value(*args))
+        value: Any = getattr(target, name)
+        return ReplyValue(value if args is None else value(*args))
     except Exception as e:
-        return AskedError(e)
+        return ReplyError(e)
 
 
-def _how(code: int) -> str:
+def _describe_exit(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"
     try:

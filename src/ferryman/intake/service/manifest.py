@@ -15,7 +15,7 @@ import msgspec
 
 from ferryman.document import decode_json
 from ferryman.errors import plain_text
-from ferryman.intake.service.errors import Corrupt
+from ferryman.intake.service.errors import CorruptSubmission
 from ferryman.limits import MIB
 from ferryman.net.archives import climbs
 from ferryman.net.urls import shown, split
@@ -39,9 +39,9 @@ SUFFIX_BYTES: Final = 32
 
 SCHEMES: Final = ("http", "https", "file")
 DIGESTS: Final[Mapping[str, int]] = {"md5": 32, "sha1": 40, "sha256": 64, "sha512": 128}
-"""Digests that are checked -> how many hex digits each has."""
+"""Kinds of digests that are checked, with their number of hex digits."""
 
-_OWN: Final = ("url", "digest", "size", "local_id", "primary_id", "file_name", "priority", "profile_name")
+_COLUMNS: Final = ("url", "digest", "size", "local_id", "primary_id", "file_name", "priority", "profile_name")
 _ALIASES: Final = {"localid": "local_id", "primaryid": "primary_id", "filename": "file_name", "name": "file_name"}
 _NOT_IN_NAMES: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
@@ -70,7 +70,7 @@ class ManifestRow(NamedTuple):
     collection: str
 
 
-class Object(NamedTuple):
+class ManifestObject(NamedTuple):
     """An object that becomes one job: the lines with one local id, or one line without any."""
 
     key: str
@@ -78,32 +78,34 @@ class Object(NamedTuple):
     rows: list[ManifestRow]
 
 
-def rows_of(text: bytes, base: str) -> list[ManifestRow]:
-    """The lines of a manifest. URLs may be relative to ``base``, its own.
+def parse_manifest(text: bytes, base: str) -> list[ManifestRow]:
+    """Parse the lines of a manifest. URLs may be relative to ``base``, the manifest's own.
 
     Raises:
-        Corrupt: it cannot be read as one, naming the line.
+        CorruptSubmission: it cannot be read as one, naming the line.
     """
     is_json = text.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{")
-    found: list[ManifestRow] = []
-    weight = 0
+    rows: list[ManifestRow] = []
+    total_values = 0
     try:
-        for number, values in _of_json(text) if is_json else _of_csv(text):
-            row = _row(number, values, base)
-            weight += _weight(row.entry.fields)
-            if len(found) == MANIFEST_LINES:
-                raise Corrupt(f"the manifest has more than {MANIFEST_LINES} lines. Split it into several.")
-            if weight > MANIFEST_VALUES:
-                raise Corrupt(f"the manifest has more than {MANIFEST_VALUES} fields. Split it into several.")
-            found.append(row)
+        for number, values in _parse_json(text) if is_json else _parse_csv(text):
+            row = _parse_row(number, values, base)
+            total_values += _count_values(row.entry.fields)
+            if len(rows) == MANIFEST_LINES:
+                raise CorruptSubmission(f"the manifest has more than {MANIFEST_LINES} lines. Split it into several.")
+            if total_values > MANIFEST_VALUES:
+                raise CorruptSubmission(f"the manifest has more than {MANIFEST_VALUES} fields. Split it into several.")
+            rows.append(row)
     except UnicodeDecodeError:
-        raise Corrupt(f"the manifest is not UTF-8 at byte {_not_utf8_at(text)}. Write it as UTF-8.") from None
-    if not found:
-        raise Corrupt("the manifest names no files.")
-    return found
+        raise CorruptSubmission(
+            f"the manifest is not UTF-8 at byte {_first_bad_byte(text)}. Write it as UTF-8."
+        ) from None
+    if not rows:
+        raise CorruptSubmission("the manifest names no files.")
+    return rows
 
 
-def _not_utf8_at(text: bytes) -> int:
+def _first_bad_byte(text: bytes) -> int:
     try:
         text.decode("utf-8-sig")
     except UnicodeDecodeError as e:
@@ -111,212 +113,229 @@ def _not_utf8_at(text: bytes) -> int:
     return len(text)
 
 
-def objects_of(rows: Iterable[ManifestRow]) -> list[Object]:
-    """Lines by object, in the order in which the objects are first named.
+def group_by_object(rows: Iterable[ManifestRow]) -> list[ManifestObject]:
+    """Group lines by object, in the order in which the objects are first named.
 
     Raises:
-        Corrupt: two files of one object would be in one place.
+        CorruptSubmission: two files of one object would be in one place.
     """
-    found: dict[tuple[str, str], list[ManifestRow]] = {}
+    rows_by_key: dict[tuple[str, str], list[ManifestRow]] = {}
     for row in rows:
         key = (row.collection, row.local_id) if row.local_id else ("", f"\0{row.line}")
-        found.setdefault(key, []).append(row)
+        rows_by_key.setdefault(key, []).append(row)
     return [
-        Object(f"{collection}/{local}" if local[0] != "\0" else f"line {local[1:]}", _placed(lines))
-        for (collection, local), lines in found.items()
+        ManifestObject(f"{collection}/{local}" if local[0] != "\0" else f"line {local[1:]}", _assign_paths(lines))
+        for (collection, local), lines in rows_by_key.items()
     ]
 
 
 class _ManifestLines:
-    """The lines of a text, decoded one by one: whole, it may take four times its bytes."""
+    """Decodes a text line by line: decoded as a whole, it could take four times its bytes."""
 
     def __init__(self, text: bytes, newline: str) -> None:
         self._lines = io.TextIOWrapper(io.BytesIO(text), "utf-8-sig", newline=newline)
         self.number = 0
         """Number of the last line returned."""
-        self._left = ROW_CHARS
+        self._chars_left = ROW_CHARS
 
-    def begin(self) -> None:
-        """Another row begins."""
-        self._left = ROW_CHARS
+    def begin_row(self) -> None:
+        """Begin a new row, which may have ``ROW_CHARS`` characters."""
+        self._chars_left = ROW_CHARS
 
     def __iter__(self) -> Iterator[str]:
-        while line := self._lines.readline(self._left + 1):
+        while line := self._lines.readline(self._chars_left + 1):
             self.number += 1
-            self._left -= len(line)
-            if self._left < 0:
-                raise Corrupt(f"line {self.number} of the manifest: its row has more than {ROW_CHARS} characters.")
+            self._chars_left -= len(line)
+            if self._chars_left < 0:
+                raise CorruptSubmission(
+                    f"line {self.number} of the manifest: its row has more than {ROW_CHARS} characters."
+                )
             yield line
 
 
-def _of_json(text: bytes) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _parse_json(text: bytes) -> Iterator[tuple[int, Mapping[str, Any]]]:
     lines = _ManifestLines(text, "\n")
     for line in lines:
         number = lines.number
-        lines.begin()
+        lines.begin_row()
         if not line.strip():
             continue
         try:
             values = decode_json(line)
         except ValueError as e:
-            raise Corrupt(f"line {number} of the manifest is not JSON: {plain_text(e)}.") from None
+            raise CorruptSubmission(f"line {number} of the manifest is not JSON: {plain_text(e)}.") from None
         if not isinstance(values, dict):
-            raise Corrupt(f"line {number} of the manifest is JSON, but not an object.")
-        yield number, {_column(name): value for name, value in values.items()}
+            raise CorruptSubmission(f"line {number} of the manifest is JSON, but not an object.")
+        yield number, {_column_name(name): value for name, value in values.items()}
 
 
-def _of_csv(text: bytes) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _parse_csv(text: bytes) -> Iterator[tuple[int, Mapping[str, Any]]]:
     lines = _ManifestLines(text, "")
     reader = csv.reader(iter(lines), strict=True)
     header: list[str] = []
     try:
         for cells in reader:
-            lines.begin()
+            lines.begin_row()
             if not any(cell.strip() for cell in cells):
                 continue
             if not header:
-                header = [_column(cell) for cell in cells]
+                header = [_column_name(cell) for cell in cells]
                 if "url" not in header:
-                    raise Corrupt(
+                    raise CorruptSubmission(
                         f"line {reader.line_num} of the manifest has no column url, but {', '.join(cells)[:200]}. "
                         "The first line names the columns."
                     )
                 continue
             if len(cells) != len(header):
-                raise Corrupt(
+                raise CorruptSubmission(
                     f"line {reader.line_num} of the manifest has {len(cells)} columns, the first one {len(header)}."
                 )
             yield reader.line_num, dict(zip(header, cells, strict=True))
     except csv.Error as e:
-        raise Corrupt(f"line {reader.line_num} of the manifest is not CSV: {e}.") from None
+        raise CorruptSubmission(f"line {reader.line_num} of the manifest is not CSV: {e}.") from None
 
 
-def _weight(values: Any) -> int:
-    """How many values there are in it."""
+def _count_values(values: Any) -> int:
+    """Count the values in a JSON value."""
     if isinstance(values, dict):
-        return sum(map(_weight, values.values()), 1)
-    return sum(map(_weight, values), 1) if isinstance(values, list) else 1
+        return sum(map(_count_values, values.values()), 1)
+    return sum(map(_count_values, values), 1) if isinstance(values, list) else 1
 
 
-def _column(name: str) -> str:
+def _column_name(name: str) -> str:
     plain = re.sub(r"[\s-]+", "_", name.strip().lower())
     return _ALIASES.get(plain, plain)
 
 
-def _row(line: int, values: Mapping[str, Any], base: str) -> ManifestRow:
+def _parse_row(line: int, values: Mapping[str, Any], base: str) -> ManifestRow:
     try:
-        given = {name: "" if values.get(name) is None else str(values[name]).strip() for name in _OWN}
-        url = checked_url(given["url"], base)
+        cells = {name: "" if values.get(name) is None else str(values[name]).strip() for name in _COLUMNS}
+        url = check_url(cells["url"], base)
         if split(url)[1].scheme == "file" and split(base)[1].scheme != "file":
-            raise Corrupt(f"{shown(url)} is a file of the machine that reads this; a server may not name one.")
+            raise CorruptSubmission(
+                f"{shown(url)} is a file of the machine that reads this; a server may not name one."
+            )
         entry = ManifestEntry(
             url,
-            checked_path(given["file_name"]) if given["file_name"] else "",
-            checked_digest(given["digest"]),
-            whole("size", given["size"]),
-            {name: value for name, value in values.items() if name not in _OWN and name and value not in ("", None)},
+            check_path(cells["file_name"]) if cells["file_name"] else "",
+            check_digest(cells["digest"]),
+            parse_integer("size", cells["size"]),
+            {
+                name: value
+                for name, value in values.items()
+                if name not in _COLUMNS and name and value not in ("", None)
+            },
         )
         return ManifestRow(
             line,
             entry,
-            given["local_id"],
-            given["primary_id"],
-            whole("priority", given["priority"]),
-            given["profile_name"],
+            cells["local_id"],
+            cells["primary_id"],
+            parse_integer("priority", cells["priority"]),
+            cells["profile_name"],
         )
-    except Corrupt as e:
-        raise Corrupt(f"line {line} of the manifest: {e}") from None
+    except CorruptSubmission as e:
+        raise CorruptSubmission(f"line {line} of the manifest: {e}") from None
 
 
-def whole(name: str, text: str) -> int | None:
-    """The number that a submitter wrote; None if there is none.
+def parse_integer(name: str, text: str) -> int | None:
+    """Parse an integer that a submitter wrote; None if the text is empty.
 
     Raises:
-        Corrupt: it is not one, or has more than 18 digits.
+        CorruptSubmission: it is not one, or has more than 18 digits.
     """
     if not text:
         return None
     if not re.fullmatch(r"[0-9]{1,18}", text):
-        raise Corrupt(f"{name} {text[:40]!r} is not an integer.")
+        raise CorruptSubmission(f"{name} {text[:40]!r} is not an integer.")
     return int(text)
 
 
-def _placed(rows: list[ManifestRow]) -> list[ManifestRow]:
-    """The lines of an object, each file in a place of its own."""
-    given = {row.entry.path for row in rows if row.entry.path}
-    taken: dict[str, int] = {}
-    last: dict[str, int] = {}
-    placed = []
+def _assign_paths(rows: list[ManifestRow]) -> list[ManifestRow]:
+    """Give each file of an object a path of its own."""
+    given_paths = {row.entry.path for row in rows if row.entry.path}
+    line_of_path: dict[str, int] = {}
+    last_numbers: dict[str, int] = {}
+    result = []
     for row in rows:
         entry = row.entry
-        path = entry.path or free_name(name_in(entry.url), lambda path: path in taken or path in given, last)
-        if path in taken:
-            raise Corrupt(
-                f"line {row.line} of the manifest: the file_name {path!r} is also that of line {taken[path]}. Give "
-                "each file of an object its own."
+        path = entry.path or free_name(
+            file_name_of(entry.url), lambda path: path in line_of_path or path in given_paths, last_numbers
+        )
+        if path in line_of_path:
+            raise CorruptSubmission(
+                f"line {row.line} of the manifest: the file_name {path!r} is also that of line {line_of_path[path]}. "
+                "Give each file of an object its own."
             )
-        taken[path] = row.line
-        placed.append(row._replace(entry=msgspec.structs.replace(entry, path=path)))
-    return placed
+        line_of_path[path] = row.line
+        result.append(row._replace(entry=msgspec.structs.replace(entry, path=path)))
+    return result
 
 
-def free_name(name: str, is_taken: Callable[[str], bool], last: dict[str, int]) -> str:
-    """The name, or the next one that is like it: ``page.txt``, ``page-2.txt``. ``last``: the number it had last."""
+def free_name(name: str, is_taken: Callable[[str], bool], last_numbers: dict[str, int]) -> str:
+    """Return the name, numbered if it is taken: ``page.txt``, ``page-2.txt``.
+
+    Args:
+        last_numbers: name -> the number that was added to it last; updated here.
+    """
     if not is_taken(name):
         return name
     pure = PurePosixPath(name)
     stem, suffix = (pure.stem, pure.suffix) if len(pure.suffix.encode()) <= SUFFIX_BYTES else (name, "")
-    stem = end_of(stem, NAME_BYTES - NUMBER_BYTES - len(suffix.encode()))
+    stem = last_bytes(stem, NAME_BYTES - NUMBER_BYTES - len(suffix.encode()))
     base = stem + suffix  # names that differ only in what was cut off count together
     path = name
     while is_taken(path):
-        last[base] = last.get(base, 1) + 1
-        path = f"{stem}-{last[base]}{suffix}"
+        last_numbers[base] = last_numbers.get(base, 1) + 1
+        path = f"{stem}-{last_numbers[base]}{suffix}"
     return path
 
 
-def name_in(url: str) -> str:
-    """The name that the file at a URL has."""
+def file_name_of(url: str) -> str:
+    """Return the name of the file at a URL."""
     name = unquote(split(url)[1].path.rpartition("/")[2], errors="replace")
     name = _NOT_IN_NAMES.sub("_", name.replace("/", "_").replace("\\", "_")).strip()
-    name = end_of(name, NAME_BYTES)  # which says what kind of file it is
+    name = last_bytes(name, NAME_BYTES)  # which says what kind of file it is
     return "file" if name in ("", ".", "..") else name
 
 
-def end_of(name: str, size: int) -> str:
+def last_bytes(name: str, size: int) -> str:
     """Return the last characters of a name, of ``size`` bytes at most."""
     return name.encode()[-size:].decode(errors="ignore")
 
 
-def checked_url(url: str, base: str = "") -> str:
-    """A URL that is fetched, in full.
+def check_url(url: str, base: str = "") -> str:
+    """Return a URL in full, if it can be fetched.
 
     Args:
         base: that it may be relative to.
 
     Raises:
-        Corrupt: it is not one.
+        CorruptSubmission: it is not one.
     """
     if not url:
-        raise Corrupt("there is no url.")
+        raise CorruptSubmission("there is no url.")
     try:
         url, parts = split(url, base)
     except ValueError as e:
-        raise Corrupt(f"the url {e}. Correct it.") from None
+        raise CorruptSubmission(f"the url {e}. Correct it.") from None
     if _NOT_IN_NAMES.search(url):
-        raise Corrupt(f"the url {shown(url)} has control characters. Correct it.")
+        raise CorruptSubmission(f"the url {shown(url)} has control characters. Correct it.")
     if parts.scheme not in SCHEMES or (parts.scheme != "file" and not parts.hostname):
-        raise Corrupt(f"the url {shown(url)} is not one of {', '.join(SCHEMES)}. Give it whole: http://host/path.")
+        raise CorruptSubmission(
+            f"the url {shown(url)} is not one of {', '.join(SCHEMES)}. Give it whole: http://host/path."
+        )
     if parts.scheme == "file" and (parts.netloc not in ("", "localhost") or not parts.path.startswith("/")):
-        raise Corrupt(f"the url {shown(url)} is not a file of this machine. Give it as file:///path.")
+        raise CorruptSubmission(f"the url {shown(url)} is not a file of this machine. Give it as file:///path.")
     return url
 
 
-def checked_digest(text: str) -> str:
-    """``sha256:HEX`` of what a submitter wrote: ``SHA-256:…``, or hex digits alone, known by their number.
+def check_digest(text: str) -> str:
+    """Normalize a digest to ``sha256:HEX``; ``SHA-256:…`` is accepted, and hex digits alone, recognized by their
+    number.
 
     Raises:
-        Corrupt: it is not a digest that can be checked.
+        CorruptSubmission: it is not a digest that can be checked.
     """
     if not text:
         return ""
@@ -326,21 +345,23 @@ def checked_digest(text: str) -> str:
     kind = kind.replace("-", "").strip()
     digits = digits.strip()
     if DIGESTS.get(kind) != len(digits) or not re.fullmatch("[0-9a-f]+", digits):
-        raise Corrupt(f"the digest {text[:140]!r} is not one of {', '.join(DIGESTS)}. Write it as sha256:HEX.")
+        raise CorruptSubmission(
+            f"the digest {text[:140]!r} is not one of {', '.join(DIGESTS)}. Write it as sha256:HEX."
+        )
     return f"{kind}:{digits}"
 
 
-def checked_path(path: str) -> str:
-    """A place below a folder, ``/`` between names.
+def check_path(path: str) -> str:
+    """Normalize a path below a folder, with ``/`` between names.
 
     Raises:
-        Corrupt: it climbs out, or no file can have it.
+        CorruptSubmission: it climbs out, or no file can have it.
     """
     if climbs(path):
-        raise Corrupt(f"the path {path[:200]!r} leads out of the object. Give paths below one folder.")
+        raise CorruptSubmission(f"the path {path[:200]!r} leads out of the object. Give paths below one folder.")
     parts = [part for part in path.replace("\\", "/").split("/") if part not in ("", ".")]
     if not parts or len(path) > PATH_CHARS or _NOT_IN_NAMES.search(path):
-        raise Corrupt(f"the path {path[:200]!r} cannot be a file's.")
+        raise CorruptSubmission(f"the path {path[:200]!r} cannot be a file's.")
     if any(len(part.encode()) > NAME_BYTES for part in parts):
-        raise Corrupt(f"the path {path[:200]!r} has a name of more than {NAME_BYTES} bytes.")
+        raise CorruptSubmission(f"the path {path[:200]!r} has a name of more than {NAME_BYTES} bytes.")
     return "/".join(parts)

@@ -12,20 +12,20 @@ from ferryman.destinations import JobIdentifiers
 from ferryman.errors import UsageError
 from ferryman.intake import Job
 from ferryman.intake import job as inventory
-from ferryman.intake.nodes import PRIORITY, mapped
-from ferryman.intake.service.errors import Corrupt
+from ferryman.intake.nodes import DEFAULT_PRIORITY, node_name
+from ferryman.intake.service.errors import CorruptSubmission
 from ferryman.intake.service.fetch import Fetcher
 from ferryman.intake.service.manifest import (
     MANIFEST_BYTES,
     ManifestEntry,
-    Object,
-    checked_digest,
-    checked_path,
-    checked_url,
-    name_in,
-    objects_of,
-    rows_of,
-    whole,
+    ManifestObject,
+    check_digest,
+    check_path,
+    check_url,
+    file_name_of,
+    group_by_object,
+    parse_integer,
+    parse_manifest,
 )
 from ferryman.intake.service.workspace import SUFFIXES, Workspace, read_entries, write_lists
 from ferryman.net.urls import split
@@ -48,7 +48,7 @@ class PayloadKind(enum.StrEnum):
     """Lines of containers, each one object."""
 
 
-_OTHER_NAMES: Final = {
+_ALIASES: Final = {
     "manifests": PayloadKind.MANIFESTS,
     "batch-manifest": PayloadKind.MANIFESTS,
     "single-file-batch-manifest": PayloadKind.MANIFEST,
@@ -61,8 +61,8 @@ _OTHER_NAMES: Final = {
 ADD: Final = "add"
 """The mode of a submission that names none."""
 
-METADATA: Final = ("erc_who", "erc_what", "erc_when", "erc_where")
-INHERITED: Final = (
+METADATA_FIELDS: Final = ("erc_who", "erc_what", "erc_when", "erc_where")
+INHERITED_FIELDS: Final = (
     *("profile_name", "submitter", "submissionDate", "response_type", "response_url", "submission_mode"),
     *("batch_type", "mode", "delete"),
 )
@@ -72,14 +72,14 @@ NAME_CHARS: Final = 1024
 """Most characters of an identifier or a collection's name."""
 
 OBJECT_LIST: Final = "object_list"
-"""Names what the batch consumer has laid into the working space for a job: lines of files, already read and checked."""
+"""Key of the URL of a job's list of files, which the batch consumer has checked and put into the working space."""
 
 EDITION: Final = "edition"
-"""How often an operator has edited a job's configuration. What was fetched for an older edition is not used."""
+"""Key of the number of edits of a job's configuration. Files of an older edition are not used."""
 
 
-class Planned(NamedTuple):
-    """A job that is to be made."""
+class PlannedJob(NamedTuple):
+    """A job to be created."""
 
     configuration: dict[str, Any]
     """``jobID`` is its key in the batch."""
@@ -97,7 +97,7 @@ def kind_of(submission: Mapping[str, Any]) -> PayloadKind:
     """Return the kind of payload of a submission or a job.
 
     Raises:
-        Corrupt: nobody knows this kind.
+        CorruptSubmission: nobody knows this kind.
     """
     named = str(submission.get("payload_type") or "").strip().lower().replace("_", "-").replace(" ", "-")
     if not named:
@@ -107,62 +107,66 @@ def kind_of(submission: Mapping[str, Any]) -> PayloadKind:
         try:
             path = split(url)[1].path.lower()
         except ValueError as e:
-            raise Corrupt(f"the payload_url {e}. Correct it.") from None
+            raise CorruptSubmission(f"the payload_url {e}. Correct it.") from None
         return PayloadKind.CONTAINER if path.endswith(SUFFIXES) else PayloadKind.FILE
-    if named in _OTHER_NAMES:
-        return _OTHER_NAMES[named]
+    if named in _ALIASES:
+        return _ALIASES[named]
     try:
         return PayloadKind(named)
     except ValueError:
-        raise Corrupt(f"payload_type {named!r} is not known. Choose one of {', '.join(PayloadKind)}.") from None
+        raise CorruptSubmission(
+            f"payload_type {named!r} is not known. Choose one of {', '.join(PayloadKind)}."
+        ) from None
 
 
-def planned(submission: Mapping[str, Any], batch_id: str, work: Workspace, fetcher: Fetcher) -> Iterator[Planned]:
-    """The jobs of a batch, each time the same ones. What they need is in the working space.
+def plan_jobs(submission: Mapping[str, Any], batch_id: str, work: Workspace, fetcher: Fetcher) -> Iterator[PlannedJob]:
+    """Yield the jobs of a batch, the same ones each time. Their lists of files are in the working space.
 
     Raises:
-        Corrupt: the payload is not what it says it is.
+        CorruptSubmission: the payload is not what it says it is.
         PermanentError, TransientError: it cannot be fetched.
-        Stopping.
+        StopRequested.
     """
     kind = kind_of(submission)
     if kind not in (PayloadKind.MANIFEST, PayloadKind.MANIFESTS, PayloadKind.CONTAINERS):
-        yield _single(submission, kind)
+        yield _plan_single(submission, kind)
         return
-    manifest = _manifest(submission, work.batch(batch_id) / "manifest", fetcher)
-    with work.reading:
-        yield from _of_manifest(submission, kind, manifest, work.batch(batch_id) / "objects")
+    manifest = _fetch_manifest(submission, work.batch(batch_id) / "manifest", fetcher)
+    with work.manifest_lock:
+        yield from _plan_manifest(submission, kind, manifest, work.batch(batch_id) / "objects")
 
 
-def _of_manifest(submission: Mapping[str, Any], kind: PayloadKind, manifest: Path, folder: Path) -> Iterator[Planned]:
-    objects = objects_of(rows_of(manifest.read_bytes(), _url(submission)))
+def _plan_manifest(
+    submission: Mapping[str, Any], kind: PayloadKind, manifest: Path, folder: Path
+) -> Iterator[PlannedJob]:
+    objects = group_by_object(parse_manifest(manifest.read_bytes(), _payload_url(submission)))
     if kind is not PayloadKind.MANIFEST:
         for row in (row for one in objects for row in one.rows):
-            yield _of_row(submission, kind, Object(f"line {row.line}", [row]))
+            yield _plan_row(submission, kind, ManifestObject(f"line {row.line}", [row]))
         return
-    kept = [(one, folder / f"{number:07d}.jsonl") for number, one in enumerate(objects)]
-    write_lists({path: [row.entry for row in one.rows] for one, path in kept})
-    for one, path in kept:
-        yield _of_lines(submission, one, path)
+    lists = [(one, folder / f"{number:07d}.jsonl") for number, one in enumerate(objects)]
+    write_lists({path: [row.entry for row in one.rows] for one, path in lists})
+    for each, path in lists:
+        yield _plan_object(submission, each, path)
 
 
-def _manifest(submission: Mapping[str, Any], kept: Path, fetcher: Fetcher) -> Path:
-    """A batch's manifest. It is fetched once: what becomes of its URL later makes no other jobs."""
-    url = _url(submission)
-    if not kept.exists():
-        text = fetcher.content(url, MANIFEST_BYTES, checked_digest(str(submission.get("digest") or "")))
-        files.make_folder(kept.parent)
-        files.replace(kept, text)
-    return kept
+def _fetch_manifest(submission: Mapping[str, Any], path: Path, fetcher: Fetcher) -> Path:
+    """Return a batch's manifest. It is fetched once, so that a later change at its URL cannot lead to other jobs."""
+    url = _payload_url(submission)
+    if not path.exists():
+        text = fetcher.fetch_content(url, MANIFEST_BYTES, check_digest(str(submission.get("digest") or "")))
+        files.make_folder(path.parent)
+        files.replace(path, text)
+    return path
 
 
-def _url(values: Mapping[str, Any]) -> str:
-    return checked_url(str(values.get("manifest_url") or values.get("payload_url") or ""))
+def _payload_url(values: Mapping[str, Any]) -> str:
+    return check_url(str(values.get("manifest_url") or values.get("payload_url") or ""))
 
 
-def _single(submission: Mapping[str, Any], kind: PayloadKind) -> Planned:
-    """A file, a container or the manifest of one object: the whole batch is one job."""
-    configuration = {**_inherited(submission), "jobID": "1", "payload_type": kind.value}
+def _plan_single(submission: Mapping[str, Any], kind: PayloadKind) -> PlannedJob:
+    """Plan the only job of a batch: a file, a container, or the manifest of one object."""
+    configuration = {**_inherited_fields(submission), "jobID": "1", "payload_type": kind.value}
     configuration["payload_url"] = submission.get("payload_url") or submission.get("manifest_url")
     for name in ("manifest_url", "payload_file_name", "digest", "size"):
         if submission.get(name) not in (None, ""):
@@ -170,15 +174,15 @@ def _single(submission: Mapping[str, Any], kind: PayloadKind) -> Planned:
     identifiers = _identifiers(submission)
     if identifiers.get("local_id"):
         configuration["local_id"] = identifiers["local_id"][0]
-    return Planned(configuration, _priority(submission), identifiers, _metadata(submission))
+    return PlannedJob(configuration, _priority(submission), identifiers, _metadata(submission))
 
 
-def _of_row(submission: Mapping[str, Any], kind: PayloadKind, one: Object) -> Planned:
-    """A line that leads to a manifest or a container."""
+def _plan_row(submission: Mapping[str, Any], kind: PayloadKind, one: ManifestObject) -> PlannedJob:
+    """Plan the job of a line that leads to a manifest or a container."""
     (row,) = one.rows
     inner = PayloadKind.OBJECT if kind is PayloadKind.MANIFESTS else PayloadKind.CONTAINER
     configuration = {
-        **_inherited(submission),
+        **_inherited_fields(submission),
         "jobID": one.key,
         "payload_type": inner.value,
         "payload_url": row.entry.url,
@@ -186,29 +190,29 @@ def _of_row(submission: Mapping[str, Any], kind: PayloadKind, one: Object) -> Pl
         "digest": row.entry.digest,
         "size": row.entry.size,
     }
-    return _planned(submission, one, configuration)
+    return _planned_job(submission, one, configuration)
 
 
-def _of_lines(submission: Mapping[str, Any], one: Object, path: Path) -> Planned:
-    """Lines of one object."""
+def _plan_object(submission: Mapping[str, Any], one: ManifestObject, path: Path) -> PlannedJob:
+    """Plan the job of an object from its lines in the manifest."""
     configuration = {
-        **_inherited(submission),
+        **_inherited_fields(submission),
         "jobID": one.key,
         "payload_type": PayloadKind.OBJECT.value,
-        "payload_url": _url(submission),
-        OBJECT_LIST: inventory.url_of(path),
+        "payload_url": _payload_url(submission),
+        OBJECT_LIST: inventory.file_url(path),
     }
-    return _planned(submission, one, configuration)
+    return _planned_job(submission, one, configuration)
 
 
-def _planned(submission: Mapping[str, Any], one: Object, configuration: dict[str, Any]) -> Planned:
+def _planned_job(submission: Mapping[str, Any], one: ManifestObject, configuration: dict[str, Any]) -> PlannedJob:
     first = one.rows[0]
     priorities = [row.priority for row in one.rows if row.priority is not None]
     identifiers = {"local_id": [first.local_id] if first.local_id else [], "primary_id": first.primary_id}
     if first.collection:
         configuration["profile_name"] = first.collection
     configuration["local_id"] = first.local_id
-    return Planned(
+    return PlannedJob(
         {name: value for name, value in configuration.items() if value not in (None, "")},
         min(priorities) if priorities else _priority(submission),
         {name: value for name, value in identifiers.items() if value},
@@ -216,31 +220,33 @@ def _planned(submission: Mapping[str, Any], one: Object, configuration: dict[str
     )
 
 
-def _inherited(submission: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: submission[name] for name in INHERITED if submission.get(name) not in (None, "")}
+def _inherited_fields(submission: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: submission[name] for name in INHERITED_FIELDS if submission.get(name) not in (None, "")}
 
 
 def _identifiers(submission: Mapping[str, Any]) -> dict[str, Any]:
-    local = submission.get("local_id")
-    found: dict[str, Any] = {"local_id": local if isinstance(local, list) else [local] if local else []}
-    found["primary_id"] = submission.get("primary_id")
-    return {name: value for name, value in found.items() if value}
+    local_id = submission.get("local_id")
+    identifiers: dict[str, Any] = {
+        "local_id": local_id if isinstance(local_id, list) else [local_id] if local_id else []
+    }
+    identifiers["primary_id"] = submission.get("primary_id")
+    return {name: value for name, value in identifiers.items() if value}
 
 
 def _metadata(submission: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: submission[name] for name in METADATA if submission.get(name)}
+    return {name: submission[name] for name in METADATA_FIELDS if submission.get(name)}
 
 
 def _priority(submission: Mapping[str, Any]) -> int:
-    given = whole("priority", str(submission.get("priority", PRIORITY)))
-    return PRIORITY if given is None else given
+    priority = parse_integer("priority", str(submission.get("priority", DEFAULT_PRIORITY)))
+    return DEFAULT_PRIORITY if priority is None else priority
 
 
 def refuse_bad_names(job: Job) -> None:
-    """Names of a job become names of locks: each is one line of text.
+    """Check the job's names, which become names of locks: each has to be one line of text.
 
     Raises:
-        Corrupt: one of them is not, and which.
+        CorruptSubmission: one of them is not, and which.
     """
     identifiers, configuration = job.identifiers, job.configuration
     local = identifiers.get("local_id")
@@ -248,66 +254,66 @@ def refuse_bad_names(job: Job) -> None:
     names += [("primary_id", identifiers.get("primary_id")), ("profile_name", configuration.get("profile_name"))]
     for kind, name in names:
         if name not in (None, ""):
-            checked_name(kind, name)
+            check_name(kind, name)
 
 
-def checked_name(kind: str, name: object) -> str:
-    """A name that locks can have.
+def check_name(kind: str, name: object) -> str:
+    """Return a name, if a lock can have it.
 
     Raises:
-        Corrupt: it is not text of one line, or too long.
+        CorruptSubmission: it is not text of one line, or too long.
     """
     if not isinstance(name, str | int):
-        raise Corrupt(f"its {kind} is not text but {str(name)[:80]!r}. Correct it.")
+        raise CorruptSubmission(f"its {kind} is not text but {str(name)[:80]!r}. Correct it.")
     if len(str(name)) > NAME_CHARS:
-        raise Corrupt(f"its {kind} has {len(str(name))} characters, more than {NAME_CHARS}. Shorten it.")
+        raise CorruptSubmission(f"its {kind} has {len(str(name))} characters, more than {NAME_CHARS}. Shorten it.")
     try:
-        mapped(str(name))
+        node_name(str(name))
     except UsageError as e:
-        raise Corrupt(f"its {kind} {e}. Correct it.") from None
+        raise CorruptSubmission(f"its {kind} {e}. Correct it.") from None
     return str(name)
 
 
-def inventory_of(job: Job, url: str) -> dict[str, Any]:
+def inventory_fields(job: Job, url: str) -> dict[str, Any]:
     """Return the values that other tools expect in a job's ``inventory`` and ``store``.
 
     Args:
         url: of the list of its files.
     """
     configuration = job.configuration
-    found = {"manifest_url": url, "mode": configuration.get("mode") or ADD}
-    return {**found, **({"delete": configuration["delete"]} if configuration.get("delete") else {})}
+    fields = {"manifest_url": url, "mode": configuration.get("mode") or ADD}
+    return {**fields, **({"delete": configuration["delete"]} if configuration.get("delete") else {})}
 
 
 # --- a job's files ----------------------------------------------------------------------------------------------------
 
 
-def listed(job: Job, work: Workspace, fetcher: Fetcher) -> list[ManifestEntry]:
-    """The files that a job's submitter names; read once, then known in the working space.
+def entries_of(job: Job, work: Workspace, fetcher: Fetcher) -> list[ManifestEntry]:
+    """Return the files that a job's submitter names; read once, then kept in the working space.
 
     Raises:
-        Corrupt: its manifest is not what it says it is.
+        CorruptSubmission: its manifest is not what it says it is.
         PermanentError, TransientError: it cannot be fetched.
-        Stopping.
+        StopRequested.
     """
     configuration = job.configuration
     edition = edition_of(configuration)
-    found = work.entries(job.id, edition)
-    if found is not None:
-        return found
-    written = _written(configuration, work)
-    if written is not None and (found := read_entries(written.read_bytes())):
-        work.link_entries(job.id, written, edition)
-        return work.entries(job.id, edition) or found
-    found = _entries(configuration, fetcher)
-    work.set_entries(job.id, found, edition)
-    return found
+    entries = work.entries(job.id, edition)
+    if entries is not None:
+        return entries
+    batch_list = _list_from_batch(configuration, work)
+    if batch_list is not None and (entries := read_entries(batch_list.read_bytes())):
+        work.link_entries(job.id, batch_list, edition)
+        return work.entries(job.id, edition) or entries
+    entries = _fetch_entries(configuration, fetcher)
+    work.set_entries(job.id, entries, edition)
+    return entries
 
 
 def edition_of(configuration: Mapping[str, Any]) -> int:
-    """0: as it was made."""
-    found = configuration.get(EDITION) or 0
-    return found if isinstance(found, int) and found > 0 else 0
+    """Return how often a configuration was edited; 0 if never."""
+    edition = configuration.get(EDITION) or 0
+    return edition if isinstance(edition, int) and edition > 0 else 0
 
 
 def is_container(job: Job) -> bool:
@@ -315,30 +321,32 @@ def is_container(job: Job) -> bool:
     return kind_of(job.configuration) is PayloadKind.CONTAINER
 
 
-def _written(configuration: Mapping[str, Any], work: Workspace) -> Path | None:
-    """The list that the batch consumer has laid into the working space; None: its files are named elsewhere."""
+def _list_from_batch(configuration: Mapping[str, Any], work: Workspace) -> Path | None:
+    """Return the list of files that the batch consumer wrote for this job; None if the job has none."""
     if OBJECT_LIST not in configuration:
         return None
-    path = Path(unquote(split(checked_url(str(configuration[OBJECT_LIST])))[1].path))
+    path = Path(unquote(split(check_url(str(configuration[OBJECT_LIST])))[1].path))
     if not path.resolve().is_relative_to(work.batches.resolve()):
-        raise Corrupt(f"{path}: is not a list of files that was made here.")
+        raise CorruptSubmission(f"{path}: is not a list of files that was made here.")
     return path
 
 
-def _entries(configuration: Mapping[str, Any], fetcher: Fetcher) -> list[ManifestEntry]:
-    url = _url(configuration)
-    digest = checked_digest(str(configuration.get("digest") or ""))
+def _fetch_entries(configuration: Mapping[str, Any], fetcher: Fetcher) -> list[ManifestEntry]:
+    url = _payload_url(configuration)
+    digest = check_digest(str(configuration.get("digest") or ""))
     match kind_of(configuration):
         case PayloadKind.FILE | PayloadKind.CONTAINER:
             size = configuration.get("size")
-            name = str(configuration.get("payload_file_name") or "") or name_in(url)
-            return [ManifestEntry(url, checked_path(name), digest, None if size is None else whole("size", str(size)))]
+            name = str(configuration.get("payload_file_name") or "") or file_name_of(url)
+            return [
+                ManifestEntry(url, check_path(name), digest, None if size is None else parse_integer("size", str(size)))
+            ]
         case PayloadKind.OBJECT:
-            rows = rows_of(fetcher.content(url, MANIFEST_BYTES, digest), url)
-            alone = [row._replace(local_id="1", collection="") for row in rows]
-            return [row.entry for row in objects_of(alone)[0].rows]
+            rows = parse_manifest(fetcher.fetch_content(url, MANIFEST_BYTES, digest), url)
+            as_one_object = [row._replace(local_id="1", collection="") for row in rows]
+            return [row.entry for row in group_by_object(as_one_object)[0].rows]
         case kind:
-            raise Corrupt(f"payload_type {kind.value!r} is a batch's, not a job's.")
+            raise CorruptSubmission(f"payload_type {kind.value!r} is a batch's, not a job's.")
 
 
 # An operator's corrections of a failed job's configuration: another manifest, another URL, a right digest.
@@ -347,16 +355,16 @@ EDITABLE: Final = (
     *("payload_url", "payload_type", "payload_file_name", "digest", "size", "profile_name", "response_url"),
     *("submitter", "mode", "delete"),
 )
-"""Keys that can be set. Others tell which job it is."""
+"""Keys that can be set. The others identify the job."""
 
-_OF_FILES: Final = ("payload_url", "payload_type", "payload_file_name", "digest", "size")
-"""These say which files a job has."""
+_FILE_KEYS: Final = ("payload_url", "payload_type", "payload_file_name", "digest", "size")
+"""Keys that determine which files a job has."""
 
-_A_JOBS: Final = (PayloadKind.FILE, PayloadKind.CONTAINER, PayloadKind.OBJECT)
+_JOB_KINDS: Final = (PayloadKind.FILE, PayloadKind.CONTAINER, PayloadKind.OBJECT)
 
 
-def edited(job: Job, changes: Mapping[str, str]) -> dict[str, Any]:
-    """A job's configuration with these changes; an empty text removes a key.
+def edit_configuration(job: Job, changes: Mapping[str, str]) -> dict[str, Any]:
+    """Return a job's configuration with these changes; an empty text removes a key.
 
     Raises:
         UsageError: a key cannot be set, or a value is not possible; nothing was changed.
@@ -365,7 +373,7 @@ def edited(job: Job, changes: Mapping[str, str]) -> dict[str, Any]:
     if unknown := sorted(changes.keys() - set(EDITABLE)):
         raise UsageError(f"{', '.join(unknown)}: cannot be set. Set one of {', '.join(EDITABLE)}.")
     after = {**before, **changes}
-    if OBJECT_LIST in before and changes.keys() & set(_OF_FILES) and "payload_url" not in changes:
+    if OBJECT_LIST in before and changes.keys() & set(_FILE_KEYS) and "payload_url" not in changes:
         raise UsageError(f"{job.id}: its files are lines of its batch's manifest. Give it a manifest of its own.")
     if "payload_url" in changes:  # what was said of the old one is not true of the new one
         for name in ("manifest_url", "digest", "size", OBJECT_LIST):
@@ -373,72 +381,77 @@ def edited(job: Job, changes: Mapping[str, str]) -> dict[str, Any]:
                 after.pop(name, None)
     after = {name: value for name, value in after.items() if value != ""}
     try:
-        _refuse_impossible(after)
-    except Corrupt as e:
+        _check_configuration(after)
+    except CorruptSubmission as e:
         raise UsageError(f"{job.id}: {e} Nothing was changed.") from None
     return {**after, EDITION: edition_of(before) + 1}
 
 
-def _refuse_impossible(configuration: Mapping[str, Any]) -> None:
-    """
+def _check_configuration(configuration: Mapping[str, Any]) -> None:
+    """Check a configuration as ``serve`` will.
+
     Raises:
-        Corrupt: ``serve`` would refuse it.
+        CorruptSubmission: ``serve`` would refuse it.
     """
-    checked_url(str(configuration.get("payload_url") or configuration.get("manifest_url") or ""))
-    checked_digest(str(configuration.get("digest") or ""))
+    check_url(str(configuration.get("payload_url") or configuration.get("manifest_url") or ""))
+    check_digest(str(configuration.get("digest") or ""))
     if "size" in configuration:
-        whole("size", str(configuration["size"]))
+        parse_integer("size", str(configuration["size"]))
     if configuration.get("profile_name"):
-        checked_name("profile_name", configuration["profile_name"])
-    if kind_of(configuration) not in _A_JOBS:
-        raise Corrupt(f"payload_type: of a job it is one of {', '.join(_A_JOBS)}.")
+        check_name("profile_name", configuration["profile_name"])
+    if kind_of(configuration) not in _JOB_KINDS:
+        raise CorruptSubmission(f"payload_type: of a job it is one of {', '.join(_JOB_KINDS)}.")
 
 
 # Identifiers that the plan has minted for a job's documents, beside those that the submitter gave.
 
-TOLD: Final = 5
+IDS_SHOWN: Final = 5
 """Primary ids that are named when documents of one job disagree."""
 
 
-class Minted:
-    """Reads what ``JobIdentifiers`` of a plan has noted; a plan without one costs nothing.
+class MintedIdentifiers:
+    """Reads the identifiers that a plan's ``JobIdentifiers`` have noted; without any of these it costs nothing.
 
     Args:
         work: the working space, for a plan that is about to run.
     """
 
     def __init__(self, plan: Plan, work: Path | None = None) -> None:
-        self._noting = {
+        self._destinations = {
             id(n.destination): n.destination
             for n in plan.nodes
             if isinstance(n, DestinationNode) and isinstance(n.destination, JobIdentifiers)
         }
         if work is not None:
-            for each in self._noting.values():
+            for each in self._destinations.values():
                 each.serve(work)
 
-    def identifiers(self, job: Job, documents: Iterable[tuple[str, str]]) -> dict[str, Any] | None:
-        """A job's identifiers with those that were minted for its documents (source, id); None: nothing is new.
+    def merge_identifiers(self, job: Job, documents: Iterable[tuple[str, str]]) -> dict[str, Any] | None:
+        """Return a job's identifiers with those minted for its documents (source, id); None if nothing is new.
 
         Raises:
             ValueError: its documents do not agree about its primary id.
         """
-        if not self._noting:
+        if not self._destinations:
             return None
         before = job.identifiers
-        notes = [note for each in self._noting.values() for place in documents for note in each.noted(*place)]
-        given = str(before.get("primary_id") or "")
-        primary = list(dict.fromkeys(one for one in (given, *(note.primary_id for note in notes)) if one))
-        if len(primary) > 1:
+        notes = [note for each in self._destinations.values() for place in documents for note in each.notes_of(*place)]
+        given_id = str(before.get("primary_id") or "")
+        primary_ids = list(dict.fromkeys(one for one in (given_id, *(note.primary_id for note in notes)) if one))
+        if len(primary_ids) > 1:
             raise ValueError(
-                f"its documents name several primary ids ({', '.join(primary[:TOLD])}): a job has one. Mint it from "
-                "what they share, and leave alone what the submitter gave."
+                f"its documents name several primary ids ({', '.join(primary_ids[:IDS_SHOWN])}): a job has one. Mint "
+                "it from what they share, and leave alone what the submitter gave."
             )
-        local = list(dict.fromkeys([*_listed(before), *(one for note in notes for one in note.local_id)]))
-        after = {**before, **({"primary_id": primary[0]} if primary else {}), **({"local_id": local} if local else {})}
+        local_ids = list(dict.fromkeys([*_local_ids(before), *(one for note in notes for one in note.local_id)]))
+        after = {
+            **before,
+            **({"primary_id": primary_ids[0]} if primary_ids else {}),
+            **({"local_id": local_ids} if local_ids else {}),
+        }
         return None if after == before else after
 
 
-def _listed(identifiers: Mapping[str, Any]) -> list[str]:
+def _local_ids(identifiers: Mapping[str, Any]) -> list[str]:
     local = identifiers.get("local_id") or []
     return [str(one) for one in (local if isinstance(local, list) else [local])]

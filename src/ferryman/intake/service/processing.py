@@ -1,4 +1,4 @@
-"""Jobs in Processing: their documents run through the plan, many jobs of many batches in one wave."""
+"""Consumer of jobs in Processing: it runs their documents through the plan, many jobs of many batches in one wave."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ferryman.account.families import DocumentResult, FailedDelivery, document_r
 from ferryman.errors import FerrymanError, UsageError, describe, plain_text
 from ferryman.intake import Job, JobQueue, JobState, LockLost, NodeInvalid, StateError
 from ferryman.intake.service.errors import TurnFailed
-from ferryman.intake.service.payload import Minted
-from ferryman.intake.source import collection_of, local_id_of, piece_of
+from ferryman.intake.service.payload import MintedIdentifiers
+from ferryman.intake.source import collection_of, local_id_of, partition_of
 from ferryman.plan import Plan, SourceNode
 from ferryman.sources import Jobs, Listed
 from ferryman.state.commands import queue_retry
@@ -32,52 +32,52 @@ log = logging.getLogger("ferryman.intake")
 WAVE_JOBS: Final = 1000
 """Jobs that share a turn: enough to make its few commits cheap for each, few enough to decide on in a second."""
 
-FAULTS: Final = 10
-"""Jobs in a row that fail because of errors nobody foresaw; then the plan, its state or Spark are at fault."""
+FAULTS_IN_A_ROW: Final = 10
+"""Jobs in a row that fail because of unforeseen errors, until the plan, its state or Spark is blamed instead."""
 
-TOLD: Final = 5
+REASONS_SHOWN: Final = 5
 """Documents that a failed job names, with the reason of each; `ferryman deliveries` has them all."""
 
-LOST_AGAIN_S: Final = 5.0
-"""Until documents that a turn did not process (the listing was incomplete) are listed again."""
+RESCAN_S: Final = 5.0
+"""Seconds until documents that a turn did not process (the listing was incomplete) are listed again."""
 
 
 def jobs_sources(plan: Plan) -> dict[str, Jobs]:
-    """The plan's sources of jobs by name.
+    """Return the plan's sources of jobs by name.
 
     Raises:
         UsageError: it has none.
     """
-    found = {n.name: n.source for n in plan.nodes if isinstance(n, SourceNode) and isinstance(n.source, Jobs)}
-    if not found:
+    sources = {n.name: n.source for n in plan.nodes if isinstance(n, SourceNode) and isinstance(n.source, Jobs)}
+    if not sources:
         raise UsageError(
             f"plan {plan.name} takes no jobs: give it a source of jobs, plan.source('jobs', Jobs()), with Jobs from "
             "ferryman.sources."
         )
-    return found
+    return sources
 
 
-class Turns:
-    """How many jobs share a turn; of one ``serve``, whatever happens to the drivers of its state.
+class TurnSize:
+    """Decides how many jobs share a turn. One ``serve`` keeps it, though it may open the plan's state several times.
 
-    A turn of several that ends in an error nobody foresaw is followed by turns of one job each, until one of these ends
-    so, too: that job fails, and the others share turns again. Where it happens to ``FAULTS`` jobs in a row it is not
-    because of them.
+    A turn of several jobs that ends in an unforeseen error is followed by turns of one job each, until one of these
+    ends so, too: that job fails, and the others share turns again. When it has happened to ``FAULTS_IN_A_ROW`` jobs,
+    the plan, its state or Spark is at fault, and not the jobs.
     """
 
     def __init__(self, jobs: int = WAVE_JOBS) -> None:
         self._most = self.jobs = jobs
         self._faults = 0
 
-    def went_well(self) -> None:
-        """A turn with jobs in it."""
+    def reset_faults(self) -> None:
+        """Note that a turn with jobs in it ended well."""
         self._faults = 0
 
-    def blames(self, jobs: int) -> bool:
+    def blame_jobs(self, jobs: int) -> bool:
         """Return whether a turn of so many jobs points to one of them. False: a turn without them failed as well."""
         self._faults += jobs == 1
         self.jobs = 1 if jobs > 1 else self._most
-        return self._faults < FAULTS
+        return self._faults < FAULTS_IN_A_ROW
 
 
 def is_unforeseen(error: Exception) -> bool:
@@ -86,8 +86,8 @@ def is_unforeseen(error: Exception) -> bool:
     return not isinstance(error, FerrymanError | OSError) and not of_spark
 
 
-class Processing:
-    """The consumer of jobs in Processing, and the driver of the plan's state. One process a plan.
+class ProcessingConsumer:
+    """Consumer of jobs in Processing, and the driver of the plan's state. One process per plan.
 
     1. As many jobs as share a turn are acquired, and their objects' local ids locked: of two jobs of one object the
        second waits until the first is done, or its files would take turns with the first one's. What failed before of
@@ -105,23 +105,23 @@ class Processing:
         queue: JobQueue,
         run: Run,
         state: State,
-        say: Callable[[str], None],
+        print_line: Callable[[str], None],
         stop: threading.Event,
         *,
-        turns: Turns | None = None,
+        turn_size: TurnSize | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._queue, self._run, self._state = queue, run, state
-        self._say, self._stop, self._clock = say, stop, clock
-        self._turns = turns or Turns()
+        self._print_line, self._stop, self._clock = print_line, stop, clock
+        self._turn_size = turn_size or TurnSize()
         self._sources = jobs_sources(state.plan)
-        self._minted = Minted(state.plan)
+        self._minted = MintedIdentifiers(state.plan)
         self._held: dict[str, Job] = {}
-        self._seen: set[str] = set()
+        self._retries_checked: set[str] = set()
         """Held jobs of which it is known whether their files have failed before."""
         self._waiting: dict[str, Job] = {}
         """Jobs whose object another one is being processed of."""
-        self._names: dict[str, str] = {}
+        self._locked_ids: dict[str, str] = {}
         """Job -> the local id that it has locked."""
         self._listed: set[str] = set()
         """Jobs that a complete turn has listed: until something is due, there is nothing new to find out of them."""
@@ -130,31 +130,31 @@ class Processing:
             source.serve(queue, {})
 
     @property
-    def holds(self) -> bool:
+    def has_unfinished(self) -> bool:
         """Return whether a job is unfinished."""
         return bool(self._held or self._waiting)
 
     def turn(self) -> bool:
-        """Acquire, run, decide. False: there was nothing to do now.
+        """Acquire jobs, run the plan, decide on the jobs. Returns False if there was nothing to do now.
 
         Raises:
             QueueLost: what is held may be lost; go on.
             StateError, EngineError: of the plan's state; it is over.
-            Stopping.
+            StopRequested.
         """
         self._drop_lost()
         self._acquire()  # 1
-        self._try_again()
+        self._retry_failures()
         new = self._held.keys() - self._listed
         due = self._run.due_s()
         if not (new and self._clock() >= self._scan_at) and (due is None or due > 0):
             return False
         for source in self._sources.values():
             source.serve(self._queue, self._held)
-        with self._blamed():
+        with self._blame_jobs_for_faults():
             complete = self._run.turn(scan=bool(new))  # 2
         if new:
-            self._scan_at = 0.0 if complete else self._clock() + LOST_AGAIN_S
+            self._scan_at = 0.0 if complete else self._clock() + RESCAN_S
         if complete:
             self._listed |= new
         crash.point("job.waved")
@@ -162,40 +162,40 @@ class Processing:
         return True
 
     def wait(self, timeout_s: float, times: int = 1) -> None:
-        """Until a job comes, or something that is pending is due, or the stop; at most so long, and so many times that
-        if nothing is pending or held."""
+        """Wait until a job comes, or pending work is due, or the stop; at most this long, ``times`` as long if
+        nothing is pending or held."""
         due = self._run.due_s()
         watch = self._queue.watch_jobs(JobState.PROCESSING)
         try:
-            for _ in range(1 if self.holds or due is not None else times):
+            for _ in range(1 if self.has_unfinished or due is not None else times):
                 if watch.wait(timeout_s if due is None else min(timeout_s, max(due, 0.01))) or self._stop.is_set():
                     return
         finally:
             watch.close()
 
     def release(self) -> None:
-        """Give back what is held, as it is."""
+        """Unlock all jobs, in the state they are in."""
         for job in [*self._held.values(), *self._waiting.values()]:
-            self._let_go(job)
+            self._release(job)
         self._waiting.clear()
 
     # --- 1 ------------------------------------------------------------------------------------------------------------
 
     def _acquire(self) -> None:
         for job in list(self._waiting.values()):
-            if self._is_free(job):
+            if self._lock_local_id(job):
                 self._held[job.id] = self._waiting.pop(job.id)
-        left = self._turns.jobs - len(self._held) - len(self._waiting)
-        for found in islice(self._queue.acquire_jobs(JobState.PROCESSING), max(0, left)):
-            self._sort_in(found)
+        free_places = self._turn_size.jobs - len(self._held) - len(self._waiting)
+        for job in islice(self._queue.acquire_jobs(JobState.PROCESSING), max(0, free_places)):
+            self._hold_or_wait(job)
             if self._stop.is_set():
                 return
 
-    def _sort_in(self, job: Job) -> None:
-        """It is held, or waits for another job of its object. What is wrong with it is its own end, and no other's."""
+    def _hold_or_wait(self, job: Job) -> None:
+        """Hold a job, or let it wait for another job of its object. A bad job fails alone."""
         try:
             job.load()  # a damaged node would make the plan's listing incomplete
-            (self._held if self._is_free(job) else self._waiting)[job.id] = job
+            (self._held if self._lock_local_id(job) else self._waiting)[job.id] = job
         except NodeInvalid as e:
             self._queue.pass_over(job.id, f"{job.id}: {e}")
             job.unlock()
@@ -206,47 +206,49 @@ class Processing:
         except Exception as e:
             self._give_up(job, e)
 
-    def _is_free(self, job: Job) -> bool:
-        """True: no other job of this object is being processed, and it is locked."""
+    def _lock_local_id(self, job: Job) -> bool:
+        """Lock the job's local id. Returns False if another job of the same object is being processed."""
         local = local_id_of(job.identifiers)
         if not local:
             return True
         name = f"{local}_{collection_of(job)}"
         if not self._queue.locks.lock("localid", name):
             return False
-        self._names[job.id] = name
+        self._locked_ids[job.id] = name
         return True
 
-    def _try_again(self) -> None:
+    def _retry_failures(self) -> None:
         """Retry earlier failures among the files of new jobs, once a job, and once each time that it is requeued: a
         note in its working space records it."""
-        new = [job for id, job in self._held.items() if id not in self._seen]
+        new = [job for id, job in self._held.items() if id not in self._retries_checked]
         notes: dict[str, Path] = {}
-        brought: dict[str, dict[str, tuple[Listed, str]]] = {name: {} for name in self._sources}
+        documents_by_source: dict[str, dict[str, tuple[Listed, str]]] = {name: {} for name in self._sources}
         for job in new:
-            with _left_to_judge():
-                note = Path(piece_of(job).list).parent / f"retry-{job.retry_count}"
+            with _ignore_faults():
+                note = Path(partition_of(job).list).parent / f"retry-{job.retry_count}"
                 if not note.exists():
                     notes[job.id] = note
                     for name, source in self._sources.items():
-                        brought[name] |= {source.full_id(one.id): (one, job.id) for one in _documents(source, job)}
-        asking: set[str] = set()
-        for name, documents in brought.items():
-            found = self._endings(name, documents)
-            failed = [d for d, e in found.items() if e.failures and e.is_about(documents[d][0].fingerprint)]
+                        documents_by_source[name] |= {
+                            source.full_id(one.id): (one, job.id) for one in _documents(source, job)
+                        }
+        retried: set[str] = set()
+        for name, documents in documents_by_source.items():
+            results = self._results(name, documents)
+            failed = [d for d, e in results.items() if e.failures and e.is_about(documents[d][0].fingerprint)]
             if failed:
                 jobs = sorted({documents[d][1] for d in failed})
-                queue_retry(self._state, name, failed, f"intake {_some(jobs, ', ')}")
-                asking.update(jobs)
-        for job_id in asking:
+                queue_retry(self._state, name, failed, f"intake {_join_first(jobs, ', ')}")
+                retried.update(jobs)
+        for job_id in retried:
             files.publish(notes[job_id], b"")
-        self._seen |= self._held.keys()
+        self._retries_checked |= self._held.keys()
 
     # --- 3, 4 ---------------------------------------------------------------------------------------------------------
 
     def _decide(self) -> None:
-        """Move on every job that is settled."""
-        expected: dict[str, Expected] = {}
+        """Move every settled job on."""
+        expected: dict[str, ExpectedDocuments] = {}
         for job in list(self._held.values()):
             if job.id not in self._listed:
                 continue
@@ -261,40 +263,40 @@ class Processing:
                 raise
             except Exception as e:
                 self._give_up(job, e)
-        found = {
-            name: self._endings(name, [document for each in expected.values() for document in each[name]])
+        results = {
+            name: self._results(name, [document for each in expected.values() for document in each[name]])
             for name in self._sources
         }
         for job_id, by_source in expected.items():
-            outcome = _outcome(by_source, found)
+            outcome = _outcome(by_source, results)
             if outcome is not None:
-                self._end(self._held[job_id], outcome, by_source)
-            elif not _is_known(by_source, found):
+                self._finish(self._held[job_id], outcome, by_source)
+            elif not _are_known(by_source, results):
                 self._listed.discard(job_id)
-                self._scan_at = self._clock() + LOST_AGAIN_S
+                self._scan_at = self._clock() + RESCAN_S
         self._drop_lost()
 
-    def _endings(self, source: str, documents: Iterable[str]) -> dict[str, DocumentResult]:
-        wanted = list(documents)
-        return document_results(self._state.root, self._state.plan, source, wanted) if wanted else {}
+    def _results(self, source: str, documents: Iterable[str]) -> dict[str, DocumentResult]:
+        ids = list(documents)
+        return document_results(self._state.root, self._state.plan, source, ids) if ids else {}
 
-    def _end(self, job: Job, failures: list[str], by_source: Expected) -> None:
-        """Move it on, with the identifiers that were minted for it."""
+    def _finish(self, job: Job, failures: list[str], by_source: ExpectedDocuments) -> None:
+        """Move a job on, with the identifiers that were minted for it."""
         documents = [(source, document) for source, each in by_source.items() for document in each]
         try:
-            found = None if failures else self._minted.identifiers(job, documents)
+            identifiers = None if failures else self._minted.merge_identifiers(job, documents)
         except (ValueError, NodeInvalid) as e:
-            failures, found = [plain_text(e)], None
+            failures, identifiers = [plain_text(e)], None
         except FerrymanError:
             raise
         except Exception as e:
             self._give_up(job, e)
             return
-        self._move(job, failures, found)
+        self._move(job, failures, identifiers)
 
     @contextmanager
-    def _blamed(self) -> Iterator[None]:
-        """A turn that ends in what nobody foresaw ends because of one of its jobs: see ``Turns``.
+    def _blame_jobs_for_faults(self) -> Iterator[None]:
+        """Blame the turn's jobs for an unforeseen error in the block, as ``TurnSize`` says.
 
         Raises:
             TurnFailed: the state is to be opened again.
@@ -303,18 +305,18 @@ class Processing:
             yield
         except Exception as e:
             jobs = sorted(self._held)
-            if not jobs or not is_unforeseen(e) or not self._turns.blames(len(jobs)):
+            if not jobs or not is_unforeseen(e) or not self._turn_size.blame_jobs(len(jobs)):
                 raise
             if len(jobs) == 1:
                 self._give_up(self._held[jobs[0]], e)
             else:
-                log.error("a turn of %d jobs (%s)", len(jobs), _some(jobs, ", "), exc_info=e)
+                log.error("a turn of %d jobs (%s)", len(jobs), _join_first(jobs, ", "), exc_info=e)
             raise TurnFailed(jobs, describe(e)) from e
         if self._held:
-            self._turns.went_well()
+            self._turn_size.reset_faults()
 
     def _give_up(self, job: Job, error: Exception) -> None:
-        """Something that nobody foresaw is one job's end, and no other's."""
+        """Fail one job because of an unforeseen error."""
         log.error("%s: a fault in Processing", job.id, exc_info=error)
         self._move(job, [describe(error)])
 
@@ -322,37 +324,37 @@ class Processing:
         crash.point("job.judged")
         try:
             if failures:
-                why = _some(failures, "; ")
-                self._say(f"{job.id}: failed in Processing: {why}")
+                why = _join_first(failures, "; ")
+                self._print_line(f"{job.id}: failed in Processing: {why}")
                 job.fail(why, unlock=True)
             else:
-                job.processed("delivered", identifiers, unlock=True)
+                job.finish_processing("delivered", identifiers, unlock=True)
                 crash.point("minted.moved")
         except NodeInvalid as e:
             self._queue.pass_over(job.id, f"{job.id}: {e}")
         except (LockLost, StateError) as e:
-            self._say(f"{job.id}: {e}")
-        self._let_go(job)
+            self._print_line(f"{job.id}: {e}")
+        self._release(job)
 
-    def _let_go(self, job: Job) -> None:
+    def _release(self, job: Job) -> None:
         self._held.pop(job.id, None)
-        self._seen.discard(job.id)
+        self._retries_checked.discard(job.id)
         self._listed.discard(job.id)
-        name = self._names.pop(job.id, "")
+        name = self._locked_ids.pop(job.id, "")
         if name:
             self._queue.locks.unlock("localid", name)
         job.unlock()
 
     def _drop_lost(self) -> None:
-        """Whose lock was lost is another's: nothing of it is touched any more."""
+        """Drop jobs whose lock was lost: others may work at them now."""
         for job in [job for job in self._held.values() if not job.locked]:
-            self._say(f"{job.id}: its lock was lost; it will be acquired again")
-            self._let_go(job)
+            self._print_line(f"{job.id}: its lock was lost; it will be acquired again")
+            self._release(job)
         self._waiting = {id: job for id, job in self._waiting.items() if job.locked}
 
 
 @contextmanager
-def _left_to_judge() -> Iterator[None]:
+def _ignore_faults() -> Iterator[None]:
     """Ignore faults of a job here: they are found again when its outcome is decided, and fail it."""
     try:
         yield
@@ -364,10 +366,10 @@ def _left_to_judge() -> Iterator[None]:
         log.debug("a job cannot be looked at yet", exc_info=True)
 
 
-def _some(texts: list[str], between: str) -> str:
-    """The first of them."""
-    more = [f"and {len(texts) - TOLD} more"] if len(texts) > TOLD else []
-    return between.join([*texts[:TOLD], *more])
+def _join_first(texts: list[str], separator: str) -> str:
+    """Join the first ``REASONS_SHOWN`` texts, and say how many more there are."""
+    rest = [f"and {len(texts) - REASONS_SHOWN} more"] if len(texts) > REASONS_SHOWN else []
+    return separator.join([*texts[:REASONS_SHOWN], *rest])
 
 
 def _documents(source: Jobs, job: Job) -> list[Listed]:
@@ -376,42 +378,44 @@ def _documents(source: Jobs, job: Job) -> list[Listed]:
     Raises:
         NodeInvalid: the job does not say where its files are.
     """
-    return [one for one in source.listing(piece_of(job)) if isinstance(one, Listed)]
+    return [one for one in source.listing(partition_of(job)) if isinstance(one, Listed)]
 
 
-Expected = dict[str, dict[str, Listed]]
-"""Source -> document (its id with the prefix) -> what was listed."""
+ExpectedDocuments = dict[str, dict[str, Listed]]
+"""Source -> document (its id with the prefix) -> its entry in the listing."""
 
-Found = dict[str, dict[str, DocumentResult]]
+ResultsBySource = dict[str, dict[str, DocumentResult]]
 
 
-def _is_known(expected: Expected, found: Found) -> bool:
-    """Does the ledger speak of all these documents, as they are listed?"""
+def _are_known(expected: ExpectedDocuments, results: ResultsBySource) -> bool:
+    """Return whether the ledger knows all these documents, in the versions that are listed."""
     return all(
-        document in found[source] and found[source][document].is_about(listed.fingerprint)
+        document in results[source] and results[source][document].is_about(listed.fingerprint)
         for source, documents in expected.items()
         for document, listed in documents.items()
     )
 
 
-def _outcome(expected: Expected, found: Found) -> list[str] | None:
-    """Why a job has failed; [] if it is delivered; None while something is pending, or not known yet."""
-    if not _is_known(expected, found):
+def _outcome(expected: ExpectedDocuments, results: ResultsBySource) -> list[str] | None:
+    """Return why a job has failed; [] if it is delivered; None while something is pending, or not known yet."""
+    if not _are_known(expected, results):
         return None
-    all_of_it = [found[source][document] for source, documents in expected.items() for document in documents]
-    if not all(ending.settled for ending in all_of_it):
+    documents_results = [results[source][document] for source, documents in expected.items() for document in documents]
+    if not all(ending.settled for ending in documents_results):
         return None
-    return [why for ending in all_of_it for why in _reasons(ending.failures)]
+    return [why for ending in documents_results for why in _reasons(ending.failures)]
 
 
 def _reasons(failures: Iterable[FailedDelivery]) -> list[str]:
-    """Each once, though several destinations may have it."""
-    found: dict[str, None] = {}
-    for one in failures:
-        why = one.why.removeprefix(f"{one.document}: ")
-        if one.status == "INDEXING":
-            why = f"it is in doubt whether {one.destination} has it: record what you find out with `ferryman resolve`"
-        elif one.status == "DEAD":
-            why = f"{one.destination}: {why}"
-        found[f"{one.document}: {why}"] = None
-    return list(found)
+    """Return the reasons of failures, each once, though several destinations may have it."""
+    reasons: dict[str, None] = {}
+    for failure in failures:
+        why = failure.why.removeprefix(f"{failure.document}: ")
+        if failure.status == "INDEXING":
+            why = (
+                f"it is in doubt whether {failure.destination} has it: record what you find out with `ferryman resolve`"
+            )
+        elif failure.status == "DEAD":
+            why = f"{failure.destination}: {why}"
+        reasons[f"{failure.document}: {why}"] = None
+    return list(reasons)

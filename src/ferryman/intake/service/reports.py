@@ -1,4 +1,4 @@
-"""Reports by e-mail: in text, to submitters that are addresses."""
+"""Notifications of submitters: JSON posted to the URL that they gave, and reports by e-mail."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ import msgspec
 from ferryman.destinations.webhook import signature_headers, signing_key
 from ferryman.errors import DeliveryError, PermanentError, TransientError, UsageError
 from ferryman.intake.service import fetch
-from ferryman.intake.service.errors import Corrupt
+from ferryman.intake.service.errors import CorruptSubmission
 from ferryman.intake.service.hosts import SlowHosts
-from ferryman.intake.service.manifest import checked_url
+from ferryman.intake.service.manifest import check_url
 from ferryman.net import urls
 from ferryman.net.http import filled
 from ferryman.net.reach import NOTHING_PRIVATE, Reach
@@ -32,19 +32,19 @@ if TYPE_CHECKING:
     from urllib3 import PoolManager
 
 
-# Telling submitters: a JSON object posted to the URL that they gave.
+# Callbacks: a JSON object posted to the URL that the submitter gave.
 
-TRIES: Final = 3
+CALLBACK_TRIES: Final = 3
 CALLBACK_TIMEOUT_S: Final = 10.0
 """A receiver that needs longer to say yes keeps a consumer from its work."""
 
 
 class Callback:
-    """Posts to submitters, each time a bounded number of times. A kill between the answer and its note posts again:
-    receivers know what they have by ``id``.
+    """Posts to submitters, with a bounded number of tries. After a kill it may post again: receivers recognize repeated
+    posts by ``id``.
 
     Args:
-        stop: set it, and pauses end with ``Stopping``.
+        stop: set it, and pauses end with ``StopRequested``.
         reach: what URLs may lead to.
         slow: a receiver that is slow is not waited for, but ``SlowHost``; None: it is.
         secret: signs what is posted, as webhooks are signed; ``${NAME}`` in it is filled in from the environment.
@@ -59,7 +59,7 @@ class Callback:
         *,
         reach: Reach = NOTHING_PRIVATE,
         secret: str | None = None,
-        tries: int = TRIES,
+        tries: int = CALLBACK_TRIES,
         pause_s: float = fetch.PAUSE_FIRST_S,
         timeout_s: float = CALLBACK_TIMEOUT_S,
         slow: SlowHosts | None = None,
@@ -71,63 +71,63 @@ class Callback:
         self._key = signing_key(secret, "--report-secret")
         self._tries, self._pause_s, self._timeout_s = tries, pause_s, timeout_s
 
-    def tell(self, submitted: Mapping[str, Any], what: Mapping[str, Any]) -> bool:
-        """Post to the ``response_url`` of a submission, or of a job. False: none was given.
+    def send(self, submission: Mapping[str, Any], content: Mapping[str, Any]) -> bool:
+        """Post to the ``response_url`` of a submission or a job. Returns False if there is none.
 
         Raises:
             PermanentError: the URL is invalid, or its server refuses.
             TransientError: no good answer, as often as it was tried.
             SlowHost: its server keeps us waiting, and is to be waited for apart.
-            Stopping.
+            StopRequested.
         """
-        url = str(submitted.get("response_url") or "")
+        url = str(submission.get("response_url") or "")
         if not url:
             return False
-        if not _can_be_posted_to(url):
-            raise Corrupt(f"the response_url {shown(url)} is not an http or https URL. Correct it.")
-        body = msgspec.json.encode(dict(what))
-        fetch.trying(lambda: self._post(url, body, str(what.get("id") or "")), self._tries, self._pause_s, self._stop)
+        if not _is_http_url(url):
+            raise CorruptSubmission(f"the response_url {shown(url)} is not an http or https URL. Correct it.")
+        body = msgspec.json.encode(dict(content))
+        fetch.retry(lambda: self._post(url, body, str(content.get("id") or "")), self._tries, self._pause_s, self._stop)
         return True
 
     def _post(self, url: str, body: bytes, id: str) -> None:
-        from urllib3 import exceptions as of
+        from urllib3 import exceptions as urllib3_errors
 
-        signed = signature_headers(self._key, id, body) if self._key else {}
-        kind = {"content-type": "application/json", **signed}
+        signature = signature_headers(self._key, id, body) if self._key else {}
+        headers = {"content-type": "application/json", **signature}
         if self._slow is not None:
-            self._slow.refuse(url)
+            self._slow.raise_if_slow(url)
         try:
-            with urls.answer(self._pool, "POST", url, kind, self._timeout_s, body) as answer:
+            with urls.answer(self._pool, "POST", url, headers, self._timeout_s, body) as answer:
                 pass  # what else it says matters to nobody, and may come a byte at a time
-        except of.LocationValueError:
+        except urllib3_errors.LocationValueError:
             raise PermanentError(f"{shown(url)}: this is not a possible host name. Correct it.") from None
-        except of.HTTPError as e:
-            if self._slow is not None and isinstance(e, of.TimeoutError):
-                raise self._slow.add(url) from None
+        except urllib3_errors.HTTPError as e:
+            if self._slow is not None and isinstance(e, urllib3_errors.TimeoutError):
+                raise self._slow.mark_slow(url) from None
             raise TransientError(f"{shown(url)}: {type(e).__name__}, no answer") from None
         if 200 <= answer.status < 300:
             return
-        said = f"{shown(url)}: answered {answer.status} {answer.reason or ''}".rstrip()
+        message = f"{shown(url)}: answered {answer.status} {answer.reason or ''}".rstrip()
         if urls.passes(answer.status):
-            raise TransientError(said)
-        raise PermanentError(said)
+            raise TransientError(message)
+        raise PermanentError(message)
 
     @cached_property
     def _pool(self) -> PoolManager:
         return self._reach.pool(4)
 
 
-def _can_be_posted_to(url: str) -> bool:
+def _is_http_url(url: str) -> bool:
     try:
-        return urls.split(checked_url(url))[1].scheme in ("http", "https")
-    except Corrupt:
+        return urls.split(check_url(url))[1].scheme in ("http", "https")
+    except CorruptSubmission:
         return False
 
 
 MAIL_TIMEOUT_S: Final = 10.0
-"""For each answer of the server."""
+"""Seconds for each answer of the mail server."""
 
-JOBS: Final = 1000
+JOBS_IN_MAIL: Final = 1000
 """Jobs of a kind that a mail names; the report is kept with the batch, whole."""
 
 _ADDRESS: Final = re.compile(r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9](?:[A-Za-z0-9.-]{0,253}[A-Za-z0-9])?")
@@ -137,7 +137,7 @@ _PORTS: Final = {"smtp": 25, "smtps": 465}
 
 
 class MailServer(NamedTuple):
-    """Where mails are handed in, as its URL says."""
+    """Mail server and sender, parsed from a URL."""
 
     is_tls: bool
     host: str
@@ -147,12 +147,12 @@ class MailServer(NamedTuple):
     sender: str
 
     @property
-    def shown(self) -> str:
+    def address(self) -> str:
         return f"{self.host}:{self.port}"
 
 
-def mail_server(url: str) -> MailServer:
-    """``smtp://USER:${PASSWORD}@HOST:PORT?from=ADDRESS``, or ``smtps://…`` for TLS from the first byte.
+def parse_mail_server(url: str) -> MailServer:
+    """Parse ``smtp://USER:${PASSWORD}@HOST:PORT?from=ADDRESS``, or ``smtps://…`` for TLS from the first byte.
 
     Raises:
         UsageError: it is something else. Passwords are not shown.
@@ -173,7 +173,7 @@ def mail_server(url: str) -> MailServer:
 
 
 def is_address(text: object) -> bool:
-    """Can a mail go there?"""
+    """Return whether the text is an e-mail address."""
     return isinstance(text, str) and _ADDRESS.fullmatch(text) is not None
 
 
@@ -183,8 +183,8 @@ class Mail:
     A kill between the server's answer and its note sends the same mail again, with the same ``Message-ID``.
 
     Args:
-        url: see ``mail_server``.
-        stop: set it, and pauses end with ``Stopping``.
+        url: see ``parse_mail_server``.
+        stop: set it, and pauses end with ``StopRequested``.
     """
 
     def __init__(
@@ -195,52 +195,52 @@ class Mail:
         pause_s: float = fetch.PAUSE_FIRST_S,
         timeout_s: float = MAIL_TIMEOUT_S,
     ) -> None:
-        self._server = mail_server(url)
+        self._server = parse_mail_server(url)
         self._stop, self._pause_s, self._timeout_s = stop or threading.Event(), pause_s, timeout_s
 
-    def tell(self, submitted: Mapping[str, Any], what: Mapping[str, Any]) -> bool:
-        """Send what a batch has come to. False: its submitter is not an address.
+    def send(self, submission: Mapping[str, Any], content: Mapping[str, Any]) -> bool:
+        """Mail the report of a batch. Returns False if its submitter is not an address.
 
         Raises:
             PermanentError: the server refuses the mail, the recipient, or user and password.
             TransientError: no good answer, as often as it was tried.
-            Stopping.
+            StopRequested.
         """
-        to = submitted.get("submitter")
-        if not is_address(to):
+        recipient = submission.get("submitter")
+        if not is_address(recipient):
             return False
-        message = mail_of(what, str(to), self._server)
-        fetch.trying(lambda: self._send(message), TRIES, self._pause_s, self._stop)
+        message = compose_mail(content, str(recipient), self._server)
+        fetch.retry(lambda: self._send(message), CALLBACK_TRIES, self._pause_s, self._stop)
         return True
 
     def _send(self, message: EmailMessage) -> None:
-        shown = self._server.shown
+        address = self._server.address
         try:
-            self._hand_in(message)
+            self._deliver(message)
         except smtplib.SMTPRecipientsRefused as e:
-            code, said = next(iter(e.recipients.values()))
-            raise _error(code, f"{shown}: refuses {message['To']}: {_text(said)}") from None
+            code, reply = next(iter(e.recipients.values()))
+            raise _smtp_error(code, f"{address}: refuses {message['To']}: {_server_text(reply)}") from None
         except smtplib.SMTPAuthenticationError as e:  # its text may repeat what was sent
-            raise _error(e.smtp_code, f"{shown}: refuses user and password ({e.smtp_code})") from None
+            raise _smtp_error(e.smtp_code, f"{address}: refuses user and password ({e.smtp_code})") from None
         except smtplib.SMTPResponseException as e:
-            raise _error(e.smtp_code, f"{shown}: {e.smtp_code} {_text(e.smtp_error)}") from None
+            raise _smtp_error(e.smtp_code, f"{address}: {e.smtp_code} {_server_text(e.smtp_error)}") from None
         except (smtplib.SMTPException, OSError) as e:
-            raise TransientError(f"{shown}: {type(e).__name__}, the mail was not taken") from None
+            raise TransientError(f"{address}: {type(e).__name__}, the mail was not taken") from None
 
-    def _hand_in(self, message: EmailMessage) -> None:
+    def _deliver(self, message: EmailMessage) -> None:
         server = self._server
-        checked = ssl.create_default_context()
+        context = ssl.create_default_context()
         plain = smtplib.SMTP(timeout=self._timeout_s)
-        smtp = smtplib.SMTP_SSL(timeout=self._timeout_s, context=checked) if server.is_tls else plain
+        smtp = smtplib.SMTP_SSL(timeout=self._timeout_s, context=context) if server.is_tls else plain
         smtp._host = server.host  # type: ignore[attr-defined]  # what the certificate is compared with
         try:
             smtp.connect(server.host, server.port)
             smtp.ehlo()
             if not server.is_tls and smtp.has_extn("starttls"):
-                smtp.starttls(context=checked if server.password else None)
+                smtp.starttls(context=context if server.password else None)
                 smtp.ehlo()
             elif not server.is_tls and server.password:
-                raise PermanentError(f"{server.shown}: offers no STARTTLS, and a password is not sent in the clear")
+                raise PermanentError(f"{server.address}: offers no STARTTLS, and a password is not sent in the clear")
             if server.password:
                 _log_in(smtp, server)
             smtp.send_message(message)
@@ -251,117 +251,120 @@ class Mail:
 
 
 def _log_in(smtp: smtplib.SMTP, server: MailServer) -> None:
-    """Log in by the ways that the server offers, one after the other.
+    """Log in by one method after the other that the server offers.
 
     Raises:
         smtplib.SMTPAuthenticationError: it refuses, also if it hangs up before the next way is tried.
         smtplib.SMTPException, OSError: it did not answer.
     """
-    refused: list[smtplib.SMTPAuthenticationError] = []
-    by_one_way = smtp.auth
+    refusals: list[smtplib.SMTPAuthenticationError] = []
+    authenticate = smtp.auth
 
-    def auth(*given: Any, **named: Any) -> tuple[int, bytes]:
+    def auth(*args: Any, **kwargs: Any) -> tuple[int, bytes]:
         try:
-            return by_one_way(*given, **named)
+            return authenticate(*args, **kwargs)
         except smtplib.SMTPAuthenticationError as e:
-            refused.append(e)
+            refusals.append(e)
             raise
         except (smtplib.SMTPException, OSError):
-            if refused:
-                raise refused[-1] from None
+            if refusals:
+                raise refusals[-1] from None
             raise
 
     smtp.auth = auth  # type: ignore[method-assign]
     smtp.login(server.user, server.password)
 
 
-def _error(code: int, why: str) -> DeliveryError:
+def _smtp_error(code: int, why: str) -> DeliveryError:
     return PermanentError(why) if 500 <= code < 600 else TransientError(why)
 
 
-def _text(said: bytes | str) -> str:
-    text = said.decode("utf-8", "replace") if isinstance(said, bytes) else said
+def _server_text(reply: bytes | str) -> str:
+    text = reply.decode("utf-8", "replace") if isinstance(reply, bytes) else reply
     return " ".join(text.split())[:200]
 
 
-def mail_of(what: Mapping[str, Any], to: str, server: MailServer) -> EmailMessage:
-    """A report, as it is posted, in words."""
+def compose_mail(content: Mapping[str, Any], recipient: str, server: MailServer) -> EmailMessage:
+    """Compose a mail with the content of a report."""
     message = EmailMessage()
-    message["To"], message["From"] = to, server.sender
-    name = what.get("batchID") or what["batch"]
-    message["Subject"] = " ".join(f"Batch {name}: {str(what['status']).lower()}".split())[:200]
+    message["To"], message["From"] = recipient, server.sender
+    name = content.get("batchID") or content["batch"]
+    message["Subject"] = " ".join(f"Batch {name}: {str(content['status']).lower()}".split())[:200]
     message["Date"] = formatdate()
-    number = blake2b(str(what["id"]).encode(), digest_size=8).hexdigest()
-    message["Message-ID"] = f"<{what['batch']}.{number}@{server.sender.partition('@')[2]}>"
+    number = blake2b(str(content["id"]).encode(), digest_size=8).hexdigest()
+    message["Message-ID"] = f"<{content['batch']}.{number}@{server.sender.partition('@')[2]}>"
     message["Auto-Submitted"] = "auto-generated"
-    message.set_content("\n".join(_lines(what)) + "\n")
+    message.set_content("\n".join(_report_lines(content)) + "\n")
     return message
 
 
-def _lines(what: Mapping[str, Any]) -> Iterator[str]:
-    batch = f"{what['batch']}" + (f" ({what['batchID']})" if what.get("batchID") else "")
-    yield f"Batch {batch}: {what['status']}"
-    if what.get("why"):
-        yield f"\n{what['why']}"
-    if what.get("update"):
+def _report_lines(content: Mapping[str, Any]) -> Iterator[str]:
+    batch = f"{content['batch']}" + (f" ({content['batchID']})" if content.get("batchID") else "")
+    yield f"Batch {batch}: {content['status']}"
+    if content.get("why"):
+        yield f"\n{content['why']}"
+    if content.get("update"):
         yield "\nThis is what has changed since the last report."
-    for title, jobs in (("Failed", what.get("failed_jobs") or []), ("Completed", what.get("completed_jobs") or [])):
+    for title, jobs in (
+        ("Failed", content.get("failed_jobs") or []),
+        ("Completed", content.get("completed_jobs") or []),
+    ):
         if jobs:
             yield f"\n{title}: {len(jobs)} {'job' if len(jobs) == 1 else 'jobs'}\n"
-        for job in jobs[:JOBS]:
-            yield f"  {_named(job)}" + (f": {job['why']}" if job.get("why") else "")
-        if len(jobs) > JOBS:
-            yield f"  … and {len(jobs) - JOBS} more: ask those who run the queue, or give a response_url."
+        for job in jobs[:JOBS_IN_MAIL]:
+            yield f"  {_job_title(job)}" + (f": {job['why']}" if job.get("why") else "")
+        if len(jobs) > JOBS_IN_MAIL:
+            yield f"  … and {len(jobs) - JOBS_IN_MAIL} more: ask those who run the queue, or give a response_url."
 
 
-def _named(job: Mapping[str, Any]) -> str:
+def _job_title(job: Mapping[str, Any]) -> str:
     local = job.get("local_id") or []
     names = [job.get("primary_id"), *(local if isinstance(local, list) else [local])]
-    known = ", ".join(str(name) for name in names if name)
-    return f"{job['job']} ({known})" if known else str(job["job"])
+    label = ", ".join(str(name) for name in names if name)
+    return f"{job['job']} ({label})" if label else str(job["job"])
 
 
 class BatchReports:
-    """All ways by which a batch's submitter is told: each once, also if another one has to be tried again."""
+    """Sends reports of batches by all channels: by each channel once, even if another one has to be tried again."""
 
     def __init__(self, callback: Callback, mail: Mail | None) -> None:
         self._mail = mail
-        self._ways: list[Callback | Mail] = [callback, *([mail] if mail else [])]
-        self._told: dict[str, set[int]] = {}
+        self._channels: list[Callback | Mail] = [callback, *([mail] if mail else [])]
+        self._sent: dict[str, set[int]] = {}
 
-    def by(self, callback: Callback) -> BatchReports:
+    def with_callback(self, callback: Callback) -> BatchReports:
         """Return reports sent by another callback; each knows what the other has sent."""
-        found = BatchReports(callback, self._mail)
-        found._told = self._told
-        return found
+        reports = BatchReports(callback, self._mail)
+        reports._sent = self._sent
+        return reports
 
-    def tell(self, submitted: Mapping[str, Any], what: Mapping[str, Any]) -> bool:
-        """Tell by every way that the submission names. False: it names none.
+    def send(self, submission: Mapping[str, Any], content: Mapping[str, Any]) -> bool:
+        """Send a report by every channel that the submission names. Returns False if it names none.
 
         Raises:
             TransientError: by one of them it has to be tried again.
             PermanentError: one of them refuses.
-            SlowHost: as ``Callback.tell``; nothing was told yet by the others.
-            Stopping.
+            SlowHost: as ``Callback.send``; nothing was told yet by the others.
+            StopRequested.
         """
-        id = str(what["id"])
-        told = self._told.setdefault(id, set())
+        id = str(content["id"])
+        sent = self._sent.setdefault(id, set())
         errors: list[DeliveryError] = []
-        ways = False
-        for number, way in enumerate(self._ways):
-            if number in told:
-                ways = True
+        has_channel = False
+        for number, channel in enumerate(self._channels):
+            if number in sent:
+                has_channel = True
                 continue
             try:
-                ways |= way.tell(submitted, what)
-                told.add(number)
+                has_channel |= channel.send(submission, content)
+                sent.add(number)
             except DeliveryError as e:
                 errors.append(e)
                 if not isinstance(e, TransientError):
-                    told.add(number)  # it is refused for good; others may still have to be tried
-        again = [e for e in errors if isinstance(e, TransientError)]
-        if not again:
-            self._told.pop(id, None)
-        for error in [*again, *errors]:
+                    sent.add(number)  # it is refused for good; others may still have to be tried
+        temporary = [e for e in errors if isinstance(e, TransientError)]
+        if not temporary:
+            self._sent.pop(id, None)
+        for error in [*temporary, *errors]:
             raise error
-        return ways
+        return has_channel

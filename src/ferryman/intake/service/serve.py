@@ -14,26 +14,33 @@ from typing import TYPE_CHECKING, Any, Final
 from ferryman import limits
 from ferryman.errors import StateHeld
 from ferryman.intake import Batch, BatchState, Job, JobQueue, JobState, NodeInvalid, QueueLost
-from ferryman.intake.nodes import ACCESS, SIZES, state_path
-from ferryman.intake.service.access import Bundles
-from ferryman.intake.service.batches import Batches, Reporting, SlowBatches, SlowReporting, Waits, is_made
-from ferryman.intake.service.errors import Stopping, TurnFailed
+from ferryman.intake.nodes import ACCESS, ACCESS_SIZES, state_path
+from ferryman.intake.service.access import BundleConsumer
+from ferryman.intake.service.batches import (
+    BatchConsumer,
+    DelayedBatches,
+    ReportConsumer,
+    SlowBatchConsumer,
+    SlowReportConsumer,
+    has_all_jobs,
+)
+from ferryman.intake.service.errors import StopRequested, TurnFailed
 from ferryman.intake.service.finisher import Finisher
-from ferryman.intake.service.hosts import SLOTS, SlowHosts, SlowLane
-from ferryman.intake.service.isolation import AtWork, Isolation
-from ferryman.intake.service.payload import Minted
-from ferryman.intake.service.processing import Processing, Turns, jobs_sources
+from ferryman.intake.service.hosts import SLOW_HOST_THREADS, SlowHostQueue, SlowHosts
+from ferryman.intake.service.isolation import CurrentWork, Isolation
+from ferryman.intake.service.payload import MintedIdentifiers
+from ferryman.intake.service.processing import ProcessingConsumer, TurnSize, jobs_sources
 from ferryman.intake.service.reports import BatchReports
 from ferryman.intake.service.settings import Serving
 from ferryman.intake.service.stages import JobStage, Provisioning
 from ferryman.intake.service.workers import (
-    LOST_PAUSE_S,
     POLL_S,
-    QUIET_LOOKS,
-    Carrier,
-    Desk,
-    Lookout,
+    QUEUE_LOST_RETRY_S,
+    QUIET_POLLS,
+    HandOff,
+    InlineWorker,
     Loop,
+    QueueWatcher,
     SlowWorker,
     Worker,
 )
@@ -51,16 +58,16 @@ if TYPE_CHECKING:
 log = logging.getLogger("ferryman.intake")
 
 GRACE_S: Final = 30.0
-"""After a stop, consumers get so long to finish or give back what they hold. What then still hangs loses its locks with
-this process."""
+"""Seconds that consumers have, after a stop, to finish or give back what they hold. Those that still hang then lose
+their locks with this process."""
 
-HELD_AGAIN_S: Final = 2.0
-"""Between two looks at a plan's state that another process holds: when that ends, this one takes over."""
+STANDBY_POLL_S: Final = 2.0
+"""Seconds between two tries to open a plan's state that another process holds; this one takes over when that ends."""
 
 SWEEP_S: Final = 3600.0
 """Seconds between sweeps of what removed jobs left and of expired bundles."""
 
-AT_WORK: Final = (
+WORK_STATES: Final = (
     JobState.PENDING,
     JobState.ESTIMATING,
     JobState.PROVISIONING,
@@ -71,18 +78,23 @@ AT_WORK: Final = (
     JobState.NOTIFY,
 )
 
-OPEN: Final = (BatchState.PENDING, BatchState.PROCESSING, BatchState.REPORTING, BatchState.UPDATE_REPORTING)
+OPEN_BATCH_STATES: Final = (
+    BatchState.PENDING,
+    BatchState.PROCESSING,
+    BatchState.REPORTING,
+    BatchState.UPDATE_REPORTING,
+)
 
 
-Driving = Callable[[], Any]
-"""Makes the driver of the plan's state: a context manager of (state, runner)."""
+OpenDriver = Callable[[], Any]
+"""Opens the driver of the plan's state: returns a context manager of (state, runner)."""
 
 
 def serve(
     plan: Plan,
     queue: JobQueue,
     serving: Serving,
-    driving: Driving,
+    driving: OpenDriver,
     *,
     stop: threading.Event | None = None,
     observer: Observer | None = None,
@@ -97,31 +109,31 @@ def serve(
         StateDamaged, EngineError, …: the plan's state or Spark failed; jobs stay where they are.
     """
     jobs_sources(plan)
-    Minted(plan, serving.work)
+    MintedIdentifiers(plan, serving.work)
     stop = stop or threading.Event()
     observer = observer or Silent()
     consumers = Consumers(queue, serving, stop, observer.message)
     consumers.start()
-    stands_by, turns = False, Turns()
-    before = os.environ.get(ENVIRONMENT)
+    is_standby, turn_size = False, TurnSize()
+    environment_before = os.environ.get(ENVIRONMENT)
     os.environ[ENVIRONMENT] = to_environment(serving.reach)  # for the steps of the plan, wherever they run
     try:
         while not _is_over(consumers, None, serving, stop):
             try:
                 with suppress(StateHeld), driving() as (state, runner):
-                    _process(plan, queue, state, runner, consumers, serving, stop, observer, turns)
+                    _process(plan, queue, state, runner, consumers, serving, stop, observer, turn_size)
             except TurnFailed as e:
-                consumers.say(str(e))
+                consumers.print_line(str(e))
                 continue
             if not stop.is_set():
-                if not stands_by:
-                    consumers.say(f"plan {plan.key}: another process runs it; this one does everything else")
-                stands_by = True
-                stop.wait(HELD_AGAIN_S)
+                if not is_standby:
+                    consumers.print_line(f"plan {plan.key}: another process runs it; this one does everything else")
+                is_standby = True
+                stop.wait(STANDBY_POLL_S)
     finally:
         os.environ.pop(ENVIRONMENT, None)
-        if before is not None:
-            os.environ[ENVIRONMENT] = before
+        if environment_before is not None:
+            os.environ[ENVIRONMENT] = environment_before
         stop.set()
         consumers.join()
 
@@ -135,13 +147,13 @@ def _process(
     serving: Serving,
     stop: threading.Event,
     observer: Observer,
-    turns: Turns,
+    turn_size: TurnSize,
 ) -> None:
     """Run the plan for jobs in Processing."""
     from ferryman.engine.run import Run
 
     run = Run(state, runner, _StopBetweenWaves(observer, stop), wait=0)
-    processing = Processing(queue, run, state, consumers.say, stop, turns=turns)
+    processing = ProcessingConsumer(queue, run, state, consumers.print_line, stop, turn_size=turn_size)
     try:
         run.recover()
         while not stop.is_set():
@@ -151,121 +163,141 @@ def _process(
                     if _is_over(consumers, processing, serving, stop):
                         stop.set()
                         return
-                    processing.wait(POLL_S, 1 if serving.once else QUIET_LOOKS)
+                    processing.wait(POLL_S, 1 if serving.once else QUIET_POLLS)
             except QueueLost as e:
-                consumers.say(str(e))
-                stop.wait(LOST_PAUSE_S)
-    except Stopping:
+                consumers.print_line(str(e))
+                stop.wait(QUEUE_LOST_RETRY_S)
+    except StopRequested:
         return
     finally:
         with suppress(QueueLost):
             processing.release()
 
 
-def _is_over(consumers: Consumers, processing: Processing | None, serving: Serving, stop: threading.Event) -> bool:
+def _is_over(
+    consumers: Consumers, processing: ProcessingConsumer | None, serving: Serving, stop: threading.Event
+) -> bool:
     if stop.is_set():
         return True
-    if not serving.once or processing is None or processing.holds:
+    if not serving.once or processing is None or processing.has_unfinished:
         return False
     return consumers.is_idle()
 
 
 class Consumers:
-    """The threads of all states but Processing. One that has nothing to do sleeps until it is told of something."""
+    """Threads for all states but Processing. A thread that has nothing to do sleeps until it is woken."""
 
-    def __init__(self, queue: JobQueue, serving: Serving, stop: threading.Event, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, queue: JobQueue, serving: Serving, stop: threading.Event, print_line: Callable[[str], None]
+    ) -> None:
         self._queue, self._stop = queue, stop
-        self._saying = threading.Lock()
-        self._say = say
+        self._write_lock = threading.Lock()
+        self._print_line = print_line
         self._work = work = Workspace(serving.work)
-        self._at_work = AtWork(work.at_work, self.say)
+        self._at_work = CurrentWork(work.at_work, self.print_line)
         self._isolation = Isolation(queue, serving, stop)
-        self._waits = Waits()
-        self._swept_at = -SWEEP_S
+        self._delayed = DelayedBatches()
+        self._last_sweep_s = -SWEEP_S
         self._loops: list[Loop] = []
-        self._lookouts: list[Loop] = []
-        self._closing: list[Callable[[], None]] = [self._waits.close]
-        """Callbacks that wake sleeping threads, at the end."""
+        self._watchers: list[Loop] = []
+        self._close_callbacks: list[Callable[[], None]] = [self._delayed.close]
+        """Functions that wake sleeping threads, at the end."""
         slow = SlowHosts(serving.prompt_s)
         fetcher, callback = serving.fetcher(stop, slow), serving.callback(stop, slow)
-        patient, patient_callback = serving.fetcher(stop), serving.callback(stop)
-        patient_reports = serving.reports(stop)
-        reports = patient_reports.by(callback)
+        slow_fetcher, slow_callback = serving.fetcher(stop), serving.callback(stop)
+        slow_reports = serving.reports(stop)
+        reports = slow_reports.with_callback(callback)
         self._add_loop("sweep", self._sweep, lambda timeout_s: stop.wait(SWEEP_S))
-        desk = self._looked_out(Desk(), queue.watch_batches, lambda: False)
+        hand_off = self._add_watcher(HandOff(), queue.watch_batches, lambda: False)
         shared: dict[str, Any] = {
-            "waits": self._waits,
-            "desk": desk,
+            "delayed": self._delayed,
+            "hand_off": hand_off,
             "at_work": self._at_work,
             "isolation": self._isolation,
         }
-        batches = [Batches(queue, work, fetcher, reports, self.say, **shared) for _ in range(serving.threads)]
-        batches += [SlowBatches(queue, work, patient, patient_reports, self.say, **shared) for _ in range(SLOTS)]
-        for each in batches:
-            self._add_loop("batches", each.turn, each.wait)
-        self._reporting = self._reporters(reports, patient_reports)
-        self._add_stations(
-            serving.stages(queue, work, fetcher, callback, stop, self.say),
-            serving.stages(queue, work, patient, patient_callback, stop, self.say),
+        batches = [
+            BatchConsumer(queue, work, fetcher, reports, self.print_line, **shared) for _ in range(serving.threads)
+        ]
+        batches += [
+            SlowBatchConsumer(queue, work, slow_fetcher, slow_reports, self.print_line, **shared)
+            for _ in range(SLOW_HOST_THREADS)
+        ]
+        for consumer in batches:
+            self._add_loop("batches", consumer.turn, consumer.wait)
+        self._reporting = self._reporters(reports, slow_reports)
+        self._add_stage_workers(
+            serving.stages(queue, work, fetcher, callback, stop, self.print_line),
+            serving.stages(queue, work, slow_fetcher, slow_callback, stop, self.print_line),
             serving.threads,
         )
-        self._bundles = [Bundles(queue, work, size, self._stopping, self.say) for size in SIZES]
-        for bundles, size in zip(self._bundles, SIZES, strict=True):
-            self._add_loop("access", bundles.turn, self._watching(f"{ACCESS}/{size}"))
+        self._bundles = [
+            BundleConsumer(queue, work, size, self._raise_if_stopping, self.print_line) for size in ACCESS_SIZES
+        ]
+        for bundles, size in zip(self._bundles, ACCESS_SIZES, strict=True):
+            self._add_loop("access", bundles.turn, self._wait_for_change(f"{ACCESS}/{size}"))
 
-    def _reporters(self, reports: BatchReports, patient: BatchReports) -> list[Reporting]:
-        """Who reports batches, and who goes on with the receivers that are slow."""
-        lane = SlowLane[Batch]()
-        self._closing.append(lane.close)
-        prompt = Reporting(self._queue, self._work, reports, self.say, lane=lane)
+    def _reporters(self, reports: BatchReports, slow_reports: BatchReports) -> list[ReportConsumer]:
+        """Create the consumers that report batches, and those for slow receivers."""
+        slow_queue = SlowHostQueue[Batch]()
+        self._close_callbacks.append(slow_queue.close)
+        prompt = ReportConsumer(self._queue, self._work, reports, self.print_line, slow_queue=slow_queue)
         self._add_loop("reports", prompt.turn, self._stop.wait, prompt.release)
-        others = [SlowReporting(self._queue, self._work, patient, self.say, takes=lane) for _ in range(SLOTS)]
-        for each in others:
-            self._add_loop("reports", each.turn, each.wait, each.release)
-        return [prompt, *others]
+        slow = [
+            SlowReportConsumer(self._queue, self._work, slow_reports, self.print_line, takes_from=slow_queue)
+            for _ in range(SLOW_HOST_THREADS)
+        ]
+        for consumer in slow:
+            self._add_loop("reports", consumer.turn, consumer.wait, consumer.release)
+        return [prompt, *slow]
 
-    def _add_stations(self, stations: list[JobStage], patient: list[JobStage], threads: int) -> None:
-        """The threads of each state but Processing, and those that wait for slow hosts."""
-        lanes = {state: SlowLane[Job]() for state in (JobState.PENDING, JobState.DOWNLOADING, JobState.NOTIFY)}
+    def _add_stage_workers(self, stages: list[JobStage], slow_host_stages: list[JobStage], threads: int) -> None:
+        """Add the threads of each state but Processing, and those that wait for slow hosts."""
+        slow_queues = {
+            state: SlowHostQueue[Job]() for state in (JobState.PENDING, JobState.DOWNLOADING, JobState.NOTIFY)
+        }
         finisher = Finisher()
-        self._closing += [finisher.release, *(lane.close for lane in lanes.values())]
+        self._close_callbacks += [finisher.release, *(each.close for each in slow_queues.values())]
         self._add_loop("finisher", finisher.turn, lambda timeout_s: finisher.wait(), finisher.release)
-        self.desks = {station.state: Desk() for station in stations}
-        for state, desk in self.desks.items():
-            self._looked_out(desk, partial(self._queue.watch_jobs, state), partial(self._is_empty, state_path(state)))
-        carriers: dict[JobState, Carrier] = {}
-        how: dict[str, Any] = {
+        self.hand_offs = {stage.state: HandOff() for stage in stages}
+        for state, hand_off in self.hand_offs.items():
+            self._add_watcher(
+                hand_off, partial(self._queue.watch_jobs, state), partial(self._is_empty, state_path(state))
+            )
+        inline_workers: dict[JobState, InlineWorker] = {}
+        shared: dict[str, Any] = {
             "at_work": self._at_work,
             "isolation": self._isolation,
             "finisher": finisher,
             "stop": self._stop,
-            "desks": self.desks,
-            "carriers": carriers,
+            "hand_offs": self.hand_offs,
+            "inline_workers": inline_workers,
         }
-        carriers.update({station.state: Carrier(self._queue, station, self.say, **how) for station in stations})
+        inline_workers.update(
+            {stage.state: InlineWorker(self._queue, stage, self.print_line, **shared) for stage in stages}
+        )
         workers = [
-            Worker(self._queue, station, self.say, lane=lanes.get(station.state), **how)
-            for station in stations
-            for _ in range(1 if isinstance(station, Provisioning) else threads)
+            Worker(self._queue, stage, self.print_line, slow_queue=slow_queues.get(stage.state), **shared)
+            for stage in stages
+            for _ in range(1 if isinstance(stage, Provisioning) else threads)
         ]
         workers += [
-            SlowWorker(self._queue, station, self.say, takes=lanes[station.state], **how)
-            for station in patient
-            for _ in range(SLOTS if station.state in lanes else 0)
+            SlowWorker(self._queue, stage, self.print_line, takes_from=slow_queues[stage.state], **shared)
+            for stage in slow_host_stages
+            for _ in range(SLOW_HOST_THREADS if stage.state in slow_queues else 0)
         ]
         for worker in workers:
             self._add_loop(worker.state, worker.turn, worker.wait, worker.release)
 
-    def _looked_out(self, desk: Desk, watch: Callable[[], Watch], is_empty: Callable[[], bool]) -> Desk:
-        """Wake idle threads when the watch fires."""
-        lookout = Lookout(desk, watch, is_empty, self._stop)
-        self._lookouts.append(Loop("lookout", self._stop, lookout.turn, self.say, wait=lambda timeout_s: None))
-        self._closing += [lookout.close, desk.close]
-        return desk
+    def _add_watcher(self, hand_off: HandOff, watch: Callable[[], Watch], is_empty: Callable[[], bool]) -> HandOff:
+        """Add a thread that wakes idle threads of a hand-off when the watch fires. Returns the hand-off."""
+        watcher = QueueWatcher(hand_off, watch, is_empty, self._stop)
+        self._watchers.append(Loop("watcher", self._stop, watcher.turn, self.print_line, wait=lambda timeout_s: None))
+        self._close_callbacks += [watcher.close, hand_off.close]
+        return hand_off
 
     def _is_empty(self, folder: str) -> bool:
-        found = self._queue.tree.find(folder)
-        return found is not None and not found.children
+        node = self._queue.tree.find(folder)
+        return node is not None and not node.children
 
     def _add_loop(
         self,
@@ -274,62 +306,66 @@ class Consumers:
         wait: Callable[[float], object],
         release: Callable[[], None] = lambda: None,
     ) -> None:
-        self._loops.append(Loop(name, self._stop, turn, self.say, wait=wait, release=release))
+        self._loops.append(Loop(name, self._stop, turn, self.print_line, wait=wait, release=release))
 
-    def say(self, text: str) -> None:
-        """A line for people, from any thread."""
-        with self._saying:
-            self._say(text)
+    def print_line(self, text: str) -> None:
+        """Print a line for people; any thread may call this."""
+        with self._write_lock:
+            self._print_line(text)
 
     def start(self) -> None:
-        for loop in [*self._loops, *self._lookouts]:
+        for loop in [*self._loops, *self._watchers]:
             loop.start()
 
     def join(self) -> None:
-        """Wait until all have given back what they hold, for a limited time. ``stop`` is set."""
-        for close in self._closing:
+        """Wait until all threads have given back what they hold, at most ``GRACE_S``. ``stop`` is set."""
+        for close in self._close_callbacks:
             close()
-        until = time.monotonic() + GRACE_S
-        loops = [*self._loops, *self._lookouts]
-        late = [loop for loop in loops if not loop.join(max(0.0, until - time.monotonic()))]
-        if late:
-            log.warning("%d consumers did not end within %g s; their locks end with this process", len(late), GRACE_S)
+        deadline = time.monotonic() + GRACE_S
+        loops = [*self._loops, *self._watchers]
+        hanging = [loop for loop in loops if not loop.join(max(0.0, deadline - time.monotonic()))]
+        if hanging:
+            log.warning(
+                "%d consumers did not end within %g s; their locks end with this process", len(hanging), GRACE_S
+            )
 
     def is_idle(self) -> bool:
         """Return whether nothing is left that can be done now. A paused queue has nothing, and held jobs are left
         alone."""
         if not all(loop.idle.is_set() for loop in self._loops):
             return False
-        if any(bundles.is_due() for bundles in self._bundles):
+        if any(bundles.has_work() for bundles in self._bundles):
             return False
         if self._queue.locks.check("ingest"):
             return True
-        if self._waits or any(each.waiting for each in self._reporting):
+        if self._delayed or any(each.has_unsent for each in self._reporting):
             return False
-        if any(not self._queue.is_passed_over(job) for state in AT_WORK for job in self._queue.list_jobs(state)):
+        if any(not self._queue.is_passed_over(job) for state in WORK_STATES for job in self._queue.list_jobs(state)):
             return False
-        return not any(self._is_due(batch) for state in OPEN for batch in self._queue.list_batches(state))
+        return not any(
+            self._has_work(batch) for state in OPEN_BATCH_STATES for batch in self._queue.list_batches(state)
+        )
 
-    def _is_due(self, batch_id: str) -> bool:
+    def _has_work(self, batch_id: str) -> bool:
         """Return whether something can be done for this batch; not while it waits for held jobs."""
         if self._queue.is_passed_over(batch_id):
             return False
         try:
             batch = self._queue.load_batch(batch_id)
-            if batch.status != BatchState.PROCESSING or not is_made(batch):
+            if batch.status != BatchState.PROCESSING or not has_all_jobs(batch):
                 return True
             return not batch.processing_jobs and bool(batch.completed_jobs or batch.failed_jobs or batch.deleted_jobs)
         except NodeInvalid:
             return False  # the audit's business
 
-    def _watching(self, folder: str) -> Callable[[float], object]:
-        """Waits until something comes or goes, several times so long: then a lock that ended with its process is to be
-        found."""
+    def _wait_for_change(self, folder: str) -> Callable[[float], object]:
+        """Return a function that waits for a change of a folder, at most ``QUIET_POLLS`` times as long as it is
+        given: locks that end with their process are noticed only by looking."""
 
         def wait(timeout_s: float) -> None:
             watch = self._queue.tree.store.watch(folder)
             try:
-                for _ in range(QUIET_LOOKS):
+                for _ in range(QUIET_POLLS):
                     if watch.wait(timeout_s) or self._stop.is_set():
                         return
             finally:
@@ -337,15 +373,15 @@ class Consumers:
 
         return wait
 
-    def _stopping(self) -> None:
+    def _raise_if_stopping(self) -> None:
         if self._stop.is_set():
-            raise Stopping
+            raise StopRequested
 
     def _sweep(self) -> bool:
         now = time.monotonic()
-        if now - self._swept_at < SWEEP_S:
+        if now - self._last_sweep_s < SWEEP_S:
             return False
-        self._swept_at = now
+        self._last_sweep_s = now
         self._work.sweep(self._queue)
         self._at_work.sweep(partial(is_done, self._queue))
         for bundles in self._bundles:
@@ -362,7 +398,7 @@ class _StopBetweenWaves(Forwarding):
 
     def phase(self, wave: int, name: str) -> None:
         if self._stop.is_set() and name in ("scan", "transform"):
-            raise Stopping  # what is committed is delivered by the next
+            raise StopRequested  # what is committed is delivered by the next
         super().phase(wave, name)
 
 
@@ -376,10 +412,12 @@ def on_spark(
     *,
     preflight: bool = True,
 ) -> Iterator[tuple[State, Runner]]:
-    """The driver of a plan's state, on a Spark session of its own."""
+    """Open a plan's state with a driver on a Spark session of its own."""
     from ferryman.engine.driver import drive
 
-    told = {f"spark.executorEnv.{ENVIRONMENT}": os.environ[ENVIRONMENT]} if ENVIRONMENT in os.environ else {}
-    settings = {**told, **conf}
+    worker_environment = (
+        {f"spark.executorEnv.{ENVIRONMENT}": os.environ[ENVIRONMENT]} if ENVIRONMENT in os.environ else {}
+    )
+    settings = {**worker_environment, **conf}
     with drive(plan, state, None, master, settings, accept_changes, preflight=preflight, observer=Silent()) as driver:
         yield driver

@@ -1,4 +1,4 @@
-"""How a queue is served: the settings, and the stages that they make, in this process or in a child of it."""
+"""Settings of ``serve``, and the stages made from them, in this process or in a child of it."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from ferryman.intake.service.stages import (
     Recording,
     Storing,
 )
-from ferryman.intake.service.workspace import FULL, Workspace
+from ferryman.intake.service.workspace import FULL_SHARE, Workspace
 from ferryman.net.reach import NOTHING_PRIVATE, Reach
 
 THREADS: Final = 4
-"""A state: a job of most of them waits for a disk or a server, not for this machine."""
+"""Threads per state. In most states a job waits for a disk or a server, not for this machine."""
 
 
 JOB_TIME_S: Final = 6 * 3600.0
-"""For the files of a job: 20 GB at a megabyte a second."""
+"""Seconds in which all files of a job have to be fetched: enough for 20 GB at a megabyte a second."""
 
 
 @dataclass(frozen=True)
 class Serving:
-    """How a queue is served.
+    """Settings of ``serve``.
 
     Attributes:
         work: the working space; every process that serves this queue, and every Spark worker, sees it at this path.
@@ -54,7 +54,7 @@ class Serving:
     work: Path
     threads: int = THREADS
     keep_originals: bool = True
-    full: float = FULL
+    full: float = FULL_SHARE
     once: bool = False
     reach: Reach = NOTHING_PRIVATE
     report_secret: str | None = None
@@ -82,13 +82,13 @@ class Serving:
         fetcher: Fetcher,
         callback: Callback,
         stop: threading.Event,
-        say: Callable[[str], None],
+        print_line: Callable[[str], None],
     ) -> list[JobStage]:
-        """The work of each state but Processing, in their order."""
+        """Return the stages of all states but Processing, in their order."""
         return [
             Pending(work, fetcher, self.job_time_s),
             Estimating(work, fetcher),
-            Provisioning(queue, work, say, self.full),
+            Provisioning(queue, work, print_line, self.full),
             Downloading(work, fetcher, stop, time_s=self.job_time_s, full=self.full),
             Storing(queue, work, self.keep_originals),
             Recording(queue),

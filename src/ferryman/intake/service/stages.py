@@ -1,6 +1,6 @@
-"""Work of each job state but Processing, which is the plan's. All of it can be repeated.
+"""Stages: the work of each job state but Processing, which is the plan's. All of it can be repeated.
 
-A station's ``work`` takes a locked job and returns the message of its move to the next state. What it raises says what
+A stage's ``work`` takes a locked job and returns the message of its move to the next state. What it raises says what
 happens else: see ``worker``.
 """
 
@@ -19,79 +19,79 @@ from ferryman.errors import PermanentError
 from ferryman.intake import Job, JobQueue, JobState, overview
 from ferryman.intake import job as inventory
 from ferryman.intake.job import StoredFile
-from ferryman.intake.nodes import PRIORITY_NAMED_MAX
+from ferryman.intake.nodes import PRIORITY_IN_NAME_MAX
 from ferryman.intake.service import workspace
-from ferryman.intake.service.errors import Later, Stopping
-from ferryman.intake.service.fetch import Arrived, Fetcher, checked, side_by_side
-from ferryman.intake.service.finisher import Unsynced
+from ferryman.intake.service.errors import StopRequested, TryLater
+from ferryman.intake.service.fetch import FetchedFile, Fetcher, check_file, fetch_in_parallel
+from ferryman.intake.service.finisher import UnsyncedFiles
 from ferryman.intake.service.manifest import ManifestEntry
-from ferryman.intake.service.payload import inventory_of, is_container, listed, refuse_bad_names
+from ferryman.intake.service.payload import entries_of, inventory_fields, is_container, refuse_bad_names
 from ferryman.intake.service.reports import Callback
-from ferryman.intake.service.workspace import FULL, Workspace
+from ferryman.intake.service.workspace import FULL_SHARE, Workspace
 from ferryman.storage import disk
 
-LATER: Final = 10
+UNKNOWN_SIZE_PENALTY: Final = 10
 """Reduction of the priority of a job whose size is unknown: it may be large, and lets others go first."""
 
-UNPACKED: Final = 4
+UNPACK_FACTOR: Final = 4
 """Estimated need of a container, as a multiple of its size: itself and its files, with text packed as usual."""
 
-COUNT_EVERY_S: Final = 1.0
+RECOUNT_S: Final = 1.0
 """Seconds between counts of the space promised to jobs: another process may promise too."""
 
-COUNT_SHARE: Final = 10
-"""Or after so many times as long as it took: ten thousand jobs that a slow host keeps there hold nobody up."""
+RECOUNT_FACTOR: Final = 10
+"""Least pause between two counts, as a multiple of the time that a count takes: with ten thousand jobs it is long."""
 
-FETCHES: Final = 4
+PARALLEL_FETCHES: Final = 4
 """Files of one job that are fetched at once: a server gives each connection its share."""
 
 QUICK_FILES: Final = 16
 QUICK_BYTES: Final = 1 << 20
-"""A job of no more files of this machine than that is downloaded by the thread that has moved it here."""
+"""Largest job of local files that is downloaded by the thread that has moved it here."""
 
-PACKED: Final = "container"
-"""A container's own name until it is unpacked."""
+CONTAINER_FILE: Final = "container"
+"""File name of a container until it is unpacked."""
 
 
-class Done(NamedTuple):
-    """The job moves on."""
+class StageResult(NamedTuple):
+    """Outcome of a stage: the job moves on, with these changes."""
 
     message: str = ""
     priority: int | None = None
-    """Another one, from now on."""
+    """The job's new priority; None: unchanged."""
     values: Mapping[str, Mapping[str, Any]] | None = None
-    """JSON nodes that change with the move, by name."""
+    """JSON nodes to replace with the move, by name."""
     space_needed: int | None = None
-    """Bytes of working space that it needs."""
-    leaves: Path | None = None
-    """A file of no more use once it has moved."""
-    steps: tuple[Unsynced, ...] = ()
-    """Work left to do first, each part after its files are durable."""
+    """Bytes of working space that the job needs; None: unchanged."""
+    obsolete_file: Path | None = None
+    """File to remove once the job has moved."""
+    steps: tuple[UnsyncedFiles, ...] = ()
+    """Steps to finish before the move, each once its files are durable."""
 
 
 class JobStage:
-    """The work of one state."""
+    """Work at jobs of one state."""
 
     state: ClassVar[JobState]
     isolates: ClassVar[bool] = True
     """Whether the work is done in a child process where a process may have died of the job."""
 
-    def open(self) -> bool:
-        """Can any job of this state be worked at now?"""
+    def is_open(self) -> bool:
+        """Return whether any job of this state can be worked at now."""
         return True
 
-    def is_quick(self, job: Job, done: Done) -> bool:
+    def is_quick(self, job: Job, result: StageResult) -> bool:
         """Return whether the work for a job about to enter this state takes milliseconds: no server is asked, and
         little is written."""
         return False
 
-    def work(self, job: Job) -> Done:
-        """Do it.
+    def work(self, job: Job) -> StageResult:
+        """Do the work of this state for a job.
 
         Raises:
             PermanentError, TransientError: it failed, with this reason; an operator decides.
-            Later: not now.
-            Stopping.
+            TryLater: not now.
+            StopRequested.
             LockLost, NodeInvalid, StateError: the job is not ours any more.
         """
         raise NotImplementedError
@@ -105,67 +105,69 @@ class Pending(JobStage):
     def __init__(self, work: Workspace, fetcher: Fetcher, time_s: float = 0.0) -> None:
         self._work, self._fetcher, self._time_s = work, fetcher, time_s
 
-    def work(self, job: Job) -> Done:
+    def work(self, job: Job) -> StageResult:
         refuse_bad_names(job)
-        found = len(listed(job, self._work, self._fetcher.within(self._time_s)))
+        files = len(entries_of(job, self._work, self._fetcher.with_deadline(self._time_s)))
         crash.point("job.listed")
-        return Done(f"{found} {'file' if found == 1 else 'files'}")
+        return StageResult(f"{files} {'file' if files == 1 else 'files'}")
 
 
 class Estimating(JobStage):
-    """The sizes of its files are asked for. What nobody knows lowers its priority, and never fails it."""
+    """Asks servers for the sizes of the job's files. Unknown sizes lower the job's priority, and never fail it."""
 
     state: ClassVar[JobState] = JobState.ESTIMATING
 
     def __init__(self, work: Workspace, fetcher: Fetcher) -> None:
         self._work, self._fetcher = work, fetcher
 
-    def is_quick(self, job: Job, done: Done) -> bool:
-        return all(e.size is not None or _is_here(e) for e in listed(job, self._work, self._fetcher))
+    def is_quick(self, job: Job, result: StageResult) -> bool:
+        return all(e.size is not None or _is_local(e) for e in entries_of(job, self._work, self._fetcher))
 
-    def work(self, job: Job) -> Done:
-        entries = listed(job, self._work, self._fetcher)
-        sizes = [entry.size if entry.size is not None else self._fetcher.size(entry.url) for entry in entries]
-        needed = sum(size for size in sizes if size is not None) * (UNPACKED if is_container(job) else 1)
+    def work(self, job: Job) -> StageResult:
+        entries = entries_of(job, self._work, self._fetcher)
+        sizes = [entry.size if entry.size is not None else self._fetcher.ask_size(entry.url) for entry in entries]
+        needed = sum(size for size in sizes if size is not None) * (UNPACK_FACTOR if is_container(job) else 1)
         crash.point("job.estimated")
         unknown = sum(size is None for size in sizes)
         if not unknown:
-            return Done(f"{needed} bytes of working space", space_needed=needed)
-        lowered = max(job.priority, min(job.priority + LATER, PRIORITY_NAMED_MAX))
-        return Done(f"the size of {unknown} of {len(sizes)} files is not known", lowered, space_needed=needed)
+            return StageResult(f"{needed} bytes of working space", space_needed=needed)
+        lowered = max(job.priority, min(job.priority + UNKNOWN_SIZE_PENALTY, PRIORITY_IN_NAME_MAX))
+        return StageResult(f"the size of {unknown} of {len(sizes)} files is not known", lowered, space_needed=needed)
 
 
 class Provisioning(JobStage):
-    """It waits until there is working space. Who does not fit holds nobody up: every job in the state is looked at."""
+    """Lets a job wait until there is working space for it. Jobs that do not fit do not block smaller ones."""
 
     state: ClassVar[JobState] = JobState.PROVISIONING
     isolates: ClassVar[bool] = False  # it looks at numbers of ours only, and must know what it has granted
 
-    def __init__(self, queue: JobQueue, work: Workspace, say: Callable[[str], None], full: float = FULL) -> None:
-        self._queue, self._work, self._say, self._full = queue, work, say, full
-        self._said = False
+    def __init__(
+        self, queue: JobQueue, work: Workspace, print_line: Callable[[str], None], full: float = FULL_SHARE
+    ) -> None:
+        self._queue, self._work, self._print_line, self._full = queue, work, print_line, full
+        self._was_reported = False
         self._granting = threading.Lock()
         self._granted = 0
         """Bytes that were granted, and perhaps not written yet."""
         self._count_at = 0.0
 
-    def open(self) -> bool:
-        """Over the threshold nobody fits."""
+    def is_open(self) -> bool:
+        """Return whether the disk is below the threshold."""
         total, used = self._work.space()
         is_open = used <= total * self._full
-        if not is_open and not self._said:
+        if not is_open and not self._was_reported:
             self._work.sweep(self._queue)
-            self._say(
+            self._print_line(
                 f"{self._work.root}: {used} of {total} bytes are used, more than {self._full:.0%}: jobs wait in "
                 "Provisioning. Make room, or serve with --work on another disk or with a higher --full."
             )
-        self._said = not is_open
+        self._was_reported = not is_open
         return is_open
 
-    def is_quick(self, job: Job, done: Done) -> bool:
+    def is_quick(self, job: Job, result: StageResult) -> bool:
         return True
 
-    def work(self, job: Job) -> Done:
+    def work(self, job: Job) -> StageResult:
         needed = job.space_needed
         total, used = self._work.space()
         limit = int(total * self._full)
@@ -175,19 +177,19 @@ class Provisioning(JobStage):
                 "with --work on a larger disk."
             )
         with self._granting:
-            left = limit - used - self._promised()
-            if needed > left:
-                raise Later(f"it needs {needed} bytes of working space, {max(0, left)} are free")
+            free_bytes = limit - used - self._granted_bytes()
+            if needed > free_bytes:
+                raise TryLater(f"it needs {needed} bytes of working space, {max(0, free_bytes)} are free")
             self._granted += needed
-        return Done(f"{needed} bytes of working space are free")
+        return StageResult(f"{needed} bytes of working space are free")
 
-    def _promised(self) -> int:
+    def _granted_bytes(self) -> int:
         """Return the bytes that downloading jobs may still write: an upper bound, since parts exist already."""
         began = time.monotonic()
         if began >= self._count_at:
             self._granted = overview.space_needed(self._queue.tree, self._queue.list_jobs(JobState.DOWNLOADING))
             now = time.monotonic()
-            self._count_at = now + max(COUNT_EVERY_S, COUNT_SHARE * (now - began))
+            self._count_at = now + max(RECOUNT_S, RECOUNT_FACTOR * (now - began))
         return self._granted
 
 
@@ -206,95 +208,103 @@ class Downloading(JobStage):
         work: Workspace,
         fetcher: Fetcher,
         stop: threading.Event,
-        fetches: int = FETCHES,
+        fetches: int = PARALLEL_FETCHES,
         time_s: float = 0.0,
-        full: float = FULL,
+        full: float = FULL_SHARE,
     ) -> None:
         self._work, self._fetcher, self._stop, self._fetches = work, fetcher, stop, fetches
         self._time_s, self._full = time_s, full
 
-    def is_quick(self, job: Job, done: Done) -> bool:
-        entries = listed(job, self._work, self._fetcher)
-        few = len(entries) <= QUICK_FILES and all(map(_is_here, entries))
-        return few and job.space_needed <= QUICK_BYTES and not is_container(job)
+    def is_quick(self, job: Job, result: StageResult) -> bool:
+        entries = entries_of(job, self._work, self._fetcher)
+        is_small = len(entries) <= QUICK_FILES and all(map(_is_local, entries))
+        return is_small and job.space_needed <= QUICK_BYTES and not is_container(job)
 
-    def work(self, job: Job) -> Done:
-        fetcher = self._fetcher.within(self._time_s)
-        entries = listed(job, self._work, fetcher)
+    def work(self, job: Job) -> StageResult:
+        fetcher = self._fetcher.with_deadline(self._time_s)
+        entries = entries_of(job, self._work, fetcher)
         self._work.files(job.id).mkdir(parents=True, exist_ok=True)
         try:
-            held, came = self._arrived(job, entries, fetcher)  # 1
-        except NoRoom:
+            files, fetched = self._fetch(job, entries, fetcher)  # 1
+        except OutOfSpace:
             self._work.drop(job.id)
             raise
-        size = sum(each.size for each in held)
-        said = f"{len(held)} {'file' if len(held) == 1 else 'files'}, {size} bytes"
-        there = self._work.job(job.id)
-        noted = inventory.node(there / inventory.NAME, held)
-        return Done(
-            said,
-            values={"inventory": {**noted, **inventory_of(job, noted["url"])}},
-            leaves=there / PACKED if is_container(job) else None,
-            steps=self._steps(job, there, held, came),
+        size = sum(each.size for each in files)
+        message = f"{len(files)} {'file' if len(files) == 1 else 'files'}, {size} bytes"
+        folder = self._work.job(job.id)
+        values = inventory.inventory_values(folder / inventory.INVENTORY_NAME, files)
+        return StageResult(
+            message,
+            values={"inventory": {**values, **inventory_fields(job, values["url"])}},
+            obsolete_file=folder / CONTAINER_FILE if is_container(job) else None,
+            steps=self._steps(job, folder, files, fetched),
         )
 
-    def _arrived(
+    def _fetch(
         self, job: Job, entries: list[ManifestEntry], fetcher: Fetcher
-    ) -> tuple[list[StoredFile], list[Arrived]]:
+    ) -> tuple[list[StoredFile], list[FetchedFile]]:
         """Return the job's files, and those of them to be published."""
-        room = Room(self._work, self._full, job.space_needed)
-        fetcher = fetcher.counting(room.take)
+        budget = SpaceBudget(self._work, self._full, job.space_needed)
+        fetcher = fetcher.with_reservation(budget.reserve)
         if is_container(job):
-            return self._unpacked(job, entries, fetcher, room), []
-        came = self._fetched(job, entries, fetcher)
-        found = zip(entries, came, strict=True)
-        return [StoredFile(e.path, one.found.size, one.found.sha256, e.url, e.fields) for e, one in found], came
+            return self._fetch_and_unpack(job, entries, fetcher, budget), []
+        fetched = self._fetch_files(job, entries, fetcher)
+        pairs = zip(entries, fetched, strict=True)
+        return [StoredFile(e.path, one.content.size, one.content.sha256, e.url, e.fields) for e, one in pairs], fetched
 
-    def _steps(self, job: Job, there: Path, held: list[StoredFile], came: list[Arrived]) -> tuple[Unsynced, ...]:
+    def _steps(
+        self, job: Job, folder: Path, files: list[StoredFile], fetched: list[FetchedFile]
+    ) -> tuple[UnsyncedFiles, ...]:
 
         def publish() -> None:  # 2
             if not job.locked:
-                raise Later("its lock is lost")
+                raise TryLater("its lock is lost")
             try:
-                for one in came:
+                for one in fetched:
                     one.publish()
             except FileNotFoundError:  # an operator unlocked it, and another thread had the same files: see again
-                raise Later("another one has its files", 0.0) from None
-            inventory.write(there, held, synced=False)
+                raise TryLater("another one has its files", 0.0) from None
+            inventory.write_inventory(folder, files, synced=False)
 
-        parts = tuple(one.part for one in came if one.part is not None)
-        folders = _folders_of([one.target for one in came], there)
+        parts = tuple(one.part for one in fetched if one.part is not None)
+        folders = _folders_below([one.target for one in fetched], folder)
         return (
-            Unsynced(parts, (), publish),
-            Unsynced((there / inventory.NAME,), (*folders, there, there.parent), partial(crash.point, "job.inventory")),
+            UnsyncedFiles(parts, (), publish),
+            UnsyncedFiles(
+                (folder / inventory.INVENTORY_NAME,),
+                (*folders, folder, folder.parent),
+                partial(crash.point, "job.inventory"),
+            ),
         )
 
-    def _fetched(self, job: Job, entries: list[ManifestEntry], fetcher: Fetcher) -> list[Arrived]:
+    def _fetch_files(self, job: Job, entries: list[ManifestEntry], fetcher: Fetcher) -> list[FetchedFile]:
         folder = self._work.files(job.id)
 
-        def fetch(entry: ManifestEntry) -> Arrived:
+        def fetch(entry: ManifestEntry) -> FetchedFile:
             if not job.locked:
-                raise Later("its lock is lost")
-            return fetcher.arrived(entry.url, folder / entry.path, entry.digest, entry.size)
+                raise TryLater("its lock is lost")
+            return fetcher.fetch_unsynced(entry.url, folder / entry.path, entry.digest, entry.size)
 
-        return side_by_side(fetch, entries, self._fetches)
+        return fetch_in_parallel(fetch, entries, self._fetches)
 
-    def _unpacked(self, job: Job, entries: list[ManifestEntry], fetcher: Fetcher, room: Room) -> list[StoredFile]:
+    def _fetch_and_unpack(
+        self, job: Job, entries: list[ManifestEntry], fetcher: Fetcher, budget: SpaceBudget
+    ) -> list[StoredFile]:
         (entry,) = entries
-        packed = self._work.job(job.id) / PACKED
-        fetcher.file(entry.url, packed, entry.digest, entry.size)
+        container = self._work.job(job.id) / CONTAINER_FILE
+        fetcher.fetch_file(entry.url, container, entry.digest, entry.size)
         folder = self._work.files(job.id)
-        workspace.unpack(packed, folder, self._stopping, name=entry.path, take=room.take)
+        workspace.unpack(container, folder, self._raise_if_stopping, name=entry.path, reserve=budget.reserve)
         disk.fsync_tree(folder)
-        held = []
+        files = []
         for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-            found = checked(entry.url, path, "", None)
-            held.append(StoredFile(path.relative_to(folder).as_posix(), *found, entry.url, entry.fields))
-        return held
+            checked_file = check_file(entry.url, path, "", None)
+            files.append(StoredFile(path.relative_to(folder).as_posix(), *checked_file, entry.url, entry.fields))
+        return files
 
-    def _stopping(self) -> None:
+    def _raise_if_stopping(self) -> None:
         if self._stop.is_set():
-            raise Stopping
+            raise StopRequested
 
 
 class Storing(JobStage):
@@ -306,26 +316,30 @@ class Storing(JobStage):
     def __init__(self, queue: JobQueue, work: Workspace, keep: bool = True) -> None:
         self._queue, self._work, self._keep = queue, work, keep
 
-    def work(self, job: Job) -> Done:
-        name = _object_of(job)
+    def work(self, job: Job) -> StageResult:
+        name = _object_name(job)
         if name and self._queue.locks.check("storage", name):
-            raise Later(f"{name} is locked in the store")
-        there, kept = self._work.job(job.id), self._work.originals(job.id)
+            raise TryLater(f"{name} is locked in the store")
+        working_folder, originals = self._work.job(job.id), self._work.originals(job.id)
         if not self._keep:
-            return Done("its originals are not kept")
-        if (there / inventory.NAME).exists() and not (kept / inventory.NAME).exists():
-            shutil.rmtree(kept, ignore_errors=True)  # half of what a kill left
-            (there / PACKED).unlink(missing_ok=True)  # and this
-            there.replace(kept)  # all of it in one step
-        held = list(inventory.read(kept / inventory.NAME)) if (kept / inventory.NAME).exists() else []
-        if not held:
-            return Done("its originals are not on a disk here")
+            return StageResult("its originals are not kept")
+        if (working_folder / inventory.INVENTORY_NAME).exists() and not (originals / inventory.INVENTORY_NAME).exists():
+            shutil.rmtree(originals, ignore_errors=True)  # half of what a kill left
+            (working_folder / CONTAINER_FILE).unlink(missing_ok=True)  # and this
+            working_folder.replace(originals)  # all of it in one step
+        files = (
+            list(inventory.read_inventory(originals / inventory.INVENTORY_NAME))
+            if (originals / inventory.INVENTORY_NAME).exists()
+            else []
+        )
+        if not files:
+            return StageResult("its originals are not on a disk here")
 
-        said = inventory.node(kept / inventory.NAME, held)
-        return Done(
-            f"{len(held)} originals are kept",
-            values={"store": {**said, **inventory_of(job, said["url"])}},
-            steps=(Unsynced((), (kept.parent, there.parent), partial(crash.point, "job.kept")),),
+        values = inventory.inventory_values(originals / inventory.INVENTORY_NAME, files)
+        return StageResult(
+            f"{len(files)} originals are kept",
+            values={"store": {**values, **inventory_fields(job, values["url"])}},
+            steps=(UnsyncedFiles((), (originals.parent, working_folder.parent), partial(crash.point, "job.kept")),),
         )
 
 
@@ -338,21 +352,21 @@ class Recording(JobStage):
     def __init__(self, queue: JobQueue) -> None:
         self._queue = queue
 
-    def is_quick(self, job: Job, done: Done) -> bool:
+    def is_quick(self, job: Job, result: StageResult) -> bool:
         return True
 
-    def work(self, job: Job) -> Done:
-        name, url = _object_of(job), job.store.get("url")
-        noted = {**job.inventory, **({"url": url, "manifest_url": url} if url else {})}
+    def work(self, job: Job) -> StageResult:
+        name, url = _object_name(job), job.store.get("url")
+        values = {**job.inventory, **({"url": url, "manifest_url": url} if url else {})}
         if name:
             if not self._queue.locks.lock("inventory", name):
-                raise Later(f"{name} is being recorded by another process")
+                raise TryLater(f"{name} is being recorded by another process")
             try:
-                job.set_inventory(noted)
+                job.set_inventory(values)
             finally:
                 self._queue.locks.unlock("inventory", name)
         crash.point("job.recorded")
-        return Done() if name else Done(values={"inventory": noted})
+        return StageResult() if name else StageResult(values={"inventory": values})
 
 
 class Notify(JobStage):
@@ -363,12 +377,12 @@ class Notify(JobStage):
     def __init__(self, work: Workspace, callback: Callback) -> None:
         self._work, self._callback = work, callback
 
-    def is_quick(self, job: Job, done: Done) -> bool:
+    def is_quick(self, job: Job, result: StageResult) -> bool:
         return not job.configuration.get("response_url")
 
-    def work(self, job: Job) -> Done:
+    def work(self, job: Job) -> StageResult:
         configuration = job.configuration
-        what: dict[str, Any] = {
+        content: dict[str, Any] = {
             "id": f"{job.id}/{job.retry_count}",
             "job": job.id,
             "batch": job.batch_id,
@@ -378,37 +392,37 @@ class Notify(JobStage):
             "bytes": job.inventory.get("bytes"),
             **job.identifiers,
         }
-        told = self._callback.tell(configuration, what)
+        is_sent = self._callback.send(configuration, content)
         crash.point("job.told")
         self._work.drop(job.id)
-        return Done("its submitter was notified" if told else "")
+        return StageResult("its submitter was notified" if is_sent else "")
 
 
-def _is_here(entry: ManifestEntry) -> bool:
+def _is_local(entry: ManifestEntry) -> bool:
     """Return whether the entry is a file of this machine."""
     return entry.url.startswith("file:")
 
 
-def _object_of(job: Job) -> str:
-    """The object's name for locks; "" if its submitter gave none."""
+def _object_name(job: Job) -> str:
+    """Return the object's name for locks; "" if its submitter gave none."""
     return str(job.identifiers.get("primary_id") or "")
 
 
-def _folders_of(paths: Iterable[Path], below: Path) -> list[Path]:
-    """The folders in which these paths are, up to ``below``, without it."""
-    found = {folder for path in paths for folder in path.parents if below in folder.parents}
-    return sorted(found)
+def _folders_below(paths: Iterable[Path], below: Path) -> list[Path]:
+    """Return the folders of these paths, up to ``below`` and without it, sorted."""
+    folders = {folder for path in paths for folder in path.parents if below in folder.parents}
+    return sorted(folders)
 
 
 # How much of the working space one job may take: nobody knows how large it is before it is there.
 
 
-class NoRoom(PermanentError):
-    """A job is larger than was known, and the disk is too full for it."""
+class OutOfSpace(PermanentError):
+    """A job turned out larger than was known, and the disk is too full for it."""
 
 
-class Room:
-    """Space promised to a job that is being downloaded.
+class SpaceBudget:
+    """Working space that a job in Downloading may use.
 
     Its servers said how large it is, or did not, or lied; a container unpacks to what it likes. Up to what Provisioning
     has granted it writes in any case, beyond that as long as the disk is not fuller than Provisioning allows. So no job
@@ -424,11 +438,11 @@ class Room:
         self._written = 0
         self._counting = threading.Lock()
 
-    def take(self, size: int) -> None:
-        """Take so many bytes that are about to be written.
+    def reserve(self, size: int) -> None:
+        """Count bytes that are about to be written.
 
         Raises:
-            NoRoom.
+            OutOfSpace.
         """
         with self._counting:
             self._written += size
@@ -436,7 +450,7 @@ class Room:
                 return
         total, used = self._work.space()
         if used > total * self._full:
-            raise NoRoom(
+            raise OutOfSpace(
                 f"it has more than the {self._granted} bytes that were known of, and {self._work.root} is more than "
                 f"{self._full:.0%} full. Make room and requeue it, or serve the queue with --work on a larger disk."
             )

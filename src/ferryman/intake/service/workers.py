@@ -1,18 +1,18 @@
-"""Threads that take jobs of one state, and what becomes of a job by how its work ended.
+"""Worker threads, each for the jobs of one state. How the work ends decides what becomes of the job:
 
 ==================  ====================================================================================
 the work            the job
 ==================  ====================================================================================
-returns             moves on; move and lock in one change
+returns             moves on, and is unlocked in the same change
 PermanentError      fails, with the reason
 TransientError      fails too: its work has tried as often as it may
-Later               stays, locked, and is tried again; others of its state are looked at meanwhile
+TryLater            stays, locked, and is tried again; others of its state are worked at meanwhile
 SlowHost            is handed over to a thread for slow hosts
-Stopping            is given back as it is
+StopRequested       is given back as it is
 LockLost            is not ours any more: nothing was changed, another does it again
-NodeInvalid         was removed, or is damaged: it is given back, and passed over for a minute
+NodeInvalid         was removed, or is damaged: it is given back, and skipped for a minute
 StateError          was moved by an operator meanwhile: it is given back
-any other           fails: a fault that an operator should see; a full disk is Later
+any other           fails: a fault that an operator should see; a full disk counts as TryLater
 ==================  ====================================================================================
 """
 
@@ -28,35 +28,35 @@ from typing import Any, Final
 
 from ferryman.errors import DeliveryError, FerrymanError, UsageError, describe
 from ferryman.intake import Job, JobQueue, JobState, LockLost, NodeInvalid, QueueLost, QueueRefused, StateError
-from ferryman.intake.service.errors import Later, Stopping
-from ferryman.intake.service.finisher import Finisher, Pledge
-from ferryman.intake.service.hosts import SlowHost, SlowLane
-from ferryman.intake.service.isolation import AtWork, Isolation
-from ferryman.intake.service.stages import Done, JobStage
+from ferryman.intake.service.errors import SlowHost, StopRequested, TryLater
+from ferryman.intake.service.finisher import Finisher, FinishRequest
+from ferryman.intake.service.hosts import SlowHostQueue
+from ferryman.intake.service.isolation import CurrentWork, Isolation
+from ferryman.intake.service.stages import JobStage, StageResult
 from ferryman.intake.states import JOB
 from ferryman.intake.store import Watch
 from ferryman.storage.files import is_disk_full
 
 POLL_S: Final = 0.5
-"""A thread looks so often whether it is to stop, and whether what waits is due; a watch tells it of new jobs."""
+"""Seconds between two checks whether to stop, and whether waiting jobs are due; new jobs are reported by a watch."""
 
-QUIET_LOOKS: Final = 4
-"""Times ``POLL_S`` until a thread without batches asks for one though no watch has told of any."""
+QUIET_POLLS: Final = 4
+"""Times ``POLL_S`` until an idle thread looks for work though its watch has not fired."""
 
-LOST_PAUSE_S: Final = 1.0
-"""Between two tries while the queue's server does not answer."""
+QUEUE_LOST_RETRY_S: Final = 1.0
+"""Seconds between two tries while the queue's server does not answer."""
 
-FULL_AGAIN_S: Final = 10.0
-"""Until a job is tried again that met a full disk."""
+FULL_DISK_RETRY_S: Final = 10.0
+"""Seconds until a job is tried again after the disk was full."""
 
-AFTER: Final = {JobState.PENDING: JobState.ESTIMATING, **JOB.success}
-"""The state that follows when the work of one is done."""
+NEXT_STATE: Final = {JobState.PENDING: JobState.ESTIMATING, **JOB.success}
+"""State -> the state that follows when its work is done."""
 
-Say = Callable[[str], None]
+PrintLine = Callable[[str], None]
 
 
 class Loop:
-    """A thread that takes turns until it is told to stop.
+    """A thread that takes turns until it is to stop.
 
     Args:
         turn: one turn. False: there was nothing to do.
@@ -69,79 +69,79 @@ class Loop:
         name: str,
         stop: threading.Event,
         turn: Callable[[], bool],
-        say: Say,
+        print_line: PrintLine,
         *,
         wait: Callable[[float], object] | None = None,
         release: Callable[[], None] = lambda: None,
     ) -> None:
-        self._stop, self._turn, self._say, self._release = stop, turn, say, release
+        self._stop, self._turn, self._print_line, self._release = stop, turn, print_line, release
         self._wait = wait or stop.wait
         self._thread = threading.Thread(target=self._run, name=f"intake {name}", daemon=True)
         self.idle = threading.Event()
         """Set while there is nothing to do."""
-        self._lost = False
+        self._queue_lost = False
 
     def start(self) -> None:
         self._thread.start()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for its end. Has it ended?"""
+        """Wait for the thread's end. Returns whether it has ended."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
         try:
             while not self._stop.is_set():
-                self._once()
+                self._run_once()
         finally:
             with suppress(FerrymanError):
                 self._release()
 
-    def _once(self) -> None:
+    def _run_once(self) -> None:
         try:
             if self._turn():
                 self.idle.clear()
             else:
                 self.idle.set()
                 self._wait(POLL_S)
-            self._lost = False
-        except Stopping:
+            self._queue_lost = False
+        except StopRequested:
             return
         except (LockLost, NodeInvalid, StateError) as e:
-            self._say(f"{e}")
+            self._print_line(f"{e}")
             self._stop.wait(POLL_S)  # whatever it is, it is not said a thousand times
         except QueueLost as e:
             self.idle.clear()
-            if not self._lost:
-                self._say(f"{e}")
-            self._lost = True
-            self._stop.wait(LOST_PAUSE_S)
+            if not self._queue_lost:
+                self._print_line(f"{e}")
+            self._queue_lost = True
+            self._stop.wait(QUEUE_LOST_RETRY_S)
         except Exception as e:  # a fault of ours: say it, and go on with the rest
-            self._say(f"{self._thread.name}: {describe(e)}")
-            self._stop.wait(LOST_PAUSE_S)
+            self._print_line(f"{self._thread.name}: {describe(e)}")
+            self._stop.wait(QUEUE_LOST_RETRY_S)
 
 
 class Worker:
-    """Takes jobs of a station's state, one after the other. Each thread has its own."""
+    """Works at jobs of a stage's state, one after the other. Each thread has its own worker."""
 
     def __init__(
         self,
         queue: JobQueue,
-        station: JobStage,
-        say: Say,
+        stage: JobStage,
+        print_line: PrintLine,
         clock: Callable[[], float] = time.monotonic,
         *,
-        at_work: AtWork,
+        at_work: CurrentWork,
         isolation: Isolation,
         finisher: Finisher,
         stop: threading.Event,
-        desks: Mapping[JobState, Desk],
-        carriers: Mapping[JobState, Carrier],
-        lane: SlowLane[Job] | None = None,
+        hand_offs: Mapping[JobState, HandOff],
+        inline_workers: Mapping[JobState, InlineWorker],
+        slow_queue: SlowHostQueue[Job] | None = None,
     ) -> None:
-        self._desks, self._carriers = desks, carriers
-        self._lane, self._finisher, self._stop = lane, finisher, stop
-        self._queue, self._station, self._say, self._clock = queue, station, say, clock
+        self._hand_offs, self._inline_workers = hand_offs, inline_workers
+        self._slow_queue, self._finisher, self._stop = slow_queue, finisher, stop
+        self._queue, self._stage, self._print_line, self._clock = queue, stage, print_line, clock
         self._at_work, self._isolation = at_work, isolation
         self._waiting: list[tuple[float, Job]] = []
         """(when to try again, job), each locked."""
@@ -149,49 +149,50 @@ class Worker:
     @property
     def state(self) -> JobState:
         """Return the state of the jobs that it works at."""
-        return self._station.state
+        return self._stage.state
 
     def turn(self) -> bool:
-        """Work at one job. False: there is none, or none that can be worked at now.
+        """Work at one job. Returns False if there is none that can be worked at now.
 
         Raises:
             QueueLost.
-            Stopping.
+            StopRequested.
         """
-        given = self._given()
-        if given is not None and not self._station.open():
-            given.unlock()
-            given = None
-        job = given or self._due()
-        if job is None and self._station.open():
-            job = self._next()
+        handed_over = self._take_handed_over()
+        if handed_over is not None and not self._stage.is_open():
+            handed_over.unlock()
+            handed_over = None
+        job = handed_over or self._take_due()
+        if job is None and self._stage.is_open():
+            job = self._acquire()
         if job is None:
             return False
-        return self._work(job)
+        return self._work_on(job)
 
-    def _given(self) -> Job | None:
+    def _take_handed_over(self) -> Job | None:
         """Return a job handed over by a thread of the state before."""
-        return self._desks[self._station.state].take()
+        return self._hand_offs[self._stage.state].take()
 
-    def _next(self) -> Job | None:
-        job = self._queue.acquire_job(self._station.state)
+    def _acquire(self) -> Job | None:
+        job = self._queue.acquire_job(self._stage.state)
         if job is not None:
-            self._desks[self._station.state].call()  # there may be more
+            self._hand_offs[self._stage.state].wake_one()  # there may be more
         return job
 
     def wait(self, timeout_s: float) -> None:
-        """Until a job is handed over or there may be one in the state, or the desk is closed; while jobs wait here, at
-        most so long."""
-        self._desks[self._station.state].wait(timeout_s if self._waiting else None)
+        """Wait until a job is handed over or there may be one in the state, or the end; while jobs wait here, at
+        most this long."""
+        self._hand_offs[self._stage.state].wait(timeout_s if self._waiting else None)
 
     def release(self) -> None:
-        """Give back what waits."""
-        self._desks[self._station.state].close()
+        """Unlock the jobs that wait here."""
+        self._hand_offs[self._stage.state].close()
         for _, job in self._waiting:
             job.unlock()
         self._waiting.clear()
 
-    def _due(self) -> Job | None:
+    def _take_due(self) -> Job | None:
+        """Return a waiting job whose time has come; drop those whose locks were lost."""
         now = self._clock()
         self._waiting = [(due, job) for due, job in self._waiting if job.locked]
         for at, (due, job) in enumerate(self._waiting):
@@ -200,26 +201,30 @@ class Worker:
                 return job
         return None
 
-    def _work(self, job: Job) -> bool:
-        """False: the job went from under our hands; a pause does no harm."""
+    def _work_on(self, job: Job) -> bool:
+        """Run the stage for a job. Returns False if the job was taken away; the caller pauses."""
 
-        return self._attempt(job, lambda: self._worked(job, self._outcome(job)), partial(self._later, job))
+        return self._attempt(job, lambda: self._finish(job, self._run_stage(job)), partial(self._postpone, job))
 
-    def _later(self, job: Job, e: Later) -> None:
-        if isinstance(e, SlowHost) and self._lane is not None:
-            self._lane.give(job)
+    def _postpone(self, job: Job, e: TryLater) -> None:
+        """Keep a job until it can be tried again, or hand it to the threads for slow hosts."""
+        if isinstance(e, SlowHost) and self._slow_queue is not None:
+            self._slow_queue.put(job)
         elif job.locked:
             self._waiting.append((self._clock() + e.after_s, job))
 
-    def _worked(self, job: Job, done: Done) -> None:
-        """It moves on, at once or when what it has written is durable."""
-        if not done.steps:
-            self._done(job, done)
+    def _finish(self, job: Job, result: StageResult) -> None:
+        """Move a job on, at once or when its files are durable."""
+        if not result.steps:
+            self._advance(job, result)
             return
-        self._finisher.give(Pledge(job, done.steps, partial(self._finishing, job), lambda: self._done(job, done)))
+        self._finisher.submit(
+            FinishRequest(job, result.steps, partial(self._run_step, job), lambda: self._advance(job, result))
+        )
 
-    def _finishing(self, job: Job, do: Callable[[], None]) -> bool:
-        """A step of a job that the finisher has. Was it done? Whose time has not come is given back."""
+    def _run_step(self, job: Job, do: Callable[[], None]) -> bool:
+        """Run a step of a job that the finisher has. Returns whether it was done; a job that has to wait is
+        unlocked."""
         was_done = False
 
         def step() -> None:
@@ -229,9 +234,8 @@ class Worker:
 
         return self._attempt(job, step, lambda e: job.unlock()) and was_done
 
-    def _attempt(self, job: Job, do: Callable[[], None], later: Callable[[Later], None]) -> bool:
-        """Do something for a job; what it raises decides what becomes of the job. False: it went from under our
-        hands."""
+    def _attempt(self, job: Job, do: Callable[[], None], later: Callable[[TryLater], None]) -> bool:
+        """Do something for a job; an error decides what becomes of the job. Returns False if the job was taken away."""
         try:
             try:
                 do()
@@ -239,7 +243,7 @@ class Worker:
                 self._fail(job, str(e))
             except OSError as e:
                 if is_disk_full(e):
-                    raise Later("the disk is full", FULL_AGAIN_S) from None
+                    raise TryLater("the disk is full", FULL_DISK_RETRY_S) from None
                 self._fail(job, describe(e))
             except (QueueRefused, StateError):
                 raise
@@ -249,14 +253,14 @@ class Worker:
                 raise
             except Exception as e:  # whatever it is, it is this job's end and no other's
                 self._fail(job, describe(e))
-        except Later as e:
+        except TryLater as e:
             later(e)
         except NodeInvalid as e:
             self._queue.pass_over(job.id, f"{job.id}: {e}")
             job.unlock()
             return False
         except (LockLost, StateError) as e:
-            self._say(f"{job.id}: {e}")
+            self._print_line(f"{job.id}: {e}")
             job.unlock()
             return False
         except BaseException:
@@ -264,200 +268,203 @@ class Worker:
             raise
         return True
 
-    def _outcome(self, job: Job) -> Done:
+    def _run_stage(self, job: Job) -> StageResult:
         """Run the stage and return its outcome; in a child process where a process may have died of the job."""
-        if not self._station.isolates:
-            return self._station.work(job)
-        state = self._station.state
-        return self._at_work.work(job.id, lambda: self._station.work(job), lambda: self._isolation.work(job, state))
+        if not self._stage.isolates:
+            return self._stage.work(job)
+        state = self._stage.state
+        return self._at_work.run(job.id, lambda: self._stage.work(job), lambda: self._isolation.run_stage(job, state))
 
-    def _done(self, job: Job, done: Done) -> None:
-        """It moves on. This thread goes on with it where the work is quick; else a thread that has nothing to do takes
-        it over, lock and all, if there is one."""
-        after = AFTER[self._station.state]
-        carrier, desk = self._carriers.get(after), self._desks.get(after)
-        carries = carrier is not None and done.priority is None and carrier.takes(job, done)
-        holds = job.go_on(
-            done.message,
-            priority=done.priority,
-            values=done.values,
-            space_needed=done.space_needed,
-            holding=carries or (desk is not None and desk.has_idle()),
+    def _advance(self, job: Job, result: StageResult) -> None:
+        """Move a job to its next state. This thread continues with it if the work there is quick; otherwise it goes
+        to an idle thread, lock and all, or is unlocked."""
+        next_state = NEXT_STATE[self._stage.state]
+        inline_worker, hand_off = self._inline_workers.get(next_state), self._hand_offs.get(next_state)
+        continues_here = inline_worker is not None and result.priority is None and inline_worker.accepts(job, result)
+        keeps_lock = job.advance(
+            result.message,
+            priority=result.priority,
+            values=result.values,
+            space_needed=result.space_needed,
+            keep_lock=continues_here or (hand_off is not None and hand_off.has_idle()),
         )
-        if done.leaves is not None:
-            done.leaves.unlink(missing_ok=True)
-        if carrier is not None and holds and carries:
-            carrier.work(job)
-        elif desk is not None and not (holds and desk.give(job)):
+        if result.obsolete_file is not None:
+            result.obsolete_file.unlink(missing_ok=True)
+        if inline_worker is not None and keeps_lock and continues_here:
+            inline_worker.work(job)
+        elif hand_off is not None and not (keeps_lock and hand_off.offer(job)):
             job.unlock()
-            desk.call()
+            hand_off.wake_one()
 
     def _fail(self, job: Job, why: str) -> None:
-        self._say(f"{job.id}: failed in {self._station.state}: {why}")
+        self._print_line(f"{job.id}: failed in {self._stage.state}: {why}")
         job.fail(why, unlock=True)
 
 
 class SlowWorker(Worker):
-    """Takes the jobs that another one met a slow host with. Its station waits for slow hosts."""
+    """Works at jobs on slow hosts that other workers have put aside. Its stage waits for slow hosts."""
 
-    def __init__(self, *given: Any, takes: SlowLane[Job], **named: Any) -> None:
-        super().__init__(*given, **named)
-        self._takes = takes
+    def __init__(self, *args: Any, takes_from: SlowHostQueue[Job], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._takes_from = takes_from
 
     def release(self) -> None:
         super().release()
-        self._takes.close()
+        self._takes_from.close()
 
-    def _given(self) -> Job | None:
+    def _take_handed_over(self) -> Job | None:
         return None
 
-    def _next(self) -> Job | None:
-        return self._takes.take()
+    def _acquire(self) -> Job | None:
+        return self._takes_from.take()
 
     def wait(self, timeout_s: float) -> None:
-        self._takes.wait(timeout_s if self._waiting else None)
+        self._takes_from.wait(timeout_s if self._waiting else None)
 
 
-class Carrier(Worker):
-    """Goes on with a job in its state, in the thread that has moved it there, where that is quick.
+class InlineWorker(Worker):
+    """Continues with a job in its next state, in the thread that has moved it there, if the work is quick.
 
     The threads of the state are there beside it: the most urgent job is theirs. What turns out to take longer is theirs
     too.
     """
 
-    def takes(self, job: Job, done: Done) -> bool:
+    def accepts(self, job: Job, result: StageResult) -> bool:
         """Return whether the next work of a job about to enter this state is quick."""
-        return not self._stop.is_set() and self._station.is_quick(job, done) and self._station.open()
+        return not self._stop.is_set() and self._stage.is_quick(job, result) and self._stage.is_open()
 
     def work(self, job: Job) -> None:
-        """Go on with a job that is locked, and was moved to this state."""
-        self._work(job)
+        """Work at a locked job that was just moved to this state."""
+        self._work_on(job)
 
-    def _later(self, job: Job, e: Later) -> None:
+    def _postpone(self, job: Job, e: TryLater) -> None:
         job.unlock()
-        self._desks[self._station.state].call()
+        self._hand_offs[self._stage.state].wake_one()
 
 
-# Where the threads of one state wait, and take over jobs from the threads of the state before, lock and all.
+# Hand-off of locked jobs from the threads of one state to idle threads of the next.
 #
-# A thread that has nothing to do has just looked: no more urgent job waits in its state. So whoever moves a job into
-# that state may give it to this thread, and the lock need not be given back and taken again. Where all threads are
-# busy the job is unlocked, and the most urgent one comes first.
+# An idle thread has just looked: no more urgent job waits in its state. So a job that is moved into that state may go
+# to this thread directly, and its lock need not be given back and taken again. If all threads are busy, the job is
+# unlocked, and the threads take the most urgent one first.
 
-LOOK_AGAIN_S: Final = 0.05
-"""Between two looks while jobs come and go all the time: the first of them is seen at once, and whoever finds one calls
-another thread."""
+WATCH_PAUSE_S: Final = 0.05
+"""Seconds between two looks while jobs come and go all the time: the first one is seen at once, and a thread that finds
+a job wakes another."""
 
-IDLE_POLL_S: Final = 0.5
-"""It looks so often whether it is to stop."""
+STOP_POLL_S: Final = 0.5
+"""Seconds between two checks whether to stop."""
 
-QUIET_S: Final = 2.0
-"""One thread looks for a job so often though no watch has told of any: only a lock that ended with its process is to be
-found then."""
+QUIET_POLL_S: Final = 2.0
+"""Seconds between two looks for a job though the watch has not fired: a lock that ends with its process does not fire
+it."""
 
-EMPTY_LOOKS: Final = 30
-"""Times ``QUIET_S`` until it looks into an empty state though its watch has not told of any job."""
+EMPTY_POLLS: Final = 30
+"""Times ``QUIET_POLL_S`` until an empty state is looked into though its watch has not fired."""
 
 
-class Desk:
+class HandOff:
     """Hands locked jobs to idle threads of one job state."""
 
     def __init__(self) -> None:
         lock = threading.Lock()
-        self._changed, self._waits = threading.Condition(lock), threading.Condition(lock)
+        self._changed, self._idle_changed = threading.Condition(lock), threading.Condition(lock)
         self._idle = 0
-        self._given: deque[Job] = deque()
-        self._called = False
-        """Somebody is to look who has not begun to."""
+        self._handed_over: deque[Job] = deque()
+        self._wake_requested = False
+        """A wake-up was requested, and no thread has followed it yet."""
         self._closed = False
 
-    def call(self) -> None:
-        """There may be a job: one thread shall look, which then calls another one if there was."""
+    def wake_one(self) -> None:
+        """Wake one thread, as there may be a job; if it finds one, it wakes the next thread."""
         with self._changed:
-            self._called = True
+            self._wake_requested = True
             self._changed.notify()
 
     def has_idle(self) -> bool:
         """Return whether a thread is idle, so that a job can be handed to it."""
-        return self._idle > len(self._given)
+        return self._idle > len(self._handed_over)
 
-    def give(self, job: Job) -> bool:
-        """Hand over a job, locked, to a thread that has nothing to do. False: there is none any more."""
+    def offer(self, job: Job) -> bool:
+        """Hand a locked job to an idle thread. Returns False if there is none any more."""
         with self._changed:
             if self._closed or not self.has_idle():
                 return False
-            self._given.append(job)
+            self._handed_over.append(job)
             self._changed.notify()
             return True
 
     def take(self) -> Job | None:
-        """A job that was handed over, if its lock was not lost meanwhile. Who was idle asks for it before all else."""
+        """Return a job that was handed over, if it is still locked. Idle threads call this before they look
+        elsewhere."""
         with self._changed:
-            while self._given:
-                job = self._given.popleft()
+            while self._handed_over:
+                job = self._handed_over.popleft()
                 if job.locked:
                     return job
         return None
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait until a job is handed over or this thread is called, at most so long. Was it? Then it looks for one."""
+        """Wait until a job is handed over or this thread is woken, at most this long. Returns whether it was."""
         with self._changed:
             self._idle += 1
-            self._waits.notify_all()
+            self._idle_changed.notify_all()
             try:
-                self._changed.wait_for(lambda: bool(self._given) or self._called or self._closed, timeout_s)
+                self._changed.wait_for(
+                    lambda: bool(self._handed_over) or self._wake_requested or self._closed, timeout_s
+                )
             finally:
                 self._idle -= 1
-            if self._given or self._closed:
+            if self._handed_over or self._closed:
                 self._changed.notify()  # a call is for another one
                 return True
-            was_called, self._called = self._called, False
+            was_called, self._wake_requested = self._wake_requested, False
             return was_called
 
-    def is_attended(self, timeout_s: float) -> bool:
-        """Does a thread wait here, or come to wait within this time?"""
-        with self._waits:
-            return self._waits.wait_for(lambda: self._idle > 0, timeout_s)
+    def wait_for_idle(self, timeout_s: float) -> bool:
+        """Wait until a thread is idle here, at most this long. Returns whether there is one."""
+        with self._idle_changed:
+            return self._idle_changed.wait_for(lambda: self._idle > 0, timeout_s)
 
     def close(self) -> None:
-        """Give back what nobody has taken."""
+        """Unlock jobs that nobody has taken, and wake all threads for the end."""
         with self._changed:
             self._closed = True
-            jobs, self._given = list(self._given), deque()
+            jobs, self._handed_over = list(self._handed_over), deque()
             self._changed.notify_all()
         for job in jobs:
             job.unlock()
 
 
-class Lookout:
-    """One watch for all threads of a state: calls one of them when jobs come or go. While all of them work there is
-    none.
+class QueueWatcher:
+    """Watches a folder of the queue for all threads of a state, and wakes one of them on a change. There is no watch
+    while all of them work.
 
     ``is_empty``: is there nothing in the state? As long as the watch says nothing it stays so, and nobody looks.
     """
 
     def __init__(
-        self, desk: Desk, watch: Callable[[], Watch], is_empty: Callable[[], bool], stop: threading.Event
+        self, hand_off: HandOff, watch: Callable[[], Watch], is_empty: Callable[[], bool], stop: threading.Event
     ) -> None:
-        self._desk, self._watch, self._is_empty, self._stop = desk, watch, is_empty, stop
+        self._hand_off, self._watch, self._is_empty, self._stop = hand_off, watch, is_empty, stop
         self._watching: Watch | None = None
 
     def turn(self) -> bool:
-        """Look out until something happens. False: it is never busy."""
-        if not self._desk.is_attended(IDLE_POLL_S):
+        """Watch until something happens. Returns False, since a watcher is never busy."""
+        if not self._hand_off.wait_for_idle(STOP_POLL_S):
             return False
         watch = self._watching = self._watch()
         try:
-            self._desk.call()  # for what came before there was a watch
-            if not self._stop.wait(LOOK_AGAIN_S):
-                for _ in range(EMPTY_LOOKS if self._is_empty() else 1):
-                    if watch.wait(QUIET_S) or self._stop.is_set():
+            self._hand_off.wake_one()  # for what came before there was a watch
+            if not self._stop.wait(WATCH_PAUSE_S):
+                for _ in range(EMPTY_POLLS if self._is_empty() else 1):
+                    if watch.wait(QUIET_POLL_S) or self._stop.is_set():
                         break
         finally:
             watch.close()
         return False
 
     def close(self) -> None:
-        """End its turn. ``stop`` is set."""
+        """End the current turn. ``stop`` is set."""
         if self._watching is not None:
             self._watching.close()

@@ -1,4 +1,4 @@
-"""Where a queue's nodes are kept. ``Store`` is the port; which one it is, its URL says."""
+"""Stores of a queue's nodes: the port ``Store``, and the store that a URL names."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ferryman.intake.errors import QueueRefused
 from ferryman.intake.store.base import (
     Check,
     Conflict,
+    ConflictReason,
     Create,
     Delete,
     Op,
@@ -19,12 +20,12 @@ from ferryman.intake.store.base import (
     Store,
     StoredNode,
     Watch,
-    Why,
 )
 
 __all__ = [
     "Check",
     "Conflict",
+    "ConflictReason",
     "Create",
     "Delete",
     "Op",
@@ -33,16 +34,18 @@ __all__ = [
     "Store",
     "StoredNode",
     "Watch",
-    "Why",
-    "opened",
+    "open_store",
 ]
 
 SESSION_TIMEOUT_S: Final = 10.0
 """A consumer that is dead, stopped or cut off for so long has lost its locks. ZooKeeper's servers may allow less."""
 
 
-def opened(url: str, *, session_timeout_s: float = SESSION_TIMEOUT_S, clock: Callable[[], float] = time.time) -> Store:
-    """The store at a URL: ``sqlite:///file``, ``zookeeper://host:port,host:port/chroot``, ``memory:``, ``memory:name``.
+def open_store(
+    url: str, *, session_timeout_s: float = SESSION_TIMEOUT_S, clock: Callable[[], float] = time.time
+) -> Store:
+    """Open the store at a URL: ``sqlite:///file``, ``zookeeper://host:port,host:port/chroot``, ``memory:``,
+    ``memory:name``.
 
     Raises:
         QueueRefused: there is no such store, or it cannot be used.
@@ -60,7 +63,7 @@ def opened(url: str, *, session_timeout_s: float = SESSION_TIMEOUT_S, clock: Cal
         from ferryman.intake.store.zookeeper import ZooKeeperStore
 
         return ZooKeeperStore(url, session_timeout_s=session_timeout_s)
-    shown = url.partition("@")[2] or url
+    display_url = url.partition("@")[2] or url
     raise QueueRefused(
-        f"{shown}: this is not a queue URL. Give sqlite:///file, zookeeper://host:port/chroot or memory:."
+        f"{display_url}: this is not a queue URL. Give sqlite:///file, zookeeper://host:port/chroot or memory:."
     )

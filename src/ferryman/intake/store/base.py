@@ -33,27 +33,28 @@ from ferryman.net import urls
 
 
 class StoredNode(NamedTuple):
-    """A node as it was read."""
+    """A node with its data and counters, as it was read."""
 
     data: bytes
     version: int
-    """How often its data was set."""
+    """Number of times that its data was set."""
     children: int
-    """How many it has now."""
-    numbered: int
+    """Number of children now."""
+    next_number: int
     """The number that its next numbered child gets."""
     owner: int
     """The session that an ephemeral node lives with; 0 for one that stays."""
     creation: int
-    """Tells it from every other node that had this path before it, or has it after it."""
+    """Number that differs from that of every other node with this path, earlier or later."""
     created_s: float
     modified_s: float
-    """When its data was set last, in seconds since 1970."""
+    """Time when its data was set last, in seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Make a node. ``numbered``: its path ends in the number that the caller expects, its parent's ``numbered``."""
+    """Create a node. ``numbered``: its path ends in the number that the caller expects, its parent's
+    ``next_number``."""
 
     path: str
     data: bytes = b""
@@ -63,7 +64,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Set:
-    """Replace a node's data; ``version``: only if it is still that one."""
+    """Replace a node's data; ``version``: only if the node still has that version."""
 
     path: str
     data: bytes
@@ -79,7 +80,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The node is there; ``version``: and its data is still of that one; ``creation``: and it is that very node.
+    """Check that a node exists; ``version``: and has that version; ``creation``: and was not removed and created again.
 
     ZooKeeper compares versions with a change, but not creations: its store looks right before the change. Who depends
     on a creation also checks the version of a node that changes with it.
@@ -93,8 +94,8 @@ class Check:
 Op = Create | Set | Delete | Check
 
 
-class Why(enum.StrEnum):
-    """Why a commit was refused."""
+class ConflictReason(enum.StrEnum):
+    """Reason why a commit was refused."""
 
     EXISTS = "there already"
     MISSING = "not there"
@@ -103,48 +104,48 @@ class Why(enum.StrEnum):
 
 
 class Conflict(FerrymanError):
-    """A commit was refused: nothing of it took effect. ``index`` is that of the first operation that could not be."""
+    """A commit was refused, and changed nothing. ``index`` is the position of the first operation that failed."""
 
-    def __init__(self, index: int, path: str, why: Why) -> None:
+    def __init__(self, index: int, path: str, why: ConflictReason) -> None:
         super().__init__(index, path, why)
-        self.index, self.path, self.why = index, path, why
+        self.index, self.path, self.reason = index, path, why
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.why.value}"
+        return f"{self.path}: {self.reason.value}"
 
 
 class SessionLost(FerrymanError):
-    """The session that a commit named has ended: nothing of it took effect."""
+    """The session of a commit has ended, and the commit changed nothing."""
 
 
 class Watch(Protocol):
-    """Tells that the children of a node have changed since it was asked for, or that its node came or went."""
+    """Reports that a node's children have changed since the watch was made, or that the node was created or removed."""
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for a change, at most so long. Was there one?"""
+        """Wait for a change, at most this long. Returns whether there was one."""
 
     def close(self) -> None:
-        """Stop looking. Whoever waits returns at once, without a change."""
+        """Stop watching. A thread in ``wait`` returns at once, without a change."""
 
 
 class Store(Protocol):
-    """Where the nodes are. Safe to use from many threads."""
+    """A tree of nodes. Safe to use from many threads."""
 
     url: str
     """URL for operators, without passwords."""
 
     def session(self) -> int:
-        """The session of this handle, begun if there is none that lives. After one was lost, it is another."""
+        """Return the session of this handle; begin one if there is none, or if the last one has ended."""
 
-    def alive(self, session: int) -> bool:
-        """Does this session live, for all that is known here without asking?"""
+    def is_alive(self, session: int) -> bool:
+        """Return whether a session lives, as far as this handle knows without asking."""
 
     def commit(
-        self, ops: Sequence[Op], *, session: int | None = None, look: Sequence[str] = ()
+        self, ops: Sequence[Op], *, session: int | None = None, read_after: Sequence[str] = ()
     ) -> list[StoredNode | None]:
-        """Do all of it, or nothing. ``session`` is needed to make ephemeral nodes; they belong to it.
+        """Apply all operations or none. Ephemeral nodes need a ``session``, and belong to it.
 
-        Returns the nodes at ``look``, as they are after it: in the time that the change takes alone.
+        Returns the nodes at ``read_after``, as they are after it: in the time that the change takes alone.
 
         Raises:
             Conflict: a node is there, missing, or another than expected.
@@ -154,43 +155,43 @@ class Store(Protocol):
         """
 
     def read(self, paths: Sequence[str]) -> list[StoredNode | None]:
-        """The nodes at these paths, in one go; None for what is not there."""
+        """Read the nodes at these paths in one call; None for what does not exist."""
 
     def children(self, path: str, prefix: str = "") -> list[str]:
-        """The names of a node's children that begin so, sorted; none if it is not there."""
+        """Return the sorted names of a node's children that begin with ``prefix``; none if the node does not exist."""
 
-    def free(self, folder: str, items: str) -> Iterator[str]:
-        """Children of a folder, sorted, that nobody seems to hold. They are named ``05-ID``; the lock of one is
-        ``items/ID/lock``.
+    def unlocked_entries(self, folder: str, items: str) -> Iterator[str]:
+        """Yield the children of a folder, sorted, that seem to be unlocked. They are named ``05-ID``; the lock of one
+        is ``items/ID/lock``.
 
         This is a hint, and may be a second old: who wants one makes its lock, and checks that the child is there, in
         one commit. When it ends, all were named that were there and not held when it was asked for.
         """
 
     def watch(self, path: str) -> Watch:
-        """Look at the children of a node from now on."""
+        """Watch the children of a node from now on."""
 
     def walk(self, path: str) -> Iterator[tuple[str, StoredNode]]:
-        """A node and all below, parents first, sorted."""
+        """Yield a node and all nodes below, parents first, sorted."""
 
-    def advance(self, path: str, number: int) -> None:
-        """Make sure that this node's next numbered child gets this number or a higher one."""
+    def skip_numbers(self, path: str, number: int) -> None:
+        """Make sure that the next numbered child of a node gets this number or a higher one."""
 
     def close(self) -> None:
-        """End the session, and what lives with it."""
+        """End the session; its ephemeral nodes are removed."""
 
 
-# What the URL of a queue on ZooKeeper says.
+# URLs of queues on ZooKeeper.
 
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
 
-TLS: Final = ("tls", "ca", "cert", "key", "check_hostname")
+TLS_OPTIONS: Final = ("tls", "ca", "cert", "key", "check_hostname")
 """Options of a URL, behind ``?``."""
 
 
 class Tls(NamedTuple):
-    """How the servers are known, and this client to them."""
+    """Certificates for TLS between this client and the servers."""
 
     ca: str = ""
     """A file of certificates that sign the servers'; "": the system's authorities."""
@@ -199,11 +200,11 @@ class Tls(NamedTuple):
     key: str = ""
     """A file of its key."""
     check_hostname: bool = True
-    """Must a server's certificate be of the name by which it is asked?"""
+    """Whether a server's certificate must have the host name of the URL."""
 
 
-SASL: Final = "sasl"
-"""Another option: user and password are proved to the servers by SASL (DIGEST-MD5), and they know the user."""
+SASL_OPTION: Final = "sasl"
+"""Option of a URL: authenticate as a user that the servers know, by SASL (DIGEST-MD5)."""
 
 
 class Address(NamedTuple):
@@ -215,21 +216,21 @@ class Address(NamedTuple):
     password: str
     tls: Tls | None = None
     sasl: bool = False
-    """Do the servers know the user by SASL? Otherwise user and password are for this queue's nodes only."""
+    """Whether user and password are for SASL; otherwise they protect this queue's nodes only."""
 
     @property
-    def shown(self) -> str:
-        """Without the password."""
+    def display_url(self) -> str:
+        """Return the URL without the password."""
         return f"zookeeper://{self.hosts}{self.chroot}"
 
     @property
     def is_local(self) -> bool:
-        """Can nobody but this machine reach it?"""
+        """Return whether the servers can be reached from this machine only."""
         return all(urlsplit(f"//{host}").hostname in LOOPBACK for host in self.hosts.split(","))
 
 
-def address(url: str) -> Address:
-    """The parts of ``zookeeper://user:password@h1:2181,h2:2181/chroot?tls=true&ca=ca.pem``.
+def parse_address(url: str) -> Address:
+    """Parse ``zookeeper://user:password@h1:2181,h2:2181/chroot?tls=true&ca=ca.pem``.
 
     Raises:
         QueueRefused: it names no host, or has an option that there is none of.
@@ -245,25 +246,27 @@ def address(url: str) -> Address:
     chroot = parts.path.rstrip("/")
     if not hosts or "//" in chroot:
         raise QueueRefused(f"zookeeper://{hosts}{parts.path}: give zookeeper://host:port,host:port/chroot.")
-    shown = f"zookeeper://{hosts}{chroot}"
+    display_url = f"zookeeper://{hosts}{chroot}"
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    if unknown := sorted(options.keys() - {*TLS, SASL}):
-        raise QueueRefused(f"{shown}: there is no option {unknown[0]}; choose from {', '.join((*TLS, SASL))}.")
-    sasl = options.pop(SASL, "false")
+    if unknown := sorted(options.keys() - {*TLS_OPTIONS, SASL_OPTION}):
+        raise QueueRefused(
+            f"{display_url}: there is no option {unknown[0]}; choose from {', '.join((*TLS_OPTIONS, SASL_OPTION))}."
+        )
+    sasl = options.pop(SASL_OPTION, "false")
     if sasl not in ("true", "false"):
-        raise QueueRefused(f"{shown}: give sasl=true or sasl=false.")
+        raise QueueRefused(f"{display_url}: give sasl=true or sasl=false.")
     if sasl == "true" and not (user and password):
-        raise QueueRefused(f"{shown}: sasl=true needs a user: give zookeeper://user:password@host:port.")
-    return Address(hosts, chroot, unquote(user), unquote(password), _tls(options, shown), sasl == "true")
+        raise QueueRefused(f"{display_url}: sasl=true needs a user: give zookeeper://user:password@host:port.")
+    return Address(hosts, chroot, unquote(user), unquote(password), _parse_tls(options, display_url), sasl == "true")
 
 
-def _tls(options: dict[str, str], shown: str) -> Tls | None:
+def _parse_tls(options: dict[str, str], display_url: str) -> Tls | None:
     """Return the TLS options of a URL; None without TLS."""
     flags = {name: options.pop(name, default) for name, default in (("tls", "false"), ("check_hostname", "true"))}
-    if wrong := [name for name, value in flags.items() if value not in ("true", "false")]:
-        raise QueueRefused(f"{shown}: give {wrong[0]}=true or {wrong[0]}=false.")
+    if invalid := [name for name, value in flags.items() if value not in ("true", "false")]:
+        raise QueueRefused(f"{display_url}: give {invalid[0]}=true or {invalid[0]}=false.")
     if flags["tls"] == "false":
         if options:
-            raise QueueRefused(f"{shown}: {min(options)} is for TLS: give tls=true too.")
+            raise QueueRefused(f"{display_url}: {min(options)} is for TLS: give tls=true too.")
         return None
     return Tls(**options, check_hostname=flags["check_hostname"] == "true")

@@ -10,27 +10,29 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from ferryman.intake.nodes import lock_of, name_of, parent_of
-from ferryman.intake.store.base import Check, Conflict, Create, Delete, Op, SessionLost, Set, StoredNode, Why
+from ferryman.intake.nodes import lock_of_entry, name_of, parent_of
+from ferryman.intake.store.base import Check, Conflict, ConflictReason, Create, Delete, Op, SessionLost, Set, StoredNode
 
 
 @dataclass
-class _Kept:
+class _Node:
+    """A node of the tree, which commits change in place."""
+
     data: bytes
     owner: int
     creation: int
     created_s: float
     modified_s: float
     version: int = 0
-    numbered: int = 0
+    next_number: int = 0
     names: list[str] = field(default_factory=list)
 
-    def node(self) -> StoredNode:
+    def snapshot(self) -> StoredNode:
         return StoredNode(
             self.data,
             self.version,
             len(self.names),
-            self.numbered,
+            self.next_number,
             self.owner,
             self.creation,
             self.created_s,
@@ -39,11 +41,11 @@ class _Kept:
 
 
 class _SharedTree:
-    """Tree shared by several handles."""
+    """Tree that several handles share."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition(threading.RLock())
-        self.nodes: dict[str, _Kept] = {"/": _Kept(b"", 0, 0, 0.0, 0.0)}
+        self.nodes: dict[str, _Node] = {"/": _Node(b"", 0, 0, 0.0, 0.0)}
         self.sessions: set[int] = set()
         self.next_session = itertools.count(1)
         self.next_creation = itertools.count(1)
@@ -54,7 +56,7 @@ _SHARED: Final[dict[str, _SharedTree]] = {}
 
 
 class MemoryStore:
-    """A tree in memory; handles that were opened with one name share it."""
+    """A tree in memory, shared by all handles that were opened with the same name."""
 
     def __init__(self, name: str = "", *, clock: Callable[[], float] = time.time) -> None:
         self.url = f"memory:{name}"
@@ -69,11 +71,11 @@ class MemoryStore:
                 self._tree.sessions.add(self._session)
             return self._session
 
-    def alive(self, session: int) -> bool:
+    def is_alive(self, session: int) -> bool:
         return session == self._session and session in self._tree.sessions
 
     def commit(
-        self, ops: Sequence[Op], *, session: int | None = None, look: Sequence[str] = ()
+        self, ops: Sequence[Op], *, session: int | None = None, read_after: Sequence[str] = ()
     ) -> list[StoredNode | None]:
         undo: list[Callable[[], object]] = []
         with self._tree.changed:
@@ -81,75 +83,75 @@ class MemoryStore:
                 raise SessionLost(f"{self.url}: the session has ended")
             try:
                 for index, op in enumerate(ops):
-                    self._do(index, op, session or 0, undo)
+                    self._apply(index, op, session or 0, undo)
             except Conflict:
                 for step in reversed(undo):
                     step()
                 raise
             self._tree.changed.notify_all()
-            return self.read(look)
+            return self.read(read_after)
 
-    def _do(self, index: int, op: Op, session: int, undo: list[Callable[[], object]]) -> None:
+    def _apply(self, index: int, op: Op, session: int, undo: list[Callable[[], object]]) -> None:
         nodes = self._tree.nodes
         if isinstance(op, Create):
             parent = nodes.get(parent_of(op.path))
             if parent is None or parent.owner:
-                raise Conflict(index, op.path, Why.MISSING)
+                raise Conflict(index, op.path, ConflictReason.MISSING)
             if op.path in nodes:
-                raise Conflict(index, op.path, Why.EXISTS)
-            if op.numbered and not op.path.endswith(f"{parent.numbered:010d}"):
-                raise Conflict(index, op.path, Why.CHANGED)
+                raise Conflict(index, op.path, ConflictReason.EXISTS)
+            if op.numbered and not op.path.endswith(f"{parent.next_number:010d}"):
+                raise Conflict(index, op.path, ConflictReason.CHANGED)
             now, creation = self._clock(), next(self._tree.next_creation)
-            self._put(op.path, _Kept(op.data, session if op.ephemeral else 0, creation, now, now), parent)
-            parent.numbered += 1
-            undo.append(lambda: self._unmake(op.path, parent))
+            self._insert(op.path, _Node(op.data, session if op.ephemeral else 0, creation, now, now), parent)
+            parent.next_number += 1
+            undo.append(lambda: self._undo_create(op.path, parent))
             return
-        found = nodes.get(op.path)
-        if found is None:
-            raise Conflict(index, op.path, Why.MISSING)
+        node = nodes.get(op.path)
+        if node is None:
+            raise Conflict(index, op.path, ConflictReason.MISSING)
         if isinstance(op, Delete):
-            if found.names:
-                raise Conflict(index, op.path, Why.NOT_EMPTY)
-            self._drop(op.path)
-            undo.append(lambda: self._put(op.path, found, nodes[parent_of(op.path)]))
+            if node.names:
+                raise Conflict(index, op.path, ConflictReason.NOT_EMPTY)
+            self._remove(op.path)
+            undo.append(lambda: self._insert(op.path, node, nodes[parent_of(op.path)]))
             return
-        if op.version is not None and op.version != found.version:
-            raise Conflict(index, op.path, Why.CHANGED)
+        if op.version is not None and op.version != node.version:
+            raise Conflict(index, op.path, ConflictReason.CHANGED)
         if isinstance(op, Set):
-            before = (found.data, found.version, found.modified_s)
-            found.data, found.version, found.modified_s = op.data, found.version + 1, self._clock()
-            undo.append(lambda: found.__dict__.update(zip(("data", "version", "modified_s"), before, strict=True)))
+            before = (node.data, node.version, node.modified_s)
+            node.data, node.version, node.modified_s = op.data, node.version + 1, self._clock()
+            undo.append(lambda: node.__dict__.update(zip(("data", "version", "modified_s"), before, strict=True)))
         else:
             assert isinstance(op, Check)
-            if op.creation not in (None, found.creation):
-                raise Conflict(index, op.path, Why.CHANGED)
+            if op.creation not in (None, node.creation):
+                raise Conflict(index, op.path, ConflictReason.CHANGED)
 
-    def _unmake(self, path: str, parent: _Kept) -> None:
-        self._drop(path)
-        parent.numbered -= 1
+    def _undo_create(self, path: str, parent: _Node) -> None:
+        self._remove(path)
+        parent.next_number -= 1
 
-    def _put(self, path: str, kept: _Kept, parent: _Kept) -> None:
-        self._tree.nodes[path] = kept
+    def _insert(self, path: str, node: _Node, parent: _Node) -> None:
+        self._tree.nodes[path] = node
         insort(parent.names, name_of(path))
 
-    def _drop(self, path: str) -> None:
+    def _remove(self, path: str) -> None:
         del self._tree.nodes[path]
         names = self._tree.nodes[parent_of(path)].names
         del names[bisect_right(names, name_of(path)) - 1]
 
     def read(self, paths: Sequence[str]) -> list[StoredNode | None]:
         with self._tree.changed:
-            found = [self._tree.nodes.get(path) for path in paths]
-            return [kept.node() if kept else None for kept in found]
+            nodes = [self._tree.nodes.get(path) for path in paths]
+            return [kept.snapshot() if kept else None for kept in nodes]
 
     def children(self, path: str, prefix: str = "") -> list[str]:
         with self._tree.changed:
-            kept = self._tree.nodes.get(path)
-            return [name for name in kept.names if name.startswith(prefix)] if kept else []
+            node = self._tree.nodes.get(path)
+            return [name for name in node.names if name.startswith(prefix)] if node else []
 
-    def free(self, folder: str, items: str) -> Iterator[str]:
+    def unlocked_entries(self, folder: str, items: str) -> Iterator[str]:
         for name in self.children(folder):
-            if lock_of(items, name) not in self._tree.nodes:
+            if lock_of_entry(items, name) not in self._tree.nodes:
                 yield name
 
     def watch(self, path: str) -> _MemoryWatch:
@@ -157,42 +159,44 @@ class MemoryStore:
 
     def walk(self, path: str) -> Iterator[tuple[str, StoredNode]]:
         with self._tree.changed:
-            found = sorted((p.split("/"), p, kept.node()) for p, kept in self._tree.nodes.items())
-        for _, p, node in found:
+            nodes = sorted((p.split("/"), p, kept.snapshot()) for p, kept in self._tree.nodes.items())
+        for _, p, node in nodes:
             if path in ("/", p) or p.startswith(f"{path}/"):
                 yield p, node
 
-    def advance(self, path: str, number: int) -> None:
+    def skip_numbers(self, path: str, number: int) -> None:
         with self._tree.changed:
-            kept = self._tree.nodes.get(path)
-            if kept is None:
-                raise Conflict(0, path, Why.MISSING)
-            kept.numbered = max(kept.numbered, number)
+            node = self._tree.nodes.get(path)
+            if node is None:
+                raise Conflict(0, path, ConflictReason.MISSING)
+            node.next_number = max(node.next_number, number)
 
     def close(self) -> None:
         with self._tree.changed:
             if self._session in self._tree.sessions:
                 self._tree.sessions.discard(self._session)
                 for path in [p for p, kept in self._tree.nodes.items() if kept.owner == self._session]:
-                    self._drop(path)
+                    self._remove(path)
                 self._tree.changed.notify_all()
 
 
 class _MemoryWatch:
+    """Waits until the names of a node's children differ from those at its start."""
+
     def __init__(self, tree: _SharedTree, path: str) -> None:
         self._tree, self._path = tree, path
-        self._before = self._names()
+        self._before = self._child_names()
         self._closed = False
 
-    def _names(self) -> list[str] | None:
+    def _child_names(self) -> list[str] | None:
         with self._tree.changed:
-            kept = self._tree.nodes.get(self._path)
-            return list(kept.names) if kept else None
+            node = self._tree.nodes.get(self._path)
+            return list(node.names) if node else None
 
     def wait(self, timeout_s: float) -> bool:
         with self._tree.changed:
-            self._tree.changed.wait_for(lambda: self._closed or self._names() != self._before, timeout_s)
-            return not self._closed and self._names() != self._before
+            self._tree.changed.wait_for(lambda: self._closed or self._child_names() != self._before, timeout_s)
+            return not self._closed and self._child_names() != self._before
 
     def close(self) -> None:
         with self._tree.changed:

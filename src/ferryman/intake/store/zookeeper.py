@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from ferryman.intake.errors import QueueLost, QueueRefused
-from ferryman.intake.nodes import DIGITS, lock_of, name_of, parent_of
+from ferryman.intake.nodes import DIGITS, lock_of_entry, name_of, parent_of
 from ferryman.intake.store.base import (
     Address,
     Check,
     Conflict,
+    ConflictReason,
     Create,
     Delete,
     Op,
@@ -29,75 +30,74 @@ from ferryman.intake.store.base import (
     Set,
     StoredNode,
     Tls,
-    Why,
-    address,
+    parse_address,
 )
 
 CONNECT_S: Final = 15.0
-"""How long the first connection may take: a quorum that has just lost its leader needs some seconds for another."""
+"""Seconds for the first connection: a quorum that has just lost its leader needs some seconds for another."""
 
-TRIED_BLINDLY: Final = 1
-"""Names that are given without asking whether they are held: it is cheaper to try. If these were held, there may be
-thousands more: they are asked for together."""
+TRIED_UNCHECKED: Final = 1
+"""Names that are given out without a check of their locks: it is cheaper to try. If these were held, there may be
+thousands more, whose locks are checked together."""
 
 READ_AT_ONCE: Final = 256
-"""Reads that are asked for together; twice as many are under way."""
+"""Reads that are sent together; twice as many are under way."""
 
-BURN: Final = 400
+NUMBERS_AT_ONCE: Final = 400
 """Numbers that are skipped in one multi-operation."""
 
 
 class ZooKeeperStore:
-    """A tree below a chroot of a ZooKeeper."""
+    """A tree of nodes below a chroot of ZooKeeper."""
 
-    def __init__(self, url: str, *, session_timeout_s: float = 10.0, may_make: bool = True) -> None:
-        """``may_make``: the chroot is made if it is not there."""
-        at = address(url)
-        self.url = at.shown
+    def __init__(self, url: str, *, session_timeout_s: float = 10.0, create_chroot: bool = True) -> None:
+        """Connect. ``create_chroot``: create the chroot if it does not exist."""
+        address = parse_address(url)
+        self.url = address.display_url
         self._timeout_s = session_timeout_s
-        self._client, self._acl = client_of(at, session_timeout_s)
-        self._turn = threading.Lock()
-        """Between asking whether a session lives and sending what names it, it cannot be lost and another begun."""
-        self._lost = 0
+        self._client, self._acl = create_client(address, session_timeout_s)
+        self._send_lock = threading.Lock()
+        """Held from the check that a session lives until the send that names it: no other session begins between."""
+        self._sessions_lost = 0
         self._listings: dict[str, FolderListing] = {}
         self._held: set[str] = set()
-        self._watches = ZooKeeperWatches(self._arm)
+        self._watches = ZooKeeperWatches(self._set_watch)
         self._client.add_listener(self._listen)
-        self._start(at.chroot, may_make)
+        self._start(address.chroot, create_chroot)
 
-    def _start(self, chroot: str, may_make: bool) -> None:
+    def _start(self, chroot: str, create_chroot: bool) -> None:
         try:
             self._client.start(timeout=CONNECT_S)
-            if chroot and may_make:
+            if chroot and create_chroot:
                 self._client.ensure_path(chroot)
             self._client.chroot = chroot  # kazoo takes one with the hosts, but makes no path of several parts for it
         except Exception as e:
             self._client.stop()
             self._client.close()
-            raise self._plain(e) from e
+            raise self._queue_error(e) from e
 
     def _listen(self, state: str) -> None:
         if state == "LOST":
-            with self._turn:
-                self._lost += 1
+            with self._send_lock:
+                self._sessions_lost += 1
                 self._held.clear()
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 
     def session(self) -> int:
-        """ZooKeeper's own number of the session."""
-        give_up = time.monotonic() + self._timeout_s + CONNECT_S
+        """Return the number that ZooKeeper gave to the session."""
+        deadline = time.monotonic() + self._timeout_s + CONNECT_S
         while True:
-            found = self._client.client_id
-            if found is not None and self._client.connected:
-                return int(found[0])
-            if time.monotonic() > give_up:
+            client_id = self._client.client_id
+            if client_id is not None and self._client.connected:
+                return int(client_id[0])
+            if time.monotonic() > deadline:
                 raise QueueLost(f"{self.url}: no server has answered for {self._timeout_s + CONNECT_S:g} s.")
             time.sleep(0.02)
 
-    def alive(self, session: int) -> bool:
-        found = self._client.client_id
-        return session != 0 and found is not None and found[0] == session and bool(self._client.connected)
+    def is_alive(self, session: int) -> bool:
+        client_id = self._client.client_id
+        return session != 0 and client_id is not None and client_id[0] == session and bool(self._client.connected)
 
     def close(self) -> None:
         self._client.remove_listener(self._listen)
@@ -107,40 +107,40 @@ class ZooKeeperStore:
     # --- changes ------------------------------------------------------------------------------------------------------
 
     def commit(
-        self, ops: Sequence[Op], *, session: int | None = None, look: Sequence[str] = ()
+        self, ops: Sequence[Op], *, session: int | None = None, read_after: Sequence[str] = ()
     ) -> list[StoredNode | None]:
         from kazoo import exceptions
 
         if not ops:
-            return self.read(look)
+            return self.read(read_after)
         while True:
             self._refuse_other_creation(ops)
             try:
-                results, looked = self._send(ops, session, look)
+                results, pending_reads = self._send(ops, session, read_after)
             except exceptions.SessionExpiredError as e:
                 if session is not None:
                     raise SessionLost(f"{self.url}: the session has ended") from e
-                self._connected()
-                if self._was_done(ops, session):
-                    return self.read(look)
+                self._wait_for_connection()
+                if self._took_effect(ops, session):
+                    return self.read(read_after)
             except (exceptions.ConnectionLoss, exceptions.ConnectionClosedError) as e:
-                self._connected()
+                self._wait_for_connection()
                 if session is not None and self.session() != session:
                     raise SessionLost(f"{self.url}: the session has ended") from e
-                if self._was_done(ops, session):
-                    return self.read(look)
+                if self._took_effect(ops, session):
+                    return self.read(read_after)
             except exceptions.KazooException as e:
-                raise self._plain(e) from e
+                raise self._queue_error(e) from e
             else:
-                self._refuse(ops, results)
-                self._note(ops)
+                self._raise_conflict(ops, results)
+                self._note_commit(ops)
                 try:
-                    return self._got(looked)
+                    return self._collect(pending_reads)
                 except exceptions.ConnectionLoss:
-                    return self.read(look)
+                    return self.read(read_after)
 
-    def _send(self, ops: Sequence[Op], session: int | None, look: Sequence[str]) -> tuple[list[Any], list[Any]]:
-        """Send it, and right behind it what shall be read then: a server answers in the order in which it was asked."""
+    def _send(self, ops: Sequence[Op], session: int | None, read_after: Sequence[str]) -> tuple[list[Any], list[Any]]:
+        """Send the operations, and the reads after them: a server answers in the order of the requests."""
         transaction = self._client.transaction()
         for op in ops:
             if isinstance(op, Create):
@@ -153,28 +153,29 @@ class ZooKeeperStore:
             else:
                 transaction.check(op.path, -1 if op.version is None else op.version)
         while True:
-            with self._turn:
-                found = self._client.client_id
-                if found is not None or session is None:
-                    if session is not None and found[0] != session:
+            with self._send_lock:
+                client_id = self._client.client_id
+                if client_id is not None or session is None:
+                    if session is not None and client_id[0] != session:
                         raise SessionLost(f"{self.url}: the session has ended")
                     sent = transaction.commit_async()
-                    looked = [self._client.get_async(path) for path in look]
+                    pending_reads = [self._client.get_async(path) for path in read_after]
                     break
-            self._connected()  # whether the session outlives this is known when there is a connection again
-        return list(sent.get()), looked
+            self._wait_for_connection()  # whether the session outlives this is known when there is a connection again
+        return list(sent.get()), pending_reads
 
     def _refuse_other_creation(self, ops: Sequence[Op]) -> None:
-        """A multi-operation compares versions only, and a node that was made again has version 0 again."""
+        """Refuse the operations if a node is not the one expected. A multi-operation compares versions only, and a
+        node that was created again begins with version 0 too."""
         for index, op in enumerate(ops):
             if isinstance(op, Check) and op.creation is not None:
-                (found,) = self.read([op.path])
-                if found is None or found.creation != op.creation:
+                (node,) = self.read([op.path])
+                if node is None or node.creation != op.creation:
                     self._held.discard(op.path)  # an operator took the lock away: this handle may take it again
-                    raise Conflict(index, op.path, Why.CHANGED if found else Why.MISSING)
+                    raise Conflict(index, op.path, ConflictReason.CHANGED if node else ConflictReason.MISSING)
 
-    def _refuse(self, ops: Sequence[Op], results: list[Any]) -> None:
-        """If it was refused, say which operation it was.
+    def _raise_conflict(self, ops: Sequence[Op], results: list[Any]) -> None:
+        """Raise the conflict of the operation that failed, if the commit was refused.
 
         Raises:
             Conflict: it was, as a whole.
@@ -185,25 +186,25 @@ class ZooKeeperStore:
             if not isinstance(result, Exception) or isinstance(result, exceptions.RolledBackError):
                 continue
             if isinstance(result, exceptions.NodeExistsError):
-                raise Conflict(index, op.path, Why.EXISTS)
+                raise Conflict(index, op.path, ConflictReason.EXISTS)
             if isinstance(result, exceptions.NoNodeError | exceptions.NoChildrenForEphemeralsError):
-                raise Conflict(index, op.path, Why.MISSING)
+                raise Conflict(index, op.path, ConflictReason.MISSING)
             if isinstance(result, exceptions.BadVersionError):
-                raise Conflict(index, op.path, Why.CHANGED)
+                raise Conflict(index, op.path, ConflictReason.CHANGED)
             if isinstance(result, exceptions.NotEmptyError):
-                raise Conflict(index, op.path, Why.NOT_EMPTY)
-            raise self._plain(result)
+                raise Conflict(index, op.path, ConflictReason.NOT_EMPTY)
+            raise self._queue_error(result)
         self._refuse_other_number(ops, results)
 
     def _refuse_other_number(self, ops: Sequence[Op], results: list[Any]) -> None:
-        """A numbered node without anything below it may have got another number than expected: take it back."""
+        """Remove a numbered node without children in the same commit if it got another number than expected."""
         for index, (op, result) in enumerate(zip(ops, results, strict=True)):
             if isinstance(op, Create) and op.numbered and result != op.path:
                 self._client.delete(result)
-                raise Conflict(index, op.path, Why.CHANGED)
+                raise Conflict(index, op.path, ConflictReason.CHANGED)
 
-    def _was_done(self, ops: Sequence[Op], session: int | None) -> bool:
-        """After a lost connection: did it take effect? All of it did if one of its operations did.
+    def _took_effect(self, ops: Sequence[Op], session: int | None) -> bool:
+        """Find out, after a lost connection, whether a commit took effect: all of it did if one of its operations did.
 
         Raises:
             QueueLost: nobody can tell.
@@ -214,23 +215,25 @@ class ZooKeeperStore:
                 "check whether it exists, and write it again if not."
             )
         self._client.sync("/")
-        passing = {op.path for op in ops if isinstance(op, Delete)} & {op.path for op in ops if isinstance(op, Create)}
-        ops = [op for op in ops if op.path not in passing]  # it leaves no trace of what it makes and removes
-        found = self.read([op.path for op in ops])
-        for op, node in zip(ops, found, strict=True):
+        temporary = {op.path for op in ops if isinstance(op, Delete)} & {
+            op.path for op in ops if isinstance(op, Create)
+        }
+        ops = [op for op in ops if op.path not in temporary]  # it leaves no trace of what it makes and removes
+        nodes = self.read([op.path for op in ops])
+        for op, node in zip(ops, nodes, strict=True):
             if isinstance(op, Create) and op.ephemeral:
                 return node is not None and node.owner == session
             if isinstance(op, Set) and op.version is not None:
                 return node is not None and node.version == op.version + 1 and node.data == op.data
-        for op, node in zip(ops, found, strict=True):
+        for op, node in zip(ops, nodes, strict=True):
             if isinstance(op, Create):
                 return node is not None and node.data == op.data
             if isinstance(op, Delete):
                 return node is None
         return False  # it sets or checks without a condition: that may be done again
 
-    def _note(self, ops: Sequence[Op]) -> None:
-        """Remember what we hold, and what the listings of this handle can take over."""
+    def _note_commit(self, ops: Sequence[Op]) -> None:
+        """Remember the locks that this handle holds, and add new children to its listings."""
         for op in ops:
             if isinstance(op, Create):
                 if op.ephemeral:
@@ -241,7 +244,7 @@ class ZooKeeperStore:
             elif isinstance(op, Delete):
                 self._held.discard(op.path)
 
-    def _connected(self) -> None:
+    def _wait_for_connection(self) -> None:
         """Wait for a connection.
 
         Raises:
@@ -249,137 +252,138 @@ class ZooKeeperStore:
         """
         self.session()
 
-    def advance(self, path: str, number: int) -> None:
+    def skip_numbers(self, path: str, number: int) -> None:
         while True:
             (node,) = self.read([path])
             if node is None:
-                raise Conflict(0, path, Why.MISSING)
-            if node.numbered >= number:
+                raise Conflict(0, path, ConflictReason.MISSING)
+            if node.next_number >= number:
                 return
             transaction = self._client.transaction()
-            for at in range(node.numbered, min(number, node.numbered + BURN)):
+            for at in range(node.next_number, min(number, node.next_number + NUMBERS_AT_ONCE)):
                 transaction.create(f"{path}/skip{at}", acl=self._acl)
                 transaction.delete(f"{path}/skip{at}")
             transaction.commit()
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    def _again(self, ask: Callable[[], Any]) -> Any:
-        """Ask; if the connection is lost, ask again once there is one."""
+    def _retry(self, ask: Callable[[], Any]) -> Any:
+        """Send requests; if the connection is lost, send them again once there is a new one."""
         from kazoo import exceptions
 
         while True:
             try:
                 return ask()
             except (exceptions.ConnectionLoss, exceptions.SessionExpiredError, exceptions.ConnectionClosedError):
-                self._connected()
+                self._wait_for_connection()
             except exceptions.NoNodeError:
                 raise
             except exceptions.KazooException as e:
-                raise self._plain(e) from e
+                raise self._queue_error(e) from e
 
     def read(self, paths: Sequence[str]) -> list[StoredNode | None]:
-        return list(self._again(lambda: self._read(paths)))
+        return list(self._retry(lambda: self._read(paths)))
 
     def _read(self, paths: Sequence[str]) -> list[StoredNode | None]:
-        """Some are asked for while the answers to others are on their way: the servers never wait for us."""
-        found: list[StoredNode | None] = []
-        before: list[Any] = []
+        """Read nodes in batches; while the answers to one are under way, the next one is sent."""
+        nodes: list[StoredNode | None] = []
+        pending: list[Any] = []
         for at in range(0, len(paths), READ_AT_ONCE):
-            asked = [self._client.get_async(path) for path in paths[at : at + READ_AT_ONCE]]
-            found += self._got(before)
-            before = asked
-        return found + self._got(before)
+            requests = [self._client.get_async(path) for path in paths[at : at + READ_AT_ONCE]]
+            nodes += self._collect(pending)
+            pending = requests
+        return nodes + self._collect(pending)
 
-    def _got(self, asked: Sequence[Any]) -> list[StoredNode | None]:
-        """The answers to what was asked."""
+    def _collect(self, requests: Sequence[Any]) -> list[StoredNode | None]:
+        """Wait for the answers, and return the nodes."""
         from kazoo import exceptions
 
-        found: list[StoredNode | None] = []
-        if asked:
-            asked[-1].wait()  # answers come in the order of the questions: one pause for all, and not one for each
-        for one in asked:
+        nodes: list[StoredNode | None] = []
+        if requests:
+            requests[-1].wait()  # answers come in the order of the questions: one pause for all, and not one for each
+        for request in requests:
             try:
-                found.append(_node(*one.get()))
+                nodes.append(_stored_node(*request.get()))
             except exceptions.NoNodeError:
-                found.append(None)
-        return found
+                nodes.append(None)
+        return nodes
 
     def children(self, path: str, prefix: str = "") -> list[str]:
         from kazoo import exceptions
 
         try:
-            found = self._again(lambda: self._client.get_children(path))
-            return sorted(name for name in found if name.startswith(prefix)) if prefix else sorted(found)
+            names = self._retry(lambda: self._client.get_children(path))
+            return sorted(name for name in names if name.startswith(prefix)) if prefix else sorted(names)
         except exceptions.NoNodeError:
             return []
 
-    def free(self, folder: str, items: str) -> Iterator[str]:
-        """Each name is given once a listing: who gets it tries its lock, and need not try it again within a second."""
+    def unlocked_entries(self, folder: str, items: str) -> Iterator[str]:
+        """Yield each name of a listing once: whoever gets it tries its lock, and does not try it again within a
+        second."""
         listing = self._listings.setdefault(folder, FolderListing())
-        given, last = 0, False
+        tried, is_last_listing = 0, False
         if listing.is_old():
             names = self.children(folder)
             listing.renew(names)
-            last = not names
+            is_last_listing = not names
         while True:
-            if given >= TRIED_BLINDLY:
-                listing.step_over(lambda names: self._are_held(items, names))
-            name = listing.take()
+            if tried >= TRIED_UNCHECKED:
+                listing.skip_held(lambda names: self._are_held(items, names))
+            name = listing.next_name()
             if name is not None:
-                if lock_of(items, name) not in self._held:
-                    given += 1
+                if lock_of_entry(items, name) not in self._held:
+                    tried += 1
                     yield name
-            elif last:
+            elif is_last_listing:
                 return
             else:
                 listing.renew(self.children(folder), all_of_them=True)
-                given, last = TRIED_BLINDLY, True
+                tried, is_last_listing = TRIED_UNCHECKED, True
 
     def _are_held(self, items: str, names: Sequence[str]) -> list[bool]:
-        """Return which items are locked. Items that this handle holds are not requested."""
-        locks = [lock_of(items, name) for name in names]
-        asked = [lock for lock in locks if lock not in self._held]
-        free = {lock for lock, node in zip(asked, self.read(asked), strict=True) if node is None}
+        """Return which of the items are locked. No request is sent for those that this handle holds."""
+        locks = [lock_of_entry(items, name) for name in names]
+        unknown = [lock for lock in locks if lock not in self._held]
+        free = {lock for lock, node in zip(unknown, self.read(unknown), strict=True) if node is None}
         return [lock not in free for lock in locks]
 
     def walk(self, path: str) -> Iterator[tuple[str, StoredNode]]:
         level = [path]
-        found: dict[str, StoredNode] = {}
+        nodes_by_path: dict[str, StoredNode] = {}
         while level:
             nodes = self.read(level)
-            there = [(at, node) for at, node in zip(level, nodes, strict=True) if node is not None]
-            found.update(there)
+            existing = [(at, node) for at, node in zip(level, nodes, strict=True) if node is not None]
+            nodes_by_path.update(existing)
             level = [
                 f"{at.rstrip('/')}/{name}"
-                for at, node in there
+                for at, node in existing
                 if node.children
                 for name in self.children(at)
                 if (at, name) != ("/", "zookeeper")
             ]
-        yield from sorted(found.items(), key=lambda one: one[0].split("/"))
+        yield from sorted(nodes_by_path.items(), key=lambda one: one[0].split("/"))
 
     def watch(self, path: str) -> ZooKeeperWatch:
         return self._watches.watch(path)
 
-    def _arm(self, path: str, told: Callable[[object], None]) -> None:
-        """Set a watch of a node's children; of its coming, if it is not there."""
+    def _set_watch(self, path: str, callback: Callable[[object], None]) -> None:
+        """Set a watch at the servers: of a node's children, or of its creation if it does not exist."""
         from kazoo import exceptions
 
         try:
-            self._again(lambda: self._client.get_children(path, watch=told))
+            self._retry(lambda: self._client.get_children(path, watch=callback))
         except exceptions.NoNodeError:
-            self._again(lambda: self._client.exists(path, watch=told))
+            self._retry(lambda: self._client.exists(path, watch=callback))
 
-    def _plain(self, error: Exception) -> Exception:
-        """kazoo's errors as ours."""
+    def _queue_error(self, error: Exception) -> Exception:
+        """Return the queue's error for an error of kazoo."""
         name = type(error).__name__
         if name in ("NoAuthError", "AuthFailedError", "InvalidACLError", "SessionClosedRequireSaslError"):
             return QueueRefused(f"{self.url}: the servers refuse access ({name}): give user:password@ of this queue.")
         return QueueLost(f"{self.url}: {name}: {str(error) or 'no server answers'}. Is ZooKeeper running there?")
 
 
-def _node(data: bytes, stat: Any) -> StoredNode:
+def _stored_node(data: bytes, stat: Any) -> StoredNode:
     # The servers tell changes of a node's children, comings and goings; its comings are what numbers are made of.
     numbered = (stat.cversion + stat.numChildren) // 2
     times = stat.ctime / 1000, stat.mtime / 1000
@@ -398,46 +402,47 @@ TRIES_A_SESSION: Final = 3
 and never answer (ZooKeeper 3.9 does): kazoo waits for it for a session divided by the servers that it was given."""
 
 
-def client_of(at: Address, session_timeout_s: float) -> tuple[Any, Any]:
-    """A kazoo client that is not started yet, and the ACL of what it makes; None for an open one.
+def create_client(address: Address, session_timeout_s: float) -> tuple[Any, Any]:
+    """Create a kazoo client, not started yet, and the ACL for its nodes; None stands for an open one.
 
     Raises:
         QueueRefused: kazoo, or with SASL pure-sasl, is not installed.
     """
-    client, security = _kazoo()
-    acl, login = None, None
-    if at.sasl:
-        acl = [security.make_acl("sasl", at.user, all=True)]
-    elif at.user:
-        acl = [security.make_digest_acl(at.user, at.password, all=True)]
-        login = [("digest", f"{at.user}:{at.password}")]
-    if not at.user and not at.is_local:
+    client, security = _import_kazoo()
+    acl, auth_data = None, None
+    if address.sasl:
+        acl = [security.make_acl("sasl", address.user, all=True)]
+    elif address.user:
+        acl = [security.make_digest_acl(address.user, address.password, all=True)]
+        auth_data = [("digest", f"{address.user}:{address.password}")]
+    if not address.user and not address.is_local:
         log.warning(
-            "%s: anyone who reaches these servers may change this queue: give user:password@ in its URL", at.shown
+            "%s: anyone who reaches these servers may change this queue: give user:password@ in its URL",
+            address.display_url,
         )
-    made = client.KazooClient(
-        hosts=",".join([at.hosts] * -(-TRIES_A_SESSION // len(at.hosts.split(",")))),
+    kazoo_client = client.KazooClient(
+        hosts=",".join([address.hosts] * -(-TRIES_A_SESSION // len(address.hosts.split(",")))),
         timeout=session_timeout_s,
-        auth_data=login,
+        auth_data=auth_data,
         default_acl=acl,
-        **_secure(at.tls),
-        **_known(at),
+        **_tls_arguments(address.tls),
+        **_sasl_arguments(address),
         connection_retry={"max_tries": -1, "delay": 0.1, "backoff": 2, "max_delay": RECONNECT_MAX_S},
     )
-    return made, acl
+    return kazoo_client, acl
 
 
-def _secure(tls: Tls | None) -> dict[str, Any]:
-    """kazoo's words for it."""
+def _tls_arguments(tls: Tls | None) -> dict[str, Any]:
+    """Return the arguments of kazoo's client for TLS."""
     if tls is None:
         return {}
     files = {"ca": tls.ca or None, "certfile": tls.cert or None, "keyfile": tls.key or None}
     return {"use_ssl": True, "verify_certs": True, "check_hostname": tls.check_hostname, **files}
 
 
-def _known(at: Address) -> dict[str, Any]:
-    """How the user proves to the servers who it is."""
-    if not at.sasl:
+def _sasl_arguments(address: Address) -> dict[str, Any]:
+    """Return the arguments of kazoo's client for SASL."""
+    if not address.sasl:
         return {}
     try:
         import puresasl.client  # noqa: F401 - kazoo loads it when it connects
@@ -445,43 +450,44 @@ def _known(at: Address) -> dict[str, Any]:
         raise QueueRefused(
             "sasl=true needs the package pure-sasl, which is not installed: pip install 'ferryman[intake]'"
         ) from None
-    return {"sasl_options": {"mechanism": "DIGEST-MD5", "username": at.user, "password": at.password}}
+    return {"sasl_options": {"mechanism": "DIGEST-MD5", "username": address.user, "password": address.password}}
 
 
-def _kazoo() -> tuple[Any, Any]:
+def _import_kazoo() -> tuple[Any, Any]:
     try:
         from kazoo import client, security
     except ImportError:
         raise QueueRefused(
             "a queue on ZooKeeper needs the package kazoo, which is not installed: pip install 'ferryman[intake]'"
         ) from None
-    # What it has to say, its errors say: nobody shall be told twice, unless a program asks for its log.
+    # Its errors have the same content as its log: print it only if a program asks for that log.
     logging.getLogger("kazoo").addHandler(logging.NullHandler())
     return client, security
 
 
-# A folder's children as a server gave them, for a second.
+# Listings: a folder's children, cached for a second.
 
 LISTING_S: Final = 1.0
-"""A listing is kept so long for acquiring: of 100 000 jobs it costs 0.2 s, each acquisition then one change."""
+"""Seconds that a listing is used for acquiring: one of 100 000 jobs costs 0.2 s, each acquisition then one change."""
 
 HELD_S: Final = 3.0
-"""A job that somebody held is left alone for so long, as long as there are others: of thousands that are worked at,
-asking for each lock once a second would take longer than a second."""
+"""Seconds that a job whose lock was held is left out, while there are others: to check thousands of locks once a
+second would take longer than a second."""
 
-ASKED_FIRST: Final = 8
-"""Names that are asked for together at first, then twice as many each time: others are most often a little ahead."""
+CHECKED_FIRST: Final = 8
+"""Locks that are checked together at first, then twice as many each time: other consumers are mostly a little ahead."""
 
-ASKED_MAX: Final = 256
-"""Names that are asked for together at most."""
+CHECKED_MAX: Final = 256
+"""Most locks that are checked together."""
 
 
 class FolderListing:
-    """The children of a folder, each given once, for a second. Those that were held lately are left out of the next."""
+    """The children of a folder, each given out once; valid for a second. Those that were held lately are left out of
+    the next listing."""
 
     def __init__(self) -> None:
-        self._using = threading.Lock()
-        self._names: list[str] = []
+        self._lock = threading.Lock()
+        self._entries: list[str] = []
         self._next = 0
         self._read_at = float("-inf")
         self._held: dict[str, float] = {}
@@ -490,115 +496,118 @@ class FolderListing:
         return time.monotonic() - self._read_at > LISTING_S
 
     def renew(self, names: list[str], *, all_of_them: bool = False) -> None:
-        """Start again. ``all_of_them``: also those that were held lately; they are asked for."""
-        with self._using:
+        """Start with a new listing. ``all_of_them``: include names that were held lately; their locks are checked."""
+        with self._lock:
             now = time.monotonic()
             self._held = {name: at for name, at in self._held.items() if now - at < HELD_S and not all_of_them}
-            self._names = [name for name in names if name not in self._held]
+            self._entries = [name for name in names if name not in self._held]
             self._next, self._read_at = 0, now
 
-    def take(self) -> str | None:
-        """The next name; None if all were given. Whoever takes it holds it, or has found that another does."""
-        with self._using:
-            if self._next == len(self._names):
+    def next_name(self) -> str | None:
+        """Return the next name; None if all were given out. Its caller either locks it, or finds that somebody else
+        has."""
+        with self._lock:
+            if self._next == len(self._entries):
                 return None
             self._next += 1
-            name = self._names[self._next - 1]
+            name = self._entries[self._next - 1]
             self._held[name] = time.monotonic()
             return name
 
-    def step_over(self, are_held: Callable[[Sequence[str]], list[bool]]) -> None:
-        """Go on to the next name that nobody holds."""
-        with self._using:
-            size = ASKED_FIRST
-            while some := self._names[self._next : self._next + size]:
-                size = min(2 * size, ASKED_MAX)
-                held = are_held(some)
-                free = held.index(False) if False in held else len(some)
-                self._held.update(dict.fromkeys(some[:free], time.monotonic()))
+    def skip_held(self, are_held: Callable[[Sequence[str]], list[bool]]) -> None:
+        """Skip names to the next one that nobody holds."""
+        with self._lock:
+            size = CHECKED_FIRST
+            while chunk := self._entries[self._next : self._next + size]:
+                size = min(2 * size, CHECKED_MAX)
+                are_locked = are_held(chunk)
+                free = are_locked.index(False) if False in are_locked else len(chunk)
+                self._held.update(dict.fromkeys(chunk[:free], time.monotonic()))
                 self._next += free
-                if free < len(some):
+                if free < len(chunk):
                     return
 
     def add(self, name: str) -> None:
-        """This handle has made it just now."""
-        with self._using:
+        """Add a name that this handle has just created."""
+        with self._lock:
             self._held.pop(name, None)
-            insort(self._names, name, lo=self._next)
+            insort(self._entries, name, lo=self._next)
 
 
-# Watches of a store on ZooKeeper: all that look at a node share one at the servers, which stays until it has told.
+# Watches of a store on ZooKeeper: all watches of a node share one at the servers, which stays until it fires.
 #
-# Setting one reads the names of all children: of thousands of batches, at each look, that would be most of what an
+# Setting one reads the names of all children: with thousands of batches, that would be most of what an
 # idle queue costs.
 
-Arm = Callable[[str, Callable[[object], None]], None]
-"""Sets a watch at the servers: of a path, and what is called when it tells."""
+SetWatch = Callable[[str, Callable[[object], None]], None]
+"""Function that sets a watch at the servers: of a path, with the function to call when it fires."""
 
 
 class ZooKeeperWatches:
-    """Watches of one handle."""
+    """Watches of a handle; those of one node share a watch at the servers."""
 
-    def __init__(self, arm: Arm) -> None:
-        self._arm = arm
+    def __init__(self, set_watch: SetWatch) -> None:
+        self._set_watch = set_watch
         self._lock = threading.Lock()
-        self._armed: dict[str, _Armed] = {}
+        self._server_watches: dict[str, _ServerWatch] = {}
 
     def watch(self, path: str) -> ZooKeeperWatch:
-        """Look at a node from now on. What has just changed may be told once more."""
-        watch = ZooKeeperWatch(self._forget)
+        """Watch a node from now on. A change from just before may be reported too."""
+        watch = ZooKeeperWatch(self._remove)
         with self._lock:
-            armed = self._armed.get(path)
-            if armed is not None:
-                armed.watches.add(watch)
-                watch.armed = armed
+            server_watch = self._server_watches.get(path)
+            if server_watch is not None:
+                server_watch.watches.add(watch)
+                watch.server_watch = server_watch
                 return watch
-        armed = _Armed({watch})
-        watch.armed = armed
-        self._arm(path, lambda _: self._tell(path, armed))  # also when the connection is lost: then nobody knows
+        server_watch = _ServerWatch({watch})
+        watch.server_watch = server_watch
+        self._set_watch(
+            path, lambda _: self._fire(path, server_watch)
+        )  # also when the connection is lost: then nobody knows
         with self._lock:
-            if not armed.told:
-                self._armed[path] = armed
+            if not server_watch.has_fired:
+                self._server_watches[path] = server_watch
         return watch
 
-    def _tell(self, path: str, armed: _Armed) -> None:
+    def _fire(self, path: str, server_watch: _ServerWatch) -> None:
         with self._lock:
-            armed.told = True
-            if self._armed.get(path) is armed:
-                del self._armed[path]
-            watches = list(armed.watches)
+            server_watch.has_fired = True
+            if self._server_watches.get(path) is server_watch:
+                del self._server_watches[path]
+            watches = list(server_watch.watches)
         for watch in watches:
-            watch.tell()
+            watch.notify()
 
-    def _forget(self, watch: ZooKeeperWatch) -> None:
+    def _remove(self, watch: ZooKeeperWatch) -> None:
         with self._lock:
-            if watch.armed is not None:
-                watch.armed.watches.discard(watch)
+            if watch.server_watch is not None:
+                watch.server_watch.watches.discard(watch)
 
 
-class _Armed:
-    """A watch at the servers, and all that share it."""
+class _ServerWatch:
+    """A watch at the servers, with the watches that share it."""
 
     def __init__(self, watches: set[ZooKeeperWatch]) -> None:
         self.watches = watches
-        self.told = False
+        self.has_fired = False
 
 
 class ZooKeeperWatch:
-    """Watch of one waiter."""
+    """A watch that one thread waits for."""
 
-    def __init__(self, forget: Callable[[ZooKeeperWatch], None]) -> None:
-        self._forget = forget
-        self._told, self._closed = threading.Event(), False
-        self.armed: _Armed | None = None
+    def __init__(self, remove: Callable[[ZooKeeperWatch], None]) -> None:
+        self._remove = remove
+        self._changed, self._closed = threading.Event(), False
+        self.server_watch: _ServerWatch | None = None
 
-    def tell(self) -> None:
-        self._told.set()
+    def notify(self) -> None:
+        self._changed.set()
 
     def wait(self, timeout_s: float) -> bool:
-        return self._told.wait(timeout_s) and not self._closed
+        return self._changed.wait(timeout_s) and not self._closed
 
     def close(self) -> None:
         self._closed = True
-        self._forget(self)
-        self._told.set()
+        self._remove(self)
+        self._changed.set()

@@ -13,14 +13,14 @@ import pytest
 from ferryman.intake import JobState
 from ferryman.intake.queue import Acquirer
 from ferryman.intake.service import stages
-from ferryman.intake.service.fetch import Arrived
-from ferryman.intake.service.stages import Done
-from ferryman.intake.service.workers import Desk, Lookout
+from ferryman.intake.service.fetch import FetchedFile
+from ferryman.intake.service.stages import StageResult
+from ferryman.intake.service.workers import HandOff, QueueWatcher
 from tests.intake.service.place import Place, until
 
 
 class HeldJob:
-    """A job, as far as a desk needs one."""
+    """A job, as far as a hand-off needs one."""
 
     def __init__(self) -> None:
         self.locked = True
@@ -29,13 +29,13 @@ class HeldJob:
         self.locked = False
 
 
-def waiting(desk: Desk, found: list[Any]) -> threading.Thread:
+def waiting(hand_off: HandOff, found: list[Any]) -> threading.Thread:
     """A thread that has nothing to do, until a job is handed over to it."""
 
     def run() -> None:
-        while not desk.wait(60.0):
+        while not hand_off.wait(60.0):
             pass
-        found.append(desk.take())
+        found.append(hand_off.take())
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -44,12 +44,12 @@ def waiting(desk: Desk, found: list[Any]) -> threading.Thread:
 
 def test_a_job_is_handed_over_to_who_has_nothing_to_do() -> None:
     """And to nobody else: as many as threads wait."""
-    desk, found, jobs = Desk(), list[Any](), [HeldJob() for _ in range(3)]
+    hand_off, found, jobs = HandOff(), list[Any](), [HeldJob() for _ in range(3)]
     given: Any = jobs
-    assert not desk.give(given[0])
-    threads = [waiting(desk, found) for _ in range(2)]
-    until(lambda: desk._idle == 2)
-    assert [desk.give(each) for each in given] == [True, True, False]
+    assert not hand_off.offer(given[0])
+    threads = [waiting(hand_off, found) for _ in range(2)]
+    until(lambda: hand_off._idle == 2)
+    assert [hand_off.offer(each) for each in given] == [True, True, False]
     for thread in threads:
         thread.join()
     assert found == jobs[:2] or found == jobs[1::-1]
@@ -58,50 +58,50 @@ def test_a_job_is_handed_over_to_who_has_nothing_to_do() -> None:
 
 def test_a_call_that_came_before_the_wait_is_heard() -> None:
     """Whoever has looked before the call looks again, and one look answers it."""
-    desk = Desk()
-    desk.call()
-    assert desk.wait(60.0)
-    assert not desk.wait(0.0)
+    hand_off = HandOff()
+    hand_off.wake_one()
+    assert hand_off.wait(60.0)
+    assert not hand_off.wait(0.0)
 
 
 def test_at_the_end_jobs_are_given_back() -> None:
     """Those that nobody has taken; nobody waits any more."""
-    desk, job = Desk(), HeldJob()
+    hand_off, job = HandOff(), HeldJob()
     given: Any = job
-    threads = [waiting(desk, [])]
-    until(lambda: desk._idle == 1)
-    with desk._changed:  # the thread does not come to take it
-        desk._given.append(given)
-    desk.close()
+    threads = [waiting(hand_off, [])]
+    until(lambda: hand_off._idle == 1)
+    with hand_off._changed:  # the thread does not come to take it
+        hand_off._handed_over.append(given)
+    hand_off.close()
     threads[0].join()
     assert not job.locked
-    assert not desk.give(given)
-    assert desk.wait(60.0)
+    assert not hand_off.offer(given)
+    assert hand_off.wait(60.0)
 
 
 def test_nobody_looks_out_while_all_work() -> None:
     """A watch of a long list is not made for nothing."""
-    desk, stop = Desk(), threading.Event()
+    hand_off, stop = HandOff(), threading.Event()
 
     def watch() -> Any:
         raise AssertionError("a watch was made")
 
     stop.set()
-    assert not Lookout(desk, watch, lambda: False, stop).turn()
+    assert not QueueWatcher(hand_off, watch, lambda: False, stop).turn()
 
 
 @pytest.fixture
 def acquired(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """State -> how many jobs were acquired in it."""
     found: dict[str, int] = defaultdict(int)
-    jobs = Acquirer.jobs
+    jobs = Acquirer.acquire_jobs
 
     def counted(self: Acquirer, state: JobState) -> Iterator[Any]:
         for job in jobs(self, state):
             found[state.value] += 1
             yield job
 
-    monkeypatch.setattr(Acquirer, "jobs", counted)
+    monkeypatch.setattr(Acquirer, "acquire_jobs", counted)
     return found
 
 
@@ -131,10 +131,10 @@ def test_what_is_to_be_isolated_is_left_to_its_own_threads(intake: Place, monkey
     tries: dict[str, int] = defaultdict(int)
     work = stages.Provisioning.work
 
-    def later_once(self: stages.Provisioning, job: Any) -> Done:
+    def later_once(self: stages.Provisioning, job: Any) -> StageResult:
         tries[job.id] += 1
         if tries[job.id] == 1:
-            raise stages.Later("not now", 0.0)
+            raise stages.TryLater("not now", 0.0)
         return work(self, job)
 
     monkeypatch.setattr(stages.Provisioning, "work", later_once)
@@ -148,7 +148,7 @@ def test_a_large_job_is_downloaded_by_the_threads_of_its_state(intake: Place, mo
     names: set[str] = set()
     work = stages.Downloading.work
 
-    def noted(self: stages.Downloading, job: Any) -> Done:
+    def noted(self: stages.Downloading, job: Any) -> StageResult:
         names.add(threading.current_thread().name)
         return work(self, job)
 
@@ -163,15 +163,15 @@ def test_a_large_job_is_downloaded_by_the_threads_of_its_state(intake: Place, mo
 def test_a_job_whose_files_another_one_published_is_done_again(intake: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """An operator may unlock a job at work: then two threads fetch the same files, and one finds them gone."""
     submitted(intake, 1)
-    publish, others = Arrived.publish, list[Arrived]()
+    publish, others = FetchedFile.publish, list[FetchedFile]()
 
-    def by_another_one_first(self: Arrived) -> None:
+    def by_another_one_first(self: FetchedFile) -> None:
         if not others:
             others.append(self)
             publish(self)
         publish(self)
 
-    monkeypatch.setattr(Arrived, "publish", by_another_one_first)
+    monkeypatch.setattr(FetchedFile, "publish", by_another_one_first)
     intake.serve()
     assert list(intake.jobs().values()) == ["Completed"]
     assert len(intake.rows()) == 1
@@ -180,9 +180,9 @@ def test_a_job_whose_files_another_one_published_is_done_again(intake: Place, mo
 def test_a_pause_ends_it(intake: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that was being worked at when the queue was paused moves once, and is unlocked."""
     submitted(intake, 1)
-    work: Callable[..., Done] = stages.Pending.work
+    work: Callable[..., StageResult] = stages.Pending.work
 
-    def paused(self: stages.Pending, job: Any) -> Done:
+    def paused(self: stages.Pending, job: Any) -> StageResult:
         intake.queue.locks.lock("ingest")
         return work(self, job)
 

@@ -21,21 +21,21 @@ def job(queue: JobQueue) -> Job:
 def test_it_goes_through_all_states(queue: JobQueue, opening: Opening, job: Job) -> None:
     """In each it is where the layout says, with what became known, and nobody else gets it."""
     other = opening()
-    assert job.go_on("listed", holding=True)
-    assert job.go_on("large", priority=15, space_needed=7, holding=True)
+    assert job.advance("listed", keep_lock=True)
+    assert job.advance("large", priority=15, space_needed=7, keep_lock=True)
     assert (job.status, job.space_needed, other.load_job(job.id).space_needed) == ("Provisioning", 7, 7)
     assert (job.priority, other.list_jobs("Provisioning")) == (15, [job.id])
     assert f"/jobs/states/provisioning/15-{job.id}" in layout(other)
-    assert job.go_on(holding=True)
-    assert job.go_on("1 file", values={"inventory": {"url": "file:///a"}}, holding=True)
+    assert job.advance(keep_lock=True)
+    assert job.advance("1 file", values={"inventory": {"url": "file:///a"}}, keep_lock=True)
     assert job.inventory == other.load_job(job.id).inventory == {"url": "file:///a"}
     assert not other.load_job(job.id).lock()
-    assert job.go_on(values={"inventory": {"url": "file:///b"}}, holding=True)
+    assert job.advance(values={"inventory": {"url": "file:///b"}}, keep_lock=True)
     assert job.inventory == other.load_job(job.id).inventory == {"url": "file:///b"}
-    assert job.go_on(values={"inventory": {}}, holding=True)
+    assert job.advance(values={"inventory": {}}, keep_lock=True)
     assert job.inventory == other.load_job(job.id).inventory == {}
-    assert job.go_on(holding=True)
-    assert not job.go_on("done")
+    assert job.advance(keep_lock=True)
+    assert not job.advance("done")
     told = other.load_job(job.id)
     assert (told.status, told.message, told.last_successful_status, told.priority) == (
         "Completed",
@@ -50,7 +50,7 @@ def test_it_goes_through_all_states(queue: JobQueue, opening: Opening, job: Job)
 def test_a_paused_queue_ends_it(queue: JobQueue, opening: Opening, job: Job) -> None:
     """It moves, for its work is done, and is given back."""
     opening().locks.lock("ingest")
-    assert not job.go_on(holding=True)
+    assert not job.advance(keep_lock=True)
     assert not job.locked
     assert (queue.list_jobs("Estimating"), queue.acquire_job("Estimating")) == ([job.id], None)
     queue.locks.unlock("ingest")
@@ -61,11 +61,11 @@ def test_a_paused_queue_ends_it(queue: JobQueue, opening: Opening, job: Job) -> 
 def test_an_operator_ends_it(opening: Opening, job: Job) -> None:
     """Who takes the lock away between two states has the job; its former holder changes nothing any more."""
     other = opening()
-    assert job.go_on(holding=True)
+    assert job.advance(keep_lock=True)
     assert other.load_job(job.id).revoke()
     before = layout(other)
     with pytest.raises(LockLost):
-        job.go_on(values={"inventory": {"x": 1}}, holding=True)
+        job.advance(values={"inventory": {"x": 1}}, keep_lock=True)
     assert layout(other) == before
     assert not job.locked
     assert other.acquire_job("Estimating") is not None
@@ -73,8 +73,8 @@ def test_an_operator_ends_it(opening: Opening, job: Job) -> None:
 
 def test_another_priority_is_known_to_who_goes_on(opening: Opening, job: Job) -> None:
     """Also if the name in its state's list tells only that it is low."""
-    assert job.go_on(priority=150, holding=True)
-    assert job.go_on(holding=True)
+    assert job.advance(priority=150, keep_lock=True)
+    assert job.advance(keep_lock=True)
     other = opening()
     assert [path for path in layout(other) if path.startswith("/jobs/states/")] == [
         f"/jobs/states/provisioning/99-{job.id}"
