@@ -13,7 +13,7 @@ import numpy as np
 
 from ferryman import limits
 from ferryman.engine.batches import EntryRange, HeldEntry, LogBatch, LogSplit
-from ferryman.engine.breakers import Nodes
+from ferryman.engine.breakers import NodeBreakers
 from ferryman.engine.once import Intake, Intakes, end_intake
 from ferryman.engine.results import NONE, NOTHING, Blocked, ListedPart, Listing, Only, Staged, outage_of
 from ferryman.errors import Misconfigured, StateLost, UsageError, message_of
@@ -46,7 +46,7 @@ class KeptOfLogs(NamedTuple):
 class Logs:
     """The logs that a plan reads, for the time of a run."""
 
-    def __init__(self, state: State, nodes: Nodes, tell: Callable[[str], None]) -> None:
+    def __init__(self, state: State, nodes: NodeBreakers, tell: Callable[[str], None]) -> None:
         self._state = state
         self._nodes = nodes
         self._tell = tell
@@ -74,7 +74,7 @@ class Logs:
     def look(self) -> bool:
         """Where do the logs end now? What comes later is for the next look. False: one could not be asked."""
         found = [self._look_at(node) for node in self._sources.values()]
-        self._nodes.hear_listings(found)
+        self._nodes.record_listings(found)
         self._intakes.look()
         return not any(listing.failures for listing in found)
 
@@ -308,7 +308,7 @@ class Logs:
                 self._waiting.pop((source, partition), None)
         self._waiting |= blocked
         for source in reached.keys() - {source for source, _ in self._waiting}:
-            self._nodes.go_on(source)
+            self._nodes.resume(source)
         for (source, _), found in blocked.items():
             if found.stop:
                 self._nodes.stop(source, f"it stops before {found.id}: {found.why}")
@@ -345,7 +345,7 @@ class Logs:
         """Seconds until the entry that waits there can be tried; 0: none waits; None: not in this run."""
         if found is None and (found := self._waiting.get(place)) is None:
             return 0.0
-        waits = [self._nodes.wait_of(key) for key in dict.fromkeys((place[0], *found.held))]
+        waits = [self._nodes.node_wait_s(key) for key in dict.fromkeys((place[0], *found.held))]
         if any(wait is None for wait in waits):
             return None
         due_s = 0.0 if found.due is None else max(0.0, (found.due - now_us()) / 1e6)

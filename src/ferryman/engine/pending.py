@@ -10,7 +10,7 @@ import numpy as np
 
 from ferryman import limits
 from ferryman.engine import step_retries
-from ferryman.engine.breakers import Nodes
+from ferryman.engine.breakers import NodeBreakers
 from ferryman.engine.deliver.dispatch import Dispatcher
 from ferryman.engine.logs import Logs
 from ferryman.engine.results import StepDebt
@@ -30,7 +30,9 @@ class PendingWork:
             the nodes' keys: all is to be scanned again.
     """
 
-    def __init__(self, state: State, dispatcher: Dispatcher, nodes: Nodes, unlisted: Unlisted, logs: Logs) -> None:
+    def __init__(
+        self, state: State, dispatcher: Dispatcher, nodes: NodeBreakers, unlisted: Unlisted, logs: Logs
+    ) -> None:
         self._state = state
         self._dispatcher = dispatcher
         self._nodes = nodes
@@ -54,9 +56,9 @@ class PendingWork:
             if wait is not None and (probe := self._dispatcher.wait_s(destination)) is not None:
                 waits.append(max(probe, wait))
         for debt in self.at_steps():
-            if not debt.unlisted and (held := self._nodes.wait_s(debt.held)) is not None:
+            if not debt.unlisted and (held := self._nodes.held_wait_s(debt.held)) is not None:
                 waits.append(max(held, wait_s(debt.due, now, self._longest_s)))
-        sources = [self._nodes.wait_of(source) for source in self.unseen]
+        sources = [self._nodes.node_wait_s(source) for source in self.unseen]
         waits += [until for until in (*sources, self._logs.wait_s()) if until is not None]
         return min(waits, default=None)
 
@@ -85,7 +87,7 @@ class PendingWork:
         """Can documents that failed at steps be retried now?"""
         now = now_us()
         return any(
-            wait_s(debt.due, now, self._longest_s) == 0 and self._nodes.wait_s(debt.held) == 0
+            wait_s(debt.due, now, self._longest_s) == 0 and self._nodes.held_wait_s(debt.held) == 0
             for debt in self.at_steps()
             if not debt.unlisted
         )

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from ferryman.account.questions import explain_query_errors, retry_read
 from ferryman.engine import driver, migration
 from ferryman.engine.batches import LISTED, SLICE, LogSplit, Reason, RowRange, TaskSplit, kept
-from ferryman.engine.breakers import Nodes
+from ferryman.engine.breakers import NodeBreakers
 from ferryman.engine.logs import entries_that_wait, look_at, pieces_of
 from ferryman.engine.results import NONE, Listing, Only, Staged
 from ferryman.engine.runner.base import IsolatingRunner, PickledPlan, Runner, run_isolating
@@ -246,8 +246,8 @@ class Previewing:
             left = reasons(cuts) - picked + detected.ahead.but(detected.picked)
         found.unread = left.pop(Reason.LOOK, 0)
         found.more = dict(left)
-        nodes = Nodes(self._plan, lambda _: None, time.monotonic)
-        nodes.hear(report for each in draws for report in each.staged.nodes)
+        nodes = NodeBreakers(self._plan, lambda _: None, time.monotonic)
+        nodes.record_reports(report for each in draws for report in each.staged.nodes)
         for hint in nodes.hints():
             self._tell(found, hint)
         for each in draws:

@@ -23,7 +23,7 @@ from ferryman import crash, limits
 from ferryman.account.questions import all_errors_queued, cache_counts, outstanding_for_driver
 from ferryman.engine import commands, migration
 from ferryman.engine.batches import LogBatch, WaveBatch
-from ferryman.engine.breakers import Nodes, Troubles
+from ferryman.engine.breakers import BreakerRegistry, NodeBreakers
 from ferryman.engine.commit import NOWHERE, commit_staged
 from ferryman.engine.deliver.dispatch import Dispatcher, Newer
 from ferryman.engine.live import Follower
@@ -82,8 +82,8 @@ class Run:
         self._wave_bytes = wave_bytes
         self._sleep = sleep
         self._shipped = PickledPlan.of(state.plan)
-        self._trouble = Troubles("destination", self._tell, clock)
-        self._dispatcher = Dispatcher(state, self._shipped, runner, self._trouble, pace_s=pace_s)
+        self._destination_breakers = BreakerRegistry("destination", self._tell, clock)
+        self._dispatcher = Dispatcher(state, self._shipped, runner, self._destination_breakers, pace_s=pace_s)
         self._newer = Newer(state, self._dispatcher, self._tell)
         self._summary = Summary()
         self._reporter = Reporter(state, [*state.plan.notified, *notify], self._tell)
@@ -95,7 +95,7 @@ class Run:
         self._told_short = self._endless = False
         self._waited = 0.0
         self._live = Follower(state.local_scratch / _LIVE, observer)
-        self._nodes = Nodes(state.plan, self._tell, clock)
+        self._nodes = NodeBreakers(state.plan, self._tell, clock)
         self._unlisted = Unlisted(state.plan, clock)
         self._logs = Logs(state, self._nodes, self._tell)
         self._transform = TransformPhase(state, self._shipped, runner, self._nodes, self._logs, self._live, self._tell)
@@ -138,7 +138,7 @@ class Run:
             endless: nobody starts this run again: a node in permanent trouble is asked again later.
             until: monotonic time; what comes due after it is not waited for.
         """
-        self._endless = self._trouble.endless = self._nodes.troubles.endless = endless
+        self._endless = self._destination_breakers.endless = self._nodes.breakers.endless = endless
         if endless:
             del self._summary.messages[:-_KEPT_MESSAGES]
         if scan:
@@ -161,7 +161,9 @@ class Run:
     def notify(self, least_s: float = 0.0) -> None:
         """Tell whoever wants to be told what is new since the last time, unless that is less than ``least_s`` ago."""
         kinds = {node.name: node.kind for node in self._plan.nodes}
-        stopped = [Stopped(name, kinds.get(name, "node"), t.why, t.permanent) for name, t in self._trouble.items()]
+        stopped = [
+            Stopped(name, kinds.get(name, "node"), t.why, t.permanent) for name, t in self._destination_breakers.items()
+        ]
         stopped += self._nodes.stopped()
         self._reporter.report(stopped, least_s)
 
@@ -200,7 +202,7 @@ class Run:
         room."""
         self._take_commands()
         self._stopped_short &= only_owed
-        self._nodes.look_around(self._patient)
+        self._nodes.check_capabilities(self._patient)
         complete, least = None, 1
         while complete is None and self._has_room():
             complete = self._carry(self._scanning.run(only_owed=only_owed), least)
@@ -301,7 +303,7 @@ class Run:
         self._newer.note(info["stale"])
         self._upkeep.do(staging=self._transform.runs_ahead, strays=self._transform.littered)
         self._transform.littered = False
-        self._nodes.forget(self._pending.at_steps())
+        self._nodes.forget_scopes(self._pending.at_steps())
         owed = sum(debt.owed for debt in self._pending.at_steps()) + self._pending.rows()
         self._observer.settled(info["delivered"], owed, info["dead"] + refused)
         return int(info["sent"])
@@ -346,7 +348,7 @@ class Run:
             moved = self._state.wave - before
             if self._pending.rows_due():
                 moved += self._redeliver()
-            idle = 0 if moved or self._nodes.missed else idle + 1
+            idle = 0 if moved or self._nodes.lacked_capability else idle + 1
 
     def _redeliver(self) -> int:
         """A wave without a scan, for rows that are due; how many were sent."""

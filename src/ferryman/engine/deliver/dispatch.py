@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from ferryman.destinations.base import Destination
-from ferryman.engine.breakers import Troubles
+from ferryman.engine.breakers import BreakerRegistry
 from ferryman.engine.deliver.sending import Lane, LaneReport, Pass, context_of
 from ferryman.engine.deliver.turn import Hung, ThreadCaller
 from ferryman.engine.keyed.phase import KeyUpdates
@@ -48,17 +48,19 @@ def _nothing() -> None:
 class Dispatcher:
     """Delivers passes; remembers over the passes of a run which destinations are in trouble."""
 
-    def __init__(self, state: State, shipped: PickledPlan, runner: Runner, trouble: Troubles, *, pace_s: float) -> None:
+    def __init__(
+        self, state: State, shipped: PickledPlan, runner: Runner, breakers: BreakerRegistry, *, pace_s: float
+    ) -> None:
         self._state = state
         self._shipped = shipped
         self._runner = runner
         self._pace_s = pace_s
         self._nodes = {n.name: n for n in state.plan.nodes if isinstance(n, DestinationNode)}
-        self._updates = KeyUpdates(state, shipped, runner, trouble)
+        self._updates = KeyUpdates(state, shipped, runner, breakers)
         self._heads = KeyHeads(state, ended_holds=errors_node(state.plan.nodes) is None)
         self._deadly: set[str] = set()
         """Destinations over which a worker died, or which hung, in their last pass."""
-        self.trouble = trouble
+        self.breakers = breakers
 
     def deliver(self, number: int, now_us: int, live: str = "", then: Callable[[], None] = _nothing) -> list[str]:
         """One pass: what is due is sent, and the keys of keyed nodes are updated; what went wrong, a line each.
@@ -111,14 +113,14 @@ class Dispatcher:
         for (node, _), (reports, failure) in zip(work, outcomes, strict=True):
             if failure:
                 failures.append(f"destination {node.name}: {failure}")
-            self._note_trouble(node.name, reports)
+            self._update_breaker(node.name, reports)
         return failures
 
     def messages(self) -> Iterator[str]:
         """At the end of a run: which destinations have not got everything, why, and what to do."""
-        for name, trouble in self.trouble.items():
-            remedy = "fix it and run again" if trouble.permanent else "run again when it is back"
-            yield f"destination {name}: {trouble.why}. Its documents are kept: {remedy}."
+        for name, breaker in self.breakers.items():
+            remedy = "fix it and run again" if breaker.permanent else "run again when it is back"
+            yield f"destination {name}: {breaker.why}. Its documents are kept: {remedy}."
         for name in self._nodes:
             if behind := self._heads.behind(name):
                 yield (
@@ -136,7 +138,7 @@ class Dispatcher:
 
     def wait_s(self, destination: str) -> float | None:
         """Seconds until a pass may ask this destination; None: never in this run."""
-        return self.trouble.wait_s(destination) if destination in self._nodes else None
+        return self.breakers.wait_s(destination) if destination in self._nodes else None
 
     def wait_of_file_s(self, file: DataFile, now_us: int) -> float | None:
         """Seconds until a row of an outbox file can be sent; None: all wait for others."""
@@ -208,16 +210,16 @@ class Dispatcher:
         try:
             sender.call(node.destination.check, timeout_s=node.policy.send_timeout)
         except Hung as e:
-            self.trouble.begin(node.name, f"check: {e}", permanent=False)
+            self.breakers.record_failure(node.name, f"check: {e}", permanent=False)
             return False
         except Exception as e:
-            self.trouble.begin(node.name, message_of(e), permanent=isinstance(e, PermanentError))
+            self.breakers.record_failure(node.name, message_of(e), permanent=isinstance(e, PermanentError))
             return False
         finally:
             sender.end()
         noted = self._tells(node.name) and self._state.outbox.transaction(f"{_UNASKED}{node.name}")
         if noted and not self.refuse_old_copy(node.name):
-            self.trouble.begin(node.name, "it does not say what it has of this state", permanent=False)
+            self.breakers.record_failure(node.name, "it does not say what it has of this state", permanent=False)
             return False
         return True
 
@@ -272,14 +274,14 @@ class Dispatcher:
         except EngineError as e:
             return [], str(e)
 
-    def _note_trouble(self, destination: str, reports: list[LaneReport]) -> None:
+    def _update_breaker(self, destination: str, reports: list[LaneReport]) -> None:
         bad = next((r for r in reports if r.trouble), None)
         if bad is not None:
             # Other lanes of a stage that Spark has ended may be in a call: none outlasts the time that it has.
             outlast_s = self._nodes[destination].policy.send_timeout if bad.others else 0.0
-            self.trouble.begin(destination, bad.trouble, permanent=bad.permanent, at_least_s=outlast_s)
+            self.breakers.record_failure(destination, bad.trouble, permanent=bad.permanent, at_least_s=outlast_s)
         elif reports:
-            self.trouble.end(destination)
+            self.breakers.record_success(destination)
 
 
 class _Last:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from ferryman import crash, limits
 from ferryman.engine import step_retries
 from ferryman.engine.batches import Reason, RowRange, TaskSplit, WaveBatch, kept
-from ferryman.engine.breakers import Nodes
+from ferryman.engine.breakers import NodeBreakers
 from ferryman.engine.live import Follower, Live
 from ferryman.engine.logs import Logs
 from ferryman.engine.pending import PendingWork, Unlisted
@@ -59,7 +59,7 @@ class ScanPhase:
         shipped: PickledPlan,
         runner: Runner,
         patient: Runner,
-        nodes: Nodes,
+        nodes: NodeBreakers,
         logs: Logs,
         pending: PendingWork,
         unlisted: Unlisted,
@@ -95,7 +95,7 @@ class ScanPhase:
         self._observer.phase(state.wave + 1, "scan")
         state.remove_retired()  # no task reads it any more
         folder = state.scratch(_SCRATCH)
-        waiting = self._nodes.waiting(self._pending.at_steps())
+        waiting = self._nodes.blocked_holds(self._pending.at_steps())
         owed, only, entries = None, None, self._logs.waiting()
         if only_owed:
             owed = step_retries.pending_at_steps(state, now_us(), waiting)
@@ -104,7 +104,7 @@ class ScanPhase:
             self._pending.unseen = set()
         with self._live.following() as live:
             listings = list_sources(state.plan, self._shipped, folder, self._patient, only, live, entries)
-        self._pending.unseen |= self._nodes.hear_listings(listings)
+        self._pending.unseen |= self._nodes.record_listings(listings)
         crash.point("scan.listed")
         changes = detect_changes(
             listings,

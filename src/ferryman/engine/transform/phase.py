@@ -13,7 +13,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ferryman.engine.batches import LogBatch, LogSplit, TaskSplit, WaveBatch
-from ferryman.engine.breakers import Nodes
+from ferryman.engine.breakers import NodeBreakers
 from ferryman.engine.live import Follower
 from ferryman.engine.logs import Logs
 from ferryman.engine.once import commit_intake
@@ -50,7 +50,7 @@ class TransformPhase:
         state: State,
         shipped: PickledPlan,
         runner: Runner,
-        nodes: Nodes,
+        nodes: NodeBreakers,
         logs: Logs,
         live: Follower,
         tell: Callable[[str], None],
@@ -96,7 +96,7 @@ class TransformPhase:
             number,
             now_us(),
             self._state.epoch,
-            self._nodes.now(),
+            self._nodes.states(),
             live=live,
             live_errors=self._first,
             at_once=max(1, min(len(batch.tasks), self._runner.slots)),
@@ -129,7 +129,7 @@ class TransformPhase:
 
     def _hear(self, staged: Sequence[Staged]) -> None:
         self._first = False
-        self._nodes.hear([report for s in staged for report in s.nodes])
+        self._nodes.record_reports([report for s in staged for report in s.nodes])
 
     def _run_once(self, batch: LogBatch, task: Transform) -> tuple[list[Staged], dict[str, int]]:
         """Run a batch whose entries no step may see twice, and return what it commits."""
