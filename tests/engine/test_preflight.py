@@ -64,7 +64,7 @@ def running(runner: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     def session(*_: Any, **__: Any) -> Iterator[InProcess]:
         yield runner
 
-    monkeypatch.setattr(driver, "session_for", session)
+    monkeypatch.setattr(driver, "open_runner", session)
 
 
 def another_version(facts: DriverView) -> DriverView:

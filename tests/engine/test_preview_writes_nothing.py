@@ -104,7 +104,7 @@ def test_a_state_that_is_held_is_read_all_the_same(net: Network) -> None:
         before = snapshot(net.folder)
         assert look(net).documents
         assert snapshot(net.folder) == before
-        Run(held, InProcess(), Silent(), wait=0).go()
+        Run(held, InProcess(), Silent(), wait=0).run()
     assert net.arrived("out")["a"] == 2
 
 

@@ -137,7 +137,7 @@ def preview(
     seen = retry_read(root, lambda: Seen.of(State(root, plan)))  # before Spark is started
     observer = observer or Silent()
     observer.phase(seen.wave + 1, "scan")
-    session = driver.session_for(plan.key, [plan], spark, master, conf or {}, observer, soon=True)
+    session = driver.open_runner(plan.key, [plan], spark, master, conf or {}, observer, start_early=True)
     with scratch() as folder, session as runner:
         return Previewing(plan, root, folder, runner, observer).of(limit, document)
 
@@ -432,7 +432,7 @@ def preview_flow(
     for plan, root in plans.values():
         _seen(plan, root)  # before Spark is started
     found = {}
-    with driver.session_for(flow.name, flow.plans, spark, master, conf or {}, observer, soon=True) as runner:
+    with driver.open_runner(flow.name, flow.plans, spark, master, conf or {}, observer, start_early=True) as runner:
         for name, (plan, root) in plans.items():
             observer.about(name)
             observer.phase(_seen(plan, root).wave + 1, "scan")

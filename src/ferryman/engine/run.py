@@ -24,9 +24,9 @@ from ferryman.account.questions import all_errors_queued, cache_counts, outstand
 from ferryman.engine import commands, migration
 from ferryman.engine.batches import LogBatch, WaveBatch
 from ferryman.engine.breakers import BreakerRegistry, NodeBreakers
-from ferryman.engine.commit import NOWHERE, commit_staged
+from ferryman.engine.commit import NO_POSITIONS, commit_staged
 from ferryman.engine.deliver.dispatch import Dispatcher, Newer
-from ferryman.engine.live import Follower
+from ferryman.engine.live import ProgressReader
 from ferryman.engine.logs import Logs
 from ferryman.engine.once import recover_intake
 from ferryman.engine.pending import Backlog, PendingWork, Unlisted
@@ -94,7 +94,7 @@ class Run:
         """The last scan of everything, or one since, stopped reading, for too much is pending."""
         self._told_short = self._endless = False
         self._waited = 0.0
-        self._live = Follower(state.local_scratch / _LIVE, observer)
+        self._live = ProgressReader(state.local_scratch / _LIVE, observer)
         self._nodes = NodeBreakers(state.plan, self._tell, clock)
         self._unlisted = Unlisted(state.plan, clock)
         self._logs = Logs(state, self._nodes, self._tell)
@@ -117,7 +117,7 @@ class Run:
         )
         self._upkeep = Upkeep(state, self._tell_once)
 
-    def go(self, every: float | None = None) -> Summary:
+    def run(self, every: float | None = None) -> Summary:
         """Recover, then scan and deliver; with ``every`` forever."""
         self.recover()
         while True:
@@ -276,7 +276,7 @@ class Run:
             else:
                 self._deliver_and_settle(number, refused)
 
-    def _commit(self, number: int, staged: list[Staged], positions: Mapping[str, int] = NOWHERE) -> None:
+    def _commit(self, number: int, staged: list[Staged], positions: Mapping[str, int] = NO_POSITIONS) -> None:
         self._observer.phase(number, "commit")
         self._newer.before_commit()
         commit_staged(self._state, number, staged, positions)
@@ -290,7 +290,7 @@ class Run:
         """
         self._observer.phase(number, "deliver")
         self._observer.expects(self._pending.rows())
-        with self._live.following() as live:
+        with self._live.follow() as live:
             failures = self._dispatcher.deliver(number, now_us(), live, meanwhile)
         for failure in failures:
             self._tell(failure)

@@ -184,7 +184,7 @@ plan = ferryman.Plan("docs", version=1)
 plan.source("files", Files(sys.argv[1])).destination("out", Null())
 plan.freeze()
 with State.take(Path(sys.argv[2], "docs-v1"), plan) as state:
-    assert Run(state, InProcess(), Silent()).go().delivered == 40
+    assert Run(state, InProcess(), Silent()).run().delivered == 40
 summary = ferryman.run(plan, state=sys.argv[2])
 assert (summary.exit, summary.waves) == (0, 0), summary
 assert "pyspark" not in sys.modules

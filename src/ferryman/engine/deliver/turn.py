@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 from ferryman import limits
 from ferryman.destinations.base import Destination, Guarantee, Outcome
-from ferryman.engine.live import Live
+from ferryman.engine.live import ProgressWriter
 from ferryman.engine.order import HeldKeys
 from ferryman.engine.results import Tries
 from ferryman.engine.runner.child import Child, Died, TooLong
@@ -58,7 +58,7 @@ class Turn:
         live: str = "",
         ended_holds: bool = True,
     ) -> None:
-        self.live = Live(live)
+        self.live = ProgressWriter(live)
         self.root = root
         self.node = node
         self.number = number

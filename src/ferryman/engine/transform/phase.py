@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ferryman.engine.batches import LogBatch, LogSplit, TaskSplit, WaveBatch
 from ferryman.engine.breakers import NodeBreakers
-from ferryman.engine.live import Follower
+from ferryman.engine.live import ProgressReader
 from ferryman.engine.logs import Logs
 from ferryman.engine.once import commit_intake
 from ferryman.engine.results import Staged
@@ -52,7 +52,7 @@ class TransformPhase:
         runner: Runner,
         nodes: NodeBreakers,
         logs: Logs,
-        live: Follower,
+        live: ProgressReader,
         tell: Callable[[str], None],
     ) -> None:
         self._state = state
@@ -75,14 +75,14 @@ class TransformPhase:
 
     def begin(self, number: int, batch: WaveBatch) -> None:
         """Have the tasks of this wave run beside what this thread does next: ``run`` takes what they staged."""
-        live, deaths = self._live.make(), list[WorkerDied]()
+        live, deaths = self._live.make_folder(), list[WorkerDied]()
         tasks = partial(self._tasks, self._task(number, batch, live), batch.tasks, deaths.append)
         self._ahead = _Ahead(number, batch, live, deaths, self._runner.run_ahead(tasks))
 
     def run(self, number: int, batch: WaveBatch | LogBatch) -> tuple[list[Staged], dict[str, int]]:
         """Run the tasks of this wave and return what it commits: their results, and the logs' new positions."""
         if isinstance(batch, LogBatch):
-            with self._live.following() as live:
+            with self._live.follow() as live:
                 return self._run_logs(batch, self._task(number, batch, live))
         staged = self._run_ahead(number, batch) if self._ahead else self._run_now(number, batch)
         self.unseen = {split.source for split, s in zip(batch.tasks, staged, strict=True) if s.unseen}
@@ -103,7 +103,7 @@ class TransformPhase:
         )
 
     def _run_now(self, number: int, batch: WaveBatch) -> list[Staged]:
-        with self._live.following() as live:
+        with self._live.follow() as live:
             return self._tasks(self._task(number, batch, live), batch.tasks, partial(self._died, number))
 
     def _run_ahead(self, number: int, batch: WaveBatch) -> list[Staged]:
@@ -111,7 +111,7 @@ class TransformPhase:
         ahead, self._ahead = self._ahead, None
         assert ahead is not None
         assert (ahead.number, ahead.batch) == (number, batch)
-        with self._live.following(ahead.live):
+        with self._live.follow(ahead.live):
             staged = ahead.staged.result()
         for death in ahead.deaths:
             self._died(number, death)
