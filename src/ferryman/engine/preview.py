@@ -27,7 +27,7 @@ from ferryman.account.questions import explain_query_errors, retry_read
 from ferryman.engine import driver, migration
 from ferryman.engine.batches import LISTED, SLICE, LogSplit, Reason, RowRange, TaskSplit, kept
 from ferryman.engine.breakers import NodeBreakers
-from ferryman.engine.logs import entries_that_wait, look_at, pieces_of
+from ferryman.engine.logs import inspect_log, iter_pieces, read_due_entries
 from ferryman.engine.results import NONE, Listing, Only, Staged
 from ferryman.engine.runner.base import IsolatingRunner, PickledPlan, Runner, run_isolating
 from ferryman.engine.scan.listing import list_sources
@@ -265,7 +265,7 @@ class Previewing:
             state = State(self._root, self._plan)
             with explain_query_errors(state, folder):
                 documents = Seen.of(state).state.documents.paths()
-                return entries_that_wait(of, documents, folder, self._now_us)
+                return read_due_entries(of, documents, folder, self._now_us)
 
         with State(self._root, self._plan).readers.reading():
             waiting = retry_read(self._root, look)
@@ -485,17 +485,17 @@ def logs_ahead(plan: Plan, state: State) -> LogsAhead:
         kept = LogPositions(state, name) if state.exists else None
         try:
             reader = reader_name(state, name) if state.exists else ""
-            seen = look_at(name, log, kept, notes.append, reader)
-            start = seen.positions if seen.lag(log) else {}
-            pieces = list(pieces_of(name, log, seen, start, _WHOLE, notes.append)) if start else []
+            snapshot = inspect_log(name, log, kept, notes.append, reader)
+            start = snapshot.positions if snapshot.lag(log) else {}
+            pieces = list(iter_pieces(name, log, snapshot, start, _WHOLE, notes.append)) if start else []
         except UsageError:
             raise
         except Exception as e:
             notes.append(f"source {name}: {message_of(e)}")
             complete = False
             continue
-        complete &= not seen.missing
-        splits += [LogSplit(name, piece, 1 + seen.replay) for piece in pieces]
+        complete &= not snapshot.missing
+        splits += [LogSplit(name, piece, 1 + snapshot.replay) for piece in pieces]
     return LogsAhead([split._replace(number=number) for number, split in enumerate(splits)], notes, complete)
 
 

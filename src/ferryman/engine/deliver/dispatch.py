@@ -314,38 +314,39 @@ def _together(files: Sequence[DataFile]) -> list[list[DataFile]]:
     return found
 
 
-# Deliver, in the driver: what destinations hold that is newer than what we send, and how we get above it.
+# Deliver, in the driver: destinations that hold newer rows than those this state sends.
 
-_ABOVE: Final = (
+_RAISED_TEXT: Final = (
     "destination {name} holds deliveries newer than this state: an earlier state, now lost, was written under another "
     "clock, or another plan writes there. What is delivered from now on counts as newer."
 )
-_STALE: Final = (
+_STALE_TEXT: Final = (
     "destination {name}: {count} deliveries were stale: it has something newer under their ids and kept it. After a "
     "kill this is expected. Otherwise another plan writes there, or this state was created again while the clock "
     "was behind: `ferryman retry --force --destination {name}` sends everything once more."
 )
 
 
-class Newer:
-    """Counts stale deliveries, and sees to it that sequences are above those that a destination holds.
+class SequenceGuard:
+    """Counts stale deliveries, and keeps this state's sequences above those that its destinations hold.
 
-    Else a state created again under a clock that is behind would deliver nothing, and every delivery would seem done.
+    Otherwise a state that was created again while the clock was behind would deliver nothing, and every delivery would
+    seem done.
     """
 
-    def __init__(self, state: State, dispatcher: Dispatcher, tell: Callable[[str], None]) -> None:
+    def __init__(self, state: State, dispatcher: Dispatcher, report: Callable[[str], None]) -> None:
         self._state = state
         self._dispatcher = dispatcher
-        self._tell = tell
-        self._counted: Counter[str] = Counter()
+        self._report = report
+        self._stale: Counter[str] = Counter()
         """Destination -> stale deliveries since the last report."""
-        self._ask: set[str] = set()
+        self._to_ask: set[str] = set()
         """Destinations to be asked before the next commit."""
 
-    def note(self, stale: Mapping[str, int]) -> None:
-        """Note the stale deliveries of a wave, by destination."""
-        self._counted.update(stale)
-        self._ask |= stale.keys()
+    def record_stale(self, stale: Mapping[str, int]) -> None:
+        """Count the stale deliveries of a wave, by destination."""
+        self._stale.update(stale)
+        self._to_ask |= stale.keys()
 
     def refuse_old_copy(self) -> None:
         """Ask all destinations, when a run begins: see ``Dispatcher.refuse_old_copy``.
@@ -360,22 +361,23 @@ class Newer:
     def before_commit(self) -> None:
         """Ask all destinations when the state is new, else those at which something was stale."""
         if not self._state.wave:
-            self._ask |= {n.name for n in self._state.plan.nodes if isinstance(n, DestinationNode)}
-        self._go_above()
+            self._to_ask |= {n.name for n in self._state.plan.nodes if isinstance(n, DestinationNode)}
+        self._raise_sequences()
 
     def report(self) -> bool:
-        """Say how many were stale since the last time. Have sequences jumped, so that a commit must keep that?"""
-        for name, count in self._counted.items():
-            self._tell(_STALE.format(name=name, count=count))
-        self._counted.clear()
-        return self._go_above()
+        """Report the stale deliveries since the last time; returns whether sequences rose, which a commit must
+        record."""
+        for name, count in self._stale.items():
+            self._report(_STALE_TEXT.format(name=name, count=count))
+        self._stale.clear()
+        return self._raise_sequences()
 
-    def _go_above(self) -> bool:
-        jumped = False
-        for name in sorted(self._ask):
+    def _raise_sequences(self) -> bool:
+        raised = False
+        for name in sorted(self._to_ask):
             held = self._dispatcher.highest_sequence(name)
             if held is not None and self._state.skip_sequences(held):
-                self._tell(_ABOVE.format(name=name))
-                jumped = True
-        self._ask.clear()
-        return jumped
+                self._report(_RAISED_TEXT.format(name=name))
+                raised = True
+        self._to_ask.clear()
+        return raised

@@ -19,7 +19,7 @@ from ferryman.engine.batches import Reason, RowRange, TaskSplit, WaveBatch, kept
 from ferryman.engine.breakers import NodeBreakers
 from ferryman.engine.live import ProgressReader, ProgressWriter
 from ferryman.engine.logs import Logs
-from ferryman.engine.pending import PendingWork, Unlisted
+from ferryman.engine.pending import PendingWork, UnlistedDocuments
 from ferryman.engine.results import ErrorKind, Listing, classify_error
 from ferryman.engine.runner.base import PickledPlan, Runner
 from ferryman.engine.scan.changes import SourceComparison, due_now
@@ -62,7 +62,7 @@ class ScanPhase:
         nodes: NodeBreakers,
         logs: Logs,
         pending: PendingWork,
-        unlisted: Unlisted,
+        unlisted: UnlistedDocuments,
         live: ProgressReader,
         observer: Observer,
         tell: Callable[[str], None],
@@ -95,16 +95,16 @@ class ScanPhase:
         self._observer.phase(state.wave + 1, "scan")
         state.remove_retired()  # no task reads it any more
         folder = state.scratch(_SCRATCH)
-        waiting = self._nodes.blocked_holds(self._pending.at_steps())
-        owed, only, entries = None, None, self._logs.waiting()
+        waiting = self._nodes.blocked_holds(self._pending.step_debts())
+        owed, only, entries = None, None, self._logs.due_entries()
         if only_owed:
             owed = step_retries.pending_at_steps(state, now_us(), waiting)
             only = step_retries.named(state, owed) if len(owed) <= limits.NAMED_DOCUMENTS else None
         else:
-            self._pending.unseen = set()
+            self._pending.unlisted_sources = set()
         with self._live.follow() as live:
             listings = list_sources(state.plan, self._shipped, folder, self._patient, only, live, entries)
-        self._pending.unseen |= self._nodes.record_listings(listings)
+        self._pending.unlisted_sources |= self._nodes.record_listings(listings)
         crash.point("scan.listed")
         changes = detect_changes(
             listings,

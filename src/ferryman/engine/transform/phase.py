@@ -122,8 +122,8 @@ class TransformPhase:
             return self._run_once(batch, task)
         again = partial(self._tasks, task, died=partial(self._died, task.wave))
         staged = again(batch.tasks)
-        kept = self._logs.kept_of(batch.tasks, staged, again)
-        self._remove(kept.left)
+        kept = self._logs.select_results(batch.tasks, staged, again)
+        self._remove(kept.discarded)
         self._hear(staged)
         return kept.staged, kept.positions
 
@@ -133,11 +133,11 @@ class TransformPhase:
 
     def _run_once(self, batch: LogBatch, task: Transform) -> tuple[list[Staged], dict[str, int]]:
         """Run a batch whose entries no step may see twice, and return what it commits."""
-        intake = commit_intake(self._state, task.wave, *self._logs.taken(batch.tasks))
+        intake = commit_intake(self._state, task.wave, *self._logs.intake_of(batch.tasks))
         task = dataclasses.replace(task, once=str(intake.folder))
         staged = self._tasks(task, batch.tasks, partial(self._died, task.wave, once=True))
-        kept = self._logs.kept_once(intake, batch.tasks, staged)
-        self._remove(kept.left)
+        kept = self._logs.select_once_results(intake, batch.tasks, staged)
+        self._remove(kept.discarded)
         self._hear(staged)
         return kept.staged, kept.positions
 
