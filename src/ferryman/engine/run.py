@@ -34,7 +34,7 @@ from ferryman.engine.reset import reset_states
 from ferryman.engine.results import Staged
 from ferryman.engine.runner.base import IsolatingRunner, PickledPlan, Runner
 from ferryman.engine.scan.phase import Allowed, ChangeSet, ScanPhase
-from ferryman.engine.settle import late_answers, settle
+from ferryman.engine.settle import has_late_answers, settle
 from ferryman.engine.summary import Summary as Summary
 from ferryman.engine.summary import describe_staged
 from ferryman.engine.transform.phase import TransformPhase
@@ -333,7 +333,7 @@ class Run:
         """Run waves for pending work as it comes due, until there is none or the wait would be too long."""
         idle = 0
         while True:
-            if late_answers(self._state.journal, self._state.settled):
+            if has_late_answers(self._state.journal, self._state.settled):
                 self._run_delivery_wave()
                 continue
             self._take_commands()

@@ -64,7 +64,7 @@ KEYED_ACTIONS: Final[dict[str, Action]] = {
     "read": Action("reads the journal", (f"{_SETTLE}.read_fold", "engine.settle.read_updates")),
     "ledger": Action(
         "commits the ledger: what has ended, and the files of states and exports",
-        (f"{_SETTLE}._commit_ledger", "engine.settle.files_of"),
+        (f"{_SETTLE}._commit_ledger", "engine.settle.keyed_files"),
         ("ledger.logged", "ledger.marked"),
     ),
     "states": Action(
