@@ -30,7 +30,7 @@ from ferryman.sources import Queue
 from tests.support.trial import run_plan
 
 folder = Path(sys.argv[1])
-logs._LEAST = 3
+logs._MIN_TASK_ENTRIES = 3
 
 def see(doc):
     with (folder / "seen").open("a") as file:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from ferryman.engine import migration
-from ferryman.engine.preflight import checked
+from ferryman.engine.preflight import check_runner
 from ferryman.engine.runner.base import Runner
 from ferryman.engine.runner.class_sharing import make_later
 from ferryman.engine.runner.java import check_java
@@ -65,7 +65,7 @@ def check_executors(runner: Runner, states: Iterable[State], preflight: bool, ob
         yield runner
         return
     states_to_check = [(state.plan, state.root, str(state.identity()["id"])) for state in states]
-    with checked(runner, states_to_check, observer.message) as checked_runner:
+    with check_runner(runner, states_to_check, observer.message) as checked_runner:
         yield checked_runner
 
 

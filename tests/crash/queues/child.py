@@ -60,7 +60,7 @@ def _do(job: LineJob) -> None:
     limits.OUTDATED_SHARE = 0.01  # type: ignore[misc]
     limits.COUNTED_EVENTS = 0  # type: ignore[misc]
     limits.CHECKPOINT_COMMITS = 4  # type: ignore[misc]
-    logs._LEAST = 3  # type: ignore[misc]  # several tasks and waves for a few messages
+    logs._MIN_TASK_ENTRIES = 3  # type: ignore[misc]  # several tasks and waves for a few messages
     root = Path(job.root)
     if job.verb == "fill":
         lines.fill(job.line, root, job.stage)

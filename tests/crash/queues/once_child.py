@@ -52,7 +52,7 @@ def _do(job: OnceJob) -> None:
     limits.OUTDATED_SHARE = 0.01  # type: ignore[misc]
     limits.COUNTED_EVENTS = 0  # type: ignore[misc]
     limits.CHECKPOINT_COMMITS = 4  # type: ignore[misc]
-    logs._LEAST = 3  # type: ignore[misc]
+    logs._MIN_TASK_ENTRIES = 3  # type: ignore[misc]
     root = Path(job.root)
     if job.verb == "fill":
         once.fill(root, job.stage)
