@@ -133,7 +133,7 @@ ACTIONS: Final[dict[str, Action]] = {
     ),
     "send.down": Action(
         "sends; the destination is down: a universal error",
-        ("engine.deliver.turn.universal",),
+        ("engine.deliver.turn.is_universal",),
         ("deliver.sent",),
         fault=True,
     ),

@@ -357,7 +357,7 @@ _OTHER_FOLDER: Final = "it is another folder: is the share mounted?"
 
 
 class ExecutorView(NamedTuple):
-    """What one process on an executor sees.
+    """View of one process on an executor.
 
     Attributes:
         process: its machine, number and user, for messages.

@@ -314,7 +314,7 @@ class ChildCaller:
                 raise StepTimeout(_too_long(self._node)) from None
             except Died as e:
                 death = e
-        raise PermanentError(death.said(attempts, size=sum(len(doc.raw or b"") for doc in documents)))
+        raise PermanentError(death.describe(attempts, size=sum(len(doc.raw or b"") for doc in documents)))
 
     def end(self) -> None:
         """No more calls."""

@@ -51,7 +51,7 @@ class Died(Exception):
         super().__init__(how, place, error)
         self.how, self.place, self.error = how, place, error
 
-    def said(self, attempts: int, whose: str = "its process", size: int | None = None) -> str:
+    def describe(self, attempts: int, whose: str = "its process", size: int | None = None) -> str:
         """Return the message for what it died over, after so many attempts.
 
         Args:
