@@ -11,9 +11,9 @@ from typing import Any, Final
 from ferryman.engine import migration
 from ferryman.engine.preflight import check_runner
 from ferryman.engine.runner.base import Runner
-from ferryman.engine.runner.class_sharing import make_later
+from ferryman.engine.runner.class_sharing import make_in_background
 from ferryman.engine.runner.java import check_java
-from ferryman.engine.runner.on_demand import OnDemand, cores_of
+from ferryman.engine.runner.on_demand import OnDemandRunner, cores_of
 from ferryman.errors import EngineError, FerrymanError
 from ferryman.observe import Observer
 from ferryman.plan import Plan, SourceNode
@@ -116,14 +116,13 @@ def open_runner(
         UsageError: Spark cannot be started like this, or the given session was stopped.
     """
     if spark is not None or "pyspark" in sys.modules:  # loading PySpark only to look for a session takes a second
-        from ferryman.engine.runner.sessions import checked as checked_session
-        from ferryman.engine.runner.sessions import of_program, unlike
+        from ferryman.engine.runner.sessions import check_session, ignored_settings, program_session
         from ferryman.engine.runner.spark import SparkRunner
 
-        if (program_session := of_program() if spark is None else checked_session(spark)) is not None:
-            for note in unlike(program_session, master, conf):
+        if (existing := program_session() if spark is None else check_session(spark)) is not None:
+            for note in ignored_settings(existing, master, conf):
                 observer.message(note)
-            runner = SparkRunner(program_session)
+            runner = SparkRunner(existing)
             if not runner.on_one_machine:
                 send_neighbours(plans)
             yield runner
@@ -139,7 +138,7 @@ def open_runner(
             from ferryman.engine.runner.sessions import borrow
             from ferryman.engine.runner.spark import SparkRunner
 
-            session, give_back = borrow(master, conf, f"ferryman {name}", queries=queries, tell=observer.message)
+            session, give_back = borrow(master, conf, f"ferryman {name}", queries=queries, report=observer.message)
             cleanup.callback(give_back)
             return SparkRunner(session)
 
@@ -150,12 +149,12 @@ def open_runner(
             yield start()
             return
         check_java()
-        with OnDemand(start, cores, conf, _PRELOADED, announce) as on_demand:
+        with OnDemandRunner(start, cores, conf, _PRELOADED, announce) as on_demand:
             if start_early and not queries:  # a session is active only in the thread that made it
-                on_demand.expect()
+                on_demand.start_early()
             yield on_demand
     if on_demand.started:
-        make_later()
+        make_in_background()
 
 
 def needs_executors(state: State) -> bool:

@@ -103,17 +103,17 @@ class CheckedRunner(Runner):
         Raises:
             EngineError: also where no executor that sees the same takes a task.
         """
-        return self.run_before(task, items, lambda: None)
+        return self.run_with_callback(task, items, lambda: None)
 
-    def run_before(
-        self, task: Callable[[Item], Answer], items: Sequence[Item], then: Callable[[], None]
+    def run_with_callback(
+        self, task: Callable[[Item], Answer], items: Sequence[Item], on_submitted: Callable[[], None]
     ) -> list[Answer]:
-        """Run the checked task and call ``then``, see ``Runner.run_before``."""
+        """Run the checked task and call ``on_submitted``, see ``Runner.run_with_callback``."""
         answers: dict[int, Answer] = {}
         remaining = list(range(len(items)))
         for turn in range(_MAX_ATTEMPTS):
-            again = (lambda: None) if turn else then
-            results: list[Any] = self._runner.run_before(
+            again = (lambda: None) if turn else on_submitted
+            results: list[Any] = self._runner.run_with_callback(
                 CheckedTask(task, self._facts), [items[n] for n in remaining], again
             )
             answers |= {

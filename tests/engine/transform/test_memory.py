@@ -306,7 +306,7 @@ def test_no_child_can_be_made(place: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     with monkeypatch.context() as patch:
         gathering(patch)
-        patch.setattr(fork_server, "_of_process", {})
+        patch.setattr(fork_server, "_servers", {})
         patch.setattr(ForkServer, "__init__", begin)
         with pytest.raises(OutOfMemory, match="Cannot allocate memory"):
             net.run(runner=InProcess(), checked=False)

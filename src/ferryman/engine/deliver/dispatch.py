@@ -281,7 +281,7 @@ class Dispatcher:
         """
         name = lanes[0].destination
         try:
-            reports = self._runner.run_before(task, lanes, on_lane_sent)
+            reports = self._runner.run_with_callback(task, lanes, on_lane_sent)
             (self._isolated.add if any(r.hung for r in reports) else self._isolated.discard)(name)
             return reports, ""
         except WorkerDied as e:

@@ -517,7 +517,7 @@ class Pass:
     """Folder for live progress; see ``engine.live``."""
 
     def __call__(self, lane: Lane) -> LaneReport:
-        plan = self.pickled_plan.unused() if lane.isolated else self.pickled_plan.plan()
+        plan = self.pickled_plan.fresh_plan() if lane.isolated else self.pickled_plan.plan()
         node = next(n for n in plan.nodes if n.name == lane.destination)
         assert isinstance(node, DestinationNode)
         journal = Journal(path_of(self.root) / "journal")

@@ -23,7 +23,7 @@ from ferryman import limits
 from ferryman.document import Document, called_by, decode_fields
 from ferryman.engine.live import ProgressWriter
 from ferryman.engine.results import AWAY, NodeAway, NodeError, StepTimeout, classify_error
-from ferryman.engine.runner.child import end_copy_of
+from ferryman.engine.runner.child import exit_if_forked
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.block_walk import BlockWalk
 from ferryman.engine.transform.calls import Calling, RateLimiter, batches, in_time, why_late
@@ -731,7 +731,7 @@ class Threads:
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
-            end_copy_of(self._process)
+            exit_if_forked(self._process)
             self._free.release()
 
 
