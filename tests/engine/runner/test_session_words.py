@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ferryman.engine.runner.sessions import _why_not, start
+from ferryman.engine.runner.sessions import _explain_failed_start, start
 from ferryman.engine.runner.spark_errors import describe_spark_error, pack_errors, unpack_error
 from ferryman.errors import StateDamaged, UsageError
 
@@ -63,7 +63,7 @@ def test_an_error_of_ours_passes_through_spark() -> None:
 )
 def test_a_jvm_that_ends_while_it_starts(said: list[str], why: str) -> None:
     """What it said last is the reason, not that nobody answers any more."""
-    assert _why_not(ConnectionRefusedError(111, "Connection refused"), said) == why
+    assert _explain_failed_start(ConnectionRefusedError(111, "Connection refused"), said) == why
 
 
 @pytest.mark.parametrize("variable", [True, False])
