@@ -81,30 +81,34 @@ class NodeBreakers:
         by_node: dict[str, list[NodeReport]] = {}
         for report in reports:
             by_node.setdefault(report.node, []).append(report)
-        for node, its in by_node.items():
-            self._none_counts[node] += sum(r.nones for r in its)
-            self._productive |= {node} if any(r.made for r in its) else set()
-            self._count_failing(node, its)
-            self._count_unreached(node, its)
-            well = any(r.well and not any(not f.scope for f in r.faults) for r in its)
-            whole = [(r, f) for r in its for f in r.faults if not f.scope and not (r.stopped and well)]
-            for key in {f.key for r in its for f in r.faults if f.scope}:
-                fault = next(f for r in its for f in r.faults if f.key == key)
+        for node, node_reports in by_node.items():
+            self._none_counts[node] += sum(r.nones for r in node_reports)
+            self._productive |= {node} if any(r.made for r in node_reports) else set()
+            self._count_failing(node, node_reports)
+            self._count_unreached(node, node_reports)
+            works = any(r.well and not any(not f.scope for f in r.faults) for r in node_reports)
+            faults = [(r, f) for r in node_reports for f in r.faults if not f.scope and not (r.stopped and works)]
+            for key in {f.key for r in node_reports for f in r.faults if f.scope}:
+                fault = next(f for r in node_reports for f in r.faults if f.key == key)
                 self._failed_scopes.add(label := self._label(key))
                 self._open_scopes.add(label)
                 self.breakers.record_failure(label, self._cause(key, fault), permanent=False)
-            if whole and all(r.lacking for r, _ in whole) and (well or self._waves_lacking[node] < _MAX_WAVES_LACKING):
+            if (
+                faults
+                and all(r.lacking for r, _ in faults)
+                and (works or self._waves_lacking[node] < _MAX_WAVES_LACKING)
+            ):
                 self._waves_lacking[node] += 1
                 self.lacked_capability = True
-                whole = []  # other machines have what it needs, and the next wave may run on one of them
-            if whole:
+                faults = []  # other machines have what it needs, and the next wave may run on one of them
+            if faults:
                 # An operator has to fix it if any task says so; otherwise it is unavailable.
-                report, fault = max(whole, key=lambda each: _is_permanent(*each))
+                report, fault = max(faults, key=lambda each: _is_permanent(*each))
                 late_s = limits.BACKOFF_MAX_S if report.stopped else 0.0  # each try costs attempts
                 why, permanent = self._cause(node, fault), _is_permanent(report, fault)
                 self.breakers.record_failure(self._label(node), why, permanent=permanent, at_least_s=late_s)
                 self._proven.discard(node)
-            elif well:
+            elif works:
                 self._waves_lacking.pop(node, None)
                 self.breakers.record_success(self._label(node))
                 self._proven.add(node)

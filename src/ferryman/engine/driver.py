@@ -39,8 +39,8 @@ def drive(
     take_over: bool = False,
     observer: Observer,
 ) -> Iterator[tuple[State, Runner]]:
-    """Be the driver of a plan's state within the block; yields the state and a runner. Arguments and errors as for
-    ``run``."""
+    """Take a plan's state, and be its driver within the block; yields the state and a runner. Arguments and errors as
+    for ``run``."""
     root = state_root(plan, state)
     plan.freeze()
     with (

@@ -386,9 +386,9 @@ def inspect_process(facts: DriverView) -> ExecutorView:
     for each in facts.read:
         with contextlib.suppress(OSError):
             names[each.path] = list_folder(each.path) or ()
-    found = differences(facts)
-    proofs = () if found else tuple(_write_executor_proofs(facts))
-    return ExecutorView(describe_process(), platform.python_version(), names, proofs, found)
+    differing = differences(facts)
+    proofs = () if differing else tuple(_write_executor_proofs(facts))
+    return ExecutorView(describe_process(), platform.python_version(), names, proofs, differing)
 
 
 @functools.lru_cache(maxsize=16)

@@ -101,7 +101,7 @@ class Preview:
     """Notes for the user."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The object of ``preview --json``."""
+        """Return the object of ``preview --json``."""
         return dataclasses.asdict(self)
 
 
@@ -238,16 +238,16 @@ class PreviewRun:
         task = self._task(detection.snapshot.wave + 1)
         if detection.picked is None:
             splits += detection.unread_entries.splits
-            samples, rest = sample_sources(
+            samples, unread = sample_sources(
                 splits, limit, lambda items: self._sample(preview, task, items), self._runner.slots
             )
-            left = count_reasons(rest)
+            counts = count_reasons(unread)
         else:
             samples = self._transform_picked(preview, task, detection.picked)
             picked = count_reasons(detection.picked.splits)
-            left = count_reasons(splits) - picked + detection.unread_entries.count_except(detection.picked)
-        preview.unread = left.pop(Reason.LOOK, 0)
-        preview.more = dict(left)
+            counts = count_reasons(splits) - picked + detection.unread_entries.count_except(detection.picked)
+        preview.unread = counts.pop(Reason.LOOK, 0)
+        preview.more = dict(counts)
         nodes = NodeBreakers(self._plan, lambda _: None, time.monotonic)
         nodes.record_reports(report for each in samples for report in each.staged.nodes)
         for hint in nodes.hints():
@@ -436,15 +436,15 @@ def preview_flow(
     plans = {flow.label(plan): (plan, state_root(plan, state)) for plan in flow.order}
     for plan, root in plans.values():
         _take_snapshot(plan, root)  # before Spark is started
-    found = {}
+    previews = {}
     with driver.open_runner(flow.name, flow.plans, spark, master, conf or {}, observer, start_early=True) as runner:
         for name, (plan, root) in plans.items():
             observer.about(name)
             observer.phase(_take_snapshot(plan, root).wave + 1, "scan")
             with scratch_folder() as folder:
-                found[name] = PreviewRun(plan, root, folder, runner, observer).run(limit, None)
+                previews[name] = PreviewRun(plan, root, folder, runner, observer).run(limit, None)
         observer.about("")
-    return found
+    return previews
 
 
 def _take_snapshot(plan: Plan, root: StatePath) -> StateSnapshot:
@@ -582,24 +582,25 @@ def find_document(
             is not new.
     """
     processed = processed or {}
-    found: dict[str, tuple[pa.Table, int]] = {}
+    rows_by_source: dict[str, tuple[pa.Table, int]] = {}
     for split in splits:
         for rows in split.slices():
             mine = rows.filter(pc.equal(rows["id"], id))
             if mine.num_rows:
-                found[split.source] = mine, split.number
+                rows_by_source[split.source] = mine, split.number
     known_entries = {
         source: _replace_values(rows, reason=Reason.FORCED)
-        for source, (rows, _) in found.items()
+        for source, (rows, _) in rows_by_source.items()
         if source in processed and _is_new(rows)
     }
     skipped = {
         source: ("unchanged", _write_split(source, rows, 0, folder / f"anyway-{source}", processed[source] + 1))
         for source, rows in known_entries.items()
     }
-    found = {source: row for source, row in found.items() if source not in known_entries}
+    rows_by_source = {source: row for source, row in rows_by_source.items() if source not in known_entries}
     splits = [
-        _write_split(source, rows, number, folder / f"picked-{source}") for source, (rows, number) in found.items()
+        _write_split(source, rows, number, folder / f"picked-{source}")
+        for source, (rows, number) in rows_by_source.items()
     ]
     files = kept(documents, folder / "known")
     with connect(folder) as db:
@@ -607,7 +608,7 @@ def find_document(
             name = listing.source.name
             if name in known_entries:
                 continue
-            rows = found[name][0] if name in found else _find_listed_row(id, listing)
+            rows = rows_by_source[name][0] if name in rows_by_source else _find_listed_row(id, listing)
             if rows is None or rows["reason"][0].as_py() not in _UNDECIDED:
                 continue
             known, retry = _find_known_row(db, files, name, id)
@@ -644,7 +645,7 @@ def _find_known_row(
     whether a retry is recorded there."""
     if not files:
         return {}, False
-    found = db.execute(
+    row = db.execute(
         f"""
         SELECT filename, file_row_number, due IS NOT NULL
         FROM read_parquet({quote_list(files)}, filename = true, file_row_number = true)
@@ -652,7 +653,7 @@ def _find_known_row(
         """,
         {"source": source, "id": id},
     ).fetchone()
-    return ({}, False) if found is None else ({"known_file": found[0], "known_row": found[1]}, found[2])
+    return ({}, False) if row is None else ({"known_file": row[0], "known_row": row[1]}, row[2])
 
 
 def _replace_values(rows: pa.Table, **values: Any) -> pa.Table:

@@ -153,11 +153,11 @@ def read_fold(state: State, wave: int) -> Fold:
     """
     by_key = {int(f.partition["first_sequence"]): f for f in state.outbox.files.values()}
     claims = [claim for claim in state.journal.claims(wave) if claim.key in by_key]
-    found = [result for result in state.journal.results(wave) if result.key in by_key]
-    results = _drop_overlaps(found)
+    all_results = [result for result in state.journal.results(wave) if result.key in by_key]
+    results = _drop_overlaps(all_results)
     covered = _by_key(results)
     notes = state.journal.notes(wave, lambda rows: rows.key in by_key and not _is_covered(rows, covered))
-    answered = _by_key([*found, *notes])
+    answered = _by_key([*all_results, *notes])
 
     def repair(note: Result, rows: list[RowResult]) -> Repair:
         file = by_key[note.key]
@@ -228,16 +228,16 @@ def _commit_ledger(state: State, wave: int, fold: Fold, run: RunTasks) -> None:
         touched[path] += result.sent
     for update in fold.updates:
         deleted += update.deleted
-        for key, left in update.leaving.items():
+        for key, leaving_rows in update.leaving.items():
             path = by_key[key].path
             parts[path] += [update.ledger] if update.ledger is not None else []
-            leaving[path] += left
-            touched[path] += left
-    for item, (part, left, taken_out) in zip(repairs, repaired, strict=True):
+            leaving[path] += leaving_rows
+            touched[path] += leaving_rows
+    for item, (part, leaving_rows, deletes) in zip(repairs, repaired, strict=True):
         if part is not None:
             parts[item.path].append(part)
-            leaving[item.path] += left
-            deleted += taken_out
+            leaving[item.path] += leaving_rows
+            deleted += deletes
             touched[item.path] += part.rows
     commit = state.outbox.log.find("wave", wave)
     staged = [Part(*p) for p in commit["ledger"]]
@@ -410,20 +410,22 @@ def _find_overtaken(state: State, file: DataFile, rows: list[int]) -> set[int]:
     key = int(file.partition["first_sequence"])
     with connect(state.local_scratch) as db:
         db.register("again", again)
-        found = set()
+        overtaken = set()
         for other in state.outbox.files.values():
             if other.partition["destination"] == destination:
                 db.register("other", parquet.scan([state.outbox.path(other.path)], of_file.schema))
                 later = f'e."row" + {int(other.partition["first_sequence"])} > a."row" + {key}'
-                found |= _row_numbers(db.execute(_NEWER.format(events="other", where="true", later=later)).fetchall())
+                overtaken |= _row_numbers(
+                    db.execute(_NEWER.format(events="other", where="true", later=later)).fetchall()
+                )
         db.register("events", parquet.scan(state.ledger.paths(), LEDGER))
         later = "a.operation = 'upsert' AND e.operation = 'delete'"  # a delete follows the upsert that it takes back
         sent = db.execute(_NEWER.format(events="events", where="e.destination = $1", later=later), [destination])
-        return found | _row_numbers(sent.fetchall())
+        return overtaken | _row_numbers(sent.fetchall())
 
 
-def _row_numbers(found: list[tuple[int]]) -> set[int]:
-    return {row for (row,) in found}
+def _row_numbers(rows: list[tuple[int]]) -> set[int]:
+    return {row for (row,) in rows}
 
 
 # Messages for the plan's error queue about rows that a destination refused: new rows of the outbox, in the same commit
@@ -515,12 +517,12 @@ class RefusalReporter:
         if not parts:
             return [], {}
         assert self._errors is not None
-        sequence, found = state.next_sequence, []
+        sequence, files = state.next_sequence, []
         for part in parts:
             partition = {"wave": str(self._wave), "destination": self._errors, "first_sequence": str(sequence)}
-            found.append(state.outbox.data_file(part, partition))
+            files.append(state.outbox.data_file(part, partition))
             sequence += part.rows
-        return found, {SEQUENCE: sequence}
+        return files, {SEQUENCE: sequence}
 
 
 # Results of keyed nodes: their ledger files are committed first, then the files of their tables.
@@ -533,12 +535,12 @@ def read_updates(journal: Journal, wave: int, files: Collection[int]) -> list[Up
 
 def keyed_files(updates: Sequence[UpdateResult]) -> dict[str, dict[str, Any]]:
     """Return what the ledger's commit names for ``publish_updates``: node -> its files."""
-    found: dict[str, dict[str, Any]] = defaultdict(lambda: {"state": [], "exports": [], "contributions": []})
+    by_node: dict[str, dict[str, Any]] = defaultdict(lambda: {"state": [], "exports": [], "contributions": []})
     for each in sorted(updates, key=lambda update: (update.node, update.range)):
-        found[each.node]["state"] += [each.state] if each.state is not None else []
-        found[each.node]["contributions"] += [each.contributions] if each.contributions is not None else []
-        found[each.node]["exports"] += [(each.lane, each.exports)] if each.exports is not None else []
-    return dict(found)
+        by_node[each.node]["state"] += [each.state] if each.state is not None else []
+        by_node[each.node]["contributions"] += [each.contributions] if each.contributions is not None else []
+        by_node[each.node]["exports"] += [(each.lane, each.exports)] if each.exports is not None else []
+    return dict(by_node)
 
 
 def publish_updates(state: State, wave: int, files: Mapping[str, Mapping[str, Any]]) -> None:

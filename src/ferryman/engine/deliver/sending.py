@@ -162,10 +162,10 @@ class FileDelivery:
         start = 0
         while start < len(self.row_positions):
             while len(sizes) < self.policy.batch and sizes.sum() <= self.policy.batch_bytes:
-                if (found := next(groups, None)) is None:
+                if (group := next(groups, None)) is None:
                     break
-                held = pa.concat_tables([held, found[0]]) if len(sizes) else found[0]
-                sizes = np.concatenate([sizes, found[1]])
+                held = pa.concat_tables([held, group[0]]) if len(sizes) else group[0]
+                sizes = np.concatenate([sizes, group[1]])
             ends = np.cumsum(sizes[: self.policy.batch])
             rows = max(1, int(np.searchsorted(ends, self.policy.batch_bytes, side="right")))
             if not self.turn.node.destination.holds_keys:

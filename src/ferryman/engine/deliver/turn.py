@@ -198,8 +198,8 @@ class ThreadCaller:
         until = time.monotonic() + timeout_s
         while True:
             try:
-                left = max(0.0, until - time.monotonic())
-                succeeded, answer = self._answers.get(timeout=min(left, limits.RESULT_EVERY_S))
+                remaining_s = max(0.0, until - time.monotonic())
+                succeeded, answer = self._answers.get(timeout=min(remaining_s, limits.RESULT_EVERY_S))
                 break
             except queue.Empty:
                 if time.monotonic() >= until:

@@ -115,7 +115,7 @@ class ClassArchive:
             return None
 
     def find(self) -> Path | None:
-        """The archive, if it is there and as long as it was made."""
+        """Return the archive's path, if it exists and has the size in its name; None: it does not."""
         with contextlib.suppress(OSError):
             for path in self.folder.glob(f"spark-{self.key}-*.jsa"):
                 if path.stem.endswith(f"-{path.stat().st_size}"):
@@ -125,7 +125,7 @@ class ClassArchive:
         return None
 
     def is_due(self) -> bool:
-        """There is none, and nobody has tried to make it for a day."""
+        """Return whether there is no archive, and no attempt to make one was made within a day."""
         try:
             return self.find() is None and time.time() - self._attempt_marker.stat().st_mtime > RETRY_AFTER_S
         except FileNotFoundError:
@@ -134,7 +134,8 @@ class ClassArchive:
             return False
 
     def make(self) -> Path | None:
-        """Make it, unless it is there, or another process is at it. None: there is none now."""
+        """Make the archive, unless it exists or another process is making it; returns its path, None if there is
+        none."""
         with contextlib.suppress(OSError), hold_lock(self.folder / "making.lock", 0) as locked:
             if locked and self.find() is None:
                 self._attempt_marker.touch()
