@@ -86,6 +86,7 @@ class NodeBreakers:
             self._productive |= {node} if any(r.made for r in node_reports) else set()
             self._count_failing(node, node_reports)
             self._count_unreached(node, node_reports)
+            # Faults with a scope (one host of a fetch) leave the node itself healthy.
             works = any(r.well and not any(not f.scope for f in r.faults) for r in node_reports)
             faults = [(r, f) for r in node_reports for f in r.faults if not f.scope and not (r.stopped and works)]
             for key in {f.key for r in node_reports for f in r.faults if f.scope}:

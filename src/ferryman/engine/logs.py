@@ -622,6 +622,7 @@ def inspect_log(
             known = kept.places(identities, {each: log.partitions_of(each, end)})
             report(f"source {name}: {log.place_of(each)} {_RESTORED_TEXT if known else _REPLACED_TEXT}")
         replay = kept.next_replay()
+    # Entries that are read again get other revisions, by the number of the replay.
     if moved is not None and not (kept is not None and kept.has_followed_move(moved.token)):
         positions |= moved.positions
         replay = 1 if kept is None else kept.next_replay()

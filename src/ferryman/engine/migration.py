@@ -138,38 +138,40 @@ def _drop_events(state: State, path: str, number: int, why: str) -> pa.Table:
     )
 
 
-def _stage_reprocessing(state: State, which: str, number: int, why: str) -> tuple[list[Part], list[Part]]:
+def _stage_reprocessing(state: State, condition: str, number: int, why: str) -> tuple[list[Part], list[Part]]:
     """Write ``documents`` rows that make the next scan read documents as new revisions, and their events.
 
     Args:
-        which: a condition on the last row of a document, as SQL.
+        condition: SQL on the last row of a document.
 
     Returns:
         Files of ``documents``, files of the ledger.
     """
-    more = {"again": (f"({which}) IS TRUE", pa.bool_())}
+    extra_columns = {"again": (f"({condition}) IS TRUE", pa.bool_())}
     files = list(state.documents.files.values())
     paths = state.documents.paths(file.path for file in files)
     wanted = [np.zeros(file.rows, bool) for file in files]
     verify(paths)
     with tempfile.TemporaryDirectory(dir=state.local_scratch) as folder, connect(Path(folder)) as db:
-        for last in map(last_rows, rows_by_document(db, paths, sum(file.rows for file in files), Path(folder), more)):
+        for last in map(
+            last_rows, rows_by_document(db, paths, sum(file.rows for file in files), Path(folder), extra_columns)
+        ):
             for number_of_file, rows in chosen_rows_by_file(last, last["again"]):
                 wanted[number_of_file][rows] = True
     staged, events = [], []
     for path, mask in zip(paths, wanted, strict=True):
         if mask.any():
-            documents, restarted = (
+            documents_writer, events_writer = (
                 PartWriter(state.documents.folder, DOCUMENTS, epoch=state.epoch),
                 PartWriter(state.ledger.folder, LEDGER, epoch=state.epoch),
             )
             with RowGroups(str(path), DOCUMENTS.names, verified=True) as file:
                 for rows in file.rows_at(np.flatnonzero(mask)):
-                    again = _forced_rows(rows, number)
-                    documents.write(again)
-                    restarted.write(_restart_events(again, why))
-            staged.append(documents.finish())
-            events.append(restarted.finish())
+                    forced = _forced_rows(rows, number)
+                    documents_writer.write(forced)
+                    events_writer.write(_restart_events(forced, why))
+            staged.append(documents_writer.finish())
+            events.append(events_writer.finish())
     return staged, events
 
 

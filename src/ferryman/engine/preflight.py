@@ -112,9 +112,9 @@ class CheckedRunner(Runner):
         answers: dict[int, Answer] = {}
         remaining = list(range(len(items)))
         for turn in range(_MAX_ATTEMPTS):
-            again = (lambda: None) if turn else on_submitted
+            callback = (lambda: None) if turn else on_submitted
             results: list[Any] = self._runner.run_with_callback(
-                CheckedTask(task, self._facts), [items[n] for n in remaining], again
+                CheckedTask(task, self._facts), [items[n] for n in remaining], callback
             )
             answers |= {
                 n: answer for n, answer in zip(remaining, results, strict=True) if not isinstance(answer, TaskRefused)

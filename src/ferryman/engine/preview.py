@@ -770,24 +770,25 @@ def sample_sources(
     samples: list[SourceSample] = []
     remaining, tasks_per_source = limit, 1
     while remaining and any(queues.values()):
-        waiting = {source: queue[:tasks_per_source] for source, queue in queues.items() if queue}
-        share = -(-remaining // len(waiting))
-        answers = iter(run([(split, share) for turn in waiting.values() for split in turn]))
-        for source, turn in waiting.items():
-            room = min(share, remaining)
-            remaining -= room
+        by_source = {source: queue[:tasks_per_source] for source, queue in queues.items() if queue}
+        share = -(-remaining // len(by_source))
+        answers = iter(run([(split, share) for round_splits in by_source.values() for split in round_splits]))
+        for source, round_splits in by_source.items():
+            quota = min(share, remaining)
+            remaining -= quota
             rest = []
-            for split in turn:
+            for split in round_splits:
                 sampled = next(answers)
-                kept = sampled.documents[:room]
-                room -= len(kept)
+                kept = sampled.documents[:quota]
+                quota -= len(kept)
+                # A blocked log is reported, even if nothing was sampled before the entry.
                 if kept or sampled.staged.blocked is not None:
                     samples.append(SourceSample(source, kept, sampled.staged))
                 rows_read = sampled.rows if len(kept) == len(sampled.documents) else kept[-1].row + 1 if kept else 0
                 rest.append(split.after(rows_read))
-            remaining += room
+            remaining += quota  # what this source could not fill is left to the next round
             queues[source][:tasks_per_source] = [split for split in rest if split.rows]
-        tasks_per_source = min(2 * tasks_per_source, slots)
+        tasks_per_source = min(2 * tasks_per_source, slots)  # few documents have changed so far: look at more at once
     in_order = list(queues)
     return sorted(samples, key=lambda d: in_order.index(d.source)), [c for queue in queues.values() for c in queue]
 

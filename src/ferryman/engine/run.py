@@ -300,8 +300,8 @@ class Run:
         """
         self._observer.phase(number, "deliver")
         self._observer.expects(self._pending.row_count())
-        with self._progress.follow() as live:
-            failures = self._dispatcher.deliver(number, now_us(), live, meanwhile)
+        with self._progress.follow() as progress_folder:
+            failures = self._dispatcher.deliver(number, now_us(), progress_folder, meanwhile)
         for failure in failures:
             self._add_message(failure)
         crash.point("deliver.done")

@@ -233,15 +233,20 @@ class Dispatcher:
     def _make_lanes(
         self, number: int, now_us: int, node: DestinationNode, files: list[DataFile], *, alone: bool
     ) -> list[Lane]:
-        due, others = (
-            {f.path for f in files if self.wait_of_file_s(f, now_us) == 0},
-            list(filter(has_other_rows, files)),
-        )
-        new_only = all(
-            int(f.partition["wave"]) == number for f in others
-        )  # a wave has each document once, by each route
+        """Distribute a destination's due files over lanes.
+
+        Args:
+            alone: no other destination has work in this pass.
+        """
+        due = {f.path for f in files if self.wait_of_file_s(f, now_us) == 0}
+        others = list(filter(has_other_rows, files))
+        # Versions of a document are sent in order. A wave has each document once by each route, so this wave's files
+        # need no order among each other.
+        new_only = all(int(f.partition["wave"]) == number for f in others)
         order = {} if new_only else self._order(others)
+        # Rows for which others wait are sent now, due or not: their files take part, too.
         due |= {f.path for f in others if len(order.get(first_sequence(f), _NO_ORDER).first)}
+        # Files of one batch must be sent by one lane, in their order: exports of the same keys, and a family's files.
         exports = lanes_together(list(filter(has_exports, files)))
         batches = [each for each in exports if any(f.path in due for f in each)]
         batches += _group_families([f for f in files if f.path in due and not has_exports(f)])
