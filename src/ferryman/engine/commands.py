@@ -89,10 +89,10 @@ def _make_filter(command: Command) -> Filter:
 
 def _count_shares(state: State, command: Command) -> int:
     """Return the number of waves for a command: what it concerns as a whole need not fit into memory."""
-    if not (wanted := _make_filter(command)).statuses:
+    if not (query := _make_filter(command)).statuses:
         return 0
     with open_view(state.root, state.plan) as view:
-        most = view.count_events(wanted)
+        most = view.count_events(query)
     return -(-most // limits.COMMAND_DELIVERIES)
 
 
@@ -292,17 +292,17 @@ def _forced_row(name: DocumentKey, deliveries: list[dict[str, Any]], wave: int) 
 def _latest_deliveries(state: State, names: Collection[DocumentKey]) -> list[dict[str, Any]]:
     """Return all deliveries of these entries by their latest events; ``published``: committed for the destination."""
     columns = ", ".join(_COLUMNS)
-    mine = f"source IN {quote_list({s for s, _ in names})} AND origin IN {quote_list([d for _, d in names])}"
+    among = f"source IN {quote_list({s for s, _ in names})} AND origin IN {quote_list([d for _, d in names])}"
     with open_view(state.root, state.plan) as view:
         return view.rows(f"""
             SELECT {columns}, happened,
-                status = '{Status.INDEXED}' OR delivery_hash IN (SELECT delivery_hash FROM waiting WHERE {mine})
+                status = '{Status.INDEXED}' OR delivery_hash IN (SELECT delivery_hash FROM waiting WHERE {among})
                 AS published
             FROM (
                 SELECT {columns}, delivery_hash, max(wave * 4 + ordinal) AS happened,
                     arg_max(status, wave * 4 + ordinal) AS status
-                FROM ledger WHERE destination <> '' AND {mine} GROUP BY {columns}, delivery_hash
+                FROM ledger WHERE destination <> '' AND {among} GROUP BY {columns}, delivery_hash
                 UNION ALL
-                SELECT {columns}, delivery_hash, wave * 4 + 3, status FROM unsent WHERE {mine}
+                SELECT {columns}, delivery_hash, wave * 4 + 3, status FROM unsent WHERE {among}
             )
         """)

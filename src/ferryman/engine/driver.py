@@ -84,14 +84,14 @@ def record_plan_changes(state: State, accept_changes: bool) -> None:
     """
     if not migration.is_pending(state):
         changes = state.record_plan(accept_changes=accept_changes)
-        again = "to reprocess all, run `ferryman retry --force`"
-        state.notes += [f"{change}: existing documents are not reprocessed; {again}" for change in changes.structure]
+        remedy = "to reprocess all, run `ferryman retry --force`"
+        state.notes += [f"{change}: existing documents are not reprocessed; {remedy}" for change in changes.structure]
         if changes.code:
             state.notes.append(
-                f"{', '.join(changes.code)} changed: the change applies to documents processed from now on; {again}"
+                f"{', '.join(changes.code)} changed: the change applies to documents processed from now on; {remedy}"
             )
         state.notes += [
-            f"{change}: what was already delivered stays where it is; {again}" for change in changes.targets
+            f"{change}: what was already delivered stays where it is; {remedy}" for change in changes.targets
         ]
 
 

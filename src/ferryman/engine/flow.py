@@ -96,12 +96,12 @@ class FlowRun:
         self._endless = every is not None
         self._for_each_plan(lambda plan: plan.start(self._make_run))  # 2
         while True:
-            began = self._clock()
-            self._run_rounds(None if every is None else began + every)
+            started = self._clock()
+            self._run_rounds(None if every is None else started + every)
             self._for_each_plan(FlowPlan.report)
             if every is None or not any(plan.is_running for plan in self._plans):
                 return self._finish()
-            self._sleep(max(0.0, began + every - self._clock()))
+            self._sleep(max(0.0, started + every - self._clock()))
             self._begin_period()
 
     def _make_run(self, state: State) -> Run:
@@ -174,10 +174,10 @@ class FlowRun:
         if plan.error is not None and plan.error is not previous_error:
             pause = backoff_s(plan.failures)
             self._restart_times[plan.name] = self._clock() + pause
-            again = f" It is started again after {pause:g} s." if self._endless and plan.may_restart else ""
+            restart = f" It is started again after {pause:g} s." if self._endless and plan.may_restart else ""
             others = " The other plans go on." if any(m.error is None for m in self._plans) else ""
             if previous_error is None or message_of(previous_error) != message_of(plan.error):
-                self._observer.message(f"error: it stopped: {message_of(plan.error)}{others}{again}")
+                self._observer.message(f"error: it stopped: {message_of(plan.error)}{others}{restart}")
         self._observer.about("")
 
     def _finish(self) -> FlowSummary:

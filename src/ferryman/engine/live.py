@@ -117,14 +117,14 @@ class ProgressReader:
             self._read_all(folder)
 
     def _read_all(self, folder: Path) -> None:
-        done = 0
+        documents = 0
         with contextlib.suppress(OSError):
             for path in sorted(folder.iterdir()):
                 if path.suffix == ".errors":
                     self._report_errors(path)
                 elif len(count := path.read_bytes()) == _COUNT.size:
-                    done += _COUNT.unpack(count)[0]
-        self._observer.live(done)
+                    documents += _COUNT.unpack(count)[0]
+        self._observer.live(documents)
 
     def _report_errors(self, path: Path) -> None:
         with open(path, encoding="utf-8") as file:

@@ -116,26 +116,26 @@ class Logs:
         read: dict[str, int] = {}
         blocked: dict[_PartitionKey, Blocked] = {}
         held: dict[_PartitionKey, frozenset[int]] = defaultdict(frozenset)
-        for split, done in zip(splits, staged, strict=True):
+        for split, result in zip(splits, staged, strict=True):
             partition = (split.source, split.piece.partition)
             if partition in blocked:  # an earlier split of this partition has stopped
-                discarded.append(done)
+                discarded.append(result)
                 continue
             if held[partition] - split.held:  # an earlier split has held keys back, unknown to this one
-                discarded.append(done)
+                discarded.append(result)
                 split = split.holding(held[partition])
-                [done] = run_again([split])
-            while (entry := done.blocked) is not None:  # run again up to the entry; what it staged holds more
+                [result] = run_again([split])
+            while (entry := result.blocked) is not None:  # run again up to the entry; what it staged holds more
                 blocked[partition] = entry
-                discarded.append(done)
+                discarded.append(result)
                 split = split.before(entry.place)
-                done = run_again([split])[0] if split.rows > 0 else NOTHING
-            held[partition] |= done.held
+                result = run_again([split])[0] if split.rows > 0 else NOTHING
+            held[partition] |= result.held
             if split.rows > 0:
-                kept.append(done)
+                kept.append(result)
             if split.rows > 0 and not split.held_back:
-                reached.setdefault(split.source, {}).update(done.reached or {})
-                read[split.source] = read.get(split.source, 0) + done.entries
+                reached.setdefault(split.source, {}).update(result.reached or {})
+                read[split.source] = read.get(split.source, 0) + result.entries
         self._update_blocked(reached, blocked)
         positions = self._position_transactions(reached, read) | self._attempt_transactions(blocked)
         return LogResults(kept, positions, discarded)
@@ -199,13 +199,13 @@ class Logs:
         return any(now[lane] > before.get(lane, 0) and (name, lane) not in self._blocked for lane in now)
 
     def _inspect(self, node: SourceNode) -> Listing:
-        log, kept = self._logs[node.name], LogPositions(self._state, node.name)
+        log, stored = self._logs[node.name], LogPositions(self._state, node.name)
         try:
-            if (previous := self._snapshots.get(node.name)) is None and not kept.was_read:
+            if (previous := self._snapshots.get(node.name)) is None and not stored.was_read:
                 log.announce(reader_name(self._state, node.name))
             refuse = partial(self._refuse_replaced, node.name) if node.name in self._counted_once else None
             snapshot = inspect_log(
-                node.name, log, kept, self._report, self._reader_to_follow(node.name, kept), previous, refuse
+                node.name, log, stored, self._report, self._reader_to_follow(node.name, stored), previous, refuse
             )
         except (UsageError, StateLost):
             raise
@@ -216,10 +216,10 @@ class Logs:
             return Listing(node, [ListedPart(node.name, "", 0, 0, failure, outage=outage_of(e))])
         self._snapshots[node.name] = snapshot
         for partition in snapshot.positions.keys() - {p for source, p in self._counted_heads if source == node.name}:
-            if (head := kept.head(partition)) is not None:
+            if (head := stored.head(partition)) is not None:
                 self._counted_heads[node.name, partition] = head
         if previous is None:
-            self._start_reading(node.name, snapshot, known=kept.was_read)
+            self._start_reading(node.name, snapshot, was_read=stored.was_read)
         return Listing(node, [ListedPart(node.name, "", 0, 0, snapshot.missing)] if snapshot.missing else [])
 
     def refuse_replaced_logs(self) -> None:
@@ -256,7 +256,7 @@ class Logs:
     def _reset_options(self, name: str) -> str:
         return " ".join(f"--reset-state {node}" for node in self._keyed_nodes_fed_by(name))
 
-    def _reader_to_follow(self, name: str, kept: LogPositions) -> str:
+    def _reader_to_follow(self, name: str, stored: LogPositions) -> str:
         """Return the name under which a log knows the plan as a reader that an operator may have moved.
 
         "" if no entry may be read twice, because a keyed node counts them: then moves are not followed, but reported.
@@ -265,8 +265,8 @@ class Logs:
         if name not in self._counted_once:
             return reader
         moved = None if name in self._snapshots else self._logs[name].moved(reader)
-        if moved is not None and kept.has_followed_move(moved.token):  # a kill came before the log was informed
-            self._logs[name].note(reader, kept.all_places(), moved.token)
+        if moved is not None and stored.has_followed_move(moved.token):  # a kill came before the log was informed
+            self._logs[name].note(reader, stored.all_places(), moved.token)
         elif moved is not None:
             self._report(
                 f"source {name}: was moved, and goes on where it was: a keyed node would count its entries twice. To "
@@ -274,10 +274,10 @@ class Logs:
             )
         return ""
 
-    def _start_reading(self, name: str, snapshot: LogSnapshot, *, known: bool) -> None:
+    def _start_reading(self, name: str, snapshot: LogSnapshot, *, was_read: bool) -> None:
         """Pass the position to a log when a run reads it first; it need not keep anything for an older version."""
         state: Any = self._state.identity()
-        if "from" in state and not known:
+        if "from" in state and not was_read:
             self._report(f"source {name}: version {state['from']} had no place in it; it is read from its beginning")
         if not snapshot.moved:  # an operator's move stays noted in the log until a commit has followed it
             self._note_position(name, snapshot, state.get("readers", ()))
@@ -359,12 +359,12 @@ class Logs:
                 continue
             self._snapshots[name] = snapshot = snapshot._replace(positions={**snapshot.positions, **moved})
             self._to_note.add(name)
-            kept, partitions = LogPositions(self._state, name), snapshot.partitions(self._logs[name])
-            transactions |= kept.transactions(
+            stored, partitions = LogPositions(self._state, name), snapshot.partitions(self._logs[name])
+            transactions |= stored.transactions(
                 snapshot.identities,
                 partitions,
                 snapshot.positions,
-                kept.entries_read + read[name],
+                stored.entries_read + read[name],
                 snapshot.replay,
                 snapshot.moved,
             )
@@ -476,17 +476,17 @@ class HeldExports:
             lane, place = place_of(revision)
             if lane in ready:
                 by_lane.setdefault(lane, []).append(place)
-        known = self._read_rows(chosen)
+        by_place = self._read_rows(chosen)
         for lane, places in by_lane.items():
-            yield from self._lane_splits(log, lane, places, known)
+            yield from self._lane_splits(log, lane, places, by_place)
 
     def _lane_splits(
-        self, log: Log, lane: str, places: Sequence[int], known: dict[tuple[str, int], tuple[Any, ...]]
+        self, log: Log, lane: str, places: Sequence[int], by_place: dict[tuple[str, int], tuple[Any, ...]]
     ) -> Iterator[LogSplit]:
         for piece in log.pieces({lane: places[0]}, {lane: places[-1] + 1}, places[-1] + 1):
-            mine = [HeldEntry(at, known[lane, at]) for at in places if piece.start <= at < piece.end]
-            if mine:
-                yield LogSplit(self._node, piece, held_back=tuple(mine))
+            held = [HeldEntry(at, by_place[lane, at]) for at in places if piece.start <= at < piece.end]
+            if held:
+                yield LogSplit(self._node, piece, held_back=tuple(held))
 
     def _head_dues(self) -> Numbers:
         rows = self._current()
@@ -592,7 +592,7 @@ def read_due_entries(logs: Collection[str], documents: Sequence[Path], folder: P
 def inspect_log(
     name: str,
     log: Log,
-    kept: LogPositions | None,
+    stored: LogPositions | None,
     report: Report,
     reader: str = "",
     previous: LogSnapshot | None = None,
@@ -601,7 +601,7 @@ def inspect_log(
     """Return a log's extent and the plan's position in it.
 
     Args:
-        kept: the plan's stored positions; None: the plan has no state yet.
+        stored: the plan's stored positions; None: the plan has no state yet.
         reader: name by which the log knows the plan as a reader; "": moves of the reader are not followed.
         previous: the last snapshot in this run; what was reported with it is not reported again.
         refuse_replaced: raises for logs that have been replaced; None: they are read from their beginning.
@@ -611,21 +611,21 @@ def inspect_log(
     """
     log.check()
     identities, end = log.identities(), dict(log.end())
-    missing = _report_missing(name, log, [] if kept is None else kept.missing_logs(identities), previous, report)
+    missing = _report_missing(name, log, [] if stored is None else stored.missing_logs(identities), previous, report)
     begin, moved = log.begin(), log.moved(reader) if reader else None
-    replay, read = (0, 0) if kept is None else (kept.replay, kept.entries_read)
-    positions = next_places(kept, log, identities, begin, end)
-    if kept is not None and (replaced := kept.replaced_logs(identities)):
+    replay, read = (0, 0) if stored is None else (stored.replay, stored.entries_read)
+    positions = next_places(stored, log, identities, begin, end)
+    if stored is not None and (replaced := stored.replaced_logs(identities)):
         if refuse_replaced is not None:
             refuse_replaced(replaced)
         for each in replaced:
-            known = kept.places(identities, {each: log.partitions_of(each, end)})
+            known = stored.places(identities, {each: log.partitions_of(each, end)})
             report(f"source {name}: {log.place_of(each)} {_RESTORED_TEXT if known else _REPLACED_TEXT}")
-        replay = kept.next_replay()
+        replay = stored.next_replay()
     # Entries that are read again get other revisions, by the number of the replay.
-    if moved is not None and not (kept is not None and kept.has_followed_move(moved.token)):
+    if moved is not None and not (stored is not None and stored.has_followed_move(moved.token)):
         positions |= moved.positions
-        replay = 1 if kept is None else kept.next_replay()
+        replay = 1 if stored is None else stored.next_replay()
         if previous is None or previous.moved != moved.token:
             places = ", ".join(f"{partition} {at}" for partition, at in moved.positions.items())
             report(f"source {name}: was moved, and goes on at {places}")
@@ -658,8 +658,8 @@ def iter_pieces(
     for piece in log.pieces(start, snapshot.end, most):
         for partition, first in ((piece.partition, piece.start), *((each, at) for each, at, _ in piece.inputs)):
             if partition not in seen and first > (expected := start[partition]):
-                lost = f"{partition} {expected} to {first - 1}"
-                report(f"source {name}: {lost} are not kept any more: they were removed before they were read")
+                lost_range = f"{partition} {expected} to {first - 1}"
+                report(f"source {name}: {lost_range} are not kept any more: they were removed before they were read")
             seen.add(partition)
         size = piece.bytes or _ENTRY_BYTES * (piece.end - piece.start)
         yield log.pinned(piece._replace(bytes=size), snapshot.identities)

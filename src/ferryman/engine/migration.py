@@ -112,11 +112,11 @@ def _describe_keyed_nodes(state: State, before: Structure, after: Structure) -> 
     """Yield a line for each keyed node: what it has not received of logs, and what it continues with."""
     for node in keyed_nodes(state.plan.nodes):
         above = [s.name for s in sources_above(node, state.plan.nodes) if isinstance(s.source, Log)]
-        known = before.get(node.name)
+        before_node = before.get(node.name)
         new = [name for name in above if LogPositions(state, name).was_read and node.name not in reached(before, name)]
         if new:
             yield f"{node.name} counts what comes from now on in {', '.join(new)}, of which entries were read before"
-        if known is not None and known.code != after[node.name].code:
+        if before_node is not None and before_node.code != after[node.name].code:
             yield f"{node.name} has changed, and its states stay what they are: it changes them from now on"
 
 
@@ -150,16 +150,16 @@ def _stage_reprocessing(state: State, condition: str, number: int, why: str) -> 
     extra_columns = {"again": (f"({condition}) IS TRUE", pa.bool_())}
     files = list(state.documents.files.values())
     paths = state.documents.paths(file.path for file in files)
-    wanted = [np.zeros(file.rows, bool) for file in files]
+    masks = [np.zeros(file.rows, bool) for file in files]
     verify(paths)
     with tempfile.TemporaryDirectory(dir=state.local_scratch) as folder, connect(Path(folder)) as db:
         for last in map(
             last_rows, rows_by_document(db, paths, sum(file.rows for file in files), Path(folder), extra_columns)
         ):
             for number_of_file, rows in chosen_rows_by_file(last, last["again"]):
-                wanted[number_of_file][rows] = True
+                masks[number_of_file][rows] = True
     staged, events = [], []
-    for path, mask in zip(paths, wanted, strict=True):
+    for path, mask in zip(paths, masks, strict=True):
         if mask.any():
             documents_writer, events_writer = (
                 PartWriter(state.documents.folder, DOCUMENTS, epoch=state.epoch),
@@ -270,21 +270,23 @@ def copy_keyed_tables(old: State, new: State) -> None:
     """
     both = {node.name for node in shared_keyed_nodes(old, new.plan)}
     for node in keyed_nodes(new.plan.nodes):
-        ours = new.keyed[node.name]
+        new_tables = new.keyed[node.name]
         places = LogPositions(old, node.name).places({"": ""}, {"": lanes()})
         numbers = {place_id(lane): place for lane, place in places.items() if place}
         if node.name in both:
-            theirs = old.keyed[node.name]
-            numbers = {place_id(lane): theirs.exports.transaction(place_id(lane)) for lane in lanes()}
-            _copy_table(theirs.state, ours.state, (PUBLISHED, MERGED, FORGOTTEN))
-            _copy_table(theirs.contributions, ours.contributions, (PUBLISHED, MERGED))
-            numbers[PUBLISHED] = theirs.exports.transaction(PUBLISHED)
+            old_tables = old.keyed[node.name]
+            numbers = {place_id(lane): old_tables.exports.transaction(place_id(lane)) for lane in lanes()}
+            _copy_table(old_tables.state, new_tables.state, (PUBLISHED, MERGED, FORGOTTEN))
+            _copy_table(old_tables.contributions, new_tables.contributions, (PUBLISHED, MERGED))
+            numbers[PUBLISHED] = old_tables.exports.transaction(PUBLISHED)
             readers = old.root / FOLDER / node.name
             for name in files.list_names(readers):  # keep the deletions that readers have not received
                 files.make_folder(new.root / FOLDER / node.name)
                 files.publish(new.root / FOLDER / node.name / name, files.read(readers / name))
         if any(numbers.values()):
-            ours.exports.commit("version", transactions={key: number for key, number in numbers.items() if number})
+            new_tables.exports.commit(
+                "version", transactions={key: number for key, number in numbers.items() if number}
+            )
 
 
 def _copy_table(source: Table, target: Table, applications: Iterable[str]) -> None:
@@ -323,8 +325,8 @@ def _find_unlisted_sources(old: State, node: str, documents: set[str]) -> list[s
         return []
     rows = f"read_parquet({quote_list(map(str, table.paths()))})"
     with connect(old.local_scratch) as db:
-        known = {source for (source,) in db.execute(f"SELECT DISTINCT source FROM {rows}").fetchall()}
-        if not (unlisted := known - documents):
+        sources = {source for (source,) in db.execute(f"SELECT DISTINCT source FROM {rows}").fetchall()}
+        if not (unlisted := sources - documents):
             return []
         rest = db.execute(f"""
             SELECT DISTINCT source FROM (

@@ -197,7 +197,7 @@ class UnlistedDocuments:
     def _line(self, source: str, ids: Collection[str]) -> str:
         what = f"{len(ids)} documents are" if len(ids) > 1 else "1 document is"
         example = f"such as {min(ids)}" if len(ids) > 1 else min(ids)
-        known = self._sources.get(source)
-        why = "" if known is None or not known.comes_again else f"{known.comes_again} "
+        node_source = self._sources.get(source)
+        why = "" if node_source is None or not node_source.comes_again else f"{node_source.comes_again} "
         again = f"It is looked for again every {limits.UNLISTED_RETRY_S:g} s."
         return f"source {source}: {what} to be tried again and not listed: {example}. {why}{again}"

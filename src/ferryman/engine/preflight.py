@@ -217,17 +217,17 @@ def _compare_folders(facts: DriverView, views: Sequence[ExecutorView]) -> Iterat
 
 
 def _compare_names(
-    before: Sequence[str], now: Sequence[str], theirs: Sequence[str], host: str, view: ExecutorView
+    before: Sequence[str], now: Sequence[str], executor_names: Sequence[str], host: str, view: ExecutorView
 ) -> Iterator[tuple[str, str, str]]:
     """Yield (name, machine that sees it, machine that does not), at most one for each direction.
 
     Names may come and go meanwhile. So the executor lacks a name only if the driver saw it before and after, and the
     driver lacks one only if it saw it neither time. Of long listings the part that all have is compared.
     """
-    cut = [names[-1] for names in (before, now, theirs) if len(names) == MAX_NAMES]
+    cut = [names[-1] for names in (before, now, executor_names) if len(names) == MAX_NAMES]
     always, ever, executor = (
         {name for name in names if not cut or name <= min(cut)}
-        for names in ({*before} & {*now}, {*before, *now}, theirs)
+        for names in ({*before} & {*now}, {*before, *now}, executor_names)
     )
     machine = view.process.split()[0]
     if missing := always - executor:

@@ -390,8 +390,8 @@ class PreviewRun:
 
 def _rows_of(table: pa.Table, order: Mapping[str, int]) -> list[dict[str, Any]]:
     """Return the rows of these documents' families, in the documents' order."""
-    mine = table.filter(pc.is_in(table["origin"], value_set=pa.array(list(order), pa.string())))
-    rows: list[dict[str, Any]] = mine.to_pylist()
+    selected = table.filter(pc.is_in(table["origin"], value_set=pa.array(list(order), pa.string())))
+    rows: list[dict[str, Any]] = selected.to_pylist()
     return sorted(rows, key=lambda row: order[row["origin"]])
 
 
@@ -488,10 +488,10 @@ def find_unread_entries(plan: Plan, state: State) -> UnreadEntries:
     notes: list[str] = []
     complete = True
     for name, log in plan_logs(plan).items():
-        kept = LogPositions(state, name) if state.exists else None
+        stored = LogPositions(state, name) if state.exists else None
         try:
             reader = reader_name(state, name) if state.exists else ""
-            snapshot = inspect_log(name, log, kept, notes.append, reader)
+            snapshot = inspect_log(name, log, stored, notes.append, reader)
             start = snapshot.positions if snapshot.lag(log) else {}
             pieces = list(iter_pieces(name, log, snapshot, start, _ONE_PIECE, notes.append)) if start else []
         except UsageError:
@@ -532,11 +532,11 @@ def find_processed_revisions(state: State, document: str, sources: Iterable[str]
     paths = [*state.ledger.paths(), *state.ledger.paths(file.path for file in state.staged_files(state.ledger))]
     unsent = state.outbox.paths()
     revisions: dict[str, int] = {}
-    mine = f"source IN {quote_list(sources)} AND origin = $id"
+    among = f"source IN {quote_list(sources)} AND origin = $id"
     with connect(folder) as db:
         for table, files in (("ledger", paths), ("outbox", unsent)):
             register(db, table, files, pa.schema([LEDGER.field(name) for name in ("source", "origin", "revision")]))
-            query = f"SELECT source, max(revision) FROM {table} WHERE {mine} GROUP BY source"
+            query = f"SELECT source, max(revision) FROM {table} WHERE {among} GROUP BY source"
             for source, revision in db.execute(query, {"id": document}).fetchall():
                 revisions[source] = max(revision, revisions.get(source, 0))
     return revisions
@@ -585,9 +585,9 @@ def find_document(
     rows_by_source: dict[str, tuple[pa.Table, int]] = {}
     for split in splits:
         for rows in split.slices():
-            mine = rows.filter(pc.equal(rows["id"], id))
-            if mine.num_rows:
-                rows_by_source[split.source] = mine, split.number
+            matching = rows.filter(pc.equal(rows["id"], id))
+            if matching.num_rows:
+                rows_by_source[split.source] = matching, split.number
     known_entries = {
         source: _replace_values(rows, reason=Reason.FORCED)
         for source, (rows, _) in rows_by_source.items()
@@ -611,8 +611,8 @@ def find_document(
             rows = rows_by_source[name][0] if name in rows_by_source else _find_listed_row(id, listing)
             if rows is None or rows["reason"][0].as_py() not in _UNDECIDED:
                 continue
-            known, retry = _find_known_row(db, files, name, id)
-            rows = _replace_values(rows, reason=Reason.RETRY if retry else Reason.FORCED, **known)
+            place, retry = _find_known_row(db, files, name, id)
+            rows = _replace_values(rows, reason=Reason.RETRY if retry else Reason.FORCED, **place)
             split = _write_split(name, rows, 0, folder / f"anyway-{name}")
             skipped[name] = ("later" if retry else "unchanged", split)
     return PickedDocument(id, splits, skipped)
@@ -630,9 +630,9 @@ def _find_listed_row(id: str, listing: Listing) -> pa.Table | None:
             continue
         with RowGroups(part.path, LISTED) as file:
             for rows in file.all_rows():
-                mine = rows.filter(pc.equal(rows["id"], id))
-                if mine.num_rows:
-                    last = mine.slice(mine.num_rows - 1)
+                matching = rows.filter(pc.equal(rows["id"], id))
+                if matching.num_rows:
+                    last = matching.slice(matching.num_rows - 1)
                     columns = {name: last[name] for name in LISTED}
                     row = table_of(SLICE, 1, part=part.path, reason=Reason.UNCHANGED, unsure=False, **columns)
     return row

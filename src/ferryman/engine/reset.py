@@ -129,9 +129,9 @@ def _feeding_logs(nodes: Sequence[Node], chosen: Collection[str]) -> list[Source
     """
     above: dict[str, SourceNode] = {}
     for node in keyed_nodes(nodes):
-        mine = {each.name: each for each in sources_above(node, nodes)}
+        feeding = {each.name: each for each in sources_above(node, nodes)}
         if node.name in chosen:
-            above |= mine
+            above |= feeding
             if others := sorted(keyed_above(node, nodes) - {*chosen}):
                 raise UsageError(
                     f"--reset-state: {', '.join(others)} also feeds {node.name}, and would not be counted again: name "
@@ -153,7 +153,7 @@ def _feeding_logs(nodes: Sequence[Node], chosen: Collection[str]) -> list[Source
 
 
 def _plan_rewind(state: State, node: SourceNode) -> _Rewind:
-    log, kept = node.source, LogPositions(state, node.name)
+    log, stored = node.source, LogPositions(state, node.name)
     assert isinstance(log, Log)
     try:
         log.check()
@@ -162,12 +162,14 @@ def _plan_rewind(state: State, node: SourceNode) -> _Rewind:
     except Unavailable as e:
         raise UsageError(f"--reset-state: source {node.name}: {message_of(e)}. Nothing was changed.") from e
     token = ""
-    if moved is not None and not kept.has_followed_move(moved.token):
+    if moved is not None and not stored.has_followed_move(moved.token):
         positions |= moved.positions
         token = moved.token
     partitions = {name: log.partitions_of(name, positions) for name in identities}
-    transactions = kept.transactions(identities, partitions, positions, kept.entries_read, kept.next_replay(), token)
-    return _Rewind(log, positions, transactions, token, bool(kept.replaced_logs(identities)))
+    transactions = stored.transactions(
+        identities, partitions, positions, stored.entries_read, stored.next_replay(), token
+    )
+    return _Rewind(log, positions, transactions, token, bool(stored.replaced_logs(identities)))
 
 
 # -- the files ---------------------------------------------------------------------------------------

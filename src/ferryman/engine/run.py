@@ -125,12 +125,12 @@ class Run:
         """Recover, then scan and deliver once; with ``every`` (seconds), repeat until the process is stopped."""
         self.recover()
         while True:
-            began = time.monotonic()
-            self.turn(endless=every is not None, until=began + every if every is not None else None)
+            started = time.monotonic()
+            self.turn(endless=every is not None, until=started + every if every is not None else None)
             self.report()
             if every is None:
                 return self.finish()
-            self._sleep(max(0.0, began + every - time.monotonic()))
+            self._sleep(max(0.0, started + every - time.monotonic()))
 
     def turn(self, *, scan: bool = True, endless: bool = True, until: float | None = None) -> bool:
         """Scan once, if asked to, and deliver what is due; returns whether the listing was complete.
@@ -410,12 +410,12 @@ class CountCache:
 
     def refresh(self) -> None:
         """Count again between waves, unless the last time was too recent."""
-        began = self._clock()
-        if began < self._next_refresh:
+        started = self._clock()
+        if started < self._next_refresh:
             return
         cache_counts(self._state, replace=self._state.wave != self._counted_wave)
         self._counted_wave, ended = self._state.wave, self._clock()
-        self._next_refresh = ended + limits.COUNTING_SHARE * (ended - began)
+        self._next_refresh = ended + limits.COUNTING_SHARE * (ended - started)
 
 
 # Maintenance between two waves.

@@ -77,7 +77,7 @@ class Repair(NamedTuple):
     destination: str
     wave: int
     rows: Rows
-    noted: list[RowResult]
+    results: list[RowResult]
     eligible: list[int] | None
     """Rows of the range that were attempted; None: all that are in the file."""
 
@@ -195,11 +195,11 @@ def _drop_overlaps(results: list[Result]) -> list[Result]:
     Two workers of one file (a lost pair of a speculation) may both have written: then the one that begins first counts,
     and rows only the other one covers are sent again or found done, as if it had not written.
     """
-    kept: list[Result] = []
+    counted: list[Result] = []
     for result in results:
-        if not kept or result.key != kept[-1].key or result.first >= kept[-1].end:
-            kept.append(result)
-    return kept
+        if not counted or result.key != counted[-1].key or result.first >= counted[-1].end:
+            counted.append(result)
+    return counted
 
 
 def _commit_ledger(state: State, wave: int, fold: Fold, run: RunTasks) -> None:
@@ -241,7 +241,7 @@ def _commit_ledger(state: State, wave: int, fold: Fold, run: RunTasks) -> None:
             touched[item.path] += part.rows
     commit = state.outbox.log.find("wave", wave)
     staged = [Part(*p) for p in commit["ledger"]]
-    failed = sum(n.status in (Status.DEAD, Status.ERROR_DOC) for item in repairs for n in item.noted)
+    failed = sum(n.status in (Status.DEAD, Status.ERROR_DOC) for item in repairs for n in item.results)
     named = [*staged, *(part for each in parts.values() for part in each)]  # an update's is named by several files
     fsync_folder(state.ledger.folder)
     state.ledger.commit(  # 4
@@ -271,7 +271,7 @@ def _count_stale(fold: Fold, by_key: dict[int, DataFile]) -> dict[str, int]:
     for result in fold.results:
         counts[by_key[result.key].partition["destination"]] += result.stale
     for item in fold.repairs:
-        counts[item.destination] += sum(n.status == Status.INDEXED for n in item.noted)
+        counts[item.destination] += sum(n.status == Status.INDEXED for n in item.results)
     return dict(+counts)
 
 
@@ -283,11 +283,11 @@ def _unknown_results(state: State, file: DataFile, rows: Rows, meant: list[int] 
     """
     table = read_part(state.outbox.path(file.path), ["row", "attempt"])
     why = "in doubt: the worker ended before it recorded a result"
-    wanted = None if meant is None else set(meant)
+    claimed = None if meant is None else set(meant)
     return [
         RowResult(row, Status.INDEXING, why, attempt + 1, None)
         for row, attempt in zip(table["row"].to_pylist(), table["attempt"].to_pylist(), strict=True)
-        if rows.first <= row < rows.end and (wanted is None or row in wanted)
+        if rows.first <= row < rows.end and (claimed is None or row in claimed)
     ]
 
 
@@ -305,7 +305,7 @@ class Repairer:
         mask = pc.and_(pc.greater_equal(rows, item.rows.first), pc.less(rows, item.rows.end))
         if item.eligible is not None:
             mask = pc.and_(mask, pc.is_in(rows, value_set=pa.array(item.eligible, pa.int64())))
-        events = sent_events(table.filter(mask).combine_chunks(), item.noted, item.destination, item.wave)
+        events = sent_events(table.filter(mask).combine_chunks(), item.results, item.destination, item.wave)
         if not events.num_rows:
             return None, 0, 0
         part = write_part(path_of(self.root) / "ledger", events, epoch=self.epoch)
@@ -383,33 +383,33 @@ _NEWER = """
 """
 
 
-def drop_overtaken(state: State, file: DataFile, noted: Sequence[RowResult]) -> list[RowResult]:
+def drop_overtaken(state: State, file: DataFile, results: Sequence[RowResult]) -> list[RowResult]:
     """Return late results for rows of this outbox file, without rows that were overtaken: those are dropped.
 
     Overtaken: a newer revision of its document, or of the same revision and route something later, was committed for
     this destination, and may have been sent meanwhile: rows that are in doubt hold nothing, but for exports, which hold
     those of their key.
     """
-    again = [n.row for n in noted if n.due is not None]
-    if not again:
-        return list(noted)
-    overtaken = _find_overtaken(state, file, again)
-    return [_drop(n) if n.row in overtaken else n for n in noted]
+    to_resend = [n.row for n in results if n.due is not None]
+    if not to_resend:
+        return list(results)
+    overtaken = _find_overtaken(state, file, to_resend)
+    return [_drop(n) if n.row in overtaken else n for n in results]
 
 
-def _drop(noted: RowResult) -> RowResult:
+def _drop(result: RowResult) -> RowResult:
     why = "superseded: something newer was committed before the destination said that it had not taken this: "
-    return RowResult(noted.row, Status.DROPPED, why + noted.message, noted.attempt, None)
+    return RowResult(result.row, Status.DROPPED, why + result.message, result.attempt, None)
 
 
 def _find_overtaken(state: State, file: DataFile, rows: list[int]) -> set[int]:
     names = ["row", "source", "document", "revision", "route", "operation", "key_hash"]
     of_file = parquet.scan([state.outbox.path(file.path)], pa.schema([OUTBOX.field(n) for n in names]))
-    again = of_file.to_table(filter=pc.field("row").isin(rows))
+    to_resend = of_file.to_table(filter=pc.field("row").isin(rows))
     destination = file.partition["destination"]
     key = int(file.partition["first_sequence"])
     with connect(state.local_scratch) as db:
-        db.register("again", again)
+        db.register("again", to_resend)
         overtaken = set()
         for other in state.outbox.files.values():
             if other.partition["destination"] == destination:
@@ -545,10 +545,10 @@ def keyed_files(updates: Sequence[UpdateResult]) -> dict[str, dict[str, Any]]:
 
 def publish_updates(state: State, wave: int, files: Mapping[str, Mapping[str, Any]]) -> None:
     """Commit the states and exports that the ledger's commit of this wave has named. Idempotent."""
-    for name, mine in files.items():
+    for name, node_files in files.items():
         tables = state.keyed[name]
         for table in tables.all:
             fsync_folder(table.folder)
-        exports = [(lane, Part(*part)) for lane, part in mine["exports"]]
-        states, contributions = ([Part(*part) for part in mine[kind]] for kind in ("state", "contributions"))
+        exports = [(lane, Part(*part)) for lane, part in node_files["exports"]]
+        states, contributions = ([Part(*part) for part in node_files[kind]] for kind in ("state", "contributions"))
         tables.publish(wave, states, exports, contributions)

@@ -169,17 +169,17 @@ class Dispatcher:
             return True
         outbox, note = self._state.outbox, f"{_UNASKED}{destination}"
         unasked = outbox.transaction(note)
-        known = unasked or self._state.next_sequence
+        next_sequence = unasked or self._state.next_sequence
         highest = self._highest_sent(destination)
-        if highest is not None and highest >= known:
+        if highest is not None and highest >= next_sequence:
             raise StateForeign(
                 f"{self._state.root} is an old copy: destination {destination} has deliveries of this state up to "
-                f"sequence {highest}, and the copy knows those below {known}. What was sent after it was made would be "
-                "sent again. Nothing was sent. Put the newest state back in its place. If it is lost: give another "
-                "--state, which delivers every document again."
+                f"sequence {highest}, and the copy knows those below {next_sequence}. What was sent after it was made "
+                "would be sent again. Nothing was sent. Put the newest state back in its place. If it is lost: give "
+                "another --state, which delivers every document again."
             )
         if (highest is None) != bool(unasked):
-            outbox.commit("epoch", transactions={note: known if highest is None else 0})
+            outbox.commit("epoch", transactions={note: next_sequence if highest is None else 0})
         return highest is not None
 
     def _reports_sequences(self, destination: str) -> bool:
@@ -224,8 +224,8 @@ class Dispatcher:
             return False
         finally:
             caller.end()
-        noted = self._reports_sequences(node.name) and self._state.outbox.transaction(f"{_UNASKED}{node.name}")
-        if noted and not self.refuse_old_copy(node.name):
+        unasked = self._reports_sequences(node.name) and self._state.outbox.transaction(f"{_UNASKED}{node.name}")
+        if unasked and not self.refuse_old_copy(node.name):
             self.breakers.record_failure(node.name, "it does not say what it has of this state", permanent=False)
             return False
         return True

@@ -104,8 +104,8 @@ class Turn:
         self._same_error = (before, chunks + 1, rows + len(outcomes or ()))
         if chunks + 1 < limits.SAME_ERROR_CHUNKS or rows + len(outcomes or ()) < limits.SAME_ERROR_ROWS:
             return None
-        again = "once it is fixed, `ferryman retry` resends what it refused"
-        return LaneStop(f"it refused every row of {chunks + 1} chunks in a row: {why} ({again})", kind == "permanent")
+        remedy = "once it is fixed, `ferryman retry` resends what it refused"
+        return LaneStop(f"it refused every row of {chunks + 1} chunks in a row: {why} ({remedy})", kind == "permanent")
 
     def end(self) -> None:
         """End the calls. If live workers have claimed chunks of this lane, wait for their results, as long as a call
@@ -114,9 +114,9 @@ class Turn:
         self.progress.flush()
         until = time.monotonic() + self.node.policy.send_timeout
         while self.claimed_elsewhere and time.monotonic() < until and self.journal.open_for(self.number):
-            done = self.journal.answered(self.number)
+            answered = self.journal.answered(self.number)
             self.claimed_elsewhere = [
-                m for m in self.claimed_elsewhere if m not in done and self.journal.owner_alive(self.number, m)
+                m for m in self.claimed_elsewhere if m not in answered and self.journal.owner_alive(self.number, m)
             ]
             if self.claimed_elsewhere:
                 time.sleep(0.05)

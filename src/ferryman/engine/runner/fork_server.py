@@ -40,13 +40,13 @@ class ForkServer:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._socket, theirs = socket.socketpair()
-        with theirs:
+        self._socket, server_socket = socket.socketpair()
+        with server_socket:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(theirs.fileno())],
+                [sys.executable, "-m", __name__, str(server_socket.fileno())],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(_import_path()), "PYTHONSAFEPATH": "1"},
-                pass_fds=[theirs.fileno()],
+                pass_fds=[server_socket.fileno()],
             )
 
     @property

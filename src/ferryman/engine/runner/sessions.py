@@ -90,11 +90,11 @@ def _find_session() -> Any | None:
     context = SparkContext._active_spark_context
     if context is None or not _context_runs(context):
         return None
-    known = SparkSession._instantiatedSession
+    default = SparkSession._instantiatedSession
     if any(is_alive(own.session) for own in _own_sessions):
-        return known
+        return default
     with contextlib.suppress(Exception):  # whatever PySpark raises of a session that ends at this moment
-        return SparkSession.getActiveSession() or known or SparkSession(context)
+        return SparkSession.getActiveSession() or default or SparkSession(context)
     return None
 
 
@@ -183,9 +183,9 @@ def _give_back(own: _OwnSession) -> None:
         own.runs -= 1
         if own.runs or own not in _own_sessions:
             return
-        theirs = program_session()
+        existing = program_session()
         _own_sessions.clear()
-        if theirs is None:
+        if existing is None:
             stop(own.session)
 
 
@@ -388,10 +388,10 @@ def _restore_interrupt_handler() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def _java_options(theirs: str, local: bool, queries: bool) -> str:
+def _java_options(user_options: str, local: bool, queries: bool) -> str:
     log = shlex.quote(f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties')}")
-    theirs = f"{log} {theirs}".strip()  # theirs, where both name one
-    return java_options(theirs, queries=queries) if local else theirs
+    user_options = f"{log} {user_options}".strip()  # theirs, where both name one
+    return java_options(user_options, queries=queries) if local else user_options
 
 
 _CHATTER = b"WARNING: Using incubator modules: "
@@ -417,7 +417,7 @@ def _explain_failed_start(error: Exception, jvm_lines: Iterable[str]) -> str:
     if isinstance(error, Py4JJavaError):
         return describe_spark_error(error)
     lines = [line.strip() for line in jvm_lines if not line.startswith(("\t", " "))]
-    of_log = [found["what"] for line in lines if (found := _LOG_ERROR.fullmatch(line))]
+    of_log = [match["what"] for line in lines if (match := _LOG_ERROR.fullmatch(line))]
     of_java = [line for line in lines if _JAVA_ERROR.fullmatch(line) and not line.startswith("Error: Could not create")]
     if of_log or of_java:
         return f"its JVM ended: {' '.join(of_log[-1:] or of_java[-2:])}"
