@@ -178,7 +178,7 @@ def world_in(folder: Path) -> Iterator[World]:
     (folder / "tmp").mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(folder / "tmp"))
-        patch.setattr(driver, "session_for", lambda *_, **__: contextlib.nullcontext(InProcess()))
+        patch.setattr(driver, "open_runner", lambda *_, **__: contextlib.nullcontext(InProcess()))
         yield World(folder)
 
 

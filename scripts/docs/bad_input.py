@@ -106,7 +106,7 @@ def outcomes() -> tuple[dict[str, tuple[str, str]], Summary]:
             plan = _plan(corpus, folder / "out.db")
             plan.freeze()
             with State.take(state_root(plan, folder / "state"), plan) as state:
-                summary = Run(state, InProcess(), Silent(), wait=5).go()
+                summary = Run(state, InProcess(), Silent(), wait=5).run()
             rows = account.deliveries(state_root(plan, folder / "state"))
 
         def clean(text: str) -> str:

@@ -67,7 +67,7 @@ def _run() -> tuple[dict[str, Any], dict[str, str]]:
         root = state_root(plan, Path(folder))
         Memory.clear("texts")
         with State.take(root, plan) as state:
-            Run(state, InProcess(), Silent()).go()
+            Run(state, InProcess(), Silent()).run()
         refused = {row["document"]: row["message"] for row in account.deliveries(root, status="rejected", plan=plan)}
         return {d.id: d for d in Memory.of("texts")}, refused
 

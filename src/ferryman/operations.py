@@ -162,18 +162,18 @@ def run(
             raise UsageError(f"flow {plan.name}: reset_state is for one plan: run that plan alone with it first.")
         with (
             take_plans(plan, state, accept_changes, take_over=take_over) as plans,
-            driver.session_for(
+            driver.open_runner(
                 plan.name,
                 plan.plans,
                 spark,
                 master,
                 conf or {},
                 observer,
-                soon=any(driver.needs_executors(each.state) for each in plans),
+                start_early=any(driver.needs_executors(each.state) for each in plans),
             ) as runner,
-            driver.looked_around(runner, [each.state for each in plans], preflight, observer) as trusted,
+            driver.check_executors(runner, [each.state for each in plans], preflight, observer) as trusted,
         ):
-            return FlowRun(plan.name, plans, trusted, observer, **options).go(every)
+            return FlowRun(plan.name, plans, trusted, observer, **options).run(every)
     if from_version is not None:
         plan.freeze()
         migrate(state_root(plan, state), plan, from_version)
@@ -188,7 +188,7 @@ def run(
         take_over=take_over,
         observer=observer,
     ) as (locked_state, runner):
-        return Run(locked_state, runner, observer, reset=reset_state, **options).go(every)
+        return Run(locked_state, runner, observer, reset=reset_state, **options).run(every)
 
 
 # --- follow a document through the plans of a flow ---

@@ -11,7 +11,7 @@ from ferryman import account, limits
 from ferryman.account.relations import View
 from ferryman.destinations.base import Outcome
 from ferryman.engine import run
-from ferryman.engine.run import Counting
+from ferryman.engine.run import CountCache
 from ferryman.errors import StateDamaged
 from ferryman.operations import check
 from ferryman.state.state import COUNTED
@@ -168,9 +168,9 @@ def test_an_endless_run_counts_in_a_small_part_of_the_time(trial: Trial, monkeyp
 
     monkeypatch.setattr(run, "cache_counts", cache_counts)
     with trial.take() as state:
-        counter = Counting(state, clock=lambda: now[0])
+        counter = CountCache(state, clock=lambda: now[0])
         for _ in range(12):
-            counter.keep()
+            counter.refresh()
             now[0] += 10
     assert counted == [100.0, 142.0, 184.0]
 

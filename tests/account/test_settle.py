@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ferryman.destinations.base import Delivery, Effect, Outcome
-from ferryman.engine.settle import late_answers, read_fold, settle
+from ferryman.engine.settle import has_late_answers, read_fold, settle
 from ferryman.records.rows import UNTOUCHED, Result, RowResult, Rows, sent_events
 from ferryman.state.state import State
 from ferryman.storage.files import fsync_folder
@@ -276,9 +276,9 @@ def test_a_late_answer_is_folded_in_by_the_next_settle(doubtful: Trial, status: 
     """The worker lived after all: what it says of its chunk ends the doubt."""
     noted = [] if status == "INDEXED" else [RowResult(3, status, "said later", 1, 0 if status == "ERROR" else None)]
     state = answer_late(doubtful, 2, 4, noted)
-    assert late_answers(state.journal, state.settled)
+    assert has_late_answers(state.journal, state.settled)
     doubtful.run()
-    assert not late_answers(state.journal, state.settled)
+    assert not has_late_answers(state.journal, state.settled)
     assert state.journal.passes() == []
     assert doubtful.statuses("c") == ["INDEXING", "INDEXED"]
     more = {"INDEXED": ["INDEXED"], "DEAD": ["DEAD"], "ERROR": ["ERROR", "INDEXED"]}[status]

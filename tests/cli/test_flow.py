@@ -46,10 +46,10 @@ def _in_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Commands run tasks in this process, in a folder with the flow."""
 
     @contextlib.contextmanager
-    def session_for(*_: Any, **__: Any) -> Iterator[InProcess]:
+    def open_runner(*_: Any, **__: Any) -> Iterator[InProcess]:
         yield InProcess()
 
-    monkeypatch.setattr(driver, "session_for", session_for)
+    monkeypatch.setattr(driver, "open_runner", open_runner)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plan.py").write_text(FLOW)
 

@@ -21,7 +21,7 @@ from ferryman.testing.inprocess import InProcess
 
 if sys.argv[1] == "nohup":
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-driver.session_for = lambda *_, **__: contextlib.nullcontext(InProcess())
+driver.open_runner = lambda *_, **__: contextlib.nullcontext(InProcess())
 code = start(["run", "plan.py"])
 pathlib.Path("code").write_text(str(code))
 sys.exit(code)

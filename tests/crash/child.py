@@ -152,8 +152,8 @@ def state_of(job: Job) -> str:
 
 def run(plan: Any, job: Job, *, fork: bool = False) -> wave.Summary:
     plan.freeze()
-    with State.take(state_root(plan, state_of(job)), plan) as state, driver.plain_errors(state):
-        summary = Run(state, InProcess(fork=fork), Spoken(), wait=5, wave_bytes=30).go()
+    with State.take(state_root(plan, state_of(job)), plan) as state, driver.explain_errors(state):
+        summary = Run(state, InProcess(fork=fork), Spoken(), wait=5, wave_bytes=30).run()
     assert summary.exit == 3, summary  # one document is bad, one refused
     return summary
 
@@ -165,7 +165,7 @@ def of_endless(job: Job) -> None:
     plan.freeze()
     where = state_root(plan, root / "state")
     history = endless.History(root, plan, job.turn, lambda: arm(job))
-    with State.take(where, plan) as state, driver.plain_errors(state):
+    with State.take(where, plan) as state, driver.explain_errors(state):
         if job.verb == "run":
             history.begin()
             run = Run(
@@ -178,9 +178,9 @@ def of_endless(job: Job) -> None:
                 clock=history.clock,
             )
             with contextlib.suppress(endless.Enough):
-                run.go(every=0)
+                run.run(every=0)
             return
-        summary = Run(state, InProcess(), Spoken(), wait=30, wave_bytes=12).go()
+        summary = Run(state, InProcess(), Spoken(), wait=30, wave_bytes=12).run()
     assert summary.exit == 3, summary  # some are bad, some refused
     invariants.check(where, plan, summary)
     unknown = {(d["operation"], d["document"]) for d in account.deliveries(where, status="in_doubt")}
@@ -197,8 +197,8 @@ def of_drawn(job: Job) -> None:
     where = state_root(plan, root / "state")
 
     def go() -> wave.Summary:
-        with State.take(where, plan) as state, driver.plain_errors(state):
-            return Run(state, InProcess(fork=dies_in_a_task(job)), Spoken(), wait=5, wave_bytes=of.wave_bytes).go()
+        with State.take(where, plan) as state, driver.explain_errors(state):
+            return Run(state, InProcess(fork=dies_in_a_task(job)), Spoken(), wait=5, wave_bytes=of.wave_bytes).run()
 
     summary = go()
     if job.verb != "run":
@@ -251,11 +251,11 @@ def run_shape(job: Job, plan: Any, *, fork: bool = False) -> wave.Summary:
     wait = shape.waits[job.stage] if shape.waits else shape.wait
     with (
         State.take(where, plan) as state,
-        driver.plain_errors(state),
+        driver.explain_errors(state),
         driver.check_plan_changes(state, False),
         runner_for(shape, fork=fork) as runner,
     ):
-        summary = Run(state, runner, Spoken(), wait=wait, wave_bytes=shape.wave_bytes).go()
+        summary = Run(state, runner, Spoken(), wait=wait, wave_bytes=shape.wave_bytes).run()
     if last:
         assert summary.exit == (3 if summary.in_doubt else shape.left), summary
     return summary

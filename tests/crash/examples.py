@@ -51,8 +51,8 @@ def work(job: Job) -> None:
     if job.arm:
         crash.arm(job.arm, str(root / "killed"))
     where = state_root(plan, root / "state")
-    with State.take(where, plan) as state, driver.plain_errors(state):
-        summary = Run(state, InProcess(fork=job.fork), Watch(), wait=30).go()
+    with State.take(where, plan) as state, driver.explain_errors(state):
+        summary = Run(state, InProcess(fork=job.fork), Watch(), wait=30).run()
     assert summary.exit == 0, summary
     if not job.arm:
         invariants.check(where, plan, summary)

@@ -67,8 +67,8 @@ def work(job: Job) -> None:
 def run(root: Path, plan: Plan, *, fork: bool = False) -> Summary:
     plan.freeze()
     where = state_root(plan, root / "state")
-    with State.take(where, plan) as state, driver.plain_errors(state):
-        return Run(state, InProcess(fork=fork), Watch(), wait=30, wave_bytes=4 * limits.KIB).go()
+    with State.take(where, plan) as state, driver.explain_errors(state):
+        return Run(state, InProcess(fork=fork), Watch(), wait=30, wave_bytes=4 * limits.KIB).run()
 
 
 def make_plan(root: Path, buckets: int = 32) -> Plan:

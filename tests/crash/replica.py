@@ -103,8 +103,8 @@ def noted(doc: Document) -> Document:
 
 def run(root: Path, plan: Plan, *, fork: bool = False) -> Summary:
     plan.freeze()
-    with State.take(state_root(plan, root / "state"), plan) as state, driver.plain_errors(state):
-        return Run(state, InProcess(fork=fork), Watch(), wait=30, wave_bytes=4 * limits.KIB).go()
+    with State.take(state_root(plan, root / "state"), plan) as state, driver.explain_errors(state):
+        return Run(state, InProcess(fork=fork), Watch(), wait=30, wave_bytes=4 * limits.KIB).run()
 
 
 def check(root: Path, keeper: Plan, copy: Plan, summary: Summary) -> None:

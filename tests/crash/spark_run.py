@@ -65,7 +65,7 @@ def main(job: child.Job) -> None:
         migrate(where, plan, older)
     with State.take(where, plan) as state, driver.check_plan_changes(state, accept_changes=False):
         spark = start("local[2,4]", CONF, "crash")
-        summary = run.Run(state, SparkRunner(spark), child.Spoken(), wait=5, wave_bytes=wave_bytes).go()
+        summary = run.Run(state, SparkRunner(spark), child.Spoken(), wait=5, wave_bytes=wave_bytes).run()
         print(summary, flush=True)
 
 

@@ -130,9 +130,9 @@ def run(job: Job) -> None:
     plan = plan_of(job)
     plan.freeze()
     root = state_root(plan, job.state)
-    with State.take(root, plan, take_over=bool(job.store)) as taken, driver.plain_errors(taken):
-        driver.remember_plan(taken, accept_changes=True)
-        said = Run(taken, InProcess(slots=1), Watch(), wait=30).go()
+    with State.take(root, plan, take_over=bool(job.store)) as taken, driver.explain_errors(taken):
+        driver.record_plan_changes(taken, accept_changes=True)
+        said = Run(taken, InProcess(slots=1), Watch(), wait=30).run()
         assert said.exit == 0, said
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ferryman.engine.driver import plain_errors
+from ferryman.engine.driver import explain_errors
 from ferryman.errors import EngineError
 from tests.support.page import HOW_TO, QuickShell, parts
 
@@ -57,7 +57,7 @@ def test_nothing_is_left_out(name: str) -> None:
 def test_what_a_full_disk_says() -> None:
     """The page shows the very words."""
     state = SimpleNamespace(root="…/notes-v1", outbox=SimpleNamespace(files={"a file": SimpleNamespace(size=1234)}))
-    with pytest.raises(EngineError) as caught, plain_errors(state):  # type: ignore[arg-type]
+    with pytest.raises(EngineError) as caught, explain_errors(state):  # type: ignore[arg-type]
         raise OSError(errno.ENOSPC, "No space left on device")
 
     assert f"error: {caught.value}\n" in (HOW_TO / "recover.md").read_text("utf-8")

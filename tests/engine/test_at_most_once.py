@@ -27,7 +27,7 @@ from tests.support.trial import Interrupted, Until, run_plan
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "_LEAST", 3)
+    monkeypatch.setattr(logs, "_MIN_TASK_ENTRIES", 3)
 
 
 def test_messages_go_through_once_and_in_order(place: Path) -> None:

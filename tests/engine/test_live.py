@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ferryman import Document, Plan
 from ferryman.destinations import Null
-from ferryman.engine.live import FIRST, Follower, Live
+from ferryman.engine.live import MAX_ERRORS, ProgressReader, ProgressWriter
 from ferryman.observe import Silent
 from ferryman.sources import Memory
 from tests.support.trial import run_plan
@@ -80,19 +80,19 @@ def test_the_first_errors_are_told_as_they_happen(tmp_path: Path) -> None:
 def test_errors_that_differ_are_told_up_to_a_limit(tmp_path: Path) -> None:
     """Whoever reads them has seen enough."""
     listener = Listener()
-    with Follower(tmp_path / "live", listener).following() as folder:
-        task = Live(folder, errors=True)
-        for number in range(2 * FIRST):
+    with ProgressReader(tmp_path / "live", listener).follow() as folder:
+        task = ProgressWriter(folder, errors=True)
+        for number in range(2 * MAX_ERRORS):
             task.error(f"d{number}", f"step x: error {number}", "")
-    assert [document for document, _, _ in listener.errors] == [f"d{n}" for n in range(FIRST)]
+    assert [document for document, _, _ in listener.errors] == [f"d{n}" for n in range(MAX_ERRORS)]
 
 
 def test_tasks_add_up(tmp_path: Path) -> None:
     """Two at a time; what was told is taken away after the phase."""
     listener = Listener()
-    with Follower(tmp_path / "live", listener).following() as folder:
+    with ProgressReader(tmp_path / "live", listener).follow() as folder:
         for number in (3, 4):
-            task = Live(folder)
+            task = ProgressWriter(folder)
             task.add(number)
             task.flush()
     assert listener.counts == {"": 7}
@@ -101,8 +101,8 @@ def test_tasks_add_up(tmp_path: Path) -> None:
 
 def test_nobody_listens(tmp_path: Path) -> None:
     """Then nothing is written."""
-    with Follower(tmp_path / "live", Silent()).following() as folder:
-        task = Live(folder, errors=True)
+    with ProgressReader(tmp_path / "live", Silent()).follow() as folder:
+        task = ProgressWriter(folder, errors=True)
         task.add(3)
         task.flush()
         assert not task.wants_errors

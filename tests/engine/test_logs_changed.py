@@ -77,10 +77,10 @@ def run(place: Path, plan: Plan, *, accept_changes: bool = True) -> list[str]:
     root = state_root(plan, place / "state")
     with (
         State.take(root, plan) as state,
-        driver.plain_errors(state),
+        driver.explain_errors(state),
         driver.check_plan_changes(state, accept_changes),
     ):
-        summary = Run(state, InProcess(), Watch()).go()
+        summary = Run(state, InProcess(), Watch()).run()
     check(root, plan, summary)
     return summary.messages
 

@@ -50,7 +50,7 @@ class Changing:
         if from_version is not None:
             migrate(root, plan, from_version)
         with State.take(root, plan) as state:
-            driver.remember_plan(state, accept_changes=True)
+            driver.record_plan_changes(state, accept_changes=True)
         return run_plan(plan, self.folder / "state")
 
     def balanced(self, plan: Plan) -> bool:

@@ -11,7 +11,7 @@ import pytest
 
 from ferryman.destinations import Null
 from ferryman.document import Document
-from ferryman.engine.breakers import Nodes
+from ferryman.engine.breakers import NodeBreakers
 from ferryman.errors import PlanError
 from ferryman.plan import Plan
 from ferryman.plan.nodes import VARIABLE
@@ -119,22 +119,22 @@ def test_machines_are_asked_now_and_then(place: Path) -> None:
     now = 1000.0
     plan = Plan("needs")
     plan.source("a", Memory([])).step("see", lambda doc: doc, needs="gpu").destination("b", Null())
-    nodes = Nodes(plan, lambda _: None, lambda: now)
-    nodes.troubles.endless = True
+    nodes = NodeBreakers(plan, lambda _: None, lambda: now)
+    nodes.breakers.endless = True
     machines = Asked("")
     for _ in range(5):
-        nodes.look_around(machines)
+        nodes.check_capabilities(machines)
     assert (machines.times, nodes.blocked("see")) == (1, True)
     now += 1.5
     machines.has = ["gpu"]
     for _ in range(5):
-        nodes.look_around(machines)
+        nodes.check_capabilities(machines)
     assert (machines.times, nodes.blocked("see")) == (2, False)
     now += 59
-    nodes.look_around(machines)
+    nodes.check_capabilities(machines)
     assert machines.times == 2
     now += 2
-    nodes.look_around(machines)
+    nodes.check_capabilities(machines)
     assert machines.times == 3
 
 

@@ -12,7 +12,16 @@ import pytest
 import ferryman
 from ferryman.destinations import Directory, JsonLines, Queue, Sql
 from ferryman.engine import driver
-from ferryman.engine.preflight import PROOF, Checked, Differs, DriverView, Look, checked, differences, proved
+from ferryman.engine.preflight import (
+    PROOF_PREFIX,
+    CheckedTask,
+    DriverView,
+    InspectTask,
+    TaskRefused,
+    check_runner,
+    differences,
+    place_proofs,
+)
 from ferryman.errors import EngineError, UsageError
 from ferryman.intake.service import on_spark
 from ferryman.plan import Plan
@@ -41,7 +50,7 @@ class Elsewhere(InProcess):
         return False
 
     def run(self, task: Any, items: Sequence[Any]) -> list[Any]:
-        if isinstance(task, Checked | Look) and self.calls in self.tasks:
+        if isinstance(task, CheckedTask | InspectTask) and self.calls in self.tasks:
             task = type(task)(
                 **{**{name: getattr(task, name) for name in task.__slots__}, "facts": self.change(task.facts)}
             )
@@ -64,7 +73,7 @@ def running(runner: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     def session(*_: Any, **__: Any) -> Iterator[InProcess]:
         yield runner
 
-    monkeypatch.setattr(driver, "session_for", session)
+    monkeypatch.setattr(driver, "open_runner", session)
 
 
 def another_version(facts: DriverView) -> DriverView:
@@ -76,7 +85,7 @@ def another_folder(number: int) -> Callable[[DriverView], DriverView]:
 
     def change(facts: DriverView) -> DriverView:
         written = list(facts.written)
-        written[number] = written[number]._replace(proof=f"{PROOF}another")
+        written[number] = written[number]._replace(proof=f"{PROOF_PREFIX}another")
         return facts._replace(written=tuple(written))
 
     return change
@@ -107,7 +116,7 @@ def test_a_run_does_not_begin_on_executors_that_differ(
         ferryman.run(plan, state=place)
 
     assert not [*(place / "out").iterdir()]
-    assert not [*place.rglob(f"{PROOF}*")]
+    assert not [*place.rglob(f"{PROOF_PREFIX}*")]
     assert ferryman.run(plan, state=place, preflight=False).delivered == 1
 
 
@@ -169,26 +178,26 @@ def test_names_that_differ_are_found_and_those_that_come_and_go_are_not(plan: Pl
                 seen = [each._replace(names=dict.fromkeys(each.names, ())) for each in seen]
             return seen
 
-    with checked(Busy(False), [(plan, place, "s")], print):
+    with check_runner(Busy(False), [(plan, place, "s")], print):
         pass
     says = r"docs \(source files\) is not the same .* a.txt is on .*Is the share mounted"
-    with pytest.raises(UsageError, match=says), checked(Busy(True), [(plan, place, "s")], print):
+    with pytest.raises(UsageError, match=says), check_runner(Busy(True), [(plan, place, "s")], print):
         pass
     assert len(looks) > 3
 
 
 def test_proofs_of_a_run_that_was_killed_are_removed_by_the_next(plan: Plan, place: Path) -> None:
     """Those of this state only: another one may be at work in the same folder."""
-    mine, other = place / "out" / f"{PROOF}s-1", place / "out" / f"{PROOF}t-1"
+    mine, other = place / "out" / f"{PROOF_PREFIX}s-1", place / "out" / f"{PROOF_PREFIX}t-1"
     mine.touch()
     other.touch()
 
-    with proved([(plan, place, "s")]) as facts:
+    with place_proofs([(plan, place, "s")]) as facts:
         assert not mine.exists()
         assert other.exists()
         assert {each.path for each in facts.written} == {str(place), str(place / "out")}
         assert differences(facts) == ()
-    assert [path.name for path in place.rglob(f"{PROOF}*")] == [other.name]
+    assert [path.name for path in place.rglob(f"{PROOF_PREFIX}*")] == [other.name]
 
 
 def test_every_source_and_destination_with_a_folder_names_it(place: Path) -> None:
@@ -203,10 +212,10 @@ def test_every_source_and_destination_with_a_folder_names_it(place: Path) -> Non
 
 def test_a_process_looks_once(plan: Plan, place: Path) -> None:
     """Then its answer stands: a task costs nothing."""
-    with proved([(plan, place, "s")]) as facts:
-        assert Checked(len, facts)("four") == 4
-    assert Checked(len, facts)("four") == 4
-    assert isinstance(Checked(len, facts._replace(host="other"))("four"), Differs)
+    with place_proofs([(plan, place, "s")]) as facts:
+        assert CheckedTask(len, facts)("four") == 4
+    assert CheckedTask(len, facts)("four") == 4
+    assert isinstance(CheckedTask(len, facts._replace(host="other"))("four"), TaskRefused)
 
 
 class Heard(ferryman.observe.Silent):

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ferryman import limits
-from ferryman.engine.preview import scratch
+from ferryman.engine.preview import scratch_folder
 from ferryman.engine.run import Run
 from ferryman.errors import EngineError, PlanError, StateDamaged, StateForeign, UsageError
 from ferryman.observe import Silent
@@ -104,7 +104,7 @@ def test_a_state_that_is_held_is_read_all_the_same(net: Network) -> None:
         before = snapshot(net.folder)
         assert look(net).documents
         assert snapshot(net.folder) == before
-        Run(held, InProcess(), Silent(), wait=0).go()
+        Run(held, InProcess(), Silent(), wait=0).run()
     assert net.arrived("out")["a"] == 2
 
 
@@ -259,8 +259,11 @@ def test_scratch_files_are_removed_after_an_error_too(net: Network) -> None:
 
 def test_a_full_disk_is_told_by_its_folder() -> None:
     """Whose it is: the scratch folder's, which TMPDIR says."""
-    with pytest.raises(EngineError, match=r"ferryman-preview-.*: the disk is full\. .*set TMPDIR"), scratch() as folder:
+    with (
+        pytest.raises(EngineError, match=r"ferryman-preview-.*: the disk is full\. .*set TMPDIR"),
+        scratch_folder() as folder,
+    ):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert not folder.exists()
-    with pytest.raises(OSError, match="denied"), scratch():
+    with pytest.raises(OSError, match="denied"), scratch_folder():
         raise OSError(errno.EACCES, "Permission denied")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ferryman.destinations import Null
-from ferryman.engine.breakers import Nodes, Troubles, backoff_s
+from ferryman.engine.breakers import BreakerRegistry, NodeBreakers, backoff_s
 from ferryman.engine.results import ErrorKind, NodeError, NodeReport, StepDebt
 from ferryman.errors import Misconfigured, Unavailable
 from ferryman.plan import Plan
@@ -23,9 +23,9 @@ class Clock:
         return self.now
 
 
-def troubles(*, endless: bool) -> tuple[Troubles, Clock, list[str]]:
+def registry(*, endless: bool) -> tuple[BreakerRegistry, Clock, list[str]]:
     clock, told = Clock(), []
-    found = Troubles("destination", told.append, clock)
+    found = BreakerRegistry("destination", told.append, clock)
     found.endless = endless
     return found, clock, told
 
@@ -38,27 +38,27 @@ def test_the_wait_grows_to_an_hour() -> None:
 @pytest.mark.parametrize("endless", [True, False])
 @pytest.mark.parametrize("permanent", [True, False])
 def test_permanent_trouble_ends_a_nodes_turn_only_in_a_single_run(endless: bool, permanent: bool) -> None:
-    found, clock, _ = troubles(endless=endless)
+    found, clock, _ = registry(endless=endless)
     assert found.wait_s("out") == 0
     for expected in (1, 4):
-        found.begin("out", "403", permanent=permanent)
+        found.record_failure("out", "403", permanent=permanent)
         assert found.wait_s("out") == (None if permanent and not endless else expected)
         assert found.blocked("out")
         clock.now += expected
     assert found.blocked("out") == (permanent and not endless)
-    found.end("out")
+    found.record_success("out")
     assert found.wait_s("out") == 0
 
 
 def test_an_endless_run_reports_the_begin_and_the_end_once_each() -> None:
-    found, clock, told = troubles(endless=True)
+    found, clock, told = registry(endless=True)
     for _ in range(3):
-        found.begin("out", "refused", permanent=False)
+        found.record_failure("out", "refused", permanent=False)
         clock.now += 10
-    found.begin("out", "403", permanent=True)
-    found.begin("out", "403", permanent=True)
-    found.end("out")
-    found.end("out")
+    found.record_failure("out", "403", permanent=True)
+    found.record_failure("out", "403", permanent=True)
+    found.record_success("out")
+    found.record_success("out")
     assert [line.split(".")[0] for line in told] == [
         "destination out: refused",
         "destination out: 403",
@@ -67,9 +67,9 @@ def test_an_endless_run_reports_the_begin_and_the_end_once_each() -> None:
 
 
 def test_a_single_run_reports_trouble_at_its_end_only() -> None:
-    found, _, told = troubles(endless=False)
-    found.begin("out", "refused", permanent=False)
-    found.end("out")
+    found, _, told = registry(endless=False)
+    found.record_failure("out", "refused", permanent=False)
+    found.record_success("out")
     assert told == []
 
 
@@ -140,13 +140,13 @@ def test_a_scope_works_again_when_a_wave_has_not_met_it_and_nothing_waits_for_it
     clock, told = Clock(), list[str]()
     plan = Plan("hosts")
     plan.source("docs", Memory([])).step("fetch", lambda doc: doc).destination("null", Null())
-    nodes = Nodes(plan, told.append, clock)
-    nodes.troubles.endless = True
+    nodes = NodeBreakers(plan, told.append, clock)
+    nodes.breakers.endless = True
     away = NodeError(ErrorKind.UNAVAILABLE, "fetch", "step fetch: no answer", scope="a:80")
     held = StepDebt("fetch a:80", 1, 0)
     for faults, debts, lines in (((away,), [], 1), ((), [held], 1), ((), [], 2)):
-        nodes.hear([NodeReport("fetch", well=True, faults=faults, stopped=False)])
-        nodes.forget(debts)
+        nodes.record_reports([NodeReport("fetch", well=True, faults=faults, stopped=False)])
+        nodes.forget_scopes(debts)
         assert len(told) == lines
     assert told[0].startswith("step fetch (a:80): no answer. ")
     assert told[1].startswith("step fetch (a:80): works again")

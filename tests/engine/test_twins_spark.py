@@ -30,7 +30,7 @@ from ferryman.sources import Queue
 from tests.support.trial import run_plan
 
 folder = Path(sys.argv[1])
-logs._LEAST = 3
+logs._MIN_TASK_ENTRIES = 3
 
 def see(doc):
     with (folder / "seen").open("a") as file:
@@ -42,11 +42,11 @@ def see(doc):
     return doc
 
 class Noting(SparkRunner):
-    def run_before(self, task, items, then):
+    def run_with_callback(self, task, items, then):
         def noted(item):
             (folder / f"attempt-{item.number}-{TaskContext.get().taskAttemptId()}").touch()
             return task(item)
-        return super().run_before(noted if isinstance(task, Transform) else task, items, then)
+        return super().run_with_callback(noted if isinstance(task, Transform) else task, items, then)
 
 plan = Plan("once", version=1, strategy="at-most-once")
 plan.source("in", Queue("in", folder)).step("see", see).destination("out", Out("out", folder))

@@ -90,8 +90,8 @@ def world_of(job: Job) -> World:
 def run(plan: Plan, world: World, runner: Runner, observer: Watch | None = None) -> Summary:
     """Run a plan to its end."""
     plan.freeze()
-    with State.take(state_root(plan, world.states), plan) as state, driver.plain_errors(state):
-        return Run(state, runner, observer or Watch(), wait=30, wave_bytes=300).go()
+    with State.take(state_root(plan, world.states), plan) as state, driver.explain_errors(state):
+        return Run(state, runner, observer or Watch(), wait=30, wave_bytes=300).run()
 
 
 def waves(world: World) -> int:

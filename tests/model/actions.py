@@ -95,8 +95,8 @@ ACTIONS: Final[dict[str, Action]] = {
         ("engine.transform.phase.TransformPhase.begin",),
         ("transform.outbox", "transform.documents", "transform.ledger", "transform.staged"),
     ),
-    "transform.done": Action("one attempt's files are taken", ("engine.run.Run._wave",), ("transform.done",)),
-    "redeliver": Action("opens a wave without documents", ("engine.run.Run._redeliver",)),
+    "transform.done": Action("one attempt's files are taken", ("engine.run.Run._run_wave",), ("transform.done",)),
+    "redeliver": Action("opens a wave without documents", ("engine.run.Run._run_delivery_wave",)),
     "commit": Action(
         "commits the wave", ("engine.commit.commit_wave",), ("commit.ready", "wave.logged", "wave.synced")
     ),
@@ -133,7 +133,7 @@ ACTIONS: Final[dict[str, Action]] = {
     ),
     "send.down": Action(
         "sends; the destination is down: a universal error",
-        ("engine.deliver.turn.universal",),
+        ("engine.deliver.turn.is_universal",),
         ("deliver.sent",),
         fault=True,
     ),

@@ -216,9 +216,9 @@ def test_executors_on_another_machine(states: str, tmp_path: Path) -> None:
         plan.freeze()
         with State.take(root, plan) as taken:
             run = Run(taken, runner, Watch())
-            assert run.go().delivered == 4
+            assert run.run().delivered == 4
             write(tmp_path, **{"a-document-with-an-ordinary-name-1": f"again {number}"})
-            assert Run(taken, runner, Watch()).go().delivered == 1  # of the same epoch
+            assert Run(taken, runner, Watch()).run().delivered == 1  # of the same epoch
     with sqlite3.connect(tmp_path / "out.db") as db:
         texts = dict(db.execute("SELECT id, text FROM documents"))
     assert texts == {

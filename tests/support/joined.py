@@ -73,7 +73,7 @@ def run_flow(
     """``ferryman.run(flow)`` without Spark, with all the knobs of ``FlowRun``; then the state of each plan is checked
     that did not stop."""
     with take_plans(flow, state, accept_changes) as plans:
-        summary = FlowRun(flow.name, plans, runner or InProcess(), observer or Told(), **options).go(every)
+        summary = FlowRun(flow.name, plans, runner or InProcess(), observer or Told(), **options).run(every)
     for plan in flow.plans:
         if flow.label(plan) not in summary.errors:
             check(state_root(plan, state), plan, summary.plans[flow.label(plan)])

@@ -25,14 +25,14 @@ def previewed(plan: Plan, state: Path, *, runner: Runner | None = None, **option
     """
 
     @contextlib.contextmanager
-    def session_for(*_: Any, **__: Any) -> Iterator[Runner]:
+    def open_runner(*_: Any, **__: Any) -> Iterator[Runner]:
         yield runner or InProcess()
 
     with (
         tempfile.TemporaryDirectory(prefix="ferryman-test-scratch-", dir="/tmp") as scratch,
         pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setattr(driver, "session_for", session_for)
+        patch.setattr(driver, "open_runner", open_runner)
         patch.setattr(tempfile, "tempdir", scratch)
         try:
             return ferryman.preview(plan, state=state, **options)

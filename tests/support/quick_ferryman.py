@@ -53,7 +53,7 @@ def serve(path: str) -> None:
     def in_process(*_: Any, **__: Any) -> Iterator[InProcess]:
         yield InProcess(fork=True, failures=1)  # like local[*], where a task whose worker dies is not tried again
 
-    driver.session_for = in_process  # type: ignore[assignment]
+    driver.open_runner = in_process  # type: ignore[assignment]
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that answer
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)

@@ -72,8 +72,8 @@ def run_plan(
     """
     plan.freeze()
     root = state_root(plan, state)
-    with State.take(root, plan) as taken, driver.plain_errors(taken):
-        summary = Run(taken, runner or InProcess(), observer or Watch(), **options).go(every)
+    with State.take(root, plan) as taken, driver.explain_errors(taken):
+        summary = Run(taken, runner or InProcess(), observer or Watch(), **options).run(every)
     if checked:
         check(root, plan, summary)
     return summary

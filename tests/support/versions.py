@@ -77,7 +77,7 @@ class Versions:
         if from_version is not None:
             migrate(root, plan, from_version)
         with State.take(root, plan) as taken, driver.check_plan_changes(taken, accept_changes):
-            summary = Run(taken, InProcess(), Silent(), **options).go()
+            summary = Run(taken, InProcess(), Silent(), **options).run()
         self.check(root, plan, summary)
         return summary
 

@@ -1,1 +1,1 @@
-"""Waves: scan, transform, commit, deliver, settle. The only part that knows Spark, and only in ``session``."""
+"""Waves: scan, transform, commit, deliver, settle. The only part that knows Spark, and only in ``runner``."""

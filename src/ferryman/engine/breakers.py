@@ -1,4 +1,7 @@
-"""The nodes of a run that are in trouble: steps, routers, sources. What tasks report of them decides what waits."""
+"""Circuit breakers of a run: which steps, routers, sources and destinations are not called for now, and why.
+
+``NodeBreakers`` decides from what tasks and listings report; ``BreakerRegistry`` holds the open breakers and waits.
+"""
 
 from __future__ import annotations
 
@@ -18,323 +21,347 @@ from ferryman.plan.nodes import VARIABLE, here, listed
 from ferryman.records.families import decode_held
 
 
-class Machine:
-    """Task: what the machine has on which it runs."""
+class ListCapabilities:
+    """Task: return the capabilities (``needs=`` of steps) that the machine has on which it runs."""
 
     def __call__(self, _number: int) -> frozenset[str]:
         return here()
 
 
-class Nodes:
-    """Remembers over the waves of a run which nodes are in trouble, and which have shown that they are not."""
+class NodeBreakers:
+    """Breakers of the steps, routers and sources of a plan, over the waves of a run.
 
-    def __init__(self, plan: Plan, tell: Callable[[str], None], clock: Callable[[], float]) -> None:
+    Remembers which nodes fail as a whole, and which have worked since.
+
+    Attributes:
+        lacked_capability: in the last wave, a step's documents came only to machines that lack what it needs.
+        breakers: open breakers, by kind and name: ``step fetch``, or ``step fetch (host:80)`` for a single scope.
+    """
+
+    def __init__(self, plan: Plan, report: Callable[[str], None], clock: Callable[[], float]) -> None:
         self._kinds = {n.name: n.kind for n in plan.nodes}
         self._proven: set[str] = set()
         self._failing: dict[str, Counter[str]] = {}
         """Failing documents by node and batch, see ``NodeStates.failing``."""
         self._unreached: dict[str, frozenset[str]] = {}
         """Documents that could not reach a node, see ``NodeStates.unreached``."""
-        self._scoped: set[str] = set()
-        """Scopes of single nodes that are in trouble, by their names in ``troubles``."""
-        self._just_met: set[str] = set()
-        """Troubles that the last wave met."""
+        self._open_scopes: set[str] = set()
+        """Scopes of nodes (one host of a fetch) whose breaker is open, by their names in ``breakers``."""
+        self._failed_scopes: set[str] = set()
+        """Scopes that failed in the last wave."""
         self._needs = {n.name: n.needs for n in plan.nodes if isinstance(n, StepNode) and n.needs}
-        self._lacking: set[str] = set()
-        """Nodes that no executor could run."""
-        self._missed: Counter[str] = Counter()
-        """Waves in a row of which no task came to a machine that has what a step needs."""
+        self._unrunnable: set[str] = set()
+        """Steps that no executor can run."""
+        self._waves_lacking: Counter[str] = Counter()
+        """Step -> waves in a row whose tasks all ran on machines that lack what it needs."""
         self._steps = {n.name: n for n in plan.nodes if isinstance(n, (StepNode, JoinNode))}
-        self._nones: Counter[str] = Counter()
-        """Calls that returned None, of steps that have returned nothing else in this run."""
-        self._made: set[str] = set()
+        self._none_counts: Counter[str] = Counter()
+        """Step -> calls that returned None."""
+        self._productive: set[str] = set()
         """Steps that have returned a document in this run."""
         self._clock = clock
-        self._looks_again = clock()
-        """When executors are asked again what they have, by the clock."""
-        self.missed = False
-        """In the last wave, documents came only to machines that do not have what their step needs."""
-        self.troubles = Troubles("", tell, clock)
-        """By kind and name."""
+        self._next_check = clock()
+        """When executors are asked again for their capabilities, by the clock."""
+        self.lacked_capability = False
+        self.breakers = BreakerRegistry("", report, clock)
 
-    def now(self) -> NodeStates:
+    def states(self) -> NodeStates:
         """Return the health of the nodes for the next wave's tasks."""
         blocked = frozenset(n for n in self._kinds if self.blocked(n))
         failing = {n: dict(f) for n, f in self._failing.items()}
         return NodeStates(blocked, frozenset(self._proven), failing, dict(self._unreached))
 
-    def hear(self, reports: Iterable[NodeReport]) -> None:
-        """Take in what the tasks of a wave have seen: a node that only its brake has stopped, and that was well in
-        another task, is not in trouble."""
-        self._just_met = set()
-        self.missed = False
+    def record_reports(self, reports: Iterable[NodeReport]) -> None:
+        """Open and close breakers by the reports of a wave's tasks.
+
+        A node that one task stopped calling by its own brake, and that worked in another task, stays closed.
+        """
+        self._failed_scopes = set()
+        self.lacked_capability = False
         by_node: dict[str, list[NodeReport]] = {}
         for report in reports:
             by_node.setdefault(report.node, []).append(report)
-        for node, told in by_node.items():
-            self._nones[node] += sum(r.nones for r in told)
-            self._made |= {node} if any(r.made for r in told) else set()
-            self._count_batches(node, told)
-            self._count_unreached(node, told)
-            well = any(r.well and not any(not f.scope for f in r.faults) for r in told)
-            whole = [(r, f) for r in told for f in r.faults if not f.scope and not (r.stopped and well)]
-            for key in {f.key for r in told for f in r.faults if f.scope}:
-                fault = next(f for r in told for f in r.faults if f.key == key)
-                self._just_met.add(about := self._about(key))
-                self._scoped.add(about)
-                self.troubles.begin(about, self._why(key, fault), permanent=False)
-            if whole and all(r.lacking for r, _ in whole) and (well or self._missed[node] < _MISSES):
-                self._missed[node] += 1
-                self.missed = True
-                whole = []  # other machines have what it needs: the next wave may come to one of them
-            if whole:
-                # Somebody has to fix it if any task says so; else it is away.
-                report, fault = max(whole, key=lambda each: _permanent(*each))
+        for node, node_reports in by_node.items():
+            self._none_counts[node] += sum(r.nones for r in node_reports)
+            self._productive |= {node} if any(r.made for r in node_reports) else set()
+            self._count_failing(node, node_reports)
+            self._count_unreached(node, node_reports)
+            # Faults with a scope (one host of a fetch) leave the node itself healthy.
+            works = any(r.well and not any(not f.scope for f in r.faults) for r in node_reports)
+            faults = [(r, f) for r in node_reports for f in r.faults if not f.scope and not (r.stopped and works)]
+            for key in {f.key for r in node_reports for f in r.faults if f.scope}:
+                fault = next(f for r in node_reports for f in r.faults if f.key == key)
+                self._failed_scopes.add(label := self._label(key))
+                self._open_scopes.add(label)
+                self.breakers.record_failure(label, self._cause(key, fault), permanent=False)
+            if (
+                faults
+                and all(r.lacking for r, _ in faults)
+                and (works or self._waves_lacking[node] < _MAX_WAVES_LACKING)
+            ):
+                self._waves_lacking[node] += 1
+                self.lacked_capability = True
+                faults = []  # other machines have what it needs, and the next wave may run on one of them
+            if faults:
+                # An operator has to fix it if any task says so; otherwise it is unavailable.
+                report, fault = max(faults, key=lambda each: _is_permanent(*each))
                 late_s = limits.BACKOFF_MAX_S if report.stopped else 0.0  # each try costs attempts
-                why, permanent = self._why(node, fault), _permanent(report, fault)
-                self.troubles.begin(self._about(node), why, permanent=permanent, at_least_s=late_s)
+                why, permanent = self._cause(node, fault), _is_permanent(report, fault)
+                self.breakers.record_failure(self._label(node), why, permanent=permanent, at_least_s=late_s)
                 self._proven.discard(node)
-            elif well:
-                self._missed.pop(node, None)
-                self.troubles.end(self._about(node))
+            elif works:
+                self._waves_lacking.pop(node, None)
+                self.breakers.record_success(self._label(node))
                 self._proven.add(node)
 
-    def hear_listings(self, listings: Iterable[Listing]) -> set[str]:
-        """Take in how a scan went; of which sources the listing waits, as keys. What was listed is read all the same: a
-        single folder or file may be away."""
-        waiting = set()
+    def record_listings(self, listings: Iterable[Listing]) -> set[str]:
+        """Open and close breakers by the listings of a scan, and return the keys of those that failed.
+
+        What such a listing contains is processed all the same: a single folder or file may be unavailable.
+        """
+        failed = set()
         for listing in listings:
             key = f"{listing.source.name} listing"
             if listing.outage is None:
-                self.troubles.end(self._about(key))
+                self.breakers.record_success(self._label(key))
             else:
-                waiting.add(key)
-                if not self.blocked(key):  # a scan for what is pending may come in between: it is not a try that counts
-                    self.troubles.begin(self._about(key), listing.outage.why, permanent=listing.outage.permanent)
-        return waiting
+                failed.add(key)
+                if not self.blocked(key):  # a scan for pending documents may come in between, and does not count
+                    self.breakers.record_failure(
+                        self._label(key), listing.outage.why, permanent=listing.outage.permanent
+                    )
+        return failed
 
     def stop(self, node: str, why: str) -> None:
-        """Somebody has to say how it goes on."""
-        self.troubles.begin(self._about(node), why, permanent=True)
+        """Open a node's breaker until an operator has fixed it."""
+        self.breakers.record_failure(self._label(node), why, permanent=True)
 
     def pause(self, node: str, why: str) -> None:
-        """It is away for now."""
-        self.troubles.begin(self._about(node), why, permanent=False)
+        """Open a node's breaker for now: the node is unavailable."""
+        self.breakers.record_failure(self._label(node), why, permanent=False)
 
-    def go_on(self, node: str) -> None:
-        """Nothing is wrong with it any more."""
-        self.troubles.end(self._about(node))
+    def resume(self, node: str) -> None:
+        """Close a node's breaker."""
+        self.breakers.record_success(self._label(node))
 
-    def _count_batches(self, node: str, told: Iterable[NodeReport]) -> None:
-        """A wave may try again what an earlier one has tried: the documents of a batch are not added up."""
-        if any(r.well for r in told):
+    def _count_failing(self, node: str, reports: Iterable[NodeReport]) -> None:
+        """Count failing documents by batch. The most of any wave counts, not the sum: a wave may retry a batch."""
+        if any(r.well for r in reports):
             self._failing.pop(node, None)
             return
         now: Counter[str] = Counter()
-        for batch, documents in (each for r in told for each in r.failing):
+        for batch, documents in (each for r in reports for each in r.failing):
             now[batch] += documents
         if now:
             self._failing[node] = self._failing.get(node, Counter()) | now
 
-    def _count_unreached(self, node: str, told: Sequence[NodeReport]) -> None:
-        if any(r.well for r in told):
+    def _count_unreached(self, node: str, reports: Sequence[NodeReport]) -> None:
+        if any(r.well for r in reports):
             self._unreached.pop(node, None)
-        elif found := self._unreached.get(node, frozenset()).union(*(r.unreached for r in told)):
-            self._unreached[node] = frozenset(islice(found, limits.OUTAGE_DOCUMENTS))
+        elif unreached := self._unreached.get(node, frozenset()).union(*(r.unreached for r in reports)):
+            self._unreached[node] = frozenset(islice(unreached, limits.OUTAGE_DOCUMENTS))
 
-    def forget(self, debts: Iterable[StepDebt]) -> None:
-        """End the trouble of what single nodes have to do with, where nothing waits for it any more: no call that
-        succeeds names it."""
-        waiting = {self._about(key) for debt in debts for key in decode_held(debt.held)}
-        for about in self._scoped - waiting - self._just_met:
-            self.troubles.end(about)
-            self._scoped.discard(about)
+    def forget_scopes(self, debts: Iterable[StepDebt]) -> None:
+        """Close breakers of scopes for which no document waits any more: no successful call would name them."""
+        waiting = {self._label(key) for debt in debts for key in decode_held(debt.held)}
+        for label in self._open_scopes - waiting - self._failed_scopes:
+            self.breakers.record_success(label)
+            self._open_scopes.discard(label)
 
-    def look_around(self, runner: Runner) -> None:
-        """Ask the executors what they have, if a step needs something: one that no machine can run is in trouble."""
-        due = any(self.wait_of(node) == 0 for node in self._lacking)
-        if not self._needs or (self._clock() < self._looks_again and not due):
+    def check_capabilities(self, runner: Runner) -> None:
+        """Ask the executors for their capabilities, if a step needs any; open the breakers of steps none can run."""
+        due = any(self.node_wait_s(node) == 0 for node in self._unrunnable)
+        if not self._needs or (self._clock() < self._next_check and not due):
             return
-        self._looks_again = self._clock() + _LOOK_EVERY_S
-        found = runner.run(Machine(), range(_MACHINES * runner.slots))
+        self._next_check = self._clock() + _CHECK_EVERY_S
+        capabilities = runner.run(ListCapabilities(), range(_PROBES_PER_SLOT * runner.slots))
         for node, needs in self._needs.items():
-            if not any(needs <= has for has in found):
+            if not any(needs <= has for has in capabilities):
                 why = (
                     f"needs {listed(needs)}, which no executor has. On one machine: --has {','.join(sorted(needs))}; "
                     f"on a cluster, {VARIABLE} in the environment of the executors that have it"
                 )
-                self.troubles.begin(self._about(node), why, permanent=True)
-                self._lacking.add(node)
-            elif node in self._lacking:
-                self._lacking.discard(node)
-                self.troubles.end(self._about(node))
+                self.breakers.record_failure(self._label(node), why, permanent=True)
+                self._unrunnable.add(node)
+            elif node in self._unrunnable:
+                self._unrunnable.discard(node)
+                self.breakers.record_success(self._label(node))
 
-    # -- what waits for them -----------------------------------------------------------------------
+    # -- waits -------------------------------------------------------------------------------------
 
-    def wait_s(self, held: str | None) -> float | None:
-        """Seconds until something that is held so may be tried; None: not in this run."""
+    def held_wait_s(self, held: str | None) -> float | None:
+        """Return the seconds until documents held by these nodes may be tried; None: not in this run.
+
+        Args:
+            held: as ``encode_held`` writes it; None: no node holds them.
+        """
         if held is None:
             return 0.0
-        waits = [wait for key in decode_held(held) if (wait := self.wait_of(key)) is not None]
+        waits = [wait for key in decode_held(held) if (wait := self.node_wait_s(key)) is not None]
         return min(waits, default=None)
 
-    def wait_of(self, key: str) -> float | None:
-        """Return how long a single node or scope is left alone, in seconds."""
-        return self.troubles.wait_s(self._about(key))
+    def node_wait_s(self, key: str) -> float | None:
+        """Return the seconds until a node or scope may be called; None: not in this run."""
+        return self.breakers.wait_s(self._label(key))
 
     def blocked(self, node: str) -> bool:
         """Return whether the node must not be called now."""
-        return self.wait_of(node) != 0
+        return self.node_wait_s(node) != 0
 
-    def waiting(self, debts: Iterable[StepDebt]) -> frozenset[str]:
-        """Return the names that documents are held by and that must not be tried now."""
-        return frozenset(d.held for d in debts if d.held is not None and self.wait_s(d.held) != 0.0)
+    def blocked_holds(self, debts: Iterable[StepDebt]) -> frozenset[str]:
+        """Return the values of ``held`` among pending retries that must not be tried now."""
+        return frozenset(d.held for d in debts if d.held is not None and self.held_wait_s(d.held) != 0.0)
 
-    # -- what is told of them ----------------------------------------------------------------------
+    # -- reports -----------------------------------------------------------------------------------
 
     def messages(self, debts: Iterable[StepDebt]) -> list[str]:
-        """At the end of a run, a line a node in trouble."""
+        """Return a line for each open breaker, for the end of a run."""
         pending: Counter[str] = Counter()
         for debt in debts:
             for key in decode_held(debt.held):
-                pending[self._about(key)] += debt.owed
+                pending[self._label(key)] += debt.owed
         return [
-            f"{about} {'is stopped' if t.permanent else 'is not available'}: {t.why.removesuffix('.')}. "
-            f"{_pending(pending[about])}{'fix it and run again' if t.permanent else 'run again when it is back'}."
-            for about, t in self.troubles.items()
+            f"{label} {'is stopped' if t.permanent else 'is not available'}: {t.why.removesuffix('.')}. "
+            f"{_pending_text(pending[label])}{'fix it and run again' if t.permanent else 'run again when it is back'}."
+            for label, t in self.breakers.items()
         ]
 
     def hints(self) -> list[str]:
-        """A line for each step that has returned None for all its documents: most often somebody forgot to return them.
+        """Return a line for each step that returned None for all its documents: its author may have forgotten a return.
 
-        A filter may drop the two documents that are new today: it takes more, or code that cannot return anything else.
+        A filter may rightly drop the two documents that are new today, so a hint takes ``_HINT_AFTER_NONES`` documents,
+        or code that cannot return anything else.
         """
         return [
-            f"{self._about(name)} returned None for {'the only document' if count == 1 else f'all {count} documents'} "
+            f"{self._label(name)} returned None for {'the only document' if count == 1 else f'all {count} documents'} "
             f"that came to it, so it dropped {'it' if count == 1 else 'them'}. {REMEDY}"
-            for name, count in self._nones.items()
-            if name not in self._made and (count >= _SILENT or (count and returns_nothing(self._steps[name].fn)))
+            for name, count in self._none_counts.items()
+            if name not in self._productive
+            and (count >= _HINT_AFTER_NONES or (count and returns_nothing(self._steps[name].fn)))
         ]
 
     def stopped(self) -> list[Stopped]:
-        """For those who want to be told."""
+        """Return the nodes with open breakers, for notifications."""
         return [
-            Stopped(about.partition(" ")[2], about.partition(" ")[0], t.why, t.permanent)
-            for about, t in self.troubles.items()
+            Stopped(label.partition(" ")[2], label.partition(" ")[0], t.why, t.permanent)
+            for label, t in self.breakers.items()
         ]
 
-    def _about(self, key: str) -> str:
+    def _label(self, key: str) -> str:
         node, _, scope = key.partition(" ")
         return f"{self._kinds.get(node, 'node')} {node}" + (f" ({scope})" if scope else "")
 
-    def _why(self, key: str, fault: NodeError) -> str:
-        """Without what the message says anyway."""
-        about = self._about(key.partition(" ")[0])
-        return fault.text.removeprefix(f"{about}: ").removeprefix("reading it: ")
+    def _cause(self, key: str, fault: NodeError) -> str:
+        """Return the error's text without the node's name, which messages add."""
+        label = self._label(key.partition(" ")[0])
+        return fault.text.removeprefix(f"{label}: ").removeprefix("reading it: ")
 
 
-_MACHINES: Final = 4
-"""Tasks a slot that ask what its machine has: Spark deals them out, and a slow machine may get fewer."""
+_PROBES_PER_SLOT: Final = 4
+"""Tasks per slot that ask for capabilities: Spark places them, and a slow machine may get fewer."""
+
+_CHECK_EVERY_S: Final = 60.0
+"""Seconds between two such checks: executors come and go, but each check is a Spark job."""
+
+_MAX_WAVES_LACKING: Final = 10
+"""Waves retried at once, since Spark cannot be told where to run a task; then the step counts as unavailable."""
+
+_HINT_AFTER_NONES: Final = 3
+"""Documents for which a step must have returned None, and nothing else ever, before there is a hint."""
 
 
-_LOOK_EVERY_S: Final = 60.0
-"""Executors come and go; to ask them takes a job of Spark."""
-_MISSES: Final = 10
-"""Nobody can tell Spark where to run a task: so often it is tried at once, then as a step that is away."""
-
-
-_SILENT: Final = 3
-"""Documents for which a step returned None, and never anything else, from which on that is worth a hint."""
-
-
-def _pending(deliveries: int) -> str:
+def _pending_text(deliveries: int) -> str:
     """Return the words for pending deliveries; for a source that cannot be listed their number is unknown."""
     return f"{deliveries} deliveries are pending: " if deliveries else "What waits for it is pending: "
 
 
-def _permanent(report: NodeReport, fault: NodeError) -> bool:
+def _is_permanent(report: NodeReport, fault: NodeError) -> bool:
     return report.stopped or fault.kind is ErrorKind.MISCONFIGURED
 
 
-# Nodes that are left alone for now because the whole of each is in trouble, and when each is asked again.
+# Open breakers: nodes that fail as a whole, and when each may be called again.
 
 
-class Trouble(NamedTuple):
-    """Why a node is left alone."""
+class OpenBreaker(NamedTuple):
+    """A node that is not called for now."""
 
     why: str
     permanent: bool
-    """It does not pass by itself: somebody has to repair something."""
+    """It does not recover by itself: an operator has to fix something."""
     since: float
     """Monotonic time of its first failure, in seconds."""
     until: float
-    """Monotonic time from which the node may be asked again, in seconds."""
-    times: int
-    """How often it has failed in a row."""
+    """Monotonic time from which the node may be called again, in seconds."""
+    failures: int
+    """Failures in a row."""
 
 
-class Troubles:
-    """The nodes of one kind (``destination``, ``step`` …) that are in trouble.
+class BreakerRegistry:
+    """Open breakers of a run's nodes, by name.
 
-    A node is left alone for 1 s after its first failure, then 4, 16 … up to an hour. Permanent trouble ends a node's
-    turn in this run; in an endless run, which nobody starts again, it is asked again like any other, and when trouble
-    begins and ends is reported.
+    A node is not called for 1 s after its first failure, then for 4, 16 … up to an hour. After a permanent failure it
+    is not called again in this run. In an endless run, which nobody starts again, it is called again like any other,
+    and each breaker that opens or closes is reported.
 
     Args:
-        kind: the word before a node's name in reports; "": the names have it.
-        tell: takes a report, a line of text.
+        kind: the word before a node's name in reports (``destination``); "": the names contain it.
+        report: takes a line of text.
         clock: monotonic time in seconds.
     """
 
-    def __init__(self, kind: str, tell: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, kind: str, report: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self.endless = False
         self._kind = kind
-        self._tell = tell
+        self._report = report
         self._clock = clock
-        self._found: dict[str, Trouble] = {}
+        self._open: dict[str, OpenBreaker] = {}
 
-    def begin(self, name: str, why: str, *, permanent: bool, at_least_s: float = 0.0) -> None:
-        """A node failed as a whole; call it each time. It is left alone for so many seconds at least."""
+    def record_failure(self, name: str, why: str, *, permanent: bool, at_least_s: float = 0.0) -> None:
+        """Open a node's breaker, or keep it open for longer: the node failed as a whole.
+
+        Args:
+            at_least_s: least wait in seconds.
+        """
         now = self._clock()
-        before = self._found.get(name)
-        times = 1 + (before.times if before else 0)
-        until = now + max(backoff_s(times), at_least_s)
-        self._found[name] = Trouble(why, permanent, before.since if before else now, until, times)
+        before = self._open.get(name)
+        failures = 1 + (before.failures if before else 0)
+        until = now + max(backoff_s(failures), at_least_s)
+        self._open[name] = OpenBreaker(why, permanent, before.since if before else now, until, failures)
         if self.endless and (before is None or (permanent and not before.permanent)):
             remedy = "repair it" if permanent else "no action is needed"
-            self._tell(
-                f"{self._shown(name)}: {why}. What waits for it stays pending, and it is checked again automatically, "
+            self._report(
+                f"{self._label(name)}: {why}. What waits for it stays pending, and it is checked again automatically, "
                 f"at least once an hour: {remedy}."
             )
 
-    def end(self, name: str) -> None:
-        """A node has worked."""
-        before = self._found.pop(name, None)
+    def record_success(self, name: str) -> None:
+        """Close a node's breaker: the node worked."""
+        before = self._open.pop(name, None)
         if before is not None and self.endless:
-            self._tell(f"{self._shown(name)}: works again, after {self._clock() - before.since:.0f} s.")
+            self._report(f"{self._label(name)}: works again, after {self._clock() - before.since:.0f} s.")
 
     def wait_s(self, name: str) -> float | None:
-        """Seconds until a node may be asked, 0 for one that is well; None: not in this run any more."""
-        trouble = self._found.get(name)
-        if trouble is None:
+        """Return the seconds until a node may be called, 0 if its breaker is closed; None: not in this run."""
+        breaker = self._open.get(name)
+        if breaker is None:
             return 0.0
-        if trouble.permanent and not self.endless:
+        if breaker.permanent and not self.endless:
             return None
-        return max(0.0, trouble.until - self._clock())
+        return max(0.0, breaker.until - self._clock())
 
     def blocked(self, name: str) -> bool:
-        """Return whether the node is left alone now."""
+        """Return whether the node must not be called now."""
         return self.wait_s(name) != 0
 
-    def _shown(self, name: str) -> str:
+    def _label(self, name: str) -> str:
         return f"{self._kind} {name}" if self._kind else name
 
-    def items(self) -> Iterator[tuple[str, Trouble]]:
-        """Names and troubles, in the order in which they began."""
-        return iter(self._found.items())
+    def items(self) -> Iterator[tuple[str, OpenBreaker]]:
+        """Return the names and open breakers, in the order in which they opened."""
+        return iter(self._open.items())
 
 
-def backoff_s(times: int) -> float:
-    """Seconds for which a node is left alone after it has failed so often in a row."""
+def backoff_s(failures: int) -> float:
+    """Return the seconds for which a node is not called after so many failures in a row."""
     # 2 ** 6 failures are far beyond the cap already, and a power of a large number overflows.
-    return min(limits.BACKOFF_MAX_S, limits.BACKOFF_FIRST_S * limits.BACKOFF_FACTOR ** (min(times, 64) - 1))
+    return min(limits.BACKOFF_MAX_S, limits.BACKOFF_FIRST_S * limits.BACKOFF_FACTOR ** (min(failures, 64) - 1))

@@ -1,7 +1,8 @@
-"""An operator's command becomes a wave of its own, or several if it concerns very many deliveries.
+"""Operator commands (``retry``, ``resolve``): each becomes a wave of its own, or several if it concerns many
+deliveries.
 
 One commit makes waiting rows due, or removes them, and names the events (who, when, why); then it is settled as usual.
-A command that is applied twice (a crash came before its file was removed) does no harm.
+A command that is applied twice, because a crash came before its file was removed, does no harm.
 """
 
 from __future__ import annotations
@@ -41,100 +42,111 @@ from ferryman.storage.query import connect, quote_list, register
 
 
 def apply(state: State, command: Command) -> int:
-    """Carry out a command; how many deliveries (or documents) it concerns."""
-    shares = _shares(state, command)
+    """Apply a command, and return how many deliveries (or documents) it concerns."""
+    shares = _count_shares(state, command)
     concerned = 0
     for share in range(shares):
-        chosen = _chosen(state, command, (share, shares))
+        chosen = _select_deliveries(state, command, (share, shares))
         if chosen:
-            _carry_out(state, command, chosen)
+            _commit_share(state, command, chosen)
         documents = {(c["source"], c["origin"]) for c in chosen}
         concerned += len(documents) if command.definition.whole_documents else len(chosen)
-    state.check_ownership()  # where nothing is concerned, nothing was committed that would have told
+    state.check_ownership()  # a commit would have checked it, but a command that concerns nothing makes none
     files.remove(state.commands / command.file)
     crash.point("command.done")
     return concerned
 
 
-def _carry_out(state: State, command: Command, chosen: list[dict[str, Any]]) -> None:
-    """A wave: the command's effect on these deliveries."""
-    number, does = state.wave + 1, command.definition
-    about = _once_a_document(chosen) if does.event is Status.DIRTY else chosen
-    about = [{**c, "status": does.event.value, "message": command.message, "attempt": 0} for c in about]
-    event_file = write_part(state.ledger.folder, events(about, wave=number, ordinal=ORDINAL_COMMAND), epoch=state.epoch)
-    in_outbox = {} if does.whole_documents else _in_outbox(state, {c["delivery_hash"] for c in chosen})
-    if does.closes_claims:
+def _commit_share(state: State, command: Command, chosen: list[dict[str, Any]]) -> None:
+    """Commit and settle a wave with the command's effect on these deliveries."""
+    number, definition = state.wave + 1, command.definition
+    event_rows = _one_per_document(chosen) if definition.event is Status.DIRTY else chosen
+    event_rows = [{**c, "status": definition.event.value, "message": command.message, "attempt": 0} for c in event_rows]
+    event_file = write_part(
+        state.ledger.folder, events(event_rows, wave=number, ordinal=ORDINAL_COMMAND), epoch=state.epoch
+    )
+    in_outbox = {} if definition.whole_documents else _find_in_outbox(state, {c["delivery_hash"] for c in chosen})
+    if definition.closes_claims:
         _close_claims(state, in_outbox)
     replaced = []
-    if does.outbox is not OutboxEffect.UNTOUCHED:
-        replaced = [_changed_file(state, path, does.outbox, hashes) for path, hashes in in_outbox.items()]
+    if definition.outbox is not OutboxEffect.UNTOUCHED:
+        replaced = [_rewrite_outbox_file(state, path, definition.outbox, hashes) for path, hashes in in_outbox.items()]
     waiting_rows = set().union(*in_outbox.values())
     elsewhere = [c for c in chosen if c["delivery_hash"] not in waiting_rows]
-    document_file = _changed_documents(state, elsewhere, number, does.documents)
+    document_file = _write_document_rows(state, elsewhere, number, definition.documents)
     crash.point("command.staged")
     commit_wave(state, number, documents=document_file, ledger=[event_file], replaced=replaced)
     settle(state, number, in_process)
     state.retire(state.outbox, [path for path, _ in replaced])
 
 
-def _filter(command: Command) -> Filter:
-    """The deliveries that it concerns; without statuses: none."""
+def _make_filter(command: Command) -> Filter:
+    """Return the filter for the deliveries that a command concerns; a filter without statuses means none."""
     concerned = command.definition.concerns
     statuses = concerned if command.statuses is None else concerned & command.statuses
     return Filter(statuses, command.destination, command.source, command.document)
 
 
-def _shares(state: State, command: Command) -> int:
-    """Into how many waves it is cut: all that it concerns need not fit into memory."""
-    if not (of := _filter(command)).statuses:
+def _count_shares(state: State, command: Command) -> int:
+    """Return the number of waves for a command: what it concerns as a whole need not fit into memory."""
+    if not (query := _make_filter(command)).statuses:
         return 0
-    with open_view(state.root, state.plan) as seen:
-        most = seen.count_events(of)
+    with open_view(state.root, state.plan) as view:
+        most = view.count_events(query)
     return -(-most // limits.COMMAND_DELIVERIES)
 
 
-def _chosen(state: State, command: Command, share: tuple[int, int]) -> list[dict[str, Any]]:
-    """Deliveries the command concerns, a share of them: their columns."""
-    with open_view(state.root, state.plan) as seen:
-        found = seen.deliveries(_filter(command), share=share)
+def _select_deliveries(state: State, command: Command, share: tuple[int, int]) -> list[dict[str, Any]]:
+    """Return one share of the deliveries that a command concerns, as columns."""
+    with open_view(state.root, state.plan) as view:
+        selected = view.deliveries(_make_filter(command), share=share)
     if command.documents is not None:
-        found = [d for d in found if d["origin"] in command.documents]
+        selected = [d for d in selected if d["origin"] in command.documents]
     if command.definition.whole_documents:
-        kept = counted_once(state.plan.nodes)
-        found = [
-            d for d in found if d["operation"] == "upsert" and not _is_past(d, command) and d["source"] not in kept
+        once = counted_once(state.plan.nodes)
+        selected = [
+            d
+            for d in selected
+            if d["operation"] == "upsert" and not _is_closed_range(d, command) and d["source"] not in once
         ]
-    return [{name: d[name] for name in (*EVENT_OF_ROW, "destination")} for d in found]
+    return [{name: d[name] for name in (*EVENT_OF_ROW, "destination")} for d in selected]
 
 
-def _is_past(delivery: dict[str, Any], command: Command) -> bool:
-    """Return whether the delivery belongs to a range that was run again, entry by entry, or that cannot be
-    inspected."""
-    past = delivery["status"] == Status.DROPPED or command.definition.documents is not DocumentsEffect.FORCED
-    return past and delivery["version"].startswith(RANGE)
+def _is_closed_range(delivery: dict[str, Any], command: Command) -> bool:
+    """Return whether the delivery stands for a range of log entries that was since run entry by entry, or that cannot
+    be read again."""
+    closed = delivery["status"] == Status.DROPPED or command.definition.documents is not DocumentsEffect.FORCED
+    return closed and delivery["version"].startswith(RANGE)
 
 
-def _once_a_document(chosen: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One for each document, of none of its deliveries: they are what they are until it is found changed."""
-    about: dict[tuple[str, str], dict[str, Any]] = {}
+def _one_per_document(chosen: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return one event row per document, about no delivery of it: deliveries keep their status until it is read
+    again."""
+    by_document: dict[tuple[str, str], dict[str, Any]] = {}
     for c in chosen:
         origin = {**c, "document": c["origin"], "parent": None, "route": "", "branches": ""}
-        about[c["source"], c["origin"]] = {**origin, "destination": "", "delivery_hash": ""}
-    return list(about.values())
+        by_document[c["source"], c["origin"]] = {**origin, "destination": "", "delivery_hash": ""}
+    return list(by_document.values())
 
 
-def _in_outbox(state: State, hashes: set[str]) -> dict[str, set[str]]:
-    """Outbox files that hold such rows -> their hashes."""
-    found = {}
+def _find_in_outbox(state: State, hashes: set[str]) -> dict[str, set[str]]:
+    """Return outbox file -> those of the delivery hashes that it contains."""
+    by_file = {}
     for path in state.outbox.files:
         column = read_part(state.outbox.path(path), ["delivery_hash"])["delivery_hash"]
-        if there := hashes.intersection(column.to_pylist()):
-            found[path] = there
-    return found
+        if hits := hashes.intersection(column.to_pylist()):
+            by_file[path] = hits
+    return by_file
 
 
-def _changed_file(state: State, path: str, effect: OutboxEffect, hashes: set[str]) -> tuple[str, DataFile | None]:
-    """An outbox file and what takes its place, not yet committed: these rows due now from attempt zero, or gone."""
+def _rewrite_outbox_file(
+    state: State, path: str, effect: OutboxEffect, hashes: set[str]
+) -> tuple[str, DataFile | None]:
+    """Write the file that replaces an outbox file: these rows are due now with attempts from zero, or removed.
+
+    Returns:
+        The old file's path, and the new file, which is not yet committed; None if no rows are left.
+    """
     file = state.outbox.files[path]
     wanted = pa.array(list(hashes), pa.string())
     writer = OutboxWriter(state.outbox.folder, epoch=state.epoch)
@@ -143,20 +155,20 @@ def _changed_file(state: State, path: str, effect: OutboxEffect, hashes: set[str
         if effect is OutboxEffect.REMOVED:
             writer.write(rows.filter(pc.invert(concerned)))
             continue
-        again = rows
+        changed = rows
         for column in ("attempt", "due"):
             at = rows.schema.get_field_index(column)
-            again = again.set_column(at, column, pc.if_else(concerned, pa.scalar(0, pa.int64()), rows[column]))
+            changed = changed.set_column(at, column, pc.if_else(concerned, pa.scalar(0, pa.int64()), rows[column]))
         for column in ("since", "transient"):
             at = rows.schema.get_field_index(column)
-            again = again.set_column(at, column, pc.if_else(concerned, pa.scalar(None, pa.int64()), rows[column]))
-        writer.write(again)
+            changed = changed.set_column(at, column, pc.if_else(concerned, pa.scalar(None, pa.int64()), rows[column]))
+        writer.write(changed)
     part = writer.finish()
     return path, None if part is None else state.outbox.data_file(part, file.partition)
 
 
 def _close_claims(state: State, in_outbox: dict[str, set[str]]) -> None:
-    """An operator has decided: what a late worker says of these chunks does not count any more."""
+    """Forget the claims on these rows: an operator has decided, and late results of workers do not count any more."""
     for path, hashes in in_outbox.items():
         key = int(state.outbox.files[path].partition["first_sequence"])
         table = read_part(state.outbox.path(path), ["row", "delivery_hash"])
@@ -167,36 +179,38 @@ def _close_claims(state: State, in_outbox: dict[str, set[str]]) -> None:
                     state.journal.forget(number, claim)
 
 
-def _changed_documents(state: State, chosen: list[dict[str, Any]], number: int, effect: DocumentsEffect) -> list[Part]:
-    """``documents`` rows that make the next scan take these deliveries, or their documents, up again."""
+def _write_document_rows(
+    state: State, chosen: list[dict[str, Any]], number: int, effect: DocumentsEffect
+) -> list[Part]:
+    """Write ``documents`` rows that make the next scan process these deliveries, or their documents, again."""
     if not chosen or effect is DocumentsEffect.UNTOUCHED:
         return []
     wanted: dict[tuple[str, str], set[tuple[str, str, str]]] = defaultdict(set)
     for c in chosen:
         member = c["document"][len(c["origin"]) :]
-        wanted[c["source"], _name(state, c)].add((member, c["destination"], c["route"]))
+        wanted[c["source"], _family_name(state, c)].add((member, c["destination"], c["route"]))
     with connect(state.local_scratch) as db:
         register(db, "documents", state.documents.paths(), DOCUMENTS)
         db.register("wanted", pa.table({"source": [s for s, _ in wanted], "document": [d for _, d in wanted]}))
-        found = db.execute("""
+        rows = db.execute("""
             SELECT * FROM (
                 SELECT d.* FROM documents d SEMI JOIN wanted w ON d.source = w.source AND d.document = w.document
                 QUALIFY row_number() OVER (PARTITION BY d.source, d.document ORDER BY wave DESC) = 1
             ) WHERE operation = 'upsert'
         """).fetchall()  # a deleted document cannot be read again
     if effect is DocumentsEffect.FORCED:
-        known = {(row[0], row[1]) for row in found}
+        known = {(row[0], row[1]) for row in rows}
         ranges = {(c["source"], c["origin"]) for c in chosen if c["version"].startswith(RANGE)}
-        missing = forced_entries(state, of_logs(state, wanted.keys() - known - ranges), number)
-        found += [tuple(row[f.name] for f in DOCUMENTS) for row in missing]
-    if not found:
+        missing = make_forced_rows(state, select_log_entries(state, wanted.keys() - known - ranges), number)
+        rows += [tuple(row[f.name] for f in DOCUMENTS) for row in missing]
+    if not rows:
         return []
-    columns: dict[str, Any] = {f.name: [row[i] for row in found] for i, f in enumerate(DOCUMENTS)}
-    columns |= {"wave": number, "forced": pa.array([effect is DocumentsEffect.FORCED] * len(found))}
+    columns: dict[str, Any] = {f.name: [row[i] for row in rows] for i, f in enumerate(DOCUMENTS)}
+    columns |= {"wave": number, "forced": pa.array([effect is DocumentsEffect.FORCED] * len(rows))}
     if effect is DocumentsEffect.UNVERIFIED:
         columns |= {"fingerprint": ""}
     elif effect in (DocumentsEffect.DUE, DocumentsEffect.GIVEN_UP):  # what is forced is processed anyway
-        change = _opened if effect is DocumentsEffect.DUE else _forgotten
+        change = _reopen_deliveries if effect is DocumentsEffect.DUE else _remove_deliveries
         names = zip(columns["source"], columns["document"], strict=True)
         failures = [
             [changed for f in decode_failures(text) if (changed := change(f, wanted[name])).owed]
@@ -206,51 +220,51 @@ def _changed_documents(state: State, chosen: list[dict[str, Any]], number: int, 
         columns |= {"owed": owed, "failed": [encode_failures(each) for each in failures]}
         if effect is DocumentsEffect.DUE:
             columns |= {"due": 0, "held": None}
-    return [write_part(state.documents.folder, table_of(DOCUMENTS, len(found), **columns), epoch=state.epoch)]
+    return [write_part(state.documents.folder, table_of(DOCUMENTS, len(rows), **columns), epoch=state.epoch)]
 
 
-def _forgotten(failure: FailedMember, wanted: set[tuple[str, str, str]]) -> FailedMember:
-    """The failure without these deliveries."""
+def _remove_deliveries(failure: FailedMember, wanted: set[tuple[str, str, str]]) -> FailedMember:
+    """Return the failure without these deliveries."""
     owed = [o for o in failure.owed if (failure.member, *o.end) not in wanted]
     return FailedMember(failure.member, failure.node, failure.route, failure.branches, owed)
 
 
-def _name(state: State, delivery: dict[str, Any]) -> str:
+def _family_name(state: State, delivery: dict[str, Any]) -> str:
     """Return the name of the delivery's family in ``documents``."""
     exported = delivery["source"] in {node.name for node in keyed_nodes(state.plan.nodes)}
     return export_name(delivery["revision"]) if exported else delivery["origin"]
 
 
-def _opened(failure: FailedMember, wanted: set[tuple[str, str, str]]) -> FailedMember:
-    """The failure with these deliveries, (member, destination, route), pending again from attempt zero."""
+def _reopen_deliveries(failure: FailedMember, wanted: set[tuple[str, str, str]]) -> FailedMember:
+    """Return the failure with these deliveries, (member, destination, route), pending again from attempt zero."""
     owed = [Owed(*o.end, 0, True) if (failure.member, *o.end) in wanted else o for o in failure.owed]
     return FailedMember(failure.member, failure.node, failure.route, failure.branches, owed)
 
 
-# Entries of logs that an operator wants read again though they went through: nothing is known of them but their
-# deliveries, and what ``documents`` would say is made of these.
+# Log entries that an operator wants read again though they succeeded. ``documents`` has no rows for them, so the rows
+# are made from their deliveries.
 
-Name = tuple[str, str]
+DocumentKey = tuple[str, str]
 """Source and document."""
 
 _COLUMNS: Final = ("source", "origin", "document", "version", "revision", "operation", "route", "destination")
 
 
-def of_logs(state: State, names: Collection[Name]) -> list[Name]:
-    """Return those of the documents that are entries of logs."""
+def select_log_entries(state: State, names: Collection[DocumentKey]) -> list[DocumentKey]:
+    """Return the documents that are log entries."""
     logs = {n.name for n in logs_read(state.plan.nodes)}
     return [name for name in names if name[0] in logs]
 
 
-def forced_entries(state: State, names: Collection[Name], wave: int) -> list[dict[str, Any]]:
-    """Rows of ``documents`` that make the next scan read these entries as new revisions."""
-    deliveries: dict[Name, list[dict[str, Any]]] = defaultdict(list)
-    for row in _deliveries(state, names) if names else ():
+def make_forced_rows(state: State, names: Collection[DocumentKey], wave: int) -> list[dict[str, Any]]:
+    """Return rows of ``documents`` that make the next scan read these entries as new revisions."""
+    deliveries: dict[DocumentKey, list[dict[str, Any]]] = defaultdict(list)
+    for row in _latest_deliveries(state, names) if names else ():
         deliveries[row["source"], row["origin"]].append(row)
-    return [_row(name, deliveries[name], wave) for name in names if name in deliveries]
+    return [_forced_row(name, deliveries[name], wave) for name in names if name in deliveries]
 
 
-def _row(name: Name, deliveries: list[dict[str, Any]], wave: int) -> dict[str, Any]:
+def _forced_row(name: DocumentKey, deliveries: list[dict[str, Any]], wave: int) -> dict[str, Any]:
     source, document = name
     newest = max(deliveries, key=lambda d: d["revision"])
     published: dict[tuple[str, str, str], bool] = {}
@@ -275,20 +289,20 @@ def _row(name: Name, deliveries: list[dict[str, Any]], wave: int) -> dict[str, A
     }
 
 
-def _deliveries(state: State, names: Collection[Name]) -> list[dict[str, Any]]:
-    """All deliveries of these entries by their latest events; ``published``: was it committed for the destination?"""
+def _latest_deliveries(state: State, names: Collection[DocumentKey]) -> list[dict[str, Any]]:
+    """Return all deliveries of these entries by their latest events; ``published``: committed for the destination."""
     columns = ", ".join(_COLUMNS)
-    mine = f"source IN {quote_list({s for s, _ in names})} AND origin IN {quote_list([d for _, d in names])}"
-    with open_view(state.root, state.plan) as seen:
-        return seen.rows(f"""
+    among = f"source IN {quote_list({s for s, _ in names})} AND origin IN {quote_list([d for _, d in names])}"
+    with open_view(state.root, state.plan) as view:
+        return view.rows(f"""
             SELECT {columns}, happened,
-                status = '{Status.INDEXED}' OR delivery_hash IN (SELECT delivery_hash FROM waiting WHERE {mine})
+                status = '{Status.INDEXED}' OR delivery_hash IN (SELECT delivery_hash FROM waiting WHERE {among})
                 AS published
             FROM (
                 SELECT {columns}, delivery_hash, max(wave * 4 + ordinal) AS happened,
                     arg_max(status, wave * 4 + ordinal) AS status
-                FROM ledger WHERE destination <> '' AND {mine} GROUP BY {columns}, delivery_hash
+                FROM ledger WHERE destination <> '' AND {among} GROUP BY {columns}, delivery_hash
                 UNION ALL
-                SELECT {columns}, delivery_hash, wave * 4 + 3, status FROM unsent WHERE {mine}
+                SELECT {columns}, delivery_hash, wave * 4 + 3, status FROM unsent WHERE {among}
             )
         """)

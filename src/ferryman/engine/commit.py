@@ -13,7 +13,7 @@ from ferryman.storage.delta import DataFile
 from ferryman.storage.files import fsync_folder
 from ferryman.storage.parquet import Part
 
-NOWHERE: Final[Mapping[str, int]] = MappingProxyType({})
+NO_POSITIONS: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 def commit_wave(
@@ -25,7 +25,7 @@ def commit_wave(
     new: int = 0,
     ledger: Sequence[Part] = (),
     replaced: Sequence[tuple[str, DataFile | None]] = (),
-    positions: Mapping[str, int] = NOWHERE,
+    positions: Mapping[str, int] = NO_POSITIONS,
     keyed: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Commit wave ``number``.
@@ -38,10 +38,10 @@ def commit_wave(
 
     Args:
         outbox: (destination, file) in the order of their rows.
-        new: rows of ``documents`` that are the first ones of theirs, at least.
+        new: number of ``documents`` rows that are at least the first of their document.
         replaced: (path of a live outbox file, the file in its place or None): an operator command on waiting rows.
-        keyed: files that settle gives to keyed nodes, see ``settle.updates.files_of``.
-        positions: transactions that say how far logs were read; see ``state.log_positions``.
+        keyed: files that settle gives to keyed nodes, see ``settle.keyed_files``.
+        positions: application transactions that say how far logs were read; see ``state.logs.LogPositions``.
 
     Raises:
         StateLost: another driver took over; nothing was committed.
@@ -67,7 +67,9 @@ def commit_wave(
     )
 
 
-def commit_staged(state: State, number: int, staged: Sequence[Staged], positions: Mapping[str, int] = NOWHERE) -> None:
+def commit_staged(
+    state: State, number: int, staged: Sequence[Staged], positions: Mapping[str, int] = NO_POSITIONS
+) -> None:
     """Commit as wave ``number`` what its tasks have staged."""
     commit_wave(
         state,

@@ -1,4 +1,4 @@
-"""Being the driver of a plan's state: alone, with a Spark session, and with errors in plain words."""
+"""Becoming the driver of a plan's state: takes the state, opens a runner on Spark, and explains errors."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from ferryman.engine import migration
-from ferryman.engine.preflight import checked
+from ferryman.engine.preflight import check_runner
 from ferryman.engine.runner.base import Runner
-from ferryman.engine.runner.class_sharing import make_later
+from ferryman.engine.runner.class_sharing import make_in_background
 from ferryman.engine.runner.java import check_java
-from ferryman.engine.runner.on_demand import OnDemand, cores_of
+from ferryman.engine.runner.on_demand import OnDemandRunner, cores_of
 from ferryman.errors import EngineError, FerrymanError
 from ferryman.observe import Observer
 from ferryman.plan import Plan, SourceNode
@@ -22,8 +22,8 @@ from ferryman.sources import DataFrame
 from ferryman.state.state import State, state_root
 from ferryman.storage.files import StatePath, is_disk_full
 
-_READING: Final = ("ferryman.engine.scan.listing", "ferryman.engine.scan.phase")
-"""Modules of the tasks that may run before Spark has started."""
+_PRELOADED: Final = ("ferryman.engine.scan.listing", "ferryman.engine.scan.phase")
+"""Modules that helper processes load ahead: those of the tasks that may run before Spark has started."""
 
 
 @contextlib.contextmanager
@@ -39,119 +39,122 @@ def drive(
     take_over: bool = False,
     observer: Observer,
 ) -> Iterator[tuple[State, Runner]]:
-    """Be the driver of a plan's state, with a Spark session, for a while. Arguments and errors as for ``run``."""
+    """Take a plan's state, and be its driver within the block; yields the state and a runner. Arguments and errors as
+    for ``run``."""
     root = state_root(plan, state)
     plan.freeze()
     with (
-        State.take(root, plan, take_over=take_over) as taken,
-        plain_errors(taken),
-        check_plan_changes(taken, accept_changes),
-        session_for(plan.key, [plan], spark, master, conf, observer, soon=needs_executors(taken)) as runner,
-        looked_around(runner, [taken], preflight, observer) as trusted,
+        State.take(root, plan, take_over=take_over) as held_state,
+        explain_errors(held_state),
+        check_plan_changes(held_state, accept_changes),
+        open_runner(plan.key, [plan], spark, master, conf, observer, start_early=needs_executors(held_state)) as runner,
+        check_executors(runner, [held_state], preflight, observer) as checked_runner,
     ):
-        yield taken, trusted
+        yield held_state, checked_runner
 
 
 @contextlib.contextmanager
-def looked_around(runner: Runner, states: Iterable[State], preflight: bool, observer: Observer) -> Iterator[Runner]:
-    """The runner, once its executors have been looked at, if they are other machines; see ``engine.preflight``.
+def check_executors(runner: Runner, states: Iterable[State], preflight: bool, observer: Observer) -> Iterator[Runner]:
+    """Compare what executors on other machines see with what the driver sees, and yield the runner; see
+    ``engine.preflight``.
 
     Raises:
-        UsageError: one of them sees something else than the driver. Nothing was done.
+        UsageError: an executor sees something else. Nothing was done.
     """
     if runner.on_one_machine or not preflight:
         yield runner
         return
-    known = [(state.plan, state.root, str(state.identity()["id"])) for state in states]
-    with checked(runner, known, observer.message) as trusted:
-        yield trusted
+    states_to_check = [(state.plan, state.root, str(state.identity()["id"])) for state in states]
+    with check_runner(runner, states_to_check, observer.message) as checked_runner:
+        yield checked_runner
 
 
 @contextlib.contextmanager
 def check_plan_changes(state: State, accept_changes: bool) -> Iterator[None]:
-    """Yield the changes of the plan's code or structure, see ``remember_plan``."""
-    remember_plan(state, accept_changes)
+    """Record the plan in its state before the block runs, see ``record_plan_changes``."""
+    record_plan_changes(state, accept_changes)
     yield
 
 
-def remember_plan(state: State, accept_changes: bool) -> None:
-    """The state remembers the plan; its changes are reported when the run begins.
+def record_plan_changes(state: State, accept_changes: bool) -> None:
+    """Record the plan in its state, and add a note on each of its changes, for the run to report.
 
     Raises:
         PlanChanged: see ``State.record_plan``.
     """
     if not migration.is_pending(state):
-        found = state.record_plan(accept_changes=accept_changes)
-        again = "to reprocess all, run `ferryman retry --force`"
-        state.notes += [f"{change}: existing documents are not reprocessed; {again}" for change in found.structure]
-        if found.code:
+        changes = state.record_plan(accept_changes=accept_changes)
+        remedy = "to reprocess all, run `ferryman retry --force`"
+        state.notes += [f"{change}: existing documents are not reprocessed; {remedy}" for change in changes.structure]
+        if changes.code:
             state.notes.append(
-                f"{', '.join(found.code)} changed: the change applies to documents processed from now on; {again}"
+                f"{', '.join(changes.code)} changed: the change applies to documents processed from now on; {remedy}"
             )
-        state.notes += [f"{change}: what was already delivered stays where it is; {again}" for change in found.targets]
+        state.notes += [
+            f"{change}: what was already delivered stays where it is; {remedy}" for change in changes.targets
+        ]
 
 
 @contextlib.contextmanager
-def session_for(
+def open_runner(
     name: str,
     plans: Collection[Plan],
     spark: Any,
     master: str,
     conf: Mapping[str, str],
     observer: Observer,
-    soon: bool = False,
+    start_early: bool = False,
 ) -> Iterator[Runner]:
-    """A runner on the given session, on the program's own, or on one of ours; see ``engine.runner.sessions``.
+    """Yield a runner on the given session, on the program's own, or on one of ours; see ``engine.runner.sessions``.
 
-    On this machine one of ours is started when there is something to run on it.
+    On this machine, one of ours starts when the first task needs it.
 
     Args:
-        soon: there will be; it is started meanwhile.
+        start_early: start it in the background now, since a task will need it.
 
     Raises:
         UsageError: Spark cannot be started like this, or the given session was stopped.
     """
-    if spark is not None or "pyspark" in sys.modules:  # to load it takes a second
-        from ferryman.engine.runner.sessions import checked as checked_session
-        from ferryman.engine.runner.sessions import of_program, unlike
+    if spark is not None or "pyspark" in sys.modules:  # loading PySpark only to look for a session takes a second
+        from ferryman.engine.runner.sessions import check_session, ignored_settings, program_session
         from ferryman.engine.runner.spark import SparkRunner
 
-        if (theirs := of_program() if spark is None else checked_session(spark)) is not None:
-            for unheard in unlike(theirs, master, conf):
-                observer.message(unheard)
-            runner = SparkRunner(theirs)
+        if (existing := program_session() if spark is None else check_session(spark)) is not None:
+            for note in ignored_settings(existing, master, conf):
+                observer.message(note)
+            runner = SparkRunner(existing)
             if not runner.on_one_machine:
                 send_neighbours(plans)
             yield runner
             return
-    with contextlib.ExitStack() as given_back_at_end:
+    with contextlib.ExitStack() as cleanup:
         nodes = [node for plan in plans for node in plan.nodes]
         queries = any(isinstance(node, SourceNode) and isinstance(node.source, DataFrame) for node in nodes)
 
-        def tell() -> None:
+        def announce() -> None:
             observer.message("starting Spark")  # which takes seconds, and says nothing meanwhile
 
-        def begin() -> Runner:
+        def start() -> Runner:
             from ferryman.engine.runner.sessions import borrow
             from ferryman.engine.runner.spark import SparkRunner
 
-            session, give_back = borrow(master, conf, f"ferryman {name}", queries=queries, tell=observer.message)
-            given_back_at_end.callback(give_back)
+            session, give_back = borrow(master, conf, f"ferryman {name}", queries=queries, report=observer.message)
+            cleanup.callback(give_back)
             return SparkRunner(session)
 
         cores = cores_of(master)
         if cores is None:
-            tell()
+            announce()
             send_neighbours(plans)
-            yield begin()
+            yield start()
             return
         check_java()
-        with OnDemand(begin, cores, conf, _READING, tell) as waiting:
-            if soon and not queries:  # a session is the active one of the thread that has made it
-                waiting.expect()
-            yield waiting
-    if waiting.started:
-        make_later()
+        with OnDemandRunner(start, cores, conf, _PRELOADED, announce) as on_demand:
+            if start_early and not queries:  # a session is active only in the thread that made it
+                on_demand.start_early()
+            yield on_demand
+    if on_demand.started:
+        make_in_background()
 
 
 def needs_executors(state: State) -> bool:
@@ -160,8 +163,8 @@ def needs_executors(state: State) -> bool:
 
 
 @contextlib.contextmanager
-def plain_errors(state: State) -> Iterator[None]:
-    """A full disk says so, whoever met it."""
+def explain_errors(state: State) -> Iterator[None]:
+    """Convert errors of the operating system within the block to errors that say what to do."""
     try:
         yield
     except Exception as e:

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 from ferryman import limits
 from ferryman.engine import migration
 from ferryman.engine.breakers import backoff_s
-from ferryman.engine.driver import plain_errors, remember_plan
+from ferryman.engine.driver import explain_errors, record_plan_changes
 from ferryman.engine.run import Run
 from ferryman.engine.runner.base import Runner
 from ferryman.engine.summary import FlowSummary, Summary
@@ -35,7 +35,7 @@ from ferryman.storage.files import StatePath
 def take_plans(
     flow: Flow, state: str | StatePath | None, accept_changes: bool = False, *, take_over: bool = False
 ) -> Iterator[list[FlowPlan]]:
-    """The flow's plans in the order of their turns, all of whose states are taken (1), for a while.
+    """Take the states of all plans of a flow (1), and yield the plans in the order of their turns.
 
     Raises:
         PlanError, PlanChanged, StateFolderError, UsageError, EngineError: nothing was done.
@@ -57,7 +57,7 @@ def take_plans(
 
 
 class FlowRun:
-    """The drivers of a flow's states, in one process.
+    """A run of a flow: drives the states of all its plans, in one process.
 
     Args:
         flow: its name.
@@ -88,29 +88,29 @@ class FlowRun:
         self._clock = clock
         self._options = options
         self._endless = False
-        self._restarts: dict[str, float] = {}
-        """Plans that have stopped -> when they are started again."""
+        self._restart_times: dict[str, float] = {}
+        """Plan that has stopped -> when it is started again, by the clock."""
 
-    def go(self, every: float | None = None) -> FlowSummary:
-        """Rounds until nothing can be done; with ``every`` permanently, as long as a plan runs."""
+    def run(self, every: float | None = None) -> FlowSummary:
+        """Run rounds until nothing can be done; with ``every`` (seconds) permanently, as long as a plan runs."""
         self._endless = every is not None
-        self._each(lambda plan: plan.begin(self._run_of))  # 2
+        self._for_each_plan(lambda plan: plan.start(self._make_run))  # 2
         while True:
-            began = self._clock()
-            self._period(None if every is None else began + every)
-            self._each(FlowPlan.report)
-            if every is None or not any(plan.runs for plan in self._plans):
+            started = self._clock()
+            self._run_rounds(None if every is None else started + every)
+            self._for_each_plan(FlowPlan.report)
+            if every is None or not any(plan.is_running for plan in self._plans):
                 return self._finish()
-            self._sleep(max(0.0, began + every - self._clock()))
-            self._renew()
+            self._sleep(max(0.0, started + every - self._clock()))
+            self._begin_period()
 
-    def _run_of(self, state: State) -> Run:
+    def _make_run(self, state: State) -> Run:
         return Run(state, self._runner, self._observer, wait=0, sleep=self._sleep, clock=self._clock, **self._options)
 
-    def _period(self, until: float | None) -> None:
-        """3 and 4."""
+    def _run_rounds(self, until: float | None) -> None:
+        """Run rounds, and wait for what comes due between them (3 and 4)."""
         while True:
-            if self._round():
+            if self._take_turns():
                 continue
             pause = self._pause_s()
             if pause is None:
@@ -123,33 +123,33 @@ class FlowRun:
                 self._sleep(pause)
 
     def _pause_s(self) -> float | None:
-        """Until a plan can do something."""
+        """Return the seconds until a plan can do something; None: no plan can."""
         pauses: list[float] = []
 
-        def ask(plan: FlowPlan) -> None:
+        def add_pause(plan: FlowPlan) -> None:
             if (due := plan.due_s()) is not None:
                 pauses.append(due)
 
-        self._each(ask)
+        self._for_each_plan(add_pause)
         return min(pauses, default=None)
 
-    def _round(self) -> bool:
-        """A turn of each plan; has any committed a wave?"""
-        moved = False
+    def _take_turns(self) -> bool:
+        """Give each plan a turn, and return whether any committed a wave."""
+        committed = False
 
         def turn(plan: FlowPlan) -> None:
-            nonlocal moved
-            moved |= plan.turn(endless=self._endless)
+            nonlocal committed
+            committed |= plan.turn(endless=self._endless)
 
-        self._each(turn)
-        return moved
+        self._for_each_plan(turn)
+        return committed
 
-    def _renew(self) -> None:
-        """5."""
+    def _begin_period(self) -> None:
+        """Have each plan scan again, and restart those that stopped (5)."""
         for plan in self._plans:
-            plan.fed = True
-            if plan.may_restart and self._clock() >= self._restarts.get(plan.name, 0.0):
-                self._about(plan, self._restart)
+            plan.has_new_input = True
+            if plan.may_restart and self._clock() >= self._restart_times.get(plan.name, 0.0):
+                self._run_for_plan(plan, self._restart)
 
     def _restart(self, plan: FlowPlan) -> None:
         try:
@@ -158,31 +158,31 @@ class FlowRun:
             plan.stop(e)
             return
         self._observer.message("it is started again")
-        plan.begin(self._run_of)
+        plan.start(self._make_run)
 
-    def _each(self, act: Callable[[FlowPlan], None]) -> None:
-        """Call ``act`` for every plan that runs or has not begun; messages meanwhile are about that plan."""
+    def _for_each_plan(self, act: Callable[[FlowPlan], None]) -> None:
+        """Call ``act`` for every plan that has not stopped; messages meanwhile are about that plan."""
         for plan in self._plans:
             if plan.error is None:
-                self._about(plan, act)
+                self._run_for_plan(plan, act)
 
-    def _about(self, plan: FlowPlan, act: Callable[[FlowPlan], None]) -> None:
-        """Do something with a plan; report it if that stops it."""
-        before = plan.error
+    def _run_for_plan(self, plan: FlowPlan, act: Callable[[FlowPlan], None]) -> None:
+        """Call ``act`` for a plan, and report if that stops it."""
+        previous_error = plan.error
         self._observer.about(plan.name)
         act(plan)
-        if plan.error is not None and plan.error is not before:
-            pause = backoff_s(plan.stops)
-            self._restarts[plan.name] = self._clock() + pause
-            again = f" It is started again after {pause:g} s." if self._endless and plan.may_restart else ""
+        if plan.error is not None and plan.error is not previous_error:
+            pause = backoff_s(plan.failures)
+            self._restart_times[plan.name] = self._clock() + pause
+            restart = f" It is started again after {pause:g} s." if self._endless and plan.may_restart else ""
             others = " The other plans go on." if any(m.error is None for m in self._plans) else ""
-            if before is None or message_of(before) != message_of(plan.error):
-                self._observer.message(f"error: it stopped: {message_of(plan.error)}{others}{again}")
+            if previous_error is None or message_of(previous_error) != message_of(plan.error):
+                self._observer.message(f"error: it stopped: {message_of(plan.error)}{others}{restart}")
         self._observer.about("")
 
     def _finish(self) -> FlowSummary:
         summary = FlowSummary(self._flow)
-        self._each(FlowPlan.finish)
+        self._for_each_plan(FlowPlan.finish)
         for plan in self._plans:
             summary.plans[plan.name] = plan.summary
             if plan.error is not None:
@@ -192,23 +192,23 @@ class FlowRun:
 
 # One plan of a flow, while the flow runs: it has a state and a run of its own, and may stop without the others.
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 _IDLE_TURNS: Final = 2
-"""Turns in a row that may move nothing though something is due (a pending document is not listed any more): then it
-waits for something new."""
+"""Turns in a row that may commit nothing though something is due (a pending document is not listed any more); then the
+plan waits for new input."""
 
 
 class FlowPlan:
-    """A plan of a flow that runs.
+    """One plan of a running flow, with its state and its run.
 
     Attributes:
-        name: the plan's, as the flow calls it.
-        readers: those that read what it writes.
+        name: the plan's name in the flow.
+        readers: plans that read what this one writes.
         error: why it stopped; None: it has not.
-        summary: of its run, once that has ended.
-        fed: there may be something that it has not listed.
-        stops: how often in a row it has stopped.
+        summary: the run's, once that has ended.
+        has_new_input: its sources may have something that it has not listed.
+        failures: number of times in a row that it has stopped.
     """
 
     def __init__(self, plan: Plan, name: str, root: StatePath, accept_changes: bool = False) -> None:
@@ -217,13 +217,13 @@ class FlowPlan:
         self.readers: list[FlowPlan] = []
         self.error: Exception | None = None
         self.summary = Summary()
-        self.fed = True
-        self.stops = 0
+        self.has_new_input = True
+        self.failures = 0
         self._root = root
         self._accept_changes = accept_changes
         self._state: State | None = None
         self._run: Run | None = None
-        self._idle = 0
+        self._idle_turns = 0
 
     @property
     def state(self) -> State:
@@ -239,7 +239,7 @@ class FlowPlan:
             StateFolderError, UsageError, EngineError: see ``State.take``.
         """
         self._state = State.take(self._root, self.plan, take_over=take_over)
-        with plain_errors(self._state):
+        with explain_errors(self._state):
             if self._accept_changes or migration.is_pending(self._state):
                 return
             if differences := changes(self._state.recorded_structure(), structure(self.plan)).structure:
@@ -252,12 +252,12 @@ class FlowPlan:
             self._state.release()
             self._state = None
 
-    def begin(self, run: Callable[[State], Run]) -> None:
-        """Recover what the last driver left. Its state is taken."""
+    def start(self, run: Callable[[State], Run]) -> None:
+        """Start the plan's run, and recover what the last driver left. The state must have been taken."""
         assert self._state is not None
         try:
-            with plain_errors(self._state):
-                remember_plan(self._state, self._accept_changes)
+            with explain_errors(self._state):
+                record_plan_changes(self._state, self._accept_changes)
                 self._run = run(self._state)
                 self._run.recover()
             self.error = None
@@ -265,57 +265,60 @@ class FlowPlan:
             self.stop(e)
 
     @property
-    def runs(self) -> bool:
-        """Has it begun, and not stopped?"""
+    def is_running(self) -> bool:
+        """Return whether it has started, and not stopped."""
         return self._run is not None
 
     @property
     def may_restart(self) -> bool:
-        """Not where another driver holds its state now, though this one had it: they would take it from each other."""
-        return not self.runs and not isinstance(self.error, StateLost)
+        """Return whether it has stopped and may start again.
+
+        Not if another driver took over its state: the two would take it from each other in turns.
+        """
+        return not self.is_running and not isinstance(self.error, StateLost)
 
     def due_s(self) -> float | None:
-        """Seconds until something can be done without a scan; None: nothing, or it has tried in vain."""
-        return None if self._idle >= _IDLE_TURNS else self._do(lambda run: run.due_s())
+        """Return the seconds until something can be done without a scan; None: nothing, or it has tried in vain."""
+        return None if self._idle_turns >= _IDLE_TURNS else self._call_run(lambda run: run.due_s())
 
     def turn(self, *, endless: bool) -> bool:
-        """Do what can be done now, if there is anything. Has it committed a wave?"""
+        """Do what can be done now, if anything, and return whether a wave was committed."""
         state = self._state
-        if state is None or not (self.fed or self.due_s() == 0):
+        if state is None or not (self.has_new_input or self.due_s() == 0):
             return False
-        before, scan, self.fed = state.wave, self.fed, False
-        if self._do(lambda run: run.turn(scan=scan, endless=endless)) is not None:
-            self.stops = 0
-        moved = state.wave > before
-        self._idle = 0 if moved or self._do(lambda run: run.due_s()) != 0 else self._idle + 1
-        for reader in self.readers if moved else ():
-            reader.fed = True
-        return moved
+        before, scan, self.has_new_input = state.wave, self.has_new_input, False
+        if self._call_run(lambda run: run.turn(scan=scan, endless=endless)) is not None:
+            self.failures = 0
+        committed = state.wave > before
+        self._idle_turns = 0 if committed or self._call_run(lambda run: run.due_s()) != 0 else self._idle_turns + 1
+        for reader in self.readers if committed else ():
+            reader.has_new_input = True
+        return committed
 
     def report(self) -> None:
         """Send notifications and keep counts, see ``Run.report``."""
-        self._do(lambda run: run.report())
+        self._call_run(lambda run: run.report())
 
     def finish(self) -> None:
-        """Sum up what it did and left."""
-        self.summary = self._do(lambda run: run.finish()) or self.summary
+        """Set the summary of what it did and left."""
+        self.summary = self._call_run(lambda run: run.finish()) or self.summary
 
     def stop(self, error: Exception) -> None:
-        """Let it be: the others go on. Its state is free for whoever repairs it."""
+        """Stop this plan only. Its state is released, so that an operator can fix it."""
         self.error = error
-        self.stops += 1
+        self.failures += 1
         if self._run is not None:
             with contextlib.suppress(Exception):  # its state may be what is wrong
                 self.summary = self._run.finish()
         self.summary.exit = getattr(error, "exit_code", 1)
         self.release()
 
-    def _do(self, act: Callable[[Run], Answer]) -> Answer | None:
-        """Unless it has stopped; what is raised stops it."""
+    def _call_run(self, act: Callable[[Run], Result]) -> Result | None:
+        """Call ``act`` for the run, unless the plan has stopped; an error stops it."""
         if self._state is None or self._run is None:
             return None
         try:
-            with plain_errors(self._state):
+            with explain_errors(self._state):
                 return act(self._run)
         except Exception as e:
             self.stop(e)

@@ -1,7 +1,7 @@
-"""Reports of running tasks: their progress and first errors. They pass through small files in the driver's scratch
-folder, since Spark reports nothing about a task before it ends.
+"""Live progress and first errors of running tasks. They pass through small files in the driver's scratch folder, since
+Spark reports nothing about a task before it ends.
 
-Nothing depends on it: what cannot be written is not told, and a task that is run twice is counted twice.
+Nothing depends on it: what cannot be written is not reported, and a task that is run twice is counted twice.
 """
 
 from __future__ import annotations
@@ -20,66 +20,67 @@ from typing import Final
 
 from ferryman.observe import Observer
 
-FIRST: Final = 20
-"""Documents of a task whose errors are told as they happen, in the first wave of a run; and errors that are told."""
+MAX_ERRORS: Final = 20
+"""Errors of a run that are reported as they happen; and documents of a task, in a run's first wave, whose errors are
+candidates."""
 
-_ALIKE: Final = 3
-"""Errors that are told of those at the same place, or with the same words."""
+_MAX_SIMILAR: Final = 3
+"""Errors reported for one place in the code; without a place, for one text."""
 _WRITE_EVERY_S: Final = 0.5
 _READ_EVERY_S: Final = 0.5
 _COUNT: Final = struct.Struct("<q")
 
 
-class Live:
-    """A task's side.
+class ProgressWriter:
+    """Writes the progress of one task, in the worker.
 
     Args:
-        folder: of this phase; "": nobody listens.
-        errors: errors are told, too.
+        folder: the phase's, from ``ProgressReader.follow``; "": nothing is written.
+        errors: errors are written, too.
     """
 
     def __init__(self, folder: str, *, errors: bool = False) -> None:
         self.wants_errors = errors and bool(folder)
         self._base = f"{folder}/{uuid.uuid4().hex}" if folder else ""
         self._done = 0
-        self._due = time.monotonic() + _WRITE_EVERY_S
+        self._next_write = time.monotonic() + _WRITE_EVERY_S
 
     def add(self, documents: int) -> None:
         """Add to the number of documents done."""
         self._done += documents
-        if self._base and time.monotonic() >= self._due:
+        if self._base and time.monotonic() >= self._next_write:
             self.flush()
-            self._due = time.monotonic() + _WRITE_EVERY_S
+            self._next_write = time.monotonic() + _WRITE_EVERY_S
 
     def flush(self) -> None:
-        """Tell it now: the task is at its end."""
+        """Write the count now: the task is at its end."""
         if self._base:
             with contextlib.suppress(OSError):
                 Path(f"{self._base}.count").write_bytes(_COUNT.pack(self._done))
 
     def error(self, document: str, text: str, trace: str) -> None:
-        """A document failed."""
+        """Write the error of a document that failed."""
         with contextlib.suppress(OSError), open(f"{self._base}.errors", "a", encoding="utf-8") as file:
             file.write(json.dumps([document, text, trace]) + "\n")
 
 
-class Follower:
-    """The driver's side: tells the observer what the tasks write, while a phase runs.
+class ProgressReader:
+    """Reads what tasks write, in the driver, and passes it to the observer while a phase runs.
 
     Args:
-        folder: scratch, of its own; emptied for each phase.
+        folder: a scratch folder for this alone; emptied after each phase.
     """
 
     def __init__(self, folder: Path, observer: Observer) -> None:
         self._folder = folder
         self._observer = observer
-        self._left = FIRST
-        self._told: Counter[str] = Counter()
-        self._read: dict[Path, int] = {}
+        self._errors_left = MAX_ERRORS
+        self._similar: Counter[str] = Counter()
+        self._offsets: dict[Path, int] = {}
         self._phases = 0
 
-    def make(self) -> str:
-        """A folder for the tasks of a phase that is followed later; "": nobody wants to know."""
+    def make_folder(self) -> str:
+        """Make a folder for the tasks of a phase that is followed later; "" if the observer shows no progress."""
         if not self._observer.wants_live:
             return ""
         self._phases += 1
@@ -88,51 +89,51 @@ class Follower:
         return str(folder)
 
     @contextlib.contextmanager
-    def following(self, made: str | None = None) -> Iterator[str]:
-        """While a phase runs; yields the folder for its tasks, "" if nobody wants to know.
+    def follow(self, folder_name: str | None = None) -> Iterator[str]:
+        """Read progress in a thread while a phase runs; yields the folder for its tasks, "" if nothing is shown.
 
         Args:
-            made: by ``make``, for tasks that run already.
+            folder_name: from ``make_folder``, if the tasks run already.
         """
-        name = self.make() if made is None else made
+        name = self.make_folder() if folder_name is None else folder_name
         if not name:
             yield ""
             return
         folder = Path(name)
-        ended = threading.Event()
-        thread = threading.Thread(target=self._follow, args=(folder, ended), name="ferryman-live", daemon=True)
+        stop = threading.Event()
+        thread = threading.Thread(target=self._poll, args=(folder, stop), name="ferryman-live", daemon=True)
         thread.start()
         try:
             yield name
         finally:
-            ended.set()
+            stop.set()
             thread.join()
-            self._look(folder)  # what they wrote last
-            self._read.clear()
+            self._read_all(folder)  # what they wrote last
+            self._offsets.clear()
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _follow(self, folder: Path, ended: threading.Event) -> None:
-        while not ended.wait(_READ_EVERY_S):
-            self._look(folder)
+    def _poll(self, folder: Path, stop: threading.Event) -> None:
+        while not stop.wait(_READ_EVERY_S):
+            self._read_all(folder)
 
-    def _look(self, folder: Path) -> None:
-        done = 0
+    def _read_all(self, folder: Path) -> None:
+        documents = 0
         with contextlib.suppress(OSError):
             for path in sorted(folder.iterdir()):
                 if path.suffix == ".errors":
-                    self._tell_errors(path)
+                    self._report_errors(path)
                 elif len(count := path.read_bytes()) == _COUNT.size:
-                    done += _COUNT.unpack(count)[0]
-        self._observer.live(done)
+                    documents += _COUNT.unpack(count)[0]
+        self._observer.live(documents)
 
-    def _tell_errors(self, path: Path) -> None:
+    def _report_errors(self, path: Path) -> None:
         with open(path, encoding="utf-8") as file:
-            file.seek(self._read.get(path, 0))
+            file.seek(self._offsets.get(path, 0))
             while (line := file.readline()).endswith("\n"):
-                self._read[path] = file.tell()
+                self._offsets[path] = file.tell()
                 document, text, trace = json.loads(line)
-                alike = text.rpartition(" (")[2]  # the place, where there is one
-                if self._left and self._told[alike] < _ALIKE:
-                    self._left -= 1
-                    self._told[alike] += 1
+                cause = text.rpartition(" (")[2]  # the place, where there is one
+                if self._errors_left and self._similar[cause] < _MAX_SIMILAR:
+                    self._errors_left -= 1
+                    self._similar[cause] += 1
                     self._observer.error(document, text, trace)

@@ -1,4 +1,4 @@
-"""A run's way through its logs: what the next wave processes of them, and where they stand after it."""
+"""Logs in a run: which entries the next wave processes, which results count, and the positions after it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from ferryman import limits
 from ferryman.engine.batches import EntryRange, HeldEntry, LogBatch, LogSplit
-from ferryman.engine.breakers import Nodes
+from ferryman.engine.breakers import NodeBreakers
 from ferryman.engine.once import Intake, Intakes, end_intake
 from ferryman.engine.results import NONE, NOTHING, Blocked, ListedPart, Listing, Only, Staged, outage_of
 from ferryman.errors import Misconfigured, StateLost, UsageError, message_of
@@ -26,43 +26,49 @@ from ferryman.state.logs import LogHead, LogPositions, held_rows, next_places, r
 from ferryman.state.state import State
 from ferryman.storage.query import connect, quote_list
 
-Again = Callable[[Sequence[LogSplit]], list[Staged]]
-"""Runs tasks."""
+RunSplits = Callable[[Sequence[LogSplit]], list[Staged]]
+"""Runs the transform task for these splits."""
 
-_Place = tuple[str, str]
+_PartitionKey = tuple[str, str]
 """Source and partition."""
 
 
-class KeptOfLogs(NamedTuple):
-    """Results of a wave over logs that it commits."""
+class LogResults(NamedTuple):
+    """Results of a wave over logs."""
 
     staged: list[Staged]
+    """Results to commit."""
     positions: dict[str, int]
-    """Application transactions of the outbox."""
-    left: list[Staged]
-    """Staged results that do not count."""
+    """Application transactions of the outbox for the positions reached."""
+    discarded: list[Staged]
+    """Results that are not committed; their files are to be removed."""
 
 
 class Logs:
-    """The logs that a plan reads, for the time of a run."""
+    """Logs that a plan reads, during one run.
 
-    def __init__(self, state: State, nodes: Nodes, tell: Callable[[str], None]) -> None:
+    ``refresh`` looks where they end; ``next_batch`` gives a wave's entries; ``select_results`` takes what counts of the
+    tasks' results; ``after_commit`` passes the new positions to the logs.
+    """
+
+    def __init__(self, state: State, nodes: NodeBreakers, report: Callable[[str], None]) -> None:
         self._state = state
         self._nodes = nodes
-        self._tell = tell
+        self._report = report
         self._sources = {n.name: n for n in logs_read(state.plan.nodes)}
         self._logs = {name: n.source for name, n in self._sources.items() if isinstance(n.source, Log)}
-        self._seen: dict[str, LogLook] = {}
-        self._waiting: dict[_Place, Blocked] = {}
-        self._heads: dict[_Place, LogHead] = {}
-        """The entries that were counted last as those that wait, as of the last commit."""
-        self._moved: set[str] = set()
+        self._snapshots: dict[str, LogSnapshot] = {}
+        self._blocked: dict[_PartitionKey, Blocked] = {}
+        self._counted_heads: dict[_PartitionKey, LogHead] = {}
+        """Blocked entries with the attempts that they have spent, as of the last commit."""
+        self._to_note: set[str] = set()
+        """Logs whose new positions they do not know yet."""
         self._once = state.plan.once
-        self._most = limits.ONCE_DOCUMENTS if self._once else limits.TASK_DOCUMENTS
+        self._max_entries = limits.ONCE_DOCUMENTS if self._once else limits.TASK_DOCUMENTS
         self._counted_once = counted_once(state.plan.nodes)
         self._intakes = Intakes(state, self._logs)
         holds = errors_node(state.plan.nodes) is None
-        self._held_back = {
+        self._held_exports = {
             n.name: HeldExports(state, n.name, ended_holds=holds)
             for n in self._sources.values()
             if isinstance(n, ExportsNode)
@@ -71,316 +77,343 @@ class Logs:
     def __bool__(self) -> bool:
         return bool(self._sources)
 
-    def look(self) -> bool:
-        """Where do the logs end now? What comes later is for the next look. False: one could not be asked."""
-        found = [self._look_at(node) for node in self._sources.values()]
-        self._nodes.hear_listings(found)
+    def refresh(self) -> bool:
+        """Look where the logs end now; later entries are left to the next call. False: a log was unavailable."""
+        listings = [self._inspect(node) for node in self._sources.values()]
+        self._nodes.record_listings(listings)
         self._intakes.look()
-        return not any(listing.failures for listing in found)
+        return not any(listing.failures for listing in listings)
 
-    def waiting(self) -> Only:
-        """Entries that are to be read again, by their ids; those of keyed nodes are read by their places."""
-        return entries_that_wait(
-            self._sources.keys() - self._held_back, self._state.documents.paths(), self._state.local_scratch, now_us()
+    def due_entries(self) -> Only:
+        """Return the ids of entries that are to be read again now, by source; exports of keyed nodes are not among
+        them, since those are read by place."""
+        return read_due_entries(
+            self._sources.keys() - self._held_exports,
+            self._state.documents.paths(),
+            self._state.local_scratch,
+            now_us(),
         )
 
-    def batch(self, slots: int, wave_bytes: int) -> LogBatch | None:
-        """Return the next wave's entries, a share of each log in turns; None: nothing can be processed now."""
-        if again := self._intakes.due(self._is_ready):
-            return LogBatch(again, sum(split.piece.bytes for split in again), once=True)
+    def next_batch(self, slots: int, wave_bytes: int) -> LogBatch | None:
+        """Return the next wave's entries, an equal share of each log; None: nothing can be processed now."""
+        if unfinished := self._intakes.due(self._is_ready):
+            return LogBatch(unfinished, sum(split.piece.bytes for split in unfinished), once=True)
         share = wave_bytes // max(1, len(self._sources))
-        by_source = [list(self._splits(name, seen, slots, share)) for name, seen in self._seen.items()]
+        by_source = [list(self._splits(name, snapshot, slots, share)) for name, snapshot in self._snapshots.items()]
         tasks = [split for turn in zip_longest(*by_source) for split in turn if split is not None]
         numbered = [split._replace(number=number) for number, split in enumerate(tasks)]
         return LogBatch(numbered, sum(s.piece.bytes for s in numbered), self._once) if numbered else None
 
-    def kept_of(self, splits: Sequence[LogSplit], staged: Sequence[Staged], again: Again) -> KeptOfLogs:
-        """Return the results of a wave's tasks that count: in each partition, those before the first entry that cannot
-        be processed now.
+    def select_results(self, splits: Sequence[LogSplit], staged: Sequence[Staged], run_again: RunSplits) -> LogResults:
+        """Select the results that a wave commits: in each partition, those before the first blocked entry.
 
         Args:
-            again: runs tasks that end before such an entry.
+            run_again: runs shortened splits, which end before such an entry.
         """
         kept: list[Staged] = []
-        left: list[Staged] = []
+        discarded: list[Staged] = []
         reached: dict[str, dict[str, int]] = {}
         read: dict[str, int] = {}
-        blocked: dict[_Place, Blocked] = {}
-        held: dict[_Place, frozenset[int]] = defaultdict(frozenset)
-        for split, done in zip(splits, staged, strict=True):
-            place = (split.source, split.piece.partition)
-            if place in blocked:
-                left.append(done)
+        blocked: dict[_PartitionKey, Blocked] = {}
+        held: dict[_PartitionKey, frozenset[int]] = defaultdict(frozenset)
+        for split, result in zip(splits, staged, strict=True):
+            partition = (split.source, split.piece.partition)
+            if partition in blocked:  # an earlier split of this partition has stopped
+                discarded.append(result)
                 continue
-            if held[place] - split.held:
-                left.append(done)
-                split = split.holding(held[place])
-                [done] = again([split])
-            while (found := done.blocked) is not None:
-                blocked[place] = found
-                left.append(done)
-                split = split.before(found.place)
-                done = again([split])[0] if split.rows > 0 else NOTHING
-            held[place] |= done.held
+            if held[partition] - split.held:  # an earlier split has held keys back, unknown to this one
+                discarded.append(result)
+                split = split.holding(held[partition])
+                [result] = run_again([split])
+            while (entry := result.blocked) is not None:  # run again up to the entry; what it staged holds more
+                blocked[partition] = entry
+                discarded.append(result)
+                split = split.before(entry.place)
+                result = run_again([split])[0] if split.rows > 0 else NOTHING
+            held[partition] |= result.held
             if split.rows > 0:
-                kept.append(done)
+                kept.append(result)
             if split.rows > 0 and not split.held_back:
-                reached.setdefault(split.source, {}).update(done.reached or {})
-                read[split.source] = read.get(split.source, 0) + done.entries
-        self._note(reached, blocked)
-        return KeptOfLogs(kept, self._advanced(reached, read) | self._counted(blocked), left)
+                reached.setdefault(split.source, {}).update(result.reached or {})
+                read[split.source] = read.get(split.source, 0) + result.entries
+        self._update_blocked(reached, blocked)
+        positions = self._position_transactions(reached, read) | self._attempt_transactions(blocked)
+        return LogResults(kept, positions, discarded)
 
-    def taken(self, splits: Sequence[LogSplit]) -> tuple[list[EntryRange], dict[str, int]]:
-        """Return the ranges of these tasks, and the application transactions that keep them from being taken a
-        second time."""
-        found: dict[str, dict[str, int]] = {}
+    def intake_of(self, splits: Sequence[LogSplit]) -> tuple[list[EntryRange], dict[str, int]]:
+        """Return what the intake of an at-most-once wave commits before its tasks run: the ranges of entries, and the
+        application transactions that move the positions past them."""
+        reached: dict[str, dict[str, int]] = {}
         for split in splits:
             if split.rerun is None:
-                found.setdefault(split.source, {}).update(self._logs[split.source].behind(split.piece))
-        return self._intakes.taken(splits), self._advanced(found, dict.fromkeys(found, 0))
+                reached.setdefault(split.source, {}).update(self._logs[split.source].behind(split.piece))
+        return self._intakes.taken(splits), self._position_transactions(reached, dict.fromkeys(reached, 0))
 
-    def kept_once(self, intake: Intake, splits: Sequence[LogSplit], staged: Sequence[Staged]) -> KeptOfLogs:
-        """Return the results that count of tasks that ran once at most."""
+    def select_once_results(self, intake: Intake, splits: Sequence[LogSplit], staged: Sequence[Staged]) -> LogResults:
+        """Select the results that an at-most-once wave commits, whose tasks ran at most once."""
         ended = self._intakes.ended(intake, splits, staged)
-        self._note(ended.reached, ended.blocked)
-        return KeptOfLogs(ended.kept, ended.transactions, ended.left)
+        self._update_blocked(ended.reached, ended.blocked)
+        return LogResults(ended.kept, ended.transactions, ended.left)
 
-    def committed(self) -> None:
-        """The wave is: whoever keeps the log may know where the plan stands."""
-        for name in self._moved:
-            self._tell_log(name, self._seen[name])
-        self._moved.clear()
+    def after_commit(self) -> None:
+        """Pass the committed positions to the logs, which may then remove what was read."""
+        for name in self._to_note:
+            self._note_position(name, self._snapshots[name])
+        self._to_note.clear()
         end_intake(self._state)
 
     def wait_s(self) -> float | None:
-        """Seconds until an entry that waits can be tried; None: none waits, or not in this run."""
-        waits = [self._wait_of(place, found) for place, found in self._waiting.items()]
+        """Return the seconds until an entry can be processed; None: none waits, or not in this run."""
+        waits = [self._partition_wait_s(partition, entry) for partition, entry in self._blocked.items()]
         waits += [0.0 for name in self._sources if self._has_grown(name)]
-        waits += [each.wait_s(now_us()) for name, each in self._held_back.items() if not self._nodes.blocked(name)]
+        waits += [each.wait_s(now_us()) for name, each in self._held_exports.items() if not self._nodes.blocked(name)]
         return min((wait for wait in waits if wait is not None), default=None)
 
     def messages(self) -> Iterator[str]:
-        """At the end of a run: a line for each entry that waits, and for what failed and holds others."""
-        for name, held_back in self._held_back.items():
-            if behind := held_back.behind:
+        """Yield the messages for the end of a run: a line for each blocked entry, and for exports held by failed
+        ones."""
+        for name, held_back in self._held_exports.items():
+            if count := held_back.stuck_count:
                 yield (
-                    f"{name}: {behind} exports wait for earlier ones of their keys, which a step or router could not "
+                    f"{name}: {count} exports wait for earlier ones of their keys, which a step or router could not "
                     "take: `ferryman deliveries` names them; fix it and retry those."
                 )
-        for (source, _), found in self._waiting.items():
-            if not found.stop and not found.held:
-                yield f"source {source} waits at {found.id}: {found.why} (attempt {found.attempt}). Run again to go on."
+        for (source, _), entry in self._blocked.items():
+            if not entry.stop and not entry.held:
+                yield f"source {source} waits at {entry.id}: {entry.why} (attempt {entry.attempt}). Run again to go on."
 
     @property
-    def waits(self) -> bool:
-        """Return whether an entry could not be processed."""
-        return bool(self._waiting)
+    def is_blocked(self) -> bool:
+        """Return whether a log is blocked by an entry that could not be processed."""
+        return bool(self._blocked)
 
     # -- inside ------------------------------------------------------------------------------------
 
     def _has_grown(self, name: str) -> bool:
-        """Has a keyed node exported more since the last look? Lanes that wait are not read on."""
+        """Return whether a keyed node has exported more since ``refresh``, in lanes that are not blocked."""
         keyed = self._state.keyed.get(name)
         if keyed is None or self._nodes.blocked(name):
             return False
-        before = self._seen[name].end if name in self._seen else {}
+        before = self._snapshots[name].end if name in self._snapshots else {}
         now = {lane: keyed.exports.transaction(place_id(lane)) for lane in lanes()}
-        return any(now[lane] > before.get(lane, 0) and (name, lane) not in self._waiting for lane in now)
+        return any(now[lane] > before.get(lane, 0) and (name, lane) not in self._blocked for lane in now)
 
-    def _look_at(self, node: SourceNode) -> Listing:
-        log, kept = self._logs[node.name], LogPositions(self._state, node.name)
+    def _inspect(self, node: SourceNode) -> Listing:
+        log, stored = self._logs[node.name], LogPositions(self._state, node.name)
         try:
-            if (before := self._seen.get(node.name)) is None and not kept.was_read:
+            if (previous := self._snapshots.get(node.name)) is None and not stored.was_read:
                 log.announce(reader_name(self._state, node.name))
-            other = partial(self._refuse_another, node.name) if node.name in self._counted_once else None
-            seen = look_at(node.name, log, kept, self._tell, self._mover(node.name, kept), before, other)
+            refuse = partial(self._refuse_replaced, node.name) if node.name in self._counted_once else None
+            snapshot = inspect_log(
+                node.name, log, stored, self._report, self._reader_to_follow(node.name, stored), previous, refuse
+            )
         except (UsageError, StateLost):
             raise
         except Exception as e:
-            self._seen.pop(node.name, None)
+            self._snapshots.pop(node.name, None)
             failure = message_of(e)
-            self._tell(f"source {node.name}: {failure}")
+            self._report(f"source {node.name}: {failure}")
             return Listing(node, [ListedPart(node.name, "", 0, 0, failure, outage=outage_of(e))])
-        self._seen[node.name] = seen
-        for partition in seen.positions.keys() - {p for source, p in self._heads if source == node.name}:
-            if (head := kept.head(partition)) is not None:
-                self._heads[node.name, partition] = head
-        if before is None:
-            self._begin(node.name, seen, known=kept.was_read)
-        return Listing(node, [ListedPart(node.name, "", 0, 0, seen.missing)] if seen.missing else [])
+        self._snapshots[node.name] = snapshot
+        for partition in snapshot.positions.keys() - {p for source, p in self._counted_heads if source == node.name}:
+            if (head := stored.head(partition)) is not None:
+                self._counted_heads[node.name, partition] = head
+        if previous is None:
+            self._start_reading(node.name, snapshot, was_read=stored.was_read)
+        return Listing(node, [ListedPart(node.name, "", 0, 0, snapshot.missing)] if snapshot.missing else [])
 
-    def refuse_others(self) -> None:
-        """Before anything is read: is each log of which entries were counted by key the one that it was?
+    def refuse_replaced_logs(self) -> None:
+        """Check, before anything is read, that logs whose entries a keyed node counts have not been replaced.
 
         Raises:
-            UsageError: one is another log now. Nothing was read.
+            UsageError: one has been. Nothing was read.
         """
-        for name in self._counted_once.intersection(self._logs) - self._held_back.keys():
+        for name in self._counted_once.intersection(self._logs) - self._held_exports.keys():
             try:
                 self._logs[name].check()
                 if replaced := LogPositions(self._state, name).replaced_logs(self._logs[name].identities()):
-                    self._refuse_another(name, replaced)
+                    self._refuse_replaced(name, replaced)
             except UsageError:
                 raise
-            except Exception:  # it cannot be asked now: whoever looks at it says so
+            except Exception:  # it is unavailable now, which ``refresh`` reports
                 continue
 
-    def _refuse_another(self, name: str, replaced: Sequence[str]) -> NoReturn:
+    def _refuse_replaced(self, name: str, replaced: Sequence[str]) -> NoReturn:
         places = ", ".join(str(self._logs[name].place_of(each)) for each in replaced)
+        counting, options = " and ".join(self._keyed_nodes_fed_by(name)), self._reset_options(name)
         raise UsageError(
             f"source {name}: {places} is not what was read before: it was deleted and made again, or the plan names "
-            f"another one now. {' and '.join(self._counting(name))} would count its entries on top of those of the one "
-            f"before. Put that one back; or run once with {self._resetting(name)}, which empties what it has fed; or "
+            f"another one now. {counting} would count its entries on top of those of the one "
+            f"before. Put that one back; or run once with {options}, which empties what it has fed; or "
             "give the plan a higher version (without --from-version). Nothing was read."
         )
 
-    def _counting(self, name: str) -> list[str]:
-        """Keyed nodes to which a log's entries come."""
+    def _keyed_nodes_fed_by(self, name: str) -> list[str]:
+        """Return the keyed nodes that a log's entries reach."""
         plan = self._state.plan.nodes
         return [n.name for n in keyed_nodes(plan) if name in {s.name for s in sources_above(n, plan)}]
 
-    def _resetting(self, name: str) -> str:
-        return " ".join(f"--reset-state {node}" for node in self._counting(name))
+    def _reset_options(self, name: str) -> str:
+        return " ".join(f"--reset-state {node}" for node in self._keyed_nodes_fed_by(name))
 
-    def _mover(self, name: str, kept: LogPositions) -> str:
-        """By which name the log may know where an operator has moved us; "": nothing may be read a second time."""
+    def _reader_to_follow(self, name: str, stored: LogPositions) -> str:
+        """Return the name under which a log knows the plan as a reader that an operator may have moved.
+
+        "" if no entry may be read twice, because a keyed node counts them: then moves are not followed, but reported.
+        """
         reader = reader_name(self._state, name)
         if name not in self._counted_once:
             return reader
-        moved = None if name in self._seen else self._logs[name].moved(reader)
-        if moved is not None and kept.has_followed_move(moved.token):  # a kill came before it could be told
-            self._logs[name].note(reader, kept.all_places(), moved.token)
+        moved = None if name in self._snapshots else self._logs[name].moved(reader)
+        if moved is not None and stored.has_followed_move(moved.token):  # a kill came before the log was informed
+            self._logs[name].note(reader, stored.all_places(), moved.token)
         elif moved is not None:
-            self._tell(
+            self._report(
                 f"source {name}: was moved, and goes on where it was: a keyed node would count its entries twice. To "
-                f"have it follow, run once with {self._resetting(name)}, which empties what it has fed"
+                f"have it follow, run once with {self._reset_options(name)}, which empties what it has fed"
             )
         return ""
 
-    def _begin(self, name: str, seen: LogLook, *, known: bool) -> None:
-        """A log is looked at for the first time in this run; it need not keep anything for an older version."""
+    def _start_reading(self, name: str, snapshot: LogSnapshot, *, was_read: bool) -> None:
+        """Pass the position to a log when a run reads it first; it need not keep anything for an older version."""
         state: Any = self._state.identity()
-        if "from" in state and not known:
-            self._tell(f"source {name}: version {state['from']} had no place in it; it is read from its beginning")
-        if not seen.moved:  # what an operator has said stays until a commit has followed it
-            self._tell_log(name, seen, state.get("readers", ()))
+        if "from" in state and not was_read:
+            self._report(f"source {name}: version {state['from']} had no place in it; it is read from its beginning")
+        if not snapshot.moved:  # an operator's move stays noted in the log until a commit has followed it
+            self._note_position(name, snapshot, state.get("readers", ()))
 
-    def _splits(self, name: str, seen: LogLook, slots: int, wave_bytes: int) -> Iterator[LogSplit]:
+    def _splits(self, name: str, snapshot: LogSnapshot, slots: int, wave_bytes: int) -> Iterator[LogSplit]:
         if self._nodes.blocked(name):
             return
         log = self._logs[name]
-        ready = {p for p in seen.positions if self._wait_of((name, p), None) == 0.0}
-        held_back = self._held_back.get(name)
+        ready = {p for p in snapshot.positions if self._partition_wait_s((name, p), None) == 0.0}
+        held_back = self._held_exports.get(name)
         held: dict[str, frozenset[int]] = {}
         if held_back is not None and len(held_back):
-            again = list(held_back.splits(log, ready, now_us()))
-            ready -= {split.piece.partition for split in again}  # what came later waits until it is known who goes on
-            held = held_back.held()
-            yield from again
-        start = {p: at if p in ready else seen.end[p] for p, at in seen.positions.items()}
-        if not (total := log.lag(start, seen.end)):
+            retries = list(held_back.splits(log, ready, now_us()))
+            ready -= {split.piece.partition for split in retries}  # later entries wait for the results of the retries
+            held = held_back.keys_by_lane()
+            yield from retries
+        start = {p: at if p in ready else snapshot.end[p] for p, at in snapshot.positions.items()}
+        if not (total := log.lag(start, snapshot.end)):
             return
-        most = int(np.clip(total // (2 * slots), _LEAST, self._most))
+        most = int(np.clip(total // (2 * slots), _MIN_TASK_ENTRIES, self._max_entries))
         size = 0
         try:
-            for piece in pieces_of(name, log, seen, start, most, self._tell):
+            for piece in iter_pieces(name, log, snapshot, start, most, self._report):
                 if size and size + piece.bytes > wave_bytes:
                     return
                 size += piece.bytes
-                head = self._heads.get((name, piece.partition))
-                same = head is not None and head.replay == seen.replay
+                head = self._counted_heads.get((name, piece.partition))
+                same = head is not None and head.replay == snapshot.replay
                 waiting = held.get(piece.partition, frozenset())
-                yield LogSplit(name, piece, 1 + seen.replay, head if same else None, held=waiting)
+                yield LogSplit(name, piece, 1 + snapshot.replay, head if same else None, held=waiting)
         except Misconfigured as e:
             why = message_of(e)
-            self._waiting |= {(name, p): Blocked(at, f"place {at}", why, True, (name,)) for p, at in start.items()}
+            self._blocked |= {(name, p): Blocked(at, f"place {at}", why, True, (name,)) for p, at in start.items()}
             self._nodes.stop(name, f"it cannot be read on: {why}")
 
     def _is_ready(self, name: str, partition: str) -> bool:
-        """May it be read now?"""
-        seen = name in self._seen and not self._nodes.blocked(name)
-        return seen and self._wait_of((name, partition), None) == 0.0
+        """Return whether a partition may be read now."""
+        readable = name in self._snapshots and not self._nodes.blocked(name)
+        return readable and self._partition_wait_s((name, partition), None) == 0.0
 
-    def _note(self, reached: dict[str, dict[str, int]], blocked: dict[_Place, Blocked]) -> None:
-        """Which entries wait now, and why."""
+    def _update_blocked(self, reached: dict[str, dict[str, int]], blocked: dict[_PartitionKey, Blocked]) -> None:
+        """Update the blocked entries after a wave, and open or close the breakers of their sources."""
         for source, partitions in reached.items():
             for partition in partitions:
-                self._waiting.pop((source, partition), None)
-        self._waiting |= blocked
-        for source in reached.keys() - {source for source, _ in self._waiting}:
-            self._nodes.go_on(source)
-        for (source, _), found in blocked.items():
-            if found.stop:
-                self._nodes.stop(source, f"it stops before {found.id}: {found.why}")
-            elif source in found.held:
-                self._nodes.pause(source, found.why)
+                self._blocked.pop((source, partition), None)
+        self._blocked |= blocked
+        for source in reached.keys() - {source for source, _ in self._blocked}:
+            self._nodes.resume(source)
+        for (source, _), entry in blocked.items():
+            if entry.stop:
+                self._nodes.stop(source, f"it stops before {entry.id}: {entry.why}")
+            elif source in entry.held:
+                self._nodes.pause(source, entry.why)
 
-    def _counted(self, blocked: dict[_Place, Blocked]) -> dict[str, int]:
-        """Application transactions for attempts that were spent: a later run goes on counting. Of an entry that stops
-        the plan nothing is kept: each run tries it once more."""
+    def _attempt_transactions(self, blocked: dict[_PartitionKey, Blocked]) -> dict[str, int]:
+        """Return application transactions that record the attempts spent on blocked entries, for later runs.
+
+        Nothing is recorded of an entry that stops the plan: each run tries it once more.
+        """
         transactions: dict[str, int] = {}
-        for (name, partition), found in blocked.items():
-            head = found.head(self._seen[name].replay)
-            if head.attempt and not found.stop and self._heads.get((name, partition)) != head:
-                self._heads[name, partition] = head
+        for (name, partition), entry in blocked.items():
+            head = entry.head(self._snapshots[name].replay)
+            if head.attempt and not entry.stop and self._counted_heads.get((name, partition)) != head:
+                self._counted_heads[name, partition] = head
                 transactions |= LogPositions(self._state, name).head_transactions(partition, head)
         return transactions
 
-    def _advanced(self, reached: dict[str, dict[str, int]], read: dict[str, int]) -> dict[str, int]:
-        """Application transactions for what was reached."""
+    def _position_transactions(self, reached: dict[str, dict[str, int]], read: dict[str, int]) -> dict[str, int]:
+        """Advance the positions to what a wave reached, and return the application transactions that record it.
+
+        Args:
+            reached: source -> partition -> new position.
+            read: source -> number of entries read.
+        """
         transactions: dict[str, int] = {}
         for name, moved in reached.items():
-            seen = self._seen[name]
-            if moved.items() <= seen.positions.items():
+            snapshot = self._snapshots[name]
+            if moved.items() <= snapshot.positions.items():
                 continue
-            self._seen[name] = seen = seen._replace(positions={**seen.positions, **moved})
-            self._moved.add(name)
-            kept, partitions = LogPositions(self._state, name), seen.partitions(self._logs[name])
-            transactions |= kept.transactions(
-                seen.identities, partitions, seen.positions, kept.entries_read + read[name], seen.replay, seen.moved
+            self._snapshots[name] = snapshot = snapshot._replace(positions={**snapshot.positions, **moved})
+            self._to_note.add(name)
+            stored, partitions = LogPositions(self._state, name), snapshot.partitions(self._logs[name])
+            transactions |= stored.transactions(
+                snapshot.identities,
+                partitions,
+                snapshot.positions,
+                stored.entries_read + read[name],
+                snapshot.replay,
+                snapshot.moved,
             )
         return transactions
 
-    def _wait_of(self, place: _Place, found: Blocked | None) -> float | None:
-        """Seconds until the entry that waits there can be tried; 0: none waits; None: not in this run."""
-        if found is None and (found := self._waiting.get(place)) is None:
+    def _partition_wait_s(self, partition: _PartitionKey, entry: Blocked | None) -> float | None:
+        """Return the seconds until a partition's blocked entry can be tried; 0: none is blocked; None: not in this run.
+
+        Args:
+            entry: the blocked entry; None: as of the last wave.
+        """
+        if entry is None and (entry := self._blocked.get(partition)) is None:
             return 0.0
-        waits = [self._nodes.wait_of(key) for key in dict.fromkeys((place[0], *found.held))]
+        waits = [self._nodes.node_wait_s(key) for key in dict.fromkeys((partition[0], *entry.held))]
         if any(wait is None for wait in waits):
             return None
-        due_s = 0.0 if found.due is None else max(0.0, (found.due - now_us()) / 1e6)
+        due_s = 0.0 if entry.due is None else max(0.0, (entry.due - now_us()) / 1e6)
         return max(due_s, *(wait for wait in waits if wait is not None))
 
-    def _tell_log(self, name: str, seen: LogLook, forgotten: Sequence[str] = ()) -> None:
+    def _note_position(self, name: str, snapshot: LogSnapshot, forgotten: Sequence[str] = ()) -> None:
         log = self._logs[name]
         try:
-            log.note(reader_name(self._state, name), seen.positions, seen.moved)
+            log.note(reader_name(self._state, name), snapshot.positions, snapshot.moved)
             for reader in forgotten:
                 log.forget(reader)
         except Exception as e:  # the next wave notes it, and until then nothing is removed
-            self._tell(f"source {name}: its position could not be noted: {message_of(e)}")
+            self._report(f"source {name}: its position could not be noted: {message_of(e)}")
 
 
-_LEAST = 256
-"""Entries of a task: fewer cost more to hand out than to process."""
+_MIN_TASK_ENTRIES = 256
+"""Least entries of a task: fewer cost more to hand out than to process."""
 
 
-# Exports that a step could not take, and those of their keys that came later: what is tried again, and when.
+# Held exports: those that failed in a step, and later ones of the same keys, which wait for them.
 #
-# They are rows of ``documents``, named by their places (``records.keyed.export_name``), their keys as fingerprints.
-# The earliest of a key is its head. Once it is due, it and what is behind it go their way again, in their order; a
-# head that failed for good holds its key until an operator retries it.
+# They are rows of ``documents``, named by their places (``records.keys.export_name``), with their keys as fingerprints.
+# The earliest of a key is its head. Once it is due, it and those behind it are processed again, in their order; a head
+# that failed for good holds its key until an operator retries it.
 
-_ENDED: Final = -1
-"""Due time of what has failed for good."""
-_MOST: Final = 50_000
-"""Entries that go their way again in one wave: 1 KB each."""
+_FAILED_FOR_GOOD: Final = -1
+"""Due time of an export that failed for good."""
+_MAX_HELD_ENTRIES: Final = 50_000
+"""Held exports that are processed again in one wave, of 1 KB each."""
 
 Numbers = np.ndarray[Any, Any]
 
 
 class _HeldRows(NamedTuple):
-    """Entries in the order of their revisions, an array a column."""
+    """Held exports in the order of their revisions, one array per column."""
 
     revision: Numbers
     key: Numbers
@@ -391,7 +424,7 @@ class HeldExports:
     """Held exports of one keyed node, as of the last commit.
 
     Args:
-        ended_holds: does what has failed for good hold the later ones of its key?
+        ended_holds: an export that failed for good holds the later ones of its key.
     """
 
     def __init__(self, state: State, node: str, *, ended_holds: bool) -> None:
@@ -400,27 +433,27 @@ class HeldExports:
         self._ended_holds = ended_holds
         self._files: frozenset[str] | None = None
         none = np.array([], np.int64)
-        self._found, self._heads = _HeldRows(none, none, none), none
+        self._rows, self._head_of_row = _HeldRows(none, none, none), none
 
     def __len__(self) -> int:
-        return len(self._now().key)
+        return len(self._current().key)
 
     @property
-    def behind(self) -> int:
-        """How many wait for one that has failed for good."""
-        found = self._now()
-        stuck = found.due[self._heads] == _ENDED
-        return int((stuck & (found.due != _ENDED)).sum())
+    def stuck_count(self) -> int:
+        """Return how many wait for one that has failed for good."""
+        rows = self._current()
+        stuck = rows.due[self._head_of_row] == _FAILED_FOR_GOOD
+        return int((stuck & (rows.due != _FAILED_FOR_GOOD)).sum())
 
-    def held(self) -> dict[str, frozenset[int]]:
-        """Keys of which later exports wait, by their lanes."""
-        found: dict[str, set[int]] = defaultdict(set)
-        for key in np.unique(self._now().key).tolist():
-            found[f"lane{lane_number(key)}"].add(key)
-        return {lane: frozenset(keys) for lane, keys in found.items()}
+    def keys_by_lane(self) -> dict[str, frozenset[int]]:
+        """Return lane -> keys whose later exports must wait."""
+        by_lane: dict[str, set[int]] = defaultdict(set)
+        for key in np.unique(self._current().key).tolist():
+            by_lane[f"lane{lane_number(key)}"].add(key)
+        return {lane: frozenset(keys) for lane, keys in by_lane.items()}
 
     def wait_s(self, now_us: int) -> float | None:
-        """Seconds until a head is due; None: none will be."""
+        """Return the seconds until a head is due; None: none will be."""
         dues = self._head_dues()
         longest_s = self._state.plan.longest_backoff_s
         return wait_s(int(dues.min()), now_us, longest_s) if len(dues) else None
@@ -431,50 +464,52 @@ class HeldExports:
         Args:
             ready: lanes that may be read now.
         """
-        found = self._now()
+        rows = self._current()
         longest_s = self._state.plan.longest_backoff_s
-        dues = found.due[self._heads]
-        due = np.array([each != _ENDED and not wait_s(each, now_us, longest_s) for each in dues.tolist()], bool)
-        chosen = found.revision[due][:_MOST].tolist()
+        dues = rows.due[self._head_of_row]
+        due = np.array(
+            [each != _FAILED_FOR_GOOD and not wait_s(each, now_us, longest_s) for each in dues.tolist()], bool
+        )
+        chosen = rows.revision[due][:_MAX_HELD_ENTRIES].tolist()
         by_lane: dict[str, list[int]] = {}
         for revision in chosen:
             lane, place = place_of(revision)
             if lane in ready:
                 by_lane.setdefault(lane, []).append(place)
-        known = self._details(chosen)
+        by_place = self._read_rows(chosen)
         for lane, places in by_lane.items():
-            yield from self._of_lane(log, lane, places, known)
+            yield from self._lane_splits(log, lane, places, by_place)
 
-    def _of_lane(
-        self, log: Log, lane: str, places: Sequence[int], known: dict[tuple[str, int], tuple[Any, ...]]
+    def _lane_splits(
+        self, log: Log, lane: str, places: Sequence[int], by_place: dict[tuple[str, int], tuple[Any, ...]]
     ) -> Iterator[LogSplit]:
         for piece in log.pieces({lane: places[0]}, {lane: places[-1] + 1}, places[-1] + 1):
-            mine = [HeldEntry(at, known[lane, at]) for at in places if piece.start <= at < piece.end]
-            if mine:
-                yield LogSplit(self._node, piece, held_back=tuple(mine))
+            held = [HeldEntry(at, by_place[lane, at]) for at in places if piece.start <= at < piece.end]
+            if held:
+                yield LogSplit(self._node, piece, held_back=tuple(held))
 
     def _head_dues(self) -> Numbers:
-        found = self._now()
-        dues = found.due[np.unique(self._heads)]
-        waiting: Numbers = dues[dues != _ENDED]
+        rows = self._current()
+        dues = rows.due[np.unique(self._head_of_row)]
+        waiting: Numbers = dues[dues != _FAILED_FOR_GOOD]
         return waiting
 
-    def _now(self) -> _HeldRows:
+    def _current(self) -> _HeldRows:
         files = frozenset(self._state.documents.files)
         if files != self._files:
-            self._files, self._found = files, self._read()
-            self._heads = _heads(self._found)
-        return self._found
+            self._files, self._rows = files, self._read()
+            self._head_of_row = _find_heads(self._rows)
+        return self._rows
 
     def _read(self) -> _HeldRows:
         rows = held_rows(self._state, self._node, "revision, fingerprint::BIGINT, coalesce(due, -1)")
-        found = _HeldRows(*(np.array(column, np.int64) for column in zip(*rows, strict=True))) if rows else None
-        if found is None:
+        if not rows:
             return _HeldRows(*(np.array([], np.int64) for _ in _HeldRows._fields))
-        found = _HeldRows(*(column[np.argsort(found.revision)] for column in found))
-        return found if self._ended_holds else _HeldRows(*(column[found.due != _ENDED] for column in found))
+        unsorted = _HeldRows(*(np.array(column, np.int64) for column in zip(*rows, strict=True)))
+        held = _HeldRows(*(column[np.argsort(unsorted.revision)] for column in unsorted))
+        return held if self._ended_holds else _HeldRows(*(column[held.due != _FAILED_FOR_GOOD] for column in held))
 
-    def _details(self, revisions: Sequence[int]) -> dict[tuple[str, int], tuple[Any, ...]]:
+    def _read_rows(self, revisions: Sequence[int]) -> dict[tuple[str, int], tuple[Any, ...]]:
         if not revisions:
             return {}
         names = "version, revision, fingerprint, operation, given, due, failed, held, again"
@@ -482,46 +517,48 @@ class HeldExports:
         return {place_of(row[1]): row for row in held_rows(self._state, self._node, names, among)}
 
 
-def _heads(rows: _HeldRows) -> Numbers:
+def _find_heads(rows: _HeldRows) -> Numbers:
     """Return for each row the position of the first row of its key; rows are ordered by revision within each lane."""
     order = np.lexsort((rows.revision, rows.key))
     begins = np.ones(len(order), bool)
     begins[1:] = rows.key[order][1:] != rows.key[order][:-1]
-    found = np.empty(len(order), np.int64)
-    found[order] = order[begins][np.cumsum(begins) - 1] if len(order) else 0
-    return found
+    heads = np.empty(len(order), np.int64)
+    heads[order] = order[begins][np.cumsum(begins) - 1] if len(order) else 0
+    return heads
 
 
-# A look at a log: where it ends now, where the plan stands in it, and which entries wait. Nothing is noted there.
+# Snapshots of a log: where it ends now, the plan's position in it, and entries to read again. The log is only read.
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 _ENTRY_BYTES: Final = limits.KIB
 """Assumed size of an entry, in bytes, where the log does not know the sizes of its pieces."""
 
 
-_ANOTHER: Final = (
+_REPLACED_TEXT: Final = (
     "is not what was read before: it was deleted and made again, or the plan names another one now; it is read from "
     "its beginning"
 )
-_ANOTHER_AGAIN: Final = "is not what was read last, but what was read before that; it is read on from there"
+_RESTORED_TEXT: Final = "is not what was read last, but what was read before that; it is read on from there"
 
 
-class LogLook(NamedTuple):
-    """A log as it was when it was looked at."""
+class LogSnapshot(NamedTuple):
+    """A log at one moment, and the plan's position in it."""
 
     identities: Mapping[str, str]
     positions: dict[str, int]
+    """Partition -> place of the next entry to read."""
     end: Positions
     replay: int
     read: int
+    """Number of entries that the plan has read."""
     moved: str = ""
-    """The last move of the reader, which the next commit follows; see ``Log.moved``."""
+    """Token of the operator's last move of the reader, which the next commit follows; see ``Log.moved``."""
     missing: str = ""
-    """Logs that the plan has read and that are not there now, for people; "": all are."""
+    """Names of logs that the plan has read and that are missing now, for messages; "": none is."""
 
     def lag(self, log: Log) -> int:
-        """Entries that the plan has not come to."""
+        """Return the number of entries that the plan has not read."""
         return log.lag(self.positions, self.end)
 
     def partitions(self, log: Log) -> dict[str, list[str]]:
@@ -529,9 +566,9 @@ class LogLook(NamedTuple):
         return {name: log.partitions_of(name, self.positions) for name in self.identities}
 
 
-def entries_that_wait(logs: Collection[str], documents: Sequence[Path], folder: Path, now_us: int) -> Only:
-    """Source -> entries of these logs that are to be read again, by their ids: a retry is due, an operator or a step
-    wants it.
+def read_due_entries(logs: Collection[str], documents: Sequence[Path], folder: Path, now_us: int) -> Only:
+    """Return source -> ids of the logs' entries to be read again: a retry is due, or an operator or a step asked for
+    it.
 
     Args:
         documents: files of the table.
@@ -545,78 +582,84 @@ def entries_that_wait(logs: Collection[str], documents: Sequence[Path], folder: 
             QUALIFY row_number() OVER (PARTITION BY source, document ORDER BY wave DESC) = 1
         ) WHERE forced OR due <= {int(now_us)} OR again <= {int(now_us)}
     """
-    found: dict[str, set[str]] = defaultdict(set)
+    entries: dict[str, set[str]] = defaultdict(set)
     with connect(folder) as db:
         for source, document in db.execute(query).fetchall():
-            found[source].add(document)
-    return {source: frozenset(ids) for source, ids in found.items()}
+            entries[source].add(document)
+    return {source: frozenset(ids) for source, ids in entries.items()}
 
 
-def look_at(
+def inspect_log(
     name: str,
     log: Log,
-    kept: LogPositions | None,
-    tell: Tell,
+    stored: LogPositions | None,
+    report: Report,
     reader: str = "",
-    before: LogLook | None = None,
-    refuse: Callable[[Sequence[str]], None] | None = None,
-) -> LogLook:
+    previous: LogSnapshot | None = None,
+    refuse_replaced: Callable[[Sequence[str]], None] | None = None,
+) -> LogSnapshot:
     """Return a log's extent and the plan's position in it.
 
     Args:
-        kept: None: the plan has no state yet.
-        reader: by which name the log knows the plan; "": whoever looks has none.
-        before: the last look, if this is another one; what that has said is not said again.
-        refuse: raises for those of its logs that are others now; None: they are read from their beginning.
+        stored: the plan's stored positions; None: the plan has no state yet.
+        reader: name by which the log knows the plan as a reader; "": moves of the reader are not followed.
+        previous: the last snapshot in this run; what was reported with it is not reported again.
+        refuse_replaced: raises for logs that have been replaced; None: they are read from their beginning.
 
     Raises:
         UsageError, Unavailable, Misconfigured: of the log.
     """
     log.check()
     identities, end = log.identities(), dict(log.end())
-    missing = _tell_of_absence(name, log, [] if kept is None else kept.missing_logs(identities), before, tell)
+    missing = _report_missing(name, log, [] if stored is None else stored.missing_logs(identities), previous, report)
     begin, moved = log.begin(), log.moved(reader) if reader else None
-    replay, read = (0, 0) if kept is None else (kept.replay, kept.entries_read)
-    positions = next_places(kept, log, identities, begin, end)
-    if kept is not None and (replaced := kept.replaced_logs(identities)):
-        if refuse is not None:
-            refuse(replaced)
+    replay, read = (0, 0) if stored is None else (stored.replay, stored.entries_read)
+    positions = next_places(stored, log, identities, begin, end)
+    if stored is not None and (replaced := stored.replaced_logs(identities)):
+        if refuse_replaced is not None:
+            refuse_replaced(replaced)
         for each in replaced:
-            known = kept.places(identities, {each: log.partitions_of(each, end)})
-            tell(f"source {name}: {log.place_of(each)} {_ANOTHER_AGAIN if known else _ANOTHER}")
-        replay = kept.next_replay()
-    if moved is not None and not (kept is not None and kept.has_followed_move(moved.token)):
+            known = stored.places(identities, {each: log.partitions_of(each, end)})
+            report(f"source {name}: {log.place_of(each)} {_RESTORED_TEXT if known else _REPLACED_TEXT}")
+        replay = stored.next_replay()
+    # Entries that are read again get other revisions, by the number of the replay.
+    if moved is not None and not (stored is not None and stored.has_followed_move(moved.token)):
         positions |= moved.positions
-        replay = 1 if kept is None else kept.next_replay()
-        if before is None or before.moved != moved.token:
+        replay = 1 if stored is None else stored.next_replay()
+        if previous is None or previous.moved != moved.token:
             places = ", ".join(f"{partition} {at}" for partition, at in moved.positions.items())
-            tell(f"source {name}: was moved, and goes on at {places}")
-    return LogLook(identities, positions, end, replay, read, moved.token if moved else "", missing)
+            report(f"source {name}: was moved, and goes on at {places}")
+    return LogSnapshot(identities, positions, end, replay, read, moved.token if moved else "", missing)
 
 
-def _tell_of_absence(name: str, log: Log, gone: Sequence[str], before: LogLook | None, tell: Tell) -> str:
-    """``LogLook.missing``; says it, or that there is nothing to read yet, unless it was said before.
+def _report_missing(
+    name: str, log: Log, missing_logs: Sequence[str], previous: LogSnapshot | None, report: Report
+) -> str:
+    """Return ``LogSnapshot.missing``; report it, or that there is nothing to read yet, unless that was reported before.
 
     Args:
-        gone: logs that were known and do not say now which they are.
+        missing_logs: known logs that have no identity now.
     """
     nothing = log.nothing()
-    missing = ", ".join(str(log.place_of(each)) for each in gone) if nothing else ""
-    if missing and (before is None or before.missing != missing):
-        tell(f"source {name}: {missing} is not there any more: it was deleted, or its folder is away")
-    elif before is None and nothing and not missing:
-        tell(f"source {name}: {nothing}")
+    missing = ", ".join(str(log.place_of(each)) for each in missing_logs) if nothing else ""
+    if missing and (previous is None or previous.missing != missing):
+        report(f"source {name}: {missing} is not there any more: it was deleted, or its folder is away")
+    elif previous is None and nothing and not missing:
+        report(f"source {name}: {nothing}")
     return missing
 
 
-def pieces_of(name: str, log: Log, seen: LogLook, start: Positions, most: int, tell: Tell) -> Iterator[Piece]:
-    """Yield the pieces in between, see ``Log.pieces``; report what is not kept any more."""
-    begun: set[str] = set()
-    for piece in log.pieces(start, seen.end, most):
+def iter_pieces(
+    name: str, log: Log, snapshot: LogSnapshot, start: Positions, most: int, report: Report
+) -> Iterator[Piece]:
+    """Yield the pieces from ``start`` to the end of the log, see ``Log.pieces``; report entries that were removed
+    unread."""
+    seen: set[str] = set()
+    for piece in log.pieces(start, snapshot.end, most):
         for partition, first in ((piece.partition, piece.start), *((each, at) for each, at, _ in piece.inputs)):
-            if partition not in begun and first > (missed := start[partition]):
-                gone = f"{partition} {missed} to {first - 1}"
-                tell(f"source {name}: {gone} are not kept any more: they were removed before they were read")
-            begun.add(partition)
+            if partition not in seen and first > (expected := start[partition]):
+                lost_range = f"{partition} {expected} to {first - 1}"
+                report(f"source {name}: {lost_range} are not kept any more: they were removed before they were read")
+            seen.add(partition)
         size = piece.bytes or _ENTRY_BYTES * (piece.end - piece.start)
-        yield log.pinned(piece._replace(bytes=size), seen.identities)
+        yield log.pinned(piece._replace(bytes=size), snapshot.identities)

@@ -1,7 +1,7 @@
-"""The first wave of a state that continues from an older version's (see ``operations.migrate``).
+"""Migration: a new version of a plan continues from the state of an older one.
 
-Rows for destinations that are not in the plan any more are dropped, and documents whose way has changed are read again.
-Until this is through, ``migration.json`` says that it is to be done; it may be done twice.
+``migrate`` builds the new state. ``finish`` is its first wave: rows for removed destinations are dropped, and documents
+whose path has changed are read again. ``migration.json`` exists until that is done; it may be done twice.
 """
 
 from __future__ import annotations
@@ -60,18 +60,18 @@ def is_pending(state: State) -> bool:
 
 
 def finish(state: State) -> str:
-    """The new state's first wave; what it did, in one line."""
+    """Run the new state's first wave, and return a line about what it did."""
     before, after = state.recorded_structure(), structure(state.plan)
     older: Any = seals.unseal(state.root / MIGRATION)
     why = f"plan version {state.plan.version} continues from version {older['from']}"
     number = state.wave + 1
-    gone = [name for name, node in before.items() if node.kind in DELIVERED and name not in after]
-    paths = [f.path for f in state.outbox.files.values() if f.partition["destination"] in gone]
-    dropped = [_dropped(state, path, number, why) for path in paths]
+    removed = [name for name, node in before.items() if node.kind in DELIVERED and name not in after]
+    paths = [f.path for f in state.outbox.files.values() if f.partition["destination"] in removed]
+    dropped = [_drop_events(state, path, number, why) for path in paths]
     parts = [write_part(state.ledger.folder, table, epoch=state.epoch) for table in dropped if table.num_rows]
-    again = _to_take_up_again(state.plan, before, after)
-    staged, restarted = _taken_up_again(state, again, number, why)
-    parts += restarted
+    condition = _reprocess_condition(state.plan, before, after)
+    staged, restart_parts = _stage_reprocessing(state, condition, number, why)
+    parts += restart_parts
     crash.point("version.staged")
     if parts or staged:
         commit_wave(state, number, documents=staged, ledger=parts, replaced=[(path, None) for path in paths])
@@ -83,19 +83,19 @@ def finish(state: State) -> str:
     files.fsync_folder(state.root)
     crash.point("version.adopted")
     rows = sum(t.num_rows for t in dropped)
-    ended = f"; {rows} rows for {', '.join(gone)} were dropped because it no longer has them" if rows else ""
+    ended = f"; {rows} rows for {', '.join(removed)} were dropped because it no longer has them" if rows else ""
     many = sum(part.rows for part in staged)
     what = f"{many} documents are processed again because their path has changed or they"
     one = "1 document is processed again because its path has changed or it"
-    keys = "".join(f"; {each}" for each in _of_keys(state, before, after))
+    keys = "".join(f"; {each}" for each in _describe_keyed_nodes(state, before, after))
     return f"{why}: {one if many == 1 else what} had failed{ended}{keys}"
 
 
-def _to_take_up_again(plan: Plan, before: Structure, after: Structure) -> str:
-    """Which documents are read again, as a condition on their rows in ``documents``.
+def _reprocess_condition(plan: Plan, before: Structure, after: Structure) -> str:
+    """Return the SQL condition on rows of ``documents`` for the documents that are read again.
 
-    All of the changed sources, and everywhere what had failed, for its deliveries have other hashes now. But of a log
-    no entry twice that a key has counted; and what a keyed node has exported goes its way once.
+    These are all documents of changed sources, and all that had failed, whose deliveries have other hashes now. Log
+    entries that a keyed node has counted are not read twice, and exports of keyed nodes are processed once.
     """
     keyed = keyed_of(before) | keyed_of(after)
     sources = changed_sources(before, after)
@@ -108,20 +108,20 @@ def _to_take_up_again(plan: Plan, before: Structure, after: Structure) -> str:
     )
 
 
-def _of_keys(state: State, before: Structure, after: Structure) -> Iterator[str]:
+def _describe_keyed_nodes(state: State, before: Structure, after: Structure) -> Iterator[str]:
     """Yield a line for each keyed node: what it has not received of logs, and what it continues with."""
     for node in keyed_nodes(state.plan.nodes):
         above = [s.name for s in sources_above(node, state.plan.nodes) if isinstance(s.source, Log)]
-        known = before.get(node.name)
+        before_node = before.get(node.name)
         new = [name for name in above if LogPositions(state, name).was_read and node.name not in reached(before, name)]
         if new:
             yield f"{node.name} counts what comes from now on in {', '.join(new)}, of which entries were read before"
-        if known is not None and known.code != after[node.name].code:
+        if before_node is not None and before_node.code != after[node.name].code:
             yield f"{node.name} has changed, and its states stay what they are: it changes them from now on"
 
 
-def _dropped(state: State, path: str, number: int, why: str) -> pa.Table:
-    """Events of all rows of an outbox file whose destination was removed."""
+def _drop_events(state: State, path: str, number: int, why: str) -> pa.Table:
+    """Return the events that drop all rows of an outbox file, whose destination was removed."""
     rows = read_part(state.outbox.path(path), OUTBOX_KEPT)
     destination = state.outbox.files[path].partition["destination"]
     return table_of(
@@ -138,45 +138,50 @@ def _dropped(state: State, path: str, number: int, why: str) -> pa.Table:
     )
 
 
-def _taken_up_again(state: State, which: str, number: int, why: str) -> tuple[list[Part], list[Part]]:
-    """Files of ``documents`` rows that make the next scan read these documents as new revisions, and of their events.
+def _stage_reprocessing(state: State, condition: str, number: int, why: str) -> tuple[list[Part], list[Part]]:
+    """Write ``documents`` rows that make the next scan read documents as new revisions, and their events.
 
     Args:
-        which: a condition on the last row of a document, as SQL.
+        condition: SQL on the last row of a document.
+
+    Returns:
+        Files of ``documents``, files of the ledger.
     """
-    more = {"again": (f"({which}) IS TRUE", pa.bool_())}
+    extra_columns = {"again": (f"({condition}) IS TRUE", pa.bool_())}
     files = list(state.documents.files.values())
     paths = state.documents.paths(file.path for file in files)
-    wanted = [np.zeros(file.rows, bool) for file in files]
+    masks = [np.zeros(file.rows, bool) for file in files]
     verify(paths)
     with tempfile.TemporaryDirectory(dir=state.local_scratch) as folder, connect(Path(folder)) as db:
-        for last in map(last_rows, rows_by_document(db, paths, sum(file.rows for file in files), Path(folder), more)):
+        for last in map(
+            last_rows, rows_by_document(db, paths, sum(file.rows for file in files), Path(folder), extra_columns)
+        ):
             for number_of_file, rows in chosen_rows_by_file(last, last["again"]):
-                wanted[number_of_file][rows] = True
+                masks[number_of_file][rows] = True
     staged, events = [], []
-    for path, mask in zip(paths, wanted, strict=True):
+    for path, mask in zip(paths, masks, strict=True):
         if mask.any():
-            documents, restarted = (
+            documents_writer, events_writer = (
                 PartWriter(state.documents.folder, DOCUMENTS, epoch=state.epoch),
                 PartWriter(state.ledger.folder, LEDGER, epoch=state.epoch),
             )
             with RowGroups(str(path), DOCUMENTS.names, verified=True) as file:
                 for rows in file.rows_at(np.flatnonzero(mask)):
-                    again = _forced(rows, number)
-                    documents.write(again)
-                    restarted.write(_restarted(again, why))
-            staged.append(documents.finish())
-            events.append(restarted.finish())
+                    forced = _forced_rows(rows, number)
+                    documents_writer.write(forced)
+                    events_writer.write(_restart_events(forced, why))
+            staged.append(documents_writer.finish())
+            events.append(events_writer.finish())
     return staged, events
 
 
-def _forced(rows: pa.Table, wave: int) -> pa.Table:
+def _forced_rows(rows: pa.Table, wave: int) -> pa.Table:
     columns = {f.name: rows[f.name].cast(f.type) for f in DOCUMENTS}
     return table_of(DOCUMENTS, rows.num_rows, **{**columns, "wave": wave, "forced": pa.array([True] * rows.num_rows)})
 
 
-def _restarted(documents: pa.Table, why: str) -> pa.Table:
-    """An event a document, of none of its deliveries: they are what they are until they are made again."""
+def _restart_events(documents: pa.Table, why: str) -> pa.Table:
+    """Return one event per document, about no delivery of it: deliveries keep their status until it is read again."""
     return table_of(
         LEDGER,
         documents.num_rows,
@@ -199,20 +204,19 @@ def _restarted(documents: pa.Table, why: str) -> pa.Table:
     )
 
 
-# State by key when a new version continues from an older one: what can be carried over, and how it is.
+# Migration of keyed nodes.
 #
-# A keyed node that both versions have keeps its states, what it was given of documents, and the numbers of its
-# exports. The documents whose way has changed are read again and replace what they were. That is right only where
-# nothing is under way at the node or below it, and where what is in its state can be taken out again by the node as it
-# is now.
+# A keyed node that both versions have keeps its states, the contributions of documents, and the numbers of its exports.
+# Documents whose path has changed are read again, and replace their contributions. That is correct only if nothing is
+# pending at the node or below it, and if the node as it is now can subtract what is in its state.
 
 
-def refuse_unfit(old: State, plan: Plan, *, begun: bool) -> None:
-    """Refuse what could not be right.
+def refuse_incompatible(old: State, plan: Plan, *, fenced: bool) -> None:
+    """Refuse a migration after which the states of keyed nodes could be wrong.
 
     Args:
         old: the older state, settled.
-        begun: it was fenced for this version before, when nothing was waiting.
+        fenced: an earlier attempt has fenced it for this version, at a time when nothing was pending.
 
     Raises:
         UsageError: why; nothing was changed.
@@ -222,129 +226,130 @@ def refuse_unfit(old: State, plan: Plan, *, begun: bool) -> None:
     if not keyed and not keyed_nodes(plan.nodes):
         return
     version = old.plan.version
-    if bad := [*_unlike(old, plan, before, version)]:
-        raise UsageError("\n".join(f"--from-version {version}: {each}" for each in bad))
-    if begun or not keyed:
+    if problems := [*_find_incompatibilities(old, plan, before, version)]:
+        raise UsageError("\n".join(f"--from-version {version}: {each}" for each in problems))
+    if fenced or not keyed:
         return
     logs = [name for name in counted_once(plan.nodes) if name not in keyed]
-    found = [*unfinished_work(old, keyed, before), *counted_and_failed(old, logs, keyed)]
-    found += [
+    unfinished = [*unfinished_work(old, keyed, before), *counted_and_failed(old, logs, keyed)]
+    unfinished += [
         f"`{command.verb}` by {command.who} is queued, and was not carried out" for command in queued_commands(old)
     ]
-    if found:
+    if unfinished:
         raise UsageError(
             f"--from-version {version}: this plan keeps state by key, and version {version} is not done with what it "
-            f"was given:\n  " + "\n  ".join(found) + f"\nRun version {version} to its end first; retry what has "
+            f"was given:\n  " + "\n  ".join(unfinished) + f"\nRun version {version} to its end first; retry what has "
             "failed, or give it up with `ferryman resolve --as dropped`. Nothing was changed."
         )
 
 
-def carried_nodes(old: State, plan: Plan) -> list[KeyedNode]:
-    """Keyed nodes that both versions have."""
+def shared_keyed_nodes(old: State, plan: Plan) -> list[KeyedNode]:
+    """Return the keyed nodes that both versions have."""
     had = keyed_of(old.recorded_structure())
     return [node for node in keyed_nodes(plan.nodes) if node.name in had]
 
 
-def remembered_of(old: State, plan: Plan) -> dict[str, Any]:
+def keyed_identity(old: State, plan: Plan) -> dict[str, Any]:
     """Return what the new state stores about keyed nodes: the names under which readers of the older version know a
     node's changes, and all keyed nodes that ever existed, since places of exports are used once."""
     return {
-        "feeds": {node.name: feed_of(old.root, node.name) for node in carried_nodes(old, plan)},
-        "keyed": sorted(ever_keyed(old)),
+        "feeds": {node.name: feed_of(old.root, node.name) for node in shared_keyed_nodes(old, plan)},
+        "keyed": sorted(all_keyed_names(old)),
     }
 
 
-def ever_keyed(old: State) -> set[str]:
-    """The keyed nodes of this version and of those before it."""
+def all_keyed_names(old: State) -> set[str]:
+    """Return the names of the keyed nodes of a version and of all before it."""
     return keyed_of(old.recorded_structure()).union(old.identity().get("keyed", ()))
 
 
-def carry(old: State, new: State) -> None:
-    """Fill the tables of the nodes that both versions have; one commit a table. Exports have all been carried on: only
-    their places are kept, also for a node that comes back."""
-    both = {node.name for node in carried_nodes(old, new.plan)}
+def copy_keyed_tables(old: State, new: State) -> None:
+    """Copy the tables of keyed nodes that both versions have, in one commit per table.
+
+    All exports have been processed, so only their places are kept; also those of a node that an older version had.
+    """
+    both = {node.name for node in shared_keyed_nodes(old, new.plan)}
     for node in keyed_nodes(new.plan.nodes):
-        ours = new.keyed[node.name]
+        new_tables = new.keyed[node.name]
         places = LogPositions(old, node.name).places({"": ""}, {"": lanes()})
         numbers = {place_id(lane): place for lane, place in places.items() if place}
         if node.name in both:
-            theirs = old.keyed[node.name]
-            numbers = {place_id(lane): theirs.exports.transaction(place_id(lane)) for lane in lanes()}
-            _copy(theirs.state, ours.state, (PUBLISHED, MERGED, FORGOTTEN))
-            _copy(theirs.contributions, ours.contributions, (PUBLISHED, MERGED))
-            numbers[PUBLISHED] = theirs.exports.transaction(PUBLISHED)
+            old_tables = old.keyed[node.name]
+            numbers = {place_id(lane): old_tables.exports.transaction(place_id(lane)) for lane in lanes()}
+            _copy_table(old_tables.state, new_tables.state, (PUBLISHED, MERGED, FORGOTTEN))
+            _copy_table(old_tables.contributions, new_tables.contributions, (PUBLISHED, MERGED))
+            numbers[PUBLISHED] = old_tables.exports.transaction(PUBLISHED)
             readers = old.root / FOLDER / node.name
-            for name in files.list_names(readers):  # what they have not had of deletions is kept
+            for name in files.list_names(readers):  # keep the deletions that readers have not received
                 files.make_folder(new.root / FOLDER / node.name)
                 files.publish(new.root / FOLDER / node.name / name, files.read(readers / name))
         if any(numbers.values()):
-            ours.exports.commit("version", transactions={key: number for key, number in numbers.items() if number})
+            new_tables.exports.commit(
+                "version", transactions={key: number for key, number in numbers.items() if number}
+            )
 
 
-def _copy(source: Table, target: Table, applications: Iterable[str]) -> None:
+def _copy_table(source: Table, target: Table, applications: Iterable[str]) -> None:
     numbers = {each: source.transaction(each) for each in applications}
     copy_table(source, target, {key: number for key, number in numbers.items() if number})
 
 
-def _unlike(old: State, plan: Plan, before: Structure, version: int) -> Iterator[str]:
-    """Yield the contradictions between the two plans."""
-    after, ever = structure(plan), ever_keyed(old)
+def _find_incompatibilities(old: State, plan: Plan, before: Structure, version: int) -> Iterator[str]:
+    """Yield the reasons why keyed nodes of the two plans do not fit together."""
+    after, ever_keyed = structure(plan), all_keyed_names(old)
     for name in sorted(after):
-        was_keyed = name in ever and (name not in before or before[name].kind == "keyed")
+        was_keyed = name in ever_keyed and (name not in before or before[name].kind == "keyed")
         if (name in before or was_keyed) and was_keyed != (after[name].kind == "keyed"):
             was = "keyed" if was_keyed else before[name].kind
             yield f"{name} is a {after[name].kind} node now, and was a {was} node before: give it another name."
     documents = {n.name for n in sources_of(plan.nodes) if not isinstance(n.source, Log)}
-    for node in carried_nodes(old, plan):
+    for node in shared_keyed_nodes(old, plan):
         if before[node.name].code != after[node.name].code and old.keyed[node.name].contributions.files:
             yield (
                 f"{node.name}: its update or key has changed since version {version}, and what the older one has made "
                 "of documents could not be taken back by the newer one. Give the node another name: then it counts "
                 "all documents from scratch. Or leave out --from-version."
             )
-        if left := _left_behind(old, node.name, documents):
+        if unlisted := _find_unlisted_sources(old, node.name, documents):
             yield (
-                f"{node.name}: has counted documents of {', '.join(left)}, of which this version would never hear "
+                f"{node.name}: has counted documents of {', '.join(unlisted)}, of which this version would never hear "
                 "again: they would stay counted. Give the node another name: then it counts all documents "
                 "from scratch. Or leave out --from-version."
             )
 
 
-def _left_behind(old: State, node: str, documents: set[str]) -> list[str]:
-    """Sources of which the node has documents, and that the new plan does not list."""
+def _find_unlisted_sources(old: State, node: str, documents: set[str]) -> list[str]:
+    """Return the sources whose documents a keyed node contains, and that the new plan does not list."""
     table = old.keyed[node].contributions
     if not table.files:
         return []
     rows = f"read_parquet({quote_list(map(str, table.paths()))})"
     with connect(old.local_scratch) as db:
-        known = {source for (source,) in db.execute(f"SELECT DISTINCT source FROM {rows}").fetchall()}
-        if not (gone := known - documents):
+        sources = {source for (source,) in db.execute(f"SELECT DISTINCT source FROM {rows}").fetchall()}
+        if not (unlisted := sources - documents):
             return []
-        found = db.execute(f"""
+        rest = db.execute(f"""
             SELECT DISTINCT source FROM (
-                SELECT source, fields FROM {rows} WHERE source IN (SELECT unnest({quote_list(gone)}))
+                SELECT source, fields FROM {rows} WHERE source IN (SELECT unnest({quote_list(unlisted)}))
                 QUALIFY row_number() OVER (PARTITION BY source, document, key ORDER BY wave DESC) = 1
             ) WHERE fields IS NOT NULL ORDER BY source
         """).fetchall()
-    return [source for (source,) in found]
+    return [source for (source,) in rest]
 
 
-# A new version of a plan continues from the state of an older one, and from its deliveries.
-#
-# ``migrate`` makes the new state, before anything runs:
+# Building the new state. ``migrate`` does it before anything runs:
 #
 # 1. become the older state's driver, and finish what it left
-# 2. fence it: from now on nobody drives it any more
-# 3. build the new state in its place, but for state.json, with the older one's data files and its positions in logs
-# 4. give it its state.json, which makes it one; until then the older state is held, so that only one makes it
+# 2. fence it: from now on nobody can drive it any more
+# 3. build the new state, except state.json, with the older one's data files and its positions in logs
+# 4. write its state.json, which makes it a state; until then the older state is held, so that only one process does it
 #
-# A crash before 4 leaves what the same command builds on; and, after 2, a state from which only this version may
-# migrate. Nothing is removed on the way: a run that slept meanwhile might remove what is in use. The first wave of the
-# new state is ``engine.migration``'s.
+# After a crash before 4, the same command continues; after 2, only this version may migrate from the older state.
+# Nothing is removed meanwhile: a run that slept might remove files that are in use.
 
 
 def migrate(root: StatePath, plan: Plan, from_version: int) -> None:
-    """Make the state of a plan from the one of an older version; nothing if that was done before.
+    """Create the state of a plan from that of an older version; do nothing if that was done before.
 
     Raises:
         UsageError: there is no such state, it is not an older one, this version has a state of its own, or a state by
@@ -365,29 +370,29 @@ def migrate(root: StatePath, plan: Plan, from_version: int) -> None:
         raise UsageError(f"{older_root}: there is no state of version {from_version}. Give the version that ran here.")
     State(root, plan).refuse_foreign_folder()
     with State.take(older_root, older, successor=plan.version) as old:  # 1
-        if files.exists(root / IDENTITY):  # made by another who was faster
+        if files.exists(root / IDENTITY):  # another process was faster
             return
         if old.wave > old.settled:
             settle(old, old.wave, in_process, plan)
         recover_intake(old, in_process, plan)
-        begun = files.exists(old.root / MIGRATED)
-        refuse_unfit(old, plan, begun=begun)
-        if not keyed_of(old.recorded_structure()):  # else there is none, or it came when we had begun
+        fenced = files.exists(old.root / MIGRATED)
+        refuse_incompatible(old, plan, fenced=fenced)
+        if not keyed_of(old.recorded_structure()):  # with keyed nodes none is queued, or it came after the fence
             for command in queued_commands(old):
                 commands.apply(old, command)
         old.check_ownership()
         old.close_for_version(plan.version)  # 2
         crash.point("version.fenced")
-        old.check_ownership()  # whoever announces itself after this look finds the state closed
-        _make(old, State(root, plan), from_version)
+        old.check_ownership()  # a driver that announces itself after this finds the state closed
+        _create_state(old, State(root, plan), from_version)
 
 
-def _make(old: State, new: State, from_version: int) -> None:
+def _create_state(old: State, new: State, from_version: int) -> None:
     files.make_folder(new.root)
     lock = take_lock(new.root / "lock")
     try:
         if new.exists:
-            raise _had_another(new)
+            raise _already_created(new)
         _build(old, new, from_version)  # 3
         crash.point("version.built")
         new.publish_identity()  # 4
@@ -396,45 +401,48 @@ def _make(old: State, new: State, from_version: int) -> None:
 
 
 def _build(old: State, new: State, from_version: int) -> None:
-    """The new state's folder: made as ever, then filled with the older one's data files in one commit a table. All of
-    it may be done again."""
+    """Create the new state's folder, and fill it with the older one's data files, in one commit per table.
+    Idempotent."""
     readers = [
         reader_name(old, name)
         for name, node in old.recorded_structure().items()
         if node.kind in ("source", "join", "alts")
     ]
     sender = sender_of(old.root)._asdict()
-    more = {"from": from_version, "readers": readers, "sender": sender, **remembered_of(old, new.plan)}
+    identity = {"from": from_version, "readers": readers, "sender": sender, **keyed_identity(old, new.plan)}
     wave = old.wave
-    new.create(more, recorded=old.recorded_structure(), publish=False)
+    new.create(identity, recorded=old.recorded_structure(), publish=False)
     for table in new.tables:
         table.log.repair()
     new.journal.close(wave)
     new.load()
     files.publish(new.root / MIGRATION, seals.seal({"from": from_version}))
-    new.announce_epoch(after=old.epoch)  # the files that it gets are named after that one's epochs
-    if new.exists:  # by another one, while this one slept; from now on one of the two can commit
-        raise _had_another(new)
+    new.announce_epoch(after=old.epoch)  # the copied files are named after the older state's epochs
+    if new.exists:  # another process created it while this one slept; from now on one of the two can commit
+        raise _already_created(new)
     numbers = {SETTLED: wave}
     copy_table(old.ledger, new.ledger, numbers)
     copy_table(old.documents, new.documents, numbers)
-    carry(old, new)
+    copy_keyed_tables(old, new)
     sequence = max(old.next_sequence, new.next_sequence)
-    transactions = {**numbers, WAVE: wave, SEQUENCE: sequence, **_positions(old, new.plan)}
+    transactions = {**numbers, WAVE: wave, SEQUENCE: sequence, **_log_transactions(old, new.plan)}
     copy_table(old.outbox, new.outbox, transactions)
-    for name in (NOTIFIED, MISSED):  # the waves' numbers go on: nobody is told of the past again
-        if files.exists(noted := old.root / name):
-            files.publish(new.root / name, files.read(noted))
+    for name in (NOTIFIED, MISSED):  # wave numbers continue: nobody is notified of the past again
+        if files.exists(recorded := old.root / name):
+            files.publish(new.root / name, files.read(recorded))
 
 
-def _positions(old: State, plan: Plan) -> dict[str, int]:
-    """How far the older version has read the logs that this one has under the same names. The logs are not asked: one
-    that is away is read on where it was, like the others."""
-    names = {node.name for node in logs_read(plan.nodes)} | ever_keyed(old)
+def _log_transactions(old: State, plan: Plan) -> dict[str, int]:
+    """Return application transactions with the older version's positions in logs that this one has under the same
+    names.
+
+    The logs themselves are not asked: one that is unavailable is read on later from where it was.
+    """
+    names = {node.name for node in logs_read(plan.nodes)} | all_keyed_names(old)
     logs = [LogPositions(old, name) for name in sorted(names)]
-    found = {key: number for log in logs for key, number in log.all_transactions().items()}
-    return {**found, RANGES: ranges} if (ranges := old.outbox.transaction(RANGES)) else found
+    transactions = {key: number for log in logs for key, number in log.all_transactions().items()}
+    return {**transactions, RANGES: ranges} if (ranges := old.outbox.transaction(RANGES)) else transactions
 
 
-def _had_another(new: State) -> UsageError:
+def _already_created(new: State) -> UsageError:
     return UsageError(f"{new.root}: version {new.plan.version} was given a state by another run just now.")

@@ -10,7 +10,7 @@ import numpy as np
 
 from ferryman import limits
 from ferryman.engine import step_retries
-from ferryman.engine.breakers import Nodes
+from ferryman.engine.breakers import NodeBreakers
 from ferryman.engine.deliver.dispatch import Dispatcher
 from ferryman.engine.logs import Logs
 from ferryman.engine.results import StepDebt
@@ -23,27 +23,30 @@ from ferryman.state.state import State
 
 
 class PendingWork:
-    """Rows of the outbox, documents that failed at steps, sources that are away.
+    """Pending work of a run: rows of the outbox, documents that failed at steps, unavailable sources.
 
     Attributes:
-        unseen: sources that were away when they were to be listed, or known documents of theirs to be looked at, by
-            the nodes' keys: all is to be scanned again.
+        unlisted_sources: keys of sources that were unavailable when they were listed, or when known documents of theirs
+            were read; a full scan has to follow.
     """
 
-    def __init__(self, state: State, dispatcher: Dispatcher, nodes: Nodes, unlisted: Unlisted, logs: Logs) -> None:
+    def __init__(
+        self, state: State, dispatcher: Dispatcher, nodes: NodeBreakers, unlisted: UnlistedDocuments, logs: Logs
+    ) -> None:
         self._state = state
         self._dispatcher = dispatcher
         self._nodes = nodes
         self._unlisted = unlisted
         self._logs = logs
         self._longest_s = state.plan.longest_backoff_s
-        self._at_steps: list[StepDebt] = []
-        self._at_steps_of: tuple[frozenset[str], Hashes] = (frozenset(), unlisted.hashes)
-        """Files of ``documents`` from which it was computed: that reads all of them. And what was unlisted."""
-        self.unseen: set[str] = set()
+        self._step_debts: list[StepDebt] = []
+        self._step_debts_key: tuple[frozenset[str], Hashes] = (frozenset(), unlisted.hashes)
+        """Inputs of ``_step_debts``, whose computation reads all of ``documents``: its files, and the hashes of
+        unlisted documents."""
+        self.unlisted_sources: set[str] = set()
 
     def wait_s(self) -> float | None:
-        """Seconds until something can be done: 0 now, None never (in this run)."""
+        """Return the seconds until something can be done: 0 now, None never (in this run)."""
         now = now_us()
         waits = []
         for file in self._state.outbox.files.values():
@@ -53,19 +56,19 @@ class PendingWork:
             wait = self._dispatcher.wait_of_file_s(file, now)
             if wait is not None and (probe := self._dispatcher.wait_s(destination)) is not None:
                 waits.append(max(probe, wait))
-        for debt in self.at_steps():
-            if not debt.unlisted and (held := self._nodes.wait_s(debt.held)) is not None:
+        for debt in self.step_debts():
+            if not debt.unlisted and (held := self._nodes.held_wait_s(debt.held)) is not None:
                 waits.append(max(held, wait_s(debt.due, now, self._longest_s)))
-        sources = [self._nodes.wait_of(source) for source in self.unseen]
+        sources = [self._nodes.node_wait_s(source) for source in self.unlisted_sources]
         waits += [until for until in (*sources, self._logs.wait_s()) if until is not None]
         return min(waits, default=None)
 
-    def rows(self) -> int:
+    def row_count(self) -> int:
         """Return the number of outbox rows still to be sent."""
         return sum(map(pending_rows, self._state.outbox.files.values()))
 
-    def rows_due(self) -> bool:
-        """Can rows of the outbox be sent now?"""
+    def has_due_rows(self) -> bool:
+        """Return whether rows of the outbox can be sent now."""
         now = now_us()
         return any(
             pending_rows(f)
@@ -74,35 +77,35 @@ class PendingWork:
             for f in self._state.outbox.files.values()
         )
 
-    def at_steps(self) -> list[StepDebt]:
+    def step_debts(self) -> list[StepDebt]:
         """Return the pending retries of steps, see ``step_retries.step_debt``."""
-        of = (frozenset(self._state.documents.files), self._unlisted.hashes)
-        if of[0] != self._at_steps_of[0] or of[1] is not self._at_steps_of[1]:
-            self._at_steps, self._at_steps_of = step_retries.step_debt(self._state, of[1]), of
-        return self._at_steps
+        key = (frozenset(self._state.documents.files), self._unlisted.hashes)
+        if key[0] != self._step_debts_key[0] or key[1] is not self._step_debts_key[1]:
+            self._step_debts, self._step_debts_key = step_retries.step_debt(self._state, key[1]), key
+        return self._step_debts
 
-    def steps_due(self) -> bool:
-        """Can documents that failed at steps be retried now?"""
+    def has_due_steps(self) -> bool:
+        """Return whether documents that failed at steps can be retried now."""
         now = now_us()
         return any(
-            wait_s(debt.due, now, self._longest_s) == 0 and self._nodes.wait_s(debt.held) == 0
-            for debt in self.at_steps()
+            wait_s(debt.due, now, self._longest_s) == 0 and self._nodes.held_wait_s(debt.held) == 0
+            for debt in self.step_debts()
             if not debt.unlisted
         )
 
-    def sources_back(self) -> bool:
-        """May a source be asked again of which known documents could not be looked at?"""
-        return any(not self._nodes.blocked(source) for source in self.unseen)
+    def has_source_to_ask(self) -> bool:
+        """Return whether an unlisted source may be asked again now."""
+        return any(not self._nodes.blocked(source) for source in self.unlisted_sources)
 
 
-# How much is pending in the outbox: a scan stops reading documents while it is too much.
+# Size of the pending rows in the outbox. A scan stops reading documents while it is too large.
 
 
 class Backlog:
-    """Pending rows of a state, measured against their limit.
+    """Pending rows of a state, measured against a limit.
 
     Args:
-        max_bytes: more than this, as it lies on the disk, is too much.
+        max_bytes: largest size on disk at which more documents may be read.
     """
 
     def __init__(self, state: State, max_bytes: int) -> None:
@@ -111,33 +114,33 @@ class Backlog:
 
     @property
     def too_large(self) -> bool:
-        return sum(self._pending().values()) > self._max_bytes
+        return sum(self._pending_bytes().values()) > self._max_bytes
 
-    def describe(self, over: bool) -> str:
-        """Why no more documents are read, and what to do.
+    def describe(self, ending: bool) -> str:
+        """Return why no more documents are read, and what to do.
 
         Args:
-            over: the run ends so; else it goes on once there is room.
+            ending: the run ends now; otherwise it continues once there is room.
         """
-        pending = self._pending()
-        each = ", ".join(f"{name}: {size_text(size)}" for name, size in pending.most_common())
-        size, most = size_text(sum(pending.values())), size_text(self._max_bytes)
+        pending = self._pending_bytes()
+        each = ", ".join(f"{name}: {format_size(size)}" for name, size in pending.most_common())
+        size, most = format_size(sum(pending.values())), format_size(self._max_bytes)
         why = f"{size} are pending ({each}), more than the limit of {most} (--max-pending)"
-        if over:
+        if ending:
             how = "run again when the destination is back"
             return f"the scan stopped early: {why}. What is pending is kept; the rest is read later: {how}."
         return f"the scan waits: {why}. What is pending is kept; the rest is read once there is room."
 
-    def _pending(self) -> Counter[str]:
-        """Destination -> bytes."""
-        found: Counter[str] = Counter()
+    def _pending_bytes(self) -> Counter[str]:
+        """Return destination -> bytes of its pending rows."""
+        sizes: Counter[str] = Counter()
         for file in self._state.outbox.files.values():
             if pending := pending_rows(file):
-                found[file.partition["destination"]] += file.size * pending // file.rows
-        return found
+                sizes[file.partition["destination"]] += file.size * pending // file.rows
+        return sizes
 
 
-def size_text(size: int) -> str:
+def format_size(size: int) -> str:
     """Return a size for users: 4.2 GiB."""
     for unit, name in _UNITS:
         if size >= unit:
@@ -148,14 +151,14 @@ def size_text(size: int) -> str:
 _UNITS: Final = ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
 
 
-# Documents that are to be tried again and that no source lists: they are not looked for all the time.
+# Documents due for a retry that no source lists: they are not looked for in every scan.
 
-_NONE: Final[Hashes] = np.empty(0, np.uint64)
+_NO_HASHES: Final[Hashes] = np.empty(0, np.uint64)
 
 
-class Unlisted:
-    """Failed documents that no listing contained, by the hashes of ``retries``; forgotten after
-    ``limits.UNLISTED_AGAIN_S``.
+class UnlistedDocuments:
+    """Failed documents that no listing contained, by their hashes in ``step_retries``; forgotten after
+    ``limits.UNLISTED_RETRY_S``.
 
     Args:
         clock: monotonic time in seconds.
@@ -164,7 +167,7 @@ class Unlisted:
     def __init__(self, plan: Plan, clock: Callable[[], float]) -> None:
         self._sources = {n.name: n.source for n in sources_of(plan.nodes)}
         self._clock = clock
-        self._hashes = _NONE
+        self._hashes = _NO_HASHES
         self._until = 0.0
 
     @property
@@ -175,13 +178,13 @@ class Unlisted:
         return self._hashes
 
     def add(self, hashes: Hashes) -> None:
-        """These were looked for in vain just now."""
+        """Add documents that a scan has just looked for in vain."""
         self._hashes = np.union1d(self._hashes, hashes)
         self._until = self._clock() + limits.UNLISTED_RETRY_S
 
     def forget(self) -> None:
-        """Look for all of it again."""
-        self._hashes = _NONE
+        """Look for all of them again in the next scan."""
+        self._hashes = _NO_HASHES
 
     def describe(self, documents: Mapping[str, Collection[str]]) -> list[str]:
         """Return a line for each source about pending documents that no listing contained.
@@ -194,7 +197,7 @@ class Unlisted:
     def _line(self, source: str, ids: Collection[str]) -> str:
         what = f"{len(ids)} documents are" if len(ids) > 1 else "1 document is"
         example = f"such as {min(ids)}" if len(ids) > 1 else min(ids)
-        known = self._sources.get(source)
-        why = "" if known is None or not known.comes_again else f"{known.comes_again} "
+        node_source = self._sources.get(source)
+        why = "" if node_source is None or not node_source.comes_again else f"{node_source.comes_again} "
         again = f"It is looked for again every {limits.UNLISTED_RETRY_S:g} s."
         return f"source {source}: {what} to be tried again and not listed: {example}. {why}{again}"

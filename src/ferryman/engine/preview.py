@@ -26,8 +26,8 @@ import pyarrow.parquet as pq
 from ferryman.account.questions import explain_query_errors, retry_read
 from ferryman.engine import driver, migration
 from ferryman.engine.batches import LISTED, SLICE, LogSplit, Reason, RowRange, TaskSplit, kept
-from ferryman.engine.breakers import Nodes
-from ferryman.engine.logs import entries_that_wait, look_at, pieces_of
+from ferryman.engine.breakers import NodeBreakers
+from ferryman.engine.logs import inspect_log, iter_pieces, read_due_entries
 from ferryman.engine.results import NONE, Listing, Only, Staged
 from ferryman.engine.runner.base import IsolatingRunner, PickledPlan, Runner, run_isolating
 from ferryman.engine.scan.listing import list_sources
@@ -79,7 +79,7 @@ class Preview:
 
     Reasons: ``new``; ``changed``; ``retry`` (a failed step is due); ``forced`` (an operator wants it); ``again`` (its
     source has ``detect="none"``); ``gone``. And of one that was asked for by its id, though the run would leave it
-    alone: ``unchanged``; ``later`` (a failed step is not due yet).
+    alone: ``skipped``; ``later`` (a failed step is not due yet).
     """
 
     plan: str
@@ -101,7 +101,7 @@ class Preview:
     """Notes for the user."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The object of ``preview --json``."""
+        """Return the object of ``preview --json``."""
         return dataclasses.asdict(self)
 
 
@@ -134,20 +134,20 @@ def preview(
     plan.freeze()
     if limit < 1:
         raise UsageError(f"limit={limit}: preview one document at least.")
-    seen = retry_read(root, lambda: Seen.of(State(root, plan)))  # before Spark is started
+    snapshot = retry_read(root, lambda: StateSnapshot.of(State(root, plan)))  # before Spark is started
     observer = observer or Silent()
-    observer.phase(seen.wave + 1, "scan")
-    session = driver.session_for(plan.key, [plan], spark, master, conf or {}, observer, soon=True)
-    with scratch() as folder, session as runner:
-        return Previewing(plan, root, folder, runner, observer).of(limit, document)
+    observer.phase(snapshot.wave + 1, "scan")
+    session = driver.open_runner(plan.key, [plan], spark, master, conf or {}, observer, start_early=True)
+    with scratch_folder() as folder, session as runner:
+        return PreviewRun(plan, root, folder, runner, observer).run(limit, document)
 
 
 @contextlib.contextmanager
-def scratch() -> Iterator[Path]:
-    """A folder for listings and staged files, removed whatever happens. Executors must see it, too.
+def scratch_folder() -> Iterator[Path]:
+    """Yield a folder for listings and staged files, and remove it at the end. Executors must see it, too.
 
     Raises:
-        EngineError: there is no room in it.
+        EngineError: its disk is full.
     """
     with tempfile.TemporaryDirectory(prefix="ferryman-preview-", ignore_cleanup_errors=True) as folder:
         try:
@@ -161,8 +161,8 @@ def scratch() -> Iterator[Path]:
             ) from e
 
 
-class Seen(NamedTuple):
-    """A state, as a reader finds it."""
+class StateSnapshot(NamedTuple):
+    """A state at one moment, as a reader finds it."""
 
     state: State
     """Loaded; its documents are those of the last committed wave. Empty if there is none yet."""
@@ -170,16 +170,16 @@ class Seen(NamedTuple):
     waiting: dict[str, int]
     """Destination -> rows that are still to be sent."""
     commands: int
-    """Requests that no run has applied."""
+    """Number of operator commands that no run has applied."""
     differences: list[str]
-    """Differences of the plan's structure since its last run."""
+    """Changes of the plan's structure since its last run."""
 
     @classmethod
-    def of(cls, state: State) -> Seen:
-        """Look at it.
+    def of(cls, state: State) -> StateSnapshot:
+        """Load a state for reading.
 
         Raises:
-            StateDamaged, StateForeign: by name; perhaps only because a driver replaced files meanwhile.
+            StateDamaged, StateForeign: perhaps only because a driver replaced files meanwhile.
         """
         if not state.open_for_reading():
             return cls(state, 0, {}, 0, [])
@@ -192,20 +192,20 @@ class Seen(NamedTuple):
         return cls(state, state.wave, pending, len(queued_commands(state)), differences)
 
 
-class Detected(NamedTuple):
+class Detection(NamedTuple):
     """Documents that the next run would process."""
 
-    seen: Seen
+    snapshot: StateSnapshot
     changes: ChangeSet
-    ahead: LogsAhead
-    picked: Picked | None
+    unread_entries: UnreadEntries
+    picked: PickedDocument | None
 
 
-class Previewing:
-    """A preview at work.
+class PreviewRun:
+    """Computes one preview.
 
     Args:
-        folder: for scratch files; see ``scratch``.
+        folder: for scratch files; see ``scratch_folder``.
     """
 
     def __init__(self, plan: Plan, root: StatePath, folder: Path, runner: Runner, observer: Observer) -> None:
@@ -215,105 +215,109 @@ class Previewing:
         self._staged = folder / "staged"
         self._runner = runner
         self._observer = observer
-        self._shipped = PickledPlan.of(plan)
+        self._pickled_plan = PickledPlan.of(plan)
         self._now_us = now_us()
 
-    def of(self, limit: int, document: str | None = None) -> Preview:
-        """The first documents, or this one."""
-        found = Preview(self._plan.name, self._plan.version, limit if document is None else None, document)
+    def run(self, limit: int, document: str | None = None) -> Preview:
+        """Preview the first documents, so many at most, or one."""
+        preview = Preview(self._plan.name, self._plan.version, limit if document is None else None, document)
         listed = self._folder / "listed"
         listed.mkdir()
-        entries = self._entries(found, document)
+        entries = self._select_entries(preview, document)
         runner = IsolatingRunner(self._runner)
-        listings = list_sources(self._plan, self._shipped, listed, runner, entries=entries)
+        listings = list_sources(self._plan, self._pickled_plan, listed, runner, entries=entries)
         with State(self._root, self._plan).readers.reading():  # tasks read the rows of documents, too
-            self._fill(found, listings, limit, document)
-        return found
+            self._fill_preview(preview, listings, limit, document)
+        return preview
 
-    def _fill(self, found: Preview, listings: list[Listing], limit: int, document: str | None) -> None:
-        detected = retry_read(self._root, lambda: self._detect(listings, document))
-        cuts: list[Cut] = [cut for piece in detected.changes.slices for cut in piece.tasks]
-        self._tell_of_scan(found, detected)
-        self._observer.phase(detected.seen.wave + 1, "transform")
-        task = self._task(detected.seen.wave + 1)
-        if detected.picked is None:
-            cuts += detected.ahead.splits
-            draws, rest = draw(cuts, limit, lambda items: self._sample(found, task, items), self._runner.slots)
-            left = reasons(rest)
+    def _fill_preview(self, preview: Preview, listings: list[Listing], limit: int, document: str | None) -> None:
+        detection = retry_read(self._root, lambda: self._detect(listings, document))
+        splits: list[Split] = [split for batch in detection.changes.slices for split in batch.tasks]
+        self._report_scan(preview, detection)
+        self._observer.phase(detection.snapshot.wave + 1, "transform")
+        task = self._task(detection.snapshot.wave + 1)
+        if detection.picked is None:
+            splits += detection.unread_entries.splits
+            samples, unread = sample_sources(
+                splits, limit, lambda items: self._sample(preview, task, items), self._runner.slots
+            )
+            counts = count_reasons(unread)
         else:
-            draws = self._one(found, task, detected.picked)
-            picked = reasons(detected.picked.cuts)
-            left = reasons(cuts) - picked + detected.ahead.but(detected.picked)
-        found.unread = left.pop(Reason.LOOK, 0)
-        found.more = dict(left)
-        nodes = Nodes(self._plan, lambda _: None, time.monotonic)
-        nodes.hear(report for each in draws for report in each.staged.nodes)
+            samples = self._transform_picked(preview, task, detection.picked)
+            picked = count_reasons(detection.picked.splits)
+            counts = count_reasons(splits) - picked + detection.unread_entries.count_except(detection.picked)
+        preview.unread = counts.pop(Reason.LOOK, 0)
+        preview.more = dict(counts)
+        nodes = NodeBreakers(self._plan, lambda _: None, time.monotonic)
+        nodes.record_reports(report for each in samples for report in each.staged.nodes)
         for hint in nodes.hints():
-            self._tell(found, hint)
-        for each in draws:
-            self._tell_of(found, each)
+            self._add_message(preview, hint)
+        for each in samples:
+            self._report_sample(preview, each)
 
     # -- scan --------------------------------------------------------------------------------------
 
-    def _entries(self, found: Preview, document: str | None) -> Only:
-        """Entries of logs that are read by their ids: those that wait, and the one that is asked for."""
-        if not (of := logs_of(self._plan)):
+    def _select_entries(self, preview: Preview, document: str | None) -> Only:
+        """Return the ids of log entries to read: those that are due again, and the one that is asked for."""
+        if not (logs := plan_logs(self._plan)):
             return NONE
         folder = Path(tempfile.mkdtemp(dir=self._folder))
 
         def look() -> Only:
             state = State(self._root, self._plan)
             with explain_query_errors(state, folder):
-                documents = Seen.of(state).state.documents.paths()
-                return entries_that_wait(of, documents, folder, self._now_us)
+                documents = StateSnapshot.of(state).state.documents.paths()
+                return read_due_entries(logs, documents, folder, self._now_us)
 
         with State(self._root, self._plan).readers.reading():
             waiting = retry_read(self._root, look)
         if document is None:
             return waiting
-        asked, notes = asked_for(self._plan, document)
+        requested, notes = find_log_entry(self._plan, document)
         for note in notes:
-            self._tell(found, note)
-        return merged(waiting, asked)
+            self._add_message(preview, note)
+        return merge(waiting, requested)
 
-    def _detect(self, listings: list[Listing], document: str | None) -> Detected:
-        """One look at the state."""
+    def _detect(self, listings: list[Listing], document: str | None) -> Detection:
+        """Load the state, and detect what the next run would process."""
         folder = Path(tempfile.mkdtemp(dir=self._folder))
         state = State(self._root, self._plan)
         with explain_query_errors(state, folder):
-            seen = Seen.of(state)
+            snapshot = StateSnapshot.of(state)
             changes = detect_changes(listings, state, folder, now_us=self._now_us, slots=self._runner.slots)
             picked = None
             if document is not None:
-                cuts = [cut for piece in changes.slices for cut in piece.tasks]
-                through = gone_through(state, document, logs_of(self._plan), folder)
-                picked = pick(document, cuts, listings, state.documents, folder, through)
-            ahead = logs_ahead(self._plan, state)
-        return Detected(seen, changes, ahead, picked)
+                splits = [split for batch in changes.slices for split in batch.tasks]
+                processed = find_processed_revisions(state, document, plan_logs(self._plan), folder)
+                picked = find_document(document, splits, listings, state.documents, folder, processed)
+            unread_entries = find_unread_entries(self._plan, state)
+        return Detection(snapshot, changes, unread_entries, picked)
 
-    def _tell_of_scan(self, found: Preview, detected: Detected) -> None:
+    def _report_scan(self, preview: Preview, detection: Detection) -> None:
         for node in self._plan.nodes:
             if isinstance(node, DestinationNode):
-                found.destinations[node.name] = Expected(waiting=detected.seen.waiting.get(node.name, 0))
-        found.complete = detected.changes.complete and detected.ahead.complete
-        seen, plan = detected.seen, self._plan
-        if seen.differences and not migration.is_pending(seen.state):
-            found.stopped.append(str(PlanChanged(plan.name, plan.version, seen.differences)))
-        for note in dict.fromkeys((*detected.changes.notes, *detected.changes.too_many, *detected.ahead.notes)):
-            self._tell(found, note)
-        for why in found.stopped:
-            self._tell(found, f"A run would stop: {why} What follows is what it would do otherwise.")
-        if migration.is_pending(seen.state):
-            self._tell(
-                found,
+                preview.destinations[node.name] = Expected(waiting=detection.snapshot.waiting.get(node.name, 0))
+        preview.complete = detection.changes.complete and detection.unread_entries.complete
+        snapshot, plan = detection.snapshot, self._plan
+        if snapshot.differences and not migration.is_pending(snapshot.state):
+            preview.stopped.append(str(PlanChanged(plan.name, plan.version, snapshot.differences)))
+        for note in dict.fromkeys(
+            (*detection.changes.notes, *detection.changes.too_many, *detection.unread_entries.notes)
+        ):
+            self._add_message(preview, note)
+        for why in preview.stopped:
+            self._add_message(preview, f"A run would stop: {why} What follows is what it would do otherwise.")
+        if migration.is_pending(snapshot.state):
+            self._add_message(
+                preview,
                 "The run first migrates the state of an older version. What it processes again for that is "
                 "not shown here.",
             )
-        if detected.seen.commands:
-            what = "request is waiting" if detected.seen.commands == 1 else "requests are waiting"
-            self._tell(
-                found,
-                f"{detected.seen.commands} {what} (`retry`, `resolve`): the run applies them first. What becomes "
+        if detection.snapshot.commands:
+            what = "request is waiting" if detection.snapshot.commands == 1 else "requests are waiting"
+            self._add_message(
+                preview,
+                f"{detection.snapshot.commands} {what} (`retry`, `resolve`): the run applies them first. What becomes "
                 "due by that is not shown here.",
             )
 
@@ -322,76 +326,77 @@ class Previewing:
     def _task(self, number: int) -> Transform:
         for name in TABLES:
             (self._staged / name).mkdir(parents=True)
-        return Transform(self._shipped, str(self._staged), number, self._now_us)
+        return Transform(self._pickled_plan, str(self._staged), number, self._now_us)
 
-    def _sample(self, found: Preview, task: Transform, items: Sequence[tuple[Cut, int]]) -> list[Sampled]:
-        """Tasks whose worker dies are run again one by one, and those that die again in isolation mode, as in a run."""
+    def _sample(self, preview: Preview, task: Transform, items: Sequence[tuple[Split, int]]) -> list[SampleResult]:
+        """Run sample tasks. If a worker dies, they run one by one, and one that dies again in isolation mode, as in a
+        run."""
 
         def died(death: WorkerDied) -> None:
-            self._tell(found, f"{death}. Its tasks are run again, one by one.")
+            self._add_message(preview, f"{death}. Its tasks are run again, one by one.")
 
         isolated = dataclasses.replace(task, isolated=True)
-        return run_isolating(self._runner, Sample(task), items, Sample(isolated), died)
+        return run_isolating(self._runner, SampleTask(task), items, SampleTask(isolated), died)
 
-    def _one(self, found: Preview, task: Transform, picked: Picked) -> list[Draw]:
-        """The document from each source that has it."""
-        sampled = self._sample(found, task, [(cut, 1) for cut in picked.cuts])
-        pairs = zip(picked.cuts, sampled, strict=True)
-        draws = [Draw(cut.source, one.drawn, one.staged) for cut, one in pairs if one.drawn]
-        taken_up = {each.source for each in draws}
-        left = [(source, *row) for source, row in picked.anyway.items() if source not in taken_up]
-        sampled = self._sample(found, task, [(cut, 1) for _, _, cut in left])
-        for (source, why, _), one in zip(left, sampled, strict=True):
-            draws.append(Draw(source, [d._replace(reason=why) for d in one.drawn], one.staged))
+    def _transform_picked(self, preview: Preview, task: Transform, picked: PickedDocument) -> list[SourceSample]:
+        """Transform the picked document from each source that has it."""
+        sampled = self._sample(preview, task, [(split, 1) for split in picked.splits])
+        pairs = zip(picked.splits, sampled, strict=True)
+        samples = [SourceSample(split.source, one.documents, one.staged) for split, one in pairs if one.documents]
+        processed = {each.source for each in samples}
+        skipped = [(source, *row) for source, row in picked.skipped.items() if source not in processed]
+        sampled = self._sample(preview, task, [(split, 1) for _, _, split in skipped])
+        for (source, why, _), one in zip(skipped, sampled, strict=True):
+            samples.append(SourceSample(source, [d._replace(reason=why) for d in one.documents], one.staged))
             what = "is unchanged" if why == "unchanged" else "has failed and is not due yet"
-            self._tell(found, f"{picked.id} of source {source} {what}: a run would not process it now.")
-        if not draws:
+            self._add_message(preview, f"{picked.id} of source {source} {what}: a run would not process it now.")
+        if not samples:
             raise UsageError(
                 f"{picked.id}: no source of plan {self._plan.name} has a document of this id. An id is relative to its "
                 "source's root, behind its prefix=; run preview without --doc to see some ids."
             )
-        return draws
+        return samples
 
-    # -- what came of it ---------------------------------------------------------------------------
+    # -- results -----------------------------------------------------------------------------------
 
-    def _tell_of(self, found: Preview, drawn: Draw) -> None:
-        """Read back what was staged."""
-        if (blocked := drawn.staged.blocked) is not None:
+    def _report_sample(self, preview: Preview, sample: SourceSample) -> None:
+        """Add what a sample staged to the preview."""
+        if (blocked := sample.staged.blocked) is not None:
             does = "would stop before" if blocked.stop else "would wait at"
-            self._tell(found, f"source {drawn.source} {does} {blocked.id}: {blocked.why}")
-        order = {d.id: n for n, d in enumerate(drawn.documents)}
-        for each in drawn.documents:
-            found.documents.append({"source": drawn.source, "document": each.id, "reason": each.reason})
-        for destination, part in drawn.staged.outbox:
+            self._add_message(preview, f"source {sample.source} {does} {blocked.id}: {blocked.why}")
+        order = {d.id: n for n, d in enumerate(sample.documents)}
+        for each in sample.documents:
+            preview.documents.append({"source": sample.source, "document": each.id, "reason": each.reason})
+        for destination, part in sample.staged.outbox:
             table = read_part(self._staged / "outbox" / part.path)
-            found.destinations.setdefault(destination, Expected()).gets += map(_delivery, _of(table, order))
+            preview.destinations.setdefault(destination, Expected()).gets += map(_delivery, _rows_of(table, order))
         attempts = {n.name: n.policy.attempts for n in self._plan.nodes if isinstance(n, DestinationNode)}
-        for part in drawn.staged.ledger:
-            for row in _of(read_part(self._staged / "ledger" / part.path), order):
-                expected = found.destinations.setdefault(row["destination"], Expected())
+        for part in sample.staged.ledger:
+            for row in _rows_of(read_part(self._staged / "ledger" / part.path), order):
+                expected = preview.destinations.setdefault(row["destination"], Expected())
                 event = {name: row[name] for name in _EVENT}
                 match row["status"]:
-                    case Status.DROPPED | Status.INDEXED:  # let go, or there as it is
+                    case Status.DROPPED | Status.INDEXED:  # dropped, or delivered before and unchanged
                         expected.dropped.append(event)
                     case Status.ERROR:
                         expected.errors.append({**event, "attempts": attempts[row["destination"]]})
                     case _:
                         expected.refused.append(event)
 
-    def _tell(self, found: Preview, text: str) -> None:
-        found.messages.append(text)
+    def _add_message(self, preview: Preview, text: str) -> None:
+        preview.messages.append(text)
         self._observer.message(text)
 
 
-def _of(table: pa.Table, order: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Rows of these documents' families, in the documents' order."""
-    mine = table.filter(pc.is_in(table["origin"], value_set=pa.array(list(order), pa.string())))
-    rows: list[dict[str, Any]] = mine.to_pylist()
+def _rows_of(table: pa.Table, order: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Return the rows of these documents' families, in the documents' order."""
+    selected = table.filter(pc.is_in(table["origin"], value_set=pa.array(list(order), pa.string())))
+    rows: list[dict[str, Any]] = selected.to_pylist()
     return sorted(rows, key=lambda row: order[row["origin"]])
 
 
 def _delivery(row: dict[str, Any]) -> dict[str, Any]:
-    """An outbox row as the destination would see it."""
+    """Return an outbox row as the destination would get it."""
     raw: bytes | None = row["raw"]
     text = None
     if raw is not None:
@@ -406,7 +411,7 @@ def _delivery(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-# Preview of a flow: what each of its plans would do now, on one session.
+# Preview of a flow: previews of all its plans, on one session.
 
 
 def preview_flow(
@@ -430,203 +435,217 @@ def preview_flow(
     observer = observer or Silent()
     plans = {flow.label(plan): (plan, state_root(plan, state)) for plan in flow.order}
     for plan, root in plans.values():
-        _seen(plan, root)  # before Spark is started
-    found = {}
-    with driver.session_for(flow.name, flow.plans, spark, master, conf or {}, observer, soon=True) as runner:
+        _take_snapshot(plan, root)  # before Spark is started
+    previews = {}
+    with driver.open_runner(flow.name, flow.plans, spark, master, conf or {}, observer, start_early=True) as runner:
         for name, (plan, root) in plans.items():
             observer.about(name)
-            observer.phase(_seen(plan, root).wave + 1, "scan")
-            with scratch() as folder:
-                found[name] = Previewing(plan, root, folder, runner, observer).of(limit, None)
+            observer.phase(_take_snapshot(plan, root).wave + 1, "scan")
+            with scratch_folder() as folder:
+                previews[name] = PreviewRun(plan, root, folder, runner, observer).run(limit, None)
         observer.about("")
-    return found
+    return previews
 
 
-def _seen(plan: Plan, root: StatePath) -> Seen:
-    return retry_read(root, lambda: Seen.of(State(root, plan)))
+def _take_snapshot(plan: Plan, root: StatePath) -> StateSnapshot:
+    return retry_read(root, lambda: StateSnapshot.of(State(root, plan)))
 
 
-# Logs in a preview: what the next run would read of them. No position moves, and no log learns of it.
+# Logs in a preview: entries that the next run would read. No position changes, and logs are only read.
 
-_WHOLE: Final = 1 << 40
-"""Entries of a piece: as few pieces as there can be, for only their first entries are read."""
+_ONE_PIECE: Final = 1 << 40
+"""Most entries of a piece: so many that there are as few pieces as possible, since only their first entries are
+read."""
 
 
-class LogsAhead(NamedTuple):
+class UnreadEntries(NamedTuple):
     """Entries of logs that the next run would read."""
 
     splits: list[LogSplit]
     notes: list[str]
     complete: bool
-    """Could each of them be asked?"""
+    """All logs were available."""
 
-    def but(self, picked: Picked) -> Counter[str]:
-        """How many would be read beside the one that was picked, by reason."""
+    def count_except(self, picked: PickedDocument) -> Counter[str]:
+        """Return reason -> number of entries, without the one that was picked."""
         logs = {split.source for split in self.splits}
-        mine = sum((cut.reasons() for cut in picked.cuts if cut.source in logs), Counter[str]())
-        return sum((split.reasons() for split in self.splits), Counter[str]()) - mine
+        of_picked = sum((split.reasons() for split in picked.splits if split.source in logs), Counter[str]())
+        return sum((split.reasons() for split in self.splits), Counter[str]()) - of_picked
 
 
-def logs_of(plan: Plan) -> dict[str, Log]:
-    """By the names of their sources."""
+def plan_logs(plan: Plan) -> dict[str, Log]:
+    """Return the plan's logs by the names of their sources."""
     return {n.name: n.source for n in logs_read(plan.nodes) if isinstance(n.source, Log)}
 
 
-def logs_ahead(plan: Plan, state: State) -> LogsAhead:
-    """The entries from where the plan stands.
+def find_unread_entries(plan: Plan, state: State) -> UnreadEntries:
+    """Return the entries behind the plan's positions.
 
     Args:
-        state: as a reader finds it; it need not exist.
+        state: loaded for reading; it need not exist.
     """
     splits: list[LogSplit] = []
     notes: list[str] = []
     complete = True
-    for name, log in logs_of(plan).items():
-        kept = LogPositions(state, name) if state.exists else None
+    for name, log in plan_logs(plan).items():
+        stored = LogPositions(state, name) if state.exists else None
         try:
             reader = reader_name(state, name) if state.exists else ""
-            seen = look_at(name, log, kept, notes.append, reader)
-            start = seen.positions if seen.lag(log) else {}
-            pieces = list(pieces_of(name, log, seen, start, _WHOLE, notes.append)) if start else []
+            snapshot = inspect_log(name, log, stored, notes.append, reader)
+            start = snapshot.positions if snapshot.lag(log) else {}
+            pieces = list(iter_pieces(name, log, snapshot, start, _ONE_PIECE, notes.append)) if start else []
         except UsageError:
             raise
         except Exception as e:
             notes.append(f"source {name}: {message_of(e)}")
             complete = False
             continue
-        complete &= not seen.missing
-        splits += [LogSplit(name, piece, 1 + seen.replay) for piece in pieces]
-    return LogsAhead([split._replace(number=number) for number, split in enumerate(splits)], notes, complete)
+        complete &= not snapshot.missing
+        splits += [LogSplit(name, piece, 1 + snapshot.replay) for piece in pieces]
+    return UnreadEntries([split._replace(number=number) for number, split in enumerate(splits)], notes, complete)
 
 
-def asked_for(plan: Plan, document: str) -> tuple[Only, list[str]]:
-    """Source -> the entry of this id, of each log that has it; and what else they say of it."""
-    found: dict[str, frozenset[str]] = {}
+def find_log_entry(plan: Plan, document: str) -> tuple[Only, list[str]]:
+    """Find an entry in logs by its id: source -> id for each log that has it; and notes on entries that cannot be
+    read."""
+    entries: dict[str, frozenset[str]] = {}
     notes: list[str] = []
-    for name, log in logs_of(plan).items():
+    for name, log in plan_logs(plan).items():
         if not document.startswith(log.prefix):
             continue
         own = log.own_id(document)
         try:
             if log.entry(Listed(own, 0)).document.id == own:
-                found[name] = frozenset({document})
+                entries[name] = frozenset({document})
         except BadDocument as e:
             notes.append(f"source {name}: {message_of(e)}")
-        except Exception:  # what its ids look like, only a log knows: this is of another source
+        except Exception:  # only a log knows what its ids look like: this one belongs to another source
             continue
-    return found, notes
+    return entries, notes
 
 
-def gone_through(state: State, document: str, sources: Iterable[str], folder: Path) -> dict[str, int]:
-    """Return the last revision of processed entries with this id, by log; only of logs that remember nothing else of
-    it."""
+def find_processed_revisions(state: State, document: str, sources: Iterable[str], folder: Path) -> dict[str, int]:
+    """Return log -> last revision of its processed entry with this id, as the ledger and the outbox have it."""
     sources = list(sources)
     if not sources or not state.exists:
         return {}
     paths = [*state.ledger.paths(), *state.ledger.paths(file.path for file in state.staged_files(state.ledger))]
     unsent = state.outbox.paths()
-    found: dict[str, int] = {}
-    mine = f"source IN {quote_list(sources)} AND origin = $id"
+    revisions: dict[str, int] = {}
+    among = f"source IN {quote_list(sources)} AND origin = $id"
     with connect(folder) as db:
         for table, files in (("ledger", paths), ("outbox", unsent)):
             register(db, table, files, pa.schema([LEDGER.field(name) for name in ("source", "origin", "revision")]))
-            query = f"SELECT source, max(revision) FROM {table} WHERE {mine} GROUP BY source"
+            query = f"SELECT source, max(revision) FROM {table} WHERE {among} GROUP BY source"
             for source, revision in db.execute(query, {"id": document}).fetchall():
-                found[source] = max(revision, found.get(source, 0))
-    return found
+                revisions[source] = max(revision, revisions.get(source, 0))
+    return revisions
 
 
-def merged(*wanted: Only) -> Only:
-    """All that is wanted."""
+def merge(*wanted: Only) -> Only:
+    """Return the union of the ids, by source."""
     sources = {source for each in wanted for source in each}
     return {source: frozenset().union(*(each.get(source, ()) for each in wanted)) for source in sources}
 
 
-# One document out of a compared listing, whether or not the scan takes it up.
+# One document out of a listing after change detection, whether or not the scan would process it.
 
-_UNSURE = (Reason.LOOK, Reason.UNCHANGED)
-"""A document of which the content decides whether it is processed; one that is not processed."""
+_UNDECIDED = (Reason.LOOK, Reason.UNCHANGED)
+"""Reasons of rows that the scan may skip: their content decides, or they are unchanged."""
 
 
-class Picked(NamedTuple):
-    """A document's row of each source that has it, as cuts of one row."""
+class PickedDocument(NamedTuple):
+    """One document from each source that has it, as splits of one row."""
 
     id: str
-    cuts: list[TaskSplit]
-    """Tasks cut as the scan does, if it processes the document after reading it."""
-    anyway: dict[str, tuple[str, TaskSplit]]
-    """Source -> (why the scan does not take it up, a cut that takes it up all the same): "unchanged", or "later", when
-    failed steps are due."""
+    splits: list[TaskSplit]
+    """Splits as a run makes them: the document is processed, perhaps only if its content has changed."""
+    skipped: dict[str, tuple[str, TaskSplit]]
+    """Source -> (why a run would skip it, a split that processes it all the same). Why: "unchanged", or "later" if a
+    retry is not due yet."""
 
 
-def pick(
+def find_document(
     id: str,
-    cuts: Iterable[TaskSplit],
+    splits: Iterable[TaskSplit],
     listings: Iterable[Listing],
     documents: Table,
     folder: Path,
-    through: Mapping[str, int] | None = None,
-) -> Picked:
-    """Find it among what is processed, else in the listing.
+    processed: Mapping[str, int] | None = None,
+) -> PickedDocument:
+    """Find a document among the rows to be processed, otherwise in the listings.
 
     Args:
         documents: the state's table.
-        folder: for the rows.
-        through: logs whose entry of this id was processed, and its revision: that nothing else is known of it does not
-            make it new.
+        folder: for the files of the splits.
+        processed: log -> revision of its entry with this id that was processed. ``documents`` has no row for it, but it
+            is not new.
     """
-    through = through or {}
-    found: dict[str, tuple[pa.Table, int]] = {}
-    for cut in cuts:
-        for rows in cut.slices():
-            mine = rows.filter(pc.equal(rows["id"], id))
-            if mine.num_rows:
-                found[cut.source] = mine, cut.number
-    passed = {s: _with(rows, reason=Reason.FORCED) for s, (rows, _) in found.items() if s in through and _is_new(rows)}
-    anyway = {s: ("unchanged", _cut(s, rows, 0, folder / f"anyway-{s}", through[s] + 1)) for s, rows in passed.items()}
-    found = {source: row for source, row in found.items() if source not in passed}
-    cuts = [_cut(source, rows, number, folder / f"picked-{source}") for source, (rows, number) in found.items()]
+    processed = processed or {}
+    rows_by_source: dict[str, tuple[pa.Table, int]] = {}
+    for split in splits:
+        for rows in split.slices():
+            matching = rows.filter(pc.equal(rows["id"], id))
+            if matching.num_rows:
+                rows_by_source[split.source] = matching, split.number
+    known_entries = {
+        source: _replace_values(rows, reason=Reason.FORCED)
+        for source, (rows, _) in rows_by_source.items()
+        if source in processed and _is_new(rows)
+    }
+    skipped = {
+        source: ("unchanged", _write_split(source, rows, 0, folder / f"anyway-{source}", processed[source] + 1))
+        for source, rows in known_entries.items()
+    }
+    rows_by_source = {source: row for source, row in rows_by_source.items() if source not in known_entries}
+    splits = [
+        _write_split(source, rows, number, folder / f"picked-{source}")
+        for source, (rows, number) in rows_by_source.items()
+    ]
     files = kept(documents, folder / "known")
     with connect(folder) as db:
         for listing in listings:
             name = listing.source.name
-            if name in passed:
+            if name in known_entries:
                 continue
-            rows = found[name][0] if name in found else _listed(id, listing)
-            if rows is None or rows["reason"][0].as_py() not in _UNSURE:
+            rows = rows_by_source[name][0] if name in rows_by_source else _find_listed_row(id, listing)
+            if rows is None or rows["reason"][0].as_py() not in _UNDECIDED:
                 continue
-            known, retry = _known(db, files, name, id)
-            rows = _with(rows, reason=Reason.RETRY if retry else Reason.FORCED, **known)
-            cut = _cut(name, rows, 0, folder / f"anyway-{name}")
-            anyway[name] = ("later" if retry else "unchanged", cut)
-    return Picked(id, cuts, anyway)
+            place, retry = _find_known_row(db, files, name, id)
+            rows = _replace_values(rows, reason=Reason.RETRY if retry else Reason.FORCED, **place)
+            split = _write_split(name, rows, 0, folder / f"anyway-{name}")
+            skipped[name] = ("later" if retry else "unchanged", split)
+    return PickedDocument(id, splits, skipped)
 
 
 def _is_new(rows: pa.Table) -> bool:
     return bool(rows["reason"][0].as_py() == Reason.NEW)
 
 
-def _listed(id: str, listing: Listing) -> pa.Table | None:
+def _find_listed_row(id: str, listing: Listing) -> pa.Table | None:
     """Return the id's last row in the listing, in SLICE's columns."""
-    found = None
+    row = None
     for part in listing.parts:
         if not part.rows:
             continue
         with RowGroups(part.path, LISTED) as file:
             for rows in file.all_rows():
-                mine = rows.filter(pc.equal(rows["id"], id))
-                if mine.num_rows:
-                    last = mine.slice(mine.num_rows - 1)
+                matching = rows.filter(pc.equal(rows["id"], id))
+                if matching.num_rows:
+                    last = matching.slice(matching.num_rows - 1)
                     columns = {name: last[name] for name in LISTED}
-                    found = table_of(SLICE, 1, part=part.path, reason=Reason.UNCHANGED, unsure=False, **columns)
-    return found
+                    row = table_of(SLICE, 1, part=part.path, reason=Reason.UNCHANGED, unsure=False, **columns)
+    return row
 
 
-def _known(db: duckdb.DuckDBPyConnection, files: list[str], source: str, id: str) -> tuple[dict[str, Any], bool]:
-    """Where ``documents`` has its last row, in SLICE's columns, {} if nowhere; and are failed steps due?"""
+def _find_known_row(
+    db: duckdb.DuckDBPyConnection, files: list[str], source: str, id: str
+) -> tuple[dict[str, Any], bool]:
+    """Return the place of a document's last row in ``documents``, in SLICE's columns, {} if there is none; and
+    whether a retry is recorded there."""
     if not files:
         return {}, False
-    found = db.execute(
+    row = db.execute(
         f"""
         SELECT filename, file_row_number, due IS NOT NULL
         FROM read_parquet({quote_list(files)}, filename = true, file_row_number = true)
@@ -634,149 +653,153 @@ def _known(db: duckdb.DuckDBPyConnection, files: list[str], source: str, id: str
         """,
         {"source": source, "id": id},
     ).fetchone()
-    return ({}, False) if found is None else ({"known_file": found[0], "known_row": found[1]}, found[2])
+    return ({}, False) if row is None else ({"known_file": row[0], "known_row": row[1]}, row[2])
 
 
-def _with(rows: pa.Table, **values: Any) -> pa.Table:
-    """The row with other values in these columns."""
+def _replace_values(rows: pa.Table, **values: Any) -> pa.Table:
+    """Return the last row with other values in these columns."""
     return pa.Table.from_pylist([{**rows.to_pylist()[-1], **values}], schema=SLICE)
 
 
-def _cut(source: str, rows: pa.Table, number: int, path: Path, revision: int = 1) -> TaskSplit:
+def _write_split(source: str, rows: pa.Table, number: int, path: Path, revision: int = 1) -> TaskSplit:
     pq.write_table(rows.cast(SLICE), f"{path}.parquet")
     return TaskSplit(source, [RowRange(f"{path}.parquet", 0, rows.num_rows)], True, number, revision)
 
 
-# A sample of what a scan processes: its first few documents, transformed apart from all others.
+# Samples: the first few documents that a run would process, transformed apart from all others.
 #
-# Of many documents only their content tells whether they changed, so a sample is drawn in turns: a few tasks look for
-# the first documents that are processed, then more tasks, until there are enough. Each source gets its share.
+# Whether a document has changed may depend on its content, so a sample is drawn in rounds: a few tasks look for the
+# first documents to process, then more tasks, until there are enough. Each source gets an equal share.
 
-Cut = TaskSplit | LogSplit
+Split = TaskSplit | LogSplit
 
-_BLOCK = 1024
-"""Rows read at a time, at most."""
+_BLOCK_ROWS = 1024
+"""Most rows that are read at a time."""
 
 
-class Drawn(NamedTuple):
-    """A document that was processed."""
+class SampledDocument(NamedTuple):
+    """A document of a sample."""
 
-    at: int
-    """Row number in the cut."""
+    row: int
+    """Row number in the split."""
     id: str
     reason: str
 
 
-class Sampled(NamedTuple):
-    """A task's findings in its cut."""
+class SampleResult(NamedTuple):
+    """Result of a sample task."""
 
-    drawn: list[Drawn]
+    documents: list[SampledDocument]
     rows: int
-    """How many it looked at."""
+    """Number of rows of the split that it read."""
     staged: Staged
-    """Staged results of all sampled documents."""
+    """Staged results of the documents."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """Task: process the first documents of a cut, so many at most, that are to be processed."""
+class SampleTask:
+    """Task: process the first documents of a split that a run would process, so many at most."""
 
     transform: Transform
 
     @signals_noticed()
-    def __call__(self, item: tuple[Cut, int]) -> Sampled:
-        cut, most = item
-        if isinstance(cut, LogSplit):
-            return self._of_log(cut, most)
-        drawn: list[Drawn] = []
-        passed = 0
-        with TaskProcessing(self.transform, cut) as processing:
-            for rows in cut.tables():
+    def __call__(self, item: tuple[Split, int]) -> SampleResult:
+        split, most = item
+        if isinstance(split, LogSplit):
+            return self._sample_log(split, most)
+        documents: list[SampledDocument] = []
+        rows_read = 0
+        with TaskProcessing(self.transform, split) as processing:
+            for rows in split.tables():
                 at = 0
-                while at < rows.num_rows and len(drawn) < most:
-                    block = Block(rows.slice(at, min(most - len(drawn), _BLOCK)), cut.revision)
-                    taken = processing.take_up(block)
-                    drawn += [Drawn(passed + at + i, block.ids[i], _reason(block, i)) for i in taken]
+                while at < rows.num_rows and len(documents) < most:
+                    block = Block(rows.slice(at, min(most - len(documents), _BLOCK_ROWS)), split.revision)
+                    processed = processing.take_up(block)
+                    documents += [
+                        SampledDocument(rows_read + at + i, block.ids[i], _reason(block, i)) for i in processed
+                    ]
                     at += len(block)
-                passed += at
-                if len(drawn) >= most:
+                rows_read += at
+                if len(documents) >= most:
                     break
-        return Sampled(drawn, passed, processing.finish())
+        return SampleResult(documents, rows_read, processing.finish())
 
-    def _of_log(self, cut: LogSplit, most: int) -> Sampled:
-        """Rows are places. After an entry that cannot be processed now comes none."""
-        drawn: list[Drawn] = []
-        passed = cut.rows
-        with TaskProcessing(self.transform, cut) as processing:
-            for block in processing.blocks(min(most, _BLOCK)):
+    def _sample_log(self, split: LogSplit, most: int) -> SampleResult:
+        """Process the first entries of a log, up to one that is blocked. Row numbers are places from the split's
+        start."""
+        documents: list[SampledDocument] = []
+        rows_read = split.rows
+        with TaskProcessing(self.transform, split) as processing:
+            for block in processing.blocks(min(most, _BLOCK_ROWS)):
                 processing.take_up(block)
-                at = [place - cut.piece.start for place in block.places]
-                drawn += map(Drawn, at, block.ids, block.reasons)
-                if len(drawn) >= most:
-                    passed = at[-1] + 1
+                at = [place - split.piece.start for place in block.places]
+                documents += map(SampledDocument, at, block.ids, block.reasons)
+                if len(documents) >= most:
+                    rows_read = at[-1] + 1
                     break
         staged = processing.finish()
         if staged.blocked is not None:
-            passed = cut.rows
-            behind = staged.blocked.place - cut.piece.start
-            drawn = [each for each in drawn if each.at < behind or each.id == staged.blocked.id]
-        return Sampled(drawn, passed, staged)
+            rows_read = split.rows
+            blocked = staged.blocked.place - split.piece.start
+            documents = [each for each in documents if each.row < blocked or each.id == staged.blocked.id]
+        return SampleResult(documents, rows_read, staged)
 
 
-class Draw(NamedTuple):
-    """Some documents of a source, and the files in which is what they came to (of others, too)."""
+class SourceSample(NamedTuple):
+    """Sampled documents of a source, and the files with their results, which may contain results of others."""
 
     source: str
-    documents: list[Drawn]
+    documents: list[SampledDocument]
     staged: Staged
 
 
-def draw(
-    cuts: Iterable[Cut],
+def sample_sources(
+    splits: Iterable[Split],
     limit: int,
-    run: Callable[[Sequence[tuple[Cut, int]]], list[Sampled]],
+    run: Callable[[Sequence[tuple[Split, int]]], list[SampleResult]],
     slots: int,
-) -> tuple[list[Draw], list[Cut]]:
-    """The first documents of each source, ``limit`` in all; and what of the cuts was not looked at.
+) -> tuple[list[SourceSample], list[Split]]:
+    """Sample the first documents of each source, ``limit`` in all; returns the samples, and the rest of the splits.
 
     Args:
-        run: a ``Sample`` on a runner.
+        run: runs a ``SampleTask`` for (split, most documents).
     """
-    queues: dict[str, list[Cut]] = {}
-    for cut in cuts:
-        queues.setdefault(cut.source, []).append(cut)
-    draws: list[Draw] = []
-    left, width = limit, 1
-    while left and any(queues.values()):
-        waiting = {source: queue[:width] for source, queue in queues.items() if queue}
-        share = -(-left // len(waiting))
-        answers = iter(run([(cut, share) for turn in waiting.values() for cut in turn]))
-        for source, turn in waiting.items():
-            room = min(share, left)
-            left -= room
+    queues: dict[str, list[Split]] = {}
+    for split in splits:
+        queues.setdefault(split.source, []).append(split)
+    samples: list[SourceSample] = []
+    remaining, tasks_per_source = limit, 1
+    while remaining and any(queues.values()):
+        by_source = {source: queue[:tasks_per_source] for source, queue in queues.items() if queue}
+        share = -(-remaining // len(by_source))
+        answers = iter(run([(split, share) for round_splits in by_source.values() for split in round_splits]))
+        for source, round_splits in by_source.items():
+            quota = min(share, remaining)
+            remaining -= quota
             rest = []
-            for cut in turn:
+            for split in round_splits:
                 sampled = next(answers)
-                kept = sampled.drawn[:room]
-                room -= len(kept)
+                kept = sampled.documents[:quota]
+                quota -= len(kept)
+                # A blocked log is reported, even if nothing was sampled before the entry.
                 if kept or sampled.staged.blocked is not None:
-                    draws.append(Draw(source, kept, sampled.staged))
-                passed = sampled.rows if len(kept) == len(sampled.drawn) else kept[-1].at + 1 if kept else 0
-                rest.append(cut.after(passed))
-            left += room
-            queues[source][:width] = [cut for cut in rest if cut.rows]
-        width = min(2 * width, slots)
+                    samples.append(SourceSample(source, kept, sampled.staged))
+                rows_read = sampled.rows if len(kept) == len(sampled.documents) else kept[-1].row + 1 if kept else 0
+                rest.append(split.after(rows_read))
+            remaining += quota  # what this source could not fill is left to the next round
+            queues[source][:tasks_per_source] = [split for split in rest if split.rows]
+        tasks_per_source = min(2 * tasks_per_source, slots)  # few documents have changed so far: look at more at once
     in_order = list(queues)
-    return sorted(draws, key=lambda d: in_order.index(d.source)), [c for queue in queues.values() for c in queue]
+    return sorted(samples, key=lambda d: in_order.index(d.source)), [c for queue in queues.values() for c in queue]
 
 
-def reasons(cuts: Iterable[Cut]) -> Counter[str]:
-    """How many rows of the cuts are processed for which reason; ``look``: if their content has changed."""
-    return sum((cut.reasons() for cut in cuts), Counter())
+def count_reasons(splits: Iterable[Split]) -> Counter[str]:
+    """Return reason -> number of rows; those with ``look`` are processed only if their content has changed."""
+    return sum((split.reasons() for split in splits), Counter())
 
 
 def _reason(block: Block, i: int) -> str:
-    """Why it is processed, now that its content is known."""
+    """Return why a row is processed, now that its content is known."""
     known, reason = block.known(i), block.reasons[i]
     if known is not None and (reason == Reason.LOOK or (reason == Reason.RETRY and not block.is_retry(i, known))):
         return Reason.CHANGED

@@ -1,7 +1,8 @@
-"""Emptying states by key, so that the logs that feed them can be read again: one wave of its own, at a run's start.
+"""``--reset-state``: empties states by key, so that the logs that feed them are read again, in one wave at a run's
+start.
 
-Its commit names the files that say that no key has a state any more, and moves the logs' positions: both happen, or
-neither does. For each key that had a state a deletion is exported: what comes next does not contradict what was told.
+Its commit names the files that remove each key's state, and moves the logs' positions: both happen, or neither does.
+For each key that had a state a deletion is exported, so that readers do not keep what the new states may not repeat.
 """
 
 from __future__ import annotations
@@ -30,100 +31,107 @@ from ferryman.storage.query import connect, quote_list, stream, verify
 from ferryman.storage.tables import Table
 
 
-class _Rewound(NamedTuple):
-    """A log that is read again.
+class _Rewind(NamedTuple):
+    """New positions of a log that is read again.
 
     Attributes:
-        numbers: application transactions that say so.
-        moved: the operator's move that it follows; "": it is read from its beginning.
-        another: it is another log than the one that was read before.
+        positions: partition -> place of the next entry to read.
+        transactions: application transactions that record the positions.
+        moved: token of the operator's move that it follows; "": it is read from its beginning.
+        replaced: the log has been replaced since it was read last.
     """
 
     log: Log
     positions: dict[str, int]
-    numbers: dict[str, int]
+    transactions: dict[str, int]
     moved: str
-    another: bool
+    replaced: bool
 
 
 def reset_states(state: State, names: Collection[str]) -> str:
-    """Empty the states of these keyed nodes and of those below them, and have the logs above read again: from where an
-    operator has moved them, else from their beginning. One at least must have been moved, or made again. What was done,
-    in one line.
+    """Empty the states of these keyed nodes and of those below them, and rewind the logs above; return a line about it.
+
+    Each log is read from where an operator has moved it, otherwise from its beginning. At least one must have been
+    moved or replaced since.
 
     Raises:
-        UsageError: that could not be right; nothing was done.
+        UsageError: counts could become wrong by that; nothing was done.
         StateLost: another driver took over.
     """
     nodes = state.plan.nodes
-    chosen = _chosen(nodes, names)
-    sources = _refuse_unfit(nodes, chosen)
+    chosen = _add_nodes_below(nodes, names)
+    sources = _feeding_logs(nodes, chosen)
     _refuse_unfinished(state, chosen, sources)
-    rewound = {node.name: _rewound(state, node) for node in sources}
-    _refuse_unmoved(rewound)
+    rewinds = {node.name: _plan_rewind(state, node) for node in sources}
+    _refuse_unmoved(rewinds)
     number, keys = state.wave + 1, 0
     files: dict[str, Any] = {}
     for name in sorted(chosen):
-        files[name], had = _emptied(state, name, number, followed=bool(successors(nodes)[name]))
+        files[name], had = _empty_tables(state, name, number, followed=bool(successors(nodes)[name]))
         keys += had
     crash.point("reset.staged")
-    numbers = {key: number for each in rewound.values() for key, number in each.numbers.items()}
-    commit_wave(state, number, positions=numbers, keyed=files)
+    transactions = {key: number for each in rewinds.values() for key, number in each.transactions.items()}
+    commit_wave(state, number, positions=transactions, keyed=files)
     settle(state, number, in_process)
-    for name, each in rewound.items():
+    for name, each in rewinds.items():
         each.log.note(reader_name(state, name), each.positions, each.moved)
-    places = {name: ", ".join(f"{p} {at}" for p, at in each.positions.items()) for name, each in rewound.items()}
+    places = {name: ", ".join(f"{p} {at}" for p, at in each.positions.items()) for name, each in rewinds.items()}
     where = "; ".join(f"{name} at {place}" for name, place in places.items())
     return f"{', '.join(sorted(chosen))}: {keys} states were removed; what fed them is read again: {where}"
 
 
 def _refuse_unfinished(state: State, chosen: Collection[str], sources: Sequence[SourceNode]) -> None:
     listed = [node.name for node in sources]
-    found = [*unfinished_work(state, chosen, state.recorded_structure(), ended=True), *failed_entries(state, listed)]
-    if found:
+    unfinished = [
+        *unfinished_work(state, chosen, state.recorded_structure(), ended=True),
+        *failed_entries(state, listed),
+    ]
+    if unfinished:
         raise UsageError(
-            "--reset-state: something is not done with what it was given:\n  " + "\n  ".join(found) + "\nRun without "
+            "--reset-state: something is not done with what it was given:\n  "
+            + "\n  ".join(unfinished)
+            + "\nRun without "
             "--reset-state first (also if a run with it was killed); retry what has failed, or give it up with "
             "`ferryman resolve --as dropped`. Nothing was changed."
         )
 
 
-def _refuse_unmoved(rewound: Mapping[str, _Rewound]) -> None:
-    """A second run with the option would empty once more what the first has counted."""
-    if not any(each.moved or each.another for each in rewound.values()):
+def _refuse_unmoved(rewinds: Mapping[str, _Rewind]) -> None:
+    """Refuse if no log was moved or replaced: a second run with the option would empty what the first has counted."""
+    if not any(each.moved or each.replaced for each in rewinds.values()):
         raise UsageError(
-            f"--reset-state: none of {', '.join(rewound)} was moved since, so there is nothing to count again: "
+            f"--reset-state: none of {', '.join(rewinds)} was moved since, so there is nothing to count again: "
             "`ferryman queue rewind` moves a reader. If a run with --reset-state was killed, it was done: run without "
             "it. Nothing was changed."
         )
 
 
-def _chosen(nodes: Sequence[Node], names: Collection[str]) -> set[str]:
-    """These nodes, and all keyed nodes below them."""
+def _add_nodes_below(nodes: Sequence[Node], names: Collection[str]) -> set[str]:
+    """Return these nodes, and all keyed nodes below them."""
     keyed = {node.name: node for node in keyed_nodes(nodes)}
     if unknown := sorted({*names} - keyed.keys()):
         raise UsageError(
             f"--reset-state: {', '.join(unknown)} is not a keyed node of this plan. It has: "
             f"{', '.join(keyed) or 'none'}."
         )
-    found, before = set(names), set[str]()
-    while found != before:
-        before = set(found)
-        found |= {node.name for node in keyed.values() if keyed_above(node, nodes) & found}
-    return found
+    chosen, before = set(names), set[str]()
+    while chosen != before:
+        before = set(chosen)
+        chosen |= {node.name for node in keyed.values() if keyed_above(node, nodes) & chosen}
+    return chosen
 
 
-def _refuse_unfit(nodes: Sequence[Node], chosen: Collection[str]) -> list[SourceNode]:
-    """The logs that feed these nodes.
+def _feeding_logs(nodes: Sequence[Node], chosen: Collection[str]) -> list[SourceNode]:
+    """Return the logs that feed these nodes.
 
     Raises:
         UsageError: something else feeds them, or these feed another keyed node, too.
     """
     above: dict[str, SourceNode] = {}
     for node in keyed_nodes(nodes):
-        mine = {each.name: each for each in sources_above(node, nodes)}
+        feeding = {each.name: each for each in sources_above(node, nodes)}
         if node.name in chosen:
-            above |= mine
+            above |= feeding
             if others := sorted(keyed_above(node, nodes) - {*chosen}):
                 raise UsageError(
                     f"--reset-state: {', '.join(others)} also feeds {node.name}, and would not be counted again: name "
@@ -144,8 +152,8 @@ def _refuse_unfit(nodes: Sequence[Node], chosen: Collection[str]) -> list[Source
     return list(above.values())
 
 
-def _rewound(state: State, node: SourceNode) -> _Rewound:
-    log, kept = node.source, LogPositions(state, node.name)
+def _plan_rewind(state: State, node: SourceNode) -> _Rewind:
+    log, stored = node.source, LogPositions(state, node.name)
     assert isinstance(log, Log)
     try:
         log.check()
@@ -154,36 +162,40 @@ def _rewound(state: State, node: SourceNode) -> _Rewound:
     except Unavailable as e:
         raise UsageError(f"--reset-state: source {node.name}: {message_of(e)}. Nothing was changed.") from e
     token = ""
-    if moved is not None and not kept.has_followed_move(moved.token):
+    if moved is not None and not stored.has_followed_move(moved.token):
         positions |= moved.positions
         token = moved.token
     partitions = {name: log.partitions_of(name, positions) for name in identities}
-    numbers = kept.transactions(identities, partitions, positions, kept.entries_read, kept.next_replay(), token)
-    return _Rewound(log, positions, numbers, token, bool(kept.replaced_logs(identities)))
+    transactions = stored.transactions(
+        identities, partitions, positions, stored.entries_read, stored.next_replay(), token
+    )
+    return _Rewind(log, positions, transactions, token, bool(stored.replaced_logs(identities)))
 
 
 # -- the files ---------------------------------------------------------------------------------------
 
 
-def _emptied(state: State, name: str, wave: int, *, followed: bool) -> tuple[dict[str, Any], int]:
-    """Return what the commit names of an emptied node, see ``settle.files_of``, and the number of keys that had a
+def _empty_tables(state: State, name: str, wave: int, *, followed: bool) -> tuple[dict[str, Any], int]:
+    """Return what the commit names of an emptied node, see ``settle.keyed_files``, and the number of keys that had a
     state."""
     tables = state.keyed[name]
-    states, given = _Removed(tables.state, wave), _Removed(tables.contributions, wave)
-    exports = {lane: _Removed(tables.exports, wave) for lane in lanes()}
-    for batch in _gone(state, tables.state, KEY_STATE, "bucket, key", "value", wave):
+    states, contributions = _RemovalFile(tables.state, wave), _RemovalFile(tables.contributions, wave)
+    exports = {lane: _RemovalFile(tables.exports, wave) for lane in lanes()}
+    for batch in _removal_rows(state, tables.state, KEY_STATE, "bucket, key", "value", wave):
         states.write(batch)
-        for lane, rows in _deletions(batch) if followed else ():
+        for lane, rows in _export_deletions(batch) if followed else ():
             exports[lane].write(rows)
-    for batch in _gone(state, tables.contributions, CONTRIBUTIONS, "bucket, key, source, document", "fields", wave):
-        given.write(batch)
-    parts = {"state": states.finish(), "contributions": given.finish()}
-    told = [(lane, part) for lane, rows in exports.items() for part in rows.finish()]
-    return {**parts, "exports": told}, states.rows
+    for batch in _removal_rows(
+        state, tables.contributions, CONTRIBUTIONS, "bucket, key, source, document", "fields", wave
+    ):
+        contributions.write(batch)
+    parts = {"state": states.finish(), "contributions": contributions.finish()}
+    export_parts = [(lane, part) for lane, rows in exports.items() for part in rows.finish()]
+    return {**parts, "exports": export_parts}, states.rows
 
 
-class _Removed:
-    """A file that says what is not there any more, written as it comes."""
+class _RemovalFile:
+    """Writes rows that remove keys to one data file of a table."""
 
     def __init__(self, table: Table, wave: int) -> None:
         self._table = table
@@ -202,7 +214,7 @@ class _Removed:
             self._buckets = [min([first, *self._buckets]), max([last, *self._buckets])]
 
     def finish(self) -> list[Part]:
-        """The file; none, if nothing was written."""
+        """Return the file as a list of one; empty if nothing was written."""
         if self._file is None:
             return []
         stats = None
@@ -211,8 +223,15 @@ class _Removed:
         return [self._file.finish(stats)]
 
 
-def _gone(state: State, table: Table, schema: pa.Schema, whose: str, value: str, wave: int) -> Iterator[pa.Table]:
-    """The last rows that have a value, without it, as of this wave; in the order of the file."""
+def _removal_rows(
+    state: State, table: Table, schema: pa.Schema, whose: str, value: str, wave: int
+) -> Iterator[pa.Table]:
+    """Yield rows that remove, as of this wave, each key that has a value now; in the order of the file.
+
+    Args:
+        whose: columns that identify a key, as SQL.
+        value: the column that is NULL in a removal.
+    """
     paths = table.paths()
     if not paths:
         return
@@ -229,8 +248,8 @@ def _gone(state: State, table: Table, schema: pa.Schema, whose: str, value: str,
             yield pa.Table.from_batches([batch])
 
 
-def _deletions(states: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-    """(lane, rows): a deletion of each key, under the key as id; an empty one cannot be an id."""
+def _export_deletions(states: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    """Yield (lane, rows of exports) that delete each key, with the key as id; the empty key cannot be an id."""
     by_lane: dict[str, list[str]] = defaultdict(list)
     for key, bucket in zip(states["key"].to_pylist(), states["bucket"].to_pylist(), strict=True):
         if key:

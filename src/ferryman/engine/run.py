@@ -5,8 +5,8 @@ A wave, numbered as in the architecture:
 1. **scan**: executors list, the driver detects changes, once for a whole listing, and cuts it into waves
 2. **transform**: executors run the steps and stage files that nobody can see
 3. **commit**: one transaction on the outbox names them all
-4. **deliver**: executors send committed rows and journal what comes of it
-5. **settle**: the journal becomes the ledger, what is done leaves the outbox
+4. **deliver**: executors send committed rows and record each result in the journal
+5. **settle**: the results become ledger events, and finished rows leave the outbox
 
 While a wave of listed documents is delivered and settled, the next one is transformed. It is committed after that.
 """
@@ -23,18 +23,18 @@ from ferryman import crash, limits
 from ferryman.account.questions import all_errors_queued, cache_counts, outstanding_for_driver
 from ferryman.engine import commands, migration
 from ferryman.engine.batches import LogBatch, WaveBatch
-from ferryman.engine.breakers import Nodes, Troubles
-from ferryman.engine.commit import NOWHERE, commit_staged
-from ferryman.engine.deliver.dispatch import Dispatcher, Newer
-from ferryman.engine.live import Follower
+from ferryman.engine.breakers import BreakerRegistry, NodeBreakers
+from ferryman.engine.commit import NO_POSITIONS, commit_staged
+from ferryman.engine.deliver.dispatch import Dispatcher, SequenceGuard
+from ferryman.engine.live import ProgressReader
 from ferryman.engine.logs import Logs
 from ferryman.engine.once import recover_intake
-from ferryman.engine.pending import Backlog, PendingWork, Unlisted
+from ferryman.engine.pending import Backlog, PendingWork, UnlistedDocuments
 from ferryman.engine.reset import reset_states
 from ferryman.engine.results import Staged
 from ferryman.engine.runner.base import IsolatingRunner, PickledPlan, Runner
 from ferryman.engine.scan.phase import Allowed, ChangeSet, ScanPhase
-from ferryman.engine.settle import late_answers, settle
+from ferryman.engine.settle import has_late_answers, settle
 from ferryman.engine.summary import Summary as Summary
 from ferryman.engine.summary import describe_staged
 from ferryman.engine.transform.phase import TransformPhase
@@ -47,14 +47,16 @@ from ferryman.state.maintenance import maintain, sweep
 from ferryman.state.state import State
 
 _IDLE_TURNS: Final = 3
-"""Turns that may move nothing (a worker died, a pending document is not listed any more) before a run ends."""
-_LIVE: Final = "live"
-"""The scratch folder of what tasks report while they are at work."""
-_KEPT_MESSAGES: Final = 100  # that a driver remembers that goes on for months: it does not say them again
+"""Rounds in a row that may commit nothing (a worker died, a pending document is not listed any more) before a run
+ends."""
+_PROGRESS_FOLDER: Final = "live"
+"""Scratch folder of what tasks report while they run."""
+_KEPT_MESSAGES: Final = 100
+"""Messages that an endless run remembers, not to repeat them."""
 
 
 class Run:
-    """A driver's turn at a state."""
+    """A driver's run on one state: recovery, scans, and waves."""
 
     def __init__(
         self,
@@ -75,236 +77,246 @@ class Run:
         self._state = state
         self._plan = state.plan
         self._runner = runner
-        self._patient = IsolatingRunner(runner)
+        self._isolating_runner = IsolatingRunner(runner)
         self._observer = observer
         self._wait = wait
         self._reset = reset
         self._wave_bytes = wave_bytes
         self._sleep = sleep
-        self._shipped = PickledPlan.of(state.plan)
-        self._trouble = Troubles("destination", self._tell, clock)
-        self._dispatcher = Dispatcher(state, self._shipped, runner, self._trouble, pace_s=pace_s)
-        self._newer = Newer(state, self._dispatcher, self._tell)
+        self._pickled_plan = PickledPlan.of(state.plan)
+        self._destination_breakers = BreakerRegistry("destination", self._add_message, clock)
+        self._dispatcher = Dispatcher(state, self._pickled_plan, runner, self._destination_breakers, pace_s=pace_s)
+        self._sequence_guard = SequenceGuard(state, self._dispatcher, self._add_message)
         self._summary = Summary()
-        self._reporter = Reporter(state, [*state.plan.notified, *notify], self._tell)
-        self._counting = Counting(state)
+        self._reporter = Reporter(state, [*state.plan.notified, *notify], self._add_message)
+        self._count_cache = CountCache(state)
         self._backlog = Backlog(state, limits.MAX_PENDING_BYTES if max_pending is None else max_pending)
-        self._incomplete = False
-        self._stopped_short = False
-        """The last scan of everything, or one since, stopped reading, for too much is pending."""
-        self._told_short = self._endless = False
+        self._listing_incomplete = False
+        self._scan_stopped = False
+        """The last full scan, or one since, stopped early because too much is pending."""
+        self._backlog_reported = self._endless = False
         self._waited = 0.0
-        self._live = Follower(state.local_scratch / _LIVE, observer)
-        self._nodes = Nodes(state.plan, self._tell, clock)
-        self._unlisted = Unlisted(state.plan, clock)
-        self._logs = Logs(state, self._nodes, self._tell)
-        self._transform = TransformPhase(state, self._shipped, runner, self._nodes, self._logs, self._live, self._tell)
+        self._progress = ProgressReader(state.local_scratch / _PROGRESS_FOLDER, observer)
+        self._nodes = NodeBreakers(state.plan, self._add_message, clock)
+        self._unlisted = UnlistedDocuments(state.plan, clock)
+        self._logs = Logs(state, self._nodes, self._add_message)
+        self._transform = TransformPhase(
+            state, self._pickled_plan, runner, self._nodes, self._logs, self._progress, self._add_message
+        )
         self._pending = PendingWork(state, self._dispatcher, self._nodes, self._unlisted, self._logs)
         self._scanning = ScanPhase(
             state,
-            self._shipped,
+            self._pickled_plan,
             runner,
-            self._patient,
+            self._isolating_runner,
             self._nodes,
             self._logs,
             self._pending,
             self._unlisted,
-            self._live,
+            self._progress,
             observer,
-            self._tell_once,
+            self._add_message_once,
             allow_deletes=allow_deletes,
             wave_bytes=wave_bytes,
         )
-        self._upkeep = Upkeep(state, self._tell_once)
+        self._upkeep = Upkeep(state, self._add_message_once)
 
-    def go(self, every: float | None = None) -> Summary:
-        """Recover, then scan and deliver; with ``every`` forever."""
+    def run(self, every: float | None = None) -> Summary:
+        """Recover, then scan and deliver once; with ``every`` (seconds), repeat until the process is stopped."""
         self.recover()
         while True:
-            began = time.monotonic()
-            self.turn(endless=every is not None, until=began + every if every is not None else None)
+            started = time.monotonic()
+            self.turn(endless=every is not None, until=started + every if every is not None else None)
             self.report()
             if every is None:
                 return self.finish()
-            self._sleep(max(0.0, began + every - time.monotonic()))
+            self._sleep(max(0.0, started + every - time.monotonic()))
 
     def turn(self, *, scan: bool = True, endless: bool = True, until: float | None = None) -> bool:
-        """Scan once, if asked to, and deliver what is due. Was the listing complete?
+        """Scan once, if asked to, and deliver what is due; returns whether the listing was complete.
 
-        For who drives a state for long: call ``recover`` first, then this, as often as there is something to do. With
-        ``wait=0`` nothing is waited for.
+        A caller that drives a state for long calls ``recover`` first, then this as often as there is something to do.
+        With ``wait=0`` nothing is waited for.
 
         Args:
-            endless: nobody starts this run again: a node in permanent trouble is asked again later.
+            endless: nobody starts this run again, so a node that failed permanently is tried again later.
             until: monotonic time; what comes due after it is not waited for.
         """
-        self._endless = self._trouble.endless = self._nodes.troubles.endless = endless
+        self._endless = self._destination_breakers.endless = self._nodes.breakers.endless = endless
         if endless:
             del self._summary.messages[:-_KEPT_MESSAGES]
         if scan:
-            self._incomplete = not self._scan()
-        self._catch_up(until)
-        while self._stopped_short and not self._backlog.too_large:
-            self._incomplete = not self._scan()
-            self._catch_up(until)
-        if self._newer.report():
-            self._redeliver()
-        self._counting.keep()
-        return not (scan and self._incomplete)
+            self._listing_incomplete = not self._scan()
+        self._deliver_pending(until)
+        while self._scan_stopped and not self._backlog.too_large:
+            self._listing_incomplete = not self._scan()
+            self._deliver_pending(until)
+        if self._sequence_guard.report():
+            self._run_delivery_wave()
+        self._count_cache.refresh()
+        return not (scan and self._listing_incomplete)
 
     def report(self) -> None:
-        """Hints at what the plan may have wrong; and tell whoever wants to be told: see ``notify``."""
+        """Report hints at mistakes in the plan, and send notifications, see ``notify``."""
         for hint in self._nodes.hints():
-            self._tell_once(hint)
+            self._add_message_once(hint)
         self.notify()
 
     def notify(self, least_s: float = 0.0) -> None:
-        """Tell whoever wants to be told what is new since the last time, unless that is less than ``least_s`` ago."""
+        """Notify the plan's targets of what is new since the last time, unless that is less than ``least_s`` ago."""
         kinds = {node.name: node.kind for node in self._plan.nodes}
-        stopped = [Stopped(name, kinds.get(name, "node"), t.why, t.permanent) for name, t in self._trouble.items()]
+        stopped = [
+            Stopped(name, kinds.get(name, "node"), t.why, t.permanent) for name, t in self._destination_breakers.items()
+        ]
         stopped += self._nodes.stopped()
         self._reporter.report(stopped, least_s)
 
     def due_s(self) -> float | None:
-        """Seconds until something can be done without a scan; None: nothing is pending."""
+        """Return the seconds until something can be done without a scan; None: nothing is pending."""
         return 0.0 if queued_commands(self._state) else self._pending.wait_s()
 
     def recover(self) -> None:
-        """Finish or discard what the last driver left, in one line."""
+        """Finish or discard what the last driver left, and report it in one message."""
         state = self._state
         for note in state.notes:
-            self._tell(note)
-        self._newer.refuse_old_copy()
-        done = []
+            self._add_message(note)
+        self._sequence_guard.refuse_old_copy()
+        actions = []
         if state.wave > state.settled:
-            info = settle(state, state.wave, self._patient.run)
-            done.append(f"settled wave {state.wave} ({info['delivered']} deliveries were recorded)")
-        done += recover_intake(state, self._patient.run)
+            settled = settle(state, state.wave, self._isolating_runner.run)
+            actions.append(f"settled wave {state.wave} ({settled['delivered']} deliveries were recorded)")
+        actions += recover_intake(state, self._isolating_runner.run)
         crash.point("recover.settled")
         if migration.is_pending(state):
-            self._tell(migration.finish(state))
+            self._add_message(migration.finish(state))
         if self._reset:
-            self._tell(reset_states(state, self._reset))
-        self._logs.refuse_others()
+            self._add_message(reset_states(state, self._reset))
+        self._logs.refuse_replaced_logs()
         if orphans := sweep(state):
-            done.append(f"removed {orphans} staged files that no wave had committed")
-        self._upkeep.do()  # each start adds to the logs, also where no wave follows
+            actions.append(f"removed {orphans} staged files that no wave had committed")
+        self._upkeep.run()  # each start adds to the logs, also where no wave follows
         state.clear_staging()
-        if done:
-            self._tell(f"recovered: {'; '.join(done)}")
+        if actions:
+            self._add_message(f"recovered: {'; '.join(actions)}")
 
     # -- a scan ----------------------------------------------------------------------------------
 
     def _scan(self, *, only_owed: bool = False) -> bool:
-        """List, detect changes, and carry each batch through a wave; False if a listing was incomplete, or there was no
-        room."""
+        """List, detect changes, and run a wave for each batch; False if a listing was incomplete, or too much is
+        pending."""
         self._take_commands()
-        self._stopped_short &= only_owed
-        self._nodes.look_around(self._patient)
-        complete, least = None, 1
+        self._scan_stopped &= only_owed
+        self._nodes.check_capabilities(self._isolating_runner)
+        complete, min_waves = None, 1
         while complete is None and self._has_room():
-            complete = self._carry(self._scanning.run(only_owed=only_owed), least)
-            least *= 2  # so that it comes to an end however often somebody has something to say
-        self._told_short &= self._stopped_short
+            complete = self._run_waves(self._scanning.run(only_owed=only_owed), min_waves)
+            min_waves *= 2  # so that the scan ends, however often operators send commands
+        self._backlog_reported &= self._scan_stopped
         self._scanning.end()
         read = only_owed or not self._logs or self._read_logs()
         return bool(complete) and read
 
     def _read_logs(self) -> bool:
-        """Take up what there is in logs now; False: one could not be asked, or there was no room."""
-        complete = self._logs.look()
+        """Run waves for the entries that logs have now; False: a log was unavailable, or too much is pending."""
+        complete = self._logs.refresh()
         idle = 0
-        while idle < _IDLE_TURNS and (batch := self._logs.batch(self._runner.slots, self._wave_bytes)) is not None:
+        while idle < _IDLE_TURNS and (batch := self._logs.next_batch(self._runner.slots, self._wave_bytes)) is not None:
             if not self._has_room():
                 return False
             before = self._state.wave
-            self._wave(batch)
+            self._run_wave(batch)
             idle = 0 if self._state.wave > before else idle + 1
             self._take_commands()
         return complete
 
-    def _carry(self, changes: ChangeSet, least: int) -> bool | None:
-        """Was the listing complete, and carried to its end? None: list again. After ``least`` waves operator commands
-        are applied between two: it changes what the listing was compared with."""
+    def _run_waves(self, changes: ChangeSet, min_waves: int) -> bool | None:
+        """Run a wave for each batch; returns whether the listing was complete, and processed to its end.
+
+        None: list again. After ``min_waves`` waves, operator commands are applied between two waves; they change what
+        the listing was compared with.
+        """
         waves = zip_longest(changes.slices, changes.slices[1:])
-        for done, (piece, following) in enumerate(waves, 1):
+        for ordinal, (batch, next_batch) in enumerate(waves, 1):
             if not self._transform.runs_ahead:
-                if done > least and self._take_commands():
+                if ordinal > min_waves and self._take_commands():
                     return None
                 if not self._has_room():
-                    return False  # what was listed is listed again later, as after a kill
-            self._wave(piece, following, patient=done < least)
-        return changes.complete and not self._stopped_short
+                    return False  # the rest is listed again later, as after a kill
+            self._run_wave(batch, next_batch, defer_commands=ordinal < min_waves)
+        return changes.complete and not self._scan_stopped
 
     def _has_room(self) -> bool:
-        """May more documents be read? If too much is pending, what can be sent is sent first."""
-        while self._backlog.too_large and self._pending.rows_due():
-            if not self._redeliver():
+        """Return whether more documents may be read. If too much is pending, rows that are due are sent first."""
+        while self._backlog.too_large and self._pending.has_due_rows():
+            if not self._run_delivery_wave():
                 break
         full = self._backlog.too_large
-        self._stopped_short |= full
-        if full and self._endless and not self._told_short:
-            self._told_short = True  # once until a scan comes to its end, however often it goes on in between
-            self._tell(self._backlog.describe(over=False))
+        self._scan_stopped |= full
+        if full and self._endless and not self._backlog_reported:
+            self._backlog_reported = True  # once until a scan ends, however often it continues in between
+            self._add_message(self._backlog.describe(ending=False))
         return not full
 
-    def _wave(self, piece: WaveBatch | LogBatch, following: WaveBatch | None = None, *, patient: bool = False) -> None:
-        """
+    def _run_wave(
+        self, batch: WaveBatch | LogBatch, next_batch: WaveBatch | None = None, *, defer_commands: bool = False
+    ) -> None:
+        """Run one wave: transform, commit, deliver, settle.
+
         Args:
-            following: what the next wave processes, if that is known. It is transformed meanwhile, unless there is no
-                room for it, or an operator's command comes first.
-            patient: operator's commands wait for it.
+            next_batch: the next wave's batch, if it is known. It is transformed while this wave is delivered, unless
+                too much is pending, or an operator command is queued.
+            defer_commands: operator commands wait for the next wave.
         """
         number = self._state.wave + 1
         self._runner.start()
         self._observer.phase(number, "transform")
-        self._observer.expects(piece.rows)
-        staged, positions = self._transform.run(number, piece)
-        self._pending.unseen |= self._transform.unseen
-        self._observer.outcome(describe_staged(piece.rows, staged))
+        self._observer.expects(batch.rows)
+        staged, positions = self._transform.run(number, batch)
+        self._pending.unlisted_sources |= self._transform.unseen
+        self._observer.outcome(describe_staged(batch.rows, staged))
         crash.point("transform.done")
         if positions or any(s.outbox or s.documents or s.ledger for s in staged):
             self._observer.staged(sum(part.rows for s in staged for _, part in s.outbox))
             self._summary.dropped += sum(s.counts["dropped"] for s in staged)
             self._commit(number, staged, positions)
-            self._logs.committed()
+            self._logs.after_commit()
             refused = sum(s.counts["dead"] + s.counts["error_doc"] for s in staged)
-            if following and (patient or not queued_commands(self._state)) and not self._backlog.too_large:
-                self._deliver_and_settle(number, refused, partial(self._transform.begin, number + 1, following))
+            if next_batch and (defer_commands or not queued_commands(self._state)) and not self._backlog.too_large:
+                self._deliver_and_settle(number, refused, partial(self._transform.begin, number + 1, next_batch))
             else:
                 self._deliver_and_settle(number, refused)
 
-    def _commit(self, number: int, staged: list[Staged], positions: Mapping[str, int] = NOWHERE) -> None:
+    def _commit(self, number: int, staged: list[Staged], positions: Mapping[str, int] = NO_POSITIONS) -> None:
         self._observer.phase(number, "commit")
-        self._newer.before_commit()
+        self._sequence_guard.before_commit()
         commit_staged(self._state, number, staged, positions)
 
     def _deliver_and_settle(self, number: int, refused: int = 0, meanwhile: Callable[[], None] = lambda: None) -> int:
-        """4 and 5; how many rows were sent.
+        """Deliver and settle a wave (4 and 5); returns the number of rows sent.
 
         Args:
-            refused: documents of this wave that ended before the outbox.
-            meanwhile: begins what is done beside it.
+            refused: number of documents of this wave that failed or were rejected before the outbox.
+            meanwhile: called once, when all rows have been handed to executors; starts other work beside them.
         """
         self._observer.phase(number, "deliver")
-        self._observer.expects(self._pending.rows())
-        with self._live.following() as live:
-            failures = self._dispatcher.deliver(number, now_us(), live, meanwhile)
+        self._observer.expects(self._pending.row_count())
+        with self._progress.follow() as progress_folder:
+            failures = self._dispatcher.deliver(number, now_us(), progress_folder, meanwhile)
         for failure in failures:
-            self._tell(failure)
+            self._add_message(failure)
         crash.point("deliver.done")
         self._observer.phase(number, "settle")
-        info = settle(self._state, number, self._patient.run)
+        settled = settle(self._state, number, self._isolating_runner.run)
         self._summary.waves += 1
-        self._summary.delivered += info["delivered"] - info["deleted"]
-        self._summary.deleted += info["deleted"]
-        self._newer.note(info["stale"])
-        self._upkeep.do(staging=self._transform.runs_ahead, strays=self._transform.littered)
+        self._summary.delivered += settled["delivered"] - settled["deleted"]
+        self._summary.deleted += settled["deleted"]
+        self._sequence_guard.record_stale(settled["stale"])
+        self._upkeep.run(staging=self._transform.runs_ahead, strays=self._transform.littered)
         self._transform.littered = False
-        self._nodes.forget(self._pending.at_steps())
-        owed = sum(debt.owed for debt in self._pending.at_steps()) + self._pending.rows()
-        self._observer.settled(info["delivered"], owed, info["dead"] + refused)
-        return int(info["sent"])
+        self._nodes.forget_scopes(self._pending.step_debts())
+        owed = sum(debt.owed for debt in self._pending.step_debts()) + self._pending.row_count()
+        self._observer.settled(settled["delivered"], owed, settled["dead"] + refused)
+        return int(settled["sent"])
 
     def _take_commands(self) -> bool:
         """Apply queued commands and return whether they changed anything."""
@@ -312,17 +324,17 @@ class Run:
         for command in queued_commands(self._state):
             count = commands.apply(self._state, command)
             self._unlisted.forget()
-            self._tell(f"applied `{command.verb}` by {command.who}: {count} deliveries")
+            self._add_message(f"applied `{command.verb}` by {command.who}: {count} deliveries")
         return self._state.wave > before
 
     # -- what is pending ----------------------------------------------------------------------------
 
-    def _catch_up(self, until: float | None) -> None:
-        """Waves for what is pending, as it comes due, until nothing is or it would take too long."""
+    def _deliver_pending(self, until: float | None) -> None:
+        """Run waves for pending work as it comes due, until there is none or the wait would be too long."""
         idle = 0
         while True:
-            if late_answers(self._state.journal, self._state.settled):
-                self._redeliver()
+            if has_late_answers(self._state.journal, self._state.settled):
+                self._run_delivery_wave()
                 continue
             self._take_commands()
             pause = self._pending.wait_s()
@@ -339,17 +351,17 @@ class Run:
             before = self._state.wave
             if self._logs.wait_s() == 0:
                 self._read_logs()
-            if self._pending.sources_back():
-                self._incomplete = not self._scan()  # of everything: it says what is missing now
-            if self._pending.steps_due():
+            if self._pending.has_source_to_ask():
+                self._listing_incomplete = not self._scan()  # a full scan: it reports what is missing now
+            if self._pending.has_due_steps():
                 self._scan(only_owed=True)
-            moved = self._state.wave - before
-            if self._pending.rows_due():
-                moved += self._redeliver()
-            idle = 0 if moved or self._nodes.missed else idle + 1
+            progress = self._state.wave - before
+            if self._pending.has_due_rows():
+                progress += self._run_delivery_wave()
+            idle = 0 if progress or self._nodes.lacked_capability else idle + 1
 
-    def _redeliver(self) -> int:
-        """A wave without a scan, for rows that are due; how many were sent."""
+    def _run_delivery_wave(self) -> int:
+        """Run a wave without new documents, for rows that are due; returns the number of rows sent."""
         number = self._state.wave + 1
         self._commit(number, [])
         return self._deliver_and_settle(number)
@@ -361,74 +373,77 @@ class Run:
         summary = self._summary
         for name, value in outstanding_for_driver(self._state).items():
             setattr(summary, name, value)
-        if self._stopped_short:
-            self._tell(self._backlog.describe(over=True))
-        nodes = self._nodes.messages(self._pending.at_steps())
+        if self._scan_stopped:
+            self._add_message(self._backlog.describe(ending=True))
+        nodes = self._nodes.messages(self._pending.step_debts())
         for message in (*self._dispatcher.messages(), *nodes, *self._logs.messages()):
-            self._tell(message)
-        incomplete = self._incomplete or bool(self._pending.unseen or self._logs.waits)
+            self._add_message(message)
+        incomplete = self._listing_incomplete or bool(self._pending.unlisted_sources or self._logs.is_blocked)
         reported = bool(summary.failed or summary.rejected) and all_errors_queued(self._state.root, self._plan)
         summary.set_exit(held=self._scanning.held, incomplete=incomplete, reported=reported)
         return summary
 
-    def _tell_once(self, text: str) -> None:
+    def _add_message_once(self, text: str) -> None:
         if text not in self._summary.messages:
-            self._tell(text)
+            self._add_message(text)
 
-    def _tell(self, text: str) -> None:
+    def _add_message(self, text: str) -> None:
         self._summary.messages.append(text)
         self._observer.message(text)
 
 
-# Counting after waves, for those who ask later.
+# Counts of a large state, kept for ``status``.
 
 
-class Counting:
-    """Keeps what ``status`` says of a large state, after waves: in a run that goes on, a small part of the time."""
+class CountCache:
+    """Refreshes the counts that ``status`` shows of a large state, after waves.
+
+    A long run spends only ``limits.COUNTING_SHARE`` of its time on it.
+    """
 
     def __init__(self, state: State, clock: Callable[[], float] = time.monotonic) -> None:
         self._state = state
         self._clock = clock
-        self._wave = state.wave
-        """After which was counted; at first, before which we began."""
-        self._not_before = clock()
+        self._counted_wave = state.wave
+        """Wave as of which the counts are; at first, the last one before this run."""
+        self._next_refresh = clock()
 
-    def keep(self) -> None:
-        """Between waves."""
-        began = self._clock()
-        if began < self._not_before:
+    def refresh(self) -> None:
+        """Count again between waves, unless the last time was too recent."""
+        started = self._clock()
+        if started < self._next_refresh:
             return
-        cache_counts(self._state, replace=self._state.wave != self._wave)
-        self._wave, ended = self._state.wave, self._clock()
-        self._not_before = ended + limits.COUNTING_SHARE * (ended - began)
+        cache_counts(self._state, replace=self._state.wave != self._counted_wave)
+        self._counted_wave, ended = self._state.wave, self._clock()
+        self._next_refresh = ended + limits.COUNTING_SHARE * (ended - started)
 
 
-# Between two waves: files are kept few, and those that nothing names are removed.
+# Maintenance between two waves.
 
 
 class Upkeep:
     """Maintenance of a state during a run.
 
     Args:
-        tell: told what could not be merged, after each wave again.
+        report: takes notes on what could not be merged, after each wave again.
     """
 
-    def __init__(self, state: State, tell: Callable[[str], None]) -> None:
+    def __init__(self, state: State, report: Callable[[str], None]) -> None:
         self._state = state
-        self._tell = tell
-        self._strays = False
-        """Files may lie there that nothing names and no task is about to return."""
+        self._report = report
+        self._unswept = False
+        """There may be files that nothing names and that no running task will return."""
 
-    def do(self, *, staging: bool = False, strays: bool = False) -> None:
-        """Merge small files, fold long logs, remove what nothing names.
+    def run(self, *, staging: bool = False, strays: bool = False) -> None:
+        """Merge small files, fold long logs, and remove files that nothing names.
 
         Args:
-            staging: tasks are staging files for the next wave, which nothing names yet: nothing is swept now.
+            staging: tasks are staging files for the next wave, which nothing names yet, so nothing is removed now.
             strays: tasks that died have left files.
         """
         for note in maintain(self._state, sweeps=not staging):
-            self._tell(note)
-        self._strays |= staging or strays
-        if self._strays and not staging:
+            self._report(note)
+        self._unswept |= staging or strays
+        if self._unswept and not staging:
             sweep(self._state)
-            self._strays = False
+            self._unswept = False

@@ -1,6 +1,6 @@
-"""Settle: what the journal says becomes the ledger, and what is done leaves the outbox.
+"""Settle: results in the journal become ledger events, and finished rows leave the outbox.
 
-Numbered as in the body of ``settle``; a crash between any two is finished by running it again:
+Numbered as in the body of ``settle``; after a crash between any two, it is run again:
 
 1. close the pass: nothing unclaimed of it is sent any more
 2. read its journal, once
@@ -66,7 +66,7 @@ class RunTasks(Protocol):
 
 
 def in_process(task: Callable[[_I], _A], items: Sequence[_I]) -> list[_A]:
-    """Without executors, for what settles little."""
+    """Run tasks in this process, without executors: for waves that settle little."""
     return [task(item) for item in items]
 
 
@@ -77,7 +77,7 @@ class Repair(NamedTuple):
     destination: str
     wave: int
     rows: Rows
-    noted: list[RowResult]
+    results: list[RowResult]
     eligible: list[int] | None
     """Rows of the range that were attempted; None: all that are in the file."""
 
@@ -95,10 +95,10 @@ class Fold(NamedTuple):
 
 
 def settle(state: State, wave: int, run: RunTasks, plan: Plan | None = None) -> dict[str, Any]:
-    """Settle a committed wave; returns what it came to: ``{"counts": {status: n}, …}``. Idempotent.
+    """Settle a committed wave, and return the info of its ledger commit (``delivered``, ``dead`` …). Idempotent.
 
     Args:
-        plan: whose error queue gets what was refused; None: the state's.
+        plan: the plan whose error queue gets messages of failed rows; None: the state's.
     """
     if state.ledger.transactions[SETTLED] < wave:
         state.journal.close(wave)  # 1
@@ -121,7 +121,7 @@ def settle(state: State, wave: int, run: RunTasks, plan: Plan | None = None) -> 
         touched = {path: parts for path, parts in info["files"].items() if path in state.outbox.files}
         reporter = RefusalReporter.of(plan or state.plan, wave)
         mixed = [
-            Rewrite(str(state.root), path, tuple(parts), state.epoch, reporter.about(state.outbox.files[path]))
+            Rewrite(str(state.root), path, tuple(parts), state.epoch, reporter.messages_for(state.outbox.files[path]))
             for path, parts in touched.items()
             if parts
         ]
@@ -153,11 +153,11 @@ def read_fold(state: State, wave: int) -> Fold:
     """
     by_key = {int(f.partition["first_sequence"]): f for f in state.outbox.files.values()}
     claims = [claim for claim in state.journal.claims(wave) if claim.key in by_key]
-    found = [result for result in state.journal.results(wave) if result.key in by_key]
-    results = _without_overlap(found)
+    all_results = [result for result in state.journal.results(wave) if result.key in by_key]
+    results = _drop_overlaps(all_results)
     covered = _by_key(results)
-    notes = state.journal.notes(wave, lambda rows: rows.key in by_key and not _covered(rows, covered))
-    answered = _by_key([*found, *notes])
+    notes = state.journal.notes(wave, lambda rows: rows.key in by_key and not _is_covered(rows, covered))
+    answered = _by_key([*all_results, *notes])
 
     def repair(note: Result, rows: list[RowResult]) -> Repair:
         file = by_key[note.key]
@@ -172,34 +172,34 @@ def read_fold(state: State, wave: int) -> Fold:
             for note in state.journal.notes(pass_, left_open.__contains__):
                 repairs.append(repair(note, drop_overtaken(state, by_key[note.key], note.rows)))
     repairs += [repair(note, note.rows) for note in notes]
-    unknown = [claim for claim in claims if not _covered(claim, answered)]
+    unknown = [claim for claim in claims if not _is_covered(claim, answered)]
     return Fold(results, repairs, unknown, read_updates(state.journal, wave, by_key))
 
 
 def _by_key(results: Iterable[Result]) -> dict[int, list[Rows]]:
-    """The ranges of each outbox file."""
+    """Return outbox file, by its first sequence -> ranges of results."""
     ranges: dict[int, list[Rows]] = defaultdict(list)
     for result in results:
         ranges[result.key].append(result.range)
     return ranges
 
 
-def _covered(rows: Rows, ranges: dict[int, list[Rows]]) -> bool:
-    """Does one of the ranges hold all of these rows?"""
+def _is_covered(rows: Rows, ranges: dict[int, list[Rows]]) -> bool:
+    """Return whether one of the ranges contains all of these rows."""
     return any(other.first <= rows.first and rows.end <= other.end for other in ranges.get(rows.key, ()))
 
 
-def _without_overlap(results: list[Result]) -> list[Result]:
+def _drop_overlaps(results: list[Result]) -> list[Result]:
     """Return the results that count, of results ordered by row.
 
     Two workers of one file (a lost pair of a speculation) may both have written: then the one that begins first counts,
     and rows only the other one covers are sent again or found done, as if it had not written.
     """
-    kept: list[Result] = []
+    counted: list[Result] = []
     for result in results:
-        if not kept or result.key != kept[-1].key or result.first >= kept[-1].end:
-            kept.append(result)
-    return kept
+        if not counted or result.key != counted[-1].key or result.first >= counted[-1].end:
+            counted.append(result)
+    return counted
 
 
 def _commit_ledger(state: State, wave: int, fold: Fold, run: RunTasks) -> None:
@@ -209,7 +209,9 @@ def _commit_ledger(state: State, wave: int, fold: Fold, run: RunTasks) -> None:
         file = by_key[rows.key]
         meant = state.journal.claimed_rows(wave, rows)
         repairs.append(
-            Repair(file.path, file.partition["destination"], wave, rows, _unknown(state, file, rows, meant), meant)
+            Repair(
+                file.path, file.partition["destination"], wave, rows, _unknown_results(state, file, rows, meant), meant
+            )
         )
     repaired = run(Repairer(str(state.root), state.epoch), repairs) if repairs else []  # 3
     crash.point("settle.repaired")
@@ -226,20 +228,20 @@ def _commit_ledger(state: State, wave: int, fold: Fold, run: RunTasks) -> None:
         touched[path] += result.sent
     for update in fold.updates:
         deleted += update.deleted
-        for key, left in update.leaving.items():
+        for key, leaving_rows in update.leaving.items():
             path = by_key[key].path
             parts[path] += [update.ledger] if update.ledger is not None else []
-            leaving[path] += left
-            touched[path] += left
-    for item, (part, left, taken_out) in zip(repairs, repaired, strict=True):
+            leaving[path] += leaving_rows
+            touched[path] += leaving_rows
+    for item, (part, leaving_rows, deletes) in zip(repairs, repaired, strict=True):
         if part is not None:
             parts[item.path].append(part)
-            leaving[item.path] += left
-            deleted += taken_out
+            leaving[item.path] += leaving_rows
+            deleted += deletes
             touched[item.path] += part.rows
     commit = state.outbox.log.find("wave", wave)
     staged = [Part(*p) for p in commit["ledger"]]
-    failed = sum(n.status in (Status.DEAD, Status.ERROR_DOC) for item in repairs for n in item.noted)
+    failed = sum(n.status in (Status.DEAD, Status.ERROR_DOC) for item in repairs for n in item.results)
     named = [*staged, *(part for each in parts.values() for part in each)]  # an update's is named by several files
     fsync_folder(state.ledger.folder)
     state.ledger.commit(  # 4
@@ -256,32 +258,36 @@ def _commit_ledger(state: State, wave: int, fold: Fold, run: RunTasks) -> None:
             "delivered": sum(leaving.values()),
             "deleted": deleted,
             "sent": sum(touched.values()) + sum(each.withdrawn for each in fold.updates),
-            "stale": _stale(fold, by_key),
+            "stale": _count_stale(fold, by_key),
             "dead": failed + sum(each.failed for each in fold.results) + sum(each.failed for each in fold.updates),
-            "keyed": {**files_of(fold.updates), **commit.get("keyed", {})},
+            "keyed": {**keyed_files(fold.updates), **commit.get("keyed", {})},
         },
     )
 
 
-def _stale(fold: Fold, by_key: dict[int, DataFile]) -> dict[str, int]:
-    """Destination -> deliveries that it left alone, for it has something newer: done, with a word to it."""
+def _count_stale(fold: Fold, by_key: dict[int, DataFile]) -> dict[str, int]:
+    """Return destination -> number of stale deliveries: it had something newer, so they count as delivered."""
     counts: Counter[str] = Counter()
     for result in fold.results:
         counts[by_key[result.key].partition["destination"]] += result.stale
     for item in fold.repairs:
-        counts[item.destination] += sum(n.status == Status.INDEXED for n in item.noted)
+        counts[item.destination] += sum(n.status == Status.INDEXED for n in item.results)
     return dict(+counts)
 
 
-def _unknown(state: State, file: DataFile, rows: Rows, meant: list[int] | None) -> list[RowResult]:
-    """A claimed chunk without a result: every row that the claim meant is unknown."""
+def _unknown_results(state: State, file: DataFile, rows: Rows, meant: list[int] | None) -> list[RowResult]:
+    """Return the results of a claimed chunk without a result: every row that the claim includes is in doubt.
+
+    Args:
+        meant: rows that the claim includes; None: all of the range.
+    """
     table = read_part(state.outbox.path(file.path), ["row", "attempt"])
     why = "in doubt: the worker ended before it recorded a result"
-    wanted = None if meant is None else set(meant)
+    claimed = None if meant is None else set(meant)
     return [
         RowResult(row, Status.INDEXING, why, attempt + 1, None)
         for row, attempt in zip(table["row"].to_pylist(), table["attempt"].to_pylist(), strict=True)
-        if rows.first <= row < rows.end and (wanted is None or row in wanted)
+        if rows.first <= row < rows.end and (claimed is None or row in claimed)
     ]
 
 
@@ -293,13 +299,13 @@ class Repairer:
     epoch: int
 
     def __call__(self, item: Repair) -> tuple[Part | None, int, int]:
-        """(the file, how many of its rows leave the outbox, how many of these are deletes)."""
+        """Return the file, the number of its rows that leave the outbox, and the number of deletes among these."""
         table = read_part(local_copy(path_of(self.root) / "outbox" / item.path), OUTBOX_KEPT)
         rows = table["row"]
         mask = pc.and_(pc.greater_equal(rows, item.rows.first), pc.less(rows, item.rows.end))
         if item.eligible is not None:
             mask = pc.and_(mask, pc.is_in(rows, value_set=pa.array(item.eligible, pa.int64())))
-        events = sent_events(table.filter(mask).combine_chunks(), item.noted, item.destination, item.wave)
+        events = sent_events(table.filter(mask).combine_chunks(), item.results, item.destination, item.wave)
         if not events.num_rows:
             return None, 0, 0
         part = write_part(path_of(self.root) / "ledger", events, epoch=self.epoch)
@@ -315,7 +321,7 @@ class Rewrite(NamedTuple):
     path: str
     parts: tuple[str, ...]
     epoch: int
-    refused: Refusals | None = None
+    refused: RefusalMessages | None = None
     """Collects messages of refused rows; None: there is no error queue."""
 
 
@@ -327,48 +333,48 @@ def rewrite(item: Rewrite) -> tuple[Part | None, Part | None]:
     (due null).
     """
     root = path_of(item.root)
-    columns = ["delivery_hash", "status", *_TRIES, "message"]
-    said = pa.concat_tables([read_part(local_copy(root / "ledger" / p), columns) for p in item.parts])
-    latest = {h: tuple(told) for h, *told in zip(*(c.to_pylist() for c in said.columns), strict=True)}
-    failed = {h: told[-1] or "" for h, told in latest.items() if told[0] in (Status.DEAD, Status.ERROR_DOC)}
+    columns = ["delivery_hash", "status", *_RETRY_COLUMNS, "message"]
+    events = pa.concat_tables([read_part(local_copy(root / "ledger" / p), columns) for p in item.parts])
+    latest = {h: tuple(last) for h, *last in zip(*(c.to_pylist() for c in events.columns), strict=True)}
+    failed = {h: last[-1] or "" for h, last in latest.items() if last[0] in (Status.DEAD, Status.ERROR_DOC)}
     writer, errors = (OutboxWriter(root / "outbox", epoch=item.epoch) for _ in range(2))
     for group in row_groups(local_copy(root / "outbox" / item.path)):
-        writer.write(_staying(group, latest))
+        writer.write(_rows_to_keep(group, latest))
         if item.refused is not None and failed:
             errors.write(item.refused.messages(group, failed, errors.rows))
-    return _finished(writer), _finished(errors)
+    return _finish_file(writer), _finish_file(errors)
 
 
-def _finished(writer: OutboxWriter) -> Part | None:
+def _finish_file(writer: OutboxWriter) -> Part | None:
     part = writer.finish()
     if part is not None:
         crash.point("settle.rewrite")
     return part
 
 
-_TRIES: Final = ("attempt", "due", "since", "transient")
+_RETRY_COLUMNS: Final = ("attempt", "due", "since", "transient")
 """Columns that change in a row that stays."""
 
 
-def _staying(rows: pa.Table, latest: dict[str, tuple[Any, ...]]) -> pa.Table:
-    """Return the rows that stay, with their latest values: delivery hash -> (status, …), see ``_TRIES``."""
+def _rows_to_keep(rows: pa.Table, latest: dict[str, tuple[Any, ...]]) -> pa.Table:
+    """Return the rows that stay, with their latest values: delivery hash -> (status, …), see ``_RETRY_COLUMNS``."""
     stays, tries = [], []
-    columns = (rows[c].to_pylist() for c in ("delivery_hash", *_TRIES))
+    columns = (rows[c].to_pylist() for c in ("delivery_hash", *_RETRY_COLUMNS))
     for digest, *before in zip(*columns, strict=True):
-        status, *now = latest.get(digest, (None, *before, None))[: 1 + len(_TRIES)]
+        status, *now = latest.get(digest, (None, *before, None))[: 1 + len(_RETRY_COLUMNS)]
         stays.append(status not in (Status.INDEXED, Status.DROPPED))
         tries.append(now)
-    for name, values in zip(_TRIES, zip(*tries, strict=True), strict=False):
+    for name, values in zip(_RETRY_COLUMNS, zip(*tries, strict=True), strict=False):
         rows = rows.set_column(rows.schema.get_field_index(name), name, pa.array(values, pa.int64()))
     return rows if all(stays) else rows.filter(pa.array(stays, pa.bool_()))
 
 
-def late_answers(journal: Journal, settled: int) -> bool:
-    """Has a late worker answered a claim that was settled as unknown?"""
+def has_late_answers(journal: Journal, settled: int) -> bool:
+    """Return whether a late worker has recorded a result for a claim that was settled as in doubt."""
     return any(journal.answered(p) for p in journal.passes() if p <= settled)
 
 
-# Late answers: what was not taken is not sent again once something newer of its document was committed.
+# Late results: a row that the destination did not accept is not sent again if something newer was committed meanwhile.
 
 _NEWER = """
     SELECT DISTINCT a."row" FROM again a JOIN {events} e ON a.source = e.source AND a.document = e.document
@@ -377,64 +383,67 @@ _NEWER = """
 """
 
 
-def drop_overtaken(state: State, file: DataFile, noted: Sequence[RowResult]) -> list[RowResult]:
+def drop_overtaken(state: State, file: DataFile, results: Sequence[RowResult]) -> list[RowResult]:
     """Return late results for rows of this outbox file, without rows that were overtaken: those are dropped.
 
     Overtaken: a newer revision of its document, or of the same revision and route something later, was committed for
     this destination, and may have been sent meanwhile: rows that are in doubt hold nothing, but for exports, which hold
     those of their key.
     """
-    again = [n.row for n in noted if n.due is not None]
-    if not again:
-        return list(noted)
-    overtaken = _overtaken(state, file, again)
-    return [_dropped(n) if n.row in overtaken else n for n in noted]
+    to_resend = [n.row for n in results if n.due is not None]
+    if not to_resend:
+        return list(results)
+    overtaken = _find_overtaken(state, file, to_resend)
+    return [_drop(n) if n.row in overtaken else n for n in results]
 
 
-def _dropped(noted: RowResult) -> RowResult:
+def _drop(result: RowResult) -> RowResult:
     why = "superseded: something newer was committed before the destination said that it had not taken this: "
-    return RowResult(noted.row, Status.DROPPED, why + noted.message, noted.attempt, None)
+    return RowResult(result.row, Status.DROPPED, why + result.message, result.attempt, None)
 
 
-def _overtaken(state: State, file: DataFile, rows: list[int]) -> set[int]:
+def _find_overtaken(state: State, file: DataFile, rows: list[int]) -> set[int]:
     names = ["row", "source", "document", "revision", "route", "operation", "key_hash"]
     of_file = parquet.scan([state.outbox.path(file.path)], pa.schema([OUTBOX.field(n) for n in names]))
-    again = of_file.to_table(filter=pc.field("row").isin(rows))
+    to_resend = of_file.to_table(filter=pc.field("row").isin(rows))
     destination = file.partition["destination"]
     key = int(file.partition["first_sequence"])
     with connect(state.local_scratch) as db:
-        db.register("again", again)
-        found = set()
+        db.register("again", to_resend)
+        overtaken = set()
         for other in state.outbox.files.values():
             if other.partition["destination"] == destination:
                 db.register("other", parquet.scan([state.outbox.path(other.path)], of_file.schema))
                 later = f'e."row" + {int(other.partition["first_sequence"])} > a."row" + {key}'
-                found |= _rows(db.execute(_NEWER.format(events="other", where="true", later=later)).fetchall())
+                overtaken |= _row_numbers(
+                    db.execute(_NEWER.format(events="other", where="true", later=later)).fetchall()
+                )
         db.register("events", parquet.scan(state.ledger.paths(), LEDGER))
         later = "a.operation = 'upsert' AND e.operation = 'delete'"  # a delete follows the upsert that it takes back
         sent = db.execute(_NEWER.format(events="events", where="e.destination = $1", later=later), [destination])
-        return found | _rows(sent.fetchall())
+        return overtaken | _row_numbers(sent.fetchall())
 
 
-def _rows(found: list[tuple[int]]) -> set[int]:
-    return {row for (row,) in found}
+def _row_numbers(rows: list[tuple[int]]) -> set[int]:
+    return {row for (row,) in rows}
 
 
-# What a destination refused, as messages for the plan's error queue: new rows of the outbox, in the commit by which
-# the refused ones are held for review.
+# Messages for the plan's error queue about rows that a destination refused: new rows of the outbox, in the same commit
+# by which the refused ones are held for review.
 
-_SAME = ("source", "document", "parent", "origin", "version", "revision", "branches", "provenance")
-"""Columns that a message has from the refused row."""
+_COPIED_COLUMNS = ("source", "document", "parent", "origin", "version", "revision", "branches", "provenance")
+"""Columns that a message copies from the refused row."""
 
 
-class Refusals(NamedTuple):
-    """How messages are made of the rows of one outbox file."""
+class RefusalMessages(NamedTuple):
+    """Makes messages about refused rows of one outbox file."""
 
     plan: tuple[str, int]
+    """Name and version."""
     errors: str
-    """Name of the destination that gets them."""
+    """Name of the destination that gets the messages."""
     destination: str
-    """That has refused."""
+    """Name of the destination that refused the rows."""
     wave: int
 
     def messages(self, rows: pa.Table, failed: Mapping[str, str], first: int) -> pa.Table:
@@ -446,7 +455,7 @@ class Refusals(NamedTuple):
         hashes = rows["delivery_hash"]
         rows = rows.filter(pc.is_in(hashes, value_set=pa.array(list(failed), pa.string())))
         causes = [failed[each] for each in rows["delivery_hash"].to_pylist()]
-        columns = {name: rows[name].to_pylist() for name in (*_SAME, "route", "fields")}
+        columns = {name: rows[name].to_pylist() for name in (*_COPIED_COLUMNS, "route", "fields")}
         routes = [error_route(self.destination, route, self.wave) for route in columns.pop("route")]
         bodies = columns.pop("fields")
         fields = [
@@ -483,7 +492,7 @@ class Refusals(NamedTuple):
 
 
 class RefusalReporter:
-    """For one wave of a plan; does nothing where the plan has no error queue."""
+    """Sends messages about the refused rows of one wave to the plan's error queue, if it has one."""
 
     def __init__(self, plan: Plan, wave: int, errors: str | None) -> None:
         self._plan = plan
@@ -495,27 +504,28 @@ class RefusalReporter:
         node = errors_node(plan.nodes)
         return cls(plan, wave, None if node is None else node.name)
 
-    def about(self, file: DataFile) -> Refusals | None:
-        """For the rows of this outbox file; of the error queue's own nothing is reported."""
+    def messages_for(self, file: DataFile) -> RefusalMessages | None:
+        """Return what makes messages about the rows of an outbox file; None: no error queue, or the file is its own."""
         destination = file.partition["destination"]
         if self._errors is None or destination == self._errors:
             return None
-        return Refusals((self._plan.name, self._plan.version), self._errors, destination, self._wave)
+        return RefusalMessages((self._plan.name, self._plan.version), self._errors, destination, self._wave)
 
     def files(self, state: State, parts: Sequence[Part]) -> tuple[list[DataFile], dict[str, int]]:
-        """These messages as files to add, under the next sequences; and the transaction that says which come then."""
+        """Return files of messages to add, under the next sequences, and the transaction with the next free
+        sequence."""
         if not parts:
             return [], {}
         assert self._errors is not None
-        sequence, found = state.next_sequence, []
+        sequence, files = state.next_sequence, []
         for part in parts:
             partition = {"wave": str(self._wave), "destination": self._errors, "first_sequence": str(sequence)}
-            found.append(state.outbox.data_file(part, partition))
+            files.append(state.outbox.data_file(part, partition))
             sequence += part.rows
-        return found, {SEQUENCE: sequence}
+        return files, {SEQUENCE: sequence}
 
 
-# What a pass's updates of keys come to: files of the ledger now, of the keyed nodes' tables when that is committed.
+# Results of keyed nodes: their ledger files are committed first, then the files of their tables.
 
 
 def read_updates(journal: Journal, wave: int, files: Collection[int]) -> list[UpdateResult]:
@@ -523,22 +533,22 @@ def read_updates(journal: Journal, wave: int, files: Collection[int]) -> list[Up
     return [each for each in journal.updates(wave) if each.leaving.keys() <= set(files)]
 
 
-def files_of(updates: Sequence[UpdateResult]) -> dict[str, dict[str, Any]]:
+def keyed_files(updates: Sequence[UpdateResult]) -> dict[str, dict[str, Any]]:
     """Return what the ledger's commit names for ``publish_updates``: node -> its files."""
-    found: dict[str, dict[str, Any]] = defaultdict(lambda: {"state": [], "exports": [], "contributions": []})
+    by_node: dict[str, dict[str, Any]] = defaultdict(lambda: {"state": [], "exports": [], "contributions": []})
     for each in sorted(updates, key=lambda update: (update.node, update.range)):
-        found[each.node]["state"] += [each.state] if each.state is not None else []
-        found[each.node]["contributions"] += [each.contributions] if each.contributions is not None else []
-        found[each.node]["exports"] += [(each.lane, each.exports)] if each.exports is not None else []
-    return dict(found)
+        by_node[each.node]["state"] += [each.state] if each.state is not None else []
+        by_node[each.node]["contributions"] += [each.contributions] if each.contributions is not None else []
+        by_node[each.node]["exports"] += [(each.lane, each.exports)] if each.exports is not None else []
+    return dict(by_node)
 
 
 def publish_updates(state: State, wave: int, files: Mapping[str, Mapping[str, Any]]) -> None:
     """Commit the states and exports that the ledger's commit of this wave has named. Idempotent."""
-    for name, mine in files.items():
+    for name, node_files in files.items():
         tables = state.keyed[name]
         for table in tables.all:
             fsync_folder(table.folder)
-        exports = [(lane, Part(*part)) for lane, part in mine["exports"]]
-        states, contributions = ([Part(*part) for part in mine[kind]] for kind in ("state", "contributions"))
+        exports = [(lane, Part(*part)) for lane, part in node_files["exports"]]
+        states, contributions = ([Part(*part) for part in node_files[kind]] for kind in ("state", "contributions"))
         tables.publish(wave, states, exports, contributions)

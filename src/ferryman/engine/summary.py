@@ -10,7 +10,7 @@ from ferryman.engine.batches import WaveBatch
 from ferryman.engine.results import Listing, Staged
 from ferryman.observe import format_count, plural
 
-_EXITS: Final = (1, 2, 4, 3)
+_EXITS_BY_PRECEDENCE: Final = (1, 2, 4, 3)
 """Exit codes of a flow's plans by precedence: the first that occurs is the flow's; else 0."""
 
 
@@ -34,18 +34,18 @@ class Summary:
     messages: list[str] = dataclasses.field(default_factory=list)
 
     def as_dict(self) -> dict[str, int]:
-        """The keys of ``run --json``."""
+        """Return the object of ``run --json``."""
         counts = dataclasses.asdict(self)
         del counts["messages"]
         return counts
 
     def set_exit(self, *, held: bool, incomplete: bool, reported: bool = False) -> None:
-        """The exit code of the command line, from the counts.
+        """Set the exit code of the command line, from the counts.
 
         Args:
             held: deletes wait for an operator.
-            incomplete: a source was not read to its end, or could not be looked at.
-            reported: all that failed is in the plan's error queue.
+            incomplete: a source was not read to its end, or could not be listed.
+            reported: all failures are in the plan's error queue.
         """
         if held:
             self.exit = 2
@@ -60,9 +60,8 @@ class FlowSummary:
     """Result of a flow's run: what it did and what it left.
 
     Attributes:
-        plans: by the plans' names (``name-vVERSION`` where two versions of one are in the flow), in the order of their
-            turns.
-        errors: of the plans that stopped, why; their counts are as far as they are known.
+        plans: plan name (``name-vVERSION`` where two versions of one are in the flow) -> summary, in order of turns.
+        errors: plan that stopped -> why; its summary has the counts as far as they are known.
     """
 
     flow: str
@@ -71,9 +70,9 @@ class FlowSummary:
 
     @property
     def exit(self) -> int:
-        """The first of 1, 2, 4, 3, 0 that any plan has."""
-        found = {summary.exit for summary in self.plans.values()}
-        return next((code for code in _EXITS if code in found), 0)
+        """Return the first of 1, 2, 4, 3, 0 that any plan has."""
+        codes = {summary.exit for summary in self.plans.values()}
+        return next((code for code in _EXITS_BY_PRECEDENCE if code in codes), 0)
 
     @property
     def messages(self) -> list[str]:
@@ -81,23 +80,23 @@ class FlowSummary:
         return [f"{name}: {text}" for name, summary in self.plans.items() for text in summary.messages]
 
     def as_dict(self) -> dict[str, Any]:
-        """The object of ``run --json``."""
+        """Return the object of ``run --json``."""
         plans = {name: summary.as_dict() for name, summary in self.plans.items()}
         return {"flow": self.flow, "exit": self.exit, "plans": plans}
 
 
-# What the phases of a wave came to, in a line for whoever watches a run.
+# Results of a wave's phases, in a line for the observer of a run.
 
 
 def describe_listing(listings: Sequence[Listing], batches: Sequence[WaveBatch]) -> str:
-    """``1000 documents listed, 10 to look at``."""
+    """Return ``1000 documents listed, 10 to look at``."""
     listed, rows = sum(listing.rows for listing in listings), sum(batch.rows for batch in batches)
     waves = f" in {len(batches)} waves" if len(batches) > 1 else ""
     return f"{plural(listed, 'document', 'documents')} listed, {format_count(rows)} to look at{waves}"
 
 
 def describe_staged(rows: int, staged: Sequence[Staged]) -> str:
-    """``10 documents, 20 deliveries to send, 1 dropped``."""
+    """Return ``10 documents, 20 deliveries to send, 1 dropped``."""
     deliveries = sum(part.rows for s in staged for _, part in s.outbox)
     dropped = sum(s.counts["dropped"] for s in staged)
     failed = sum(s.counts["dead"] + s.counts["error_doc"] for s in staged)

@@ -11,7 +11,7 @@ import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ferryman.engine.runner.base import Answer, Item, Runner, no_memory_is_death
+from ferryman.engine.runner.base import Answer, Item, Runner, treat_memory_errors_as_deaths
 from ferryman.errors import EngineError, WorkerDied
 from ferryman.plan.calls import dumps
 
@@ -73,7 +73,7 @@ class InProcess(Runner):
 
 def _call(call: bytes) -> Any:
     task, item = pickle.loads(call)
-    with no_memory_is_death():
+    with treat_memory_errors_as_deaths():
         return task(item)
 
 

@@ -60,7 +60,7 @@ def _do(job: LineJob) -> None:
     limits.OUTDATED_SHARE = 0.01  # type: ignore[misc]
     limits.COUNTED_EVENTS = 0  # type: ignore[misc]
     limits.CHECKPOINT_COMMITS = 4  # type: ignore[misc]
-    logs._LEAST = 3  # type: ignore[misc]  # several tasks and waves for a few messages
+    logs._MIN_TASK_ENTRIES = 3  # type: ignore[misc]  # several tasks and waves for a few messages
     root = Path(job.root)
     if job.verb == "fill":
         lines.fill(job.line, root, job.stage)
@@ -90,7 +90,9 @@ def _check(job: LineJob, plan: Any, root: Path, summary: Any) -> None:
 
 def _run(job: LineJob, plan: Any, root: Path) -> Any:
     plan.freeze()
-    with State.take(state_root(plan, root / "state"), plan) as state, driver.plain_errors(state):
-        summary = Run(state, InProcess(fork=bool(job.arm) and not job.stop), child.Spoken(), wait=5, wave_bytes=30).go()
+    with State.take(state_root(plan, root / "state"), plan) as state, driver.explain_errors(state):
+        summary = Run(
+            state, InProcess(fork=bool(job.arm) and not job.stop), child.Spoken(), wait=5, wave_bytes=30
+        ).run()
     assert summary.exit == 0, summary  # what failed is in the error queue
     return summary

@@ -38,7 +38,7 @@ def work(job: FlowJob) -> None:
     """Run it; to the end, everything is checked."""
     limits.COMPACT_FILES = 2  # type: ignore[misc]
     limits.CHECKPOINT_COMMITS = 4  # type: ignore[misc]
-    logs._LEAST = 3  # type: ignore[misc]
+    logs._MIN_TASK_ENTRIES = 3  # type: ignore[misc]
     root = Path(job.root)
     if job.kill_s is not None:
         timer = threading.Timer(job.kill_s, os.kill, (os.getpid(), signal.SIGKILL))

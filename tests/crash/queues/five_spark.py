@@ -57,7 +57,7 @@ def arrived(root: Path, queue: str) -> bool:
 
 
 def main(root: Path) -> None:
-    logs._LEAST = 8  # type: ignore[misc]  # several tasks and waves
+    logs._MIN_TASK_ENTRIES = 8  # type: ignore[misc]  # several tasks and waves
     runner = SparkRunner(start("local[2,4]", CONF, "five"))
     summary = run_flow(five.make_flow(root), root / "state", runner=runner, observer=Told(1000), wave_bytes=4000)
     assert summary.exit in (0, 3), summary  # 3: something is in doubt

@@ -52,7 +52,7 @@ def _do(job: OnceJob) -> None:
     limits.OUTDATED_SHARE = 0.01  # type: ignore[misc]
     limits.COUNTED_EVENTS = 0  # type: ignore[misc]
     limits.CHECKPOINT_COMMITS = 4  # type: ignore[misc]
-    logs._LEAST = 3  # type: ignore[misc]
+    logs._MIN_TASK_ENTRIES = 3  # type: ignore[misc]
     root = Path(job.root)
     if job.verb == "fill":
         once.fill(root, job.stage)
@@ -64,8 +64,8 @@ def _do(job: OnceJob) -> None:
         resolve(plan, "pending", state=root / "state", why="a test says so")
         return
     plan.freeze()
-    with State.take(state_root(plan, root / "state"), plan) as state, driver.plain_errors(state):
-        summary = Run(state, InProcess(fork=not job.stop), child.Spoken(), wait=5, wave_bytes=30).go()
+    with State.take(state_root(plan, root / "state"), plan) as state, driver.explain_errors(state):
+        summary = Run(state, InProcess(fork=not job.stop), child.Spoken(), wait=5, wave_bytes=30).run()
     if job.stop:
         return
     invariants.check(state_root(plan, root / "state"), plan, summary)

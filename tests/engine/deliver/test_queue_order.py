@@ -164,7 +164,7 @@ def numbers(folder: Path, queue: str) -> list[int]:
 def holds(told: History) -> None:
     folder = Path(tempfile.mkdtemp(dir=MEMORY))
     try:
-        with mock.patch.object(logs, "_LEAST", told.least):
+        with mock.patch.object(logs, "_MIN_TASK_ENTRIES", told.least):
             check(folder, told, run_it(folder, told))
     finally:
         shutil.rmtree(folder)

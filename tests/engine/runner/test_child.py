@@ -182,7 +182,7 @@ def test_no_child_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
 
     child = Child(str)
     with monkeypatch.context() as patched:
-        patched.setattr(ForkServer, "child", fail)
+        patched.setattr(ForkServer, "fork", fail)
         with pytest.raises(WorkerDied, match="no child process can be made: Resource temporarily unavailable"):
             child.ask(1)
     assert child.ask(1) == "1"

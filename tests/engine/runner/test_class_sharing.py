@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from ferryman.engine.runner import class_sharing
-from ferryman.engine.runner.class_sharing import AGAIN_S, KEPT, KEPT_S, ClassArchive, java_options, make_later
+from ferryman.engine.runner.class_sharing import (
+    MAX_AGE_S,
+    MAX_ARCHIVES,
+    RETRY_AFTER_S,
+    ClassArchive,
+    java_options,
+    make_in_background,
+)
 from ferryman.storage.locks import hold_lock
 
 Environment = dict[str, str]
@@ -105,9 +112,9 @@ def test_old_ones_are_removed(machine: Environment, training: list[Path]) -> Non
     """What was used last stays, unless it was long ago; what a killed attempt has left goes."""
     folder = of(machine).folder
     now = time.time()
-    for number in range(KEPT + 2):
+    for number in range(MAX_ARCHIVES + 2):
         (folder / f"spark-{number}-0.jsa").touch()
-        os.utime(folder / f"spark-{number}-0.jsa", (now - number * KEPT_S / 3 + 60,) * 2)
+        os.utime(folder / f"spark-{number}-0.jsa", (now - number * MAX_AGE_S / 3 + 60,) * 2)
     (folder / "making-killed").mkdir()
     os.utime(folder / "making-killed", (0, 0))
     (folder / "making-now").mkdir()
@@ -127,7 +134,7 @@ def test_using_one_keeps_it(machine: Environment, training: list[Path]) -> None:
     assert made is not None
     os.utime(made, (0, 0))
     of(machine).find()
-    assert time.time() - made.stat().st_mtime < KEPT_S
+    assert time.time() - made.stat().st_mtime < MAX_AGE_S
 
 
 def test_what_cannot_be_made_is_tried_once_a_day(machine: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +147,7 @@ def test_what_cannot_be_made_is_tried_once_a_day(machine: Environment, monkeypat
 
     assert sorted(p.name for p in archive.folder.iterdir()) == ["making.lock", f"spark-{archive.key}.tried"]
     assert not archive.is_due()
-    os.utime(archive.folder / f"spark-{archive.key}.tried", (time.time() - AGAIN_S - 60,) * 2)
+    os.utime(archive.folder / f"spark-{archive.key}.tried", (time.time() - RETRY_AFTER_S - 60,) * 2)
     assert archive.is_due()
 
 
@@ -180,7 +187,7 @@ def test_without_a_place_for_it(
 
     assert ClassArchive.of_machine(machine) is None
     assert java_options("-Xmx1g", queries=True, environment=machine) == "-Xmx1g"
-    make_later(machine)
+    make_in_background(machine)
     assert not (tmp_path / "nowhere").exists()
 
 
@@ -189,15 +196,15 @@ def test_it_is_made_in_the_background(machine: Environment, monkeypatch: pytest.
     started: list[list[str]] = []
     monkeypatch.setattr(subprocess, "run", lambda command, **_: started.append(command))
 
-    make_later({**machine, "SPARK_SUBMIT_OPTS": "-Xshare:off"})
+    make_in_background({**machine, "SPARK_SUBMIT_OPTS": "-Xshare:off"})
     assert not started
 
-    make_later(machine)
+    make_in_background(machine)
     assert [command[-3:] for command in started] == [[sys.executable, "-m", class_sharing.__name__]]
 
     archive = of(machine)
     (archive.folder / f"spark-{archive.key}-0.jsa").touch()
-    make_later(machine)
+    make_in_background(machine)
     assert len(started) == 1
 
 

@@ -16,12 +16,12 @@ def test_a_file_that_is_another_now(tmp_path: Path) -> None:
     """Its number is the same."""
     number = os.open(tmp_path, os.O_RDONLY)
     known = Descriptors([number])
-    assert known.intact()
+    assert known.are_intact()
     other = os.open("/dev/zero", os.O_RDONLY)
     os.dup2(other, number)
-    assert not known.intact()
+    assert not known.are_intact()
     os.close(number)
-    assert not known.intact()
+    assert not known.are_intact()
     os.close(other)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from ferryman.engine.batches import RowRange
 from ferryman.engine.runner.base import Runner
-from ferryman.engine.runner.on_demand import OnDemand, cores_of
+from ferryman.engine.runner.on_demand import OnDemandRunner, cores_of
 from ferryman.engine.scan.phase import _ranges
 from ferryman.errors import TransientError, UsageError
 from ferryman.sources import Doubt, Files, Listed
@@ -41,7 +41,7 @@ def run(trial: Trial, cores: int = 2) -> tuple[list[str], int]:
         return InProcess()
 
     trial.out.forget()
-    with OnDemand(begin, cores, {}) as runner:
+    with OnDemandRunner(begin, cores, {}) as runner:
         trial.run(runner=runner)
         assert runner.started == bool(begun)
     return sorted(trial.out.counted()), len(begun)
@@ -129,7 +129,7 @@ def test_a_folder_that_cannot_be_listed(place: Path, corpus: Path) -> None:
     """The listing is incomplete, as it would be on Spark: nothing is deleted, and the run says so."""
     trial = delivered(Trial(place).build(source=Failing(str(corpus))))
     (corpus / "away").touch()
-    with OnDemand(InProcess, 2, {}) as runner:
+    with OnDemandRunner(InProcess, 2, {}) as runner:
         summary = trial.run(runner=runner)
     assert (summary.exit, summary.deleted) == (4, 0)
     assert "the share is away" in " ".join(summary.messages)
@@ -141,7 +141,7 @@ def test_a_source_that_is_away(place: Path, corpus: Path) -> None:
     trial = delivered(Trial(place).build(source=Reading(str(corpus), reads)))
     reads.unlink()
     (corpus.parent / "offline").touch()
-    with OnDemand(InProcess, 1, {}) as runner:
+    with OnDemandRunner(InProcess, 1, {}) as runner:
         summary = trial.run(runner=runner, wait=0)
         assert runner.started
     assert summary.exit == 4
@@ -184,7 +184,7 @@ plan = ferryman.Plan("docs", version=1)
 plan.source("files", Files(sys.argv[1])).destination("out", Null())
 plan.freeze()
 with State.take(Path(sys.argv[2], "docs-v1"), plan) as state:
-    assert Run(state, InProcess(), Silent()).go().delivered == 40
+    assert Run(state, InProcess(), Silent()).run().delivered == 40
 summary = ferryman.run(plan, state=sys.argv[2])
 assert (summary.exit, summary.waves) == (0, 0), summary
 assert "pyspark" not in sys.modules
@@ -206,9 +206,9 @@ def test_what_is_expected_starts_meanwhile(trial: Trial, corpus: Path) -> None:
         return InProcess()
 
     write(corpus / "0" / "00.txt", "0 two")
-    with OnDemand(begin, 2, {}) as runner:
-        runner.expect()
-        runner.expect()
+    with OnDemandRunner(begin, 2, {}) as runner:
+        runner.start_early()
+        runner.start_early()
         trial.run(runner=runner)
     assert len(threads) == 1
     assert threads[0] is not threading.main_thread()
@@ -216,8 +216,8 @@ def test_what_is_expected_starts_meanwhile(trial: Trial, corpus: Path) -> None:
     def fail() -> Runner:
         raise UsageError("there is no Spark")
 
-    with OnDemand(fail, 2, {}) as runner:
-        runner.expect()
+    with OnDemandRunner(fail, 2, {}) as runner:
+        runner.start_early()
         with pytest.raises(UsageError, match="there is no Spark"):
             runner.run(abs, [1])
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ferryman.engine.runner.reasons import packed, reason, unpacked
-from ferryman.engine.runner.sessions import _why_not, start
+from ferryman.engine.runner.sessions import _explain_failed_start, start
+from ferryman.engine.runner.spark_errors import describe_spark_error, pack_errors, unpack_error
 from ferryman.errors import StateDamaged, UsageError
 
 PYTHON = """Job aborted due to stage failure: Task 0 in stage 0.0 failed 1 times:
@@ -25,20 +25,20 @@ Caused by: java.lang.IllegalStateException: of Java
 @pytest.mark.parametrize("line", ["ValueError: no number", "library.Refused: not today", "library.Silent"])
 def test_a_worker_has_the_last_word(line: str) -> None:
     """Whatever its exception is called."""
-    assert reason(Exception(PYTHON.format(line))) == line
+    assert describe_spark_error(Exception(PYTHON.format(line))) == line
 
 
 def test_an_error_of_ours_passes_through_spark() -> None:
     """As text: its kind and its values are the same on the other side, its words stand in Spark's log."""
-    with pytest.raises(Exception, match="/state/x: it is cut short") as passed, packed():
+    with pytest.raises(Exception, match="/state/x: it is cut short") as passed, pack_errors():
         raise StateDamaged("/state/x", "it is cut short")
-    text = PYTHON.format(f"ferryman.engine.runner.reasons.TaskFailed: {passed.value}")
-    found = unpacked(Exception(text))
+    text = PYTHON.format(f"ferryman.engine.runner.spark_errors.TaskFailed: {passed.value}")
+    found = unpack_error(Exception(text))
     assert isinstance(found, StateDamaged)
     assert (found.path, found.what) == ("/state/x", "it is cut short")
-    assert unpacked(Exception("An exception was thrown from the Python worker")) is None
-    assert unpacked(Exception("[ferryman: AAAA]")) is None
-    with pytest.raises(ValueError, match="not ours"), packed():
+    assert unpack_error(Exception("An exception was thrown from the Python worker")) is None
+    assert unpack_error(Exception("[ferryman: AAAA]")) is None
+    with pytest.raises(ValueError, match="not ours"), pack_errors():
         raise ValueError("not ours")
     pickle.dumps(passed.value)
 
@@ -63,7 +63,7 @@ def test_an_error_of_ours_passes_through_spark() -> None:
 )
 def test_a_jvm_that_ends_while_it_starts(said: list[str], why: str) -> None:
     """What it said last is the reason, not that nobody answers any more."""
-    assert _why_not(ConnectionRefusedError(111, "Connection refused"), said) == why
+    assert _explain_failed_start(ConnectionRefusedError(111, "Connection refused"), said) == why
 
 
 @pytest.mark.parametrize("variable", [True, False])

@@ -103,7 +103,7 @@ def run(plan: Plan, state: Path) -> Summary:
     plan.freeze()
     root = state_root(plan, state)
     with State.take(root, plan) as taken, check_plan_changes(taken, False):
-        summary = Run(taken, InProcess(), Silent()).go()
+        summary = Run(taken, InProcess(), Silent()).run()
     check(root, plan, summary)
     return summary
 

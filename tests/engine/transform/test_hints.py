@@ -113,8 +113,8 @@ def test_preview_gives_the_same_hint(tmp_path: Path) -> None:
     """So it is seen before the first run."""
     plan = plan_of(forgetful)
     plan.freeze()
-    with preview.scratch() as folder:
-        found = preview.Previewing(plan, tmp_path / "trial-v0", folder, InProcess(), preview.Silent()).of(20)
+    with preview.scratch_folder() as folder:
+        found = preview.PreviewRun(plan, tmp_path / "trial-v0", folder, InProcess(), preview.Silent()).run(20)
     assert any("must return its document" in message for message in found.messages)
 
 

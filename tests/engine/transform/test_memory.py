@@ -265,7 +265,7 @@ def test_what_does_not_fit_at_a_key(
 @pytest.mark.rule("kill.memory", "once.doubt")
 def test_what_does_not_fit_where_steps_run_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its range is in doubt, as when its worker dies: no step sees an entry a second time."""
-    monkeypatch.setattr(logs, "_LEAST", 3)
+    monkeypatch.setattr(logs, "_MIN_TASK_ENTRIES", 3)
     once = Once(place)
     once.put(1, 2, 3, 4)
     once.into.append([{"n": 5, "text": "x" * SIZE}])
@@ -306,7 +306,7 @@ def test_no_child_can_be_made(place: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     with monkeypatch.context() as patch:
         gathering(patch)
-        patch.setattr(fork_server, "_of_process", {})
+        patch.setattr(fork_server, "_servers", {})
         patch.setattr(ForkServer, "__init__", begin)
         with pytest.raises(OutOfMemory, match="Cannot allocate memory"):
             net.run(runner=InProcess(), checked=False)

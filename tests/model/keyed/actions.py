@@ -22,7 +22,7 @@ KEYED_ACTIONS: Final[dict[str, Action]] = {
     "lost": Action("finds that another driver has taken over, and stops", ("storage.tables.taken_over_error",)),
     "end": Action("has nothing more to do, and ends without having noticed that it was overtaken"),
     # the wave
-    "look": Action("takes what lies behind the position", ("engine.logs.Logs.look", "engine.logs.Logs.batch")),
+    "look": Action("takes what lies behind the position", ("engine.logs.Logs.refresh", "engine.logs.Logs.next_batch")),
     "commit": Action(
         "commits rows for the node and the destination, and the positions in the log and in the exports",
         ("engine.commit.commit_wave", "state.logs.LogPositions.transactions"),
@@ -64,7 +64,7 @@ KEYED_ACTIONS: Final[dict[str, Action]] = {
     "read": Action("reads the journal", (f"{_SETTLE}.read_fold", "engine.settle.read_updates")),
     "ledger": Action(
         "commits the ledger: what has ended, and the files of states and exports",
-        (f"{_SETTLE}._commit_ledger", "engine.settle.files_of"),
+        (f"{_SETTLE}._commit_ledger", "engine.settle.keyed_files"),
         ("ledger.logged", "ledger.marked"),
     ),
     "states": Action(

@@ -26,9 +26,9 @@ QUEUE_ACTIONS: Final[dict[str, Action]] = {
     # reading by position
     "look": Action(
         "looks where the log ends, and takes what lies behind the position",
-        ("engine.logs.Logs.look", "engine.logs.Logs.batch"),
+        ("engine.logs.Logs.refresh", "engine.logs.Logs.next_batch"),
     ),
-    "look.retries": Action("takes entries whose retry is due", ("engine.logs.Logs.waiting",), ("scan.judged",)),
+    "look.retries": Action("takes entries whose retry is due", ("engine.logs.Logs.due_entries",), ("scan.judged",)),
     "walk": Action("a task reads the entries and stages files", ("engine.transform.task.Transform.__call__",)),
     "walk.transient": Action(
         "a step fails for one of them, for now",
@@ -42,9 +42,9 @@ QUEUE_ACTIONS: Final[dict[str, Action]] = {
         ("transform.ledger",),
         fault=True,
     ),
-    "cut": Action("ends the wave before an entry that has to wait", ("engine.logs.Logs.kept_of",)),
+    "cut": Action("ends the wave before an entry that has to wait", ("engine.logs.Logs.select_results",)),
     "done": Action("the walk counts", ("engine.transform.phase.TransformPhase.run",), ("transform.done",)),
-    "redeliver": Action("opens a wave without entries", ("engine.run.Run._redeliver",)),
+    "redeliver": Action("opens a wave without entries", ("engine.run.Run._run_delivery_wave",)),
     "commit": Action(
         "commits outputs, error messages and the position",
         ("engine.commit.commit_wave", "state.logs.LogPositions.transactions"),
@@ -53,7 +53,7 @@ QUEUE_ACTIONS: Final[dict[str, Action]] = {
     "commit.synced": Action("syncs and marks the commit", ("storage.tables.Table.commit",), ("wave.marked",)),
     "note": Action(
         "tells the log where the plan stands",
-        ("engine.logs.Logs.committed", "queues.positions.Positions.record"),
+        ("engine.logs.Logs.after_commit", "queues.positions.Positions.record"),
         ("tailer.noted",),
     ),
     # appending

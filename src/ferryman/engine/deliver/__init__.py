@@ -1,1 +1,1 @@
-"""4. Deliver: executors send committed rows, and note what comes of it."""
+"""4. Deliver: executors send committed rows, and record the result of each."""

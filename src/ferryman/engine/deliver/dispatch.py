@@ -1,4 +1,5 @@
-"""Deliver, in the driver: which rows go to whom in this pass, and which destinations are left alone for now."""
+"""Deliver, in the driver: which rows are sent in a pass, by which lanes, and which destinations are not called for
+now."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from ferryman.destinations.base import Destination
-from ferryman.engine.breakers import Troubles
+from ferryman.engine.breakers import BreakerRegistry
 from ferryman.engine.deliver.sending import Lane, LaneReport, Pass, context_of
 from ferryman.engine.deliver.turn import Hung, ThreadCaller
 from ferryman.engine.keyed.phase import KeyUpdates
@@ -30,95 +31,100 @@ _UNASKED: Final = "ferryman.unasked "
 when it was asked first; 0: it has said so (on the outbox)."""
 
 
-def _ask(node: DestinationNode, *questions: Callable[[], Any]) -> Any:
-    """Ask a destination in the driver, one question after the other; the last answer. None: it does not answer."""
-    sender = ThreadCaller(f"ask-{node.name}")
+def _ask_destination(node: DestinationNode, *questions: Callable[[], Any]) -> Any:
+    """Call a destination in the driver, one function after the other; returns the last result, None if one failed."""
+    caller = ThreadCaller(f"ask-{node.name}")
     try:
-        return [sender.call(question, timeout_s=node.policy.send_timeout) for question in questions][-1]
-    except Exception:  # whatever it is, `check` says it before something is delivered
+        return [caller.call(question, timeout_s=node.policy.send_timeout) for question in questions][-1]
+    except Exception:  # whatever it is, `check` reports it before anything is delivered
         return None
     finally:
-        sender.end()
+        caller.end()
 
 
-def _nothing() -> None:
-    """Do nothing: the callback where nobody waits."""
+def _do_nothing() -> None:
+    """Do nothing."""
 
 
 class Dispatcher:
-    """Delivers passes; remembers over the passes of a run which destinations are in trouble."""
+    """Delivers the passes of a run; remembers which destinations fail as a whole, and which have to be isolated."""
 
-    def __init__(self, state: State, shipped: PickledPlan, runner: Runner, trouble: Troubles, *, pace_s: float) -> None:
+    def __init__(
+        self, state: State, pickled_plan: PickledPlan, runner: Runner, breakers: BreakerRegistry, *, pace_s: float
+    ) -> None:
         self._state = state
-        self._shipped = shipped
+        self._pickled_plan = pickled_plan
         self._runner = runner
         self._pace_s = pace_s
         self._nodes = {n.name: n for n in state.plan.nodes if isinstance(n, DestinationNode)}
-        self._updates = KeyUpdates(state, shipped, runner, trouble)
+        self._updates = KeyUpdates(state, pickled_plan, runner, breakers)
         self._heads = KeyHeads(state, ended_holds=errors_node(state.plan.nodes) is None)
-        self._deadly: set[str] = set()
-        """Destinations over which a worker died, or which hung, in their last pass."""
-        self.trouble = trouble
+        self._isolated: set[str] = set()
+        """Destinations over which a worker died, or which hung, in their last pass: they are called in a child
+        process."""
+        self.breakers = breakers
 
-    def deliver(self, number: int, now_us: int, live: str = "", then: Callable[[], None] = _nothing) -> list[str]:
-        """One pass: what is due is sent, and the keys of keyed nodes are updated; what went wrong, a line each.
+    def deliver(
+        self, number: int, now_us: int, progress_folder: str = "", on_sent: Callable[[], None] = _do_nothing
+    ) -> list[str]:
+        """Run one pass: send what is due, and update the keys of keyed nodes; returns a line for each failure.
 
         Args:
-            then: called once, when all that is sent is on its way: what it runs comes behind that.
+            progress_folder: for live progress of the tasks, see ``engine.live``.
+            on_sent: called once, when all lanes have been submitted; tasks that it submits run behind them.
         """
         if not self._runner.concurrent:
-            then()
-            then = _nothing
-        failures = self._send(number, now_us, live, then)
+            on_sent()
+            on_sent = _do_nothing
+        failures = self._send(number, now_us, progress_folder, on_sent)
         self._updates.run(number, now_us)
         return failures
 
-    def _send(self, number: int, now_us: int, live: str, then: Callable[[], None]) -> list[str]:
-        """Every destination that is well gets its due rows, side by side; what went wrong, a line each.
-        ``live``: folder for what is reported meanwhile; see ``engine.live``.
+    def _send(self, number: int, now_us: int, progress_folder: str, on_sent: Callable[[], None]) -> list[str]:
+        """Send due rows to all healthy destinations at the same time; returns a line for each failure.
 
-        No destination may hold the last task slot while another has work: one that hangs delays only itself.
+        No destination may hold the last task slot while another has work, so that one that hangs delays only itself.
         """
         self._state.journal.begin(number)
         due = self._due(now_us)
         work = [
             (node, files)
             for name, files in due.items()
-            if (node := self._nodes.get(name)) is not None and not isinstance(node, KeyedNode) and self._well(node)
+            if (node := self._nodes.get(name)) is not None and not isinstance(node, KeyedNode) and self._check(node)
         ]
         if not work:
-            then()
+            on_sent()
             return []
         driver = (socket.gethostname(), os.getpid())
         task = Pass(
-            self._shipped,
+            self._pickled_plan,
             str(self._state.root),
             number,
             now_us,
             driver,
             self._state.epoch,
             pace_s=self._pace_s,
-            live=live,
+            progress_folder=progress_folder,
         )
-        lanes = [self._lanes(number, now_us, node, files, alone=len(work) == 1) for node, files in work]
-        begun = _Last(len(lanes), then)
+        lanes = [self._make_lanes(number, now_us, node, files, alone=len(work) == 1) for node, files in work]
+        on_lane_sent = _CallOnLast(len(lanes), on_sent)
         if len(lanes) == 1:
-            outcomes = [self._deliver_one(task, lanes[0], begun)]
+            outcomes = [self._deliver_one(task, lanes[0], on_lane_sent)]
         else:
             with ThreadPoolExecutor(len(lanes), thread_name_prefix="ferryman-deliver") as pool:
-                outcomes = list(pool.map(lambda each: self._deliver_one(task, each, begun), lanes))
+                outcomes = list(pool.map(lambda each: self._deliver_one(task, each, on_lane_sent), lanes))
         failures = []
         for (node, _), (reports, failure) in zip(work, outcomes, strict=True):
             if failure:
                 failures.append(f"destination {node.name}: {failure}")
-            self._note_trouble(node.name, reports)
+            self._update_breaker(node.name, reports)
         return failures
 
     def messages(self) -> Iterator[str]:
-        """At the end of a run: which destinations have not got everything, why, and what to do."""
-        for name, trouble in self.trouble.items():
-            remedy = "fix it and run again" if trouble.permanent else "run again when it is back"
-            yield f"destination {name}: {trouble.why}. Its documents are kept: {remedy}."
+        """Yield a line for each destination that has not received everything, with the reason and what to do."""
+        for name, breaker in self.breakers.items():
+            remedy = "fix it and run again" if breaker.permanent else "run again when it is back"
+            yield f"destination {name}: {breaker.why}. Its documents are kept: {remedy}."
         for name in self._nodes:
             if behind := self._heads.behind(name):
                 yield (
@@ -135,52 +141,53 @@ class Dispatcher:
             )
 
     def wait_s(self, destination: str) -> float | None:
-        """Seconds until a pass may ask this destination; None: never in this run."""
-        return self.trouble.wait_s(destination) if destination in self._nodes else None
+        """Return the seconds until a pass may call this destination; None: not in this run."""
+        return self.breakers.wait_s(destination) if destination in self._nodes else None
 
     def wait_of_file_s(self, file: DataFile, now_us: int) -> float | None:
-        """Seconds until a row of an outbox file can be sent; None: all wait for others."""
+        """Return the seconds until a row of an outbox file can be sent; None: all wait for others."""
         return self._heads.wait_s(file, now_us)
 
     def highest_sequence(self, destination: str) -> int | None:
-        """The highest sequence that this destination holds; None: it cannot tell, or not now."""
+        """Return the highest sequence that this destination holds; None: it cannot report it, or is unavailable."""
         node = self._nodes.get(destination)
         if node is None or type(node.destination).highest_sequence is Destination.highest_sequence:
             return None
-        held = _ask(node, node.destination.check, node.destination.highest_sequence)
+        held = _ask_destination(node, node.destination.check, node.destination.highest_sequence)
         return held if isinstance(held, int) else None
 
     def refuse_old_copy(self, destination: str) -> bool:
-        """Look whether a destination has more of this state than the state knew of when it was asked last; False: it
-        does not say so now. Then it is noted, and nothing is sent to it before it has said so: by then the state may
-        know of more.
+        """Refuse the state if a destination has deliveries of it that it does not know: then it is an old copy.
+
+        False: the destination does not answer now. That is recorded, and nothing is sent to it before it has answered.
+        The answer is then compared with what the state knew at the first attempt, not with what it knows by then.
 
         Raises:
-            StateForeign: it has; nothing was sent.
+            StateForeign: the state is an old copy; nothing was sent.
         """
-        if not self._tells(destination):
+        if not self._reports_sequences(destination):
             return True
         outbox, note = self._state.outbox, f"{_UNASKED}{destination}"
-        noted = outbox.transaction(note)
-        known = noted or self._state.next_sequence
-        held = self._sent_before(destination)
-        if held is not None and held >= known:
+        unasked = outbox.transaction(note)
+        next_sequence = unasked or self._state.next_sequence
+        highest = self._highest_sent(destination)
+        if highest is not None and highest >= next_sequence:
             raise StateForeign(
                 f"{self._state.root} is an old copy: destination {destination} has deliveries of this state up to "
-                f"sequence {held}, and the copy knows those below {known}. What was sent after it was made would be "
-                "sent again. Nothing was sent. Put the newest state back in its place. If it is lost: give another "
-                "--state, which delivers every document again."
+                f"sequence {highest}, and the copy knows those below {next_sequence}. What was sent after it was made "
+                "would be sent again. Nothing was sent. Put the newest state back in its place. If it is lost: give "
+                "another --state, which delivers every document again."
             )
-        if (held is None) != bool(noted):
-            outbox.commit("epoch", transactions={note: known if held is None else 0})
-        return held is not None
+        if (highest is None) != bool(unasked):
+            outbox.commit("epoch", transactions={note: next_sequence if highest is None else 0})
+        return highest is not None
 
-    def _tells(self, destination: str) -> bool:
-        """Can it say what it has of a state?"""
+    def _reports_sequences(self, destination: str) -> bool:
+        """Return whether a destination can report what it has of a state."""
         return type(self._nodes[destination].destination).highest_of is not Destination.highest_of
 
-    def _sent_before(self, destination: str) -> int | None:
-        """The highest sequence that this destination has of this state, 0 if nothing; None: it does not answer."""
+    def _highest_sent(self, destination: str) -> int | None:
+        """Return the highest sequence that this destination has of this state, 0 if none; None: it does not answer."""
         node = self._nodes[destination]
         state = self._state
         context = context_of(state.plan, node, state.wave, sender_of(state.root))
@@ -189,65 +196,78 @@ class Dispatcher:
             held = node.destination.highest_of(context)
             return held if isinstance(held, int) else 0
 
-        answer: int | None = _ask(node, highest)
+        answer: int | None = _ask_destination(node, highest)
         return answer
 
     def _due(self, now_us: int) -> dict[str, list[DataFile]]:
-        """Destination -> files with rows that are due, oldest first."""
-        found: dict[str, list[DataFile]] = {}
+        """Return destination -> its outbox files, oldest first, if a row of any is due."""
+        by_destination: dict[str, list[DataFile]] = {}
         for file in sorted(self._state.outbox.files.values(), key=first_sequence):
-            if pending_rows(file) or has_exports(file):  # what is held for review may hold others
-                found.setdefault(file.partition["destination"], []).append(file)
-        return {d: files for d, files in found.items() if any(self.wait_of_file_s(f, now_us) == 0 for f in files)}
+            if pending_rows(file) or has_exports(file):  # exports held for review may hold others
+                by_destination.setdefault(file.partition["destination"], []).append(file)
+        return {
+            d: files for d, files in by_destination.items() if any(self.wait_of_file_s(f, now_us) == 0 for f in files)
+        }
 
-    def _well(self, node: DestinationNode) -> bool:
-        """Ask the destination, unless it is known to be in trouble."""
+    def _check(self, node: DestinationNode) -> bool:
+        """Return whether a destination may get rows: its breaker is closed, and its ``check`` passes."""
         if self.wait_s(node.name) != 0:
             return False
-        sender = ThreadCaller(f"check-{node.name}")
+        caller = ThreadCaller(f"check-{node.name}")
         try:
-            sender.call(node.destination.check, timeout_s=node.policy.send_timeout)
+            caller.call(node.destination.check, timeout_s=node.policy.send_timeout)
         except Hung as e:
-            self.trouble.begin(node.name, f"check: {e}", permanent=False)
+            self.breakers.record_failure(node.name, f"check: {e}", permanent=False)
             return False
         except Exception as e:
-            self.trouble.begin(node.name, message_of(e), permanent=isinstance(e, PermanentError))
+            self.breakers.record_failure(node.name, message_of(e), permanent=isinstance(e, PermanentError))
             return False
         finally:
-            sender.end()
-        noted = self._tells(node.name) and self._state.outbox.transaction(f"{_UNASKED}{node.name}")
-        if noted and not self.refuse_old_copy(node.name):
-            self.trouble.begin(node.name, "it does not say what it has of this state", permanent=False)
+            caller.end()
+        unasked = self._reports_sequences(node.name) and self._state.outbox.transaction(f"{_UNASKED}{node.name}")
+        if unasked and not self.refuse_old_copy(node.name):
+            self.breakers.record_failure(node.name, "it does not say what it has of this state", permanent=False)
             return False
         return True
 
-    def _lanes(
+    def _make_lanes(
         self, number: int, now_us: int, node: DestinationNode, files: list[DataFile], *, alone: bool
     ) -> list[Lane]:
-        due, others = (
-            {f.path for f in files if self.wait_of_file_s(f, now_us) == 0},
-            list(filter(has_other_rows, files)),
-        )
-        fresh = all(int(f.partition["wave"]) == number for f in others)  # a wave has each document once, by each route
-        order = {} if fresh else self._order(others)
-        due |= {f.path for f in others if len(order.get(first_sequence(f), _NOTHING).first)}
+        """Distribute a destination's due files over lanes.
+
+        Args:
+            alone: no other destination has work in this pass.
+        """
+        due = {f.path for f in files if self.wait_of_file_s(f, now_us) == 0}
+        others = list(filter(has_other_rows, files))
+        # Versions of a document are sent in order. A wave has each document once by each route, so this wave's files
+        # need no order among each other.
+        new_only = all(int(f.partition["wave"]) == number for f in others)
+        order = {} if new_only else self._order(others)
+        # Rows for which others wait are sent now, due or not: their files take part, too.
+        due |= {f.path for f in others if len(order.get(first_sequence(f), _NO_ORDER).first)}
+        # Files of one batch must be sent by one lane, in their order: exports of the same keys, and a family's files.
         exports = lanes_together(list(filter(has_exports, files)))
-        together = [each for each in exports if any(f.path in due for f in each)]
-        together += _together([f for f in files if f.path in due and not has_exports(f)])
-        width = self._width(node, alone=alone)
-        dealt: list[list[OutboxFile]] = [[] for _ in range(min(width, len(together)))]
-        for each in together:
+        batches = [each for each in exports if any(f.path in due for f in each)]
+        batches += _group_families([f for f in files if f.path in due and not has_exports(f)])
+        max_lanes = self._max_lanes(node, alone=alone)
+        lanes: list[list[OutboxFile]] = [[] for _ in range(min(max_lanes, len(batches)))]
+        for each in batches:
             keys = [(file.path, first_sequence(file)) for file in each]
-            min(dealt, key=len).extend(OutboxFile(path, key, order.get(key)) for path, key in keys)
+            min(lanes, key=len).extend(OutboxFile(path, key, order.get(key)) for path, key in keys)
         settled = min(map(first_sequence, self._files_of(node.name)))
-        return [Lane(node.name, each, node.name in self._deadly, settled) for each in dealt]
+        return [Lane(node.name, each, node.name in self._isolated, settled) for each in lanes]
 
     def _files_of(self, destination: str) -> list[DataFile]:
-        """All of its files, also those of which every row is held for review."""
+        """Return all outbox files of a destination, also those whose rows are all held for review."""
         return [f for f in self._state.outbox.files.values() if f.partition["destination"] == destination]
 
-    def _width(self, node: DestinationNode, *, alone: bool) -> int:
-        """How many lanes it gets at most."""
+    def _max_lanes(self, node: DestinationNode, *, alone: bool) -> int:
+        """Return the most lanes that a destination gets.
+
+        Args:
+            alone: no other destination has work in this pass.
+        """
         if node.destination.single_writer:
             return 1
         free = max(1, self._runner.slots - (not alone))
@@ -257,37 +277,42 @@ class Dispatcher:
         paths = {first_sequence(f): self._state.outbox.path(f.path) for f in files}
         return order_of(paths, sum(map(pending_rows, files)), self._state.local_scratch)
 
-    def _deliver_one(self, task: Pass, lanes: list[Lane], begun: Callable[[], None]) -> tuple[list[LaneReport], str]:
-        """A worker that dies ends only this destination's pass: what it noted counts, the rest stays pending."""
+    def _deliver_one(
+        self, task: Pass, lanes: list[Lane], on_lane_sent: Callable[[], None]
+    ) -> tuple[list[LaneReport], str]:
+        """Run the lanes of one destination; returns their reports, and a failure, "" for none.
+
+        A worker that dies ends only this destination's pass: the results it recorded count, the rest stays pending.
+        """
         name = lanes[0].destination
         try:
-            reports = self._runner.run_before(task, lanes, begun)
-            (self._deadly.add if any(r.hung for r in reports) else self._deadly.discard)(name)
+            reports = self._runner.run_with_callback(task, lanes, on_lane_sent)
+            (self._isolated.add if any(r.hung for r in reports) else self._isolated.discard)(name)
             return reports, ""
         except WorkerDied as e:
-            self._deadly.add(name)
+            self._isolated.add(name)
             if (why := self._state.journal.given_up(task.number, name)) is not None:
                 return [LaneReport(name, why, hung=True, others=len(lanes) > 1)], ""
             return [], f"{e}. The results it recorded count; the rest is sent from a child process."
         except EngineError as e:
             return [], str(e)
 
-    def _note_trouble(self, destination: str, reports: list[LaneReport]) -> None:
-        bad = next((r for r in reports if r.trouble), None)
-        if bad is not None:
-            # Other lanes of a stage that Spark has ended may be in a call: none outlasts the time that it has.
-            outlast_s = self._nodes[destination].policy.send_timeout if bad.others else 0.0
-            self.trouble.begin(destination, bad.trouble, permanent=bad.permanent, at_least_s=outlast_s)
+    def _update_breaker(self, destination: str, reports: list[LaneReport]) -> None:
+        failed = next((r for r in reports if r.trouble), None)
+        if failed is not None:
+            # Other lanes of a stage that Spark has ended may still be in a call, for the time limit of a call at most.
+            outlast_s = self._nodes[destination].policy.send_timeout if failed.others else 0.0
+            self.breakers.record_failure(destination, failed.trouble, permanent=failed.permanent, at_least_s=outlast_s)
         elif reports:
-            self.trouble.end(destination)
+            self.breakers.record_success(destination)
 
 
-class _Last:
-    """Calls ``then`` when it is called itself for the last of so many times, by whatever threads."""
+class _CallOnLast:
+    """Calls ``function`` when it has itself been called so many times, from any threads."""
 
-    def __init__(self, times: int, then: Callable[[], None]) -> None:
+    def __init__(self, times: int, function: Callable[[], None]) -> None:
         self._left = times
-        self._then = then
+        self._function = function
         self._counting = threading.Lock()
 
     def __call__(self) -> None:
@@ -295,55 +320,56 @@ class _Last:
             self._left -= 1
             last = not self._left
         if last:
-            self._then()
+            self._function()
 
 
-_NOTHING: Final = SendOrder(np.array([]), np.array([]))
+_NO_ORDER: Final = SendOrder(np.array([]), np.array([]))
 
 
-def _together(files: Sequence[DataFile]) -> list[list[DataFile]]:
-    """Files that one lane must send, in their order: a family's deletes go after its upserts."""
-    found: list[list[DataFile]] = []
+def _group_families(files: Sequence[DataFile]) -> list[list[DataFile]]:
+    """Group files that one lane must send in their order: a family's deletes go after its upserts."""
+    groups: list[list[DataFile]] = []
     for file in files:
-        if found and split_family(found[-1][-1], file):
-            found[-1].append(file)
+        if groups and split_family(groups[-1][-1], file):
+            groups[-1].append(file)
         else:
-            found.append([file])
-    return found
+            groups.append([file])
+    return groups
 
 
-# Deliver, in the driver: what destinations hold that is newer than what we send, and how we get above it.
+# Deliver, in the driver: destinations that hold newer rows than those this state sends.
 
-_ABOVE: Final = (
+_RAISED_TEXT: Final = (
     "destination {name} holds deliveries newer than this state: an earlier state, now lost, was written under another "
     "clock, or another plan writes there. What is delivered from now on counts as newer."
 )
-_STALE: Final = (
+_STALE_TEXT: Final = (
     "destination {name}: {count} deliveries were stale: it has something newer under their ids and kept it. After a "
     "kill this is expected. Otherwise another plan writes there, or this state was created again while the clock "
     "was behind: `ferryman retry --force --destination {name}` sends everything once more."
 )
 
 
-class Newer:
-    """Counts stale deliveries, and sees to it that sequences are above those that a destination holds.
+class SequenceGuard:
+    """Counts stale deliveries, and keeps this state's sequences above those that its destinations hold.
 
-    Else a state created again under a clock that is behind would deliver nothing, and every delivery would seem done.
+    Otherwise a state that was created again while the clock was behind would deliver nothing, and every delivery would
+    seem done.
     """
 
-    def __init__(self, state: State, dispatcher: Dispatcher, tell: Callable[[str], None]) -> None:
+    def __init__(self, state: State, dispatcher: Dispatcher, report: Callable[[str], None]) -> None:
         self._state = state
         self._dispatcher = dispatcher
-        self._tell = tell
-        self._counted: Counter[str] = Counter()
+        self._report = report
+        self._stale: Counter[str] = Counter()
         """Destination -> stale deliveries since the last report."""
-        self._ask: set[str] = set()
+        self._to_ask: set[str] = set()
         """Destinations to be asked before the next commit."""
 
-    def note(self, stale: Mapping[str, int]) -> None:
-        """Note the stale deliveries of a wave, by destination."""
-        self._counted.update(stale)
-        self._ask |= stale.keys()
+    def record_stale(self, stale: Mapping[str, int]) -> None:
+        """Count the stale deliveries of a wave, by destination."""
+        self._stale.update(stale)
+        self._to_ask |= stale.keys()
 
     def refuse_old_copy(self) -> None:
         """Ask all destinations, when a run begins: see ``Dispatcher.refuse_old_copy``.
@@ -358,22 +384,23 @@ class Newer:
     def before_commit(self) -> None:
         """Ask all destinations when the state is new, else those at which something was stale."""
         if not self._state.wave:
-            self._ask |= {n.name for n in self._state.plan.nodes if isinstance(n, DestinationNode)}
-        self._go_above()
+            self._to_ask |= {n.name for n in self._state.plan.nodes if isinstance(n, DestinationNode)}
+        self._raise_sequences()
 
     def report(self) -> bool:
-        """Say how many were stale since the last time. Have sequences jumped, so that a commit must keep that?"""
-        for name, count in self._counted.items():
-            self._tell(_STALE.format(name=name, count=count))
-        self._counted.clear()
-        return self._go_above()
+        """Report the stale deliveries since the last time; returns whether sequences rose, which a commit must
+        record."""
+        for name, count in self._stale.items():
+            self._report(_STALE_TEXT.format(name=name, count=count))
+        self._stale.clear()
+        return self._raise_sequences()
 
-    def _go_above(self) -> bool:
-        jumped = False
-        for name in sorted(self._ask):
+    def _raise_sequences(self) -> bool:
+        raised = False
+        for name in sorted(self._to_ask):
             held = self._dispatcher.highest_sequence(name)
             if held is not None and self._state.skip_sequences(held):
-                self._tell(_ABOVE.format(name=name))
-                jumped = True
-        self._ask.clear()
-        return jumped
+                self._report(_RAISED_TEXT.format(name=name))
+                raised = True
+        self._to_ask.clear()
+        return raised

@@ -1,6 +1,6 @@
-"""Deliver, in the workers: the rows of one outbox file go to their destination, chunk by chunk.
+"""Deliver, in the workers: the rows of one outbox file are sent to their destination, chunk by chunk.
 
-What is done with a chunk, and what a kill between two of the numbers leaves behind:
+Steps for each chunk, and the state after a kill at each:
 
 1. (at-most-once) claim it, durably       killed after this: never sent again, *unknown*
 2. look whether the pass is still open     closed: send nothing
@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from ferryman import crash, limits
 from ferryman.destinations.base import Delivery, DestinationContext, Outcome
-from ferryman.engine.deliver.turn import Hung, Killed, LaneStop, Turn, row_result, universal
+from ferryman.engine.deliver.turn import Hung, Killed, LaneStop, Turn, is_universal, row_result
 from ferryman.engine.order import KeyOrder, OutboxFile
 from ferryman.engine.results import Tries
 from ferryman.engine.runner.base import PickledPlan
@@ -72,7 +72,19 @@ _SENT: Final = (
 
 
 class FileDelivery:
-    """One outbox file: its eligible rows, cut into chunks the same way by every attempt of a pass."""
+    """Delivers one outbox file: its eligible rows, cut into chunks the same way by every attempt of a pass.
+
+    Attributes:
+        row_positions: positions in the file of the eligible rows. Other methods count rows by their index in this
+            array.
+        table: columns of the eligible rows that are kept in memory, without content.
+        row_numbers: values of their column ``row``.
+        content: content of the current chunk; its first row has the index ``content_start``.
+        unreadable: in isolation mode, index of a row whose content does not fit into memory -> the error.
+        last_published: monotonic time when ledger events were written last.
+        pending: chunks that were sent and are in no ledger file yet: (start, end, results of rows not simply
+            delivered).
+    """
 
     def __init__(self, turn: Turn, file: OutboxFile) -> None:
         self.turn = turn
@@ -80,37 +92,34 @@ class FileDelivery:
         self.policy: Policy = turn.node.policy
         path = local_copy(turn.root / "outbox" / file.path)
         table = read_part(path, OUTBOX_KEPT)
-        self.places, self.table = self._eligible(table)
-        self.rows: np.ndarray[Any, Any] = self.table["row"].to_numpy()
+        self.row_positions, self.table = self._select_eligible(table)
+        self.row_numbers: np.ndarray[Any, Any] = self.table["row"].to_numpy()
         self.contents = RowGroups(str(path), OUTBOX_CONTENT, verified=True)
         self.content = pa.table({})
-        self.content_at = 0
-        """Content of the rows that ``_chunks`` came to last, and the place of the first."""
-        self.unread: dict[int, str] = {}
-        """In isolation mode: place of a row whose content is more than there is memory for -> why."""
-        self.noted = time.monotonic()
+        self.content_start = 0
+        self.unreadable: dict[int, str] = {}
+        self.last_published = time.monotonic()
         self.pending: list[tuple[int, int, list[RowResult]]] = []
-        """Chunks sent and not yet in a ledger file: (start, end, what was not simply delivered)."""
 
     def deliver(self) -> None:
-        done = self._done()
+        done = self._find_done_ranges()
         try:
             for start, end in self._chunks():
                 rows = self._range(start, end)
                 if any(d.first <= rows.first and rows.end <= d.end for d in done):
                     continue
-                if self.turn.once:
+                if self.turn.at_most_once:
                     self._send_once(rows, start, end)
                 else:
                     self._send(rows, start, end)
-                self.turn.live.add(end - start)
+                self.turn.progress.add(end - start)
         finally:
             self.contents.close()
             self._write_part()
 
-    def _eligible(self, table: pa.Table) -> tuple[np.ndarray[Any, Any], pa.Table]:
-        """Rows that are due and not held behind an older one of their document or key, and where in the file they
-        are."""
+    def _select_eligible(self, table: pa.Table) -> tuple[np.ndarray[Any, Any], pa.Table]:
+        """Select the rows that are due and not held by an older one of their document or key; returns their positions
+        in the file, and their columns."""
         now_us = self.turn.now_us
         latest = latest_us(now_us, self.policy.longest_backoff_s)
         due = pc.or_(pc.less_equal(table["due"], now_us), pc.greater(table["due"], latest))
@@ -118,64 +127,69 @@ class FileDelivery:
         if (order := self.file.order) is not None:
             first, held = (pc.is_in(table["row"], value_set=pa.array(rows, table["row"].type)) for rows in order)
             mask = pc.and_not(pc.or_(mask, first), held)
-        self.keys = KeyOrder(self.turn.held, table, np.asarray(mask))
+        self.keys = KeyOrder(self.turn.held_keys, table, np.asarray(mask))
         places = np.flatnonzero(self.keys.eligible)
         return places, table if len(places) == table.num_rows else table.take(pa.array(places)).combine_chunks()
 
-    def _done(self) -> set[Rows]:
-        """Rows that an earlier attempt of this task has seen through."""
+    def _find_done_ranges(self) -> set[Rows]:
+        """Return the ranges that an earlier attempt of this task has finished."""
         journal, number = self.turn.journal, self.turn.number
         done = journal.answered(number, self.file.key)
         if done and self.keys.has_exports:
             for result in [*journal.results(number), *journal.notes(number, done.__contains__)]:
                 if result.key == self.file.key:
-                    self.keys.learn(self.rows, self._said(result))
+                    self.keys.learn(self.row_numbers, self._read_row_results(result))
         return done
 
-    def _said(self, result: Result) -> Iterator[RowResult]:
+    def _read_row_results(self, result: Result) -> Iterator[RowResult]:
         """Yield the journal's results for single rows of exports."""
         if result.ledger_part is None:
             yield from result.rows
             return
         events = read_part(local_copy(self.turn.root / "ledger" / result.ledger_part.path), ["delivery_hash", "status"])
-        told = dict(zip(*(column.to_pylist() for column in events.columns), strict=True))
-        for row, digest in zip(self.rows.tolist(), self.table["delivery_hash"].to_pylist(), strict=True):
-            if digest in told:
-                yield RowResult(row, told[digest], "", 0, None)
+        statuses = dict(zip(*(column.to_pylist() for column in events.columns), strict=True))
+        for row, digest in zip(self.row_numbers.tolist(), self.table["delivery_hash"].to_pylist(), strict=True):
+            if digest in statuses:
+                yield RowResult(row, statuses[digest], "", 0, None)
 
     def _chunks(self) -> Iterator[tuple[int, int]]:
-        """Cut at ``batch`` rows or ``batch_bytes``, whichever is first; the content comes in on the way.
+        """Yield chunks as (start, end), of at most ``batch`` rows and ``batch_bytes``, and load the content of each.
 
-        Each row group is decoded once: what of it is left over goes into the next chunk.
+        Each row group is decoded once: rows that are left over go into the next chunk.
         """
-        groups = self._groups()
+        groups = self._read_groups()
         held, sizes = pa.table({}), np.array([], dtype=np.int64)
         start = 0
-        while start < len(self.places):
+        while start < len(self.row_positions):
             while len(sizes) < self.policy.batch and sizes.sum() <= self.policy.batch_bytes:
-                if (found := next(groups, None)) is None:
+                if (group := next(groups, None)) is None:
                     break
-                held = pa.concat_tables([held, found[0]]) if len(sizes) else found[0]
-                sizes = np.concatenate([sizes, found[1]])
+                held = pa.concat_tables([held, group[0]]) if len(sizes) else group[0]
+                sizes = np.concatenate([sizes, group[1]])
             ends = np.cumsum(sizes[: self.policy.batch])
             rows = max(1, int(np.searchsorted(ends, self.policy.batch_bytes, side="right")))
             if not self.turn.node.destination.holds_keys:
                 rows = self.keys.end_of(start, start + rows) - start
             self.content, held, sizes = held.slice(0, rows), held.slice(rows), sizes[rows:]
-            self.content_at = start
+            self.content_start = start
             yield start, start + rows
             start += rows
 
-    def _groups(self) -> Iterator[tuple[pa.Table, np.ndarray[Any, Any]]]:
-        """The content of the rows, a table a row group, and how large each is. In isolation mode a row that has a group
-        for itself, and for which there is no memory, comes without content, and so large that it is sent alone."""
+    def _read_groups(self) -> Iterator[tuple[pa.Table, np.ndarray[Any, Any]]]:
+        """Yield the content of the rows, one table per row group, with the bytes of each row.
+
+        In isolation mode, a row that is alone in its group and does not fit into memory comes without content, and with
+        a size by which it is sent alone.
+        """
         start = 0
-        while start < len(self.places):
-            end = int(np.searchsorted(self.places, self.contents.next_group_start(int(self.places[start]))))
+        while start < len(self.row_positions):
+            end = int(
+                np.searchsorted(self.row_positions, self.contents.next_group_start(int(self.row_positions[start])))
+            )
             try:
-                group = self._group(start, end)
+                group = self._read_group(start, end)
             except Exception as e:
-                if not self._is_given_up(e, start, end):
+                if not self._is_too_large_for_memory(e, start, end):
                     raise
                 yield _NO_CONTENT, np.array([self.policy.batch_bytes + 1])
             else:
@@ -183,20 +197,20 @@ class FileDelivery:
                 del group  # before the next one is read
             start = end
 
-    def _group(self, start: int, end: int) -> pa.Table:
-        """The content of these rows, which are of one group."""
-        [group] = self.contents.rows_at(self.places[start:end])
+    def _read_group(self, start: int, end: int) -> pa.Table:
+        """Return the content of these rows, which are in one row group."""
+        [group] = self.contents.rows_at(self.row_positions[start:end])
         return group
 
-    def _is_given_up(self, error: Exception, start: int, end: int) -> bool:
-        """Return whether memory is known to be too small for this one row."""
+    def _is_too_large_for_memory(self, error: Exception, start: int, end: int) -> bool:
+        """Return whether there is too little memory for this one row, in isolation mode, and record that."""
         if not self.turn.isolated or not lacks_memory(error) or end - start > 1:
             return False
-        self.unread[start] = describe_memory_error(error)
+        self.unreadable[start] = describe_memory_error(error)
         return True
 
     def _range(self, start: int, end: int) -> Rows:
-        return Rows(self.file.key, int(self.rows[start]), int(self.rows[end - 1]) + 1)
+        return Rows(self.file.key, int(self.row_numbers[start]), int(self.row_numbers[end - 1]) + 1)
 
     # -- at-most-once ------------------------------------------------------------------------------
 
@@ -207,25 +221,25 @@ class FileDelivery:
         waiting = self.keys.waiting(start, end)
         if len(waiting) == end - start:
             return
-        if not turn.journal.claim(turn.number, rows, self._meant(rows, start, end, waiting)):  # 1
-            turn.met.append(rows)
+        if not turn.journal.claim(turn.number, rows, self._eligible_rows(rows, start, end, waiting)):  # 1
+            turn.claimed_elsewhere.append(rows)
             self.keys.hold(start, end)
             return
         crash.point("deliver.claimed")
         if not turn.journal.open_for(turn.number):  # 2
             raise LaneStop
-        chunk = self._deliveries(_without(range(start, end), waiting))
+        chunk = self._read_deliveries(_leave_out(range(start, end), waiting))
         stop: LaneStop | None = None
         try:
-            outcomes = self._refused(start) or self._write(chunk)  # 3
+            outcomes = self._unreadable_outcome(start) or self._write(chunk)  # 3
         except Hung as e:
             raise LaneStop(f"write: {e}", hung=True) from e
         except Exception as e:
-            stop = LaneStop(describe(e), isinstance(e, PermanentError)) if universal(e) else None
+            stop = LaneStop(describe(e), isinstance(e, PermanentError)) if is_universal(e) else None
             outcomes = [Outcome("unknown", describe(e))] * len(chunk)
         crash.point("deliver.sent")
-        self._note(rows, start, end, self._with(waiting, outcomes, start, end))  # 4
-        stop = stop or _universal(outcomes) or turn.all_alike(outcomes)
+        self._note(rows, start, end, self._merge_outcomes(waiting, outcomes, start, end))  # 4
+        stop = stop or _universal_stop(outcomes) or turn.check_same_error(outcomes)
         if stop is not None:
             raise stop
 
@@ -238,47 +252,55 @@ class FileDelivery:
         if len(waiting) == end - start:
             return
         try:
-            outcomes = self._write_or_split(_without(range(start, end), waiting))  # 3
+            outcomes = self._write_or_split(_leave_out(range(start, end), waiting))  # 3
         except Hung as e:
             raise LaneStop(f"write: {e}", hung=True) from e
         crash.point("deliver.sent")
-        every = self._with(waiting, outcomes, start, end)
-        if self.turn.exactly:
-            self.pending.append((start, end, self._noted(start, end, every)))
+        every = self._merge_outcomes(waiting, outcomes, start, end)
+        if self.turn.exactly_once:
+            self.pending.append((start, end, self._row_results(start, end, every)))
         else:
             self._note(rows, start, end, every)  # 4
-        if (stop := _universal(outcomes) or self.turn.all_alike(outcomes)) is not None:
+        if (stop := _universal_stop(outcomes) or self.turn.check_same_error(outcomes)) is not None:
             raise stop
         self._write_part_in_time()
 
-    def _write_or_split(self, places: Sequence[int], deaths: int = 0) -> list[Outcome] | None:
-        """Outcomes; a chunk that fails as a whole is halved until the bad row stands alone, which may end ``deaths``
-        processes before it is given up. For each call the deliveries are made anew: ``write`` may have changed those
-        that it was given before it failed."""
-        chunk = self._deliveries(places)
-        if (refused := self._refused(places[0])) is not None:
+    def _write_or_split(self, indexes: Sequence[int], deaths: int = 0) -> list[Outcome] | None:
+        """Send rows, and return their outcomes, None if all are ok.
+
+        A chunk that fails as a whole is halved until the bad row stands alone. The deliveries are built again for each
+        call, since ``write`` may have changed those it got before it failed.
+
+        Args:
+            deaths: processes that a single row has ended so far; it is given up after the policy's attempts.
+        """
+        chunk = self._read_deliveries(indexes)
+        if (refused := self._unreadable_outcome(indexes[0])) is not None:
             return refused
         try:
             return self._write(chunk)
         except Hung:
             raise
         except Exception as e:
-            why = describe_memory_error(e, self._size_of(places)) if is_failed_allocation(e) else describe(e)
+            why = describe_memory_error(e, self._content_bytes(indexes)) if is_failed_allocation(e) else describe(e)
             permanent = isinstance(e, PermanentError)
-            if universal(e):
+            if is_universal(e):
                 return [Outcome("permanent" if permanent else "transient", why, True)] * len(chunk)
             if isinstance(e, Killed) and len(chunk) == 1:
                 if deaths + 1 < self.policy.attempts:
-                    return self._write_or_split(places, deaths + 1)
+                    return self._write_or_split(indexes, deaths + 1)
                 return [
-                    Outcome("killed", e.death.said(self.policy.attempts, "its sender's process", self._size_of(places)))
+                    Outcome(
+                        "killed",
+                        e.death.describe(self.policy.attempts, "its sender's process", self._content_bytes(indexes)),
+                    )
                 ]
             if len(chunk) == 1:
                 passes = isinstance(e, TransientError) or is_connection(e)
                 return [Outcome("permanent" if permanent else "transient" if passes else "unforeseen", why)]
         outcomes: list[Outcome] = []
         middle = len(chunk) // 2
-        for half in (places[:middle], places[middle:]):
+        for half in (indexes[:middle], indexes[middle:]):
             outcomes += self._write_or_split(half) or [Outcome.ok()] * len(half)
             if outcomes[-1].universal:
                 return outcomes + [outcomes[-1]] * (len(chunk) - len(outcomes))
@@ -286,16 +308,19 @@ class FileDelivery:
 
     # -- both --------------------------------------------------------------------------------------
 
-    def _with(self, waiting: list[int], outcomes: list[Outcome] | None, start: int, end: int) -> list[Outcome] | None:
-        """The outcomes of all rows of a chunk, also of those that were left out; what did not arrive holds its key."""
+    def _merge_outcomes(
+        self, waiting: list[int], outcomes: list[Outcome] | None, start: int, end: int
+    ) -> list[Outcome] | None:
+        """Return the outcomes of all rows of a chunk, also of those left out; exports that did not arrive hold their
+        keys."""
         if waiting:
-            said, left_out = iter(outcomes or repeat(Outcome.ok())), set(waiting)
-            outcomes = [Outcome.held() if at in left_out else next(said) for at in range(end - start)]
+            sent, left_out = iter(outcomes or repeat(Outcome.ok())), set(waiting)
+            outcomes = [Outcome.held() if at in left_out else next(sent) for at in range(end - start)]
         self.keys.note(start, outcomes)
         return outcomes
 
     def _write(self, chunk: list[Delivery]) -> list[Outcome] | None:
-        """Call the destination. None: all ok. What it left out is unknown."""
+        """Call the destination's ``write``; returns the outcomes, None if all are ok. Missing outcomes are unknown."""
         outcomes = self.turn.call(self.turn.node.destination.write, [*chunk], meanwhile=self._write_part_in_time)
         answered = list(outcomes) if outcomes is not None else []
         if len(answered) == len(chunk) and answered.count(Outcome.ok()) == len(chunk):
@@ -308,45 +333,44 @@ class FileDelivery:
         ]
         return answered + [Outcome("unknown", "write gave no outcome")] * (len(chunk) - len(answered))
 
-    def _refused(self, start: int) -> list[Outcome] | None:
+    def _unreadable_outcome(self, start: int) -> list[Outcome] | None:
         """Return the outcome of a row that cannot be read; None: it can be."""
-        return [Outcome("killed", self.unread[start])] if start in self.unread else None
+        return [Outcome("killed", self.unreadable[start])] if start in self.unreadable else None
 
-    def _deliveries(self, places: Sequence[int]) -> list[Delivery]:
-        """Return the deliveries at these places of the current chunk of ``_chunks``, in the form that the destination
-        gets."""
-        start, end = places[0], places[-1] + 1
+    def _read_deliveries(self, indexes: Sequence[int]) -> list[Delivery]:
+        """Return rows of the current chunk as the destination gets them."""
+        start, end = indexes[0], indexes[-1] + 1
         try:
-            made = self._made(start, end)
+            deliveries = self._make_deliveries(start, end)
         except Exception as e:
-            if not self._is_given_up(e, start, end):
+            if not self._is_too_large_for_memory(e, start, end):
                 raise
-            self.content, self.content_at = _NO_CONTENT, start
-            made = self._made(start, end)
-        return made if len(made) == len(places) else [made[at - start] for at in places]
+            self.content, self.content_start = _NO_CONTENT, start
+            deliveries = self._make_deliveries(start, end)
+        return deliveries if len(deliveries) == len(indexes) else [deliveries[at - start] for at in indexes]
 
-    def _size_of(self, places: Sequence[int]) -> int:
-        """Bytes of the content of these rows."""
-        start, end = places[0], places[-1] + 1
-        return int(_sizes(self.content.slice(start - self.content_at, end - start)).sum())
+    def _content_bytes(self, indexes: Sequence[int]) -> int:
+        """Return the bytes of the content of these rows."""
+        start, end = indexes[0], indexes[-1] + 1
+        return int(_sizes(self.content.slice(start - self.content_start, end - start)).sum())
 
-    def _made(self, start: int, end: int) -> list[Delivery]:
+    def _make_deliveries(self, start: int, end: int) -> list[Delivery]:
         part = self.table.slice(start, end - start)
-        content = self.content.slice(start - self.content_at, end - start)
+        content = self.content.slice(start - self.content_start, end - start)
         columns = {name: column_values((content if name in OUTBOX_CONTENT else part)[name]) for name in _SENT}
-        columns["row"] = (self.rows[start:end] + self.file.key).tolist()
+        columns["row"] = (self.row_numbers[start:end] + self.file.key).tolist()
         columns["attempt"] = [attempt + 1 for attempt in columns["attempt"]]
         columns["route"] = [tuple(route.split("/")) if route else () for route in columns["route"]]
         return list(map(Delivery, *columns.values()))
 
     def _note(self, rows: Rows, start: int, end: int, outcomes: list[Outcome] | None) -> None:
         """Record the results of a chunk before the next is sent: a kill leaves one chunk a lane without a result."""
-        noted = self._noted(start, end, outcomes)
-        self.turn.journal.publish(self.turn.number, self._result(rows, start, end, noted, None))
+        results = self._row_results(start, end, outcomes)
+        self.turn.journal.publish(self.turn.number, self._result(rows, start, end, results, None))
         crash.point("deliver.noted")
-        self.pending.append((start, end, noted))
+        self.pending.append((start, end, results))
 
-    def _noted(self, start: int, end: int, outcomes: list[Outcome] | None) -> list[RowResult]:
+    def _row_results(self, start: int, end: int, outcomes: list[Outcome] | None) -> list[RowResult]:
         """Return the results to record of rows that were not simply delivered."""
         if outcomes is None:
             return []
@@ -354,38 +378,43 @@ class FileDelivery:
         tries = zip(*(part[name].to_pylist() for name in Tries._fields), strict=True)
         return [
             row_result(row, Tries(*before), outcome, self.policy, self.turn.now_us)
-            for row, before, outcome in zip(self.rows[start:end].tolist(), tries, outcomes, strict=True)
+            for row, before, outcome in zip(self.row_numbers[start:end].tolist(), tries, outcomes, strict=True)
             if outcome.kind != "ok"
         ]
 
     def _result(
-        self, rows: Rows, start: int, end: int, noted: list[RowResult], part: tuple[str, int, int] | None
+        self, rows: Rows, start: int, end: int, results: list[RowResult], part: tuple[str, int, int] | None
     ) -> Result:
-        meant, deleted = self._meant(rows, start, end), self._deletes(start, end, noted)
-        return Result.of(rows, end - start, noted, part, deleted=deleted, meant=meant)
+        meant, deleted = self._eligible_rows(rows, start, end), self._count_deletes(start, end, results)
+        return Result.of(rows, end - start, results, part, deleted=deleted, meant=meant)
 
-    def _deletes(self, start: int, end: int, noted: list[RowResult]) -> int:
-        """How many deletes took effect."""
+    def _count_deletes(self, start: int, end: int, results: list[RowResult]) -> int:
+        """Return the number of deletes that took effect."""
         deletes = pc.equal(self.table["operation"].slice(start, end - start), "delete")
         if not pc.any(deletes).as_py():
             return 0
-        stay = {n.row for n in noted if n.status != Status.INDEXED}
-        rows = self.rows[start:end][np.asarray(deletes)]
+        stay = {n.row for n in results if n.status != Status.INDEXED}
+        rows = self.row_numbers[start:end][np.asarray(deletes)]
         return sum(row not in stay for row in rows.tolist())
 
-    def _meant(self, rows: Rows, start: int, end: int, left_out: Sequence[int] = ()) -> list[int] | None:
-        """The rows of a range that are eligible, but for some, counted from its start; None if all are."""
+    def _eligible_rows(self, rows: Rows, start: int, end: int, left_out: Sequence[int] = ()) -> list[int] | None:
+        """Return the numbers of the eligible rows of a range, without those left out; None if that is all of the range.
+
+        Args:
+            left_out: places in the chunk.
+        """
         if rows.end - rows.first == end - start and not left_out:
             return None
-        return _without(self.rows[start:end].tolist(), left_out)
+        return _leave_out(self.row_numbers[start:end].tolist(), left_out)
 
     def _write_part_in_time(self) -> None:
-        """5. in isolation mode after each chunk, for the next may end this process."""
-        if self.pending and (self.turn.isolated or time.monotonic() - self.noted >= limits.RESULT_EVERY_S):
+        """Write ledger events (5) if a second has passed; in isolation mode always, as the next chunk may end the
+        process."""
+        if self.pending and (self.turn.isolated or time.monotonic() - self.last_published >= limits.RESULT_EVERY_S):
             self._write_part()
 
     def _write_part(self) -> None:
-        """5. ledger events of all chunks since the last time, a file a run of neighbouring chunks."""
+        """Write ledger events (5) of all chunks since the last time, one file for each run of neighbouring chunks."""
         runs: list[list[tuple[int, int, list[RowResult]]]] = []
         for chunk in self.pending:
             if runs and runs[-1][-1][1] == chunk[0]:
@@ -396,29 +425,29 @@ class FileDelivery:
         for run in runs:
             start, end = run[0][0], run[-1][1]
             rows = self._range(start, end)
-            noted = [n for _, _, of_chunk in run for n in of_chunk]
-            events = sent_events(self.table.slice(start, end - start), noted, self.turn.node.name, self.turn.number)
+            results = [n for _, _, of_chunk in run for n in of_chunk]
+            events = sent_events(self.table.slice(start, end - start), results, self.turn.node.name, self.turn.number)
             part = None
             if events.num_rows:
                 written = write_part(self.turn.root / "ledger", events, epoch=self.turn.epoch)
                 fsync_folder(self.turn.root / "ledger")
                 part = (written.path, written.size, written.rows)
             crash.point("deliver.part")
-            self._publish(rows, start, end, noted, part)
-        self.noted = time.monotonic()
+            self._publish(rows, start, end, results, part)
+        self.last_published = time.monotonic()
 
     def _publish(
-        self, rows: Rows, start: int, end: int, noted: list[RowResult], part: tuple[str, int, int] | None
+        self, rows: Rows, start: int, end: int, results: list[RowResult], part: tuple[str, int, int] | None
     ) -> None:
         if part is None:
             return  # nothing was attempted
-        result = self._result(rows, start, end, noted, part)
+        result = self._result(rows, start, end, results, part)
         self.turn.journal.publish(self.turn.number, result)
         crash.point("deliver.result")
 
 
-def _without(items: Sequence[_T], places: Sequence[int]) -> list[_T]:
-    left_out = set(places)
+def _leave_out(items: Sequence[_T], indexes: Sequence[int]) -> list[_T]:
+    left_out = set(indexes)
     return [each for at, each in enumerate(items) if at not in left_out]
 
 
@@ -427,19 +456,19 @@ _NO_CONTENT: Final = pa.table({name: pa.nulls(1, OUTBOX_FILE.field(name).type) f
 
 
 def _sizes(content: pa.Table) -> np.ndarray[Any, Any]:
-    """Bytes of each row."""
+    """Return the bytes of each row."""
     columns = [pc.fill_null(pc.binary_length(content[name]), 0).to_numpy() for name in OUTBOX_CONTENT]
     return np.asarray(sum(columns), dtype=np.int64)
 
 
-def _universal(outcomes: list[Outcome] | None) -> LaneStop | None:
+def _universal_stop(outcomes: list[Outcome] | None) -> LaneStop | None:
     for outcome in outcomes or ():
         if outcome.universal:
             return LaneStop(plain_text(outcome.why), outcome.kind == "permanent")
     return None
 
 
-# Deliver, in the workers: lanes, each with its turn at a destination. ``sending`` has what is done with the rows.
+# Deliver, in the workers: the task that delivers a lane.
 
 
 class Lane(NamedTuple):
@@ -454,41 +483,41 @@ class Lane(NamedTuple):
 
 
 class LaneReport(NamedTuple):
-    """Observations of a lane that concern its whole destination."""
+    """Report of a lane on its destination as a whole."""
 
     destination: str
     trouble: str = ""
-    """Why it stopped: the destination is down, or wrong."""
+    """Why the lane stopped: the destination is unavailable or misconfigured; "": it did not."""
     permanent: bool = False
     """An operator must fix it."""
     hung: bool = False
-    """A call of it was given up."""
+    """A call of the destination was abandoned."""
     others: bool = False
-    """Other lanes of it may still be in a call."""
+    """Other lanes of this destination may still be in a call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
     """Task: deliver a lane in this pass.
 
-    A call that was given up must not act later, when something newer may have been sent: after all is noted, its
-    process ends. Spark tries the task again, or says that a worker died; both find the note of it.
+    An abandoned call must not take effect later, when something newer may have been sent. So once all results are
+    recorded, its process ends. Spark tries the task again, or reports that a worker died; both find the record of it.
     """
 
-    shipped: PickledPlan
+    pickled_plan: PickledPlan
     root: str
     number: int
     now_us: int
     driver: tuple[str, int]
-    """Host and process of the driver: that process is never ended, whatever runs in it."""
+    """Host and process of the driver. That process is never ended, even if a lane runs in it."""
     epoch: int
     """Epoch of the driver."""
     pace_s: float = limits.PACE_S
-    live: str = ""
-    """Folder for what is reported meanwhile; see ``engine.live``."""
+    progress_folder: str = ""
+    """Folder for live progress; see ``engine.live``."""
 
     def __call__(self, lane: Lane) -> LaneReport:
-        plan = self.shipped.unused() if lane.isolated else self.shipped.plan()
+        plan = self.pickled_plan.fresh_plan() if lane.isolated else self.pickled_plan.plan()
         node = next(n for n in plan.nodes if n.name == lane.destination)
         assert isinstance(node, DestinationNode)
         journal = Journal(path_of(self.root) / "journal")
@@ -502,20 +531,20 @@ class Pass:
             now_us=self.now_us,
             pace_s=self.pace_s,
             isolated=lane.isolated,
-            live=self.live,
+            progress_folder=self.progress_folder,
             ended_holds=errors_node(plan.nodes) is None,
         )
         context = context_of(plan, node, self.number, sender_of(path_of(self.root)), lane.settled)
         stopped = LaneStop()
         try:
-            _speak(turn, node.destination.open, context)
+            _call_for_lane(turn, node.destination.open, context)
             for file in lane.files:
                 FileDelivery(turn, file).deliver()
-            _speak(turn, node.destination.close)
+            _call_for_lane(turn, node.destination.close)
         except LaneStop as stop:
             stopped = stop
         turn.end()
-        if turn.left_behind and (socket.gethostname(), os.getpid()) != self.driver:
+        if turn.has_abandoned_call and (socket.gethostname(), os.getpid()) != self.driver:
             journal.give_up(self.number, node.name, stopped.why)
             crash.point("deliver.hung")
             os._exit(1)
@@ -528,7 +557,8 @@ def context_of(
     """Return the context that a destination gets about this sender.
 
     Args:
-        number: of the pass.
+        number: number of the pass.
+        settled: deliveries with lower sequences do not come again.
     """
     guarantee = node.policy.guarantee
     return DestinationContext(
@@ -536,8 +566,8 @@ def context_of(
     )
 
 
-def _speak(turn: Turn, function: Any, *args: Any) -> None:
-    """``open`` and ``close`` speak for the whole destination."""
+def _call_for_lane(turn: Turn, function: Any, *args: Any) -> None:
+    """Call ``open`` or ``close``; an error concerns the whole destination, so it stops the lane."""
     try:
         turn.call(function, *args)
     except Hung as e:

@@ -1,4 +1,4 @@
-"""A lane's turn at its destination, and what it is given to send."""
+"""A lane's turn at its destination: calls that may hang or kill their process, and what outcomes mean for rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 from ferryman import limits
 from ferryman.destinations.base import Destination, Guarantee, Outcome
-from ferryman.engine.live import Live
+from ferryman.engine.live import ProgressWriter
 from ferryman.engine.order import HeldKeys
 from ferryman.engine.results import Tries
 from ferryman.engine.runner.child import Child, Died, TooLong
@@ -23,7 +23,7 @@ from ferryman.storage.files import StatePath
 
 
 class LaneStop(Exception):
-    """The lane ends here; the rest stays pending. ``hung``: a call was given up."""
+    """Ends a lane; the rest of its rows stays pending. ``hung``: a call was abandoned."""
 
     def __init__(self, why: str = "", permanent: bool = False, *, hung: bool = False) -> None:
         super().__init__(why, permanent)
@@ -31,18 +31,18 @@ class LaneStop(Exception):
 
 
 class Turn:
-    """A lane's turn at its destination in one pass: who is called and for how long, and where it is noted.
+    """Context of a lane in one pass: the destination and how it is called, the journal, the deadline.
 
     Attributes:
-        number: the pass.
-        epoch: of the driver.
-        careful: a worker died here before, or it hung: the destination is called in a child process.
-        live: tells how far the lane is.
-        once: the guarantee is at-most-once.
-        exactly: it is exactly-once: what is sent again has no effect.
-        until: monotonic time; what has not begun by then stays pending.
-        met: chunks that somebody else has claimed.
-        held: keys of which an export has not arrived.
+        number: number of the pass.
+        epoch: the driver's.
+        isolated: a worker died over this destination, or it hung: it is called in a child process.
+        progress: takes the lane's progress.
+        at_most_once: the guarantee is at-most-once.
+        exactly_once: the guarantee is exactly-once, so sending again has no effect.
+        deadline: monotonic time; chunks that have not begun by then stay pending.
+        claimed_elsewhere: chunks that another worker has claimed.
+        held_keys: keys of which an export has not arrived.
     """
 
     def __init__(
@@ -55,91 +55,99 @@ class Turn:
         now_us: int,
         pace_s: float,
         isolated: bool = False,
-        live: str = "",
+        progress_folder: str = "",
         ended_holds: bool = True,
     ) -> None:
-        self.live = Live(live)
+        self.progress = ProgressWriter(progress_folder)
         self.root = root
         self.node = node
         self.number = number
         self.epoch = epoch
         self.now_us = now_us
         self.journal = Journal(root / "journal")
-        self.once = node.policy.guarantee is Guarantee.AT_MOST_ONCE
-        self.exactly = node.policy.guarantee is Guarantee.EXACTLY_ONCE
+        self.at_most_once = node.policy.guarantee is Guarantee.AT_MOST_ONCE
+        self.exactly_once = node.policy.guarantee is Guarantee.EXACTLY_ONCE
         self.isolated = isolated
-        self.until = time.monotonic() + pace_s
-        self.met: list[Rows] = []
-        self.held = HeldKeys(ended_holds=ended_holds)
-        self._alike: tuple[str, int, int] = ("", 0, 0)
-        """Last chunks whose rows all had the same outcome: its text, the number of chunks, the number of rows."""
-        self._sender: Caller = ProcessCaller(node.destination) if isolated else ThreadCaller(node.name)
+        self.deadline = time.monotonic() + pace_s
+        self.claimed_elsewhere: list[Rows] = []
+        self.held_keys = HeldKeys(ended_holds=ended_holds)
+        self._same_error: tuple[str, int, int] = ("", 0, 0)
+        """Outcome that all rows of the last chunks had: its text, the number of chunks, the number of rows."""
+        self._caller: Caller = ProcessCaller(node.destination) if isolated else ThreadCaller(node.name)
 
     @property
-    def left_behind(self) -> bool:
-        """Does a call that was given up still run in this process?"""
-        return self._sender.left_behind
+    def has_abandoned_call(self) -> bool:
+        """Return whether an abandoned call still runs in this process."""
+        return self._caller.has_abandoned_call
 
     def call(self, function: Callable[..., Any], *args: Any, meanwhile: Callable[[], object] = lambda: None) -> Any:
         """Call the destination; raises what it raises, and ``Hung``."""
-        return self._sender.call(function, *args, timeout_s=self.node.policy.send_timeout, meanwhile=meanwhile)
+        return self._caller.call(function, *args, timeout_s=self.node.policy.send_timeout, meanwhile=meanwhile)
 
     def may_send(self) -> bool:
-        """2. Is the pass open, and is there time?"""
-        return self.journal.open_for(self.number) and time.monotonic() <= self.until
+        """Return whether the pass is open, and there is time (2)."""
+        return self.journal.open_for(self.number) and time.monotonic() <= self.deadline
 
-    def all_alike(self, outcomes: list[Outcome] | None) -> LaneStop | None:
-        """Has every row of many chunks in a row failed with the same words? Then it is the destination's trouble."""
-        said = {(o.kind, plain_text(o.why)) for o in outcomes or ()}
-        if len(said) != 1 or next(iter(said))[0] not in ("permanent", "transient", "unforeseen"):
-            self._alike = ("", 0, 0)
+    def check_same_error(self, outcomes: list[Outcome] | None) -> LaneStop | None:
+        """Return what stops the lane if every row of many chunks in a row failed with the same text: then the
+        destination as a whole has failed."""
+        kinds_and_reasons = {(o.kind, plain_text(o.why)) for o in outcomes or ()}
+        if len(kinds_and_reasons) != 1 or next(iter(kinds_and_reasons))[0] not in (
+            "permanent",
+            "transient",
+            "unforeseen",
+        ):
+            self._same_error = ("", 0, 0)
             return None
-        [(kind, why)] = said
-        before, chunks, rows = self._alike if self._alike[0] == why else (why, 0, 0)
-        self._alike = (before, chunks + 1, rows + len(outcomes or ()))
+        [(kind, why)] = kinds_and_reasons
+        before, chunks, rows = self._same_error if self._same_error[0] == why else (why, 0, 0)
+        self._same_error = (before, chunks + 1, rows + len(outcomes or ()))
         if chunks + 1 < limits.SAME_ERROR_CHUNKS or rows + len(outcomes or ()) < limits.SAME_ERROR_ROWS:
             return None
-        again = "once it is fixed, `ferryman retry` resends what it refused"
-        return LaneStop(f"it refused every row of {chunks + 1} chunks in a row: {why} ({again})", kind == "permanent")
+        remedy = "once it is fixed, `ferryman retry` resends what it refused"
+        return LaneStop(f"it refused every row of {chunks + 1} chunks in a row: {why} ({remedy})", kind == "permanent")
 
     def end(self) -> None:
-        """No more calls. Another's live claim: do not return before its result is there, at most a send's time."""
-        self._sender.end()
-        self.live.flush()
+        """End the calls. If live workers have claimed chunks of this lane, wait for their results, as long as a call
+        may take."""
+        self._caller.end()
+        self.progress.flush()
         until = time.monotonic() + self.node.policy.send_timeout
-        while self.met and time.monotonic() < until and self.journal.open_for(self.number):
-            done = self.journal.answered(self.number)
-            self.met = [m for m in self.met if m not in done and self.journal.owner_alive(self.number, m)]
-            if self.met:
+        while self.claimed_elsewhere and time.monotonic() < until and self.journal.open_for(self.number):
+            answered = self.journal.answered(self.number)
+            self.claimed_elsewhere = [
+                m for m in self.claimed_elsewhere if m not in answered and self.journal.owner_alive(self.number, m)
+            ]
+            if self.claimed_elsewhere:
                 time.sleep(0.05)
 
 
-# Calls a destination so that a call that hangs can be given up: from a thread, or from a process that may die.
+# Callers: they call a destination in a thread or in a child process, so that a call that hangs can be abandoned.
 
 _END: Final = object()
 
 
 class Hung(Exception):
-    """A call of the destination did not return in time; what it did is not known."""
+    """A call of the destination did not return in time; its effect is not known."""
 
 
 class Killed(Exception):
-    """A call of the destination ended its process, or an allocation of it failed there: ``death`` says how."""
+    """A call of the destination ended its process, or ran out of memory there; ``death`` says how."""
 
     def __init__(self, death: Died) -> None:
         super().__init__(death)
         self.death = death
 
     def __str__(self) -> str:
-        return self.death.said(1)
+        return self.death.describe(1)
 
 
 class Caller(Protocol):
     """Makes a destination's calls, one after the other."""
 
     @property
-    def left_behind(self) -> bool:
-        """Does a call that was given up still run in this process?"""
+    def has_abandoned_call(self) -> bool:
+        """Return whether an abandoned call still runs in this process."""
         ...
 
     def call(
@@ -149,10 +157,10 @@ class Caller(Protocol):
         timeout_s: float,
         meanwhile: Callable[[], object] = lambda: None,
     ) -> Any:
-        """The call's result; what it raises is raised here.
+        """Call ``function``, and return what it returns or raise what it raises.
 
         Args:
-            meanwhile: called about every ``limits.RESULT_EVERY_S`` until the call returns, where that can be.
+            meanwhile: called about every ``limits.RESULT_EVERY_S`` until the call returns, if the caller can do that.
 
         Raises:
             Hung: it did not return within ``timeout_s``.
@@ -161,13 +169,13 @@ class Caller(Protocol):
         ...
 
     def end(self) -> None:
-        """No more calls."""
+        """End the thread or process; no calls may follow."""
 
 
 class ThreadCaller:
     """Runs a destination's calls one after the other in a daemon thread.
 
-    After ``Hung`` the thread is left behind: it cannot be stopped, only its process can. This object must not be used
+    After ``Hung`` the thread is abandoned: it cannot be stopped, only its process can. This object must not be used
     again.
     """
 
@@ -176,7 +184,7 @@ class ThreadCaller:
         self._answers: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=f"ferryman-{name}", daemon=True)
         self._thread.start()
-        self.left_behind = False
+        self.has_abandoned_call = False
 
     def call(
         self,
@@ -190,45 +198,46 @@ class ThreadCaller:
         until = time.monotonic() + timeout_s
         while True:
             try:
-                left = max(0.0, until - time.monotonic())
-                fine, answer = self._answers.get(timeout=min(left, limits.RESULT_EVERY_S))
+                remaining_s = max(0.0, until - time.monotonic())
+                succeeded, answer = self._answers.get(timeout=min(remaining_s, limits.RESULT_EVERY_S))
                 break
             except queue.Empty:
                 if time.monotonic() >= until:
-                    self.left_behind = True
+                    self.has_abandoned_call = True
                     raise Hung(f"no answer within {timeout_s:g} s") from None
                 meanwhile()
-        if fine:
+        if succeeded:
             return answer
         raise as_exception(answer)
 
     def end(self) -> None:
-        """No more calls."""
+        """End the thread or process; no calls may follow."""
         self._calls.put(_END)
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not _END:
             function, args = call
             try:
-                self._answers.put((True, _whole(function(*args))))
+                self._answers.put((True, _read_all(function(*args))))
             except BaseException as e:
                 self._answers.put((False, e))
 
 
 class ProcessCaller:
-    """Runs a destination's calls in a child process. After a death the next call finds the destination open again.
+    """Runs a destination's calls in a child process. After a death the destination is opened again before the next
+    call.
 
-    A call that is given up ends with its process.
+    An abandoned call ends with its process.
 
     Args:
-        destination: one that was not opened in this process: it travels to the child pickled.
+        destination: not opened in this process, since it is pickled for the child.
     """
 
-    left_behind = False
+    has_abandoned_call = False
 
     def __init__(self, destination: Destination) -> None:
         self._opened: tuple[Any, ...] | None = None
-        self._child = Child(_Called(destination))
+        self._child = Child(_DestinationServer(destination))
 
     def call(
         self,
@@ -246,19 +255,19 @@ class ProcessCaller:
             raise Hung(f"no answer within {timeout_s:g} s") from None
         except Died as e:
             raise Killed(e) from None
-        except WorkerDied as e:  # by nothing that the destination did
+        except WorkerDied as e:  # not because of the destination
             raise Unavailable(str(e)) from e
         if name == "open":
             self._opened = args
         return answer
 
     def end(self) -> None:
-        """No more calls."""
+        """End the thread or process; no calls may follow."""
         self._child.end()
 
 
-class _Called:
-    """In the child: calls the destination, which is open after a death as it was before."""
+class _DestinationServer:
+    """Calls the destination in the child, and opens it first if an earlier child had."""
 
     def __init__(self, destination: Destination) -> None:
         self._destination = destination
@@ -269,22 +278,22 @@ class _Called:
         if opened is not None and not self._is_open:
             self._destination.open(*opened)
         self._is_open = True
-        return _whole(getattr(self._destination, name)(*args))
+        return _read_all(getattr(self._destination, name)(*args))
 
 
-def _whole(answer: Any) -> Any:
-    """Return a call's answer as a whole; a generator works while it is read, and that is part of the call."""
+def _read_all(answer: Any) -> Any:
+    """Return a call's answer, a generator as a list: reading it is part of the call."""
     return [*answer] if isinstance(answer, Iterator) else answer
 
 
-def universal(error: BaseException) -> bool:
+def is_universal(error: BaseException) -> bool:
     """Return whether the error concerns the destination, not one document."""
     if isinstance(error, DeliveryError):
         return error.universal
     return isinstance(error, (ConnectionError, TimeoutError))
 
 
-# What an outcome of a destination means for its row: delivered, pending again, failed, or in doubt.
+# Outcomes of a destination, and what they mean for their rows: delivered, pending again, failed, or in doubt.
 
 
 def row_result(row: int, before: Tries, outcome: Outcome, policy: Policy, now_us: int) -> RowResult:

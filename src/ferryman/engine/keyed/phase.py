@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from ferryman import crash, limits
-from ferryman.engine.breakers import Troubles
+from ferryman.engine.breakers import BreakerRegistry
 from ferryman.engine.keyed.grouping import GroupFile, Grouping, SortedRun, range_starts
 from ferryman.engine.keyed.update import KeyRange, KeyReport, Updating
 from ferryman.engine.order import order_of, rows_behind
@@ -34,17 +34,17 @@ from ferryman.storage.files import remove_folder
 class KeyUpdates:
     """Updates the states of keyed nodes, in all passes of a run."""
 
-    def __init__(self, state: State, shipped: PickledPlan, runner: Runner, trouble: Troubles) -> None:
+    def __init__(self, state: State, shipped: PickledPlan, runner: Runner, breakers: BreakerRegistry) -> None:
         self._state = state
         self._shipped = shipped
         self._plain, self._runner = runner, IsolatingRunner(runner)
-        self._trouble = trouble
+        self._breakers = breakers
         self._nodes = keyed_nodes(state.plan.nodes)
 
     def run(self, number: int, now_us: int) -> None:
         """Update the keys of all documents that are due."""
         for node in self._nodes:
-            if self._trouble.wait_s(node.name) == 0 and (files := self._due(node, now_us)):
+            if self._breakers.wait_s(node.name) == 0 and (files := self._due(node, now_us)):
                 self._note(node.name, self._update(node, files, number, now_us))
                 crash.point("update.done")
 
@@ -114,6 +114,6 @@ class KeyUpdates:
         bad = [report for report in reports if report.trouble]
         if bad:
             worst = max(bad, key=lambda report: report.permanent)
-            self._trouble.begin(name, worst.trouble, permanent=worst.permanent)
+            self._breakers.record_failure(name, worst.trouble, permanent=worst.permanent)
         else:
-            self._trouble.end(name)
+            self._breakers.record_success(name)

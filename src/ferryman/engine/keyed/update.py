@@ -24,7 +24,7 @@ from ferryman.document import Document, check_size, content_version, decode_fiel
 from ferryman.engine.keyed.grouping import KeyTask, merged, range_starts
 from ferryman.engine.results import OF_NODE, TRANSIENT, ErrorKind, NodeError, StepTimeout, Traces, Tries, classify_error
 from ferryman.engine.runner.base import PickledPlan
-from ferryman.engine.runner.child import Child, Died, TooLong, end_copy_of
+from ferryman.engine.runner.child import Child, Died, TooLong, exit_if_forked
 from ferryman.engine.transform.calls import can_interrupt, limited, signals_noticed
 from ferryman.errors import BadDocument, Dropped, PermanentError, WorkerDied, plain_text, shown, unless_interrupt
 from ferryman.plan import KeyedNode, Policy, successors
@@ -78,7 +78,7 @@ class Updating:
 
     @signals_noticed()
     def __call__(self, keys: KeyRange) -> KeyReport:
-        plan = self.shipped.unused() if self.isolated else self.shipped.plan()
+        plan = self.shipped.fresh_plan() if self.isolated else self.shipped.plan()
         node = next(n for n in plan.nodes if n.name == self.node)
         assert isinstance(node, KeyedNode)
         first = range_starts(self.ranges)[keys.number]
@@ -91,7 +91,7 @@ class Updating:
             process = os.getpid()
             work = _RangeUpdate(calls, output, known, self.now_us, latest_us(self.now_us, plan.longest_backoff_s))
             report = work.go(merged(keys.runs))
-            end_copy_of(process)
+            exit_if_forked(process)
             result = output.finish(keys.number)
         except BaseException:
             output.abandon()
@@ -314,7 +314,7 @@ class ChildCaller:
                 raise StepTimeout(_too_long(self._node)) from None
             except Died as e:
                 death = e
-        raise PermanentError(death.said(attempts, size=sum(len(doc.raw or b"") for doc in documents)))
+        raise PermanentError(death.describe(attempts, size=sum(len(doc.raw or b"") for doc in documents)))
 
     def end(self) -> None:
         """No more calls."""

@@ -1,1 +1,1 @@
-"""Runners of tasks: Spark, and processes beside it. Only `spark` and `sessions` know Spark."""
+"""Runners of tasks: Spark, and helper processes before it has started. Only `spark` and `sessions` know Spark."""

@@ -21,27 +21,27 @@ Answer = TypeVar("Answer")
 
 
 class QueryFailed(EngineError):
-    """A user's DataFrame failed: what made it, or its query. ``__cause__``: what that raised."""
+    """A user's DataFrame failed: the function that builds it, or its query. ``__cause__``: the original error."""
 
 
 class Runner(Protocol):
-    """Runs tasks on executors. A task may run more than once, at the same time too; one answer an item is returned.
+    """Runs tasks on executors. A task may run more than once, also at the same time; one answer per item is returned.
 
-    One that is there from the beginning inherits what is said of those that start when they are needed.
+    The methods about starting have defaults for runners whose executors exist from the beginning.
     """
 
     @property
     def slots(self) -> int:
-        """How many tasks run at the same time."""
+        """Return how many tasks run at the same time."""
         ...
 
     @property
     def on_one_machine(self) -> bool:
-        """Do tasks run on the driver's machine, and see what it sees?"""
+        """Return whether tasks run on the driver's machine, and see what the driver sees."""
         ...
 
     def run(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-        """``task(item)`` for every item, answers in the items' order. Task, items and answers are pickled.
+        """Run ``task(item)`` for every item; returns the answers in the items' order. All of it is pickled.
 
         Raises:
             WorkerDied: the process of a task ended in the middle of it, as often as the runner tries.
@@ -50,60 +50,60 @@ class Runner(Protocol):
         ...
 
     def run_frame(self, read: Callable[[Any], Any], task: Callable[[int, Any], Answer]) -> list[Answer]:
-        """``task(partition number, iterator of Arrow record batches)`` for every partition of a DataFrame.
+        """Run ``task(partition number, iterator of Arrow record batches)`` for every partition of a DataFrame.
 
         Args:
             read: SparkSession -> DataFrame.
 
         Raises:
-            QueryFailed: the frame cannot be made, or its rows cannot be computed. Spark is well.
+            QueryFailed: the frame cannot be built, or its rows cannot be computed. Spark itself works.
             WorkerDied, EngineError: see ``run``.
         """
         ...
 
     @property
     def started(self) -> bool:
-        """Are there executors? If not, the first ``run`` waits for them, and ``run_early`` does not."""
+        """Return whether there are executors. If not, the first ``run`` waits for them; ``run_early`` does not."""
         return True
 
     def start(self) -> None:
-        """Have executors now."""
+        """Start the executors now."""
         return
 
     def run_early(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-        """Run a task that calls no step and only reads: it may run before there are executors."""
+        """Run a task that calls no step and only reads; it may run before there are executors."""
         return self.run(task, items)
 
     @property
     def concurrent(self) -> bool:
-        """Do jobs of several threads run at the same time? If not, what could run ahead is run at once, in this thread:
-        tests then see the same order each time."""
+        """Return whether jobs of several threads run at the same time. If not, ``run_ahead`` runs its work at once, in
+        the calling thread, so that tests see the same order each time."""
         return False
 
-    def run_before(
-        self, task: Callable[[Item], Answer], items: Sequence[Item], then: Callable[[], None]
+    def run_with_callback(
+        self, task: Callable[[Item], Answer], items: Sequence[Item], on_submitted: Callable[[], None]
     ) -> list[Answer]:
-        """Run the task, and call ``then`` when its tasks have been submitted.
+        """Run the task, and call ``on_submitted`` when its tasks have been submitted.
 
         Args:
-            then: called once, when the tasks are on their way. What it runs comes behind them.
+            on_submitted: called once; tasks that it submits run behind these.
         """
-        then()
+        on_submitted()
         return self.run(task, items)
 
     def run_ahead(self, work: Callable[[], Answer]) -> Future[Answer]:
-        """Call ``work``, which calls ``run``, beside what this thread does next; or at once, see ``concurrent``."""
+        """Call ``work``, which calls ``run``, in the background; or at once, see ``concurrent``."""
         done: Future[Answer] = Future()
         set_outcome(done, work)
         return done
 
 
 @contextmanager
-def no_memory_is_death() -> Iterator[None]:
-    """In a runner's process, around a task: an allocation that fails counts as the death of its worker.
+def treat_memory_errors_as_deaths() -> Iterator[None]:
+    """Convert failed allocations of a task in the block, which count as the death of its worker.
 
     Raises:
-        OutOfMemory: it has failed.
+        OutOfMemory: an allocation has failed.
     """
     try:
         yield
@@ -114,10 +114,10 @@ def no_memory_is_death() -> Iterator[None]:
 
 
 def set_outcome(done: Future[Answer], work: Callable[[], Answer]) -> None:
-    """Call ``work``; what it returns or raises is for whoever asks ``done``."""
+    """Call ``work``, and set its result or error as that of ``done``."""
     try:
         done.set_result(work())
-    except BaseException as e:  # whoever asks waits for ever if nothing comes
+    except BaseException as e:  # without an outcome, ``done.result()`` would never return
         done.set_exception(e)
 
 
@@ -126,13 +126,13 @@ def run_isolating(
     task: Callable[[Item], Answer],
     items: Sequence[Item],
     isolated: Callable[[Item], Answer] | None = None,
-    died: Callable[[WorkerDied], None] = lambda death: None,
+    on_death: Callable[[WorkerDied], None] = lambda death: None,
 ) -> list[Answer]:
-    """``runner.run``; if a worker dies, each task again for itself, so that only its own may fail.
+    """Call ``runner.run``; if a worker dies, run each task again on its own, so that one death fails only one task.
 
     Args:
-        isolated: the same task in another way, for an item of which the worker dies again.
-        died: told of the first death.
+        isolated: the task in isolation mode, for an item over which the worker dies again.
+        on_death: called with the first death.
 
     Raises:
         WorkerDied: it died over the same item ``limits.DEATHS`` times more.
@@ -140,7 +140,7 @@ def run_isolating(
     try:
         return runner.run(task, items)
     except WorkerDied as e:
-        died(e)
+        on_death(e)
 
     def one(item: Item) -> Answer:
         for task_now in [task, *[isolated or task] * limits.DEATHS]:
@@ -157,7 +157,7 @@ def run_isolating(
 
 
 class IsolatingRunner(Runner):
-    """A runner that tries again what a worker died over: the deaths are somebody else's, the tasks are ours."""
+    """Runs tasks again, one by one, if a worker dies. For tasks of our own, which are not what kills workers."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -197,7 +197,7 @@ class IsolatingRunner(Runner):
 
 
 class PickledPlan(NamedTuple):
-    """A plan on its way to the workers; what lives in the plan file travels by value."""
+    """A plan pickled for workers, with what is defined in the plan file by value."""
 
     blob: bytes
 
@@ -206,16 +206,16 @@ class PickledPlan(NamedTuple):
         return cls(dumps(plan))
 
     def plan(self) -> Plan:
-        """The plan, unpickled once a process."""
-        return _unpickled(self.blob)
+        """Return the plan, which is unpickled once per process."""
+        return _unpickle(self.blob)
 
-    def unused(self) -> Plan:
-        """The plan, of which nothing was opened yet: its parts can be pickled again, for a child process."""
+    def fresh_plan(self) -> Plan:
+        """Return a new copy of the plan, of which nothing was opened: its parts can be pickled for a child process."""
         plan: Plan = cloudpickle.loads(self.blob)
         return plan
 
 
 @lru_cache(maxsize=4)
-def _unpickled(blob: bytes) -> Plan:
+def _unpickle(blob: bytes) -> Plan:
     plan: Plan = cloudpickle.loads(blob)
     return plan

@@ -1,4 +1,4 @@
-"""A process that does what might kill it: its parent sees its death, and what it was at."""
+"""A child process for code that might kill it: the parent learns of its death, and what it was doing."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from ferryman.errors import (
 from ferryman.memory import describe_memory_error, lacks_memory
 from ferryman.plan.calls import dumps
 
-_PLACE_BYTES: Final = 64 * 1024
-"""Longest note of a child about its place, in bytes; longer ones are cut."""
+_MAX_PLACE_BYTES: Final = 64 * 1024
+"""Bytes of a child's note about its place at most; longer ones are cut."""
 
 _GRACE_S: Final = 2.0
-"""A child that has closed its pipes gets so long to end by itself, before it is killed."""
-_LOOK_S: Final = 0.002
+"""Seconds that a child that has closed its pipes gets to end by itself, before it is killed."""
+_POLL_S: Final = 0.002
 
 _SIZE: Final = struct.Struct("<Q")
 
@@ -43,19 +43,21 @@ class Died(Exception):
 
     Attributes:
         how: "signal 11 (SIGSEGV)", "exit code 3".
-        place: what it had last noted.
-        error: of the allocation that failed; None: it ended by itself.
+        place: its last note, see ``note``.
+        error: error of an allocation that failed; None: the process ended by itself.
     """
 
     def __init__(self, how: str, place: str, error: Exception | None = None) -> None:
         super().__init__(how, place, error)
         self.how, self.place, self.error = how, place, error
 
-    def said(self, attempts: int, whose: str = "its process", size: int | None = None) -> str:
-        """Return the message for what it died over, after so many attempts.
+    def describe(self, attempts: int, whose: str = "its process", size: int | None = None) -> str:
+        """Return the message for the document over which it died.
 
         Args:
-            size: bytes of that.
+            attempts: number of times that it died over the document.
+            whose: what the process is, for the message.
+            size: bytes of the document.
         """
         tries = f" in each of {attempts} tries" if attempts > 1 else ""
         if self.error is None:
@@ -64,35 +66,35 @@ class Died(Exception):
 
 
 class TooLong(Exception):
-    """The child gave no answer in time, and was killed. ``place``: what it had last noted."""
+    """The child gave no answer in time, and was killed. ``place``: its last note, see ``note``."""
 
     def __init__(self, place: str) -> None:
         super().__init__(place)
         self.place = place
 
 
-def _nothing() -> None:
-    """A child that needs no beginning."""
+def _do_nothing() -> None:
+    """Do nothing when a child starts."""
 
 
 class Child:
-    """Answers requests one at a time by ``serve``, in a process of its own; begins at the first request.
+    """A child process that answers requests one at a time by ``serve``; it starts at the first request.
 
-    After ``Died`` and ``TooLong`` the next request begins a new one. It is forked from a process that has opened
-    nothing (``runner.fork_server``): a copy of this one would have the locks and clients of its libraries (an object
-    store's, delta-rs's), and not the threads behind them.
+    After ``Died`` and ``TooLong`` the next request starts a new one. It is forked from a process that has opened
+    nothing (``runner.fork_server``): a copy of this process would have the locks and clients of its libraries (an
+    object store's, delta-rs's), without the threads behind them.
 
     Args:
-        serve: called in the child, to which it travels pickled. What it raises is raised by ``ask``.
-        began: called in each new child before its first request; it travels together with ``serve``.
+        serve: called in the child, for which it is pickled. What it raises is raised by ``ask``.
+        on_start: called in each new child before its first request; pickled together with ``serve``.
     """
 
-    def __init__(self, serve: Callable[[Any], Any], began: Callable[[], object] = _nothing) -> None:
+    def __init__(self, serve: Callable[[Any], Any], on_start: Callable[[], object] = _do_nothing) -> None:
         self._serve = serve
-        self._began = began
+        self._on_start = on_start
         self._place_fd = os.memfd_create("ferryman-place")
-        os.ftruncate(self._place_fd, _PLACE_BYTES)
-        self._place = mmap.mmap(self._place_fd, _PLACE_BYTES)
+        os.ftruncate(self._place_fd, _MAX_PLACE_BYTES)
+        self._place = mmap.mmap(self._place_fd, _MAX_PLACE_BYTES)
         self._fork_server: ForkServer | None = None
         self._pid = 0
         self._requests = self._answers = -1
@@ -101,125 +103,129 @@ class Child:
         """Return or raise what ``serve(request)`` returned or raised in the child. Requests and answers are pickled.
 
         Raises:
-            Died: it died over it, or has been ended because an allocation failed, here or there.
+            Died: it died over the request, or was ended because an allocation failed, here or there.
             TooLong: no answer within ``timeout_s``.
-            WorkerDied: there is no child, by nothing that it was asked for: none could be made, or somebody has killed
-                it together with what it was forked from. The next request begins a new one.
+            WorkerDied: there is no child, and the request is not to blame: none could be forked, or it was killed
+                together with the fork server. The next request starts a new one.
         """
         if not self._pid:
-            self._begin()
+            self._start()
         value: Any = None
-        answer, fine = None, True
+        answer, succeeded = None, True
         try:
             _send(self._requests, dumps(request))
             answer = _receive(self._answers, None if timeout_s is None else time.monotonic() + timeout_s)
             if answer is not None:
-                fine, value = pickle.loads(answer)
+                succeeded, value = pickle.loads(answer)
         except BrokenPipeError:
             pass
-        except MemoryError as e:  # what is left of a message would be taken for the next one
-            fine, value = False, e
+        except MemoryError as e:  # the rest of a message would be taken for the next one, so the child is killed below
+            succeeded, value = False, e
         except TimeoutError:
-            self._bury()
-            raise TooLong(self._noted()) from None
-        if not fine and lacks_memory(value):
-            self._bury()
-            raise Died(describe_memory_error(value), self._noted(), value) from value
+            self._kill()
+            raise TooLong(self._read_place()) from None
+        if not succeeded and lacks_memory(value):
+            self._kill()
+            raise Died(describe_memory_error(value), self._read_place(), value) from value
         if answer is None:
-            raise Died(_how(self._buried_by_itself()), self._noted())
-        if fine:
+            raise Died(_describe_status(self._wait_for_exit()), self._read_place())
+        if succeeded:
             return value
         raise value
 
     def end(self) -> None:
-        """No more requests."""
-        if self._pid:  # it waits for a request: there is nothing that it could lose
-            with contextlib.suppress(WorkerDied):  # then it has ended
-                self._bury()
+        """End the child; a later request starts a new one."""
+        if self._pid:  # it waits for a request, so there is nothing that it could lose
+            with contextlib.suppress(WorkerDied):  # it has ended already
+                self._kill()
 
     def __del__(self) -> None:
         os.close(self._place_fd)
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
-        """
+    def _start(self) -> None:
+        """Fork a child, and wait until it is ready.
+
         Raises:
-            WorkerDied: it died before it had anything to do, or none can be made: there are too many processes.
+            WorkerDied: it died before it had anything to do, or none can be forked: there are too many processes.
         """
         self._place[: _SIZE.size] = _SIZE.pack(0)
-        work = dumps((self._serve, self._began))
-        asked, self._requests = os.pipe()
-        self._answers, answering = os.pipe()
+        work = dumps((self._serve, self._on_start))
+        request_end, self._requests = os.pipe()
+        self._answers, answer_end = os.pipe()
         try:
             self._fork_server = fork_server()
-            self._pid = self._fork_server.child(asked, answering, self._place_fd)
+            self._pid = self._fork_server.fork(request_end, answer_end, self._place_fd)
         except BaseException as e:
-            self._forget()
+            self._close_pipes()
             if isinstance(e, OSError) and not lacks_memory(e):  # no request is to blame
                 raise WorkerDied(f"no child process can be made: {e.strerror}") from e
             raise
         finally:
-            os.close(asked)
-            os.close(answering)
+            os.close(request_end)
+            os.close(answer_end)
         try:
-            _send(self._requests, dumps((sys.path, _folder(), dict(os.environ))))
+            _send(self._requests, dumps((sys.path, _working_folder(), dict(os.environ))))
             _send(self._requests, work)
             answer = _receive(self._answers, None)
         except BrokenPipeError:
             answer = None
         if answer is None:
-            raise WorkerDied(f"a child process ended before it had anything to do: {_how(self._buried_by_itself())}")
-        fine, value = pickle.loads(answer)
-        if not fine:
-            self._bury()
+            raise WorkerDied(
+                f"a child process ended before it had anything to do: {_describe_status(self._wait_for_exit())}"
+            )
+        succeeded, value = pickle.loads(answer)
+        if not succeeded:
+            self._kill()
             raise value
 
-    def _buried_by_itself(self) -> int:
-        """How it has ended, or ends now: code that was called may have closed its pipes, and go on."""
+    def _wait_for_exit(self) -> int:
+        """Wait for the child to end, and return its status. If its code has only closed the pipes, it is killed."""
         assert self._fork_server is not None
         until = time.monotonic() + _GRACE_S
         try:
-            while (status := self._fork_server.ended(self._pid)) is None:
+            while (status := self._fork_server.poll(self._pid)) is None:
                 if time.monotonic() > until:
-                    return self._bury()
-                time.sleep(_LOOK_S)
+                    return self._kill()
+                time.sleep(_POLL_S)
         finally:
-            self._forget()
+            self._close_pipes()
         return status
 
-    def _bury(self) -> int:
-        """Kill it, if it lives; how it ended."""
+    def _kill(self) -> int:
+        """Kill the child if it lives, and return its status."""
         assert self._fork_server is not None
         try:
             return self._fork_server.reap(self._pid)
         finally:
-            self._forget()
+            self._close_pipes()
 
-    def _forget(self) -> None:
+    def _close_pipes(self) -> None:
         self._pid = 0
         for end in (self._requests, self._answers):
             if end >= 0:
                 os.close(end)
         self._requests = self._answers = -1
 
-    def _noted(self) -> str:
+    def _read_place(self) -> str:
         (size,) = _SIZE.unpack(self._place[: _SIZE.size])
         return self._place[_SIZE.size : _SIZE.size + size].decode("utf-8", "surrogatepass")
 
 
-def _folder() -> str | None:
-    """That this process works in; None: somebody has removed it."""
+def _working_folder() -> str | None:
+    """Return the current folder; None: it was removed."""
     with contextlib.suppress(OSError):
         return os.getcwd()
     return None
 
 
 def serve_requests(requests: int, answers: int, place: int) -> None:  # pragma: no cover - the child
-    """Be the child: get ready as it was asked for, say so, and answer until there are no more requests."""
+    """Run the child: set up the parent's environment, report that it is ready, and answer until there are no more
+    requests."""
     me = os.getpid()
     pipes = Descriptors((requests, answers))
-    _mine.append(_Place(mmap.mmap(place, _PLACE_BYTES), pipes))
+    _own_place.append(_PlaceMemory(mmap.mmap(place, _MAX_PLACE_BYTES), pipes))
     settings, work = _receive(requests, None), _receive(requests, None)
     if settings is None or work is None:
         return
@@ -230,53 +236,53 @@ def serve_requests(requests: int, answers: int, place: int) -> None:  # pragma: 
         if folder is not None:
             with contextlib.suppress(OSError):
                 os.chdir(folder)
-        serve, began = pickle.loads(work)
-        began()
+        serve, on_start = pickle.loads(work)
+        on_start()
     except BaseException as e:
-        _send(answers, _pickled(as_exception(e)))
+        _send(answers, _pickle_error(as_exception(e)))
         return
     _send(answers, dumps((True, None)))
-    while (answer := _answer(serve, requests)) is not None:
-        end_copy_of(me)
-        pipes.end_unless_intact()
+    while (answer := _answer_next(serve, requests)) is not None:
+        exit_if_forked(me)
+        pipes.exit_unless_intact()
         _send(answers, answer)
 
 
-class _Place(NamedTuple):
-    """Shared memory where a child notes its place."""
+class _PlaceMemory(NamedTuple):
+    """Memory shared with the parent, where a child notes its place."""
 
     memory: mmap.mmap
     pipes: Descriptors
 
 
-_mine: list[_Place] = []
+_own_place: list[_PlaceMemory] = []
 """This child's own place."""
 
 
 def note(place: str) -> None:  # pragma: no cover - the child
-    """In a child: note where it is, which survives its death. "" for nowhere.
+    """Note, in a child, what it is about to do, for the parent to read after its death; "" for nothing.
 
-    Code that has closed its pipe has killed it, and is still where it is.
+    A child whose pipes were closed by the code it called ends here, with the note of that code still in place.
     """
-    (mine,) = _mine
-    mine.pipes.end_unless_intact()
-    said = place.encode("utf-8", "surrogatepass")[: _PLACE_BYTES - _SIZE.size]
-    mine.memory[_SIZE.size : _SIZE.size + len(said)] = said
-    mine.memory[: _SIZE.size] = _SIZE.pack(len(said))
+    (place_memory,) = _own_place
+    place_memory.pipes.exit_unless_intact()
+    text = place.encode("utf-8", "surrogatepass")[: _MAX_PLACE_BYTES - _SIZE.size]
+    place_memory.memory[_SIZE.size : _SIZE.size + len(text)] = text
+    place_memory.memory[: _SIZE.size] = _SIZE.pack(len(text))
 
 
-def _answer(serve: Callable[[Any], Any], requests: int) -> bytes | None:  # pragma: no cover - the child
-    """To the next request; None: there are no more."""
+def _answer_next(serve: Callable[[Any], Any], requests: int) -> bytes | None:  # pragma: no cover - the child
+    """Return the answer to the next request; None: there are no more."""
     try:
         if (request := _receive(requests, None)) is None:
             return None
         return dumps((True, serve(pickle.loads(request))))
     except BaseException as e:
-        return _pickled(as_exception(e))
+        return _pickle_error(as_exception(e))
 
 
-def _pickled(error: Exception) -> bytes:  # pragma: no cover - the child
-    """An error on its way to the parent; one that cannot be pickled as its nearest relative."""
+def _pickle_error(error: Exception) -> bytes:  # pragma: no cover - the child
+    """Return an error pickled for the parent; one that cannot be pickled becomes the nearest base class of ours."""
     with contextlib.suppress(Exception):
         answer = dumps((False, error))
         pickle.loads(answer)
@@ -287,7 +293,7 @@ def _pickled(error: Exception) -> bytes:  # pragma: no cover - the child
     return dumps((False, RuntimeError(describe(error))))
 
 
-def _how(status: int) -> str:
+def _describe_status(status: int) -> str:
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         with contextlib.suppress(ValueError):
@@ -296,9 +302,11 @@ def _how(status: int) -> str:
     return f"exit code {os.WEXITSTATUS(status)}"
 
 
-def end_copy_of(process: int) -> None:
-    """End this process if it is not the one of this id but a copy, which code that was called there has made by a fork
-    and let go on: whatever it is at, the original does. Called before anything is written."""
+def exit_if_forked(process: int) -> None:
+    """End this process if it is a forked copy of the process with this id.
+
+    A step may fork and let the copy return. The original does the work; so this is called before anything is written.
+    """
     if os.getpid() != process:
         os._exit(0)  # pragma: no cover - the copy
 
@@ -311,10 +319,10 @@ def _send(pipe: int, message: bytes) -> None:
 
 
 def _receive(pipe: int, until: float | None) -> bytes | None:
-    """The next message; None: the other end is closed.
+    """Read the next message; None: the other end is closed.
 
     Raises:
-        TimeoutError: it is not whole at ``until`` (monotonic time).
+        TimeoutError: it is not complete at ``until`` (monotonic time).
     """
     head = _read(pipe, _SIZE.size, until)
     return None if head is None else _read(pipe, _SIZE.unpack(head)[0], until)
@@ -336,7 +344,7 @@ def _read(pipe: int, size: int, until: float | None) -> bytes | None:
 def _readable(pipe: int, until: float) -> bool:
     """Return whether there is something to read, or no writer any more, before ``until``.
 
-    Not by ``select``: that takes no number from 1024 on, and a worker may have more files open than that.
+    Uses ``poll``: ``select`` accepts only descriptors below 1024, and a worker may have more files open.
     """
     waiting = select.poll()
     waiting.register(pipe, select.POLLIN)

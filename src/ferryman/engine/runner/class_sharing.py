@@ -1,8 +1,8 @@
 """An archive of Spark's classes, from which its JVM starts in half the time.
 
 A JVM that starts Spark reads, checks and links 15 000 classes, which takes it longer than a small run. Java can keep
-them as they lie in memory, in a file that the next JVM maps: class data sharing
-(https://docs.oracle.com/en/java/javase/17/vm/class-data-sharing.html). The file lies in the user's cache folder. It is
+them in a file that the next JVM maps into memory: class data sharing
+(https://docs.oracle.com/en/java/javase/17/vm/class-data-sharing.html). The file is in the user's cache folder. It is
 for one Java and one set of jars, and may be missing or removed at any time: Spark only starts slower without it.
 
 A JVM crashes on an archive that is cut off, and on one that is damaged unless it verifies it. So the size of an archive
@@ -32,64 +32,66 @@ from ferryman.engine.runner.java import java_command
 from ferryman.storage.files import fsync_file
 from ferryman.storage.locks import hold_lock
 
-LIMIT_S: Final = 180.0
-"""Making one takes 20 s of one core. A machine that needs nine times as long is better left alone."""
+TIMEOUT_S: Final = 180.0
+"""Seconds after which making an archive is given up. It takes 20 s of one core; a machine that needs nine times as long
+has better things to do."""
 
-AGAIN_S: Final = 86_400.0
-"""After an attempt without success, the next one in the background is made a day later."""
+RETRY_AFTER_S: Final = 86_400.0
+"""Seconds after a failed attempt until the next one in the background."""
 
-KEPT: Final = 5
-KEPT_S: Final = 30 * 86_400.0
-"""Archives that are kept, of 170 MB each: those used last, within so many seconds. Each environment has its own."""
+MAX_ARCHIVES: Final = 5
+MAX_AGE_S: Final = 30 * 86_400.0
+"""Archives that are kept, of 170 MB each: at most so many, each used within so many seconds. Each environment has its
+own."""
 
 _FORMAT: Final = b"2"
 """Changes with what the training run does, or with what it is told."""
 
-_LEFT_BEHIND_S: Final = 3600.0
-"""A folder of a killed attempt is removed when it is this old."""
+_STALE_FOLDER_S: Final = 3600.0
+"""Seconds after which the folder of a killed attempt is removed."""
 
 _CLASS_PATH: Final = ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_DIST_CLASSPATH")
 """Variables that change the JVM's class path, which is the archive's too."""
 
 _JAVA_OPTIONS: Final = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
-"""Variables whose options a JVM that Spark starts has, too."""
+"""Variables with more options for a JVM that Spark starts."""
 
-_THEIR_SHARING: Final = ("-Xshare", "SharedArchiveFile", "ArchiveClassesAtExit")
-_THEIR_COMPILER: Final = ("Tiered", "-Xint", "-Xcomp", "-client", "-server")
+_SHARING_OPTIONS: Final = ("-Xshare", "SharedArchiveFile", "ArchiveClassesAtExit")
+_COMPILER_OPTIONS: Final = ("Tiered", "-Xint", "-Xcomp", "-client", "-server")
 
 
-def java_options(theirs: str, *, queries: bool, environment: Mapping[str, str] = os.environ) -> str:
-    """A user's options for a driver's JVM on this machine, then ours. What theirs decide, ours do not.
+def java_options(user_options: str, *, queries: bool, environment: Mapping[str, str] = os.environ) -> str:
+    """Return the options of a driver's JVM on this machine: the user's, then ours where the user's leave a choice.
 
     Args:
-        theirs: ``spark.driver.extraJavaOptions``.
-        queries: the JVM runs queries: it needs its second compiler, which costs a start without queries a second.
+        user_options: ``spark.driver.extraJavaOptions``.
+        queries: the JVM runs queries, so it needs its second compiler, which costs a second at the start.
     """
-    decided = " ".join([theirs, *(environment.get(name, "") for name in _JAVA_OPTIONS)])
-    ours = []
-    if not queries and not any(word in decided for word in _THEIR_COMPILER):
-        ours.append("-XX:TieredStopAtLevel=1")
-    if not any(word in decided for word in _THEIR_SHARING):
+    all_options = " ".join([user_options, *(environment.get(name, "") for name in _JAVA_OPTIONS)])
+    own_options = []
+    if not queries and not any(word in all_options for word in _COMPILER_OPTIONS):
+        own_options.append("-XX:TieredStopAtLevel=1")
+    if not any(word in all_options for word in _SHARING_OPTIONS):
         archive = ClassArchive.of_machine(environment)
         if archive is not None and (path := archive.find()) is not None:
-            quiet = "-Xlog:cds*=off -Xlog:class+path*=off"  # of an archive that does not fit, on stdout
-            ours.append(f"{shlex.quote(f'-XX:SharedArchiveFile={path}')} -XX:+VerifySharedSpaces {quiet}")
-    return " ".join(filter(None, [theirs, *ours]))
+            quiet = "-Xlog:cds*=off -Xlog:class+path*=off"  # else it reports an archive that does not fit on stdout
+            own_options.append(f"{shlex.quote(f'-XX:SharedArchiveFile={path}')} -XX:+VerifySharedSpaces {quiet}")
+    return " ".join(filter(None, [user_options, *own_options]))
 
 
-def make_later(environment: Mapping[str, str] = os.environ) -> None:
+def make_in_background(environment: Mapping[str, str] = os.environ) -> None:
     """Make an archive in the background if there is none: in a process of its own, of the lowest priority.
 
-    It ends by itself, after some 20 s, and at the latest after ``LIMIT_S``.
+    It ends by itself, after some 20 s, and at the latest after ``TIMEOUT_S``.
     """
-    if any(word in environment.get(name, "") for name in _JAVA_OPTIONS for word in _THEIR_SHARING):
+    if any(word in environment.get(name, "") for name in _JAVA_OPTIONS for word in _SHARING_OPTIONS):
         return
     archive = ClassArchive.of_machine(environment)
     if archive is None or not archive.is_due():
         return
     command = [sys.executable, "-m", __name__]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        subprocess.run(  # the shell ends at once: nobody has to wait for its child
+        subprocess.run(  # the shell ends at once, and its child need not be waited for
             ["/bin/sh", "-c", '"$@" &', "sh", *command],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             cwd=archive.folder, start_new_session=True, check=False, timeout=10,
@@ -98,14 +100,14 @@ def make_later(environment: Mapping[str, str] = os.environ) -> None:
 
 @dataclass(frozen=True)
 class ClassArchive:
-    """The archive that fits this machine's Java and Spark, whether it is there or not."""
+    """The archive for this machine's Java and Spark, which may not exist yet."""
 
     folder: Path
     key: str
 
     @classmethod
     def of_machine(cls, environment: Mapping[str, str] = os.environ) -> Self | None:
-        """None: there is no Java, no Spark, or no folder of this user's own to keep it in."""
+        """Return the archive for this environment; None: there is no Java, no Spark, or no folder of the user's own."""
         try:
             folder = _cache_folder(environment)
             return None if folder is None else cls(folder, _key(environment))
@@ -113,7 +115,7 @@ class ClassArchive:
             return None
 
     def find(self) -> Path | None:
-        """The archive, if it is there and as long as it was made."""
+        """Return the archive's path, if it exists and has the size in its name; None: it does not."""
         with contextlib.suppress(OSError):
             for path in self.folder.glob(f"spark-{self.key}-*.jsa"):
                 if path.stem.endswith(f"-{path.stat().st_size}"):
@@ -123,30 +125,31 @@ class ClassArchive:
         return None
 
     def is_due(self) -> bool:
-        """There is none, and nobody has tried to make it for a day."""
+        """Return whether there is no archive, and no attempt to make one was made within a day."""
         try:
-            return self.find() is None and time.time() - self._tried.stat().st_mtime > AGAIN_S
+            return self.find() is None and time.time() - self._attempt_marker.stat().st_mtime > RETRY_AFTER_S
         except FileNotFoundError:
             return os.access(self.folder, os.W_OK)
         except OSError:
             return False
 
     def make(self) -> Path | None:
-        """Make it, unless it is there, or another process is at it. None: there is none now."""
-        with contextlib.suppress(OSError), hold_lock(self.folder / "making.lock", 0) as alone:
-            if alone and self.find() is None:
-                self._tried.touch()
+        """Make the archive, unless it exists or another process is making it; returns its path, None if there is
+        none."""
+        with contextlib.suppress(OSError), hold_lock(self.folder / "making.lock", 0) as locked:
+            if locked and self.find() is None:
+                self._attempt_marker.touch()
                 self._remove_old()
                 with self._scratch() as scratch:
-                    made = scratch / "spark.jsa"
-                    if train(made, scratch):
-                        fsync_file(made)
-                        made.rename(self.folder / f"spark-{self.key}-{made.stat().st_size}.jsa")
-                        self._tried.unlink()
+                    archive = scratch / "spark.jsa"
+                    if train(archive, scratch):
+                        fsync_file(archive)
+                        archive.rename(self.folder / f"spark-{self.key}-{archive.stat().st_size}.jsa")
+                        self._attempt_marker.unlink()
         return self.find()
 
     @property
-    def _tried(self) -> Path:
+    def _attempt_marker(self) -> Path:
         return self.folder / f"spark-{self.key}.tried"
 
     @contextlib.contextmanager
@@ -158,26 +161,26 @@ class ClassArchive:
             shutil.rmtree(scratch, ignore_errors=True)
 
     def _remove_old(self) -> None:
-        """All but those used last, and what killed attempts have left. A JVM that has one keeps it."""
+        """Remove all archives but those used last, and what killed attempts have left. A JVM that uses one keeps it."""
         now = time.time()
         used = {path: path.stat().st_mtime for path in self.folder.glob("spark-*.jsa")}
-        kept = sorted(used, key=lambda path: used[path], reverse=True)[: KEPT - 1]
+        kept = sorted(used, key=lambda path: used[path], reverse=True)[: MAX_ARCHIVES - 1]
         for path, when in used.items():
-            if path not in kept or now - when > KEPT_S or path.name.startswith(f"spark-{self.key}-"):
+            if path not in kept or now - when > MAX_AGE_S or path.name.startswith(f"spark-{self.key}-"):
                 path.unlink(missing_ok=True)
         for path in self.folder.glob("spark-*.tried"):
-            if now - path.stat().st_mtime > AGAIN_S:
+            if now - path.stat().st_mtime > RETRY_AFTER_S:
                 path.unlink(missing_ok=True)
         for folder in self.folder.glob("making-*"):
-            if now - folder.stat().st_mtime > _LEFT_BEHIND_S:
+            if now - folder.stat().st_mtime > _STALE_FOLDER_S:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
 def train(archive: Path, scratch: Path) -> bool:
-    """Start Spark in a process of its own, let it do what runs do, and write the archive at its end. False: it did not.
+    """Start Spark in a process of its own, which writes the archive at its end; returns whether it did.
 
     Args:
-        scratch: a folder that is removed afterwards, for what it leaves.
+        scratch: the process's working folder, which is removed afterwards.
     """
     environment = {name: value for name, value in os.environ.items() if name not in _JAVA_OPTIONS}
     environment.pop("PYSPARK_GATEWAY_PORT", None)
@@ -188,7 +191,7 @@ def train(archive: Path, scratch: Path) -> bool:
         cwd=scratch, env=environment, start_new_session=True,
     ) as process:  # fmt: skip
         try:
-            return process.wait(LIMIT_S) == 0 and archive.stat().st_size > 0
+            return process.wait(TIMEOUT_S) == 0 and archive.stat().st_size > 0
         except (OSError, subprocess.TimeoutExpired):
             return False
         finally:
@@ -197,16 +200,16 @@ def train(archive: Path, scratch: Path) -> bool:
 
 
 def _cache_folder(environment: Mapping[str, str]) -> Path | None:
-    """The user's own: what is in an archive is run."""
-    given = environment.get("XDG_CACHE_HOME", "")
-    folder = Path(given if os.path.isabs(given) else Path.home() / ".cache", "ferryman")
-    folder.mkdir(mode=0o700, parents=bool(given) or folder.parents[1].is_dir(), exist_ok=True)
-    found = folder.stat()
-    return folder if found.st_uid == os.geteuid() and not found.st_mode & 0o022 else None
+    """Return the user's cache folder; None if others may write there, since code in an archive is run."""
+    configured = environment.get("XDG_CACHE_HOME", "")
+    folder = Path(configured if os.path.isabs(configured) else Path.home() / ".cache", "ferryman")
+    folder.mkdir(mode=0o700, parents=bool(configured) or folder.parents[1].is_dir(), exist_ok=True)
+    status = folder.stat()
+    return folder if status.st_uid == os.geteuid() and not status.st_mode & 0o022 else None
 
 
 def _key(environment: Mapping[str, str]) -> str:
-    """Differs where a JVM would ignore the archive: by Java, by the jars, by the class path.
+    """Return a hash of what an archive depends on: Java, the jars, and the class path.
 
     Raises:
         OSError, ValueError: there is no Java, or no Spark.
@@ -223,8 +226,8 @@ def _key(environment: Mapping[str, str]) -> str:
     digest = hashlib.blake2b(_FORMAT, digest_size=8)
     for path in files:
         with contextlib.suppress(FileNotFoundError):
-            about = path.stat()
-            digest.update(f"{path}\0{about.st_size}\0{about.st_mtime_ns}\0".encode(errors="surrogateescape"))
+            status = path.stat()
+            digest.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0".encode(errors="surrogateescape"))
     for name in _CLASS_PATH:
         digest.update(f"{name}={environment.get(name, '')}\0".encode(errors="surrogateescape"))
     return digest.hexdigest()
@@ -232,5 +235,5 @@ def _key(environment: Mapping[str, str]) -> str:
 
 if __name__ == "__main__":
     os.nice(19)
-    if (this_machines := ClassArchive.of_machine()) is not None:
-        this_machines.make()
+    if (archive_of_machine := ClassArchive.of_machine()) is not None:
+        archive_of_machine.make()

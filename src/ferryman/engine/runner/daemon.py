@@ -1,9 +1,9 @@
 """Spark's Python daemon on this machine, which forks the workers: PySpark's own, from the installed package.
 
-Spark puts the zip of PySpark that lies in the package before the package itself. What comes out of a zip has no
-bytecode: each worker compiled all that it loads of PySpark, which took most of a second.
+Spark puts the zip of PySpark inside the package before the package itself. Modules from a zip have no bytecode, so each
+worker compiled all that it loads of PySpark, which took most of a second.
 
-Nothing else is loaded here. A process that forks must have no threads, and Arrow has some as soon as it is there.
+Nothing else is loaded here. A process that forks must have no threads, and Arrow starts some when it is imported.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ def without_zips(path: list[str]) -> list[str]:
 
 
 def main() -> None:
-    """Be the daemon, until Spark ends it."""
-    before = list(sys.path)
-    sys.path[:] = without_zips(before)
+    """Run the daemon until Spark ends it."""
+    original = list(sys.path)
+    sys.path[:] = without_zips(original)
     if find_spec("pyspark") is None or find_spec("py4j") is None:  # there are only the zips
-        sys.path[:] = before
+        sys.path[:] = original
 
     from pyspark.daemon import manager
 

@@ -1,6 +1,6 @@
-"""A fork server: a process that has loaded what children need, and opened nothing; each child is forked from it.
+"""A fork server: a process that has loaded the modules of children, and opened nothing; each child is forked from it.
 
-It is started, not forked, when the first child is wanted, and ends with the process that wanted it.
+It is started, not forked, when a process needs its first child, and ends with that process.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from typing import Final
 
 from ferryman.errors import WorkerDied
 
-_LOADED: Final = (
+_PRELOADED: Final = (
     "ferryman.engine.deliver.turn",
     "ferryman.engine.keyed.update",
     "ferryman.engine.transform.isolation",
 )
-"""Modules of what children do."""
+"""Modules that children need."""
 
 _DIE_WITH_PARENT: Final = 1  # PR_SET_PDEATHSIG of Linux
-_ORDER: Final = struct.Struct("<ci")
+_REQUEST: Final = struct.Struct("<ci")
 """A request: the command, and a process id."""
-_CHILD, _LOOK, _REAP = b"c", b"l", b"r"
+_FORK, _POLL, _REAP = b"c", b"l", b"r"
 _ALIVE: Final = -1
 _ANSWER: Final = struct.Struct("<i")
 
@@ -39,84 +39,84 @@ class ForkServer:
     """Forks children, kills and reaps them. Threads may share it."""
 
     def __init__(self) -> None:
-        self._turn = threading.Lock()
-        self._socket, theirs = socket.socketpair()
-        with theirs:
+        self._lock = threading.Lock()
+        self._socket, server_socket = socket.socketpair()
+        with server_socket:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(theirs.fileno())],
+                [sys.executable, "-m", __name__, str(server_socket.fileno())],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(_import_path()), "PYTHONSAFEPATH": "1"},
-                pass_fds=[theirs.fileno()],
+                pass_fds=[server_socket.fileno()],
             )
 
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def child(self, requests: int, answers: int, place: int) -> int:
-        """A new child with these descriptors, which runs ``child.serve_requests``; its process id.
+    def fork(self, requests: int, answers: int, place: int) -> int:
+        """Fork a child with these descriptors, which runs ``child.serve_requests``, and return its process id.
 
         Raises:
-            WorkerDied: this process was killed, with its children.
-            OSError: there is no memory for another process, or there may be no more of them.
+            WorkerDied: the fork server was killed, with its children.
+            OSError: there is no memory for another process, or there are too many.
         """
-        pid = self._ask(_CHILD, 0, [requests, answers, place])
+        pid = self._ask(_FORK, 0, [requests, answers, place])
         if pid < 0:
             raise OSError(-pid, os.strerror(-pid))
         return pid
 
-    def ended(self, pid: int) -> int | None:
+    def poll(self, pid: int) -> int | None:
         """Return the ``waitpid`` status of a child that has ended by itself; None: it lives.
 
         Raises:
             WorkerDied: see ``reap``.
         """
-        status = self._ask(_LOOK, pid, [])
+        status = self._ask(_POLL, pid, [])
         return None if status == _ALIVE else status
 
     def reap(self, pid: int) -> int:
-        """Kill a child if it lives; its status, as ``waitpid`` gives it.
+        """Kill a child if it lives, and return its ``waitpid`` status.
 
         Raises:
-            WorkerDied: this process was killed, with its children: it was not what the child did.
+            WorkerDied: the fork server was killed, with its children; the child's work is not to blame.
         """
         return self._ask(_REAP, pid, [])
 
-    def _ask(self, what: bytes, pid: int, descriptors: list[int]) -> int:
-        with self._turn:
+    def _ask(self, command: bytes, pid: int, descriptors: list[int]) -> int:
+        with self._lock:
             try:
-                socket.send_fds(self._socket, [_ORDER.pack(what, pid)], descriptors)
-                said = self._socket.recv(_ANSWER.size, socket.MSG_WAITALL)
+                socket.send_fds(self._socket, [_REQUEST.pack(command, pid)], descriptors)
+                answer = self._socket.recv(_ANSWER.size, socket.MSG_WAITALL)
             except ConnectionError:
-                said = b""
-        if len(said) < _ANSWER.size:
+                answer = b""
+        if len(answer) < _ANSWER.size:
             self._process.wait()
             raise WorkerDied("the process that its child processes are forked from was killed from outside")
-        (number,) = _ANSWER.unpack(said)
+        (number,) = _ANSWER.unpack(answer)
         return int(number)
 
 
-_of_process: Final[dict[int, ForkServer]] = {}
-_turns: Final[dict[int, threading.Lock]] = {}
-"""By process id: a forked copy leaves alone what is its parent's."""
+_servers: Final[dict[int, ForkServer]] = {}
+_locks: Final[dict[int, threading.Lock]] = {}
+"""By process id, so that a forked copy does not use its parent's."""
 
 
 def fork_server() -> ForkServer:
-    """The one of this process; it is started where there is none."""
-    with _turns.setdefault(os.getpid(), threading.Lock()):
-        found = _of_process.get(os.getpid())
-        if found is None or not found.alive:
-            found = _of_process[os.getpid()] = ForkServer()
-        return found
+    """Return the fork server of this process; it is started if there is none."""
+    with _locks.setdefault(os.getpid(), threading.Lock()):
+        server = _servers.get(os.getpid())
+        if server is None or not server.alive:
+            server = _servers[os.getpid()] = ForkServer()
+        return server
 
 
 def _import_path() -> list[str]:
-    """Return this process's import path. Code may have put anything there; Python uses text only, and so does this."""
+    """Return this process's import path. Code may put anything into ``sys.path``; like Python, this uses only text."""
     return [each for each in sys.path if isinstance(each, str)]
 
 
-def die_with(parent: int) -> None:  # pragma: no cover - the child
-    """A child does not outlive its parent, where the system can see to that."""
+def die_with_parent(parent: int) -> None:  # pragma: no cover - the child
+    """Have the system kill this process when its parent ends, where it can do that."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != parent:
@@ -124,30 +124,30 @@ def die_with(parent: int) -> None:  # pragma: no cover - the child
 
 
 def main(descriptor: int) -> None:  # pragma: no cover - another process
-    """Do what is asked for until nobody can ask any more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of Ctrl-C the driver decides
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a worker that ignores it has handed that down
-    for module in _LOADED:
+    """Run the fork server until its connection is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # it may be ignored, as inherited from a worker
+    for module in _PRELOADED:
         importlib.import_module(module)
-    with socket.socket(fileno=descriptor) as asked:
+    with socket.socket(fileno=descriptor) as connection:
         while True:
-            order, descriptors, _, _ = socket.recv_fds(asked, _ORDER.size, 3)
-            if len(order) < _ORDER.size:
+            request, descriptors, _, _ = socket.recv_fds(connection, _REQUEST.size, 3)
+            if len(request) < _REQUEST.size:
                 return
-            what, pid = _ORDER.unpack(order)
-            if what == _CHILD:
-                answer = _fork(asked, descriptors)
-            elif what == _LOOK:
-                ended, status = os.waitpid(pid, os.WNOHANG)
-                answer = status if ended else _ALIVE
+            command, pid = _REQUEST.unpack(request)
+            if command == _FORK:
+                answer = _fork(connection, descriptors)
+            elif command == _POLL:
+                waited_pid, status = os.waitpid(pid, os.WNOHANG)
+                answer = status if waited_pid else _ALIVE
             else:
-                os.kill(pid, signal.SIGKILL)  # it is ours, and was not waited for
+                os.kill(pid, signal.SIGKILL)  # the id is still that of our child, which was not waited for
                 answer = os.waitpid(pid, 0)[1]
-            asked.sendall(_ANSWER.pack(answer))
+            connection.sendall(_ANSWER.pack(answer))
 
 
-def _fork(asked: socket.socket, descriptors: list[int]) -> int:  # pragma: no cover - another process
-    """The process id of a new child, or a negative error number."""
+def _fork(connection: socket.socket, descriptors: list[int]) -> int:  # pragma: no cover - another process
+    """Fork a child; returns its process id, or a negative error number."""
     me = os.getpid()
     try:
         pid = os.fork()
@@ -158,9 +158,9 @@ def _fork(asked: socket.socket, descriptors: list[int]) -> int:  # pragma: no co
             os.close(each)
         return pid
     try:
-        asked.close()
-        die_with(me)
-        os.setpgid(0, 0)  # what kills its process group kills itself alone
+        connection.close()
+        die_with_parent(me)
+        os.setpgid(0, 0)  # code that kills its process group then kills only itself
         signal.signal(signal.SIGINT, signal.default_int_handler)
         from ferryman.engine.runner.child import serve_requests
 

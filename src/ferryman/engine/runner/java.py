@@ -1,4 +1,4 @@
-"""Search for a Java that Spark can run on. Spark itself would answer with a stack trace."""
+"""Java for Spark: whether there is one that it can run on. Without one, Spark itself answers with a stack trace."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _INSTALL: Final = (
 
 
 def check_java(environment: Mapping[str, str] = os.environ) -> None:
-    """
+    """Check that there is a Java that Spark can run on.
+
     Raises:
         UsageError: there is no Java, JAVA_HOME is not the folder of one, or it is too old.
     """
@@ -46,7 +47,7 @@ def check_java(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def java_command(environment: Mapping[str, str] = os.environ) -> str | None:
-    """The Java that Spark starts: that of JAVA_HOME, or else the first on the PATH; None: there is none."""
+    """Return the Java that Spark starts: that of JAVA_HOME, otherwise the first on the PATH; None: there is none."""
     if home := environment.get("JAVA_HOME", ""):
         java = str(Path(home, "bin", "java"))
         return java if os.access(java, os.X_OK) else None
@@ -54,20 +55,20 @@ def java_command(environment: Mapping[str, str] = os.environ) -> str | None:
 
 
 def _version(java: str, environment: Mapping[str, str]) -> int | None:
-    """17 of ``17.0.13``; None if it does not say, and Spark may try.
+    """Return 17 of ``17.0.13``; None if the version is unknown, and Spark may try.
 
-    It stands in a file of nearly every Java: to start one only for that costs each run a tenth of a second and more.
+    Nearly every Java has it in a file. Starting Java only to ask costs each run a tenth of a second or more.
     """
     with contextlib.suppress(OSError):
         release = Path(java).resolve().parents[1] / "release"
-        if found := _VERSION.search(release.read_text("utf-8", errors="replace")):
-            return int(found[1])
+        if match := _VERSION.search(release.read_text("utf-8", errors="replace")):
+            return int(match[1])
     try:
-        done = subprocess.run(
+        answer = subprocess.run(
             [java, "-version"], capture_output=True, text=True, errors="replace", env=dict(environment),
             timeout=_PATIENCE_S, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = _VERSION.search(done.stderr + done.stdout)
-    return None if found is None else int(found[1])
+    match = _VERSION.search(answer.stderr + answer.stdout)
+    return None if match is None else int(match[1])

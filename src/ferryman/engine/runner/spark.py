@@ -1,7 +1,7 @@
 """Tasks on a Spark session, as ``mapInArrow`` stages.
 
-A stage's input is one row a task; what tasks read and write are files, so document content never crosses the JVM. On
-this machine it is a stage of an RDD.
+A stage's input is one row per task; tasks read and write files, so document content never crosses the JVM. On this
+machine an RDD is used instead of a DataFrame.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql.functions import spark_partition_id
 
-from ferryman.engine.runner.base import Answer, Item, QueryFailed, Runner, no_memory_is_death, set_outcome
-from ferryman.engine.runner.reasons import packed, reason, unpacked
-from ferryman.engine.runner.sessions import is_alive, shown, was_stopped
-from ferryman.engine.runner.worker import ImportPath, answering
+from ferryman.engine.runner.base import Answer, Item, QueryFailed, Runner, set_outcome, treat_memory_errors_as_deaths
+from ferryman.engine.runner.sessions import expose_session, is_alive, was_stopped
+from ferryman.engine.runner.spark_errors import describe_spark_error, pack_errors, unpack_error
+from ferryman.engine.runner.worker import ImportPath, check_descriptors
 from ferryman.errors import EngineError, FerrymanError, OutOfMemory, WorkerDied, describe, plain_text
 from ferryman.plan.calls import dumps
 
-_PARTED = 100_000
-"""Numbers in a range that has more of them than any Spark has cores."""
+_MANY_ROWS = 100_000
+"""Rows of a range that has more of them than any Spark has cores."""
 
-_ANSWER = "number long, answer binary"
+_ANSWER_SCHEMA = "number long, answer binary"
 
-_AHEAD = "ferryman-ahead"
-"""Spark's pool of jobs that run ahead. Within a pool the job that came first gets all cores; pools get equal shares."""
+_AHEAD_POOL = "ferryman-ahead"
+"""Spark's pool for jobs that run ahead. Within a pool the first job gets all cores; pools get equal shares."""
 
 
 class SparkRunner(Runner):
@@ -47,18 +47,18 @@ class SparkRunner(Runner):
 
     @functools.cached_property
     def slots(self) -> int:
-        """Cores that Spark has for us, as far as it says."""
-        with self._explained():
+        """Return the number of cores that Spark has for this session, as far as it reports them."""
+        with self._convert_errors():
             try:
                 return max(1, int(self.spark.sparkContext.defaultParallelism))
-            except PySparkException:  # Connect: it parts a range without a number of parts by its cores
-                return max(1, len(self.spark.range(_PARTED).select(spark_partition_id()).distinct().collect()))
+            except PySparkException:  # Connect: it splits a range by its cores, unless a number is given
+                return max(1, len(self.spark.range(_MANY_ROWS).select(spark_partition_id()).distinct().collect()))
 
     @property
     def on_one_machine(self) -> bool:
-        """Whether the driver is the executor, too (``local[*]``)."""
+        """Return whether the driver is also the executor (``local[*]``)."""
         with contextlib.suppress(AttributeError, PySparkException):
-            master = str(self.spark.sparkContext.master)  # it knows that by itself, whatever has become of its JVM
+            master = str(self.spark.sparkContext.master)  # known in Python, even if the JVM has ended
             return master.startswith("local") and not master.startswith("local-cluster")
         return False  # Connect: the server is another process at least, perhaps of another user
 
@@ -68,43 +68,43 @@ class SparkRunner(Runner):
 
     def run(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
         """Run the task for each item as a Spark job, see ``Runner.run``."""
-        return self.run_before(task, items, lambda: None)
+        return self.run_with_callback(task, items, lambda: None)
 
-    def run_before(
-        self, task: Callable[[Item], Answer], items: Sequence[Item], then: Callable[[], None]
+    def run_with_callback(
+        self, task: Callable[[Item], Answer], items: Sequence[Item], on_submitted: Callable[[], None]
     ) -> list[Answer]:
-        """Run the task and call ``then``, see ``Runner.run_before``. Spark starts the tasks of the first of two jobs
-        first."""
+        """Run the task and call ``on_submitted``, see ``Runner.run_with_callback``. Spark starts the tasks of the
+        first of two jobs first."""
         if not items:
-            then()
+            on_submitted()
             return []
         pickled = [dumps(item) for item in items]  # classes of the plan file travel by value
         path = ImportPath.of_driver()
 
         def answers(numbers: Iterable[int]) -> Iterator[tuple[int, bytes]]:
             for number in numbers:
-                with packed(), answering(), no_memory_is_death():
-                    path.follow()
+                with pack_errors(), check_descriptors(), treat_memory_errors_as_deaths():
+                    path.apply()
                     answer = task(pickle.loads(pickled[number]))
-                _settle_in()
+                _prepare_worker()
                 yield number, pickle.dumps(answer)
 
         if self.on_one_machine:  # Connect has no RDDs, and some clusters allow none
             # The first job of a session takes 0.7 s less: the time to load what plans a query, and to plan it.
-            with self._explained():
+            with self._convert_errors():
                 numbers = self.spark.sparkContext.parallelize(range(len(items)), len(items))
-                made: Any = numbers.mapPartitions(answers)
-                _ = made._jrdd  # made now, so that nothing but the job itself comes after ``then``
-            then()
-            return self._collect(made)
+                rdd: Any = numbers.mapPartitions(answers)
+                _ = rdd._jrdd  # built now, so that only the job itself comes after ``on_submitted``
+            on_submitted()
+            return self._collect(rdd)
 
         def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
-                yield from starmap(_answer, answers(batch.column(0).to_pylist()))
+                yield from starmap(_answer_batch, answers(batch.column(0).to_pylist()))
 
-        with self._explained(), shown(self.spark):
-            frame = self.spark.range(0, len(items), 1, len(items)).mapInArrow(stage, _ANSWER)
-        then()
+        with self._convert_errors(), expose_session(self.spark):
+            frame = self.spark.range(0, len(items), 1, len(items)).mapInArrow(stage, _ANSWER_SCHEMA)
+        on_submitted()
         return self._collect(frame)
 
     def run_frame(self, read: Callable[[Any], Any], task: Callable[[int, Any], Answer]) -> list[Answer]:
@@ -114,16 +114,16 @@ class SparkRunner(Runner):
         def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             context = TaskContext.get()
             number = 0 if context is None else context.partitionId()
-            with packed(), answering(), no_memory_is_death():
-                path.follow()
+            with pack_errors(), check_descriptors(), treat_memory_errors_as_deaths():
+                path.apply()
                 answer = task(number, batches)
-            _settle_in()
-            yield _answer(number, pickle.dumps(answer))
+            _prepare_worker()
+            yield _answer_batch(number, pickle.dumps(answer))
 
-        with self._explained(frame=True):
-            with shown(self.spark):
-                frame = read(self.spark).mapInArrow(stage, _ANSWER)
-            return _answers(frame.collect())
+        with self._convert_errors(frame=True):
+            with expose_session(self.spark):
+                frame = read(self.spark).mapInArrow(stage, _ANSWER_SCHEMA)
+            return _read_answers(frame.collect())
 
     def run_ahead(self, work: Callable[[], Answer]) -> Future[Answer]:
         """Run work in a thread, see ``Runner.run_ahead``. Its jobs share the cores with those of other threads."""
@@ -133,83 +133,86 @@ class SparkRunner(Runner):
             set_outcome(done, in_pool)
 
         def in_pool() -> Answer:
-            with self._explained(), contextlib.suppress(PySparkException):  # Connect has no pools
-                self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", _AHEAD)
+            with self._convert_errors(), contextlib.suppress(PySparkException):  # Connect has no pools
+                self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", _AHEAD_POOL)
             return work()
 
         threading.Thread(target=run, name="ferryman-ahead", daemon=True).start()
         return done
 
     def _collect(self, frame: Any) -> list[Any]:
-        with self._explained():
-            return _answers(frame.collect())
+        with self._convert_errors():
+            return _read_answers(frame.collect())
 
     @contextlib.contextmanager
-    def _explained(self, *, frame: bool = False) -> Iterator[None]:
+    def _convert_errors(self, *, frame: bool = False) -> Iterator[None]:
         """Convert errors of Spark, or of the bridge to its JVM, to errors of ours.
 
         Args:
-            frame: what is called is a user's frame: it fails by a fault of its own, if Spark is well.
+            frame: the block runs a user's DataFrame: if Spark itself works, the error is that of the DataFrame.
 
         Raises:
             WorkerDied, EngineError, QueryFailed: see ``Runner.run`` and ``Runner.run_frame``.
-            FerrymanError: what a task or the user's function raised of ours.
+            FerrymanError: an error of ours that a task or the user's function raised.
         """
         try:
             yield
         except FerrymanError:
             raise
         except Exception as e:
-            if (inside := unpacked(e)) is not None:
-                raise inside from e
+            if (error_of_task := unpack_error(e)) is not None:
+                raise error_of_task from e
             unanswered = not frame and isinstance(e, (Py4JNetworkError, ConnectionError))
             if unanswered or not is_alive(self.spark):
                 raise EngineError(_STOPPED if was_stopped(self.spark) else _JVM_ENDED) from e
             if any(sign in plain_text(e) for sign in _SIGNS_OF_DEATH):
-                raise WorkerDied(f"Spark: {_A_DEATH}") from e
-            if (said := _NO_MEMORY.search(str(e))) is not None:
-                raise OutOfMemory(f"Spark: {_TOO_LITTLE} ({said[1].strip()})") from e
+                raise WorkerDied(f"Spark: {_DEATH_TEXT}") from e
+            if (match := _NO_MEMORY.search(str(e))) is not None:
+                raise OutOfMemory(f"Spark: {_TOO_LITTLE_MEMORY} ({match[1].strip()})") from e
             if frame:
                 of_spark = isinstance(e, (PySparkException, Py4JError))
-                raise QueryFailed(reason(e) if of_spark else describe(e)) from e
-            raise EngineError(f"Spark: {reason(e)}") from e
+                raise QueryFailed(describe_spark_error(e) if of_spark else describe(e)) from e
+            raise EngineError(f"Spark: {describe_spark_error(e)}") from e
 
 
 @functools.cache
-def _settle_in() -> None:
-    """Once a worker, when what it needs is loaded.
+def _prepare_worker() -> None:
+    """Tune a worker once, when its modules are loaded.
 
-    PySpark collects garbage after each task, and looking through all modules takes it 60 ms. Arrow's own allocator
-    gives memory back and has it cleared again for each file, which takes a sixth of the time of delivering.
+    PySpark collects garbage after each task, which takes 60 ms for all modules, so they are frozen. Arrow's own
+    allocator returns memory and gets it cleared again for each file, which takes a sixth of the time of delivering.
     """
     gc.collect()
     gc.freeze()
     pa.set_memory_pool(pa.system_memory_pool())
 
 
-def _answer(number: int, answer: bytes) -> pa.RecordBatch:
+def _answer_batch(number: int, answer: bytes) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
         [pa.array([number], pa.int64()), pa.array([answer], pa.binary())], names=["number", "answer"]
     )
 
 
-def _answers(rows: Iterable[Any]) -> list[Any]:
-    """In the items' order."""
+def _read_answers(rows: Iterable[Any]) -> list[Any]:
+    """Return the answers in the items' order."""
     return [answer for _, answer in sorted(((row[0], pickle.loads(bytes(row[1]))) for row in rows), key=lambda r: r[0])]
 
 
 _SIGNS_OF_DEATH = ("Python worker exited unexpectedly", "Python worker failed to connect", "ExecutorLostFailure")
-_A_DEATH = "a Python worker died: it was killed from outside, ran out of memory, or crashed in a step or a destination"
-_AGAIN = "Nothing is lost: run again."
-_STOPPED = f"The Spark session was stopped in the middle of the run, by this program or from outside. {_AGAIN}"
+_DEATH_TEXT = (
+    "a Python worker died: it was killed from outside, ran out of memory, or crashed in a step or a destination"
+)
+_RUN_AGAIN = "Nothing is lost: run again."
+_STOPPED = f"The Spark session was stopped in the middle of the run, by this program or from outside. {_RUN_AGAIN}"
 _JVM_ENDED = (
-    f"Spark's JVM ended in the middle of the run: it was killed from outside, ran out of memory, or crashed. {_AGAIN}"
+    "Spark's JVM ended in the middle of the run: it was killed from outside, ran out of memory, or crashed. "
+    f"{_RUN_AGAIN}"
 )
 _NO_MEMORY = re.compile(
     r"^\s*([\w.]*MemoryError\b.*|.*failed to map segment.*|.*Failed to launch worker thread.*)$", re.MULTILINE
 )
-"""The last words of a worker whose PySpark itself had no memory."""
-_TOO_LITTLE = (
+"""Last line of a worker in which PySpark itself ran out of memory."""
+_TOO_LITTLE_MEMORY = (
     "a Python worker has too little memory for anything: raise its limit (spark.executor.pyspark.memory, ulimit -v, "
     "or that of its container)"
 )

@@ -1,4 +1,5 @@
-"""A session that does what runs do, so that its JVM loads their classes; at its end the JVM writes them to an archive.
+"""The training run of an archive of classes: a session that does what runs do, so that its JVM loads their classes and
+writes them to an archive at its end.
 
 ``python -m ferryman.engine.runner.training ARCHIVE``, in a folder of its own: see ``class_sharing.train``.
 """
@@ -19,7 +20,7 @@ from ferryman.engine.runner.spark import SparkRunner
 
 
 def main(archive: Path) -> int:
-    """Returns the JVM's exit code."""
+    """Run the session, and return the JVM's exit code."""
     option = shlex.quote(f"-XX:ArchiveClassesAtExit={archive}")
     session = start("local[2]", {"spark.driver.extraJavaOptions": option}, "ferryman training", queries=False)
     runner = SparkRunner(session)
@@ -37,7 +38,7 @@ def _number(number: Any) -> Any:
 
 
 def _rows(spark: Any) -> Any:
-    """A table, and of it the rows that are wanted: what a ``DataFrame`` source does at least."""
+    """Return selected rows of a table, the least that a ``DataFrame`` source computes."""
     table = spark.read.parquet(str(Path("rows.parquet").absolute()))
     wanted = spark.createDataFrame([("a",)], "wanted string").hint("broadcast")
     return table.where("number < 3").join(wanted, table["id"] == wanted["wanted"], "left_semi")

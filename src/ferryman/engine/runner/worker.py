@@ -1,4 +1,4 @@
-"""Files by which a process talks to who has started it: a step may close them, or all that it finds."""
+"""Python workers: the descriptors by which they answer, which a step may close, and their import path."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class Descriptors:
-    """Some open files, by their numbers. One that was closed may be another file by now."""
+    """Open files by their descriptors. After a close, the same descriptor may be another file."""
 
     def __init__(self, numbers: Iterable[int]) -> None:
         self._known = {number: _identity(number) for number in numbers}
@@ -22,56 +22,56 @@ class Descriptors:
     @classmethod
     def of_worker(cls) -> Descriptors:
         """Return the descriptors by which Spark's Python worker answers the JVM; none where there is no such worker."""
-        found = set()
+        numbers = set()
         frame = sys._getframe()
         while (frame := frame.f_back) is not None:  # type: ignore[assignment]
             if str(frame.f_globals.get("__name__", "")).startswith("pyspark."):
                 for name in ("infile", "outfile"):
                     try:
-                        found.add(frame.f_locals[name].fileno())
+                        numbers.add(frame.f_locals[name].fileno())
                     except (KeyError, AttributeError, OSError, ValueError):
                         continue
-        return cls(found)
+        return cls(numbers)
 
-    def intact(self) -> bool:
-        """Are they what they were?"""
+    def are_intact(self) -> bool:
+        """Return whether they are still the same open files."""
         return all(_identity(number) == known for number, known in self._known.items())
 
-    def end_unless_intact(self) -> None:
-        """End this process if it cannot answer any more; what it would write might end up in any other file."""
-        if not self.intact():
-            os._exit(CLOSED)
+    def exit_unless_intact(self) -> None:
+        """End this process if it cannot answer any more: its answer might be written into any other file."""
+        if not self.are_intact():
+            os._exit(CLOSED_DESCRIPTORS)
 
 
 @contextlib.contextmanager
-def answering() -> Iterator[None]:
-    """Around a task of Spark: a worker that cannot answer any more dies, and the death is looked into."""
+def check_descriptors() -> Iterator[None]:
+    """End a Spark worker after its task if it cannot answer any more; the death is then handled like any other."""
     descriptors = Descriptors.of_worker()
     try:
         yield
     finally:
-        descriptors.end_unless_intact()
+        descriptors.exit_unless_intact()
 
 
-CLOSED = 9
-"""Exit code of a process whose step has closed what it answers by: EBADF."""
+CLOSED_DESCRIPTORS = 9
+"""Exit code of a process whose step has closed its descriptors: EBADF."""
 
 
 def _identity(number: int) -> tuple[int, int] | None:
     try:
-        found = os.fstat(number)
+        status = os.fstat(number)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
-# Modules beside a program: workers find them where the driver has found them, or get them by value.
+# Import path: workers find modules beside a program where the driver has found them.
 #
-# A worker starts in a folder of its own choice, and knows nothing of the folder of the program, or of its zip.
+# A worker starts in a folder of its own choice, and does not know the folder of the program, or its zip.
 
 
 class ImportPath(NamedTuple):
-    """Folders and zips of ``sys.path`` that no Python has by itself, absolute, in their order."""
+    """Folders and zips of ``sys.path`` that a program has added, absolute, in their order."""
 
     first: tuple[str, ...]
     """Before the modules that come with Python."""
@@ -80,7 +80,7 @@ class ImportPath(NamedTuple):
 
     @classmethod
     def of_driver(cls) -> ImportPath:
-        """Return the driver's current import path; a program may change it."""
+        """Return the driver's current import path, which a program may change."""
         first: list[str] = []
         last: list[str] = []
         seen_python = False
@@ -91,13 +91,13 @@ class ImportPath(NamedTuple):
                 (last if seen_python else first).append(each)
         return cls(tuple(first), tuple(last))
 
-    def follow(self) -> None:
-        """In a worker: what is there on this machine is searched as the driver does. Once for each path."""
-        _follow(self)
+    def apply(self) -> None:
+        """Add what exists on this machine to a worker's import path, once for each path."""
+        _apply_path(self)
 
 
 @functools.lru_cache(maxsize=4)
-def _follow(path: ImportPath) -> None:
+def _apply_path(path: ImportPath) -> None:
     first = [each for each in path.first if os.path.exists(each)]
     last = [each for each in path.last if each not in sys.path and os.path.exists(each)]
     sys.path[:] = [*first, *(each for each in sys.path if os.path.abspath(each) not in first), *last]
@@ -117,5 +117,5 @@ def _installed() -> tuple[str, ...]:
 
 
 def _is_pyspark(path: str) -> bool:
-    """Workers have their own."""
+    """Return whether this is a zip of PySpark, of which workers have their own."""
     return path.endswith(".zip") and Path(path).name.startswith(("pyspark", "py4j-"))

@@ -27,7 +27,7 @@ from ferryman.document import (
     storable_id,
 )
 from ferryman.engine.batches import CONTENT, LISTING, content_path
-from ferryman.engine.live import Live
+from ferryman.engine.live import ProgressWriter
 from ferryman.engine.results import NONE, ListedPart, Listing, Only, Outage, outage_of
 from ferryman.engine.runner.base import PickledPlan, QueryFailed, Runner
 from ferryman.errors import (
@@ -161,7 +161,7 @@ class ListPieces:
         failures: list[str] = []
         outages: list[Outage] = []
         doubts: list[Doubt] = []
-        live, listed = Live(self.live), 0
+        live, listed = ProgressWriter(self.live), 0
         with _Writer(self.folder, name) as out:
             for piece in pieces:
                 try:

@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 from ferryman import crash, limits
 from ferryman.engine import step_retries
 from ferryman.engine.batches import Reason, RowRange, TaskSplit, WaveBatch, kept
-from ferryman.engine.breakers import Nodes
-from ferryman.engine.live import Follower, Live
+from ferryman.engine.breakers import NodeBreakers
+from ferryman.engine.live import ProgressReader, ProgressWriter
 from ferryman.engine.logs import Logs
-from ferryman.engine.pending import PendingWork, Unlisted
+from ferryman.engine.pending import PendingWork, UnlistedDocuments
 from ferryman.engine.results import ErrorKind, Listing, classify_error
 from ferryman.engine.runner.base import PickledPlan, Runner
 from ferryman.engine.scan.changes import SourceComparison, due_now
@@ -59,11 +59,11 @@ class ScanPhase:
         shipped: PickledPlan,
         runner: Runner,
         patient: Runner,
-        nodes: Nodes,
+        nodes: NodeBreakers,
         logs: Logs,
         pending: PendingWork,
-        unlisted: Unlisted,
-        live: Follower,
+        unlisted: UnlistedDocuments,
+        live: ProgressReader,
         observer: Observer,
         tell: Callable[[str], None],
         *,
@@ -95,16 +95,16 @@ class ScanPhase:
         self._observer.phase(state.wave + 1, "scan")
         state.remove_retired()  # no task reads it any more
         folder = state.scratch(_SCRATCH)
-        waiting = self._nodes.waiting(self._pending.at_steps())
-        owed, only, entries = None, None, self._logs.waiting()
+        waiting = self._nodes.blocked_holds(self._pending.step_debts())
+        owed, only, entries = None, None, self._logs.due_entries()
         if only_owed:
             owed = step_retries.pending_at_steps(state, now_us(), waiting)
             only = step_retries.named(state, owed) if len(owed) <= limits.NAMED_DOCUMENTS else None
         else:
-            self._pending.unseen = set()
-        with self._live.following() as live:
+            self._pending.unlisted_sources = set()
+        with self._live.follow() as live:
             listings = list_sources(state.plan, self._shipped, folder, self._patient, only, live, entries)
-        self._pending.unseen |= self._nodes.hear_listings(listings)
+        self._pending.unlisted_sources |= self._nodes.record_listings(listings)
         crash.point("scan.listed")
         changes = detect_changes(
             listings,
@@ -358,7 +358,7 @@ _FEW: Final = 0.25
 """The part of a task's rows that may have changed, if only they are processed: more are quicker read in one piece."""
 
 
-def look_early(changes: ChangeSet, shipped: PickledPlan, runner: Runner, live: Follower) -> ChangeSet:
+def look_early(changes: ChangeSet, shipped: PickledPlan, runner: Runner, live: ProgressReader) -> ChangeSet:
     """Return the changes without documents that turn out unchanged; unaltered if Spark runs already, or is needed
     anyway."""
     tasks = [task for batch in changes.slices for task in batch.tasks]
@@ -368,7 +368,7 @@ def look_early(changes: ChangeSet, shipped: PickledPlan, runner: Runner, live: F
         or not all(task.compared and task.reasons().keys() <= {Reason.LOOK} for task in tasks)
     ):
         return changes
-    with live.following() as folder:
+    with live.follow() as folder:
         changed = iter(runner.run_early(FindChanged(shipped, folder), tasks))
     left = []
     for batch in changes.slices:
@@ -390,7 +390,7 @@ class FindChanged:
 
     def __call__(self, cut: TaskSplit) -> list[int]:
         source = source_named(self.shipped.plan().nodes, cut.source).source
-        live = Live(self.live)
+        live = ProgressWriter(self.live)
         changed: list[int] = []
         row, away = 0, False
         for rows in cut.tables():

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, Self
 from ferryman import limits
 from ferryman.document import Document, decode_fields, encode_fields
 from ferryman.engine.batches import Reason
-from ferryman.engine.live import Live
+from ferryman.engine.live import ProgressWriter
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.rows import Content, OutboxBuffer, Untaken
 from ferryman.engine.transform.staging import Stager
@@ -51,7 +51,7 @@ class BlockWalk:
         first: the node below the source; None: there is none.
     """
 
-    def __init__(self, walk: Walk, stager: Stager, live: Live) -> None:
+    def __init__(self, walk: Walk, stager: Stager, live: ProgressWriter) -> None:
         self._walk = walk
         self._stager = stager
         self._live = live
@@ -62,7 +62,7 @@ class BlockWalk:
         self._large = min(_LARGE_BYTES, limits.MAX_CONTENT_BYTES)
 
     @classmethod
-    def of(cls, walk: Walk, stager: Stager, live: Live) -> Self | None:
+    def of(cls, walk: Walk, stager: Stager, live: ProgressWriter) -> Self | None:
         """None: documents may come to a node that is more than a step, a router or a destination."""
         return cls(walk, stager, live) if all(map(_is_plain, walk.below_source())) else None
 

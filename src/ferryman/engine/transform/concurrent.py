@@ -21,9 +21,9 @@ from greenlet import getcurrent, greenlet
 
 from ferryman import limits
 from ferryman.document import Document, called_by, decode_fields
-from ferryman.engine.live import Live
+from ferryman.engine.live import ProgressWriter
 from ferryman.engine.results import AWAY, NodeAway, NodeError, StepTimeout, classify_error
-from ferryman.engine.runner.child import end_copy_of
+from ferryman.engine.runner.child import exit_if_forked
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.block_walk import BlockWalk
 from ferryman.engine.transform.calls import Calling, RateLimiter, batches, in_time, why_late
@@ -325,7 +325,9 @@ class _KeysOfBlock:
 class FirstBatches:
     """Calls of the steps right below a source, made for a whole block at once in one task."""
 
-    def __init__(self, step: StepNode, feed: DocumentReader, flights: Flights, stager: Stager, live: Live) -> None:
+    def __init__(
+        self, step: StepNode, feed: DocumentReader, flights: Flights, stager: Stager, live: ProgressWriter
+    ) -> None:
         self._step = step
         self._fn = batches(step)
         self._feed = feed
@@ -394,7 +396,7 @@ class FirstBatches:
 
 
 def first_batches(
-    steps: list[StepNode], feed: DocumentReader, flights: Flights, stager: Stager, live: Live
+    steps: list[StepNode], feed: DocumentReader, flights: Flights, stager: Stager, live: ProgressWriter
 ) -> FirstBatches | None:
     """If it can be: one step has batches, it stands right below the source, and nothing limits its calls.
 
@@ -616,7 +618,7 @@ class _TakenRow:
 class ConcurrentReader:
     """Reads, walks and stages the documents of a task."""
 
-    def __init__(self, feed: DocumentReader, flights: Flights, stager: Stager, live: Live) -> None:
+    def __init__(self, feed: DocumentReader, flights: Flights, stager: Stager, live: ProgressWriter) -> None:
         self._feed = feed
         self._flights = flights
         self._stager = stager
@@ -729,7 +731,7 @@ class Threads:
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
-            end_copy_of(self._process)
+            exit_if_forked(self._process)
             self._free.release()
 
 

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, Final
 
-from ferryman.engine.runner.child import end_copy_of
+from ferryman.engine.runner.child import exit_if_forked
 
 _GRACE_S: Final = 2.0
 """For a loop to say that it is free."""
@@ -119,7 +119,7 @@ class _Call:
         return found, error, limit.expired()
 
     def _ended(self, future: Future[Any]) -> None:
-        end_copy_of(self._process)
+        exit_if_forked(self._process)
         if self.loop is None or self._future is not future:
             return
         if future.cancelled():

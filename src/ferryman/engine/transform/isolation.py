@@ -180,7 +180,7 @@ class IsolatedReader:
                 self._deaths[step, id] += 1
                 if self._deaths[step, id] >= self._attempts:
                     e.how = self._how(step, time.monotonic() - float(began), e.how)
-                    self._killers[step, id] = e.said(self._attempts, size=reader.block.table["size"][i].as_py())
+                    self._killers[step, id] = e.describe(self._attempts, size=reader.block.table["size"][i].as_py())
 
     def _how(self, step: str, took_s: float, how: str) -> str:
         timeout_s = self._timeouts.get(step)

@@ -13,8 +13,8 @@ from functools import partial
 from typing import NamedTuple
 
 from ferryman.engine.batches import LogBatch, LogSplit, TaskSplit, WaveBatch
-from ferryman.engine.breakers import Nodes
-from ferryman.engine.live import Follower
+from ferryman.engine.breakers import NodeBreakers
+from ferryman.engine.live import ProgressReader
 from ferryman.engine.logs import Logs
 from ferryman.engine.once import commit_intake
 from ferryman.engine.results import Staged
@@ -50,9 +50,9 @@ class TransformPhase:
         state: State,
         shipped: PickledPlan,
         runner: Runner,
-        nodes: Nodes,
+        nodes: NodeBreakers,
         logs: Logs,
-        live: Follower,
+        live: ProgressReader,
         tell: Callable[[str], None],
     ) -> None:
         self._state = state
@@ -75,14 +75,14 @@ class TransformPhase:
 
     def begin(self, number: int, batch: WaveBatch) -> None:
         """Have the tasks of this wave run beside what this thread does next: ``run`` takes what they staged."""
-        live, deaths = self._live.make(), list[WorkerDied]()
+        live, deaths = self._live.make_folder(), list[WorkerDied]()
         tasks = partial(self._tasks, self._task(number, batch, live), batch.tasks, deaths.append)
         self._ahead = _Ahead(number, batch, live, deaths, self._runner.run_ahead(tasks))
 
     def run(self, number: int, batch: WaveBatch | LogBatch) -> tuple[list[Staged], dict[str, int]]:
         """Run the tasks of this wave and return what it commits: their results, and the logs' new positions."""
         if isinstance(batch, LogBatch):
-            with self._live.following() as live:
+            with self._live.follow() as live:
                 return self._run_logs(batch, self._task(number, batch, live))
         staged = self._run_ahead(number, batch) if self._ahead else self._run_now(number, batch)
         self.unseen = {split.source for split, s in zip(batch.tasks, staged, strict=True) if s.unseen}
@@ -96,14 +96,14 @@ class TransformPhase:
             number,
             now_us(),
             self._state.epoch,
-            self._nodes.now(),
+            self._nodes.states(),
             live=live,
             live_errors=self._first,
             at_once=max(1, min(len(batch.tasks), self._runner.slots)),
         )
 
     def _run_now(self, number: int, batch: WaveBatch) -> list[Staged]:
-        with self._live.following() as live:
+        with self._live.follow() as live:
             return self._tasks(self._task(number, batch, live), batch.tasks, partial(self._died, number))
 
     def _run_ahead(self, number: int, batch: WaveBatch) -> list[Staged]:
@@ -111,7 +111,7 @@ class TransformPhase:
         ahead, self._ahead = self._ahead, None
         assert ahead is not None
         assert (ahead.number, ahead.batch) == (number, batch)
-        with self._live.following(ahead.live):
+        with self._live.follow(ahead.live):
             staged = ahead.staged.result()
         for death in ahead.deaths:
             self._died(number, death)
@@ -122,22 +122,22 @@ class TransformPhase:
             return self._run_once(batch, task)
         again = partial(self._tasks, task, died=partial(self._died, task.wave))
         staged = again(batch.tasks)
-        kept = self._logs.kept_of(batch.tasks, staged, again)
-        self._remove(kept.left)
+        kept = self._logs.select_results(batch.tasks, staged, again)
+        self._remove(kept.discarded)
         self._hear(staged)
         return kept.staged, kept.positions
 
     def _hear(self, staged: Sequence[Staged]) -> None:
         self._first = False
-        self._nodes.hear([report for s in staged for report in s.nodes])
+        self._nodes.record_reports([report for s in staged for report in s.nodes])
 
     def _run_once(self, batch: LogBatch, task: Transform) -> tuple[list[Staged], dict[str, int]]:
         """Run a batch whose entries no step may see twice, and return what it commits."""
-        intake = commit_intake(self._state, task.wave, *self._logs.taken(batch.tasks))
+        intake = commit_intake(self._state, task.wave, *self._logs.intake_of(batch.tasks))
         task = dataclasses.replace(task, once=str(intake.folder))
         staged = self._tasks(task, batch.tasks, partial(self._died, task.wave, once=True))
-        kept = self._logs.kept_once(intake, batch.tasks, staged)
-        self._remove(kept.left)
+        kept = self._logs.select_once_results(intake, batch.tasks, staged)
+        self._remove(kept.discarded)
         self._hear(staged)
         return kept.staged, kept.positions
 

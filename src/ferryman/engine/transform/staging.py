@@ -15,7 +15,7 @@ from ferryman import crash, limits
 from ferryman.document import Again, Document, Operation, encode_fields
 from ferryman.engine.batches import Reason
 from ferryman.engine.results import TRANSIENT, ErrorKind, Mark, NodeError, NodeReport, Staged
-from ferryman.engine.runner.child import end_copy_of
+from ferryman.engine.runner.child import exit_if_forked
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.health import NodeHealth
 from ferryman.engine.transform.log_entries import LogEntries
@@ -199,7 +199,7 @@ class Stager(StagedFacts):
 
     def end(self) -> None:
         """The block is through."""
-        end_copy_of(self._process)
+        exit_if_forked(self._process)
         self._gather()
         if self._outbox.size >= limits.PART_BYTES:
             self._flush()
@@ -228,7 +228,7 @@ class Stager(StagedFacts):
         Args:
             nodes: what is to be told of them.
         """
-        end_copy_of(self._process)
+        exit_if_forked(self._process)
         self._flush()
         self._events.close()
         crash.point("transform.staged")

@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 
 from ferryman.document import Document
 from ferryman.engine.batches import LogSplit, TaskSplit
-from ferryman.engine.live import FIRST, Live
+from ferryman.engine.live import MAX_ERRORS, ProgressWriter
 from ferryman.engine.results import NodeError, NodeStates, Staged, run_once, sync_names
 from ferryman.engine.runner.base import PickledPlan
 from ferryman.engine.transform.block import Block
@@ -107,7 +107,7 @@ class TaskProcessing:
         together = [n for n in plan.nodes if isinstance(n, StepNode) and n.side_by_side and not task.isolated]
         flights = Flights(together, self._pulses, share)
         self._feed = DocumentReader(plan, cut, self._stager, self._pulses, partial(_called, flights, share), state)
-        self._live = Live(task.live, errors=task.live_errors)
+        self._live = ProgressWriter(task.live, errors=task.live_errors)
         self._feed.walk.heard = self._heard if self._live.wants_errors else None
         self._careful = None
         if task.isolated:
@@ -180,7 +180,7 @@ class TaskProcessing:
 
     def _heard(self, document: str, fault: NodeError) -> None:
         """Report the first failures of a wave at once: its end may be much later."""
-        if self._feed.walk.row <= FIRST:
+        if self._feed.walk.row <= MAX_ERRORS:
             self._live.error(document, fault.text, fault.trace)
 
     def finish(self) -> Staged:

@@ -13,18 +13,18 @@ from typing import Any
 
 import pytest
 
-from ferryman.engine.runner.beside import ProcessesBeside
+from ferryman.engine.runner.helper_processes import HelperProcesses
 from tests.support.waiting import LATE_S, wait_until
 
 
 @pytest.fixture
-def beside() -> Iterator[ProcessesBeside]:
-    processes = ProcessesBeside(2, os.environ, ["ferryman.errors"])
+def beside() -> Iterator[HelperProcesses]:
+    processes = HelperProcesses(2, os.environ, ["ferryman.errors"])
     yield processes
     processes.end()
 
 
-def test_answers_come_in_the_order_of_the_items(beside: ProcessesBeside) -> None:
+def test_answers_come_in_the_order_of_the_items(beside: HelperProcesses) -> None:
     """From several processes, none of which is the driver."""
 
     def task(item: int) -> tuple[int, int]:
@@ -36,11 +36,11 @@ def test_answers_come_in_the_order_of_the_items(beside: ProcessesBeside) -> None
     assert os.getpid() not in {pid for _, pid in answers}
 
 
-def test_nothing_to_do(beside: ProcessesBeside) -> None:
+def test_nothing_to_do(beside: HelperProcesses) -> None:
     assert beside.run(abs, []) == []
 
 
-def test_both_work_at_a_time(beside: ProcessesBeside, tmp_path: Path) -> None:
+def test_both_work_at_a_time(beside: HelperProcesses, tmp_path: Path) -> None:
     """Each waits for the other one."""
 
     def task(item: int) -> bool:
@@ -62,7 +62,7 @@ def test_both_work_at_a_time(beside: ProcessesBeside, tmp_path: Path) -> None:
         lambda item: item or Unpicklable(),
     ],
 )
-def test_what_fails_is_left_to_spark(beside: ProcessesBeside, bad: Callable[[Any], Any]) -> None:
+def test_what_fails_is_left_to_spark(beside: HelperProcesses, bad: Callable[[Any], Any]) -> None:
     """A task that raises, kills its process, ends it, or answers what cannot be sent."""
     assert beside.run(bad, [1, 0, 1]) is None
     assert beside.run(abs, [1]) is None, "they have ended"
@@ -74,14 +74,14 @@ class Unpicklable:
 
 
 def test_they_have_the_environment_of_executors() -> None:
-    processes = ProcessesBeside(1, {**os.environ, "FERRYMAN_MACHINE_HAS": "ocr"})
+    processes = HelperProcesses(1, {**os.environ, "FERRYMAN_MACHINE_HAS": "ocr"})
     try:
         assert processes.run(os.getenv, ["FERRYMAN_MACHINE_HAS"]) == ["ocr"]
     finally:
         processes.end()
 
 
-def test_ctrl_c_is_for_the_driver(beside: ProcessesBeside) -> None:
+def test_ctrl_c_is_for_the_driver(beside: HelperProcesses) -> None:
     """A terminal sends it to all processes of a command."""
 
     def task(_: int) -> int:
@@ -96,7 +96,7 @@ def test_they_end_with_the_driver(tmp_path: Path) -> None:
     program = f"""
 import os, time
 from pathlib import Path
-from ferryman.engine.runner.beside import ProcessesBeside
+from ferryman.engine.runner.helper_processes import HelperProcesses
 from tests.support.waiting import LATE_S, wait_until
 
 def task(item):
@@ -104,7 +104,7 @@ def task(item):
     os.rename({str(tmp_path)!r} + f"/{{item}}.new", {str(tmp_path)!r} + f"/{{item}}")
     time.sleep(3600)
 
-ProcessesBeside(2, os.environ).run(task, [0, 1])
+HelperProcesses(2, os.environ).run(task, [0, 1])
 """
     with subprocess.Popen([sys.executable, "-c", program]) as driver:
         wait_until(lambda: (tmp_path / "0").exists() and (tmp_path / "1").exists())
@@ -116,7 +116,7 @@ ProcessesBeside(2, os.environ).run(task, [0, 1])
 
 def test_what_they_are_at_is_not_waited_for(tmp_path: Path) -> None:
     """When one of them fails."""
-    processes = ProcessesBeside(2, os.environ)
+    processes = HelperProcesses(2, os.environ)
 
     def task(item: int) -> None:
         if item:
@@ -138,10 +138,10 @@ def is_alive(pid: int) -> bool:
 
 PROGRAM = """
 import os, sys
-from ferryman.engine.runner.beside import ProcessesBeside
+from ferryman.engine.runner.helper_processes import HelperProcesses
 import neighbour
 
-processes = ProcessesBeside(1, os.environ)
+processes = HelperProcesses(1, os.environ)
 print(processes.run(neighbour.double, [1, 2]))
 processes.end()
 """

@@ -1,0 +1,93 @@
+"""Errors of Spark as one line that a user can act on, and errors of our own that are raised in tasks.
+
+Spark passes an error of a task on as text only. So one of our own is pickled into its text, and unpickled in the
+driver.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import pickle
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import cloudpickle
+
+from ferryman.errors import FerrymanError, plain_text
+
+_PICKLED_ERROR: Final = re.compile(r"\[ferryman: ([A-Za-z0-9+/=]+)\]")
+"""A pickled error of ours in the text of one of Spark's."""
+
+_TRACEBACK: Final = "Traceback (most recent call last):"
+_NO_FERRYMAN: Final = "No module named 'ferryman'"
+_NO_FERRYMAN_REMEDY: Final = (
+    "The Python of an executor has no Ferryman: install it there, name a Python that has it in PYSPARK_PYTHON, or send "
+    "one along with --conf spark.archives=…"
+)
+
+_NO_MODULE_REMEDY: Final = (
+    "The plan needs it, and the Python of an executor does not find it: put it beside the plan file or the program, "
+    "which sends it, install it there, or send it with --conf spark.submit.pyFiles=…"
+)
+
+
+def describe_spark_error(error: BaseException) -> str:
+    """Return the last line of a Python worker's traceback, if there is one; otherwise the cause that Java names."""
+    lines = [line for line in plain_text(error).splitlines() if line.strip()]
+    if (line := _worker_error_line(lines)) is not None:
+        if _NO_FERRYMAN in line:
+            return f"{line}. {_NO_FERRYMAN_REMEDY}"
+        return f"{line}. {_NO_MODULE_REMEDY}" if line.startswith("ModuleNotFoundError: ") else line
+    lines = [line.strip() for line in lines]
+    causes = [line.removeprefix("Caused by:").strip() for line in lines if line.startswith("Caused by:")]
+    if causes:
+        return causes[-1]
+    rest = [line for line in lines if not line.startswith("An error occurred while calling ")]
+    return rest[0].removeprefix(": ") if rest else type(error).__name__
+
+
+def _worker_error_line(lines: Sequence[str]) -> str | None:
+    """Return the line after a worker's last traceback, or a line that looks like an exception of Python; None: none."""
+    for number in range(len(lines) - 1, -1, -1):
+        if lines[number].rstrip().endswith(_TRACEBACK):
+            margin = len(lines[number]) - len(lines[number].lstrip())
+            behind = (line for line in lines[number + 1 :] if len(line) - len(line.lstrip()) <= margin)
+            if (line := next(behind, None)) is not None:
+                return line.strip()
+    for line in reversed(lines):
+        head = line.strip().split(":", 1)[0]
+        if (
+            head.replace(".", "").replace("_", "").isalnum()
+            and head.endswith(("Error", "Exception"))
+            and not head.startswith(("org.", "java.", "py4j."))
+        ):
+            return line.strip()
+    return None
+
+
+class TaskFailed(Exception):
+    """An error of ours that ends a task: its text, for Spark's log, with the pickled error, for the driver."""
+
+
+@contextlib.contextmanager
+def pack_errors() -> Iterator[None]:
+    """Convert errors of ours in a task to ``TaskFailed``. Spark retries the task, and reports the last error as
+    text."""
+    try:
+        yield
+    except FerrymanError as e:
+        pickled = base64.b64encode(cloudpickle.dumps(e)).decode()
+        raise TaskFailed(f"{type(e).__name__}: {e} [ferryman: {pickled}]") from e
+
+
+def unpack_error(error: BaseException) -> FerrymanError | None:
+    """Return the error of ours that is in the text of one of Spark's; None: there is none."""
+    match = _PICKLED_ERROR.search(plain_text(error))
+    if match is None:
+        return None
+    with contextlib.suppress(Exception):  # Spark may have cut the text
+        inside = pickle.loads(base64.b64decode(match[1]))
+        return inside if isinstance(inside, FerrymanError) else None
+    return None
