@@ -256,7 +256,7 @@ class SourceComparison:
     def _dealt(self, name: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch], parts: int) -> PartitionFiles:
         spread = PartitionFiles(self._folder, name, schema, parts)
         for batch in batches:
-            suspect = self._suspects.contains(batch.column(0).to_numpy())
+            suspect = self._suspects.hashes.contains(batch.column(0).to_numpy())
             rows = batch.filter(pa.array(suspect))
             spread.add(rows, partition_of(rows.column(0).to_numpy(), parts))
         spread.close()
@@ -423,10 +423,11 @@ WAITING: Final = 4
 _Array = np.ndarray[Any, Any]
 
 
-class Candidates(HashFilter):
+class Candidates:
     """Ids to compare row by row. Some more may be among them.
 
     Attributes:
+        hashes: of these ids.
         known: documents of the source that were there when it was last listed.
         any_known: was anything ever known of it?
         special: ids that are listed twice, or taken by a conflicting source; as hashes.
@@ -434,7 +435,7 @@ class Candidates(HashFilter):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        self.hashes = HashFilter()
         self.known = 0
         self.any_known = False
         self.special = 0
@@ -540,8 +541,8 @@ def _twice(hashes: _Array) -> _Array:
 
 
 def _mark(found: Candidates, listed: _Array, gone: _Array) -> None:
-    found.add(listed)
-    found.add(gone)
+    found.hashes.add(listed)
+    found.hashes.add(gone)
     found.rows += 2 * len(listed) + len(gone)
 
 

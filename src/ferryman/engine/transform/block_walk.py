@@ -19,7 +19,7 @@ from ferryman.engine.live import Live
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.rows import Content, OutboxBuffer, Untaken
 from ferryman.engine.transform.staging import Stager
-from ferryman.engine.transform.walk import CompiledNode, Onwards, Walk, Way, untaken, why_untaken
+from ferryman.engine.transform.walk import CompiledNode, Walk, Way, untaken, why_untaken
 from ferryman.records.families import encode_published
 from ferryman.routers import Router
 
@@ -229,7 +229,7 @@ class WayPoint:
         pulse: how the node is doing; None: it is not called.
     """
 
-    def __init__(self, station: CompiledNode, way: Way, walk: Onwards, stager: Stager) -> None:
+    def __init__(self, station: CompiledNode, way: Way, walk: Walk, stager: Stager) -> None:
         self.station = station
         self.way = way
         self.name, self.route = station.name, way.route

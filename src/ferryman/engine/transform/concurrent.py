@@ -31,7 +31,7 @@ from ferryman.engine.transform.health import NodeHealth
 from ferryman.engine.transform.isolation import Recorder, replay
 from ferryman.engine.transform.reader import DocumentReader, Taken, stage_row
 from ferryman.engine.transform.staging import Stager
-from ferryman.engine.transform.walk import Onwards, Walk
+from ferryman.engine.transform.walk import Walk
 from ferryman.errors import Interrupted, askable, unless_interrupt
 from ferryman.plan import StepNode
 from ferryman.plan.calls import is_async
@@ -426,7 +426,7 @@ class Flight(greenlet):  # type: ignore[misc]  # it ships no types
         recorder: what was said of it.
     """
 
-    def __init__(self, hub: greenlet, walk: Onwards, recorder: Recorder, go: Callable[[Any], None]) -> None:
+    def __init__(self, hub: greenlet, walk: Walk, recorder: Recorder, go: Callable[[Any], None]) -> None:
         super().__init__(parent=hub)
         self.walk = walk
         self.recorder = recorder
@@ -461,7 +461,7 @@ class Flights:
         """Are as many on their way as it makes sense to have?"""
         return len(self._alive) >= self.most
 
-    def begin(self, walk: Onwards, recorder: Recorder, go: Callable[[Any], None]) -> Flight:
+    def begin(self, walk: Walk, recorder: Recorder, go: Callable[[Any], None]) -> Flight:
         """A document sets out: with the next ``go_on``."""
         flight = Flight(self._hub, walk, recorder, go)
         self._alive.add(flight)
@@ -482,7 +482,7 @@ class Flights:
             doc.again(wish.after_s, why=wish.why)
         return waiting.result()
 
-    def members_of(self, walk: Onwards) -> SideBySide:
+    def members_of(self, walk: Walk) -> SideBySide:
         """In a flight: what a step has made of its document."""
         return SideBySide(self, walk, cast(Flight, getcurrent()))
 
@@ -554,7 +554,7 @@ class Flights:
 class SideBySide:
     """Walks the documents that a step made of one document, each at the same time as the others."""
 
-    def __init__(self, flights: Flights, walk: Onwards, flight: Flight) -> None:
+    def __init__(self, flights: Flights, walk: Walk, flight: Flight) -> None:
         self._flights = flights
         self._walk = walk
         self._flight = flight
@@ -696,7 +696,7 @@ class ConcurrentReader:
         return stage_row(self._stager, row.i, row.taken, None, flight.walk, go)
 
 
-def _without(go: Callable[[], None]) -> Callable[[Onwards], None]:
+def _without(go: Callable[[], None]) -> Callable[[Walk], None]:
     return lambda _: go()
 
 

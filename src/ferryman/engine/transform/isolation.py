@@ -45,8 +45,8 @@ _Contents = tuple[list[bytes | None], list[bytes | None]]
 """Fields and raw bytes of each row, where they were staged while listing."""
 
 
-class Walked(NamedTuple):
-    """Result of one walk."""
+class RecordedOutcome(NamedTuple):
+    """Outcome of a walk in a child process, see ``staging.WalkOutcome``."""
 
     met: list[Met]
     failures: list[FailedMember]
@@ -65,7 +65,7 @@ class ChildReport(NamedTuple):
     calls: list[Call]
     """Calls of the stage in their order; if there is a spool, only those after its end."""
     spooled: bool
-    walked: Walked | None
+    walked: RecordedOutcome | None
     fault: NodeError | None
     """Why it could not be read."""
     health: dict[str, NodeHealth]
@@ -234,7 +234,7 @@ class _Reader:
         if go is not None:
             go()
             walk = self._feed.walk
-            walked = Walked(walk.met, walk.failures, walk.reached, walk.kept)
+            walked = RecordedOutcome(walk.met, walk.failures, walk.reached, walk.kept)
         fault = self._feed.fault if taken is Taken.UNREAD else None
         recorder = self._recorder
         return ChildReport(

@@ -15,7 +15,7 @@ from ferryman.engine.batches import LogSplit, Reason, TaskSplit, content_path
 from ferryman.engine.results import ErrorKind, NodeError, classify_error
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.health import NodeHealth
-from ferryman.engine.transform.staging import Stager, Trail
+from ferryman.engine.transform.staging import Stager, WalkOutcome
 from ferryman.engine.transform.walk import Stage, Walk
 from ferryman.errors import BadDocument, unless_interrupt
 from ferryman.plan import Plan, StepNode, source_named
@@ -243,7 +243,12 @@ class Taken(enum.Enum):
 
 
 def stage_row(
-    stager: Stager, i: int, taken: Taken, fault: NodeError | None, walk: Trail | None, go: Callable[[], None] | None
+    stager: Stager,
+    i: int,
+    taken: Taken,
+    fault: NodeError | None,
+    walk: WalkOutcome | None,
+    go: Callable[[], None] | None,
 ) -> bool:
     """Stage what became of row ``i``; was it not as it was?
 

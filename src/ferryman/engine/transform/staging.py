@@ -57,14 +57,25 @@ from ferryman.records.rows import Status, error_fields, error_route, failed_mess
 from ferryman.sources import Log
 from ferryman.storage.files import StatePath
 
-# Single facts that a transform task stages: events of the ledger, rows of ``documents``.
+_End = tuple[str, str]
+
+_ONCE: Final = Limits(1, None)
+
+_BEHIND: Final = "waits for an earlier export of its key, which a step or router could not take"
 
 
-class StagedFacts:
-    """Stages what one task learns about its documents."""
+class Stager:
+    """Gathers what becomes of a task's documents, block by block. Delivery hashes are made here and nowhere else."""
 
     def __init__(
-        self, plan: Plan, source: str, root: StatePath, wave: int, now_us: int, epoch: int, entries: LogEntries | None
+        self,
+        plan: Plan,
+        source: str,
+        root: StatePath,
+        wave: int,
+        now_us: int,
+        epoch: int,
+        entries: LogEntries | None = None,
     ) -> None:
         self._now_us = now_us
         self._nodes = {n.name: n for n in plan.nodes if isinstance(n, DestinationNode)}
@@ -83,96 +94,6 @@ class StagedFacts:
         self._wishes = Wishes(now_us)
         self._entries = entries
         self._counts = dict.fromkeys(("dropped", "error_doc", "dead"), 0)
-
-    def buffer(self, end: tuple[str, str], branches: str) -> OutboxBuffer:
-        """Where upserts of this kind are gathered."""
-        return self._outbox.buffer(end, branches, "upsert")
-
-    def untaken(self, end: tuple[str, str], branches: str, why: str) -> Untaken:
-        """A delivery that documents do not come to."""
-        return Untaken(*end, branches, why, self._hashes.of(end, "upsert"))
-
-    def went(self, i: int, deliveries: Sequence[Content], untaken: Sequence[Untaken], published: str) -> None:
-        """Row ``i`` of a block of new documents went its way, alone, and met nothing."""
-        self._outbox.add_origin(self._block, i, deliveries)
-        self._documents.add_new(i, published)
-        if untaken:
-            self._events.add_untaken(self._block, i, untaken)
-            self._counts["dropped"] += len(untaken)
-
-    def _relative(self, member: str) -> Document:
-        """A member of the family that is being staged: enough of it for an event."""
-        origin = self._block.ids[self._i]
-        doc = Document.of(origin + member, {})
-        doc.parent_id = parent_of(doc.id) if member else None
-        return doc
-
-    def _event(
-        self,
-        doc: Document,
-        end: tuple[str, str],
-        branches: str,
-        status: Status,
-        message: str,
-        attempt: int,
-        due: int | None = None,
-        operation: Operation = "upsert",
-        past: tuple[str, int] | None = None,
-    ) -> None:
-        """An event of the ledger, of the delivery that the document now makes, or of a past version and revision."""
-        i = self._i
-        version, revision = past or (self._block.versions[i], self._block.revision(i))
-        digest = self._hashes.of(end, operation)(doc.id, version, revision) if end[0] else ""
-        delivery = (operation, end[1], branches, end[0], digest)
-        origin = self._block.ids[i]
-        parent = None if doc.id == origin else parent_of(doc.id)  # not what a step may have made of parent_id
-        self._events.add(doc.id, parent, origin, version, revision, *delivery, status.value, message, attempt, due)
-        if (count := status.value.lower()) in self._counts and past is None:
-            self._counts[count] += 1
-
-    def _remember(
-        self,
-        i: int,
-        operation: Operation = "upsert",
-        *,
-        given: str,
-        due: int | None = None,
-        failures: list[FailedMember] | None = None,
-        held: str | None = None,
-        again: int | None = None,
-    ) -> None:
-        """A row of ``documents``. ``again``: the wish of before, where that still counts."""
-        block, failures = self._block, failures or []
-        again, said = self._wishes.fulfil(block.ids[i], again)
-        if said:
-            self._i = i
-            self._event(Document.of(block.ids[i], {}), ("", ""), "", Status.DIRTY, said, 0)
-        if self._entries is not None and again is None and not failures and block.known(i) is None:
-            return  # its place says that it was processed
-        self._documents.remember(block, i, operation, given=given, due=due, failures=failures, held=held, again=again)
-
-
-_End = tuple[str, str]
-
-_ONCE: Final = Limits(1, None)
-
-_BEHIND: Final = "waits for an earlier export of its key, which a step or router could not take"
-
-
-class Stager(StagedFacts):
-    """Gathers what becomes of a task's documents, block by block. Delivery hashes are made here and nowhere else."""
-
-    def __init__(
-        self,
-        plan: Plan,
-        source: str,
-        root: StatePath,
-        wave: int,
-        now_us: int,
-        epoch: int,
-        entries: LogEntries | None = None,
-    ) -> None:
-        super().__init__(plan, source, root, wave, now_us, epoch, entries)
         self._process = os.getpid()
         targets = {name: target_of(node) for name, node in self._nodes.items()}
         self._target: Callable[[str], str] = lambda name: targets.get(name, name)
@@ -249,6 +170,24 @@ class Stager(StagedFacts):
         self._outbox.flush()
         self._documents.flush()
 
+    # -- documents that meet nothing unusual ---------------------------------------------------------
+
+    def buffer(self, end: tuple[str, str], branches: str) -> OutboxBuffer:
+        """Where upserts of this kind are gathered."""
+        return self._outbox.buffer(end, branches, "upsert")
+
+    def untaken(self, end: tuple[str, str], branches: str, why: str) -> Untaken:
+        """A delivery that documents do not come to."""
+        return Untaken(*end, branches, why, self._hashes.of(end, "upsert"))
+
+    def went(self, i: int, deliveries: Sequence[Content], untaken: Sequence[Untaken], published: str) -> None:
+        """Row ``i`` of a block of new documents went its way, alone, and met nothing."""
+        self._outbox.add_origin(self._block, i, deliveries)
+        self._documents.add_new(i, published)
+        if untaken:
+            self._events.add_untaken(self._block, i, untaken)
+            self._counts["dropped"] += len(untaken)
+
     # -- what a walk says of a delivery; see ``walk.Stage`` ------------------------------------------
 
     def upsert(self, doc: Document, end: _End, branches: str, fields: bytes, before: Owed | None) -> None:
@@ -288,9 +227,9 @@ class Stager(StagedFacts):
         self._counts.update(mark.counts)
         self._wishes.put_back(self._block.ids[self._i], mark.wish)
 
-    # -- what becomes of a document and its family -----------------------------------------------------
+    # -- what becomes of a document and its family ---------------------------------------------------
 
-    def walked(self, i: int, walk: Trail, go: Callable[[], None], *, retry: bool) -> None:
+    def walked(self, i: int, walk: WalkOutcome, go: Callable[[], None], *, retry: bool) -> None:
         """Let the walk go, and stage what it says of row ``i`` and its family."""
         self._i = i
         self._given = []
@@ -306,7 +245,7 @@ class Stager(StagedFacts):
             if self._entries is None:
                 self._documents.add_new(i, encode_published(given))
         else:
-            self._family(i, walk, given, retry)
+            self._family(i, FamilyOutcome(walk.failures, walk.reached, walk.kept), given, retry)
         self._outbox.end_family(self._block)
 
     def will_wait(self, i: int) -> bool:
@@ -391,7 +330,9 @@ class Stager(StagedFacts):
         ):
             self._failed = []
             return
-        self._family(found.i, Left(failures, found.reached, found.kept), found.given, found.retry, held or set())
+        self._family(
+            found.i, FamilyOutcome(failures, found.reached, found.kept), found.given, found.retry, held or set()
+        )
 
     def _gives_back(self, pulse: NodeHealth | None, fault: NodeError) -> bool:
         """Does it spend none of the attempts?"""
@@ -432,7 +373,12 @@ class Stager(StagedFacts):
         return True
 
     def _family(
-        self, i: int, walk: WalkOutcome, made: list[Published] | PublishedLines, retry: bool, held: Collection[str] = ()
+        self,
+        i: int,
+        walk: FamilyOutcome,
+        made: list[Published] | PublishedLines,
+        retry: bool,
+        held: Collection[str] = (),
     ) -> None:
         """The row of ``documents``; deletes of what is not made any more."""
         if not retry:
@@ -491,6 +437,59 @@ class Stager(StagedFacts):
                     past = (known.version, known.revision)
                     self._event(doc, owed.end, failure.branches, Status.DROPPED, why, owed.attempt, past=past)
 
+    # -- single facts: events of the ledger, rows of ``documents`` -----------------------------------
+
+    def _relative(self, member: str) -> Document:
+        """A member of the family that is being staged: enough of it for an event."""
+        origin = self._block.ids[self._i]
+        doc = Document.of(origin + member, {})
+        doc.parent_id = parent_of(doc.id) if member else None
+        return doc
+
+    def _event(
+        self,
+        doc: Document,
+        end: tuple[str, str],
+        branches: str,
+        status: Status,
+        message: str,
+        attempt: int,
+        due: int | None = None,
+        operation: Operation = "upsert",
+        past: tuple[str, int] | None = None,
+    ) -> None:
+        """An event of the ledger, of the delivery that the document now makes, or of a past version and revision."""
+        i = self._i
+        version, revision = past or (self._block.versions[i], self._block.revision(i))
+        digest = self._hashes.of(end, operation)(doc.id, version, revision) if end[0] else ""
+        delivery = (operation, end[1], branches, end[0], digest)
+        origin = self._block.ids[i]
+        parent = None if doc.id == origin else parent_of(doc.id)  # not what a step may have made of parent_id
+        self._events.add(doc.id, parent, origin, version, revision, *delivery, status.value, message, attempt, due)
+        if (count := status.value.lower()) in self._counts and past is None:
+            self._counts[count] += 1
+
+    def _remember(
+        self,
+        i: int,
+        operation: Operation = "upsert",
+        *,
+        given: str,
+        due: int | None = None,
+        failures: list[FailedMember] | None = None,
+        held: str | None = None,
+        again: int | None = None,
+    ) -> None:
+        """A row of ``documents``. ``again``: the wish of before, where that still counts."""
+        block, failures = self._block, failures or []
+        again, said = self._wishes.fulfil(block.ids[i], again)
+        if said:
+            self._i = i
+            self._event(Document.of(block.ids[i], {}), ("", ""), "", Status.DIRTY, said, 0)
+        if self._entries is not None and again is None and not failures and block.known(i) is None:
+            return  # its place says that it was processed
+        self._documents.remember(block, i, operation, given=given, due=due, failures=failures, held=held, again=again)
+
 
 # Final failures of steps, routers and sources as messages for the plan's error queue.
 #
@@ -538,15 +537,18 @@ class ErrorMessages:
 # What a new version leaves of what the old one gave: what stays given, what is to be taken out, what is replaced.
 
 
-class WalkOutcome(Protocol):
-    """Outcome of a walk beside its deliveries, see ``Walk``. ``failures`` are all open failures of the family."""
+class FamilyOutcome(NamedTuple):
+    """Outcome of a walk once it is known which of its failures are tried again.
 
-    @property
-    def failures(self) -> list[FailedMember]: ...
-    @property
-    def reached(self) -> list[FailedMember]: ...
-    @property
-    def kept(self) -> list[str]: ...
+    Attributes:
+        failures: all failures of the family, of this walk and of those before.
+        reached: failures that a retry came to and went on from.
+        kept: members that a retry dropped as soon as they were made, for nothing of them is pending.
+    """
+
+    failures: list[FailedMember]
+    reached: list[FailedMember]
+    kept: list[str]
 
 
 class Reconciliation(NamedTuple):
@@ -563,7 +565,7 @@ class Reconciliation(NamedTuple):
 def reconcile(
     old: Iterable[Published],
     made: Collection[Published],
-    walk: WalkOutcome,
+    walk: FamilyOutcome,
     target: Callable[[str], str],
     *,
     retry: bool,
@@ -702,11 +704,17 @@ class Unread(NamedTuple):
     fault: NodeError
 
 
-class Trail(WalkOutcome, Protocol):
+class WalkOutcome(Protocol):
     """Outcome of a walk before it is known whose fault its failures are, see ``Walk``."""
 
     @property
     def met(self) -> list[Met]: ...
+    @property
+    def failures(self) -> list[FailedMember]: ...
+    @property
+    def reached(self) -> list[FailedMember]: ...
+    @property
+    def kept(self) -> list[str]: ...
 
 
 class Unreader(Protocol):
@@ -715,14 +723,6 @@ class Unreader(Protocol):
     walk: Walk
 
     def unread(self, block: Block, i: int, fault: NodeError) -> tuple[Any, Callable[[], None] | None]: ...
-
-
-class Left(NamedTuple):
-    """Outcome of a walk, see ``WalkOutcome``."""
-
-    failures: list[FailedMember]
-    reached: list[FailedMember]
-    kept: list[str]
 
 
 class Failed(NamedTuple):
@@ -769,7 +769,7 @@ def spend(fault: NodeError, owed: Owed, limits: Limits, now_us: int) -> Spent:
     )
 
 
-def undecided(i: int, walk: Trail, given: list[Published] | PublishedLines, block: Block) -> Undecided:
+def undecided(i: int, walk: WalkOutcome, given: list[Published] | PublishedLines, block: Block) -> Undecided:
     """Return the undecided outcome of a document that could not be read, once that is known to be its own fault."""
     return Undecided(i, walk.met, walk.failures, walk.reached, walk.kept, given, block.to_retry(i) is not None)
 

@@ -41,7 +41,7 @@ from ferryman.records.families import FailedMember, Owed, ancestry, parent_of
 from ferryman.routers import Router
 from ferryman.sources.log import inputs_of
 
-# What becomes of the members of a family on their way: deliveries, drops and failures.
+# The values that a walk works with, and where it says what becomes of deliveries.
 
 
 class Way(NamedTuple):
@@ -106,158 +106,6 @@ class Stage(Protocol):
         """Nothing was said since."""
 
 
-class Ends:
-    """Says what becomes of members of one family after the other.
-
-    Attributes:
-        row: the family's, in its task.
-        batch: the batch that it belongs to; "": none.
-        met: what went wrong with it.
-        traces: of this task.
-        heard: told of each document that fails, by its id.
-    """
-
-    def __init__(self, plan: Plan, source: str, stage: Stage) -> None:
-        self._stage = stage
-        self._skips = _skips(plan, source)
-        self.traces = Traces()
-        self.heard: Callable[[str, NodeError], None] | None = None
-        self.row = 0
-        self.batch = ""
-        self.met: list[Met] = []
-        self._origin = ""
-        self._retrying = False
-        self._silent: set[tuple[str, End]] = set()
-        """(id, end) of what is pending in a retry, as long as nothing is said of it."""
-
-    def _deliver(self, doc: Document, station: CompiledNode, way: Way) -> None:
-        end = (station.name, way.route)
-        before = None
-        if way.wanted is not None:
-            if end not in way.wanted:
-                return
-            before = way.wanted[end]
-        try:
-            fields = encode_fields(doc.fields)
-            if doc.raw is not None and not isinstance(doc.raw, bytes):
-                raise PermanentError(f"{doc.id} has a {type(doc.raw).__name__} as raw, which must be bytes or None")
-            check_size(fields, doc.raw)
-            if station.accepts is not None:  # of the document as it is kept, and whatever is done to it there
-                station.accepts(Document.of(doc.id, decode_fields(fields), doc.raw))
-        except BaseException as e:
-            only = {end: Owed(*end, 0) if before is None else before}
-            self._fail(doc, station, way._replace(wanted=only), unless_interrupt(e))
-            return
-        if self._retrying:
-            self._silent.discard((doc.id, end))
-        self._stage.upsert(doc, end, way.branches, fields, before)
-
-    def _refuse(self, doc: Document, station: CompiledNode, way: Way) -> None:
-        """A step could not make this child."""
-        error = doc.refused if isinstance(doc.refused, Unsupported) else BadDocument(plain_text(doc.refused))
-        if isinstance(error, Unsupported) and self._skips:
-            self._drop_by(Dropped(plain_text(error)), doc, station, way)
-        else:
-            self._fail(doc, station, way, error)
-
-    def _meant(self, error: Dropped | Unsupported, pulse: NodeHealth) -> Dropped | Unsupported:
-        """A step lets a document go, or does not read it, which is the same where its source says so."""
-        if isinstance(error, Unsupported) and not self._skips:
-            return error
-        pulse.dropped()
-        return error if isinstance(error, Dropped) else Dropped(plain_text(error))
-
-    def _drop_by(self, error: Dropped, doc: Document, station: CompiledNode, way: Way) -> None:
-        """A step lets it go."""
-        self._drop(doc, station.ends_by(way.route), way, plain_text(error) or f"dropped by {station.where}")
-
-    def _drop(self, doc: Document, below: Iterable[End], way: Way, why: str) -> None:
-        for end in below:
-            if way.wants(end):
-                if self._retrying:
-                    self._silent.discard((doc.id, end))
-                self._stage.dropped(doc, end, way.branches, why, 1 + (way.wanted[end].attempt if way.wanted else 0))
-
-    def _drop_untaken(self, doc: Document, station: CompiledNode, chosen: list[str], way: Way) -> None:
-        """Destinations that are reached only by branches which the document does not take."""
-        if below := untaken(station, chosen, way):
-            self._drop(doc, below, way, why_untaken(station, chosen))
-
-    def _is_closed(self, station: CompiledNode) -> bool:
-        """Return whether this node is in trouble and must not be called for this family."""
-        pulse = station.pulse
-        if pulse is None or not pulse.closed or station.answered:
-            return False
-        return not pulse.lets(self._origin, self.row)
-
-    def _fail(self, doc: Document, station: CompiledNode, way: Way, error: BaseException) -> None:
-        """A call failed."""
-        self._meet(doc, station, way, self._fault(station, error))
-
-    def _fault(self, station: CompiledNode, error: BaseException) -> NodeError:
-        if isinstance(error, NodeAway):
-            return held(station)
-        fault = classify_error(error, station.name, station.where, traces=self.traces)
-        if self.heard is not None:
-            self.heard(self._origin, fault)
-        if station.pulse is not None:
-            station.pulse.failed(fault, self._origin, self.row, self.batch, again=self._retrying)
-        return fault
-
-    def _meet(self, doc: Document, station: CompiledNode, way: Way, fault: NodeError) -> None:
-        """Nothing goes on from here, for now."""
-        ends, wanted = station.ends_by(way.route), way.wanted
-        owed = [Owed(*end, 0) for end in ends] if wanted is None else [wanted[e] for e in ends if e in wanted]
-        if self._retrying:
-            self._silent.difference_update((doc.id, o.end) for o in owed)
-        member = self._member(doc.id)
-        only = self._relative(member)
-        self.met.append(Met(member, only, station.name, way.route, way.branches, owed, fault))
-
-    def _member(self, id: str) -> str:
-        return id[len(self._origin) :]
-
-    def _relative(self, member: str) -> Document:
-        """A member of the family by name: enough of it for an event, and nothing that a step has set."""
-        found = Document.of(self._origin + member, {})
-        found.origin_id = self._origin
-        found.parent_id = parent_of(found.id) if member else None
-        return found
-
-
-def untaken(station: CompiledNode, chosen: list[str], way: Way) -> list[End]:
-    """Deliveries below a router that are reached only by branches which were not chosen."""
-    assert station.router is not None
-    if len(chosen) == len(station.branches):
-        return []
-    copies = station.router.copies
-    taken = {
-        end
-        for name in chosen
-        for end in station.branches[name].ends_by(way.copied(name).route if copies else way.route)
-    }
-    return [end for end in station.ends_by(way.route) if end not in taken]
-
-
-def why_untaken(station: CompiledNode, chosen: list[str]) -> str:
-    """Return the ledger's text for deliveries that no branch accepted."""
-    return f"not its branch: {station.where} sent it to {', '.join(chosen)}"
-
-
-def _skips(plan: Plan, source: str) -> bool:
-    """Return whether documents that no step reads are dropped."""
-    return source_named(plan.nodes, source).source.unsupported == "skip"
-
-
-def held(station: CompiledNode) -> NodeError:
-    """Return the error for a document held because its node is unavailable."""
-    assert station.pulse is not None
-    return NodeError(ErrorKind.HELD, station.name, f"waits for {station.where}, which {station.pulse.why}")
-
-
-# The way of a document onwards from a node: steps are called, routers choose, and what comes of it is said.
-
-
 class Members(Protocol):
     """Walks the documents that a step made of one document."""
 
@@ -271,7 +119,7 @@ class Members(Protocol):
 class OneByOne:
     """Each member goes to its end before the next one begins."""
 
-    def __init__(self, walk: Onwards) -> None:
+    def __init__(self, walk: Walk) -> None:
         self._walk = walk
 
     def add(self, go: Callable[[Any], None]) -> None:
@@ -282,8 +130,8 @@ class OneByOne:
         """Nothing to wait for."""
 
 
-class Onwards(Ends):
-    """Takes documents of one source on through the plan.
+class Walk:
+    """Walks documents of one source through the plan, one after the other.
 
     Args:
         task: number of the task in its wave; see ``Router.open``.
@@ -293,12 +141,17 @@ class Onwards(Ends):
     Attributes:
         source: where documents begin.
         members_of: how what a step has made goes on: one by one, or side by side.
+        row: the family's, in its task.
+        batch: the batch that it belongs to; "": none.
+        traces: of this task.
+        heard: told of each document that fails, by its id.
+        met: what went wrong with it.
         failures: where the last document's family had failed before a retry, and has ended.
         reached: failures that the last ``again`` came to and went on from.
         kept: members that were dropped as soon as they were made, for nothing of them is pending.
     """
 
-    members_of: Callable[[Onwards], Members] = OneByOne
+    members_of: Callable[[Walk], Members] = OneByOne
 
     def __init__(
         self,
@@ -310,16 +163,26 @@ class Onwards(Ends):
         guarded: Callable[[StepNode], Callable[..., Any]],
         health: Mapping[str, NodeHealth],
     ) -> None:
-        super().__init__(plan, source, stage)
+        self._stage = stage
+        self._skips = _skips(plan, source)
         self._stations = stations(plan.nodes, task, guarded)
         self.source = self._stations[source_named(plan.nodes, source).entry]
         self._counted_once = source in counted_once(plan.nodes)
         self.calling = Calling(plan, source)
         self.take_over(health)
         self._returned = Returned(self._note_wish)
+        self.traces = Traces()
+        self.heard: Callable[[str, NodeError], None] | None = None
+        self.row = 0
+        self.batch = ""
+        self.met: list[Met] = []
         self.failures: list[FailedMember] = []
         self.reached: list[FailedMember] = []
         self.kept: list[str] = []
+        self._origin = ""
+        self._retrying = False
+        self._silent: set[tuple[str, End]] = set()
+        """(id, end) of what is pending in a retry, as long as nothing is said of it."""
 
     def take_over(self, health: Mapping[str, NodeHealth]) -> None:
         """Go on with what is known of the nodes."""
@@ -357,6 +220,54 @@ class Onwards(Ends):
         self.reached += member.reached
         self.kept += member.kept
         self._returned.join(member._returned)
+
+    # -- whole documents -----------------------------------------------------------------------------
+
+    def first(self, doc: Document) -> None:
+        """The whole way."""
+        self._begin(doc.id, retrying=False)
+        self._go(doc, self.source.next, Way())
+
+    def first_from(self, id: str, turns: Iterable[tuple[Document, CompiledNode, Way]]) -> None:
+        """The rest of the whole way, which has been walked to these nodes."""
+        self._begin(id, retrying=False)
+        for doc, station, way in turns:
+            self._go(doc, station, way)
+
+    def passed_over(self, doc: Document, why: str) -> None:
+        """Record the document as dropped by its source."""
+        self._begin(doc.id, retrying=False)
+        self._drop(doc, self.source.ends_by(""), Way(), why)
+
+    def again(self, doc: Document, failures: Sequence[FailedMember]) -> None:
+        """Only the ways to what is pending."""
+        owed = self._begin_again(doc.id, failures)
+        self._replay(doc, self.source, Way(), owed)
+        self._supersede(owed)
+
+    def unread(self, doc: Document, fault: NodeError, failures: Sequence[FailedMember] | None) -> None:
+        """It could not be read; ``failures``: those of the same version, if this is a retry."""
+        if failures is None:
+            self._begin(doc.id, retrying=False)
+            self._meet(doc, self.source, Way(), fault)
+        else:
+            self._meet_again(self._begin_again(doc.id, failures), fault)
+
+    def _begin(self, id: str, *, retrying: bool) -> None:
+        self._origin = id
+        self._retrying = retrying
+        if self.met or self.failures or self.reached or self.kept:
+            self.met, self.failures, self.reached, self.kept = [], [], [], []
+        self._returned.clear()
+
+    def _begin_again(self, id: str, failures: Sequence[FailedMember]) -> list[FailedMember]:
+        """Return the open failures; keep what of them is closed."""
+        self._begin(id, retrying=True)
+        self.failures += [_closed(f) for f in failures if not all(o.open for o in f.owed)]
+        self._silent = {(id + f.member, o.end) for f in failures for o in f.owed if o.open}
+        return [f for f in failures if f.open]
+
+    # -- on from a node ------------------------------------------------------------------------------
 
     def _go(self, doc: Document, station: CompiledNode | None, way: Way) -> None:
         """From this node on, as for the first time."""
@@ -554,67 +465,103 @@ class Onwards(Ends):
             raise PermanentError("chose no branch: to drop a document, return None in a step")
         return chosen
 
+    # -- what becomes of a member --------------------------------------------------------------------
 
-def itself_of(out: Sequence[Document] | Many, doc: Document) -> Document | None:
-    """The document that a step was called for, if it has returned that and nothing else."""
-    return out[0] if not isinstance(out, Many) and len(out) == 1 and out[0].id == doc.id else None
+    def _deliver(self, doc: Document, station: CompiledNode, way: Way) -> None:
+        end = (station.name, way.route)
+        before = None
+        if way.wanted is not None:
+            if end not in way.wanted:
+                return
+            before = way.wanted[end]
+        try:
+            fields = encode_fields(doc.fields)
+            if doc.raw is not None and not isinstance(doc.raw, bytes):
+                raise PermanentError(f"{doc.id} has a {type(doc.raw).__name__} as raw, which must be bytes or None")
+            check_size(fields, doc.raw)
+            if station.accepts is not None:  # of the document as it is kept, and whatever is done to it there
+                station.accepts(Document.of(doc.id, decode_fields(fields), doc.raw))
+        except BaseException as e:
+            only = {end: Owed(*end, 0) if before is None else before}
+            self._fail(doc, station, way._replace(wanted=only), unless_interrupt(e))
+            return
+        if self._retrying:
+            self._silent.discard((doc.id, end))
+        self._stage.upsert(doc, end, way.branches, fields, before)
 
-
-def _going_on(doc: Document, each: Document, station: CompiledNode, way: Way) -> Callable[[Onwards], None]:
-    """The way of what a step has made of this document: itself, or a child, whose deliveries have had no attempt."""
-    own = each.id == doc.id or way.wanted is None
-    fresh = way if own else way._replace(wanted={end: Owed(*end, 0) for end in way.wanted or ()})
-    return lambda walk: walk._go(each, station.next, fresh)
-
-
-class Walk(Onwards):
-    """Walks documents of one source, one after the other."""
-
-    def first(self, doc: Document) -> None:
-        """The whole way."""
-        self._begin(doc.id, retrying=False)
-        self._go(doc, self.source.next, Way())
-
-    def first_from(self, id: str, turns: Iterable[tuple[Document, CompiledNode, Way]]) -> None:
-        """The rest of the whole way, which has been walked to these nodes."""
-        self._begin(id, retrying=False)
-        for doc, station, way in turns:
-            self._go(doc, station, way)
-
-    def passed_over(self, doc: Document, why: str) -> None:
-        """Record the document as dropped by its source."""
-        self._begin(doc.id, retrying=False)
-        self._drop(doc, self.source.ends_by(""), Way(), why)
-
-    def again(self, doc: Document, failures: Sequence[FailedMember]) -> None:
-        """Only the ways to what is pending."""
-        owed = self._begin_again(doc.id, failures)
-        self._replay(doc, self.source, Way(), owed)
-        self._supersede(owed)
-
-    def unread(self, doc: Document, fault: NodeError, failures: Sequence[FailedMember] | None) -> None:
-        """It could not be read; ``failures``: those of the same version, if this is a retry."""
-        if failures is None:
-            self._begin(doc.id, retrying=False)
-            self._meet(doc, self.source, Way(), fault)
+    def _refuse(self, doc: Document, station: CompiledNode, way: Way) -> None:
+        """A step could not make this child."""
+        error = doc.refused if isinstance(doc.refused, Unsupported) else BadDocument(plain_text(doc.refused))
+        if isinstance(error, Unsupported) and self._skips:
+            self._drop_by(Dropped(plain_text(error)), doc, station, way)
         else:
-            self._meet_again(self._begin_again(doc.id, failures), fault)
+            self._fail(doc, station, way, error)
 
-    def _begin(self, id: str, *, retrying: bool) -> None:
-        self._origin = id
-        self._retrying = retrying
-        if self.met or self.failures or self.reached or self.kept:
-            self.met, self.failures, self.reached, self.kept = [], [], [], []
-        self._returned.clear()
+    def _meant(self, error: Dropped | Unsupported, pulse: NodeHealth) -> Dropped | Unsupported:
+        """A step lets a document go, or does not read it, which is the same where its source says so."""
+        if isinstance(error, Unsupported) and not self._skips:
+            return error
+        pulse.dropped()
+        return error if isinstance(error, Dropped) else Dropped(plain_text(error))
 
-    def _begin_again(self, id: str, failures: Sequence[FailedMember]) -> list[FailedMember]:
-        """Return the open failures; keep what of them is closed."""
-        self._begin(id, retrying=True)
-        self.failures += [_closed(f) for f in failures if not all(o.open for o in f.owed)]
-        self._silent = {(id + f.member, o.end) for f in failures for o in f.owed if o.open}
-        return [f for f in failures if f.open]
+    def _drop_by(self, error: Dropped, doc: Document, station: CompiledNode, way: Way) -> None:
+        """A step lets it go."""
+        self._drop(doc, station.ends_by(way.route), way, plain_text(error) or f"dropped by {station.where}")
 
-    # -- back to what failed -----------------------------------------------------------------------
+    def _drop(self, doc: Document, below: Iterable[End], way: Way, why: str) -> None:
+        for end in below:
+            if way.wants(end):
+                if self._retrying:
+                    self._silent.discard((doc.id, end))
+                self._stage.dropped(doc, end, way.branches, why, 1 + (way.wanted[end].attempt if way.wanted else 0))
+
+    def _drop_untaken(self, doc: Document, station: CompiledNode, chosen: list[str], way: Way) -> None:
+        """Destinations that are reached only by branches which the document does not take."""
+        if below := untaken(station, chosen, way):
+            self._drop(doc, below, way, why_untaken(station, chosen))
+
+    def _is_closed(self, station: CompiledNode) -> bool:
+        """Return whether this node is in trouble and must not be called for this family."""
+        pulse = station.pulse
+        if pulse is None or not pulse.closed or station.answered:
+            return False
+        return not pulse.lets(self._origin, self.row)
+
+    def _fail(self, doc: Document, station: CompiledNode, way: Way, error: BaseException) -> None:
+        """A call failed."""
+        self._meet(doc, station, way, self._fault(station, error))
+
+    def _fault(self, station: CompiledNode, error: BaseException) -> NodeError:
+        if isinstance(error, NodeAway):
+            return held(station)
+        fault = classify_error(error, station.name, station.where, traces=self.traces)
+        if self.heard is not None:
+            self.heard(self._origin, fault)
+        if station.pulse is not None:
+            station.pulse.failed(fault, self._origin, self.row, self.batch, again=self._retrying)
+        return fault
+
+    def _meet(self, doc: Document, station: CompiledNode, way: Way, fault: NodeError) -> None:
+        """Nothing goes on from here, for now."""
+        ends, wanted = station.ends_by(way.route), way.wanted
+        owed = [Owed(*end, 0) for end in ends] if wanted is None else [wanted[e] for e in ends if e in wanted]
+        if self._retrying:
+            self._silent.difference_update((doc.id, o.end) for o in owed)
+        member = self._member(doc.id)
+        only = self._relative(member)
+        self.met.append(Met(member, only, station.name, way.route, way.branches, owed, fault))
+
+    def _member(self, id: str) -> str:
+        return id[len(self._origin) :]
+
+    def _relative(self, member: str) -> Document:
+        """A member of the family by name: enough of it for an event, and nothing that a step has set."""
+        found = Document.of(self._origin + member, {})
+        found.origin_id = self._origin
+        found.parent_id = parent_of(found.id) if member else None
+        return found
+
+    # -- back to what failed -------------------------------------------------------------------------
 
     def _replay(self, doc: Document, station: CompiledNode | None, way: Way, owed: list[FailedMember]) -> None:
         """Down to the nodes at which this member or what is made from it failed."""
@@ -725,6 +672,48 @@ class Walk(Onwards):
             for o in missing:
                 why = "superseded: the retry did not produce it again"
                 self._stage.dropped(member, o.end, failure.branches, why, o.attempt)
+
+
+def itself_of(out: Sequence[Document] | Many, doc: Document) -> Document | None:
+    """The document that a step was called for, if it has returned that and nothing else."""
+    return out[0] if not isinstance(out, Many) and len(out) == 1 and out[0].id == doc.id else None
+
+
+def untaken(station: CompiledNode, chosen: list[str], way: Way) -> list[End]:
+    """Deliveries below a router that are reached only by branches which were not chosen."""
+    assert station.router is not None
+    if len(chosen) == len(station.branches):
+        return []
+    copies = station.router.copies
+    taken = {
+        end
+        for name in chosen
+        for end in station.branches[name].ends_by(way.copied(name).route if copies else way.route)
+    }
+    return [end for end in station.ends_by(way.route) if end not in taken]
+
+
+def why_untaken(station: CompiledNode, chosen: list[str]) -> str:
+    """Return the ledger's text for deliveries that no branch accepted."""
+    return f"not its branch: {station.where} sent it to {', '.join(chosen)}"
+
+
+def _skips(plan: Plan, source: str) -> bool:
+    """Return whether documents that no step reads are dropped."""
+    return source_named(plan.nodes, source).source.unsupported == "skip"
+
+
+def held(station: CompiledNode) -> NodeError:
+    """Return the error for a document held because its node is unavailable."""
+    assert station.pulse is not None
+    return NodeError(ErrorKind.HELD, station.name, f"waits for {station.where}, which {station.pulse.why}")
+
+
+def _going_on(doc: Document, each: Document, station: CompiledNode, way: Way) -> Callable[[Walk], None]:
+    """The way of what a step has made of this document: itself, or a child, whose deliveries have had no attempt."""
+    own = each.id == doc.id or way.wanted is None
+    fresh = way if own else way._replace(wanted={end: Owed(*end, 0) for end in way.wanted or ()})
+    return lambda walk: walk._go(each, station.next, fresh)
 
 
 def _going_back(each: Document, station: CompiledNode, way: Way, owed: list[FailedMember]) -> Callable[[Walk], None]:
