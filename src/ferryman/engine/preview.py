@@ -33,7 +33,7 @@ from ferryman.engine.runner.base import IsolatingRunner, PickledPlan, Runner, ru
 from ferryman.engine.scan.listing import list_sources
 from ferryman.engine.scan.phase import ChangeSet, detect_changes
 from ferryman.engine.transform.block import Block
-from ferryman.engine.transform.calls import signals_noticed
+from ferryman.engine.transform.calls import signals_interrupt
 from ferryman.engine.transform.task import TaskProcessing, Transform
 from ferryman.errors import BadDocument, EngineError, PlanChanged, UsageError, WorkerDied, message_of
 from ferryman.observe import Observer, Silent
@@ -683,7 +683,7 @@ class Sample:
 
     transform: Transform
 
-    @signals_noticed()
+    @signals_interrupt()
     def __call__(self, item: tuple[Cut, int]) -> Sampled:
         cut, most = item
         if isinstance(cut, LogSplit):
@@ -695,7 +695,7 @@ class Sample:
                 at = 0
                 while at < rows.num_rows and len(drawn) < most:
                     block = Block(rows.slice(at, min(most - len(drawn), _BLOCK)), cut.revision)
-                    taken = processing.take_up(block)
+                    taken = processing.process_block(block)
                     drawn += [Drawn(passed + at + i, block.ids[i], _reason(block, i)) for i in taken]
                     at += len(block)
                 passed += at
@@ -709,7 +709,7 @@ class Sample:
         passed = cut.rows
         with TaskProcessing(self.transform, cut) as processing:
             for block in processing.blocks(min(most, _BLOCK)):
-                processing.take_up(block)
+                processing.process_block(block)
                 at = [place - cut.piece.start for place in block.places]
                 drawn += map(Drawn, at, block.ids, block.reasons)
                 if len(drawn) >= most:

@@ -47,14 +47,14 @@ from ferryman.storage.parquet import Part
 from ferryman.storage.processes import Process, ProcessWatch, heartbeat
 
 
-class Mark(NamedTuple):
-    """Position in what was staged, see ``Stager.mark``."""
+class Savepoint(NamedTuple):
+    """Position in what a task has staged, to which it can be rolled back; see ``Stager.savepoint``."""
 
-    outbox: OutboxMark
+    outbox: OutboxSavepoint
     events: int
-    given: tuple[int, list[Published]]
+    published: tuple[int, list[Published]]
     counts: dict[str, int]
-    wish: Again | None
+    reread: Again | None
 
 
 class Staged(NamedTuple):
@@ -489,8 +489,8 @@ def _file(folder: StatePath, number: int) -> StatePath:
     return folder / f"{number}.kept"
 
 
-class OutboxMark(NamedTuple):
-    """Position in the staged outbox rows, see ``OutboxStage.mark``."""
+class OutboxSavepoint(NamedTuple):
+    """Position in the staged outbox rows, see ``OutboxStage.savepoint``."""
 
     files: int
-    family_at: set[str]
+    family_destinations: set[str]

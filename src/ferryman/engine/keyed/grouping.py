@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from ferryman import crash, limits
 from ferryman.document import Document, decode_fields
 from ferryman.engine.runner.base import PickledPlan
-from ferryman.engine.transform.calls import signals_noticed
+from ferryman.engine.transform.calls import signals_interrupt
 from ferryman.errors import describe, unless_interrupt
 from ferryman.memory import describe_memory_error, lacks_memory
 from ferryman.plan import KeyedNode, Plan, errors_node, sources_of
@@ -70,7 +70,7 @@ class Grouping:
     isolated: bool = False
     """There was too little memory for it: documents for which there is none have no key, and fail."""
 
-    @signals_noticed()
+    @signals_interrupt()
     def __call__(self, file: GroupFile) -> list[SortedRun]:
         plan = self.shipped.plan()
         node = next(n for n in plan.nodes if n.name == self.node)

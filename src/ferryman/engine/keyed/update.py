@@ -25,7 +25,7 @@ from ferryman.engine.keyed.grouping import KeyTask, merged, range_starts
 from ferryman.engine.results import OF_NODE, TRANSIENT, ErrorKind, NodeError, StepTimeout, Traces, Tries, classify_error
 from ferryman.engine.runner.base import PickledPlan
 from ferryman.engine.runner.child import Child, Died, TooLong, end_copy_of
-from ferryman.engine.transform.calls import can_interrupt, limited, signals_noticed
+from ferryman.engine.transform.calls import can_interrupt, interrupt_after, signals_interrupt
 from ferryman.errors import BadDocument, Dropped, PermanentError, WorkerDied, plain_text, shown, unless_interrupt
 from ferryman.plan import KeyedNode, Policy, successors
 from ferryman.records.keys import (
@@ -76,7 +76,7 @@ class Updating:
     isolated: bool = False
     """A worker died over it: ``update`` is called in a child process."""
 
-    @signals_noticed()
+    @signals_interrupt()
     def __call__(self, keys: KeyRange) -> KeyReport:
         plan = self.shipped.unused() if self.isolated else self.shipped.plan()
         node = next(n for n in plan.nodes if n.name == self.node)
@@ -288,7 +288,7 @@ class DirectCaller:
         state = None if value is None else _decode(value)
         if self._timeout_s is None:
             return returned(key, self._node.update(key, state, [*documents]))
-        with limited(self._timeout_s, _too_long(self._node)):
+        with interrupt_after(self._timeout_s, _too_long(self._node)):
             given = self._node.update(key, state, [*documents])
             return returned(key, given)  # exports may be made as they are asked for
 

@@ -27,7 +27,7 @@ from ferryman.engine.scan.cut import Splitter
 from ferryman.engine.scan.listing import list_sources
 from ferryman.engine.summary import describe_listing
 from ferryman.engine.transform.block import Block
-from ferryman.engine.transform.reader import listed_of, version_of, version_unread
+from ferryman.engine.transform.reader import listed_document, unread_version, version_of
 from ferryman.observe import Observer
 from ferryman.plan import conflicting_sources, source_named
 from ferryman.records.rows import DOCUMENTS, now_us
@@ -412,12 +412,12 @@ def _compared(source: Source, name: str, block: Block, i: int) -> tuple[bool, bo
     if source.detect != "content" and block.refused[i] is None and (known is None or known.fingerprint):
         return False, False  # its fingerprint is to be remembered, whatever its content is
     try:
-        version = version_of(source, source.read(listed_of(source, block, i)))
+        version = version_of(source, source.read(listed_document(source, block, i)))
     except Exception as e:
         fault = classify_error(e, name, "reading it", reading=True)
         permanent = fault.kind is ErrorKind.PERMANENT
-        return permanent and block.is_known_as(i, version_unread(fault, "")), not permanent
-    return source.detect == "content" and block.is_known_as(i, version), False
+        return permanent and block.has_version(i, unread_version(fault, "")), not permanent
+    return source.detect == "content" and block.has_version(i, version), False
 
 
 def _only(task: TaskSplit, rows: Sequence[int]) -> TaskSplit:
