@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from ferryman import limits
-from ferryman.engine.results import ErrorKind, Listing, NodeError, NodeReport, NodeStates, StepDebt
+from ferryman.engine.results import ErrorKind, Listing, NodeError, NodeReport, NodeStates, PendingRetries
 from ferryman.engine.runner.base import Runner
 from ferryman.notify import Stopped
 from ferryman.plan import JoinNode, Plan, StepNode
@@ -72,25 +72,25 @@ class Nodes:
         for report in reports:
             by_node.setdefault(report.node, []).append(report)
         for node, told in by_node.items():
-            self._nones[node] += sum(r.nones for r in told)
-            self._made |= {node} if any(r.made for r in told) else set()
+            self._nones[node] += sum(r.returned_none for r in told)
+            self._made |= {node} if any(r.returned_document for r in told) else set()
             self._count_batches(node, told)
             self._count_unreached(node, told)
-            well = any(r.well and not any(not f.scope for f in r.faults) for r in told)
-            whole = [(r, f) for r in told for f in r.faults if not f.scope and not (r.stopped and well)]
+            well = any(r.succeeded and not any(not f.scope for f in r.faults) for r in told)
+            whole = [(r, f) for r in told for f in r.faults if not f.scope and not (r.by_brake and well)]
             for key in {f.key for r in told for f in r.faults if f.scope}:
                 fault = next(f for r in told for f in r.faults if f.key == key)
                 self._just_met.add(about := self._about(key))
                 self._scoped.add(about)
                 self.troubles.begin(about, self._why(key, fault), permanent=False)
-            if whole and all(r.lacking for r, _ in whole) and (well or self._missed[node] < _MISSES):
+            if whole and all(r.lacks_needs for r, _ in whole) and (well or self._missed[node] < _MISSES):
                 self._missed[node] += 1
                 self.missed = True
                 whole = []  # other machines have what it needs: the next wave may come to one of them
             if whole:
                 # Somebody has to fix it if any task says so; else it is away.
                 report, fault = max(whole, key=lambda each: _permanent(*each))
-                late_s = limits.BACKOFF_MAX_S if report.stopped else 0.0  # each try costs attempts
+                late_s = limits.BACKOFF_MAX_S if report.by_brake else 0.0  # each try costs attempts
                 why, permanent = self._why(node, fault), _permanent(report, fault)
                 self.troubles.begin(self._about(node), why, permanent=permanent, at_least_s=late_s)
                 self._proven.discard(node)
@@ -127,7 +127,7 @@ class Nodes:
 
     def _count_batches(self, node: str, told: Iterable[NodeReport]) -> None:
         """A wave may try again what an earlier one has tried: the documents of a batch are not added up."""
-        if any(r.well for r in told):
+        if any(r.succeeded for r in told):
             self._failing.pop(node, None)
             return
         now: Counter[str] = Counter()
@@ -137,12 +137,12 @@ class Nodes:
             self._failing[node] = self._failing.get(node, Counter()) | now
 
     def _count_unreached(self, node: str, told: Sequence[NodeReport]) -> None:
-        if any(r.well for r in told):
+        if any(r.succeeded for r in told):
             self._unreached.pop(node, None)
         elif found := self._unreached.get(node, frozenset()).union(*(r.unreached for r in told)):
             self._unreached[node] = frozenset(islice(found, limits.OUTAGE_DOCUMENTS))
 
-    def forget(self, debts: Iterable[StepDebt]) -> None:
+    def forget(self, debts: Iterable[PendingRetries]) -> None:
         """End the trouble of what single nodes have to do with, where nothing waits for it any more: no call that
         succeeds names it."""
         waiting = {self._about(key) for debt in debts for key in decode_held(debt.held)}
@@ -186,13 +186,13 @@ class Nodes:
         """Return whether the node must not be called now."""
         return self.wait_of(node) != 0
 
-    def waiting(self, debts: Iterable[StepDebt]) -> frozenset[str]:
+    def waiting(self, debts: Iterable[PendingRetries]) -> frozenset[str]:
         """Return the names that documents are held by and that must not be tried now."""
         return frozenset(d.held for d in debts if d.held is not None and self.wait_s(d.held) != 0.0)
 
     # -- what is told of them ----------------------------------------------------------------------
 
-    def messages(self, debts: Iterable[StepDebt]) -> list[str]:
+    def messages(self, debts: Iterable[PendingRetries]) -> list[str]:
         """At the end of a run, a line a node in trouble."""
         pending: Counter[str] = Counter()
         for debt in debts:
@@ -253,7 +253,7 @@ def _pending(deliveries: int) -> str:
 
 
 def _permanent(report: NodeReport, fault: NodeError) -> bool:
-    return report.stopped or fault.kind is ErrorKind.MISCONFIGURED
+    return report.by_brake or fault.kind is ErrorKind.MISCONFIGURED
 
 
 # Nodes that are left alone for now because the whole of each is in trouble, and when each is asked again.

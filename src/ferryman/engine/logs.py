@@ -14,8 +14,8 @@ import numpy as np
 from ferryman import limits
 from ferryman.engine.batches import EntryRange, HeldEntry, LogBatch, LogSplit
 from ferryman.engine.breakers import Nodes
-from ferryman.engine.once import Intake, Intakes, end_intake
-from ferryman.engine.results import NONE, NOTHING, Blocked, ListedPart, Listing, Only, Staged, outage_of
+from ferryman.engine.once import OnceRanges, OnceWave, end_once_wave
+from ferryman.engine.results import NO_IDS, NOTHING_STAGED, Blocked, ListedPart, Listing, Staged, WantedIds, outage_of
 from ferryman.errors import Misconfigured, StateLost, UsageError, message_of
 from ferryman.plan import ExportsNode, SourceNode, errors_node, keyed_nodes, logs_read
 from ferryman.plan.keyed import counted_once, sources_above
@@ -60,7 +60,7 @@ class Logs:
         self._once = state.plan.once
         self._most = limits.ONCE_DOCUMENTS if self._once else limits.TASK_DOCUMENTS
         self._counted_once = counted_once(state.plan.nodes)
-        self._intakes = Intakes(state, self._logs)
+        self._once_ranges = OnceRanges(state, self._logs)
         holds = errors_node(state.plan.nodes) is None
         self._held_back = {
             n.name: HeldExports(state, n.name, ended_holds=holds)
@@ -75,10 +75,10 @@ class Logs:
         """Where do the logs end now? What comes later is for the next look. False: one could not be asked."""
         found = [self._look_at(node) for node in self._sources.values()]
         self._nodes.hear_listings(found)
-        self._intakes.look()
+        self._once_ranges.refresh()
         return not any(listing.failures for listing in found)
 
-    def waiting(self) -> Only:
+    def waiting(self) -> WantedIds:
         """Entries that are to be read again, by their ids; those of keyed nodes are read by their places."""
         return entries_that_wait(
             self._sources.keys() - self._held_back, self._state.documents.paths(), self._state.local_scratch, now_us()
@@ -86,7 +86,7 @@ class Logs:
 
     def batch(self, slots: int, wave_bytes: int) -> LogBatch | None:
         """Return the next wave's entries, a share of each log in turns; None: nothing can be processed now."""
-        if again := self._intakes.due(self._is_ready):
+        if again := self._once_ranges.due_splits(self._is_ready):
             return LogBatch(again, sum(split.piece.bytes for split in again), once=True)
         share = wave_bytes // max(1, len(self._sources))
         by_source = [list(self._splits(name, seen, slots, share)) for name, seen in self._seen.items()]
@@ -114,13 +114,13 @@ class Logs:
                 continue
             if held[place] - split.held:
                 left.append(done)
-                split = split.holding(held[place])
+                split = split.with_held(held[place])
                 [done] = again([split])
             while (found := done.blocked) is not None:
                 blocked[place] = found
                 left.append(done)
                 split = split.before(found.place)
-                done = again([split])[0] if split.rows > 0 else NOTHING
+                done = again([split])[0] if split.rows > 0 else NOTHING_STAGED
             held[place] |= done.held
             if split.rows > 0:
                 kept.append(done)
@@ -137,20 +137,20 @@ class Logs:
         for split in splits:
             if split.rerun is None:
                 found.setdefault(split.source, {}).update(self._logs[split.source].behind(split.piece))
-        return self._intakes.taken(splits), self._advanced(found, dict.fromkeys(found, 0))
+        return self._once_ranges.ranges_of(splits), self._advanced(found, dict.fromkeys(found, 0))
 
-    def kept_once(self, intake: Intake, splits: Sequence[LogSplit], staged: Sequence[Staged]) -> KeptOfLogs:
+    def kept_once(self, once_wave: OnceWave, splits: Sequence[LogSplit], staged: Sequence[Staged]) -> KeptOfLogs:
         """Return the results that count of tasks that ran once at most."""
-        ended = self._intakes.ended(intake, splits, staged)
+        ended = self._once_ranges.results_of(once_wave, splits, staged)
         self._note(ended.reached, ended.blocked)
-        return KeptOfLogs(ended.kept, ended.transactions, ended.left)
+        return KeptOfLogs(ended.kept, ended.transactions, ended.discarded)
 
     def committed(self) -> None:
         """The wave is: whoever keeps the log may know where the plan stands."""
         for name in self._moved:
             self._tell_log(name, self._seen[name])
         self._moved.clear()
-        end_intake(self._state)
+        end_once_wave(self._state)
 
     def wait_s(self) -> float | None:
         """Seconds until an entry that waits can be tried; None: none waits, or not in this run."""
@@ -529,7 +529,7 @@ class LogLook(NamedTuple):
         return {name: log.partitions_of(name, self.positions) for name in self.identities}
 
 
-def entries_that_wait(logs: Collection[str], documents: Sequence[Path], folder: Path, now_us: int) -> Only:
+def entries_that_wait(logs: Collection[str], documents: Sequence[Path], folder: Path, now_us: int) -> WantedIds:
     """Source -> entries of these logs that are to be read again, by their ids: a retry is due, an operator or a step
     wants it.
 
@@ -538,7 +538,7 @@ def entries_that_wait(logs: Collection[str], documents: Sequence[Path], folder: 
         folder: for scratch files.
     """
     if not logs or not documents:
-        return NONE
+        return NO_IDS
     query = f"""
         SELECT source, document FROM (
             SELECT * FROM read_parquet({quote_list(map(str, documents))}) WHERE source IN {quote_list(logs)}

@@ -13,7 +13,7 @@ from ferryman.engine import step_retries
 from ferryman.engine.breakers import Nodes
 from ferryman.engine.deliver.dispatch import Dispatcher
 from ferryman.engine.logs import Logs
-from ferryman.engine.results import StepDebt
+from ferryman.engine.results import PendingRetries
 from ferryman.engine.step_retries import Hashes
 from ferryman.limits import GIB, KIB, MIB
 from ferryman.plan import Plan, sources_of
@@ -37,7 +37,7 @@ class PendingWork:
         self._unlisted = unlisted
         self._logs = logs
         self._longest_s = state.plan.longest_backoff_s
-        self._at_steps: list[StepDebt] = []
+        self._at_steps: list[PendingRetries] = []
         self._at_steps_of: tuple[frozenset[str], Hashes] = (frozenset(), unlisted.hashes)
         """Files of ``documents`` from which it was computed: that reads all of them. And what was unlisted."""
         self.unseen: set[str] = set()
@@ -74,11 +74,11 @@ class PendingWork:
             for f in self._state.outbox.files.values()
         )
 
-    def at_steps(self) -> list[StepDebt]:
-        """Return the pending retries of steps, see ``step_retries.step_debt``."""
+    def at_steps(self) -> list[PendingRetries]:
+        """Return the pending retries of steps, see ``step_retries.pending_retries``."""
         of = (frozenset(self._state.documents.files), self._unlisted.hashes)
         if of[0] != self._at_steps_of[0] or of[1] is not self._at_steps_of[1]:
-            self._at_steps, self._at_steps_of = step_retries.step_debt(self._state, of[1]), of
+            self._at_steps, self._at_steps_of = step_retries.pending_retries(self._state, of[1]), of
         return self._at_steps
 
     def steps_due(self) -> bool:

@@ -25,10 +25,10 @@ import pyarrow.parquet as pq
 
 from ferryman.account.questions import explain_query_errors, retry_read
 from ferryman.engine import driver, migration
-from ferryman.engine.batches import LISTED, SLICE, LogSplit, Reason, RowRange, TaskSplit, kept
+from ferryman.engine.batches import BATCH_FILE, LISTED, LogSplit, Reason, RowRange, TaskSplit, link_files
 from ferryman.engine.breakers import Nodes
 from ferryman.engine.logs import entries_that_wait, look_at, pieces_of
-from ferryman.engine.results import NONE, Listing, Only, Staged
+from ferryman.engine.results import NO_IDS, Listing, Staged, WantedIds
 from ferryman.engine.runner.base import IsolatingRunner, PickledPlan, Runner, run_isolating
 from ferryman.engine.scan.listing import list_sources
 from ferryman.engine.scan.phase import ChangeSet, detect_changes
@@ -232,7 +232,7 @@ class Previewing:
 
     def _fill(self, found: Preview, listings: list[Listing], limit: int, document: str | None) -> None:
         detected = retry_read(self._root, lambda: self._detect(listings, document))
-        cuts: list[Cut] = [cut for piece in detected.changes.slices for cut in piece.tasks]
+        cuts: list[Cut] = [cut for piece in detected.changes.batches for cut in piece.tasks]
         self._tell_of_scan(found, detected)
         self._observer.phase(detected.seen.wave + 1, "transform")
         task = self._task(detected.seen.wave + 1)
@@ -255,13 +255,13 @@ class Previewing:
 
     # -- scan --------------------------------------------------------------------------------------
 
-    def _entries(self, found: Preview, document: str | None) -> Only:
+    def _entries(self, found: Preview, document: str | None) -> WantedIds:
         """Entries of logs that are read by their ids: those that wait, and the one that is asked for."""
         if not (of := logs_of(self._plan)):
-            return NONE
+            return NO_IDS
         folder = Path(tempfile.mkdtemp(dir=self._folder))
 
-        def look() -> Only:
+        def look() -> WantedIds:
             state = State(self._root, self._plan)
             with explain_query_errors(state, folder):
                 documents = Seen.of(state).state.documents.paths()
@@ -285,7 +285,7 @@ class Previewing:
             changes = detect_changes(listings, state, folder, now_us=self._now_us, slots=self._runner.slots)
             picked = None
             if document is not None:
-                cuts = [cut for piece in changes.slices for cut in piece.tasks]
+                cuts = [cut for piece in changes.batches for cut in piece.tasks]
                 through = gone_through(state, document, logs_of(self._plan), folder)
                 picked = pick(document, cuts, listings, state.documents, folder, through)
             ahead = logs_ahead(self._plan, state)
@@ -499,7 +499,7 @@ def logs_ahead(plan: Plan, state: State) -> LogsAhead:
     return LogsAhead([split._replace(number=number) for number, split in enumerate(splits)], notes, complete)
 
 
-def asked_for(plan: Plan, document: str) -> tuple[Only, list[str]]:
+def asked_for(plan: Plan, document: str) -> tuple[WantedIds, list[str]]:
     """Source -> the entry of this id, of each log that has it; and what else they say of it."""
     found: dict[str, frozenset[str]] = {}
     notes: list[str] = []
@@ -536,7 +536,7 @@ def gone_through(state: State, document: str, sources: Iterable[str], folder: Pa
     return found
 
 
-def merged(*wanted: Only) -> Only:
+def merged(*wanted: WantedIds) -> WantedIds:
     """All that is wanted."""
     sources = {source for each in wanted for source in each}
     return {source: frozenset().union(*(each.get(source, ()) for each in wanted)) for source in sources}
@@ -578,7 +578,7 @@ def pick(
     through = through or {}
     found: dict[str, tuple[pa.Table, int]] = {}
     for cut in cuts:
-        for rows in cut.slices():
+        for rows in cut.stored_rows():
             mine = rows.filter(pc.equal(rows["id"], id))
             if mine.num_rows:
                 found[cut.source] = mine, cut.number
@@ -586,7 +586,7 @@ def pick(
     anyway = {s: ("unchanged", _cut(s, rows, 0, folder / f"anyway-{s}", through[s] + 1)) for s, rows in passed.items()}
     found = {source: row for source, row in found.items() if source not in passed}
     cuts = [_cut(source, rows, number, folder / f"picked-{source}") for source, (rows, number) in found.items()]
-    files = kept(documents, folder / "known")
+    files = link_files(documents, folder / "known")
     with connect(folder) as db:
         for listing in listings:
             name = listing.source.name
@@ -618,7 +618,7 @@ def _listed(id: str, listing: Listing) -> pa.Table | None:
                 if mine.num_rows:
                     last = mine.slice(mine.num_rows - 1)
                     columns = {name: last[name] for name in LISTED}
-                    found = table_of(SLICE, 1, part=part.path, reason=Reason.UNCHANGED, unsure=False, **columns)
+                    found = table_of(BATCH_FILE, 1, part=part.path, reason=Reason.UNCHANGED, unsure=False, **columns)
     return found
 
 
@@ -639,11 +639,11 @@ def _known(db: duckdb.DuckDBPyConnection, files: list[str], source: str, id: str
 
 def _with(rows: pa.Table, **values: Any) -> pa.Table:
     """The row with other values in these columns."""
-    return pa.Table.from_pylist([{**rows.to_pylist()[-1], **values}], schema=SLICE)
+    return pa.Table.from_pylist([{**rows.to_pylist()[-1], **values}], schema=BATCH_FILE)
 
 
 def _cut(source: str, rows: pa.Table, number: int, path: Path, revision: int = 1) -> TaskSplit:
-    pq.write_table(rows.cast(SLICE), f"{path}.parquet")
+    pq.write_table(rows.cast(BATCH_FILE), f"{path}.parquet")
     return TaskSplit(source, [RowRange(f"{path}.parquet", 0, rows.num_rows)], True, number, revision)
 
 

@@ -28,7 +28,7 @@ from ferryman.engine.commit import NOWHERE, commit_staged
 from ferryman.engine.deliver.dispatch import Dispatcher, Newer
 from ferryman.engine.live import Follower
 from ferryman.engine.logs import Logs
-from ferryman.engine.once import recover_intake
+from ferryman.engine.once import recover_once_wave
 from ferryman.engine.pending import Backlog, PendingWork, Unlisted
 from ferryman.engine.reset import reset_states
 from ferryman.engine.results import Staged
@@ -179,7 +179,7 @@ class Run:
         if state.wave > state.settled:
             info = settle(state, state.wave, self._patient.run)
             done.append(f"settled wave {state.wave} ({info['delivered']} deliveries were recorded)")
-        done += recover_intake(state, self._patient.run)
+        done += recover_once_wave(state, self._patient.run)
         crash.point("recover.settled")
         if migration.is_pending(state):
             self._tell(migration.finish(state))
@@ -203,7 +203,7 @@ class Run:
         self._nodes.look_around(self._patient)
         complete, least = None, 1
         while complete is None and self._has_room():
-            complete = self._carry(self._scanning.run(only_owed=only_owed), least)
+            complete = self._carry(self._scanning.run(only_pending=only_owed), least)
             least *= 2  # so that it comes to an end however often somebody has something to say
         self._told_short &= self._stopped_short
         self._scanning.end()
@@ -226,7 +226,7 @@ class Run:
     def _carry(self, changes: ChangeSet, least: int) -> bool | None:
         """Was the listing complete, and carried to its end? None: list again. After ``least`` waves operator commands
         are applied between two: it changes what the listing was compared with."""
-        waves = zip_longest(changes.slices, changes.slices[1:])
+        waves = zip_longest(changes.batches, changes.batches[1:])
         for done, (piece, following) in enumerate(waves, 1):
             if not self._transform.runs_ahead:
                 if done > least and self._take_commands():

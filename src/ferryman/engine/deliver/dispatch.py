@@ -17,7 +17,7 @@ from ferryman.engine.breakers import Troubles
 from ferryman.engine.deliver.sending import Lane, LaneReport, Pass, context_of
 from ferryman.engine.deliver.turn import Hung, ThreadCaller
 from ferryman.engine.keyed.phase import KeyUpdates
-from ferryman.engine.order import KeyHeads, OutboxFile, SendOrder, lanes_together, order_of
+from ferryman.engine.order import KeyHeads, OutboxFile, SendOrder, group_by_lanes, send_orders
 from ferryman.engine.runner.base import PickledPlan, Runner
 from ferryman.errors import EngineError, PermanentError, StateForeign, WorkerDied, message_of
 from ferryman.plan import DestinationNode, KeyedNode, errors_node
@@ -231,7 +231,7 @@ class Dispatcher:
         fresh = all(int(f.partition["wave"]) == number for f in others)  # a wave has each document once, by each route
         order = {} if fresh else self._order(others)
         due |= {f.path for f in others if len(order.get(first_sequence(f), _NOTHING).first)}
-        exports = lanes_together(list(filter(has_exports, files)))
+        exports = group_by_lanes(list(filter(has_exports, files)))
         together = [each for each in exports if any(f.path in due for f in each)]
         together += _together([f for f in files if f.path in due and not has_exports(f)])
         width = self._width(node, alone=alone)
@@ -255,7 +255,7 @@ class Dispatcher:
 
     def _order(self, files: list[DataFile]) -> dict[int, SendOrder]:
         paths = {first_sequence(f): self._state.outbox.path(f.path) for f in files}
-        return order_of(paths, sum(map(pending_rows, files)), self._state.local_scratch)
+        return send_orders(paths, sum(map(pending_rows, files)), self._state.local_scratch)
 
     def _deliver_one(self, task: Pass, lanes: list[Lane], begun: Callable[[], None]) -> tuple[list[LaneReport], str]:
         """A worker that dies ends only this destination's pass: what it noted counts, the rest stays pending."""

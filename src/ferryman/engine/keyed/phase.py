@@ -16,7 +16,7 @@ from ferryman import crash, limits
 from ferryman.engine.breakers import Troubles
 from ferryman.engine.keyed.grouping import GroupFile, Grouping, SortedRun, range_starts
 from ferryman.engine.keyed.update import KeyRange, KeyReport, Updating
-from ferryman.engine.order import order_of, rows_behind
+from ferryman.engine.order import rows_behind, send_orders
 from ferryman.engine.runner.base import IsolatingRunner, PickledPlan, Runner, run_isolating
 from ferryman.errors import WorkerDied
 from ferryman.plan import KeyedNode, errors_node, keyed_nodes
@@ -83,7 +83,7 @@ class KeyUpdates:
         held: dict[int, list[int]] = {}
         if self._may_change(node) and not all(int(file.partition["wave"]) == number for file in files):
             paths = dict(zip(keys, self._state.outbox.paths(keys.values()), strict=True))
-            order = order_of(paths, sum(map(pending_rows, files)), self._state.local_scratch)
+            order = send_orders(paths, sum(map(pending_rows, files)), self._state.local_scratch)
             held = {key: each.held.tolist() for key, each in order.items()}
         exports = [file for file in files if has_exports(file)] if errors_node(self._state.plan.nodes) is None else []
         for path, rows in rows_behind(self._state.outbox, exports).items():

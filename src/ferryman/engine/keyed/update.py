@@ -22,7 +22,16 @@ import pyarrow.compute as pc
 from ferryman import crash, limits
 from ferryman.document import Document, check_size, content_version, decode_fields, encode_fields, encode_value, is_text
 from ferryman.engine.keyed.grouping import KeyTask, merged, range_starts
-from ferryman.engine.results import OF_NODE, TRANSIENT, ErrorKind, NodeError, StepTimeout, Traces, Tries, classify_error
+from ferryman.engine.results import (
+    OF_NODE,
+    TRANSIENT,
+    Attempts,
+    ErrorKind,
+    NodeError,
+    StepTimeout,
+    Traces,
+    classify_error,
+)
 from ferryman.engine.runner.base import PickledPlan
 from ferryman.engine.runner.child import Child, Died, TooLong, end_copy_of
 from ferryman.engine.transform.calls import can_interrupt, interrupt_after, signals_interrupt
@@ -174,7 +183,7 @@ class _RangeUpdate:
         columns: Sequence[list[Any]] = [column_values(table[name]) for name in _COLUMNS]
         for at, (key, *row, due, attempt, since, transient) in enumerate(zip(*columns, strict=True)):
             due = 0 if due is not None and due > self._latest else due
-            yield key, Row._make((at, *row, due, Tries(attempt, since, transient)))
+            yield key, Row._make((at, *row, due, Attempts(attempt, since, transient)))
 
 
 # What an ``update`` returns, checked: a state that JSON can hold, and documents to export.
@@ -368,7 +377,7 @@ class Row(NamedTuple):
     kept: bool
     previous: bytes | None
     due: int | None
-    tries: Tries
+    tries: Attempts
 
     @property
     def size(self) -> int:
@@ -675,7 +684,7 @@ class Output:
 # What a failed call means for its document: tried again, failed or rejected.
 
 
-def result_of(sequence: int, before: Tries, fault: NodeError, policy: Policy, now_us: int) -> RowResult:
+def result_of(sequence: int, before: Attempts, fault: NodeError, policy: Policy, now_us: int) -> RowResult:
     """Return the journal's row for a document whose attempt failed."""
     attempt, since, transient = before.attempt + 1, before.since, before.transient
     why = with_traceback(fault.text, fault.trace)

@@ -174,7 +174,7 @@ class NodeHealth:
         if self._missing_needs:
             why = f"needs {listed(self._missing_needs)}, which the executors that were tried do not have"
             fault = NodeError(ErrorKind.UNAVAILABLE, self.node, why)
-            return NodeReport(self.node, False, (fault,), False, lacking=True) if self._turned_away else None
+            return NodeReport(self.node, False, (fault,), False, lacks_needs=True) if self._turned_away else None
         faults = (*((self._fault,) if self._fault else ()), *self._scopes.values())
         if not faults and not self._any_success and not self._failing and not self._unreached:
             return None
@@ -187,8 +187,8 @@ class NodeHealth:
             self._stopped,
             failing=failing,
             unreached=unreached,
-            nones=nones,
-            made=self._returned_any,
+            returned_none=nones,
+            returned_document=self._returned_any,
         )
 
     def _count(self, fault: NodeError, row: int, batch: str) -> None:

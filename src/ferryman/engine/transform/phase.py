@@ -16,7 +16,7 @@ from ferryman.engine.batches import LogBatch, LogSplit, TaskSplit, WaveBatch
 from ferryman.engine.breakers import Nodes
 from ferryman.engine.live import Follower
 from ferryman.engine.logs import Logs
-from ferryman.engine.once import commit_intake
+from ferryman.engine.once import begin_once_wave
 from ferryman.engine.results import Staged
 from ferryman.engine.runner.base import PickledPlan, Runner, run_isolating
 from ferryman.engine.transform.task import Transform
@@ -133,10 +133,10 @@ class TransformPhase:
 
     def _run_once(self, batch: LogBatch, task: Transform) -> tuple[list[Staged], dict[str, int]]:
         """Run a batch whose entries no step may see twice, and return what it commits."""
-        intake = commit_intake(self._state, task.wave, *self._logs.taken(batch.tasks))
-        task = dataclasses.replace(task, once=str(intake.folder))
+        once_wave = begin_once_wave(self._state, task.wave, *self._logs.taken(batch.tasks))
+        task = dataclasses.replace(task, once=str(once_wave.folder))
         staged = self._tasks(task, batch.tasks, partial(self._note_death, task.wave, once=True))
-        kept = self._logs.kept_once(intake, batch.tasks, staged)
+        kept = self._logs.kept_once(once_wave, batch.tasks, staged)
         self._remove(kept.left)
         self._note_staged(staged)
         return kept.staged, kept.positions

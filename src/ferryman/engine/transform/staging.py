@@ -677,7 +677,7 @@ class PublishedBefore:
     """Content that the version before published, for one document after the other: a destination that has it needs no
     update.
 
-    What waits in the outbox is not known to be there: ``scan.unconfirmed_of`` has forgotten its content.
+    What waits in the outbox is not known to be there: ``scan.changes.unconfirmed_columns`` has removed its content.
     """
 
     def __init__(self, plan: Plan, source: str) -> None:
