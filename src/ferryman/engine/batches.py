@@ -94,6 +94,7 @@ def _known(files: pa.ChunkedArray, rows: np.ndarray[Any, Any]) -> pa.Table:
         places.append(mine)
     if not tables:
         return pa.table({name: pa.nulls(len(files)) for name in KNOWN_COLUMNS})
+    # rows were read file by file, in the order of the files: put them back into the order that was asked for
     found = np.full(len(files), -1, np.int64)
     order = np.concatenate(places)
     found[order] = np.arange(len(order))
@@ -490,7 +491,7 @@ class Reason(enum.StrEnum):
     """`retry --force`, or a step has asked for it."""
     AGAIN = "again"
     """The source has every document processed in every run (``detect="none"``)."""
-    GONE = "gone"
+    DELETED = "gone"
     """Not listed any more."""
     UNCHANGED = "unchanged"
     """Not processed; a preview was asked for it by its id."""

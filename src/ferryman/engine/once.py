@@ -81,7 +81,7 @@ class OnceRanges:
         return [s.rerun or self._range(s, s.piece) for s in splits]
 
     def results_of(self, once_wave: OnceWave, splits: Sequence[LogSplit], staged: Sequence[Staged]) -> OnceResults:
-        """Return how the ranges of a wave ended."""
+        """Return the results of a wave: what it commits of its ranges."""
         results = OnceResults([], [], {}, {}, {})
         statuses: list[RangeStatus] = []
         read: Counter[str] = Counter()

@@ -81,7 +81,7 @@ class KeyOrder:
             return
         every = list(_rows(rows))
         self.eligible = self._mark_waiting(every, due, pc.is_valid(rows["due"]).to_numpy())
-        self._rows = [row for row, goes in zip(every, self.eligible, strict=True) if goes]
+        self._rows = [row for row, eligible in zip(every, self.eligible, strict=True) if eligible]
         self._before = _previous_places(self._rows)
 
     @property
@@ -126,15 +126,15 @@ class KeyOrder:
     def _mark_waiting(self, rows: Sequence[_ExportRow | None], due: Numbers, pending: Numbers) -> Numbers:
         if due.all() and not self._held:
             return due
-        goes = due.copy()
+        eligible = due.copy()
         for at, row in enumerate(rows):
             if row is None:
                 continue
             if self._held.waits(*row):
-                goes[at] = False
+                eligible[at] = False
             elif not due[at] and (pending[at] or self._held.ended_holds):
                 self._held.hold(*row)
-        return goes
+        return eligible
 
 
 def _rows(rows: pa.Table) -> Iterator[_ExportRow | None]:
@@ -186,7 +186,7 @@ class KeyHeads:
         self._known: dict[str, tuple[frozenset[str], dict[str, WaitingRows]]] = {}
 
     def wait_s(self, file: DataFile, now_us: int) -> float | None:
-        """Seconds until a row of an outbox file can be sent; None: all wait for others."""
+        """Return the seconds until a row of an outbox file can be sent; None: all wait for others."""
         longest_s = self._state.plan.longest_backoff_s
         if not pending_rows(file):
             return None
@@ -379,6 +379,7 @@ def _read_pending(
 def _compare(rows: _PendingRows) -> Iterator[tuple[int, SendOrder]]:
     rows = rows.take(np.lexsort((rows.sequence, rows.revision, rows.document)))
     document = _number_groups(rows.document)
+    # sorted by document and revision: the first row of each document has its oldest revision
     oldest = rows.revision[np.searchsorted(document, document)]
     held = rows.revision > oldest
     oldest_rows = np.flatnonzero(~held)

@@ -110,28 +110,28 @@ class Outage(NamedTuple):
 
     why: str
     permanent: bool
-    """Somebody has to repair it."""
+    """Whether somebody has to repair it."""
 
 
 class ListedPart(NamedTuple):
-    """Result of one piece of a listing."""
+    """Result of listing some partitions of one source."""
 
     source: str
     path: str
     rows: int
     bytes: int
     failure: str | None
-    """Why the piece is incomplete."""
+    """Why the part is incomplete."""
     host: str = ""
-    """Where it was listed."""
+    """Host on which it was listed."""
     doubts: tuple[Doubt, ...] = ()
-    """Doubtful places that the driver looks at again."""
+    """Doubtful places that the driver checks."""
     outage: Outage | None = None
-    """If it is incomplete by a fault of the source as a whole."""
+    """Set if it is incomplete by a fault of the source as a whole."""
 
 
 class Listing(NamedTuple):
-    """All pieces of one source, in its own order."""
+    """All listed parts of one source, in its own order."""
 
     source: SourceNode
     parts: list[ListedPart]
@@ -194,9 +194,9 @@ class NodeStates:
     """Health of the nodes when a wave begins."""
 
     blocked: frozenset[str] = frozenset()
-    """They are not called now."""
+    """Nodes that are not called now."""
     proven: frozenset[str] = frozenset()
-    """A call of theirs has succeeded in this run, since they were in trouble last."""
+    """Nodes of which a call has succeeded in this run, since they were in trouble last."""
     failing: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Node -> batch -> documents that met unforeseen errors there; since the last call that has succeeded."""
     unreached: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -215,20 +215,20 @@ class NodeReport(NamedTuple):
     by_brake: bool
     """Stopped by its brake: no error said that the node is in trouble."""
     lacks_needs: bool = False
-    """It was not called, for this machine has not what it needs."""
+    """Not called, since this machine does not have what it needs."""
     failing: tuple[tuple[str, int], ...] = ()
     """(batch, documents) that met unforeseen errors there; since the last call that has succeeded."""
     unreached: tuple[str, ...] = ()
     """Some of the documents that met errors of the connection there at their first try; since the last call that has
     succeeded."""
     returned_none: int = 0
-    """Calls that returned None, of a step that has returned nothing else."""
+    """Number of calls that returned None, of a step that has returned nothing else."""
     returned_document: bool = False
     """Whether a call returned a document."""
 
 
 class Blocked(NamedTuple):
-    """The first entry of a task that cannot be processed now."""
+    """First entry of a task that cannot be processed now."""
 
     place: int
     id: str
@@ -271,20 +271,20 @@ class ErrorKind(enum.Enum):
     CONNECTION = enum.auto()
     """A transient error of the connection; if all documents fail so, it is the node's."""
     UNFORESEEN = enum.auto()
-    """Nobody said what it means."""
+    """No class of the error tells what it means."""
 
 
 TRANSIENT: Final = (ErrorKind.TRANSIENT, ErrorKind.CONNECTION)
 OF_NODE: Final = (ErrorKind.HELD, ErrorKind.UNAVAILABLE, ErrorKind.MISCONFIGURED)
 AWAY: Final = (*OF_NODE, ErrorKind.CONNECTION)
-"""Kinds of errors of which many alike say nothing about a single document."""
+"""Kinds of errors that are not a document's own if many documents have them."""
 
 
 class NodeError(NamedTuple):
     """An error at a node, in words: an exception of foreign code may not be kept or pickled.
 
     Attributes:
-        node: whose it is.
+        node: node that it occurred at.
         text: for the ledger; begins with the node, ends with the line of other people's code, where that is known.
         trace: of the first errors of a line, their traceback.
         scope: only what the node has to do with this ("host:…") is in trouble; "": the whole node.
@@ -303,11 +303,11 @@ class NodeError(NamedTuple):
 
 
 class StepTimeout(TransientError):
-    """A step's call took longer than ``timeout=``: nobody knows why, so it counts as what nobody anticipated."""
+    """Raised when a step's call takes longer than ``timeout=``. Nobody knows why, so it counts as unforeseen."""
 
 
 class NodeAway(Exception):
-    """A document waited to be called for, and meanwhile the node was found to be in trouble."""
+    """Raised for a document that waited for a call, after the node was found to be in trouble."""
 
 
 def classify_error(

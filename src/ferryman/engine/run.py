@@ -299,8 +299,8 @@ class Run:
         self._summary.delivered += info["delivered"] - info["deleted"]
         self._summary.deleted += info["deleted"]
         self._newer.note(info["stale"])
-        self._upkeep.do(staging=self._transform.runs_ahead, strays=self._transform.littered)
-        self._transform.littered = False
+        self._upkeep.do(staging=self._transform.runs_ahead, strays=self._transform.has_orphans)
+        self._transform.has_orphans = False
         self._nodes.forget(self._pending.at_steps())
         owed = sum(debt.owed for debt in self._pending.at_steps()) + self._pending.rows()
         self._observer.settled(info["delivered"], owed, info["dead"] + refused)

@@ -289,7 +289,7 @@ def write_run(path: Path, rows: pa.Table, runs: int = 1) -> None:
 
 
 class _RunReader:
-    """Reader of a run that is merged: some of its rows are in memory."""
+    """Reader of one sorted run: some of its rows are in memory."""
 
     def __init__(self, file: pa.NativeFile) -> None:
         self._reader = pa.ipc.open_file(file)
@@ -310,8 +310,8 @@ class _RunReader:
     def take(self, upto: tuple[Any, ...] | None) -> pa.Table:
         """Return the rows in memory up to this place, all if None."""
         end = self._rows.num_rows if upto is None else self._end(upto)
-        taken, self._rows = self._rows.slice(0, end), self._rows.slice(end)
-        return taken
+        rows, self._rows = self._rows.slice(0, end), self._rows.slice(end)
+        return rows
 
     def _end(self, upto: tuple[Any, ...]) -> int:
         first, end = 0, self._rows.num_rows

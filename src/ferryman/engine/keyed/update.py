@@ -64,7 +64,7 @@ class KeyRange(NamedTuple):
 class KeyReport(NamedTuple):
     """A task's observations of a keyed node."""
 
-    well: bool
+    healthy: bool
     """A call has succeeded, or none was made."""
     trouble: str = ""
     permanent: bool = False
@@ -145,8 +145,7 @@ class _RangeUpdater:
         return KeyReport(False, str(trouble), trouble.permanent)
 
     def _small_tables(self, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-        """Yield the same rows in tables of as many as are held as Python objects; states are looked up for more at
-        once."""
+        """Yield the rows in tables of as many as are held as Python objects; states are looked up for more at once."""
         for table in tables:
             whole = table.combine_chunks()
             self._states = self._stored_states(whole)
@@ -281,7 +280,7 @@ class UpdateCaller(Protocol):
         ...
 
     def end(self) -> None:
-        """No more calls."""
+        """End the child process, if there is one."""
 
 
 class DirectCaller:
@@ -301,7 +300,7 @@ class DirectCaller:
             return check_answer(key, given)  # exports may be made as they are asked for
 
     def end(self) -> None:
-        """Nothing is left."""
+        """Return at once: there is no child process."""
 
 
 class ChildCaller:
@@ -325,7 +324,7 @@ class ChildCaller:
         raise PermanentError(death.said(attempts, size=sum(len(doc.raw or b"") for doc in documents)))
 
     def end(self) -> None:
-        """No more calls."""
+        """End the child process."""
         self._child.end()
 
 
@@ -384,7 +383,7 @@ class KeyedRow(NamedTuple):
 
     @property
     def counts_in_state(self) -> bool:
-        """Return whether its key has something of the document afterwards."""
+        """Return whether its key counts the document from now on."""
         return self.task == KeyTask.COUNT and self.operation == "upsert"
 
     def as_document(self) -> Document:
@@ -441,6 +440,7 @@ class KeyCalls:
             due_us: what is due later waits, unless others wait for it.
         """
         self._held = self._held or not any(row.due is not None and row.due <= due_us for row in rows)
+        # a row without a due time has failed for good, and holds the rows behind it
         batch: list[KeyedRow] = []
         size = 0
         for row in rows:
@@ -581,7 +581,7 @@ class _DataFile:
         return None if self._file is None else self._file.finish(stats)
 
     def abandon(self) -> None:
-        """Forget the file."""
+        """Abandon the file."""
         if self._file is not None:
             self._file.abandon()
 

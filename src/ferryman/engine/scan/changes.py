@@ -45,7 +45,7 @@ _LISTED: Final = pa.schema(
         ("refused", pa.bool_()),
     ]
 )
-"""A row of the listing; ``place``: in all of it."""
+"""A row of the listing; ``place``: its number in the whole listing."""
 
 _KNOWN: Final = pa.schema(
     [
@@ -67,7 +67,7 @@ _KNOWN: Final = pa.schema(
         ("size", pa.int64()),
     ]
 )
-"""A row of ``documents`` without what is wide of it: that is ``size`` bytes, in this row of this file."""
+"""A row of ``documents`` without its wide columns: those have ``size`` bytes, in this row of this file."""
 
 _NARROW: Final = (
     *("document", "version", "revision", "fingerprint", "operation", "wave", "due", "forced", "held", "again"),
@@ -106,7 +106,7 @@ class SourceComparison:
     Attributes:
         duplicates, examples: rows too many in the listing, of each id the last is kept; some of these ids.
         known: documents that were there when the source was last listed.
-        gone: those of them that are not listed any more.
+        missing_count: number of those that are not listed any more.
 
     Args:
         folder: for what does not fit into memory, used by nothing else.
@@ -146,7 +146,7 @@ class SourceComparison:
         self._rows = int(self._starts[-1])
         self.duplicates = 0
         self.examples: list[str] = []
-        self.gone = 0
+        self.missing_count = 0
         why = (
             f"its id is taken: source {' or '.join(conflicting_sources)} sends a document of this id to the same "
             "destination: give each source a prefix="
@@ -164,9 +164,9 @@ class SourceComparison:
         self._is_all_new = not self._candidates.any_known and not self._candidates.special
         if not self._is_all_new:
             self._range = max(limits.SORTED_ROWS, -(-2 * self._rows // 256))
-            self._to_process = PartitionFiles(folder, "taken-up", _CHANGE, 2 * self._rows // self._range + 1)
+            self._to_process = PartitionFiles(folder, "to-process", _CHANGE, 2 * self._rows // self._range + 1)
             self._deleted_parts = min(len(files), 256) or 1
-            self._deleted_files = PartitionFiles(folder, "gone", _CHANGE, self._deleted_parts)
+            self._deleted_files = PartitionFiles(folder, "missing", _CHANGE, self._deleted_parts)
             if self._candidates.rows:
                 self._compare(documents)
             self._to_process.close()
@@ -184,7 +184,7 @@ class SourceComparison:
 
     def missing(self) -> Iterator[pa.RecordBatch]:
         """Yield documents that were known and are not listed any more."""
-        if self.gone:
+        if self.missing_count:
             for part in range(self._deleted_parts):  # as ``documents`` has them: each of its row groups is read once
                 rows = self._deleted_files.read(part)
                 yield from rows.sort_by([("file", "ascending"), ("row", "ascending")]).combine_chunks().to_batches()
@@ -200,7 +200,7 @@ class SourceComparison:
         """Split the missing documents that are deleted."""
         for batch in map(allowed_rows, self.missing()):
             if batch.num_rows:
-                splitter.add_compared(self.name, self._order.gone(pa.Table.from_batches([batch])))
+                splitter.add_compared(self.name, self._order.missing_rows(pa.Table.from_batches([batch])))
 
     # -- 1: by hashes ------------------------------------------------------------------------------
 
@@ -216,13 +216,13 @@ class SourceComparison:
             f"CASE WHEN {settled} THEN {SETTLED} ELSE 0 END + CASE operation WHEN 'upsert' THEN {LIVE} ELSE 0 END + "
             f"CASE WHEN forced OR due IS NOT NULL THEN {WAITING} ELSE 0 END"
         )
-        taken = None
+        conflicting = None
         if self._others:
             names = quote_list(self._others)
             given = f"source IN (SELECT unnest({names})) AND operation = 'upsert' AND given <> ''"
             theirs = [f"SELECT document AS h FROM documents WHERE {given}"]
             theirs += [f"SELECT id AS h FROM {_rows_of(r.paths)}" for r in self._others.values() if r and r.paths]
-            taken = " UNION ALL ".join(theirs)
+            conflicting = " UNION ALL ".join(theirs)
         listed = "SELECT 0::UBIGINT AS h, h AS v, h AS f WHERE false"
         if self.paths:
             listed = f"SELECT id AS h, version AS v, {listed_print} AS f FROM {_rows_of(self.paths)}"
@@ -230,7 +230,7 @@ class SourceComparison:
             f"SELECT document AS h, version AS v, {known_print} AS f, wave, {flags} AS flags "
             f"FROM documents WHERE source = {quote(self.name)}"
         )
-        return HashQueries(self._db, listed, known, taken)
+        return HashQueries(self._db, listed, known, conflicting)
 
     # -- 2: by the whole rules ---------------------------------------------------------------------
 
@@ -246,7 +246,7 @@ class SourceComparison:
             "listed": (_LISTED, self._listed()),
             "known": (_KNOWN, self._known()),
             "unconfirmed": (UNCONFIRMED, unconfirmed(self._db, self._outbox, self.name)),
-            "taken": (_CONFLICTING, self._taken()),
+            "conflicting": (_CONFLICTING, self._conflicting_ids()),
         }
         files_by_name = {
             name: self._distribute(name, schema, batches, parts) for name, (schema, batches) in streams.items()
@@ -278,7 +278,7 @@ class SourceComparison:
         columns = f"document, source, {', '.join(_NARROW)}, {is_given}, file, file_row_number, {size}"
         return read_rows(self._db, self._files, columns, _KNOWN, f"source IN (SELECT unnest({sources}))")
 
-    def _taken(self) -> Iterator[pa.RecordBatch]:
+    def _conflicting_ids(self) -> Iterator[pa.RecordBatch]:
         for other in self._others.values():
             if other is not None and other.paths:
                 yield from stream(self._db, f"SELECT id, id FROM {_rows_of(other.paths)}", _CONFLICTING)
@@ -340,7 +340,7 @@ class SourceComparison:
             given = "operation = 'upsert' AND is_given"
             theirs = f"SELECT document FROM last WHERE source <> {quote(self.name)} AND {given}"
             clash = (
-                f"id IN ({theirs} UNION ALL SELECT id FROM taken) AND "
+                f"id IN ({theirs} UNION ALL SELECT id FROM conflicting) AND "
                 f"id NOT IN (SELECT document FROM last WHERE source = {quote(self.name)} AND {given})"
             )
         return f"""
@@ -371,7 +371,7 @@ class SourceComparison:
         trusted = f"WHEN {same_print} THEN NULL" if self._source.detect == "fingerprint" else ""
         return (
             f"CASE WHEN k.document IS NULL THEN '{Reason.NEW}' "
-            f"WHEN l.id IS NULL THEN CASE WHEN k.operation = 'upsert' THEN '{Reason.GONE}' END "
+            f"WHEN l.id IS NULL THEN CASE WHEN k.operation = 'upsert' THEN '{Reason.DELETED}' END "
             f"WHEN k.forced OR k.again <= {self._now_us} THEN '{Reason.FORCED}' {due} {always} "
             f"WHEN k.operation = 'delete' THEN '{Reason.NEW}' "
             "WHEN l.version = k.version THEN NULL "
@@ -381,13 +381,13 @@ class SourceComparison:
 
     def _store(self, joined: pa.Table) -> None:
         """Store what is processed by its place in the listing; what is refused for a conflict comes last."""
-        is_gone = pc.equal(joined["reason"], Reason.GONE)
-        gone = joined.filter(is_gone).combine_chunks()
-        self.gone += gone.num_rows
-        for batch in gone.to_batches():
+        is_missing = pc.equal(joined["reason"], Reason.DELETED)
+        missing = joined.filter(is_missing).combine_chunks()
+        self.missing_count += missing.num_rows
+        for batch in missing.to_batches():
             files = batch.column("file").to_numpy(zero_copy_only=False).astype(np.int64)
             self._deleted_files.add(batch, files * self._deleted_parts // len(self._files))
-        for batch in joined.filter(pc.invert(is_gone)).combine_chunks().to_batches():
+        for batch in joined.filter(pc.invert(is_missing)).combine_chunks().to_batches():
             place, clash = (batch.column(name).to_numpy(zero_copy_only=False) for name in ("place", "clash"))
             self._to_process.add(batch, (place.astype(np.int64) + self._rows * clash) // self._range)
 
@@ -415,7 +415,7 @@ def _rows_of(paths: list[str]) -> str:
 
 _LISTED_HASHES: Final = pa.schema([("h", pa.uint64()), ("v", pa.uint64()), ("f", pa.uint64())])
 _KNOWN_HASHES: Final = pa.schema([*_LISTED_HASHES, ("wave", pa.int64()), ("flags", pa.uint8())])
-_TAKEN_HASHES: Final = pa.schema([("h", pa.uint64())])
+_CONFLICTING_HASHES: Final = pa.schema([("h", pa.uint64())])
 
 SETTLED: Final = 1
 """Not processed if its version is the same."""
@@ -435,7 +435,7 @@ class Candidates:
         hashes: of these ids.
         known: documents of the source that were there when it was last listed.
         any_known: was anything ever known of it?
-        special: number of ids that are listed twice, or taken by a conflicting source; as hashes.
+        special: number of ids that are listed twice, or of a conflicting source; as hashes.
         rows: rows of listing and ``documents`` that are candidates, about.
     """
 
@@ -453,13 +453,13 @@ class HashQueries:
     Args:
         listed: ``h`` of the id, ``v`` of the version, ``f`` of the fingerprint, a row each.
         known: the same of ``documents``, with ``wave`` and ``flags``.
-        taken: ``h`` of ids that are taken by a conflicting source; None: there is none.
+        conflicting: ``h`` of ids that are of a conflicting source; None: there is none.
     """
 
-    def __init__(self, db: duckdb.DuckDBPyConnection, listed: str, known: str, taken: str | None) -> None:
+    def __init__(self, db: duckdb.DuckDBPyConnection, listed: str, known: str, conflicting: str | None) -> None:
         self.listed = (f"SELECT h, v, f FROM ({listed})", _LISTED_HASHES)
         self.known = (f"SELECT h, v, f, wave, flags FROM ({known})", _KNOWN_HASHES)
-        self.taken = None if taken is None else (f"SELECT h FROM ({taken})", _TAKEN_HASHES)
+        self.conflicting = None if conflicting is None else (f"SELECT h FROM ({conflicting})", _CONFLICTING_HASHES)
         self._db = db
 
     def stream(self, query: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -480,12 +480,12 @@ def find_candidates(
     parts = partitions_for(rows, 0, limits.COMPARED_ROWS, 1)
     partitions = [
         None if of is None else _partition_rows(queries, of, folder / f"compared-{name}", parts)
-        for name, of in (("listed", queries.listed), ("known", queries.known), ("taken", queries.taken))
+        for name, of in (("listed", queries.listed), ("known", queries.known), ("conflicting", queries.conflicting))
     ]
     found = Candidates()
     for part in range(parts):
-        listed, known, taken = ({} if s is None else _columns(s.read(part)) for s in partitions)
-        _compare(found, listed, known, taken.get("h"), only_waiting, find_deleted)
+        listed, known, conflicting = ({} if s is None else _columns(s.read(part)) for s in partitions)
+        _compare(found, listed, known, conflicting.get("h"), only_waiting, find_deleted)
     return found
 
 
@@ -505,11 +505,12 @@ def _compare(
     found: Candidates,
     listed: dict[str, _Array],
     known: dict[str, _Array],
-    taken: _Array | None,
+    conflicting: _Array | None,
     only_waiting: bool,
     find_deleted: bool,
 ) -> None:
     """Compare one part: the last row of each known id with what is listed."""
+    # ``documents`` has a row for each wave that processed the document: the last one counts
     order = np.lexsort((known["wave"], known["h"]))
     ids = known["h"][order]
     last = np.append(ids[1:] != ids[:-1], True)[: len(ids)]
@@ -523,7 +524,7 @@ def _compare(
     hashes = listed["h"]
     at, is_known = look_up(ids, hashes)
     twice = _is_duplicate(hashes)
-    clash = np.isin(hashes, taken) if taken is not None else np.zeros(len(hashes), bool)
+    clash = np.isin(hashes, conflicting) if conflicting is not None else np.zeros(len(hashes), bool)
     found.special += int((twice | clash).sum())
     if only_waiting:
         is_candidate = is_known.copy()
@@ -536,8 +537,8 @@ def _compare(
     same[is_known] = equal & ((flags[pairs] & SETTLED) != 0)
     is_listed = np.zeros(len(ids), bool)
     is_listed[at[is_known]] = True
-    gone = ids[live & ~is_listed] if find_deleted else ids[:0]
-    _add_candidates(found, hashes[~same | twice | clash], gone)
+    missing = ids[live & ~is_listed] if find_deleted else ids[:0]
+    _add_candidates(found, hashes[~same | twice | clash], missing)
 
 
 def _is_duplicate(hashes: _Array) -> _Array:
@@ -547,10 +548,10 @@ def _is_duplicate(hashes: _Array) -> _Array:
     return found
 
 
-def _add_candidates(found: Candidates, listed: _Array, gone: _Array) -> None:
+def _add_candidates(found: Candidates, listed: _Array, missing: _Array) -> None:
     found.hashes.add(listed)
-    found.hashes.add(gone)
-    found.rows += 2 * len(listed) + len(gone)
+    found.hashes.add(missing)
+    found.rows += 2 * len(listed) + len(missing)
 
 
 # Third step: the rows to process, in the order of their source, in which tasks read documents.
@@ -591,7 +592,7 @@ class SourceOrder:
                     yield self._batch_rows(path, listed, rows, clashing=bool(clash[start]))
                     start += listed.num_rows
 
-    def gone(self, compared: pa.Table) -> pa.Table:
+    def missing_rows(self, compared: pa.Table) -> pa.Table:
         """Return rows that are not listed."""
         nothing = {"size": 0, "fingerprint": "", "location": ""}
         return table_of(BATCH_FILE, compared.num_rows, id=compared["id"], **nothing, **self._compared_columns(compared))

@@ -350,9 +350,10 @@ def _storable_row(
 
 
 def _check_entry(entry: Any) -> Listed | Document:
-    """
+    """Check what a listing yields.
+
     Raises:
-        TypeError: it is something else.
+        TypeError: it is neither a Listed nor a Document.
     """
     if isinstance(entry, Listed | Document):
         return entry

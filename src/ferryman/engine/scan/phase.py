@@ -146,7 +146,7 @@ class ScanPhase:
 
 
 class ChangeSet(NamedTuple):
-    """Changes found by a listing, cut into waves."""
+    """Changes found by a listing, split into waves."""
 
     batches: list[WaveBatch]
     notes: list[str]
@@ -253,7 +253,7 @@ class HeldDeletes:
 def hold_deletes(comparison: SourceComparison, listing: Listing, allowed: Allowed) -> HeldDeletes:
     """Return which missing documents must not be deleted."""
     source: Source = listing.source.source
-    if not comparison.gone:
+    if not comparison.missing_count:
         return HeldDeletes()
     contradicted = _find_contradiction(comparison, source, listing)
     if contradicted or allowed is True:
@@ -261,29 +261,29 @@ def hold_deletes(comparison: SourceComparison, listing: Listing, allowed: Allowe
     trim = len(source.prefix)
     allowed_names = frozenset(word.rstrip("/") for word in allowed) if allowed else frozenset()
     names = allowed_names | {word.removeprefix(source.prefix) for word in allowed_names}
-    gone = _count_by_folder((batch.column("id") for batch in comparison.missing()), trim)
-    allowed_count = sum(gone[name] for name in names)
+    missing = _count_by_folder((batch.column("id") for batch in comparison.missing()), trim)
+    allowed_count = sum(missing[name] for name in names)
     share = source.max_deleted
-    if comparison.gone - allowed_count > share * comparison.known:
-        why = too_many(comparison.name, "", comparison.gone, comparison.known, share, "")
-        return HeldDeletes(too_many=[why], _all=True, _allowed=names & gone.keys(), _trim=trim)
+    if comparison.missing_count - allowed_count > share * comparison.known:
+        why = too_many(comparison.name, "", comparison.missing_count, comparison.known, share, "")
+        return HeldDeletes(too_many=[why], _all=True, _allowed=names & missing.keys(), _trim=trim)
     held = HeldDeletes(_trim=trim)
-    known = _known_by_folder(comparison, gone, trim) if share < 1 else Counter[str]()
+    known = _known_by_folder(comparison, missing, trim) if share < 1 else Counter[str]()
     for folder in sorted(known.keys() - names):
-        if known[folder] >= limits.GUARDED_DOCUMENTS and gone[folder] > share * known[folder]:
+        if known[folder] >= limits.GUARDED_DOCUMENTS and missing[folder] > share * known[folder]:
             held._folders.add(folder)
             folder_id = source.prefix + folder
             held.too_many.append(
-                too_many(comparison.name, folder_id, gone[folder], known[folder], share, f"={folder_id}")
+                too_many(comparison.name, folder_id, missing[folder], known[folder], share, f"={folder_id}")
             )
     return held
 
 
-def too_many(source: str, folder: str, gone: int, known: int, share: float, option: str) -> str:
+def too_many(source: str, folder: str, missing: int, known: int, share: float, option: str) -> str:
     """Return why deletes wait for an operator, and how to allow them."""
     where = f"source {source}, folder {folder}" if folder else f"source {source}"
     return (
-        f"{where}: {gone} of {known} documents are missing, more than max_deleted={share:g} allows. They were not "
+        f"{where}: {missing} of {known} documents are missing, more than max_deleted={share:g} allows. They were not "
         f"deleted; everything else continues. If they were removed on purpose, run again with --allow-deletes{option}."
     )
 
@@ -314,13 +314,13 @@ def _sample_missing(comparison: SourceComparison, source: Source) -> Iterator[st
                     return
 
 
-def _known_by_folder(comparison: SourceComparison, gone: Counter[str], trim: int) -> Counter[str]:
+def _known_by_folder(comparison: SourceComparison, missing: Counter[str], trim: int) -> Counter[str]:
     """Return how many documents there were in each folder that may be too empty now.
 
     They are the missing ones, and those that are listed and not new.
     """
     least = comparison.max_deleted * limits.GUARDED_DOCUMENTS
-    folders = [name for name, count in gone.items() if count > least]
+    folders = [name for name, count in missing.items() if count > least]
     if not folders:
         return Counter()
     listed: Counter[str] = Counter()
@@ -328,7 +328,7 @@ def _known_by_folder(comparison: SourceComparison, gone: Counter[str], trim: int
         with RowGroups(path, ["id"]) as file:
             listed += _count_by_folder((rows["id"] for rows in file.all_rows()), trim, folders)
     new = _count_by_folder((batch.column("id") for batch in comparison.rows_to_process(Reason.NEW)), trim, folders)
-    return Counter({name: gone[name] + max(0, listed[name] - new[name]) for name in folders})
+    return Counter({name: missing[name] + max(0, listed[name] - new[name]) for name in folders})
 
 
 def _count_by_folder(columns: Iterable[Any], trim: int, only: list[str] | None = None) -> Counter[str]:

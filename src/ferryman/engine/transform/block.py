@@ -39,7 +39,7 @@ class KnownDocument(NamedTuple):
 
     @property
     def failures(self) -> list[FailedMember]:
-        """Where its steps failed."""
+        """Return the failures at its steps."""
         return decode_failures(self.failed)
 
 

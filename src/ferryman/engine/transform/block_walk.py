@@ -110,7 +110,7 @@ class BlockWalk:
             self._stager.stage_walk(i, self._walk, partial(self._continue_in_walk, id, fallback), retry=False)
 
     def _walk_from(self, doc: Document, node: PathNode | None) -> Fallback | None:
-        """Walk until a step needs the general path; None if every delivery was staged."""
+        """Walk until the document needs the general walk, and return the position; None: every delivery was staged."""
         id, call_scope = doc.id, self._walk.call_scope
         ahead: list[tuple[Document, PathNode]] = []
         while True:
@@ -154,7 +154,7 @@ class BlockWalk:
                 doc.id = id
             if node.copies and not isinstance(answer, str):
                 answer = tuple(answer)
-            chosen = node.chosen(answer)
+            chosen = node.branches_for(answer)
         except BaseException as e:
             return Fallback(doc, node, partial(_raise_error, e), ahead)
         try:
@@ -258,7 +258,7 @@ class PathNode:
             self._buffer = self._stager.buffer((self.name, self.route), self.path.branches)
         return self._buffer
 
-    def chosen(self, answer: Any) -> ChosenBranches:
+    def branches_for(self, answer: Any) -> ChosenBranches:
         """Return the branches that a router chose by this answer.
 
         Raises:

@@ -237,6 +237,7 @@ class DocumentBatch:
         given, names = self.batch, [name for name in out.schema.names if name not in ("id", "raw")]
         if not out["id"].equals(given["id"]) or any(out[name].null_count for name in names):
             return False
+        # columns that the step did not change keep their Python values: Arrow may hold them in another form
         columns = []
         for name in names:
             is_given = name in self._values

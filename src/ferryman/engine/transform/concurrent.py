@@ -109,7 +109,7 @@ class _CallKeys:
         self._by_id = {w.doc.id: w.call_scope for w in call.waiting}
 
     def key_of(self, doc: Document) -> str | None:
-        """Return the document's key for a keyed node, see ``KeyMaker``."""
+        """Return the document's idempotency key, see ``KeyMaker``."""
         call_scope = self._by_object.get(id(doc)) or self._by_id.get(doc.id)
         return call_scope.key_of(doc) if call_scope is not None else None
 
@@ -307,7 +307,7 @@ class StepQueue:
 
 
 class _BlockKeys:
-    """Knows the idempotency keys of a block's documents."""
+    """Finds the idempotency keys of a block's documents."""
 
     def __init__(self, call_scope: CallScope, block: Block) -> None:
         self._call_scope = call_scope
@@ -315,7 +315,7 @@ class _BlockKeys:
         self._rows: dict[str, int] = {}
 
     def key_of(self, doc: Document) -> str | None:
-        """Return the document's key for a keyed node, see ``KeyMaker``."""
+        """Return the document's idempotency key, see ``KeyMaker``."""
         self._rows = self._rows or {id: i for i, id in enumerate(self._block.ids)}
         if (row := self._rows.get(doc.id)) is None:
             return None
@@ -483,8 +483,8 @@ class ConcurrentWalks:
         waiting = AwaitedAnswer(doc, walker.walk.call_scope, partial(self.mark_ready, walker))
         self._queues[step].add(waiting)
         self.pause()
-        if waiting.doc is not doc and (wish := waiting.doc.asked_again) is not None:
-            doc.again(wish.after_s, why=wish.why)
+        if waiting.doc is not doc and (request := waiting.doc.asked_again) is not None:
+            doc.again(request.after_s, why=request.why)
         return waiting.result()
 
     def make_members(self, walk: Walk) -> ConcurrentMembers:
@@ -508,6 +508,7 @@ class ConcurrentWalks:
         """Wait until one more walk has an answer. No other walk is started before, so a batch need not be full."""
         if self.run_ready():
             return
+        # no call runs, and all walks wait: only a call that is not full can move one of them on
         if not any(queue.running for queue in self._queues.values()):
             max(self._queues.values(), key=lambda queue: len(queue.waiting)).launch(part=True)
         if not self._ready:  # those that were turned away are
@@ -573,12 +574,12 @@ class ConcurrentMembers:
         member.parent_members = self
         self._members.append(member)
         while self._members and self._walks.full:
-            self._read_row()
+            self._collect()
 
     def wait(self) -> None:
         """Wait until all have been walked, see ``MemberWalks.wait``."""
         while self._members:
-            self._read_row()
+            self._collect()
 
     def finish(self) -> None:
         """Continue the walk that waits for its members: one of them has ended."""
@@ -586,8 +587,8 @@ class ConcurrentMembers:
             self._paused = False
             self._walks.mark_ready(self._walker)
 
-    def _read_row(self) -> None:
-        """Take the records of finished walks in their order; if the first is not finished, wait for one."""
+    def _collect(self) -> None:
+        """Append the records of finished walks in their order; if the first is not finished, wait for one."""
         if not self._members[0].dead:
             self._paused = True
             self._walks.pause()

@@ -74,7 +74,8 @@ class _CoroutineCall:
         self._future: Future[Any] | None = None
 
     def submit(self, loop: _Loop) -> None:
-        """
+        """Submit the coroutine to the loop.
+
         Raises:
             RuntimeError: the loop is closed.
         """

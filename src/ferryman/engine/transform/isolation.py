@@ -89,7 +89,7 @@ class DocumentSizes:
         """Note the size of a document that is staged next."""
         self._bytes[id] = size
 
-    def refuse_heaviest(self, error: Exception) -> bool:
+    def refuse_largest(self, error: Exception) -> bool:
         """Refuse the largest document, so that all others are staged again; False: it is too small to be the cause."""
         id = max(self._bytes, key=self._bytes.__getitem__, default="")
         size = self._bytes.get(id, 0)

@@ -52,7 +52,8 @@ class LogEntries:
         self.reached: dict[str, int] = {}
 
     def blocks(self, max_rows: int = _BLOCK) -> Iterator[Block]:
-        """Read entries in blocks. An error ends the reading like an entry that cannot be processed, and so does
+        """Yield the entries in blocks. An error of the log ends the reading like an entry that cannot be processed; so
+        does
         ``stop``.
 
         Args:

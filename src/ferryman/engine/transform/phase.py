@@ -27,12 +27,12 @@ from ferryman.storage import files
 
 
 class _TasksAhead(NamedTuple):
-    """A wave's tasks that run while the wave before it is delivered."""
+    """Tasks of a wave that run while the wave before it is delivered."""
 
     number: int
     batch: WaveBatch
     live: str
-    """Folder of what they report meanwhile."""
+    """Folder for what they report meanwhile."""
     deaths: list[WorkerDied]
     staged: Future[list[Staged]]
 
@@ -41,7 +41,7 @@ class TransformPhase:
     """Runs the transform phase of each wave.
 
     Attributes:
-        littered: tasks may have left files that nothing names.
+        has_orphans: tasks may have left files that nothing names.
         unseen: sources of which known documents could not be looked at in the last wave.
     """
 
@@ -63,8 +63,8 @@ class TransformPhase:
         self._live = live
         self._report = report
         self._first = True
-        """No documents have been through the steps in this run."""
-        self.littered = False
+        """Whether no documents have been transformed in this run yet."""
+        self.has_orphans = False
         self.unseen: set[str] = set()
         self._ahead: _TasksAhead | None = None
 
@@ -99,7 +99,7 @@ class TransformPhase:
             self._nodes.now(),
             live=live,
             live_errors=self._first,
-            at_once=max(1, min(len(batch.tasks), self._runner.slots)),
+            parallel_tasks=max(1, min(len(batch.tasks), self._runner.slots)),
         )
 
     def _run_now(self, number: int, batch: WaveBatch) -> list[Staged]:
@@ -159,4 +159,4 @@ class TransformPhase:
     def _note_death(self, wave: int, death: WorkerDied, *, once: bool = False) -> None:
         again = "What it had begun is in doubt, the rest goes on" if once else "Its tasks are run again, one by one"
         self._report(f"wave {wave}: {death}. {again}.")
-        self.littered = True
+        self.has_orphans = True

@@ -78,7 +78,7 @@ class DocumentReader:
     ) -> tuple[RowAction, Callable[[], None] | None]:
         """Read row ``i``; return how it is processed, and its walk if there is one."""
         reason = block.reasons[i]
-        if reason == Reason.GONE or block.deletes(i):
+        if reason == Reason.DELETED or block.deletes(i):
             return RowAction.DELETE, None
         self.walk.call_scope.at(block, i)
         if self._source.in_batches:

@@ -100,14 +100,14 @@ class Stager:
         self._called = {n.name: n for n in plan.nodes if isinstance(n, CalledNode)}
         self._final = plan.once or (entries is not None and entries.once)
         """No error is tried again."""
-        self._error_messages = ErrorMessages.of(plan, source, wave, self._outbox)
+        self._error_messages = ErrorMessages.create(plan, source, wave, self._outbox)
         self._published: list[Published] | PublishedLines = []
         """Deliveries of the document's family that the walk has published so far."""
         self._published_before = PublishedBefore(plan, source)
         self._retried: list[RetriedDelivery] = []
         """The family's failures that are tried again; they share a due time."""
         self._undecided: list[tuple[Block, list[UndecidedFamily | UnreadDocument]]] = []
-        """By block, in their order."""
+        """Families and documents to decide about, by block, in their order."""
         self._unseen = False
 
     def begin_block(self, block: Block) -> None:
@@ -331,6 +331,7 @@ class Stager:
             failures.append(FailedMember(failure.member, failure.node, failure.route, failure.branches, owed))
             if not any(o.open for o in owed):
                 continue
+            # a family is held only if each of its open failures waits for a node in trouble: else it has a due time
             if (
                 held is not None
                 and node_health is not None
@@ -538,7 +539,7 @@ class ErrorMessages:
         self._name = name
 
     @classmethod
-    def of(cls, plan: Plan, source: str, wave: int, outbox: OutboxStage) -> Self | None:
+    def create(cls, plan: Plan, source: str, wave: int, outbox: OutboxStage) -> Self | None:
         """Return None if the plan has no error queue."""
         node = errors_node(plan.nodes)
         return None if node is None else cls(plan, source, wave, outbox, node.name)
@@ -571,8 +572,8 @@ class FamilyOutcome(NamedTuple):
 
     Attributes:
         failures: all failures of the family, of this walk and of those before.
-        reached: failures that a retry came to and went on from.
-        unneeded: members that a retry dropped as soon as they were made, for nothing of them is pending.
+        reached: failures that a retry reached and walked on from.
+        unneeded: members that a retry dropped as soon as they were made, since they lead to no failure.
     """
 
     failures: list[FailedMember]
@@ -623,8 +624,8 @@ def reconcile(
             places.add(place)
     targets = {_place_hash((g.member, target(g.destination))) for g in stale}
     if targets:
-        ways = (_place_hash((g.member, target(g.destination))) for g in itertools.chain(made, found.kept))
-        targets.intersection_update([way for way in ways if way in targets])
+        paths = (_place_hash((g.member, target(g.destination))) for g in itertools.chain(made, found.kept))
+        targets.intersection_update([place for place in paths if place in targets])
     for each in stale:
         if _place_hash((each.member, target(each.destination))) in targets:
             found.replaced.append((each, "replaced: the new version reaches the same destination by another path"))
@@ -669,8 +670,8 @@ class _FailedSubtrees:
 # Children that need not be sent again, since the destination has the same content from the version before.
 
 _COMPARED: Final = (Reason.LOOK, Reason.CHANGED)
-"""Why a document is processed whose version before counts: its content differs, and nothing but that. Where a step's
-error is pending, or an operator has all sent again, all is sent."""
+"""Reasons for which the content of the version before counts: only the content of the document may differ. Where a
+step's error is pending, or an operator has all sent again, all is sent."""
 
 
 class PublishedBefore:
@@ -682,14 +683,14 @@ class PublishedBefore:
 
     def __init__(self, plan: Plan, source: str) -> None:
         targets = {node.name: target_of(node) for node in plan.nodes if isinstance(node, DestinationNode)}
-        ways = [(end.destination, targets[end.destination]) for end in ends(plan.nodes)[source]]
-        places = Counter(place for _, place in ways)
-        self._shared = frozenset(name for name, place in ways if places[place] > 1)
+        paths = [(end.destination, targets[end.destination]) for end in ends(plan.nodes)[source]]
+        places = Counter(place for _, place in paths)
+        self._shared = frozenset(name for name, place in paths if places[place] > 1)
         """Destinations whose place is written by several paths: the content there may have come by another one."""
         self._block: Block
         self._i = 0
         self._had: frozenset[int] | None = None
-        """Hashes of what the version before gave with a content, once that is asked for."""
+        """Hashes of what the version before published with a content; None: not read yet."""
 
     def begin(self, block: Block, i: int) -> None:
         """Begin a family: following questions are about this row's."""
@@ -735,7 +736,7 @@ class UnreadDocument(NamedTuple):
 
 
 class WalkOutcome(Protocol):
-    """Outcome of a walk before it is known whose fault its failures are, see ``Walk``."""
+    """Outcome of a walk while it is not known yet whether documents or nodes are at fault, see ``Walk``."""
 
     @property
     def new_failures(self) -> list[MemberFailure]: ...

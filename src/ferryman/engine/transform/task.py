@@ -52,11 +52,11 @@ class Transform:
     live: str = ""
     """Folder for what is reported meanwhile; see ``engine.live``."""
     live_errors: bool = False
-    """Also the errors of its first documents."""
-    at_once: int = 1
+    """Whether the errors of its first documents are reported meanwhile, too."""
+    parallel_tasks: int = 1
     """Tasks that run at the same time: they share the rates of steps."""
     once: str = ""
-    """Folder of a wave of which each task runs once at most; see ``run_once``."""
+    """Folder of a wave whose tasks run at most once each; see ``run_once``."""
 
     def __call__(self, split: TaskSplit | LogSplit) -> Staged:
         if self.once:
@@ -80,7 +80,7 @@ class Transform:
             try:
                 return self._process(split, sizes)
             except Exception as e:
-                if not self.isolated or self.once or not lacks_memory(e) or not sizes.refuse_heaviest(e):
+                if not self.isolated or self.once or not lacks_memory(e) or not sizes.refuse_largest(e):
                     raise
             gc.collect()  # what was staged
 
@@ -105,7 +105,7 @@ class TaskProcessing:
         self._nodes_below = [self._health[name] for name in below]
         self._stager = Stager(plan, split.source, path_of(task.root), task.wave, task.now_us, task.epoch, self._entries)
         state = id_of(path_of(task.root))  # none in a preview
-        share = 1 / task.at_once
+        share = 1 / task.parallel_tasks
         concurrent_steps = [n for n in plan.nodes if isinstance(n, StepNode) and n.side_by_side and not task.isolated]
         walks = ConcurrentWalks(concurrent_steps, self._health, share)
         self._reader = DocumentReader(

@@ -569,6 +569,7 @@ class Walk:
         """Walk to the nodes at which this member or its descendants failed, and on from there."""
         member = self._member_name(doc.id)
         while node is not None and failures:
+            # a member may have failed at several nodes: it is walked on from each, as a copy while others follow
             failed_here = [f for f in failures if (f.member, f.node, f.route) == (member, node.name, path.route)]
             if failed_here:
                 failures = [f for f in failures if f not in failed_here]
