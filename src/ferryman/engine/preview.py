@@ -607,7 +607,7 @@ def _is_new(rows: pa.Table) -> bool:
 
 
 def _listed(id: str, listing: Listing) -> pa.Table | None:
-    """Return the id's last row in the listing, in SLICE's columns."""
+    """Return the id's last row in the listing, in BATCH_FILE's columns."""
     found = None
     for part in listing.parts:
         if not part.rows:
@@ -623,7 +623,7 @@ def _listed(id: str, listing: Listing) -> pa.Table | None:
 
 
 def _known(db: duckdb.DuckDBPyConnection, files: list[str], source: str, id: str) -> tuple[dict[str, Any], bool]:
-    """Where ``documents`` has its last row, in SLICE's columns, {} if nowhere; and are failed steps due?"""
+    """Where ``documents`` has its last row, in BATCH_FILE's columns, {} if nowhere; and are failed steps due?"""
     if not files:
         return {}, False
     found = db.execute(
