@@ -54,7 +54,7 @@ def link_files(table: Table, folder: Path) -> list[str]:
     if not isinstance(table.folder, Path):
         return [str(table.folder / name) for name in table.files]
     folder.mkdir(exist_ok=True)
-    found = []
+    links = []
     for path in table.paths():
         link = folder / path.name
         if not link.exists():
@@ -64,8 +64,8 @@ def link_files(table: Table, folder: Path) -> list[str]:
                 raise
             except OSError:
                 link = path
-        found.append(str(link))
-    return found
+        links.append(str(link))
+    return links
 
 
 def join_known(rows: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -202,14 +202,14 @@ class TaskSplit(NamedTuple):
 
     def reasons(self) -> Counter[str]:
         """Return how many rows are processed for which reason."""
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         if not self.compared:
-            found[Reason.NEW] = self.rows
+            counts[Reason.NEW] = self.rows
         for path, first, end in self.pieces if self.compared else ():
             with RowGroups(path, ["reason"]) as file:
                 for rows in file.rows_between(first, end):
-                    found.update(rows["reason"].to_pylist())
-        return found
+                    counts.update(rows["reason"].to_pylist())
+        return counts
 
     def tables(self) -> Iterator[pa.Table]:
         """Yield the rows in COMPARED's columns, a row group or less at a time."""

@@ -127,9 +127,9 @@ class OnceRanges:
         counted = {each.entries_read_id: each.entries_read + read[name] for name, each in kept.items()}
         return {**counted, **({RANGES: number} if statuses else {})}
 
-    def _piece_in_log(self, found: EntryRange) -> Piece:
+    def _piece_in_log(self, entry_range: EntryRange) -> Piece:
         """Return the entries that the log still has of a range: it may have been trimmed, or be another log by now."""
-        piece, log = found.piece, self._logs[found.source]
+        piece, log = entry_range.piece, self._logs[entry_range.source]
         same = log.pinned(piece, log.identities()) == piece
         start = {piece.partition: piece.start, **{name: first for name, first, _ in piece.inputs}}
         end = {piece.partition: piece.end, **{name: last for name, _, last in piece.inputs}}

@@ -300,14 +300,14 @@ def _summarize_heads(rows: _Rows, files: int) -> Iterator[tuple[int, int | None,
 
 def group_by_lanes(files: Collection[DataFile]) -> list[list[DataFile]]:
     """Return files with exports that one sender must take, oldest first: those of a key are in one group."""
-    found: list[tuple[set[int], list[DataFile]]] = []
+    groups: list[tuple[set[int], list[DataFile]]] = []
     for file in sorted(files, key=first_sequence):
         lanes, mine = set(lane_numbers(file)), [file]
-        for other in [each for each in found if each[0] & lanes]:
+        for other in [each for each in groups if each[0] & lanes]:
             lanes, mine = lanes | other[0], [*other[1], *mine]
-            found.remove(other)
-        found.append((lanes, sorted(mine, key=first_sequence)))
-    return [mine for _, mine in found]
+            groups.remove(other)
+        groups.append((lanes, sorted(mine, key=first_sequence)))
+    return [mine for _, mine in groups]
 
 
 # In the driver: of several pending rows of one document the oldest is sent first, the others are held.
@@ -352,14 +352,14 @@ def send_orders(
         share_rows: rows that are compared at once; more are taken in shares, by a hash of their documents.
     """
     shares = max(1, -(-pending // share_rows))
-    found: dict[int, list[SendOrder]] = {}
+    orders_by_key: dict[int, list[SendOrder]] = {}
     with connect(spill) as db:
         for share in range(shares):
             columns = list(zip(*_read_pending(db, files, share, shares), strict=True))
             if columns:
                 for key, order in _compare(_PendingRows(*map(np.concatenate, columns))):
-                    found.setdefault(key, []).append(order)
-    return {key: SendOrder(*map(np.concatenate, zip(*orders, strict=True))) for key, orders in found.items()}
+                    orders_by_key.setdefault(key, []).append(order)
+    return {key: SendOrder(*map(np.concatenate, zip(*orders, strict=True))) for key, orders in orders_by_key.items()}
 
 
 def _read_pending(

@@ -372,8 +372,8 @@ def _format_traceback(error: BaseException, theirs: TracebackType | None) -> lis
     case.
     """
     try:
-        found = traceback.TracebackException(type(error), error, theirs, limit=-_FRAMES, compact=True)
-        lines = [*found.format()]
+        formatted = traceback.TracebackException(type(error), error, theirs, limit=-_FRAMES, compact=True)
+        lines = [*formatted.format()]
     except Exception:
         lines = [*traceback.format_tb(theirs, -_FRAMES), f"{describe(error)}\n"]
     return [line if len(line) <= _LINE else f"{shortened(line, _LINE).rstrip()}\n" for line in lines]

@@ -81,14 +81,14 @@ def ids_by_source(state: State, hashes: Hashes) -> dict[str, frozenset[str]]:
     """Return source -> ids of documents with these hashes; perhaps some others that wait."""
     if not len(hashes):
         return {}
-    found: dict[str, set[str]] = defaultdict(set)
+    ids: dict[str, set[str]] = defaultdict(set)
     with connect(state.local_scratch) as db:
         query = f"SELECT {DOCUMENT}, source, document FROM {_files_sql(state)} WHERE {_waits_sql(state)}"
         for batch in stream(db, query, _NAMED):
             mine = batch.filter(pa.array(np.isin(batch.column(0).to_numpy(), hashes)))
             for source, document in zip(*(mine.column(i).to_pylist() for i in (1, 2)), strict=True):
-                found[source].add(document)
-    return {source: frozenset(documents) for source, documents in found.items()}
+                ids[source].add(document)
+    return {source: frozenset(documents) for source, documents in ids.items()}
 
 
 def _waiting_rows(state: State, db: duckdb.DuckDBPyConnection) -> Iterator[Columns]:
@@ -111,8 +111,8 @@ def _waiting_rows(state: State, db: duckdb.DuckDBPyConnection) -> Iterator[Colum
 
 def _held_names(state: State, db: duckdb.DuckDBPyConnection) -> dict[int, str | None]:
     """Return the name that a document is held by, by the document's hash."""
-    found = [None, *(held for (held,) in db.execute(f"SELECT DISTINCT held FROM {_files_sql(state)}").fetchall())]
-    return dict(zip(hash_texts(pa.array(found, pa.string())).tolist(), found, strict=True))
+    names = [None, *(held for (held,) in db.execute(f"SELECT DISTINCT held FROM {_files_sql(state)}").fetchall())]
+    return dict(zip(hash_texts(pa.array(names, pa.string())).tolist(), names, strict=True))
 
 
 def _files_sql(state: State) -> str:

@@ -183,7 +183,7 @@ class KeyAssigner:
         wanted = pc.and_(wanted, pc.invert(pc.is_in(rows["row"], value_set=pa.array(held, pa.int64()))))
         rows, holds = rows.filter(wanted), holds.filter(wanted)
         sources, ids = rows["source"].to_pylist(), rows["document"].to_pylist()
-        found = (
+        keys = (
             list(self._assign_each(rows))
             if fault is None
             else [_AssignedKey("", KeyTask.COUNT, fault=fault) for _ in sources]
@@ -192,17 +192,17 @@ class KeyAssigner:
         return table_of(
             RUN,
             rows.num_rows,
-            bucket=[bucket_of(each.key) for each in found],
-            key=[each.key for each in found],
+            bucket=[bucket_of(each.key) for each in keys],
+            key=[each.key for each in keys],
             source_number=[self._numbers.get(source, len(self._numbers)) for source in sources],
             place=["" if source in self._logs else id for source, id in zip(sources, ids, strict=True)],
             sequence=pc.add(rows["row"], first),
             file=first,
-            fault=[each.fault for each in found],
+            fault=[each.fault for each in keys],
             holds=holds,
-            task=[each.task.value for each in found],
+            task=[each.task.value for each in keys],
             kept=[source not in self._logs for source in sources],
-            previous=[each.previous for each in found],
+            previous=[each.previous for each in keys],
             **columns,
         )
 

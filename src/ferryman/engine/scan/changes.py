@@ -307,20 +307,20 @@ class SourceComparison:
         for name, table in part.items():
             self._db.register(name, table)
         try:
-            found = self._db.sql(self._comparison()).to_arrow_table()
-            waiting = unconfirmed_columns(self._db, found) if part["unconfirmed"].num_rows else None
+            changes = self._db.sql(self._comparison()).to_arrow_table()
+            waiting = unconfirmed_columns(self._db, changes) if part["unconfirmed"].num_rows else None
             if self._candidates.special:
                 self._count_duplicates(part["listed"])
         finally:
             for name in part:
                 self._db.unregister(name)
-        columns = {name: found[name] for name in ("place", "id", "reason", "clash", "file", "row")}
+        columns = {name: changes[name] for name in ("place", "id", "reason", "clash", "file", "row")}
         if waiting is None:
-            return table_of(_CHANGE, found.num_rows, size=found["size"], unsure=False, **columns)
+            return table_of(_CHANGE, changes.num_rows, size=changes["size"], unsure=False, **columns)
         deletes, unsure = waiting
         texts = pa.array(deletes, pa.string())
-        size = pc.add(pc.fill_null(found["size"], 0), pc.cast(pc.fill_null(pc.binary_length(texts), 0), pa.int64()))
-        return table_of(_CHANGE, found.num_rows, size=size, unconfirmed=texts, unsure=unsure, **columns)
+        size = pc.add(pc.fill_null(changes["size"], 0), pc.cast(pc.fill_null(pc.binary_length(texts), 0), pa.int64()))
+        return table_of(_CHANGE, changes.num_rows, size=size, unconfirmed=texts, unsure=unsure, **columns)
 
     def _count_duplicates(self, listed: pa.Table) -> None:
         twice = self._db.execute("SELECT id, count(*) FROM listed GROUP BY id HAVING count(*) > 1").fetchall()
@@ -482,11 +482,11 @@ def find_candidates(
         None if of is None else _partition_rows(queries, of, folder / f"compared-{name}", parts)
         for name, of in (("listed", queries.listed), ("known", queries.known), ("conflicting", queries.conflicting))
     ]
-    found = Candidates()
+    candidates = Candidates()
     for part in range(parts):
         listed, known, conflicting = ({} if s is None else _columns(s.read(part)) for s in partitions)
-        _compare(found, listed, known, conflicting.get("h"), only_waiting, find_deleted)
-    return found
+        _compare(candidates, listed, known, conflicting.get("h"), only_waiting, find_deleted)
+    return candidates
 
 
 def _partition_rows(queries: HashQueries, of: tuple[str, pa.Schema], path: Path, parts: int) -> PartitionFiles:
@@ -548,10 +548,10 @@ def _is_duplicate(hashes: _Array) -> _Array:
     return found
 
 
-def _add_candidates(found: Candidates, listed: _Array, missing: _Array) -> None:
-    found.hashes.add(listed)
-    found.hashes.add(missing)
-    found.rows += 2 * len(listed) + len(missing)
+def _add_candidates(candidates: Candidates, listed: _Array, missing: _Array) -> None:
+    candidates.hashes.add(listed)
+    candidates.hashes.add(missing)
+    candidates.rows += 2 * len(listed) + len(missing)
 
 
 # Third step: the rows to process, in the order of their source, in which tasks read documents.

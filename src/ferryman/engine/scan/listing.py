@@ -219,15 +219,15 @@ class ListFrame:
 def _check_doubts(source: Source, part: ListedPart) -> ListedPart:
     """Return the part without doubts: those that the driver contradicts make it incomplete."""
     try:
-        found = [(each, contradiction) for each in part.doubts if (contradiction := source.contradiction(each))]
+        contradicted = [(each, contradiction) for each in part.doubts if (contradiction := source.contradiction(each))]
     except Exception as e:
         return part._replace(doubts=(), failure=message_of(e), outage=outage_of(e))
-    if not found:
+    if not contradicted:
         return part._replace(doubts=())
     contradictions = [
-        f"{contradiction}, but {each.seen} on {part.host}" for each, contradiction in found[:_NAMED_DOUBTS]
+        f"{contradiction}, but {each.seen} on {part.host}" for each, contradiction in contradicted[:_NAMED_DOUBTS]
     ]
-    more = f"; and {len(found) - _NAMED_DOUBTS} more" if len(found) > _NAMED_DOUBTS else ""
+    more = f"; and {len(contradicted) - _NAMED_DOUBTS} more" if len(contradicted) > _NAMED_DOUBTS else ""
     why = f"{'; '.join(contradictions)}{more}. {_MOUNT_HINT}"
     return part._replace(doubts=(), failure="; ".join(filter(None, (part.failure, why))))
 

@@ -97,14 +97,14 @@ class ScanPhase:
         state.remove_retired()  # no task reads it any more
         folder = state.scratch(_SCRATCH)
         waiting = self._nodes.waiting(self._pending.at_steps())
-        owed, only, entries = None, None, self._logs.waiting()
+        due, wanted, entries = None, None, self._logs.waiting()
         if only_pending:
-            owed = step_retries.due_documents(state, now_us(), waiting)
-            only = step_retries.ids_by_source(state, owed) if len(owed) <= limits.NAMED_DOCUMENTS else None
+            due = step_retries.due_documents(state, now_us(), waiting)
+            wanted = step_retries.ids_by_source(state, due) if len(due) <= limits.NAMED_DOCUMENTS else None
         else:
             self._pending.unseen = set()
         with self._live.following() as live:
-            listings = list_sources(state.plan, self._shipped, folder, self._isolating_runner, only, live, entries)
+            listings = list_sources(state.plan, self._shipped, folder, self._isolating_runner, wanted, live, entries)
         self._pending.unseen |= self._nodes.hear_listings(listings)
         crash.point("scan.listed")
         changes = detect_changes(
@@ -126,9 +126,9 @@ class ScanPhase:
         self.held = bool(changes.too_many) or (self.held and only_pending)
         for note in (*changes.notes, *changes.too_many):
             self._report(note)  # a scan for what is pending meets the same again
-        if owed is not None and not changes.batches:
-            self._unlisted.add(owed)
-            for note in self._unlisted.describe(only or {}) if changes.complete else ():
+        if due is not None and not changes.batches:
+            self._unlisted.add(due)
+            for note in self._unlisted.describe(wanted or {}) if changes.complete else ():
                 self._report(note)
         return changes
 
@@ -290,12 +290,12 @@ def too_many(source: str, folder: str, missing: int, known: int, share: float, o
 
 def _find_contradiction(comparison: SourceComparison, source: Source, listing: Listing) -> str:
     """Return an example that exists for this machine though it was not listed; "" if there is none."""
-    there = source.still_there(_sample_missing(comparison, source))
-    if not there:
+    example = source.still_there(_sample_missing(comparison, source))
+    if not example:
         return ""
     hosts = sorted({part.host for part in listing.parts if part.host})
     listed = f" (it was listed on {', '.join(hosts[:5])}{', …' if len(hosts) > 5 else ''})" if hosts else ""
-    return f"{there}, but not in the listing{listed}. Every machine must see the same there: mount it on all of them."
+    return f"{example}, but not in the listing{listed}. Every machine must see the same there: mount it on all of them."
 
 
 def _sample_missing(comparison: SourceComparison, source: Source) -> Iterator[str]:
@@ -375,9 +375,9 @@ def look_early(changes: ChangeSet, shipped: PickledPlan, runner: Runner, live: F
         changed = iter(runner.run_early(FindChanged(shipped, folder), tasks))
     left = []
     for batch in changes.batches:
-        some = [_select_rows(task, next(changed)) for task in batch.tasks]
-        if some := [task for task in some if task.pieces]:
-            left.append(batch._replace(tasks=[task._replace(number=n) for n, task in enumerate(some)]))
+        changed_tasks = [_select_rows(task, next(changed)) for task in batch.tasks]
+        if changed_tasks := [task for task in changed_tasks if task.pieces]:
+            left.append(batch._replace(tasks=[task._replace(number=n) for n, task in enumerate(changed_tasks)]))
     return changes._replace(batches=left)
 
 

@@ -76,9 +76,9 @@ def _continue_within(out: Iterator[Any], left_s: float, why: str) -> Iterator[An
     while not exhausted:
         began = time.monotonic()
         with interrupt_after(max(left_s, _LEAST_S), why):
-            found, exhausted = take_buffer(out)
+            documents, exhausted = take_buffer(out)
         left_s -= time.monotonic() - began
-        yield from found
+        yield from documents
 
 
 def make_batch_call(step: StepNode) -> Callable[[list[Document]], list[Any] | Coroutine[Any, Any, list[Any]]]:
@@ -138,13 +138,13 @@ def _check_answers(out: Any, count: int) -> list[Any]:
         raise PermanentError(
             f"returned {describe_type(out)}, not a list with an answer for each of its documents: return one for each"
         )
-    found = list(out)
-    if len(found) != count:
+    answers = list(out)
+    if len(answers) != count:
         raise PermanentError(
-            f"returned {len(found)} answers for a batch of {count}: return one for each document, in their order, and "
-            "None for one that is dropped"
+            f"returned {len(answers)} answers for a batch of {count}: return one for each document, in their order, "
+            "and None for one that is dropped"
         )
-    return [_complete_answer(answer) for answer in found]
+    return [_complete_answer(answer) for answer in answers]
 
 
 def _complete_answer(answer: Any) -> Any:
@@ -265,14 +265,14 @@ class DocumentBatch:
         rows: dict[str, list[dict[str, Any]]] = {}
         for row in out.to_pylist():
             rows.setdefault(row.pop("id"), []).append(row)
-        found: list[Document | None] = []
+        matched: list[Document | None] = []
         for doc, as_given in zip(self._docs, before, strict=True):
-            mine = rows.get(doc.id)
-            found.append(_apply_row(doc, mine.pop(0), as_given) if mine else None)
+            doc_rows = rows.get(doc.id)
+            matched.append(_apply_row(doc, doc_rows.pop(0), as_given) if doc_rows else None)
         for id, left in rows.items():
             if left:
                 raise PermanentError(f"returned a row for {id!r} that it was not called with, or a second one")
-        return found
+        return matched
 
 
 def _apply_row(doc: Document, row: dict[str, Any], as_given: dict[str, Any]) -> Document:
@@ -450,13 +450,13 @@ class ReturnChecker:
             raise PermanentError(f"returned {describe_type(out)}, not the document, None, or an iterable of documents")
         made_keys: set[int] = set()
         each = self._check_each(doc, route, out, made_keys)
-        found, exhausted = take_buffer(each)
-        if not found:
+        documents, exhausted = take_buffer(each)
+        if not documents:
             raise Dropped(f"{where} returned no document")
-        if not exhausted and not (isinstance(out, Sized) and len(out) == len(found)):
-            return DocumentStream(found, each, made_keys, route)
+        if not exhausted and not (isinstance(out, Sized) and len(out) == len(documents)):
+            return DocumentStream(documents, each, made_keys, route)
         self._made_keys[-1] |= made_keys
-        return found
+        return documents
 
     def begin(self, many: DocumentStream) -> None:
         """Begin a stream, whose documents are walked while the step still makes others."""
@@ -510,13 +510,13 @@ def describe_type(out: Any) -> str:
 
 def take_buffer(documents: Iterator[Document]) -> tuple[list[Document], bool]:
     """Read up to HELD_CHILDREN; also whether the iterator is exhausted."""
-    found, size = [], 0
+    buffer, size = [], 0
     for doc in documents:
-        found.append(doc)
+        buffer.append(doc)
         size += _content_size(doc)
-        if len(found) >= limits.HELD_CHILDREN or size >= limits.GROUP_BYTES:
-            return found, False
-    return found, True
+        if len(buffer) >= limits.HELD_CHILDREN or size >= limits.GROUP_BYTES:
+            return buffer, False
+    return buffer, True
 
 
 def _content_size(doc: Any) -> int:

@@ -611,7 +611,7 @@ def reconcile(
     """
     places, unneeded = {_place_hash(g.place) for g in made}, set(outcome.unneeded)
     reached, failed = _FailedSubtrees(outcome.reached), _FailedSubtrees(outcome.failures)
-    found = Reconciliation(PublishedLines(), PublishedLines(), [])
+    result = Reconciliation(PublishedLines(), PublishedLines(), [])
     stale = PublishedLines()
     for each in old:
         if (place := _place_hash(each.place)) in places:
@@ -620,23 +620,23 @@ def reconcile(
         if spoken_of and not failed.covers(each):
             stale.append(each)
         else:
-            found.kept.append(each)
+            result.kept.append(each)
             places.add(place)
     targets = {_place_hash((g.member, target(g.destination))) for g in stale}
     if targets:
-        paths = (_place_hash((g.member, target(g.destination))) for g in itertools.chain(made, found.kept))
+        paths = (_place_hash((g.member, target(g.destination))) for g in itertools.chain(made, result.kept))
         targets.intersection_update([place for place in paths if place in targets])
     for each in stale:
         if _place_hash((each.member, target(each.destination))) in targets:
-            found.replaced.append((each, "replaced: the new version reaches the same destination by another path"))
+            result.replaced.append((each, "replaced: the new version reaches the same destination by another path"))
         elif (replacement := failed.replacement(each, target)) is not None:
-            found.replaced.append((each, "kept: the new version may still reach the same destination by another path"))
+            result.replaced.append((each, "kept: the new version may still reach the same destination by another path"))
             if (place := _place_hash(replacement.place)) not in places:  # if it never comes, deleting is its business
                 places.add(place)
-                found.kept.append(replacement)
+                result.kept.append(replacement)
         else:
-            found.deleted.append(each)
-    return found
+            result.deleted.append(each)
+    return result
 
 
 _place_hash = hash
@@ -701,8 +701,8 @@ class PublishedBefore:
         if self._had is None:
             known = self._block.known(self._i)
             compared = known is not None and self._block.reasons[self._i] in _COMPARED
-            had = decode_published(known.given) if known is not None and compared else ()
-            self._had = frozenset(hash(each) for each in had if each.content)
+            before = decode_published(known.given) if known is not None and compared else ()
+            self._had = frozenset(hash(each) for each in before if each.content)
         return hash(published) in self._had and published.destination not in self._shared
 
 

@@ -399,19 +399,19 @@ class Walk:
                 doc.id = id  # its id is the source's, whatever a step does to the object
                 self._note_reread_request(doc)
             if out is doc:
-                found: Sequence[Document] | DocumentStream | None = (doc,)
+                documents: Sequence[Document] | DocumentStream | None = (doc,)
             else:
-                found = None if out is None else self._return_checker.check(doc, node.where, route, out)
+                documents = None if out is None else self._return_checker.check(doc, node.label, route, out)
         except (Dropped, Unsupported) as e:
             raise self._as_drop(e, node.health) from None
         finally:
             call_scope.step = ""
-        if found is None:
+        if documents is None:
             node.health.note_drop(silently=True)
             raise Dropped
-        if not node.health.steady and not isinstance(found, DocumentStream):
+        if not node.health.steady and not isinstance(documents, DocumentStream):
             node.health.note_return()
-        return found
+        return documents
 
     def _next_document(self, stream: DocumentStream, node: CompiledNode) -> Document | None:
         """Return the next document that the step makes; None: it has made all."""
@@ -484,8 +484,8 @@ class Walk:
             if node.accepts is not None:  # of the document as it is kept, and whatever is done to it there
                 node.accepts(Document.of(doc.id, decode_fields(fields), doc.raw))
         except BaseException as e:
-            only = {end: Owed(*end, 0) if earlier is None else earlier}
-            self._fail(doc, node, path._replace(wanted=only), unless_interrupt(e))
+            wanted = {end: Owed(*end, 0) if earlier is None else earlier}
+            self._fail(doc, node, path._replace(wanted=wanted), unless_interrupt(e))
             return
         if self._retrying:
             self._unreported.discard((doc.id, end))
@@ -508,7 +508,7 @@ class Walk:
 
     def _drop_for(self, error: Dropped, doc: Document, node: CompiledNode, path: PlanPath) -> None:
         """Drop the document for a step's error."""
-        self._drop(doc, node.ends_from(path.route), path, plain_text(error) or f"dropped by {node.where}")
+        self._drop(doc, node.ends_from(path.route), path, plain_text(error) or f"dropped by {node.label}")
 
     def _drop(self, doc: Document, below: Iterable[End], path: PlanPath, why: str) -> None:
         for end in below:
@@ -536,7 +536,7 @@ class Walk:
     def _classify(self, node: CompiledNode, error: BaseException) -> NodeError:
         if isinstance(error, NodeAway):
             return held_error(node)
-        fault = classify_error(error, node.name, node.where, traces=self.traces)
+        fault = classify_error(error, node.name, node.label, traces=self.traces)
         if self.on_error is not None:
             self.on_error(self._origin, fault)
         if node.health is not None:
@@ -558,10 +558,10 @@ class Walk:
 
     def _member_stub(self, member: str) -> Document:
         """Return a member of the family by name, with what an event needs and nothing that a step has set."""
-        found = Document.of(self._origin + member, {})
-        found.origin_id = self._origin
-        found.parent_id = parent_of(found.id) if member else None
-        return found
+        stub = Document.of(self._origin + member, {})
+        stub.origin_id = self._origin
+        stub.parent_id = parent_of(stub.id) if member else None
+        return stub
 
     # -- replay to earlier failures ----------------------------------------------------------------
 
@@ -701,7 +701,7 @@ def ends_not_chosen(node: CompiledNode, chosen: list[str], path: PlanPath) -> li
 
 def not_chosen_message(node: CompiledNode, chosen: list[str]) -> str:
     """Return the ledger's text for deliveries that no branch accepted."""
-    return f"not its branch: {node.where} sent it to {', '.join(chosen)}"
+    return f"not its branch: {node.label} sent it to {', '.join(chosen)}"
 
 
 def _drops_unsupported(plan: Plan, source: str) -> bool:
@@ -712,22 +712,22 @@ def _drops_unsupported(plan: Plan, source: str) -> bool:
 def held_error(node: CompiledNode) -> NodeError:
     """Return the error for a document held because its node is unavailable."""
     assert node.health is not None
-    return NodeError(ErrorKind.HELD, node.name, f"waits for {node.where}, which {node.health.why}")
+    return NodeError(ErrorKind.HELD, node.name, f"waits for {node.label}, which {node.health.why}")
 
 
-def _member_walk(doc: Document, each: Document, node: CompiledNode, path: PlanPath) -> Callable[[Walk], None]:
+def _member_walk(doc: Document, member: Document, node: CompiledNode, path: PlanPath) -> Callable[[Walk], None]:
     """Return the walk of a document that a step made: the document itself, or a child, whose deliveries have had no
     attempt."""
-    own = each.id == doc.id or path.wanted is None
+    own = member.id == doc.id or path.wanted is None
     fresh = path if own else path._replace(wanted={end: Owed(*end, 0) for end in path.wanted or ()})
-    return lambda walk: walk._walk_from(each, node.next, fresh)
+    return lambda walk: walk._walk_from(member, node.next, fresh)
 
 
 def _member_replay(
-    each: Document, node: CompiledNode, path: PlanPath, failures: list[FailedMember]
+    member: Document, node: CompiledNode, path: PlanPath, failures: list[FailedMember]
 ) -> Callable[[Walk], None]:
     """Return the replay of a member below this node, at which it failed."""
-    return lambda walk: walk._replay(each, node.next, path, failures)
+    return lambda walk: walk._replay(member, node.next, path, failures)
 
 
 def _ended_part(failure: FailedMember) -> FailedMember:
@@ -763,7 +763,7 @@ class CompiledNode:
     accepts: Callable[[Document], Any] | None = None
     """Raises what keeps a document from being delivered here; None: nothing does."""
     next: CompiledNode | None = None
-    where: str = ""
+    label: str = ""
     """Name of the node in messages."""
     health: NodeHealth | None = None
     """Health of the node; None: it is not called."""
@@ -773,10 +773,10 @@ class CompiledNode:
 
     def ends_from(self, route: str) -> tuple[End, ...]:
         """Return all deliveries below, for a copy that came here by this route."""
-        found = self._full_ends.get(route)
-        if found is None:
-            found = self._full_ends[route] = tuple((name, join_routes(route, rest)) for name, rest in self.ends)
-        return found
+        full_ends = self._full_ends.get(route)
+        if full_ends is None:
+            full_ends = self._full_ends[route] = tuple((name, join_routes(route, rest)) for name, rest in self.ends)
+        return full_ends
 
 
 def compile_nodes(
@@ -789,43 +789,43 @@ def compile_nodes(
         prepare_step: returns the function that is called for a step.
     """
     below, following = ends(nodes), successors(nodes)
-    found = {
+    compiled_nodes = {
         n.name: CompiledNode(n.name, tuple((e.destination, "/".join(e.route)) for e in below[n.name])) for n in nodes
     }
     joins: dict[str, CompiledNode] = {}
     for node in nodes:
-        compiled = found[node.name]
-        after = {n.name: found[n.name] for n in following[node.name]}
+        compiled = compiled_nodes[node.name]
+        after = {n.name: compiled_nodes[n.name] for n in following[node.name]}
         match node:
             case JoinNode():
-                compiled.where = "reading it"
+                compiled.label = "reading it"
                 call = StepNode(node.name, fn=join_step(node.fn), timeout=node.timeout)
-                inner = CompiledNode(node.name, compiled.ends, prepare_step(call), where=f"join {node.name}")
+                inner = CompiledNode(node.name, compiled.ends, prepare_step(call), label=f"join {node.name}")
                 inner.next = next(iter(after.values()), None)
                 joins[f"{node.name}()"] = inner
                 after = {node.name: inner}
             case SourceNode():
-                compiled.where = "reading it"
+                compiled.label = "reading it"
             case StepNode():
                 compiled.step = prepare_step(node)
-                compiled.where = f"step {node.name}"
+                compiled.label = f"step {node.name}"
             case RouterNode():
                 compiled.router = copy.copy(node.router)
                 compiled.router.open(tuple(after), task)
                 compiled.branches, after = after, {}
-                compiled.where = f"router {node.name}"
+                compiled.label = f"router {node.name}"
             case KeyedNode():
                 compiled.delivers, compiled.accepts = True, node.key_of
-                compiled.where = f"for {node.name}"
+                compiled.label = f"for {node.name}"
                 below_it = tuple((e.destination, "/".join(e.route)) for e in below.get(node.exports.entry, ()))
-                exports = CompiledNode(node.name, below_it, where="reading it", next=next(iter(after.values()), None))
+                exports = CompiledNode(node.name, below_it, label="reading it", next=next(iter(after.values()), None))
                 joins[node.exports.entry] = exports
                 after = {}
             case DestinationNode():
                 compiled.delivers = True
-                compiled.where = f"for {node.name}"
+                compiled.label = f"for {node.name}"
         compiled.next = next(iter(after.values()), None)
-    return found | joins
+    return compiled_nodes | joins
 
 
 def join_routes(one: str, other: str) -> str:
