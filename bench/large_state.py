@@ -80,7 +80,7 @@ def _work(root: Path, plan: Plan, place: Path, count: int, what: str) -> Callabl
         folder = Path(tempfile.mkdtemp(dir=place))
         listing = synthetic.listing_of(folder, count, versions(count))
         changes = detect_changes([listing], state, folder, now_us=0)
-        assert not changes.slices, "nothing has changed"
+        assert not changes.batches, "nothing has changed"
 
     def drop(state: State) -> None:
         while sum(f.rows for f in state.documents.files.values()) > count:

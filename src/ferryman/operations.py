@@ -13,7 +13,7 @@ from ferryman.engine import driver
 from ferryman.engine.commands import apply
 from ferryman.engine.flow import FlowRun, take_plans
 from ferryman.engine.migration import migrate
-from ferryman.engine.once import open_intake
+from ferryman.engine.once import open_once_wave
 from ferryman.engine.run import Run
 from ferryman.engine.summary import FlowSummary, Summary
 from ferryman.errors import StateDamaged, StateForeign, StateHeld, UsageError
@@ -491,7 +491,7 @@ def submit_command(plan: Plan, state: str | StatePath | None, command: Command) 
     name = queue_command(root / "commands", command)
     try:
         with State.take(root, plan) as held:
-            if held.wave > held.settled or open_intake(held) is not None:
+            if held.wave > held.settled or open_once_wave(held) is not None:
                 return Retried(None, queued=True)  # the next run recovers first
             counts = {c.file: apply(held, c) for c in queued_commands(held)}
             return Retried(counts.get(name, 0), queued=False)

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ferryman import limits
-from ferryman.engine.step_retries import step_debt
+from ferryman.engine.step_retries import pending_retries
 from ferryman.limits import KIB
 from ferryman.observe import Silent
 from ferryman.records.rows import DOCUMENTS
@@ -202,7 +202,7 @@ def test_what_a_person_forced_is_still_due_in_a_merged_file(state: State, small:
         add(state, [row(f"d{wave}", wave, forced=wave == 2)])
     maintain(state)
     assert len(state.documents.files) == 1
-    assert [debt.due for debt in step_debt(state)] == [0]
+    assert [debt.due for debt in pending_retries(state)] == [0]
 
 
 @pytest.mark.rule("merge.failed")

@@ -184,13 +184,13 @@ def killed_in_a_step(
 def test_the_shape_has_blocks_of_both_kinds(place: Path, monkeypatch: pytest.MonkeyPatch, shape: str) -> None:
     """Those that go through as one, and those in which a batch fails."""
     found = []
-    take_up = FirstBatches.take_up
+    process_block = FirstBatches.process_block
 
     def seen(self: FirstBatches, block: Block, contents: Any) -> bool:
-        found.append(take_up(self, block, contents))
+        found.append(process_block(self, block, contents))
         return found[-1]
 
-    monkeypatch.setattr(FirstBatches, "take_up", seen)
+    monkeypatch.setattr(FirstBatches, "process_block", seen)
     plan = SHAPES[shape].plan(place, 1, MIXED)
     run_plan(plan, place / "state", wave_bytes=SHAPES[shape].wave_bytes)
     assert set(found) == {True, False}

@@ -13,7 +13,7 @@ from ferryman.destinations import Queue as ToQueue
 from ferryman.document import Document
 from ferryman.engine import logs
 from ferryman.engine.migration import migrate
-from ferryman.engine.results import IN_DOUBT, NOTHING, Staged, result_of, run_once
+from ferryman.engine.results import IN_DOUBT, NOTHING_STAGED, Staged, kept_result, run_once
 from ferryman.errors import PlanError, Unavailable
 from ferryman.operations import resolve, retry
 from ferryman.plan import Plan
@@ -358,21 +358,26 @@ def test_a_task_that_is_started_again(place: Path) -> None:
 
     def run() -> Staged:
         runs.append(1)
-        return NOTHING._replace(entries=7)
+        return NOTHING_STAGED._replace(entries=7)
 
     def die() -> Staged:
         raise KeyboardInterrupt
 
     (place / "open").touch()
-    assert run_once(place, 0, run) == run_once(place, 0, run) == result_of(place, 0) == NOTHING._replace(entries=7)
+    assert (
+        run_once(place, 0, run)
+        == run_once(place, 0, run)
+        == kept_result(place, 0)
+        == NOTHING_STAGED._replace(entries=7)
+    )
     with pytest.raises(KeyboardInterrupt):
         run_once(place, 1, die)
-    assert run_once(place, 1, run) == result_of(place, 1) == IN_DOUBT
-    assert result_of(place, 2) is None
+    assert run_once(place, 1, run) == kept_result(place, 1) == IN_DOUBT
+    assert kept_result(place, 2) is None
     assert run_once(place, 2, run) == IN_DOUBT, "the next driver was told that it had not begun"
     with pytest.raises(FileNotFoundError):
         run_once(place / "gone", 3, run)
-    assert result_of(place / "gone", 3) == IN_DOUBT
+    assert kept_result(place / "gone", 3) == IN_DOUBT
     assert len(runs) == 1
 
 

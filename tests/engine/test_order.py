@@ -15,7 +15,7 @@ import pytest
 from ferryman.destinations import Outcome
 from ferryman.destinations.base import Delivery, Effect
 from ferryman.document import Document
-from ferryman.engine.order import SendOrder, order_of
+from ferryman.engine.order import SendOrder, send_orders
 from ferryman.errors import TransientError
 from ferryman.records.rows import Result, RowResult
 from ferryman.routers import Duplicate
@@ -150,7 +150,9 @@ def written(folder: Path, files: dict[int, list[Row]]) -> dict[int, Path]:
 
 def compared(folder: Path, files: dict[int, list[Row]], share_rows: int) -> tuple[set[int], set[int]]:
     """Sequences that go first, sequences that are held."""
-    orders: dict[int, SendOrder] = order_of(written(folder, files), sum(map(len, files.values())), folder, share_rows)
+    orders: dict[int, SendOrder] = send_orders(
+        written(folder, files), sum(map(len, files.values())), folder, share_rows
+    )
     first = {key + int(row) for key, order in orders.items() for row in order.first}
     held = {key + int(row) for key, order in orders.items() for row in order.held}
     return first, held

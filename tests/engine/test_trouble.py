@@ -6,7 +6,7 @@ import pytest
 
 from ferryman.destinations import Null
 from ferryman.engine.breakers import BreakerRegistry, NodeBreakers, backoff_s
-from ferryman.engine.results import ErrorKind, NodeError, NodeReport, StepDebt
+from ferryman.engine.results import ErrorKind, NodeError, NodeReport, PendingRetries
 from ferryman.errors import Misconfigured, Unavailable
 from ferryman.plan import Plan
 from ferryman.sources import Memory
@@ -143,9 +143,9 @@ def test_a_scope_works_again_when_a_wave_has_not_met_it_and_nothing_waits_for_it
     nodes = NodeBreakers(plan, told.append, clock)
     nodes.breakers.endless = True
     away = NodeError(ErrorKind.UNAVAILABLE, "fetch", "step fetch: no answer", scope="a:80")
-    held = StepDebt("fetch a:80", 1, 0)
+    held = PendingRetries("fetch a:80", 1, 0)
     for faults, debts, lines in (((away,), [], 1), ((), [held], 1), ((), [], 2)):
-        nodes.record_reports([NodeReport("fetch", well=True, faults=faults, stopped=False)])
+        nodes.record_reports([NodeReport("fetch", succeeded=True, faults=faults, by_brake=False)])
         nodes.forget_scopes(debts)
         assert len(told) == lines
     assert told[0].startswith("step fetch (a:80): no answer. ")

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from ferryman.engine import results
-from ferryman.engine.results import IN_DOUBT, NOTHING, Staged, run_once
+from ferryman.engine.results import IN_DOUBT, NOTHING_STAGED, Staged, run_once
 from ferryman.state.state import OPEN
 from ferryman.storage import files, processes
 from ferryman.storage.files import StatePath, path_of
@@ -27,7 +27,7 @@ __all__ = ["faulty", "states"]
 
 _FORK = multiprocessing.get_context("fork")
 
-STAGED = NOTHING._replace(entries=7)
+STAGED = NOTHING_STAGED._replace(entries=7)
 
 ELSEWHERE = Process("another machine", 4711, "12345")
 

@@ -74,7 +74,7 @@ ACTIONS: Final[dict[str, Action]] = {
         "a task reads documents and stages files",
         (
             "engine.transform.task.Transform.__call__",
-            "engine.transform.walk.Walk.again",
+            "engine.transform.walk.Walk.retry",
             "engine.transform.staging.Stager.finish",
         ),
         ("transform.outbox", "transform.documents", "transform.ledger", "transform.staged"),
@@ -82,12 +82,12 @@ ACTIONS: Final[dict[str, Action]] = {
     "transform.again": Action("the same task runs twice", ("engine.transform.task.Transform.__call__",), fault=True),
     "transform.failed": Action(
         "a task reads a document of which it fails itself, and its children do not",
-        ("engine.transform.walk.Walk.first", "engine.transform.staging.reconcile"),
+        ("engine.transform.walk.Walk.walk_document", "engine.transform.staging.reconcile"),
         fault=True,
     ),
     "transform.away": Action(
         "a task finds that a step or the source is away, and holds its documents",
-        ("engine.transform.walk.Walk.unread", "engine.transform.health.NodeHealth.failed"),
+        ("engine.transform.walk.Walk.walk_unread", "engine.transform.health.NodeHealth.note_failure"),
         fault=True,
     ),
     "transform.ahead": Action(

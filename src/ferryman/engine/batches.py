@@ -1,4 +1,4 @@
-"""Descriptions of tasks, which the driver sends to executors: slices of listings and pieces of logs."""
+"""Descriptions of tasks, which the driver sends to executors: rows of listings and pieces of logs."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from ferryman.storage.parquet import RowGroups
 from ferryman.storage.query import connect, quote_list
 from ferryman.storage.tables import Table
 
-# What ``documents`` says of a document that is processed: read where it lies, by file and row, by the task itself.
+# The known row of a document that is processed: the task itself reads it from ``documents``, by file and row.
 #
-# A family of many members has a long row there. The driver comparisons without it, and nothing of it is written twice.
+# A family of many members has a long row there. The driver compares without it, and nothing of it is written twice.
 
-KNOWN: Final = {
+KNOWN_COLUMNS: Final = {
     "known_version": "version",
     "known_revision": "revision",
     "known_fingerprint": "fingerprint",
@@ -44,16 +44,17 @@ KNOWN: Final = {
 """Columns that a compared row has from its document's last row in ``documents``, and what they are called there."""
 
 
-def kept(table: Table, folder: Path) -> list[str]:
-    """The table's files under names of their own in ``folder``, where they stay whatever becomes of the table between
-    waves. In an object store they stay until the next scan.
+def link_files(table: Table, folder: Path) -> list[str]:
+    """Link the table's files into ``folder``, where they stay whatever becomes of the table between waves; return the
+    paths.
 
-    Where there are no links across (a preview in another file system) they are read where they are.
+    In an object store they stay until the next scan. Where links across file systems are impossible (a preview) the
+    files are read where they are.
     """
     if not isinstance(table.folder, Path):
         return [str(table.folder / name) for name in table.files]
     folder.mkdir(exist_ok=True)
-    found = []
+    links = []
     for path in table.paths():
         link = folder / path.name
         if not link.exists():
@@ -63,25 +64,25 @@ def kept(table: Table, folder: Path) -> list[str]:
                 raise
             except OSError:
                 link = path
-        found.append(str(link))
-    return found
+        links.append(str(link))
+    return links
 
 
-def joined(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Rows of a slice with what is known of each, in the columns of ``schema``.
+def join_known(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return rows of a batch with what is known of each document, in the columns of ``schema``.
 
     Raises:
         StateDamaged: a file of ``documents`` is missing, or not what was written.
     """
     known = _known(rows["known_file"], rows["known_row"].to_numpy())
-    columns = {name: known[name] if name in KNOWN else rows[name] for name in schema.names}
-    columns["given"] = _amended(columns["given"], rows["unconfirmed"], rows["unsure"])
+    columns = {name: known[name] if name in KNOWN_COLUMNS else rows[name] for name in schema.names}
+    columns["given"] = _correct_published(columns["given"], rows["unconfirmed"], rows["unsure"])
     return pa.table([columns[name] for name in schema.names], schema=schema)
 
 
 def _known(files: pa.ChunkedArray, rows: np.ndarray[Any, Any]) -> pa.Table:
-    """The columns of ``KNOWN`` for these rows of these files; null where there is no file."""
-    names = list(KNOWN.values())
+    """Return the columns of ``KNOWN_COLUMNS`` for these rows of these files; null where there is no file."""
+    names = list(KNOWN_COLUMNS.values())
     encoded = files.combine_chunks().dictionary_encode()
     codes = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False)
     places, tables = [], []
@@ -92,7 +93,8 @@ def _known(files: pa.ChunkedArray, rows: np.ndarray[Any, Any]) -> pa.Table:
             tables += [table.select(names) for table in file.rows_at(rows[mine].astype(np.int64))]
         places.append(mine)
     if not tables:
-        return pa.table({name: pa.nulls(len(files)) for name in KNOWN})
+        return pa.table({name: pa.nulls(len(files)) for name in KNOWN_COLUMNS})
+    # rows were read file by file, in the order of the files: put them back into the order that was asked for
     found = np.full(len(files), -1, np.int64)
     order = np.concatenate(places)
     found[order] = np.arange(len(order))
@@ -100,19 +102,19 @@ def _known(files: pa.ChunkedArray, rows: np.ndarray[Any, Any]) -> pa.Table:
     every = every.take(pa.array(found, mask=found < 0))
     there = pc.equal(every["operation"], "upsert")
     every = every.set_column(names.index("given"), "given", pc.if_else(there, every["given"], ""))  # a deleted one
-    return every.rename_columns(list(KNOWN))
+    return every.rename_columns(list(KNOWN_COLUMNS))
 
 
-def _amended(given: pa.ChunkedArray, unconfirmed: pa.ChunkedArray, unsure: pa.ChunkedArray) -> Any:
+def _correct_published(given: pa.ChunkedArray, unconfirmed: pa.ChunkedArray, unsure: pa.ChunkedArray) -> Any:
     """Return ``given`` corrected by ``unconfirmed``."""
     found = pc.or_(pc.is_valid(unconfirmed), unsure)
     if not pc.any(found).as_py():
         return given
     columns = (column.to_pylist() for column in (given, unconfirmed, unsure))
-    return pa.array([_with(*row) for row in zip(*columns, strict=True)], pa.string())
+    return pa.array([_add_unconfirmed(*row) for row in zip(*columns, strict=True)], pa.string())
 
 
-def _with(given: str | None, unconfirmed: str | None, unsure: bool) -> str | None:
+def _add_unconfirmed(given: str | None, unconfirmed: str | None, unsure: bool) -> str | None:
     if unconfirmed is None and not unsure:
         return given
     every: Iterable[Published] = decode_published(given or "")
@@ -146,9 +148,9 @@ COMPARED: Final = pa.schema(
 """One row a document that a wave processes; ``part`` and ``row`` say where its listing row is (null for ``gone``)."""
 
 
-SLICE: Final = pa.schema(
+BATCH_FILE: Final = pa.schema(
     [
-        *(f for f in COMPARED if f.name not in KNOWN),
+        *(f for f in COMPARED if f.name not in KNOWN_COLUMNS),
         pa.field("known_file", pa.string()),
         pa.field("known_row", pa.int64()),
         pa.field("known_size", pa.int64()),
@@ -156,7 +158,7 @@ SLICE: Final = pa.schema(
         pa.field("unsure", pa.bool_()),
     ]
 )
-"""Columns of a slice's file: as in COMPARED, with the place and size of the row in ``documents`` instead of its values.
+"""Columns of a file of compared rows: as in COMPARED, with place and size of the row in ``documents`` for its values.
 """
 
 
@@ -178,7 +180,7 @@ class TaskSplit(NamedTuple):
     source: str
     pieces: list[RowRange]
     compared: bool
-    """Pieces of a slice's file; else of the listing itself, where all is new."""
+    """Pieces of a file of compared rows; else of the listing itself, where all is new."""
     number: int = 0
     """Number of this task in its wave."""
     revision: int = 1
@@ -199,27 +201,27 @@ class TaskSplit(NamedTuple):
         return self._replace(pieces=pieces)
 
     def reasons(self) -> Counter[str]:
-        """How many rows are processed for which reason."""
-        found: Counter[str] = Counter()
+        """Return how many rows are processed for which reason."""
+        counts: Counter[str] = Counter()
         if not self.compared:
-            found[Reason.NEW] = self.rows
+            counts[Reason.NEW] = self.rows
         for path, first, end in self.pieces if self.compared else ():
             with RowGroups(path, ["reason"]) as file:
                 for rows in file.rows_between(first, end):
-                    found.update(rows["reason"].to_pylist())
-        return found
+                    counts.update(rows["reason"].to_pylist())
+        return counts
 
     def tables(self) -> Iterator[pa.Table]:
-        """The rows in COMPARED's columns, a row group or less at a time."""
-        for rows in self.slices():
-            yield joined(rows, COMPARED)
+        """Yield the rows in COMPARED's columns, a row group or less at a time."""
+        for rows in self.stored_rows():
+            yield join_known(rows, COMPARED)
 
-    def slices(self) -> Iterator[pa.Table]:
-        """Yield the rows in SLICE's columns."""
+    def stored_rows(self) -> Iterator[pa.Table]:
+        """Yield the rows in BATCH_FILE's columns."""
         for path, first, end in self.pieces:
-            with RowGroups(path, SLICE.names if self.compared else LISTED) as file:
+            with RowGroups(path, BATCH_FILE.names if self.compared else LISTED) as file:
                 for rows in file.rows_between(first, end):
-                    yield rows if self.compared else _all_new(path, rows)
+                    yield rows if self.compared else _new_rows(path, rows)
 
 
 class WaveBatch(NamedTuple):
@@ -233,26 +235,26 @@ class WaveBatch(NamedTuple):
         return sum(t.rows for t in self.tasks)
 
 
-def _all_new(path: str, listed: pa.Table) -> pa.Table:
+def _new_rows(path: str, listed: pa.Table) -> pa.Table:
     columns = {name: listed[name] for name in LISTED}
-    return table_of(SLICE, listed.num_rows, part=path, reason=Reason.NEW, unsure=False, **columns)
+    return table_of(BATCH_FILE, listed.num_rows, part=path, reason=Reason.NEW, unsure=False, **columns)
 
 
-_OWN = [name for name in ROWS.names if name not in COMPARED.names]
+_LOG_COLUMNS = [name for name in ROWS.names if name not in COMPARED.names]
 """Columns that rows of a log have beside those of ``COMPARED``."""
 
-_REPLAY: Final = 1 << 40
-"""Revisions that a log itself counts stay below."""
+_REVISIONS_PER_REPLAY: Final = 1 << 40
+"""Limit of the revisions that a log itself counts."""
 
 
-_KNOWN = COMPARED.names[COMPARED.names.index("known_version") :]
+_KNOWN_NAMES = COMPARED.names[COMPARED.names.index("known_version") :]
 
 
 class HeldEntry(NamedTuple):
-    """An export that is to go its way again.
+    """An export that is processed again.
 
     Attributes:
-        known: what ``documents`` says of it: values of ``_KNOWN``.
+        known: its row of ``documents``: values of ``_KNOWN_NAMES``.
     """
 
     place: int
@@ -267,7 +269,7 @@ class LogSplit(NamedTuple):
     revision: int = 1
     """Revision of the entries: one more each time the log is read again from an earlier place."""
     head: LogHead | None = None
-    """The entry at which the log waits: this is another attempt of it."""
+    """Entry at which the log waits: this is another attempt of it."""
     number: int = 0
     """Number of this task in its wave."""
     rerun: EntryRange | None = None
@@ -283,13 +285,13 @@ class LogSplit(NamedTuple):
         return len(self.held_back) or self.piece.end - self.piece.start
 
     def tables(self, log: Log) -> Iterator[pa.Table]:
-        """The entries in the columns of ``COMPARED``, and others of ``ROWS``."""
+        """Yield the entries in the columns of ``COMPARED``, and others of ``ROWS``."""
         for rows in log.rows(self.piece):
             if self.held_back:
                 rows = rows.filter(pc.is_in(rows["place"], value_set=pa.array([p.place for p in self.held_back])))
             columns: dict[str, Any] = {name: rows[name] for name in ("id", "version", "refused")}
             if "key_hash" in rows.column_names:
-                columns |= self._about_exports(rows)
+                columns |= self._export_columns(rows)
             table = table_of(
                 COMPARED,
                 rows.num_rows,
@@ -297,25 +299,27 @@ class LogSplit(NamedTuple):
                 size=0,
                 location="",
             )
-            for name in (*_OWN, *(n for n in rows.column_names if n not in ROWS.names)):
-                table = table.append_column(name, self._replayed(rows[name]) if name == "revision" else rows[name])
+            for name in (*_LOG_COLUMNS, *(n for n in rows.column_names if n not in ROWS.names)):
+                table = table.append_column(
+                    name, self._replayed_revisions(rows[name]) if name == "revision" else rows[name]
+                )
             yield table
 
-    def _replayed(self, revisions: pa.ChunkedArray) -> pa.ChunkedArray:
-        """Read again from an earlier place, all are higher than any before."""
-        return pc.add(revisions, (self.revision - 1) * _REPLAY)
+    def _replayed_revisions(self, revisions: pa.ChunkedArray) -> pa.ChunkedArray:
+        """Return the revisions of entries that are read again from an earlier place: higher than any before."""
+        return pc.add(revisions, (self.revision - 1) * _REVISIONS_PER_REPLAY)
 
-    def _about_exports(self, rows: pa.Table) -> dict[str, Any]:
-        """Columns of ``COMPARED``: what is known of them."""
+    def _export_columns(self, rows: pa.Table) -> dict[str, Any]:
+        """Return columns of ``COMPARED`` for exports, with what is known of them."""
         columns: dict[str, Any] = {"fingerprint": rows["key_hash"].cast(pa.string())}
         if self.held_back:
             known = {each.place: each.known for each in self.held_back}
             mine = [known[place] for place in rows["place"].to_pylist()]
-            columns |= {name: [each[at] for each in mine] for at, name in enumerate(_KNOWN)}
+            columns |= {name: [each[at] for each in mine] for at, name in enumerate(_KNOWN_NAMES)}
             columns["reason"] = Reason.RETRY.value
         return columns
 
-    def holding(self, keys: frozenset[int]) -> LogSplit:
+    def with_held(self, keys: frozenset[int]) -> LogSplit:
         """Return the split with more keys whose earlier export has not been delivered."""
         return self._replace(held=self.held | keys)
 
@@ -324,7 +328,7 @@ class LogSplit(NamedTuple):
         return self._replace(piece=self.piece._replace(start=self.piece.start + places))
 
     def reasons(self) -> Counter[str]:
-        """How many are processed for which reason: places, for how many have an entry shows when they are read."""
+        """Return how many places are processed for which reason; how many have an entry shows when they are read."""
         return Counter({Reason.NEW.value: self.rows})
 
     def before(self, place: int) -> LogSplit:
@@ -348,23 +352,23 @@ class LogBatch(NamedTuple):
         return sum(t.rows for t in self.tasks)
 
 
-# Ranges of logs as rows of the ledger: entries that an at-most-once plan has taken together.
+# Ranges of logs as rows of the ledger: entries that an at-most-once plan processes together.
 #
 # What has become of each entry of a range is known once its wave is committed; then the range needs no row. It has one
 # at each destination that its source reaches where that is not so: in doubt, if its steps had begun when they were
 # killed; pending, if they had not, or if an operator wants it run again.
 
-KILLED: Final = "its steps had begun when they were killed: what they did is not known"
-AGAIN: Final = "run again, entry by entry"
+KILLED_MESSAGE: Final = "its steps had begun when they were killed: what they did is not known"
+RERUN_MESSAGE: Final = "run again, entry by entry"
 
 
 class EntryRange(NamedTuple):
     """Entries of a piece.
 
     Attributes:
-        id: what the ledger calls them.
+        id: name of the range in the ledger.
         rows: (destination, delivery hash) of each of its rows.
-        told: the ledger has these rows.
+        in_ledger: whether the ledger has these rows.
     """
 
     source: str
@@ -372,22 +376,22 @@ class EntryRange(NamedTuple):
     revision: int
     id: str
     rows: tuple[tuple[str, str], ...]
-    told: bool = False
+    in_ledger: bool = False
 
     @property
     def version(self) -> str:
         return _version(self.piece)
 
 
-class Fact(NamedTuple):
-    """Status of a range for the ledger."""
+class RangeStatus(NamedTuple):
+    """New status of a range, for the ledger."""
 
     range: EntryRange
     status: Status
     message: str
 
 
-def range_of(plan: Plan, source: str, log: Log, piece: Piece, revision: int) -> EntryRange:
+def new_range(plan: Plan, source: str, log: Log, piece: Piece, revision: int) -> EntryRange:
     """Return a range that the ledger does not know yet."""
     id, version = log.range_id(piece), _version(piece)
     names = destinations_of_sources(plan.nodes)[source]
@@ -417,20 +421,25 @@ def pending_ranges(state: State) -> list[EntryRange]:
     with connect(state.local_scratch) as db:
         rows = db.execute(query).fetchall()
     found = [
-        EntryRange(source, _piece(version), revision, id, tuple(deliveries), told=True)
+        EntryRange(source, _piece(version), revision, id, tuple(deliveries), in_ledger=True)
         for source, version, revision, id, deliveries in rows
     ]
     return sorted(found, key=lambda each: (each.source, each.piece.partition, each.piece.start))
 
 
-def range_events(facts: Sequence[Fact], wave: int) -> pa.Table:
-    """A row of the ledger for each destination."""
+def range_events(statuses: Sequence[RangeStatus], wave: int) -> pa.Table:
+    """Return a row of the ledger for each range and destination."""
     rows = []
-    for found, status, message in facts:
-        about: dict[str, Any] = {"source": found.source, "document": found.id, "origin": found.id, "parent": None}
-        about |= {"version": found.version, "revision": found.revision, "operation": "upsert"}
+    for entry_range, status, message in statuses:
+        about: dict[str, Any] = {
+            "source": entry_range.source,
+            "document": entry_range.id,
+            "origin": entry_range.id,
+            "parent": None,
+        }
+        about |= {"version": entry_range.version, "revision": entry_range.revision, "operation": "upsert"}
         about |= {"status": status.value, "message": message, "attempt": 0}
-        rows += [{**about, "destination": name, "delivery_hash": digest} for name, digest in found.rows]
+        rows += [{**about, "destination": name, "delivery_hash": digest} for name, digest in entry_range.rows]
     return events(rows, wave=wave, ordinal=ORDINAL_STEPS)
 
 
@@ -462,7 +471,7 @@ what is fed, also if the table changes meanwhile. Most of it is not looked at ag
 
 
 def content_path(listing: str) -> str:
-    """Where the content of a listing file's rows is."""
+    """Return the path of the content of a listing file's rows."""
     return f"{listing}.content"
 
 
@@ -482,7 +491,7 @@ class Reason(enum.StrEnum):
     """`retry --force`, or a step has asked for it."""
     AGAIN = "again"
     """The source has every document processed in every run (``detect="none"``)."""
-    GONE = "gone"
-    """It is not listed any more."""
+    DELETED = "gone"
+    """Not listed any more."""
     UNCHANGED = "unchanged"
-    """It is not processed; a preview was asked for it by its id."""
+    """Not processed; a preview was asked for it by its id."""

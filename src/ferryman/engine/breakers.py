@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from ferryman import limits
-from ferryman.engine.results import ErrorKind, Listing, NodeError, NodeReport, NodeStates, StepDebt
+from ferryman.engine.results import ErrorKind, Listing, NodeError, NodeReport, NodeStates, PendingRetries
 from ferryman.engine.runner.base import Runner
 from ferryman.notify import Stopped
 from ferryman.plan import JoinNode, Plan, StepNode
@@ -82,13 +82,13 @@ class NodeBreakers:
         for report in reports:
             by_node.setdefault(report.node, []).append(report)
         for node, node_reports in by_node.items():
-            self._none_counts[node] += sum(r.nones for r in node_reports)
-            self._productive |= {node} if any(r.made for r in node_reports) else set()
+            self._none_counts[node] += sum(r.returned_none for r in node_reports)
+            self._productive |= {node} if any(r.returned_document for r in node_reports) else set()
             self._count_failing(node, node_reports)
             self._count_unreached(node, node_reports)
             # Faults with a scope (one host of a fetch) leave the node itself healthy.
-            works = any(r.well and not any(not f.scope for f in r.faults) for r in node_reports)
-            faults = [(r, f) for r in node_reports for f in r.faults if not f.scope and not (r.stopped and works)]
+            works = any(r.succeeded and not any(not f.scope for f in r.faults) for r in node_reports)
+            faults = [(r, f) for r in node_reports for f in r.faults if not f.scope and not (r.by_brake and works)]
             for key in {f.key for r in node_reports for f in r.faults if f.scope}:
                 fault = next(f for r in node_reports for f in r.faults if f.key == key)
                 self._failed_scopes.add(label := self._label(key))
@@ -96,7 +96,7 @@ class NodeBreakers:
                 self.breakers.record_failure(label, self._cause(key, fault), permanent=False)
             if (
                 faults
-                and all(r.lacking for r, _ in faults)
+                and all(r.lacks_needs for r, _ in faults)
                 and (works or self._waves_lacking[node] < _MAX_WAVES_LACKING)
             ):
                 self._waves_lacking[node] += 1
@@ -105,7 +105,7 @@ class NodeBreakers:
             if faults:
                 # An operator has to fix it if any task says so; otherwise it is unavailable.
                 report, fault = max(faults, key=lambda each: _is_permanent(*each))
-                late_s = limits.BACKOFF_MAX_S if report.stopped else 0.0  # each try costs attempts
+                late_s = limits.BACKOFF_MAX_S if report.by_brake else 0.0  # each try costs attempts
                 why, permanent = self._cause(node, fault), _is_permanent(report, fault)
                 self.breakers.record_failure(self._label(node), why, permanent=permanent, at_least_s=late_s)
                 self._proven.discard(node)
@@ -146,7 +146,7 @@ class NodeBreakers:
 
     def _count_failing(self, node: str, reports: Iterable[NodeReport]) -> None:
         """Count failing documents by batch. The most of any wave counts, not the sum: a wave may retry a batch."""
-        if any(r.well for r in reports):
+        if any(r.succeeded for r in reports):
             self._failing.pop(node, None)
             return
         now: Counter[str] = Counter()
@@ -156,12 +156,12 @@ class NodeBreakers:
             self._failing[node] = self._failing.get(node, Counter()) | now
 
     def _count_unreached(self, node: str, reports: Sequence[NodeReport]) -> None:
-        if any(r.well for r in reports):
+        if any(r.succeeded for r in reports):
             self._unreached.pop(node, None)
         elif unreached := self._unreached.get(node, frozenset()).union(*(r.unreached for r in reports)):
             self._unreached[node] = frozenset(islice(unreached, limits.OUTAGE_DOCUMENTS))
 
-    def forget_scopes(self, debts: Iterable[StepDebt]) -> None:
+    def forget_scopes(self, debts: Iterable[PendingRetries]) -> None:
         """Close breakers of scopes for which no document waits any more: no successful call would name them."""
         waiting = {self._label(key) for debt in debts for key in decode_held(debt.held)}
         for label in self._open_scopes - waiting - self._failed_scopes:
@@ -208,13 +208,13 @@ class NodeBreakers:
         """Return whether the node must not be called now."""
         return self.node_wait_s(node) != 0
 
-    def blocked_holds(self, debts: Iterable[StepDebt]) -> frozenset[str]:
+    def blocked_holds(self, debts: Iterable[PendingRetries]) -> frozenset[str]:
         """Return the values of ``held`` among pending retries that must not be tried now."""
         return frozenset(d.held for d in debts if d.held is not None and self.held_wait_s(d.held) != 0.0)
 
     # -- reports -----------------------------------------------------------------------------------
 
-    def messages(self, debts: Iterable[StepDebt]) -> list[str]:
+    def messages(self, debts: Iterable[PendingRetries]) -> list[str]:
         """Return a line for each open breaker, for the end of a run."""
         pending: Counter[str] = Counter()
         for debt in debts:
@@ -276,7 +276,7 @@ def _pending_text(deliveries: int) -> str:
 
 
 def _is_permanent(report: NodeReport, fault: NodeError) -> bool:
-    return report.stopped or fault.kind is ErrorKind.MISCONFIGURED
+    return report.by_brake or fault.kind is ErrorKind.MISCONFIGURED
 
 
 # Open breakers: nodes that fail as a whole, and when each may be called again.

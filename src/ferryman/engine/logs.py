@@ -14,8 +14,8 @@ import numpy as np
 from ferryman import limits
 from ferryman.engine.batches import EntryRange, HeldEntry, LogBatch, LogSplit
 from ferryman.engine.breakers import NodeBreakers
-from ferryman.engine.once import Intake, Intakes, end_intake
-from ferryman.engine.results import NONE, NOTHING, Blocked, ListedPart, Listing, Only, Staged, outage_of
+from ferryman.engine.once import OnceRanges, OnceWave, end_once_wave
+from ferryman.engine.results import NO_IDS, NOTHING_STAGED, Blocked, ListedPart, Listing, Staged, WantedIds, outage_of
 from ferryman.errors import Misconfigured, StateLost, UsageError, message_of
 from ferryman.plan import ExportsNode, SourceNode, errors_node, keyed_nodes, logs_read
 from ferryman.plan.keyed import counted_once, sources_above
@@ -66,7 +66,7 @@ class Logs:
         self._once = state.plan.once
         self._max_entries = limits.ONCE_DOCUMENTS if self._once else limits.TASK_DOCUMENTS
         self._counted_once = counted_once(state.plan.nodes)
-        self._intakes = Intakes(state, self._logs)
+        self._once_ranges = OnceRanges(state, self._logs)
         holds = errors_node(state.plan.nodes) is None
         self._held_exports = {
             n.name: HeldExports(state, n.name, ended_holds=holds)
@@ -81,10 +81,10 @@ class Logs:
         """Look where the logs end now; later entries are left to the next call. False: a log was unavailable."""
         listings = [self._inspect(node) for node in self._sources.values()]
         self._nodes.record_listings(listings)
-        self._intakes.look()
+        self._once_ranges.refresh()
         return not any(listing.failures for listing in listings)
 
-    def due_entries(self) -> Only:
+    def due_entries(self) -> WantedIds:
         """Return the ids of entries that are to be read again now, by source; exports of keyed nodes are not among
         them, since those are read by place."""
         return read_due_entries(
@@ -96,7 +96,7 @@ class Logs:
 
     def next_batch(self, slots: int, wave_bytes: int) -> LogBatch | None:
         """Return the next wave's entries, an equal share of each log; None: nothing can be processed now."""
-        if unfinished := self._intakes.due(self._is_ready):
+        if unfinished := self._once_ranges.due_splits(self._is_ready):
             return LogBatch(unfinished, sum(split.piece.bytes for split in unfinished), once=True)
         share = wave_bytes // max(1, len(self._sources))
         by_source = [list(self._splits(name, snapshot, slots, share)) for name, snapshot in self._snapshots.items()]
@@ -123,13 +123,13 @@ class Logs:
                 continue
             if held[partition] - split.held:  # an earlier split has held keys back, unknown to this one
                 discarded.append(result)
-                split = split.holding(held[partition])
+                split = split.with_held(held[partition])
                 [result] = run_again([split])
             while (entry := result.blocked) is not None:  # run again up to the entry; what it staged holds more
                 blocked[partition] = entry
                 discarded.append(result)
                 split = split.before(entry.place)
-                result = run_again([split])[0] if split.rows > 0 else NOTHING
+                result = run_again([split])[0] if split.rows > 0 else NOTHING_STAGED
             held[partition] |= result.held
             if split.rows > 0:
                 kept.append(result)
@@ -147,20 +147,20 @@ class Logs:
         for split in splits:
             if split.rerun is None:
                 reached.setdefault(split.source, {}).update(self._logs[split.source].behind(split.piece))
-        return self._intakes.taken(splits), self._position_transactions(reached, dict.fromkeys(reached, 0))
+        return self._once_ranges.ranges_of(splits), self._position_transactions(reached, dict.fromkeys(reached, 0))
 
-    def select_once_results(self, intake: Intake, splits: Sequence[LogSplit], staged: Sequence[Staged]) -> LogResults:
+    def select_once_results(self, intake: OnceWave, splits: Sequence[LogSplit], staged: Sequence[Staged]) -> LogResults:
         """Select the results that an at-most-once wave commits, whose tasks ran at most once."""
-        ended = self._intakes.ended(intake, splits, staged)
+        ended = self._once_ranges.results_of(intake, splits, staged)
         self._update_blocked(ended.reached, ended.blocked)
-        return LogResults(ended.kept, ended.transactions, ended.left)
+        return LogResults(ended.kept, ended.transactions, ended.discarded)
 
     def after_commit(self) -> None:
         """Pass the committed positions to the logs, which may then remove what was read."""
         for name in self._to_note:
             self._note_position(name, self._snapshots[name])
         self._to_note.clear()
-        end_intake(self._state)
+        end_once_wave(self._state)
 
     def wait_s(self) -> float | None:
         """Return the seconds until an entry can be processed; None: none waits, or not in this run."""
@@ -566,7 +566,7 @@ class LogSnapshot(NamedTuple):
         return {name: log.partitions_of(name, self.positions) for name in self.identities}
 
 
-def read_due_entries(logs: Collection[str], documents: Sequence[Path], folder: Path, now_us: int) -> Only:
+def read_due_entries(logs: Collection[str], documents: Sequence[Path], folder: Path, now_us: int) -> WantedIds:
     """Return source -> ids of the logs' entries to be read again: a retry is due, or an operator or a step asked for
     it.
 
@@ -575,7 +575,7 @@ def read_due_entries(logs: Collection[str], documents: Sequence[Path], folder: P
         folder: for scratch files.
     """
     if not logs or not documents:
-        return NONE
+        return NO_IDS
     query = f"""
         SELECT source, document FROM (
             SELECT * FROM read_parquet({quote_list(map(str, documents))}) WHERE source IN {quote_list(logs)}

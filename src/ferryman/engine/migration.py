@@ -18,7 +18,7 @@ import pyarrow as pa
 from ferryman import crash
 from ferryman.engine import commands
 from ferryman.engine.commit import commit_wave
-from ferryman.engine.once import recover_intake
+from ferryman.engine.once import recover_once_wave
 from ferryman.engine.settle import in_process, settle
 from ferryman.errors import UsageError
 from ferryman.plan import KeyedNode, Plan, changed_sources, keyed_nodes, logs_read, sources_of, structure
@@ -374,7 +374,7 @@ def migrate(root: StatePath, plan: Plan, from_version: int) -> None:
             return
         if old.wave > old.settled:
             settle(old, old.wave, in_process, plan)
-        recover_intake(old, in_process, plan)
+        recover_once_wave(old, in_process, plan)
         fenced = files.exists(old.root / MIGRATED)
         refuse_incompatible(old, plan, fenced=fenced)
         if not keyed_of(old.recorded_structure()):  # with keyed nodes none is queued, or it came after the fence

@@ -1,4 +1,4 @@
-"""Ranges of log entries taken by at-most-once plans: which are run again, and how the ranges of a wave ended."""
+"""Ranges of log entries in waves of at-most-once plans: which ranges are run again, and how those of a wave ended."""
 
 from __future__ import annotations
 
@@ -8,9 +8,18 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from ferryman.engine.batches import AGAIN, KILLED, EntryRange, Fact, LogSplit, pending_ranges, range_events, range_of
+from ferryman.engine.batches import (
+    KILLED_MESSAGE,
+    RERUN_MESSAGE,
+    EntryRange,
+    LogSplit,
+    RangeStatus,
+    new_range,
+    pending_ranges,
+    range_events,
+)
 from ferryman.engine.commit import commit_staged
-from ferryman.engine.results import NOTHING, Blocked, Staged, result_of
+from ferryman.engine.results import NOTHING_STAGED, Blocked, Staged, kept_result
 from ferryman.engine.settle import RunTasks, settle
 from ferryman.plan import Plan, SourceNode
 from ferryman.records.rows import Status
@@ -25,19 +34,19 @@ _Place = tuple[str, str]
 """Source and partition."""
 
 
-class EndedIntake(NamedTuple):
-    """Ranges and results that a wave commits."""
+class OnceResults(NamedTuple):
+    """Results of an at-most-once wave, to be committed."""
 
     kept: list[Staged]
-    left: list[Staged]
+    discarded: list[Staged]
     """Staged results that do not count."""
     transactions: dict[str, int]
     reached: dict[str, dict[str, int]]
     blocked: dict[_Place, Blocked]
 
 
-class Intakes:
-    """Ranges taken in one run.
+class OnceRanges:
+    """Ranges of log entries that the waves of a run process, of an at-most-once plan.
 
     Args:
         logs: the plan's, by their names.
@@ -49,11 +58,11 @@ class Intakes:
         self._pending: list[EntryRange] = []
         self._known = False
 
-    def look(self) -> None:
-        """An operator may have said something of ranges."""
+    def refresh(self) -> None:
+        """Read the pending ranges again: an operator may have decided about some."""
         self._known = False
 
-    def due(self, is_ready: Callable[[str, str], bool]) -> list[LogSplit]:
+    def due_splits(self, is_ready: Callable[[str, str], bool]) -> list[LogSplit]:
         """Return the ranges that can be run now, a task each.
 
         Args:
@@ -63,64 +72,64 @@ class Intakes:
             self._pending, self._known = pending_ranges(self._state), True
         ready = [found for found in self._pending if is_ready(found.source, found.piece.partition)]
         return [
-            LogSplit(found.source, self._still_kept(found), found.revision, number=number, rerun=found)
+            LogSplit(found.source, self._piece_in_log(found), found.revision, number=number, rerun=found)
             for number, found in enumerate(ready)
         ]
 
-    def taken(self, splits: Sequence[LogSplit]) -> list[EntryRange]:
+    def ranges_of(self, splits: Sequence[LogSplit]) -> list[EntryRange]:
         """Return the ranges of these tasks."""
         return [s.rerun or self._range(s, s.piece) for s in splits]
 
-    def ended(self, intake: Intake, splits: Sequence[LogSplit], staged: Sequence[Staged]) -> EndedIntake:
-        """Return how the ranges of a wave ended."""
-        ended = EndedIntake([], [], {}, {}, {})
-        facts: list[Fact] = []
+    def results_of(self, once_wave: OnceWave, splits: Sequence[LogSplit], staged: Sequence[Staged]) -> OnceResults:
+        """Return the results of a wave: what it commits of its ranges."""
+        results = OnceResults([], [], {}, {}, {})
+        statuses: list[RangeStatus] = []
         read: Counter[str] = Counter()
-        for split, taken, done in zip(splits, intake.ranges, staged, strict=True):
-            counts, said = self._fate(split, taken, done)
-            facts += said
-            (ended.kept if counts else ended.left).append(done)
+        for split, entry_range, done in zip(splits, once_wave.ranges, staged, strict=True):
+            counts, new_statuses = self._outcome_of(split, entry_range, done)
+            statuses += new_statuses
+            (results.kept if counts else results.discarded).append(done)
             read[split.source] += done.entries if counts else 0
-            ended.reached.setdefault(split.source, {})[split.piece.partition] = split.piece.end
+            results.reached.setdefault(split.source, {})[split.piece.partition] = split.piece.end
             if done.blocked is not None:
-                ended.blocked.setdefault((split.source, split.piece.partition), done.blocked)
-        if facts:
-            events = range_events(facts, intake.wave)
+                results.blocked.setdefault((split.source, split.piece.partition), done.blocked)
+        if statuses:
+            events = range_events(statuses, once_wave.wave)
             part = write_part(self._state.ledger.folder, events, epoch=self._state.epoch)
-            ended.kept.append(NOTHING._replace(ledger=[part]))
-        ended.transactions.update(self._transactions(intake.wave, facts, read))
-        self._known &= not facts
-        return ended
+            results.kept.append(NOTHING_STAGED._replace(ledger=[part]))
+        results.transactions.update(self._transactions(once_wave.wave, statuses, read))
+        self._known &= not statuses
+        return results
 
-    def _fate(self, split: LogSplit, taken: EntryRange, done: Staged) -> tuple[bool, list[Fact]]:
-        """Does what was staged count, and what is there to say of the range?"""
+    def _outcome_of(self, split: LogSplit, entry_range: EntryRange, done: Staged) -> tuple[bool, list[RangeStatus]]:
+        """Return whether a staged result counts, and the new statuses of its range."""
         if done.in_doubt:
-            return False, [Fact(taken, Status.INDEXING, KILLED)]
-        ended = [Fact(taken, Status.DROPPED, AGAIN)] if taken.told else []
+            return False, [RangeStatus(entry_range, Status.INDEXING, KILLED_MESSAGE)]
+        statuses = [RangeStatus(entry_range, Status.DROPPED, RERUN_MESSAGE)] if entry_range.in_ledger else []
         if (blocked := done.blocked) is None:
-            return True, ended
+            return True, statuses
         waits = f"its steps have not begun: {blocked.why}"
         if not done.entries:
-            return True, [] if taken.told else [Fact(taken, Status.ERROR, waits)]
+            return True, [] if entry_range.in_ledger else [RangeStatus(entry_range, Status.ERROR, waits)]
         log = self._logs.get(split.source)
         if log is None or log.shares_places:  # which entries lie behind is not known
-            return False, [Fact(taken, Status.INDEXING, f"its steps may have run: {blocked.why}")]
+            return False, [RangeStatus(entry_range, Status.INDEXING, f"its steps may have run: {blocked.why}")]
         rest = self._range(split, split.piece._replace(start=blocked.place))
-        return True, [*ended, Fact(rest, Status.ERROR, waits)]
+        return True, [*statuses, RangeStatus(rest, Status.ERROR, waits)]
 
     def _range(self, split: LogSplit, piece: Piece) -> EntryRange:
-        return range_of(self._state.plan, split.source, self._logs[split.source], piece, split.revision)
+        return new_range(self._state.plan, split.source, self._logs[split.source], piece, split.revision)
 
-    def _transactions(self, number: int, facts: Sequence[Fact], read: Counter[str]) -> dict[str, int]:
-        """How many entries of each source are accounted for, a range that waits as one of them."""
-        read.update(fact.range.source for fact in facts if not fact.range.told)
+    def _transactions(self, number: int, statuses: Sequence[RangeStatus], read: Counter[str]) -> dict[str, int]:
+        """Return how many entries of each source are accounted for, a range that waits as one of them."""
+        read.update(each.range.source for each in statuses if not each.range.in_ledger)
         kept = {name: LogPositions(self._state, name) for name in read}
         counted = {each.entries_read_id: each.entries_read + read[name] for name, each in kept.items()}
-        return {**counted, **({RANGES: number} if facts else {})}
+        return {**counted, **({RANGES: number} if statuses else {})}
 
-    def _still_kept(self, found: EntryRange) -> Piece:
+    def _piece_in_log(self, entry_range: EntryRange) -> Piece:
         """Return the entries that the log still has of a range: it may have been trimmed, or be another log by now."""
-        piece, log = found.piece, self._logs[found.source]
+        piece, log = entry_range.piece, self._logs[entry_range.source]
         same = log.pinned(piece, log.identities()) == piece
         start = {piece.partition: piece.start, **{name: first for name, first, _ in piece.inputs}}
         end = {piece.partition: piece.end, **{name: last for name, _, last in piece.inputs}}
@@ -131,48 +140,49 @@ class Intakes:
         return piece._replace(start=kept.start, inputs=kept.inputs)
 
 
-def recover_intake(state: State, run: RunTasks, plan: Plan | None = None) -> list[str]:
-    """Commit and settle the wave of which there is only the intake, if there is one: what its tasks have left counts,
-    and those that had not begun are run later. Says in a line what that was.
+def recover_once_wave(state: State, run: RunTasks, plan: Plan | None = None) -> list[str]:
+    """Commit and settle an at-most-once wave that was begun and not committed, if there is one.
+
+    The results that its tasks have kept count; tasks that had not begun are run later. Returns a message about it.
 
     Args:
         plan: see ``settle``.
     """
-    if (intake := open_intake(state)) is None:
+    if (once_wave := open_once_wave(state)) is None:
         return []
     splits = [
-        LogSplit(found.source, found.piece, found.revision, number=number, rerun=found if found.told else None)
-        for number, found in enumerate(intake.ranges)
+        LogSplit(found.source, found.piece, found.revision, number=number, rerun=found if found.in_ledger else None)
+        for number, found in enumerate(once_wave.ranges)
     ]
-    staged = [result_of(intake.folder, split.number) or _not_begun(split.piece) for split in splits]
+    staged = [kept_result(once_wave.folder, split.number) or _not_begun(split.piece) for split in splits]
     logs = {n.name: n.source for n in (plan or state.plan).nodes if isinstance(n, SourceNode)}
-    ended = Intakes(state, {name: log for name, log in logs.items() if isinstance(log, Log)}).ended(
-        intake, splits, staged
+    results = OnceRanges(state, {name: log for name, log in logs.items() if isinstance(log, Log)}).results_of(
+        once_wave, splits, staged
     )
-    commit_staged(state, intake.wave, ended.kept, ended.transactions)
-    settle(state, intake.wave, run, plan)
+    commit_staged(state, once_wave.wave, results.kept, results.transactions)
+    settle(state, once_wave.wave, run, plan)
     doubtful = sum(split.rows for split, done in zip(splits, staged, strict=True) if done.in_doubt)
-    return [f"committed wave {intake.wave} as far as its steps had come ({doubtful} entries are in doubt)"]
+    return [f"committed wave {once_wave.wave} as far as its steps had come ({doubtful} entries are in doubt)"]
 
 
 def _not_begun(piece: Piece) -> Staged:
-    return NOTHING._replace(blocked=Blocked(piece.start, "", "its run was killed", stop=False))
+    return NOTHING_STAGED._replace(blocked=Blocked(piece.start, "", "its run was killed", stop=False))
 
 
-# The intake of an at-most-once wave: a commit that says which entries it takes, before a step sees any of them.
+# The begin of an at-most-once wave: a commit that says which entries it processes, before a step sees any of them.
 #
-# The plan then stands behind them, whatever happens. The wave's own commit says what has become of each of them; if
-# the driver is killed before it, the next one makes that commit, of what the tasks have left.
+# The plan's position is then behind them, whatever happens. The wave's own commit says what has become of each of them;
+# if the driver is killed before it, the next one makes that commit, from the results that the tasks have kept.
 
-TAKEN: Final = "ferryman.intake"
-"""Application id: the last wave that had an intake (on the outbox)."""
+ONCE_WAVE: Final = "ferryman.intake"
+"""Application id: the last at-most-once wave that was begun (on the outbox)."""
 
 
-class Intake(NamedTuple):
-    """Ranges taken by one wave.
+class OnceWave(NamedTuple):
+    """An at-most-once wave that was begun.
 
     Attributes:
-        ranges: what each of its tasks takes.
+        ranges: entries that each of its tasks processes.
         folder: where its tasks begin; see ``run_once``.
     """
 
@@ -181,35 +191,35 @@ class Intake(NamedTuple):
     folder: StatePath
 
 
-def commit_intake(state: State, number: int, ranges: Sequence[EntryRange], positions: Mapping[str, int]) -> Intake:
-    """Commit what wave ``number`` takes.
+def begin_once_wave(state: State, number: int, ranges: Sequence[EntryRange], positions: Mapping[str, int]) -> OnceWave:
+    """Commit which entries wave ``number`` processes, before a step sees any of them.
 
     Args:
-        positions: transactions that say where the plan stands behind it.
+        positions: transactions that set the plan's positions behind these entries.
     """
-    intake = Intake(number, list(ranges), _folder(state, state.epoch, number))
-    files.make_folder(intake.folder)
-    files.publish(intake.folder / OPEN, b"")
-    info = {"wave": number, "begun_by": state.epoch, "ranges": msgspec.to_builtins(intake.ranges)}
-    state.outbox.commit("intake", transactions={TAKEN: number, **positions}, info=info)
-    return intake
+    once_wave = OnceWave(number, list(ranges), _folder(state, state.epoch, number))
+    files.make_folder(once_wave.folder)
+    files.publish(once_wave.folder / OPEN, b"")
+    info = {"wave": number, "begun_by": state.epoch, "ranges": msgspec.to_builtins(once_wave.ranges)}
+    state.outbox.commit("intake", transactions={ONCE_WAVE: number, **positions}, info=info)
+    return once_wave
 
 
-def end_intake(state: State) -> None:
+def end_once_wave(state: State) -> None:
     """Remove the files of a committed wave's tasks: they are not needed, and no task can begin any more."""
-    if not state.outbox.transaction(TAKEN):
+    if not state.outbox.transaction(ONCE_WAVE):
         return
     remove_scratch(state.staging, ONCE)
 
 
-def open_intake(state: State) -> Intake | None:
-    """The intake whose wave was not committed; None: there is none."""
-    number = state.outbox.transaction(TAKEN)
+def open_once_wave(state: State) -> OnceWave | None:
+    """Return the wave that was begun and not committed; None: there is none."""
+    number = state.outbox.transaction(ONCE_WAVE)
     if number <= state.wave:
         return None
     info = state.outbox.log.find("intake", number)
     ranges = msgspec.convert(info["ranges"], list[EntryRange])
-    return Intake(number, ranges, _folder(state, info["begun_by"], number))
+    return OnceWave(number, ranges, _folder(state, info["begun_by"], number))
 
 
 def _folder(state: State, epoch: int, number: int) -> StatePath:

@@ -1,7 +1,7 @@
-"""Deliver, in the workers: the exports of a key are sent in their order, and one that does not arrive holds the later.
+"""Order of deliveries: the exports of a key are sent in order, and so are several pending rows of one document.
 
-A chunk has one export of a key, unless the destination itself leaves out what comes behind one that it refuses
-(``Destination.holds_keys``).
+An export that does not arrive holds the later ones of its key. A chunk has one export of a key, unless the destination
+itself leaves out what comes behind one that it refuses (``Destination.holds_keys``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _Key = tuple[str, int]
 
 
 class HeldKeys:
-    """Keys of which an export has not arrived, for the time of a lane's turn.
+    """Keys with an export that has not arrived, for the time of a lane's turn.
 
     Args:
         ended_holds: does a row that is held for review hold the later ones of its key?
@@ -46,7 +46,7 @@ class HeldKeys:
         return bool(self._from)
 
     def hold(self, key: _Key, revision: int) -> None:
-        """This export has not arrived."""
+        """Note that this export has not arrived."""
         self._from[key] = min(revision, self._from.get(key, revision))
 
     def waits(self, key: _Key, revision: int) -> bool:
@@ -63,34 +63,34 @@ class _ExportRow(NamedTuple):
 
 
 class KeyOrder:
-    """The exports of one outbox file on their way.
+    """Order of the exports of one outbox file.
 
     Args:
         rows: of the file: ``source``, ``key_hash``, ``revision``, ``due``.
-        due: which of them are.
+        due: mask of the rows that are due.
     """
 
     def __init__(self, held: HeldKeys, rows: pa.Table, due: Numbers) -> None:
         self._held = held
         self.eligible = due
-        """Which may be sent: those that are due, and do not wait for another."""
+        """Mask of the rows that may be sent: they are due, and do not wait for another."""
         self._rows: list[_ExportRow | None] = []
         self._before: Numbers | None = None
         """For each eligible row the place of its key's row before it; None: no key has two."""
         if rows["key_hash"].null_count == rows.num_rows:
             return
         every = list(_rows(rows))
-        self.eligible = self._pass_over(every, due, pc.is_valid(rows["due"]).to_numpy())
-        self._rows = [row for row, goes in zip(every, self.eligible, strict=True) if goes]
-        self._before = _places_before(self._rows)
+        self.eligible = self._mark_waiting(every, due, pc.is_valid(rows["due"]).to_numpy())
+        self._rows = [row for row, eligible in zip(every, self.eligible, strict=True) if eligible]
+        self._before = _previous_places(self._rows)
 
     @property
     def has_exports(self) -> bool:
-        """Are some of the eligible rows exports?"""
+        """Return whether some of the eligible rows are exports."""
         return bool(self._rows)
 
-    def end_of(self, start: int, end: int) -> int:
-        """Where a chunk ends that begins at an eligible row, so that it has one export of each key."""
+    def chunk_end(self, start: int, end: int) -> int:
+        """Return the end of a chunk that begins at an eligible row, so that it has one export of each key."""
         if self._before is None:
             return end
         again = np.flatnonzero(self._before[start:end] >= start)
@@ -103,7 +103,7 @@ class KeyOrder:
         rows = self._rows[start:end]
         return [at for at, row in enumerate(rows) if row is not None and self._held.waits(*row)]
 
-    def note(self, start: int, outcomes: Sequence[Outcome] | None) -> None:
+    def note_outcomes(self, start: int, outcomes: Sequence[Outcome] | None) -> None:
         """Record the outcomes of the eligible rows from ``start`` on."""
         if self._rows:
             for at, outcome in enumerate(outcomes or ()):
@@ -111,30 +111,30 @@ class KeyOrder:
                     self.hold(start + at, start + at + 1)
 
     def hold(self, start: int, end: int) -> None:
-        """These eligible rows have not arrived, or nobody knows."""
+        """Note that these eligible rows have not arrived, or that nobody knows."""
         for row in self._rows[start:end]:
             if row is not None:
                 self._held.hold(*row)
 
-    def learn(self, rows: Numbers, noted: Iterable[RowResult]) -> None:
+    def note_earlier_results(self, rows: Numbers, noted: Iterable[RowResult]) -> None:
         """Record the results of an earlier attempt of this task; ``rows``: numbers of the eligible rows."""
         for each in noted if self._rows else ():
             at = int(np.searchsorted(rows, each.row))
             if at < len(rows) and rows[at] == each.row and each.status not in (Status.INDEXED, Status.DROPPED):
                 self.hold(at, at + 1)
 
-    def _pass_over(self, rows: Sequence[_ExportRow | None], due: Numbers, pending: Numbers) -> Numbers:
+    def _mark_waiting(self, rows: Sequence[_ExportRow | None], due: Numbers, pending: Numbers) -> Numbers:
         if due.all() and not self._held:
             return due
-        goes = due.copy()
+        eligible = due.copy()
         for at, row in enumerate(rows):
             if row is None:
                 continue
             if self._held.waits(*row):
-                goes[at] = False
+                eligible[at] = False
             elif not due[at] and (pending[at] or self._held.ended_holds):
                 self._held.hold(*row)
-        return goes
+        return eligible
 
 
 def _rows(rows: pa.Table) -> Iterator[_ExportRow | None]:
@@ -143,7 +143,7 @@ def _rows(rows: pa.Table) -> Iterator[_ExportRow | None]:
         yield None if key is None else _ExportRow((source, key), revision)
 
 
-def _places_before(rows: Sequence[_ExportRow | None]) -> Numbers | None:
+def _previous_places(rows: Sequence[_ExportRow | None]) -> Numbers | None:
     """Return for each row the place of its key's last earlier export; -1: none; None: no key has two rows."""
     found = np.full(len(rows), -1)
     last: dict[_Key, tuple[int, int, int]] = {}
@@ -158,13 +158,13 @@ def _places_before(rows: Sequence[_ExportRow | None]) -> Numbers | None:
     return found if (found >= 0).any() else None
 
 
-# Deliver, in the driver: of the exports of a key that wait for a destination, which go next.
+# In the driver: which exports of a key are sent next.
 #
 # The earliest of a key is its head; the later ones wait for it, as long as it is in the outbox: pending, or held for
 # review because it failed, was rejected, or is in doubt. Rows of one export (its children) do not wait for each other.
 
 
-class Waiting(NamedTuple):
+class WaitingRows(NamedTuple):
     """Rows of an outbox file that wait for others."""
 
     due: int | None
@@ -183,33 +183,33 @@ class KeyHeads:
     def __init__(self, state: State, *, ended_holds: bool) -> None:
         self._state = state
         self._ended_holds = ended_holds
-        self._known: dict[str, tuple[frozenset[str], dict[str, Waiting]]] = {}
+        self._known: dict[str, tuple[frozenset[str], dict[str, WaitingRows]]] = {}
 
     def wait_s(self, file: DataFile, now_us: int) -> float | None:
-        """Seconds until a row of an outbox file can be sent; None: all wait for others."""
+        """Return the seconds until a row of an outbox file can be sent; None: all wait for others."""
         longest_s = self._state.plan.longest_backoff_s
         if not pending_rows(file):
             return None
         if has_other_rows(file):
             return wait_of_file_s(file, now_us, longest_s)
-        due = self._of(file.partition["destination"])[file.path].due
+        due = self._waiting_of(file.partition["destination"])[file.path].due
         return None if due is None else wait_s(due, now_us, longest_s)
 
     def behind(self, destination: str) -> int:
-        """Exports that wait for earlier ones of their keys which are held for review."""
-        return sum(each.behind for each in self._of(destination).values())
+        """Return how many exports wait for earlier ones of their keys which are held for review."""
+        return sum(each.behind for each in self._waiting_of(destination).values())
 
-    def _of(self, destination: str) -> dict[str, Waiting]:
+    def _waiting_of(self, destination: str) -> dict[str, WaitingRows]:
         files = [f for f in self._state.outbox.files.values() if f.partition["destination"] == destination]
         files = [f for f in files if has_exports(f)]
         now = frozenset(f.path for f in files)
         if destination not in self._known or self._known[destination][0] != now:
-            self._known[destination] = now, self._found(files)
+            self._known[destination] = now, self._compute_waiting(files)
         return self._known[destination][1]
 
-    def _found(self, files: Sequence[DataFile]) -> dict[str, Waiting]:
+    def _compute_waiting(self, files: Sequence[DataFile]) -> dict[str, WaitingRows]:
         if all(pending_rows(f) == f.rows and not int(f.stats["maxValues"]["due"]) for f in files):
-            return {f.path: Waiting(0, 0) for f in files}  # nothing of them was tried: the first rows of each key go
+            return {f.path: WaitingRows(0, 0) for f in files}  # none was tried: the first rows of each key are sent
         return waiting_rows(self._state.outbox, files, ended_holds=self._ended_holds)
 
 
@@ -228,7 +228,7 @@ _ENDED = -1
 """Due time of a row that is held for review."""
 
 
-def waiting_rows(outbox: Table, files: Sequence[DataFile], *, ended_holds: bool) -> dict[str, Waiting]:
+def waiting_rows(outbox: Table, files: Sequence[DataFile], *, ended_holds: bool) -> dict[str, WaitingRows]:
     """Return by path which exports in these files of one destination wait.
 
     ``COMPARED_PENDING_ROWS`` are read at a time.
@@ -239,12 +239,12 @@ def waiting_rows(outbox: Table, files: Sequence[DataFile], *, ended_holds: bool)
     for share in range(shares):
         rows = _Rows(*map(np.concatenate, zip(*_read_rows(outbox, files, share, shares), strict=True)))
         rows = rows if ended_holds else _Rows(*(column[rows.due != _ENDED] for column in rows))
-        for at, first, held in _heads(rows, len(files)):
+        for at, first, held in _summarize_heads(rows, len(files)):
             path = files[at].path
             if first is not None:
                 due[path] = min(first, due.get(path, first))
             behind[path] += held
-    return {f.path: Waiting(due.get(f.path), behind[f.path]) for f in files}
+    return {f.path: WaitingRows(due.get(f.path), behind[f.path]) for f in files}
 
 
 def _read_rows(outbox: Table, files: Sequence[DataFile], share: int, shares: int) -> Iterator[_Rows]:
@@ -261,22 +261,22 @@ def _read_rows(outbox: Table, files: Sequence[DataFile], share: int, shares: int
 
 
 def rows_behind(outbox: Table, files: Sequence[DataFile]) -> dict[str, list[int]]:
-    """By path: pending rows of exports behind one of their key that is held for review."""
+    """Return by path the pending rows of exports that are behind one of their key which is held for review."""
     if not any(pending_rows(f) < f.rows for f in files):
         return {}
     found: dict[str, list[int]] = {}
     shares = max(1, -(-sum(f.rows for f in files) // limits.COMPARED_PENDING_ROWS))
     for share in range(shares):
         read = zip(*_read_rows(outbox, files, share, shares), strict=True)
-        rows, is_head, stuck = _in_order(_Rows(*map(np.concatenate, read)))
+        rows, is_head, stuck = _sort_by_key(_Rows(*map(np.concatenate, read)))
         behind = stuck & ~is_head & (rows.due != _ENDED)
         for at, file in enumerate(files):
             found.setdefault(file.path, []).extend(rows.row[behind & (rows.file == at)].tolist())
     return found
 
 
-def _in_order(rows: _Rows) -> tuple[_Rows, Numbers, Numbers]:
-    """The rows key by key; which are heads; which are of keys of which a head is held for review."""
+def _sort_by_key(rows: _Rows) -> tuple[_Rows, Numbers, Numbers]:
+    """Return the rows key by key; which are heads; and which are of keys with a head that is held for review."""
     order = np.lexsort((rows.revision, rows.key, rows.source))
     rows = _Rows(*(column[order] for column in rows))
     begins = np.ones(len(order), bool)
@@ -288,9 +288,9 @@ def _in_order(rows: _Rows) -> tuple[_Rows, Numbers, Numbers]:
     return rows, is_head, stuck[group]
 
 
-def _heads(rows: _Rows, files: int) -> Iterator[tuple[int, int | None, int]]:
+def _summarize_heads(rows: _Rows, files: int) -> Iterator[tuple[int, int | None, int]]:
     """Yield for each file its number, when its first head is due, and how many rows are behind one held for review."""
-    rows, is_head, stuck = _in_order(rows)
+    rows, is_head, stuck = _sort_by_key(rows)
     pending = rows.due != _ENDED
     for at in range(files):
         mine = rows.file == at
@@ -298,35 +298,35 @@ def _heads(rows: _Rows, files: int) -> Iterator[tuple[int, int | None, int]]:
         yield at, int(dues.min()) if len(dues) else None, int((mine & ~is_head & pending & stuck).sum())
 
 
-def lanes_together(files: Collection[DataFile]) -> list[list[DataFile]]:
-    """Files with exports that one sender must take, oldest first: a key's are in one of them."""
-    found: list[tuple[set[int], list[DataFile]]] = []
+def group_by_lanes(files: Collection[DataFile]) -> list[list[DataFile]]:
+    """Return files with exports that one sender must take, oldest first: those of a key are in one group."""
+    groups: list[tuple[set[int], list[DataFile]]] = []
     for file in sorted(files, key=first_sequence):
         lanes, mine = set(lane_numbers(file)), [file]
-        for other in [each for each in found if each[0] & lanes]:
+        for other in [each for each in groups if each[0] & lanes]:
             lanes, mine = lanes | other[0], [*other[1], *mine]
-            found.remove(other)
-        found.append((lanes, sorted(mine, key=first_sequence)))
-    return [mine for _, mine in found]
+            groups.remove(other)
+        groups.append((lanes, sorted(mine, key=first_sequence)))
+    return [mine for _, mine in groups]
 
 
-# Deliver, in the driver: of several pending rows of one document the oldest goes first, the others are held.
+# In the driver: of several pending rows of one document the oldest is sent first, the others are held.
 #
 # A newer revision waits for every row of an older one. Within a revision (a retry may add to it) a row waits for those
 # of the same route that were committed before it; copies by different routes have no order among each other. What
-# keyed nodes have exported goes by another order, see ``key_heads``.
+# keyed nodes have exported is sent in another order, see ``KeyHeads``.
 
 
 class SendOrder(NamedTuple):
     """Order of rows in one outbox file, by ``row``."""
 
     first: Numbers
-    """Others wait for these: they go now, due or not."""
+    """Rows that others wait for: they are sent now, due or not."""
     held: Numbers
-    """They wait for these."""
+    """Rows that wait for the first ones."""
 
 
-class _Pending(NamedTuple):
+class _PendingRows(NamedTuple):
     """Pending rows, an array a column. Documents and routes are hashes: a collision holds a row for a pass, no more."""
 
     file: Numbers
@@ -336,14 +336,14 @@ class _Pending(NamedTuple):
     revision: Numbers
     sequence: Numbers
 
-    def take(self, at: Numbers) -> _Pending:
-        return _Pending(*(column[at] for column in self))
+    def take(self, at: Numbers) -> _PendingRows:
+        return _PendingRows(*(column[at] for column in self))
 
 
-def order_of(
+def send_orders(
     files: Mapping[int, Path], pending: int, spill: Path, share_rows: int = limits.COMPARED_PENDING_ROWS
 ) -> dict[int, SendOrder]:
-    """Key of each outbox file with contested rows -> what is said about them.
+    """Return the order of contested rows, by the key of their outbox file.
 
     Args:
         files: key (first sequence) -> file, all of one destination.
@@ -352,19 +352,19 @@ def order_of(
         share_rows: rows that are compared at once; more are taken in shares, by a hash of their documents.
     """
     shares = max(1, -(-pending // share_rows))
-    found: dict[int, list[SendOrder]] = {}
+    orders_by_key: dict[int, list[SendOrder]] = {}
     with connect(spill) as db:
         for share in range(shares):
             columns = list(zip(*_read_pending(db, files, share, shares), strict=True))
             if columns:
-                for key, order in _compare(_Pending(*map(np.concatenate, columns))):
-                    found.setdefault(key, []).append(order)
-    return {key: SendOrder(*map(np.concatenate, zip(*orders, strict=True))) for key, orders in found.items()}
+                for key, order in _compare(_PendingRows(*map(np.concatenate, columns))):
+                    orders_by_key.setdefault(key, []).append(order)
+    return {key: SendOrder(*map(np.concatenate, zip(*orders, strict=True))) for key, orders in orders_by_key.items()}
 
 
 def _read_pending(
     db: duckdb.DuckDBPyConnection, files: Mapping[int, Path], share: int, shares: int
-) -> Iterator[_Pending]:
+) -> Iterator[_PendingRows]:
     for key, path in files.items():
         table = read_part(path, ["row", "source", "document", "route", "revision", "due", "key_hash"])
         db.register("rows", table.set_column(0, "row", table["row"].cast(pa.int64())))
@@ -373,18 +373,19 @@ def _read_pending(
             WHERE due IS NOT NULL AND key_hash IS NULL AND hash(source, document) % {shares} = {share}
         """).fetchnumpy()
         row, document, route, revision = (np.asarray(columns[c]) for c in ("row", "document", "route", "revision"))
-        yield _Pending(np.full(len(row), key), row, document, route, revision, row + key)
+        yield _PendingRows(np.full(len(row), key), row, document, route, revision, row + key)
 
 
-def _compare(rows: _Pending) -> Iterator[tuple[int, SendOrder]]:
+def _compare(rows: _PendingRows) -> Iterator[tuple[int, SendOrder]]:
     rows = rows.take(np.lexsort((rows.sequence, rows.revision, rows.document)))
-    document = _groups(rows.document)
+    document = _number_groups(rows.document)
+    # sorted by document and revision: the first row of each document has its oldest revision
     oldest = rows.revision[np.searchsorted(document, document)]
     held = rows.revision > oldest
-    among = np.flatnonzero(~held)
-    among = among[np.lexsort((rows.sequence[among], rows.route[among], document[among]))]
-    way = _groups(document[among], rows.route[among])
-    held[among[1:][way[1:] == way[:-1]]] = True
+    oldest_rows = np.flatnonzero(~held)
+    oldest_rows = oldest_rows[np.lexsort((rows.sequence[oldest_rows], rows.route[oldest_rows], document[oldest_rows]))]
+    route_group = _number_groups(document[oldest_rows], rows.route[oldest_rows])
+    held[oldest_rows[1:][route_group[1:] == route_group[:-1]]] = True
     contested = np.zeros(len(document), bool)
     contested[document[held]] = True  # by the number of the group
     first = contested[document] & ~held
@@ -393,8 +394,8 @@ def _compare(rows: _Pending) -> Iterator[tuple[int, SendOrder]]:
         yield int(key), SendOrder(rows.row[of_file & first], rows.row[of_file & held])
 
 
-def _groups(*sorted_columns: Numbers) -> Numbers:
-    """The number of each row's group, from 0: neighbours that are equal in all columns are one."""
+def _number_groups(*sorted_columns: Numbers) -> Numbers:
+    """Return the number of each row's group, from 0: neighbours that are equal in all columns are one."""
     changes = np.zeros(len(sorted_columns[0]), bool)
     for column in sorted_columns:
         changes[1:] |= column[1:] != column[:-1]

@@ -13,7 +13,7 @@ from ferryman.engine import step_retries
 from ferryman.engine.breakers import NodeBreakers
 from ferryman.engine.deliver.dispatch import Dispatcher
 from ferryman.engine.logs import Logs
-from ferryman.engine.results import StepDebt
+from ferryman.engine.results import PendingRetries
 from ferryman.engine.step_retries import Hashes
 from ferryman.limits import GIB, KIB, MIB
 from ferryman.plan import Plan, sources_of
@@ -39,7 +39,7 @@ class PendingWork:
         self._unlisted = unlisted
         self._logs = logs
         self._longest_s = state.plan.longest_backoff_s
-        self._step_debts: list[StepDebt] = []
+        self._step_debts: list[PendingRetries] = []
         self._step_debts_key: tuple[frozenset[str], Hashes] = (frozenset(), unlisted.hashes)
         """Inputs of ``_step_debts``, whose computation reads all of ``documents``: its files, and the hashes of
         unlisted documents."""
@@ -77,11 +77,11 @@ class PendingWork:
             for f in self._state.outbox.files.values()
         )
 
-    def step_debts(self) -> list[StepDebt]:
-        """Return the pending retries of steps, see ``step_retries.step_debt``."""
+    def step_debts(self) -> list[PendingRetries]:
+        """Return the pending retries of steps, see ``step_retries.pending_retries``."""
         key = (frozenset(self._state.documents.files), self._unlisted.hashes)
         if key[0] != self._step_debts_key[0] or key[1] is not self._step_debts_key[1]:
-            self._step_debts, self._step_debts_key = step_retries.step_debt(self._state, key[1]), key
+            self._step_debts, self._step_debts_key = step_retries.pending_retries(self._state, key[1]), key
         return self._step_debts
 
     def has_due_steps(self) -> bool:

@@ -25,15 +25,15 @@ import pyarrow.parquet as pq
 
 from ferryman.account.questions import explain_query_errors, retry_read
 from ferryman.engine import driver, migration
-from ferryman.engine.batches import LISTED, SLICE, LogSplit, Reason, RowRange, TaskSplit, kept
+from ferryman.engine.batches import BATCH_FILE, LISTED, LogSplit, Reason, RowRange, TaskSplit, link_files
 from ferryman.engine.breakers import NodeBreakers
 from ferryman.engine.logs import inspect_log, iter_pieces, read_due_entries
-from ferryman.engine.results import NONE, Listing, Only, Staged
+from ferryman.engine.results import NO_IDS, Listing, Staged, WantedIds
 from ferryman.engine.runner.base import IsolatingRunner, PickledPlan, Runner, run_isolating
 from ferryman.engine.scan.listing import list_sources
 from ferryman.engine.scan.phase import ChangeSet, detect_changes
 from ferryman.engine.transform.block import Block
-from ferryman.engine.transform.calls import signals_noticed
+from ferryman.engine.transform.calls import signals_interrupt
 from ferryman.engine.transform.task import TaskProcessing, Transform
 from ferryman.errors import BadDocument, EngineError, PlanChanged, UsageError, WorkerDied, message_of
 from ferryman.observe import Observer, Silent
@@ -232,7 +232,7 @@ class PreviewRun:
 
     def _fill_preview(self, preview: Preview, listings: list[Listing], limit: int, document: str | None) -> None:
         detection = retry_read(self._root, lambda: self._detect(listings, document))
-        splits: list[Split] = [split for batch in detection.changes.slices for split in batch.tasks]
+        splits: list[Split] = [split for batch in detection.changes.batches for split in batch.tasks]
         self._report_scan(preview, detection)
         self._observer.phase(detection.snapshot.wave + 1, "transform")
         task = self._task(detection.snapshot.wave + 1)
@@ -257,13 +257,13 @@ class PreviewRun:
 
     # -- scan --------------------------------------------------------------------------------------
 
-    def _select_entries(self, preview: Preview, document: str | None) -> Only:
+    def _select_entries(self, preview: Preview, document: str | None) -> WantedIds:
         """Return the ids of log entries to read: those that are due again, and the one that is asked for."""
         if not (logs := plan_logs(self._plan)):
-            return NONE
+            return NO_IDS
         folder = Path(tempfile.mkdtemp(dir=self._folder))
 
-        def look() -> Only:
+        def look() -> WantedIds:
             state = State(self._root, self._plan)
             with explain_query_errors(state, folder):
                 documents = StateSnapshot.of(state).state.documents.paths()
@@ -287,7 +287,7 @@ class PreviewRun:
             changes = detect_changes(listings, state, folder, now_us=self._now_us, slots=self._runner.slots)
             picked = None
             if document is not None:
-                splits = [split for batch in changes.slices for split in batch.tasks]
+                splits = [split for batch in changes.batches for split in batch.tasks]
                 processed = find_processed_revisions(state, document, plan_logs(self._plan), folder)
                 picked = find_document(document, splits, listings, state.documents, folder, processed)
             unread_entries = find_unread_entries(self._plan, state)
@@ -505,7 +505,7 @@ def find_unread_entries(plan: Plan, state: State) -> UnreadEntries:
     return UnreadEntries([split._replace(number=number) for number, split in enumerate(splits)], notes, complete)
 
 
-def find_log_entry(plan: Plan, document: str) -> tuple[Only, list[str]]:
+def find_log_entry(plan: Plan, document: str) -> tuple[WantedIds, list[str]]:
     """Find an entry in logs by its id: source -> id for each log that has it; and notes on entries that cannot be
     read."""
     entries: dict[str, frozenset[str]] = {}
@@ -542,7 +542,7 @@ def find_processed_revisions(state: State, document: str, sources: Iterable[str]
     return revisions
 
 
-def merge(*wanted: Only) -> Only:
+def merge(*wanted: WantedIds) -> WantedIds:
     """Return the union of the ids, by source."""
     sources = {source for each in wanted for source in each}
     return {source: frozenset().union(*(each.get(source, ()) for each in wanted)) for source in sources}
@@ -584,7 +584,7 @@ def find_document(
     processed = processed or {}
     rows_by_source: dict[str, tuple[pa.Table, int]] = {}
     for split in splits:
-        for rows in split.slices():
+        for rows in split.stored_rows():
             matching = rows.filter(pc.equal(rows["id"], id))
             if matching.num_rows:
                 rows_by_source[split.source] = matching, split.number
@@ -602,7 +602,7 @@ def find_document(
         _write_split(source, rows, number, folder / f"picked-{source}")
         for source, (rows, number) in rows_by_source.items()
     ]
-    files = kept(documents, folder / "known")
+    files = link_files(documents, folder / "known")
     with connect(folder) as db:
         for listing in listings:
             name = listing.source.name
@@ -623,7 +623,7 @@ def _is_new(rows: pa.Table) -> bool:
 
 
 def _find_listed_row(id: str, listing: Listing) -> pa.Table | None:
-    """Return the id's last row in the listing, in SLICE's columns."""
+    """Return the id's last row in the listing, in BATCH_FILE's columns."""
     row = None
     for part in listing.parts:
         if not part.rows:
@@ -634,14 +634,14 @@ def _find_listed_row(id: str, listing: Listing) -> pa.Table | None:
                 if matching.num_rows:
                     last = matching.slice(matching.num_rows - 1)
                     columns = {name: last[name] for name in LISTED}
-                    row = table_of(SLICE, 1, part=part.path, reason=Reason.UNCHANGED, unsure=False, **columns)
+                    row = table_of(BATCH_FILE, 1, part=part.path, reason=Reason.UNCHANGED, unsure=False, **columns)
     return row
 
 
 def _find_known_row(
     db: duckdb.DuckDBPyConnection, files: list[str], source: str, id: str
 ) -> tuple[dict[str, Any], bool]:
-    """Return the place of a document's last row in ``documents``, in SLICE's columns, {} if there is none; and
+    """Return the place of a document's last row in ``documents``, in BATCH_FILE's columns, {} if there is none; and
     whether a retry is recorded there."""
     if not files:
         return {}, False
@@ -658,11 +658,11 @@ def _find_known_row(
 
 def _replace_values(rows: pa.Table, **values: Any) -> pa.Table:
     """Return the last row with other values in these columns."""
-    return pa.Table.from_pylist([{**rows.to_pylist()[-1], **values}], schema=SLICE)
+    return pa.Table.from_pylist([{**rows.to_pylist()[-1], **values}], schema=BATCH_FILE)
 
 
 def _write_split(source: str, rows: pa.Table, number: int, path: Path, revision: int = 1) -> TaskSplit:
-    pq.write_table(rows.cast(SLICE), f"{path}.parquet")
+    pq.write_table(rows.cast(BATCH_FILE), f"{path}.parquet")
     return TaskSplit(source, [RowRange(f"{path}.parquet", 0, rows.num_rows)], True, number, revision)
 
 
@@ -702,7 +702,7 @@ class SampleTask:
 
     transform: Transform
 
-    @signals_noticed()
+    @signals_interrupt()
     def __call__(self, item: tuple[Split, int]) -> SampleResult:
         split, most = item
         if isinstance(split, LogSplit):
@@ -714,7 +714,7 @@ class SampleTask:
                 at = 0
                 while at < rows.num_rows and len(documents) < most:
                     block = Block(rows.slice(at, min(most - len(documents), _BLOCK_ROWS)), split.revision)
-                    processed = processing.take_up(block)
+                    processed = processing.process_block(block)
                     documents += [
                         SampledDocument(rows_read + at + i, block.ids[i], _reason(block, i)) for i in processed
                     ]
@@ -731,7 +731,7 @@ class SampleTask:
         rows_read = split.rows
         with TaskProcessing(self.transform, split) as processing:
             for block in processing.blocks(min(most, _BLOCK_ROWS)):
-                processing.take_up(block)
+                processing.process_block(block)
                 at = [place - split.piece.start for place in block.places]
                 documents += map(SampledDocument, at, block.ids, block.reasons)
                 if len(documents) >= most:

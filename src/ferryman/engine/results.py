@@ -47,14 +47,14 @@ from ferryman.storage.parquet import Part
 from ferryman.storage.processes import Process, ProcessWatch, heartbeat
 
 
-class Mark(NamedTuple):
-    """Position in what was staged, see ``Stager.mark``."""
+class Savepoint(NamedTuple):
+    """Position in what a task has staged, to which it can be rolled back; see ``Stager.savepoint``."""
 
-    outbox: OutboxMark
+    outbox: OutboxSavepoint
     events: int
-    given: tuple[int, list[Published]]
+    published: tuple[int, list[Published]]
     counts: dict[str, int]
-    wish: Again | None
+    reread: Again | None
 
 
 class Staged(NamedTuple):
@@ -94,10 +94,10 @@ def sync_names(root: StatePath, staged: Staged) -> None:
             fsync_folder(root / table)
 
 
-NOTHING: Final = Staged([], [], [], dict.fromkeys(("dropped", "error_doc", "dead"), 0), [], False)
+NOTHING_STAGED: Final = Staged([], [], [], dict.fromkeys(("dropped", "error_doc", "dead"), 0), [], False)
 
 
-class Tries(NamedTuple):
+class Attempts(NamedTuple):
     """Earlier attempts of a row: their number; first transient error, µs since 1970; number of transient errors."""
 
     attempt: int
@@ -110,28 +110,28 @@ class Outage(NamedTuple):
 
     why: str
     permanent: bool
-    """Somebody has to repair it."""
+    """Whether somebody has to repair it."""
 
 
 class ListedPart(NamedTuple):
-    """Result of one piece of a listing."""
+    """Result of listing some partitions of one source."""
 
     source: str
     path: str
     rows: int
     bytes: int
     failure: str | None
-    """Why the piece is incomplete."""
+    """Why the part is incomplete."""
     host: str = ""
-    """Where it was listed."""
+    """Host on which it was listed."""
     doubts: tuple[Doubt, ...] = ()
-    """Doubtful places that the driver looks at again."""
+    """Doubtful places that the driver checks."""
     outage: Outage | None = None
-    """If it is incomplete by a fault of the source as a whole."""
+    """Set if it is incomplete by a fault of the source as a whole."""
 
 
 class Listing(NamedTuple):
-    """All pieces of one source, in its own order."""
+    """All listed parts of one source, in its own order."""
 
     source: SourceNode
     parts: list[ListedPart]
@@ -154,11 +154,11 @@ class Listing(NamedTuple):
         return max((p.outage for p in self.parts if p.outage), key=lambda each: each.permanent, default=None)
 
 
-Only = Mapping[str, frozenset[str]]
+WantedIds = Mapping[str, frozenset[str]]
 """Source -> ids of the documents that are wanted; nothing of the other sources."""
 
 
-NONE: Final[Only] = MappingProxyType({})
+NO_IDS: Final[WantedIds] = MappingProxyType({})
 
 
 def outage_of(error: BaseException) -> Outage | None:
@@ -173,14 +173,14 @@ def outage_of(error: BaseException) -> Outage | None:
     return None
 
 
-class StepDebt(NamedTuple):
-    """Documents of which failed steps owe something, by what they wait for.
+class PendingRetries(NamedTuple):
+    """Pending deliveries of documents that failed at steps, by what they wait for.
 
     Attributes:
         held: nodes in trouble, as ``documents`` has them; None: they wait for their time only.
-        owed: deliveries.
+        owed: number of deliveries.
         due: when the first of them is due, µs since 1970; 0: an operator waits for it.
-        unlisted: they were looked for in vain.
+        unlisted: whether the documents were looked for and not found.
     """
 
     held: str | None
@@ -194,9 +194,9 @@ class NodeStates:
     """Health of the nodes when a wave begins."""
 
     blocked: frozenset[str] = frozenset()
-    """They are not called now."""
+    """NodeBreakers that are not called now."""
     proven: frozenset[str] = frozenset()
-    """A call of theirs has succeeded in this run, since they were in trouble last."""
+    """NodeBreakers of which a call has succeeded in this run, since they were in trouble last."""
     failing: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Node -> batch -> documents that met unforeseen errors there; since the last call that has succeeded."""
     unreached: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -208,27 +208,27 @@ class NodeReport(NamedTuple):
     """A task's observations of one node."""
 
     node: str
-    well: bool
-    """A call succeeded."""
+    succeeded: bool
+    """Whether a call succeeded."""
     faults: tuple[NodeError, ...]
     """Faults of the node as a whole, and of single scopes."""
-    stopped: bool
-    """By its brake: nobody said that it is in trouble."""
-    lacking: bool = False
-    """It was not called, for this machine has not what it needs."""
+    by_brake: bool
+    """Stopped by its brake: no error said that the node is in trouble."""
+    lacks_needs: bool = False
+    """Not called, since this machine does not have what it needs."""
     failing: tuple[tuple[str, int], ...] = ()
     """(batch, documents) that met unforeseen errors there; since the last call that has succeeded."""
     unreached: tuple[str, ...] = ()
     """Some of the documents that met errors of the connection there at their first try; since the last call that has
     succeeded."""
-    nones: int = 0
-    """Calls that returned None, of a step that has returned nothing else."""
-    made: bool = False
-    """A call returned a document."""
+    returned_none: int = 0
+    """Number of calls that returned None, of a step that has returned nothing else."""
+    returned_document: bool = False
+    """Whether a call returned a document."""
 
 
 class Blocked(NamedTuple):
-    """The first entry of a task that cannot be processed now."""
+    """First entry of a task that cannot be processed now."""
 
     place: int
     id: str
@@ -236,7 +236,7 @@ class Blocked(NamedTuple):
     stop: bool
     """It failed for good, and the plan stops there; or somebody has to repair the source."""
     held: tuple[str, ...] = ()
-    """Nodes in trouble that it waits for; see ``family.encode_held``."""
+    """NodeBreakers in trouble that it waits for; see ``family.encode_held``."""
     due: int | None = None
     """When it is tried again, µs since 1970."""
     attempt: int = 0
@@ -256,7 +256,7 @@ class Blocked(NamedTuple):
 
 
 class ErrorKind(enum.Enum):
-    """How it is counted."""
+    """Kind of an error, by which it is counted."""
 
     HELD = enum.auto()
     """Nothing was called: the node is known to be in trouble."""
@@ -271,20 +271,20 @@ class ErrorKind(enum.Enum):
     CONNECTION = enum.auto()
     """A transient error of the connection; if all documents fail so, it is the node's."""
     UNFORESEEN = enum.auto()
-    """Nobody said what it means."""
+    """No class of the error tells what it means."""
 
 
 TRANSIENT: Final = (ErrorKind.TRANSIENT, ErrorKind.CONNECTION)
 OF_NODE: Final = (ErrorKind.HELD, ErrorKind.UNAVAILABLE, ErrorKind.MISCONFIGURED)
 AWAY: Final = (*OF_NODE, ErrorKind.CONNECTION)
-"""Kinds of errors of which many alike say nothing about a single document."""
+"""Kinds of errors that are not a document's own if many documents have them."""
 
 
 class NodeError(NamedTuple):
     """An error at a node, in words: an exception of foreign code may not be kept or pickled.
 
     Attributes:
-        node: whose it is.
+        node: node that it occurred at.
         text: for the ledger; begins with the node, ends with the line of other people's code, where that is known.
         trace: of the first errors of a line, their traceback.
         scope: only what the node has to do with this ("host:…") is in trouble; "": the whole node.
@@ -303,11 +303,11 @@ class NodeError(NamedTuple):
 
 
 class StepTimeout(TransientError):
-    """A step's call took longer than ``timeout=``: nobody knows why, so it counts as what nobody anticipated."""
+    """Raised when a step's call takes longer than ``timeout=``. Nobody knows why, so it counts as unforeseen."""
 
 
 class NodeAway(Exception):
-    """A document waited to be called for, and meanwhile the node was found to be in trouble."""
+    """Raised for a document that waited for a call, after the node was found to be in trouble."""
 
 
 def classify_error(
@@ -321,50 +321,59 @@ def classify_error(
         traces: decides whether the traceback is kept; None: it is not.
     """
     try:
-        return _classified(error, node, where, reading, traces)
+        return _classify(error, node, where, reading, traces)
     except Exception as e:
         why = f"(it cannot be looked at: that raises a {class_name(e)})"
         return NodeError(ErrorKind.UNFORESEEN, node, f"{where}: {class_name(error)} {why}")
 
 
-def _classified(error: BaseException, node: str, where: str, reading: bool, traces: Traces | None) -> NodeError:
-    text = plain_text(error) if isinstance(error, BadDocument) else f"{where}: {_named(error)}"
-    kind = _kind(error, reading)
+def _classify(error: BaseException, node: str, where: str, reading: bool, traces: Traces | None) -> NodeError:
+    text = plain_text(error) if isinstance(error, BadDocument) else f"{where}: {_describe(error)}"
+    kind = _kind_of_error(error, reading)
     trace = ""
-    if kind in (ErrorKind.UNFORESEEN, ErrorKind.CONNECTION) and not _is_meant(error) and (at := _line_of(error)):
+    if (
+        kind in (ErrorKind.UNFORESEEN, ErrorKind.CONNECTION)
+        and not _is_deliberate(error)
+        and (at := _innermost_line(error))
+    ):
         text = f"{text} ({at})"
-        trace = traces.of(error, at) if traces is not None else ""
+        trace = traces.keep(error, at) if traces is not None else ""
     return NodeError(
         kind, node, text, trace, plain_text(getattr(error, "scope", "")) if kind is ErrorKind.UNAVAILABLE else ""
     )
 
 
 class Traces:
-    """The tracebacks of a task: kept of the first errors of each line, so that they take little room and time."""
+    """Tracebacks of a task: kept for the first errors of each line, so that they take little room and time."""
 
     def __init__(self) -> None:
-        self._kept: Counter[str] = Counter()
+        self._read_kept: Counter[str] = Counter()
 
-    def of(self, error: BaseException, at: str) -> str:
-        """The traceback from other people's code on, without heading; "": enough others have been kept."""
-        if self._kept[at] >= _TRACES:
+    def keep(self, error: BaseException, at: str) -> str:
+        """Return the traceback from users' code on, without heading; "": enough others of this line have been kept."""
+        if self._read_kept[at] >= _TRACES:
             return ""
-        self._kept[at] += 1
+        self._read_kept[at] += 1
         theirs = error.__traceback__
         while (
             theirs is not None and theirs.tb_next is not None and theirs.tb_frame.f_code.co_filename.startswith(_OURS)
         ):
             theirs = theirs.tb_next
-        text = plain_text("".join(_formatted(error, theirs)), most=_UNSHORTENED).removeprefix(HEADING).strip("\n")
+        text = (
+            plain_text("".join(_format_traceback(error, theirs)), most=_UNSHORTENED).removeprefix(HEADING).strip("\n")
+        )
         return text if len(text) <= LONGEST else f"  …\n{text[-LONGEST:]}"
 
 
-def _formatted(error: BaseException, theirs: TracebackType | None) -> list[str]:
-    """The lines of a traceback, none of them long. Formatting asks the error for its words, its notes and more, any of
-    which may raise; its frames are there in any case."""
+def _format_traceback(error: BaseException, theirs: TracebackType | None) -> list[str]:
+    """Return the lines of a traceback, none of them long.
+
+    Formatting asks the error for its words, its notes and more, any of which may raise; its frames are there in any
+    case.
+    """
     try:
-        found = traceback.TracebackException(type(error), error, theirs, limit=-_FRAMES, compact=True)
-        lines = [*found.format()]
+        formatted = traceback.TracebackException(type(error), error, theirs, limit=-_FRAMES, compact=True)
+        lines = [*formatted.format()]
     except Exception:
         lines = [*traceback.format_tb(theirs, -_FRAMES), f"{describe(error)}\n"]
     return [line if len(line) <= _LINE else f"{shortened(line, _LINE).rstrip()}\n" for line in lines]
@@ -383,7 +392,7 @@ _FRAMES: Final = 20
 """Frames of a traceback that are kept, the innermost ones."""
 
 
-def _kind(error: BaseException, reading: bool) -> ErrorKind:
+def _kind_of_error(error: BaseException, reading: bool) -> ErrorKind:
     if isinstance(error, Misconfigured):
         return ErrorKind.MISCONFIGURED
     if isinstance(error, PermanentError):
@@ -397,12 +406,12 @@ def _kind(error: BaseException, reading: bool) -> ErrorKind:
     return ErrorKind.TRANSIENT if isinstance(error, TransientError) else ErrorKind.UNFORESEEN
 
 
-def _is_meant(error: BaseException) -> bool:
-    """Did the code choose these words on purpose? Then its author knows where they come from."""
+def _is_deliberate(error: BaseException) -> bool:
+    """Return whether the code chose this message on purpose: then its author knows where it comes from."""
     return isinstance(error, FerrymanError) and not isinstance(error, StepTimeout)
 
 
-def _named(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     if is_failed_allocation(error):
         return describe_memory_error(error)
     return f"TransientError: {plain_text(error)}" if isinstance(error, StepTimeout) else describe(error)
@@ -411,8 +420,8 @@ def _named(error: BaseException) -> str:
 _OURS: Final = os.path.dirname(os.path.abspath(ferryman.__file__)) + os.sep
 
 
-def _line_of(error: BaseException) -> str:
-    """The innermost line that is neither ours nor a library's; else the innermost."""
+def _innermost_line(error: BaseException) -> str:
+    """Return the innermost line that is neither ours nor of a library; else the innermost."""
     lines = [(f.f_code.co_filename, number) for f, number in traceback.walk_tb(error.__traceback__)]
     theirs = [each for each in lines if not each[0].startswith(_OURS)]
     own = [each for each in theirs if "site-packages" not in each[0] and f"{os.sep}lib{os.sep}python" not in each[0]]
@@ -422,13 +431,13 @@ def _line_of(error: BaseException) -> str:
     return f"{plain_text(path)}:{number}"
 
 
-# A task that runs once at most, though Spark starts it again where it does not hear of it.
+# A task that runs at most once, though Spark starts it again if it gets no answer.
 #
-# It makes a file that only one can make, then runs, and keeps what it returns. Whoever comes later returns the same.
-# He waits for it as long as the first one is alive (where Spark speculates, two run side by side); if that one has
-# left nothing, nobody knows how far it came. The folder is the wave's: once that is over, nobody can begin.
+# It makes a file that only one run can make, then runs, and keeps its result in a file. A later run returns that
+# result: it waits for it while the first one is alive (where Spark speculates, two run side by side). If the first one
+# kept nothing, nobody knows how far it came. The folder belongs to the wave: once that is over, no run can begin.
 
-IN_DOUBT: Final = NOTHING._replace(in_doubt=True)
+IN_DOUBT: Final = NOTHING_STAGED._replace(in_doubt=True)
 
 
 def run_once(folder: StatePath, number: int, run: Callable[[], Staged]) -> Staged:
@@ -439,45 +448,45 @@ def run_once(folder: StatePath, number: int, run: Callable[[], Staged]) -> Stage
     """
     if not publish(folder / f"{number}.begun", msgspec.json.encode(Process.current())):
         _wait_for_first(folder, number)
-        return _kept(folder, number)
+        return _read_kept(folder, number)
     if not exists(folder / OPEN):  # in an object store, the folder does not say it
         raise FileNotFoundError(f"{folder}: its wave is over")
     crash.point("once.begun")
     with heartbeat(folder / f"{number}.alive", folder / OPEN):
         staged = run()
-        publish(_file(folder, number), pickle.dumps(staged))
+        publish(_kept_file(folder, number), pickle.dumps(staged))
     crash.point("once.kept")
     return staged
 
 
-def result_of(folder: StatePath, number: int) -> Staged | None:
+def kept_result(folder: StatePath, number: int) -> Staged | None:
     """Return the result of the task with this number, for a driver that starts after its own; None: it has not begun,
     and cannot any more."""
     try:
-        return None if publish(folder / f"{number}.begun", b"") else _kept(folder, number)
+        return None if publish(folder / f"{number}.begun", b"") else _read_kept(folder, number)
     except FileNotFoundError:
         return IN_DOUBT  # somebody has removed the folder
 
 
 def _wait_for_first(folder: StatePath, number: int) -> None:
-    """Until it has kept what it returns, or is not alive any more."""
+    """Wait until the first run has kept its result, or is not alive any more."""
     begun = read(folder / f"{number}.begun")
     if not begun:
         return  # a later driver has seen to it that nobody begins
     first = ProcessWatch(msgspec.json.decode(begun, type=Process), folder / f"{number}.alive")
     wait_s = _LOOK_S
-    while not exists(_file(folder, number)) and first.is_alive():
+    while not exists(_kept_file(folder, number)) and first.is_alive():
         time.sleep(wait_s)
         wait_s = min(2 * wait_s, _LOOK_MAX_S)
 
 
 _LOOK_S: Final = 0.05
 _LOOK_MAX_S: Final = 2.0
-"""How often it is looked whether the first one is through: in an object store a look is a few requests."""
+"""Seconds between looks for the first run's result: in an object store a look is a few requests."""
 
 
-def _kept(folder: StatePath, number: int) -> Staged:
-    kept = _file(folder, number)
+def _read_kept(folder: StatePath, number: int) -> Staged:
+    kept = _kept_file(folder, number)
     if not exists(kept):
         return IN_DOUBT
     staged = pickle.loads(read(kept))
@@ -485,12 +494,12 @@ def _kept(folder: StatePath, number: int) -> Staged:
     return staged
 
 
-def _file(folder: StatePath, number: int) -> StatePath:
+def _kept_file(folder: StatePath, number: int) -> StatePath:
     return folder / f"{number}.kept"
 
 
-class OutboxMark(NamedTuple):
-    """Position in the staged outbox rows, see ``OutboxStage.mark``."""
+class OutboxSavepoint(NamedTuple):
+    """Position in the staged outbox rows, see ``OutboxStage.savepoint``."""
 
     files: int
-    family_at: set[str]
+    family_destinations: set[str]

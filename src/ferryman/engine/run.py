@@ -28,7 +28,7 @@ from ferryman.engine.commit import NO_POSITIONS, commit_staged
 from ferryman.engine.deliver.dispatch import Dispatcher, SequenceGuard
 from ferryman.engine.live import ProgressReader
 from ferryman.engine.logs import Logs
-from ferryman.engine.once import recover_intake
+from ferryman.engine.once import recover_once_wave
 from ferryman.engine.pending import Backlog, PendingWork, UnlistedDocuments
 from ferryman.engine.reset import reset_states
 from ferryman.engine.results import Staged
@@ -185,7 +185,7 @@ class Run:
         if state.wave > state.settled:
             settled = settle(state, state.wave, self._isolating_runner.run)
             actions.append(f"settled wave {state.wave} ({settled['delivered']} deliveries were recorded)")
-        actions += recover_intake(state, self._isolating_runner.run)
+        actions += recover_once_wave(state, self._isolating_runner.run)
         crash.point("recover.settled")
         if migration.is_pending(state):
             self._add_message(migration.finish(state))
@@ -201,19 +201,19 @@ class Run:
 
     # -- a scan ----------------------------------------------------------------------------------
 
-    def _scan(self, *, only_owed: bool = False) -> bool:
+    def _scan(self, *, only_pending: bool = False) -> bool:
         """List, detect changes, and run a wave for each batch; False if a listing was incomplete, or too much is
         pending."""
         self._take_commands()
-        self._scan_stopped &= only_owed
+        self._scan_stopped &= only_pending
         self._nodes.check_capabilities(self._isolating_runner)
         complete, min_waves = None, 1
         while complete is None and self._has_room():
-            complete = self._run_waves(self._scanning.run(only_owed=only_owed), min_waves)
+            complete = self._run_waves(self._scanning.run(only_pending=only_pending), min_waves)
             min_waves *= 2  # so that the scan ends, however often operators send commands
         self._backlog_reported &= self._scan_stopped
         self._scanning.end()
-        read = only_owed or not self._logs or self._read_logs()
+        read = only_pending or not self._logs or self._read_logs()
         return bool(complete) and read
 
     def _read_logs(self) -> bool:
@@ -235,7 +235,7 @@ class Run:
         None: list again. After ``min_waves`` waves, operator commands are applied between two waves; they change what
         the listing was compared with.
         """
-        waves = zip_longest(changes.slices, changes.slices[1:])
+        waves = zip_longest(changes.batches, changes.batches[1:])
         for ordinal, (batch, next_batch) in enumerate(waves, 1):
             if not self._transform.runs_ahead:
                 if ordinal > min_waves and self._take_commands():
@@ -311,8 +311,8 @@ class Run:
         self._summary.delivered += settled["delivered"] - settled["deleted"]
         self._summary.deleted += settled["deleted"]
         self._sequence_guard.record_stale(settled["stale"])
-        self._upkeep.run(staging=self._transform.runs_ahead, strays=self._transform.littered)
-        self._transform.littered = False
+        self._upkeep.run(staging=self._transform.runs_ahead, strays=self._transform.has_orphans)
+        self._transform.has_orphans = False
         self._nodes.forget_scopes(self._pending.step_debts())
         owed = sum(debt.owed for debt in self._pending.step_debts()) + self._pending.row_count()
         self._observer.settled(settled["delivered"], owed, settled["dead"] + refused)
@@ -354,7 +354,7 @@ class Run:
             if self._pending.has_source_to_ask():
                 self._listing_incomplete = not self._scan()  # a full scan: it reports what is missing now
             if self._pending.has_due_steps():
-                self._scan(only_owed=True)
+                self._scan(only_pending=True)
             progress = self._state.wave - before
             if self._pending.has_due_rows():
                 progress += self._run_delivery_wave()

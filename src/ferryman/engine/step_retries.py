@@ -1,4 +1,4 @@
-"""Documents that are tried again: failed steps are due, or an operator has said so."""
+"""Documents that are tried again: failed steps are due, or an operator has asked for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from ferryman.engine.results import StepDebt
+from ferryman.engine.results import PendingRetries
 from ferryman.plan import keyed_nodes
 from ferryman.records.rows import latest_us
 from ferryman.state.maintenance import DOCUMENT, Columns, last_rows, rows_by_document
@@ -27,39 +27,42 @@ Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 """Hashes of documents, as in ``maintenance.DOCUMENT``."""
 
 
-def _waits(state: State) -> str:
+def _waits_sql(state: State) -> str:
     """Return SQL that tests whether rows of ``documents`` wait. Exports of keyed nodes are read by place, see
     ``logs.HeldExports``."""
     exports = [node.name for node in keyed_nodes(state.plan.nodes)]
     return f"(due IS NOT NULL OR forced){f' AND source NOT IN {quote_list(exports)}' if exports else ''}"
 
 
-def step_debt(state: State, unlisted: Hashes | None = None) -> list[StepDebt]:
+def pending_retries(state: State, unlisted: Hashes | None = None) -> list[PendingRetries]:
     """Return the pending retries of steps; documents that are ``unlisted`` apart."""
     if all(f.stats.get("nullCount", {}).get("due", 0) == f.rows for f in state.documents.files.values()):
         return []
     owed: Counter[tuple[int, bool]] = Counter()
     due: dict[tuple[int, bool], int] = {}
     with connect(state.local_scratch) as db:
-        for last in _waiting(state, db):
-            in_vain = np.isin(last["h"], [] if unlisted is None else unlisted)
-            for held, aside in product(np.unique(last["held"]).tolist(), (False, True)):
-                mine = (last["held"] == held) & (in_vain == aside)
+        for last in _waiting_rows(state, db):
+            not_found = np.isin(last["h"], [] if unlisted is None else unlisted)
+            for held, is_unlisted in product(np.unique(last["held"]).tolist(), (False, True)):
+                mine = (last["held"] == held) & (not_found == is_unlisted)
                 if mine.any():
-                    owed[held, aside] += int(last["owed"][mine].sum())
-                    due[held, aside] = min(due.get((held, aside), _NEVER), int(last["due"][mine].min()))
-        names = _held(state, db)
-    return [StepDebt(names[held], owed[held, aside], first, aside) for (held, aside), first in due.items()]
+                    owed[held, is_unlisted] += int(last["owed"][mine].sum())
+                    due[held, is_unlisted] = min(due.get((held, is_unlisted), _NEVER), int(last["due"][mine].min()))
+        names = _held_names(state, db)
+    return [
+        PendingRetries(names[held], owed[held, is_unlisted], first, is_unlisted)
+        for (held, is_unlisted), first in due.items()
+    ]
 
 
 def _are_due(dues: np.ndarray[Any, Any], now_us: int, longest_s: float) -> np.ndarray[Any, Any]:
-    """Which are due now, or later than anything can be; see ``due``."""
+    """Return which of these times are due now, or later than any can be; see ``due``."""
     found: np.ndarray[Any, Any] = (dues <= now_us) | (dues > latest_us(now_us, longest_s))
     return found
 
 
-def pending_at_steps(state: State, now_us: int, waiting: Collection[str] = ()) -> Hashes:
-    """Documents that a due retry or an operator is waiting for.
+def due_documents(state: State, now_us: int, waiting: Collection[str] = ()) -> Hashes:
+    """Return documents that a due retry or an operator is waiting for.
 
     Args:
         waiting: what documents are ``held`` by that are not due, whatever their time says.
@@ -69,29 +72,30 @@ def pending_at_steps(state: State, now_us: int, waiting: Collection[str] = ()) -
         not_yet = hash_texts(pa.array(list(waiting), pa.string()))
         due = [
             last["h"][_are_due(last["due"], now_us, longest_s) & ~np.isin(last["held"], not_yet)]
-            for last in _waiting(state, db)
+            for last in _waiting_rows(state, db)
         ]
     return np.concatenate(due) if due else np.empty(0, np.uint64)
 
 
-def named(state: State, hashes: Hashes) -> dict[str, frozenset[str]]:
-    """Source -> documents with these hashes; perhaps some others that wait."""
+def ids_by_source(state: State, hashes: Hashes) -> dict[str, frozenset[str]]:
+    """Return source -> ids of documents with these hashes; perhaps some others that wait."""
     if not len(hashes):
         return {}
-    found: dict[str, set[str]] = defaultdict(set)
+    ids: dict[str, set[str]] = defaultdict(set)
     with connect(state.local_scratch) as db:
-        query = f"SELECT {DOCUMENT}, source, document FROM {_files(state)} WHERE {_waits(state)}"
+        query = f"SELECT {DOCUMENT}, source, document FROM {_files_sql(state)} WHERE {_waits_sql(state)}"
         for batch in stream(db, query, _NAMED):
             mine = batch.filter(pa.array(np.isin(batch.column(0).to_numpy(), hashes)))
             for source, document in zip(*(mine.column(i).to_pylist() for i in (1, 2)), strict=True):
-                found[source].add(document)
-    return {source: frozenset(documents) for source, documents in found.items()}
+                ids[source].add(document)
+    return {source: frozenset(documents) for source, documents in ids.items()}
 
 
-def _waiting(state: State, db: duckdb.DuckDBPyConnection) -> Iterator[Columns]:
-    """By their last rows: ``due`` (0: an operator waits), ``owed``, and the hash of what they are ``held`` by."""
+def _waiting_rows(state: State, db: duckdb.DuckDBPyConnection) -> Iterator[Columns]:
+    """Yield the last rows of waiting documents: ``due`` (0: an operator waits), ``owed``, and the hash of what they
+    are ``held`` by."""
     more = {
-        "waits": (_waits(state), pa.bool_()),
+        "waits": (_waits_sql(state), pa.bool_()),
         "due": ("CASE WHEN forced THEN 0 ELSE coalesce(due, 0) END", pa.int64()),
         "owed": ("owed", pa.int64()),
         "held": ("held", pa.uint64()),
@@ -100,16 +104,16 @@ def _waiting(state: State, db: duckdb.DuckDBPyConnection) -> Iterator[Columns]:
     verify(state.documents.paths())
     with tempfile.TemporaryDirectory(dir=state.local_scratch) as folder:
         for last in map(
-            last_rows, rows_by_document(db, state.documents.paths(), rows, Path(folder), more, _waits(state))
+            last_rows, rows_by_document(db, state.documents.paths(), rows, Path(folder), more, _waits_sql(state))
         ):
             yield {name: column[last["waits"]] for name, column in last.items()}
 
 
-def _held(state: State, db: duckdb.DuckDBPyConnection) -> dict[int, str | None]:
+def _held_names(state: State, db: duckdb.DuckDBPyConnection) -> dict[int, str | None]:
     """Return the name that a document is held by, by the document's hash."""
-    found = [None, *(held for (held,) in db.execute(f"SELECT DISTINCT held FROM {_files(state)}").fetchall())]
-    return dict(zip(hash_texts(pa.array(found, pa.string())).tolist(), found, strict=True))
+    names = [None, *(held for (held,) in db.execute(f"SELECT DISTINCT held FROM {_files_sql(state)}").fetchall())]
+    return dict(zip(hash_texts(pa.array(names, pa.string())).tolist(), names, strict=True))
 
 
-def _files(state: State) -> str:
+def _files_sql(state: State) -> str:
     return f"read_parquet({quote_list(map(str, state.documents.paths()))})"

@@ -11,7 +11,7 @@ import pytest
 from ferryman import Document, limits
 from ferryman.destinations import Queue as IntoQueue
 from ferryman.destinations.base import Delivery, Destination, Effect, Outcome
-from ferryman.engine.keyed.grouping import RUN, merged, write_run
+from ferryman.engine.keyed.grouping import RUN, merge_runs, write_run
 from ferryman.errors import TransientError
 from ferryman.operations import retry
 from ferryman.plan import Plan
@@ -153,9 +153,9 @@ def test_of_many_runs_a_merge_holds_little_of_each(place: Path) -> None:
     paths = [str(place / f"{n}.arrow") for n in range(50)]
     for path in paths:
         write_run(Path(path), rows, limits.KEY_MERGE_BYTES // 4096)
-    largest = max(table.num_rows for table in merged(paths[:1]))
+    largest = max(table.num_rows for table in merge_runs(paths[:1]))
     assert rows.nbytes * largest // rows.num_rows <= 4096
-    keys = [key for table in merged(paths) for key in table["key"].to_pylist()]
+    keys = [key for table in merge_runs(paths) for key in table["key"].to_pylist()]
     assert keys == sorted(keys)
     assert len(keys) == 50 * 2000
 

@@ -14,7 +14,7 @@ import pytest
 from ferryman.engine.batches import RowRange
 from ferryman.engine.runner.base import Runner
 from ferryman.engine.runner.on_demand import OnDemandRunner, cores_of
-from ferryman.engine.scan.phase import _ranges
+from ferryman.engine.scan.phase import _row_ranges
 from ferryman.errors import TransientError, UsageError
 from ferryman.sources import Doubt, Files, Listed
 from ferryman.testing.inprocess import InProcess
@@ -258,7 +258,7 @@ def test_which_masters_are_on_this_machine(master: str, cores: int | None) -> No
 def test_rows_as_ranges(rows: list[int], ranges: list[tuple[str, int, int]]) -> None:
     """Numbered over the pieces of a task; neighbours of a piece are together."""
     pieces = [RowRange("a", 5, 8), RowRange("b", 0, 3), RowRange("c", 9, 10)]
-    assert [tuple(each) for each in _ranges(pieces, iter(rows))] == ranges
+    assert [tuple(each) for each in _row_ranges(pieces, iter(rows))] == ranges
 
 
 class Reading(Files):

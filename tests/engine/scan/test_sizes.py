@@ -53,7 +53,7 @@ def detected(place: Path, count: int, listed: int, first: int = 0, **known: Any)
     scan.mkdir()
     listing = synthetic.listing_of(scan, count, listed, first=first)
     changes = detect_changes([listing], state, scan, now_us=0, allow_deletes=True)
-    tables = (rows for piece in changes.slices for task in piece.tasks for rows in task.tables())
+    tables = (rows for piece in changes.batches for task in piece.tasks for rows in task.tables())
     return [row for table in tables for row in table.select(["id", "reason", "given", "known_revision"]).to_pylist()]
 
 
@@ -160,5 +160,5 @@ def test_every_document_counts_whatever_its_name(place: Path) -> None:
     (place / "scan").mkdir()
     listing = synthetic.listing_of(place / "scan", count, 1, only=lambda n: n % 100 != 0)
     changes = detect_changes([listing], state, place / "scan", now_us=0, allow_deletes=True)
-    gone = [id for s in changes.slices for task in s.tasks for t in task.tables() for id in t["id"].to_pylist()]
+    gone = [id for s in changes.batches for task in s.tasks for t in task.tables() for id in t["id"].to_pylist()]
     assert sorted(gone) == sorted(id for n, id in enumerate(synthetic.ids(0, count)) if n % 100 == 0)

@@ -209,7 +209,7 @@ def test_a_first_step_with_batches_commits_the_same(place: Path, what: str) -> N
 
 def test_a_block_is_walked_as_one(place: Path) -> None:
     """None of its documents goes through the queues of those that wait."""
-    with patch("ferryman.engine.transform.concurrent.ConcurrentReader.take_up", side_effect=AssertionError):
+    with patch("ferryman.engine.transform.concurrent.ConcurrentReader.process_block", side_effect=AssertionError):
         quick, calls = batched(place / "quick", "a column")
     assert len(calls) == 1
     assert len(quick["outbox"]) == 2 * 23

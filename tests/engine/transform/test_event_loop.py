@@ -15,7 +15,7 @@ import pytest
 
 from ferryman.document import Document
 from ferryman.engine.transform import event_loop
-from ferryman.engine.transform.calls import limited
+from ferryman.engine.transform.calls import interrupt_after
 from ferryman.errors import Interrupted
 from ferryman.testing.inprocess import InProcess
 from tests.support.network import Network
@@ -141,8 +141,8 @@ def test_a_loop_that_is_lost_is_replaced_and_its_calls_hear_of_it() -> None:
         ended.append(error)
         heard.release()
 
-    event_loop.begin(never(), None, through)
-    event_loop.begin(breaks(), None, through)
+    event_loop.start(never(), None, through)
+    event_loop.start(breaks(), None, through)
     for _ in range(2):
         assert heard.acquire(timeout=60)
     assert [type(e) for e in ended] == [RuntimeError] * 2
@@ -154,7 +154,7 @@ def test_a_call_that_another_cancels_before_it_begins_is_answered() -> None:
     """All tasks of the loop are cancelled: those that have not begun end, too."""
 
     async def cancels_all() -> None:
-        event_loop.begin(never(), None, lambda _, error, late: (ended.append(error), heard.set()))
+        event_loop.start(never(), None, lambda _, error, late: (ended.append(error), heard.set()))
         await asyncio.sleep(0)
         for task in asyncio.all_tasks():
             task.cancel()
@@ -185,7 +185,7 @@ def test_a_watch_that_somebody_has_set_does_not_hang_a_fork() -> None:
         child = os.fork()
         if child == 0:  # pragma: no cover - the child
             signal.alarm(60)
-            with limited(60, "late"):
+            with interrupt_after(60, "late"):
                 pass
             os._exit(7)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

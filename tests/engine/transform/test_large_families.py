@@ -370,19 +370,19 @@ def test_a_spool_is_written_and_cut() -> None:
 
     def say(*ids: int) -> None:
         for n in ids:
-            recorder.dropped(Document(str(n)), ("out", ""), "", "why", 1)
+            recorder.drop(Document(str(n)), ("out", ""), "", "why", 1)
             assert len(recorder.calls) < HELD
 
     for taken_back in (False, True):
         recorder.begin()
         assert not recorder.spooled
         say(*range(3))
-        mark = recorder.mark()
+        savepoint = recorder.savepoint()
         say(*range(3, 20))
         if taken_back:
-            recorder.take_back(mark)
+            recorder.roll_back(savepoint)
         say(20)
         said = [args[0].id if args else name for name, args in [*spool.read(), *recorder.calls]]
-        between = [] if taken_back else ["mark", *map(str, range(3, 20))]
+        between = [] if taken_back else ["savepoint", *map(str, range(3, 20))]
         assert said == ["0", "1", "2", *between, "20"]
     spool.close()

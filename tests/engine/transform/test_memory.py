@@ -17,7 +17,7 @@ from ferryman.document import Document
 from ferryman.engine import logs
 from ferryman.engine.deliver import sending
 from ferryman.engine.keyed import grouping
-from ferryman.engine.keyed.update import Row, Updating
+from ferryman.engine.keyed.update import KeyedRow, UpdateKeys
 from ferryman.engine.runner import child, fork_server
 from ferryman.engine.runner.fork_server import ForkServer
 from ferryman.engine.transform.isolation import Spool
@@ -231,12 +231,12 @@ def sorting(patch: pytest.MonkeyPatch) -> None:
 
 def updating(patch: pytest.MonkeyPatch) -> None:
     """What a key gets."""
-    patch.setattr(Row, "as_document", failing(Row.as_document, lambda row: row.size))
+    patch.setattr(KeyedRow, "as_document", failing(KeyedRow.as_document, lambda row: row.size))
 
 
 def in_child(patch: pytest.MonkeyPatch) -> None:
     """The same, where a worker has died over it."""
-    patch.setattr(Updating, "__call__", failing(Updating.__call__, lambda task, _: 0 if task.isolated else SIZE))
+    patch.setattr(UpdateKeys, "__call__", failing(UpdateKeys.__call__, lambda task, _: 0 if task.isolated else SIZE))
     patch.setattr(child, "dumps", failing(child.dumps, size_of_request))
 
 

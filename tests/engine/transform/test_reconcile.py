@@ -15,7 +15,7 @@ from ferryman.records.families import FailedMember, Owed, Published
 class Walked:
     failures: list[FailedMember] = dataclasses.field(default_factory=list)
     reached: list[FailedMember] = dataclasses.field(default_factory=list)
-    kept: list[str] = dataclasses.field(default_factory=list)
+    unneeded: list[str] = dataclasses.field(default_factory=list)
 
 
 A, X, Y, XZ = (Published(member, "", "out") for member in ("", "#x", "#y", "#x#z"))
@@ -38,7 +38,7 @@ def compared(
 ) -> Compared:
     places = {"left": "one place", "right": "one place"}
     found = reconcile(old, made, walk or Walked(), lambda name: places.get(name, name), retry=retry)
-    return Compared([*made, *found.stays], list(found.gone), found.replaced)
+    return Compared([*made, *found.kept], list(found.deleted), found.replaced)
 
 
 def test_what_is_not_made_again_goes() -> None:
@@ -58,7 +58,7 @@ def test_a_member_is_no_descendant_of_one_whose_name_it_begins_with() -> None:
 
 def test_a_retry_speaks_only_of_what_it_reached() -> None:
     """And not of members that it let go when they were made."""
-    walk = Walked(reached=[failure("", "out")], kept=["#x"])
+    walk = Walked(reached=[failure("", "out")], unneeded=["#x"])
     assert compared([A, X, Y, XZ], [A], walk, retry=True) == Compared([A, X, XZ], [Y], [])
     assert compared([X, Y], [], Walked(reached=[failure("#x", "out")]), retry=True) == Compared([Y], [X], [])
 

@@ -32,17 +32,17 @@ KEYED_ACTIONS: Final[dict[str, Action]] = {
     # state by key
     "update.dispatch": Action(
         "groups what is due by key, and starts a task for each key",
-        ("engine.keyed.phase.KeyUpdates.run", "engine.keyed.grouping.Grouping.__call__"),
+        ("engine.keyed.phase.KeyUpdates.run", "engine.keyed.grouping.GroupByKey.__call__"),
         ("update.grouped",),
     ),
     "update.double": Action("a second attempt of a task starts", fault=True),
     "update.call": Action(
         "calls update with the state and the documents, and writes files",
-        ("engine.keyed.update.KeyCalls.take", "engine.keyed.update.Output.finish"),
+        ("engine.keyed.update.KeyCalls.update", "engine.keyed.update.UpdateOutput.finish"),
         ("update.staged",),
     ),
-    "update.raises": Action("update raises for a document, for now", ("engine.keyed.update.result_of",), fault=True),
-    "update.rejects": Action("update raises for a document, for good", ("engine.keyed.update.result_of",), fault=True),
+    "update.raises": Action("update raises for a document, for now", ("engine.keyed.update.failed_row",), fault=True),
+    "update.rejects": Action("update raises for a document, for good", ("engine.keyed.update.failed_row",), fault=True),
     "update.publish": Action(
         "names the files in the journal, if nobody has done so for this key",
         ("state.journal.Journal.publish_update",),

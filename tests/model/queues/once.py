@@ -23,8 +23,10 @@ ONCE_ACTIONS: Final[dict[str, Action]] = {
     "take.rival": Action("a driver starts while another one lives", ("state.state.State.take",), fault=True),
     "lost": Action("finds that another driver has taken over, and stops", ("storage.tables.taken_over_error",)),
     "end": Action("has nothing more to do, and ends without having noticed that it was overtaken"),
-    "look": Action("takes what is to be run again, or what lies behind the position", ("engine.once.Intakes.due",)),
-    "intake": Action("commits what its wave takes, and the position behind it", ("engine.once.commit_intake",)),
+    "look": Action(
+        "takes what is to be run again, or what lies behind the position", ("engine.once.OnceRanges.due_splits",)
+    ),
+    "intake": Action("commits what its wave takes, and the position behind it", ("engine.once.begin_once_wave",)),
     "intake.synced": Action("syncs and marks that commit", (), ("intake.synced", "intake.marked")),
     "dispatch": Action("starts a task", ("engine.transform.phase.TransformPhase.run",)),
     "dispatch.double": Action("a second attempt of the task starts", fault=True),
@@ -33,13 +35,13 @@ ONCE_ACTIONS: Final[dict[str, Action]] = {
     "steps.away": Action("the steps see some of them, then one is away", fault=True),
     "keep": Action("the task keeps what it made", ("engine.results.run_once",), ("once.kept",)),
     "judge": Action(
-        "what has the task come to? If it has not begun, it cannot any more", ("engine.results.result_of",)
+        "what has the task come to? If it has not begun, it cannot any more", ("engine.results.kept_result",)
     ),
     "commit": Action(
-        "commits the wave: what has become of each entry", ("engine.once.Intakes.ended",), ("transform.done",)
+        "commits the wave: what has become of each entry", ("engine.once.OnceRanges.results_of",), ("transform.done",)
     ),
     "commit.synced": Action("syncs and marks that commit", (), ("wave.synced", "wave.marked")),
-    "over": Action("removes the wave's folder", ("engine.once.end_intake",)),
+    "over": Action("removes the wave's folder", ("engine.once.end_once_wave",)),
 }
 
 

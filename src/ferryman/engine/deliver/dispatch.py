@@ -18,7 +18,7 @@ from ferryman.engine.breakers import BreakerRegistry
 from ferryman.engine.deliver.sending import Lane, LaneReport, Pass, context_of
 from ferryman.engine.deliver.turn import Hung, ThreadCaller
 from ferryman.engine.keyed.phase import KeyUpdates
-from ferryman.engine.order import KeyHeads, OutboxFile, SendOrder, lanes_together, order_of
+from ferryman.engine.order import KeyHeads, OutboxFile, SendOrder, group_by_lanes, send_orders
 from ferryman.engine.runner.base import PickledPlan, Runner
 from ferryman.errors import EngineError, PermanentError, StateForeign, WorkerDied, message_of
 from ferryman.plan import DestinationNode, KeyedNode, errors_node
@@ -247,7 +247,7 @@ class Dispatcher:
         # Rows for which others wait are sent now, due or not: their files take part, too.
         due |= {f.path for f in others if len(order.get(first_sequence(f), _NO_ORDER).first)}
         # Files of one batch must be sent by one lane, in their order: exports of the same keys, and a family's files.
-        exports = lanes_together(list(filter(has_exports, files)))
+        exports = group_by_lanes(list(filter(has_exports, files)))
         batches = [each for each in exports if any(f.path in due for f in each)]
         batches += _group_families([f for f in files if f.path in due and not has_exports(f)])
         max_lanes = self._max_lanes(node, alone=alone)
@@ -275,7 +275,7 @@ class Dispatcher:
 
     def _order(self, files: list[DataFile]) -> dict[int, SendOrder]:
         paths = {first_sequence(f): self._state.outbox.path(f.path) for f in files}
-        return order_of(paths, sum(map(pending_rows, files)), self._state.local_scratch)
+        return send_orders(paths, sum(map(pending_rows, files)), self._state.local_scratch)
 
     def _deliver_one(
         self, task: Pass, lanes: list[Lane], on_lane_sent: Callable[[], None]

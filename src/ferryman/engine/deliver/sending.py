@@ -28,7 +28,7 @@ from ferryman import crash, limits
 from ferryman.destinations.base import Delivery, DestinationContext, Outcome
 from ferryman.engine.deliver.turn import Hung, Killed, LaneStop, Turn, is_universal, row_result
 from ferryman.engine.order import KeyOrder, OutboxFile
-from ferryman.engine.results import Tries
+from ferryman.engine.results import Attempts
 from ferryman.engine.runner.base import PickledPlan
 from ferryman.errors import PermanentError, TransientError, describe, plain_text, shown
 from ferryman.memory import describe_memory_error, is_failed_allocation, lacks_memory
@@ -138,7 +138,7 @@ class FileDelivery:
         if done and self.keys.has_exports:
             for result in [*journal.results(number), *journal.notes(number, done.__contains__)]:
                 if result.key == self.file.key:
-                    self.keys.learn(self.row_numbers, self._read_row_results(result))
+                    self.keys.note_earlier_results(self.row_numbers, self._read_row_results(result))
         return done
 
     def _read_row_results(self, result: Result) -> Iterator[RowResult]:
@@ -169,7 +169,7 @@ class FileDelivery:
             ends = np.cumsum(sizes[: self.policy.batch])
             rows = max(1, int(np.searchsorted(ends, self.policy.batch_bytes, side="right")))
             if not self.turn.node.destination.holds_keys:
-                rows = self.keys.end_of(start, start + rows) - start
+                rows = self.keys.chunk_end(start, start + rows) - start
             self.content, held, sizes = held.slice(0, rows), held.slice(rows), sizes[rows:]
             self.content_start = start
             yield start, start + rows
@@ -316,7 +316,7 @@ class FileDelivery:
         if waiting:
             sent, left_out = iter(outcomes or repeat(Outcome.ok())), set(waiting)
             outcomes = [Outcome.held() if at in left_out else next(sent) for at in range(end - start)]
-        self.keys.note(start, outcomes)
+        self.keys.note_outcomes(start, outcomes)
         return outcomes
 
     def _write(self, chunk: list[Delivery]) -> list[Outcome] | None:
@@ -375,9 +375,9 @@ class FileDelivery:
         if outcomes is None:
             return []
         part = self.table.slice(start, end - start)
-        tries = zip(*(part[name].to_pylist() for name in Tries._fields), strict=True)
+        tries = zip(*(part[name].to_pylist() for name in Attempts._fields), strict=True)
         return [
-            row_result(row, Tries(*before), outcome, self.policy, self.turn.now_us)
+            row_result(row, Attempts(*before), outcome, self.policy, self.turn.now_us)
             for row, before, outcome in zip(self.row_numbers[start:end].tolist(), tries, outcomes, strict=True)
             if outcome.kind != "ok"
         ]

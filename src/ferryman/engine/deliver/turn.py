@@ -13,7 +13,7 @@ from ferryman import limits
 from ferryman.destinations.base import Destination, Guarantee, Outcome
 from ferryman.engine.live import ProgressWriter
 from ferryman.engine.order import HeldKeys
-from ferryman.engine.results import Tries
+from ferryman.engine.results import Attempts
 from ferryman.engine.runner.child import Child, Died, TooLong
 from ferryman.errors import DeliveryError, Unavailable, WorkerDied, as_exception, plain_text
 from ferryman.plan import DestinationNode, Policy
@@ -296,7 +296,7 @@ def is_universal(error: BaseException) -> bool:
 # Outcomes of a destination, and what they mean for their rows: delivered, pending again, failed, or in doubt.
 
 
-def row_result(row: int, before: Tries, outcome: Outcome, policy: Policy, now_us: int) -> RowResult:
+def row_result(row: int, before: Attempts, outcome: Outcome, policy: Policy, now_us: int) -> RowResult:
     """Return the journal's row for an outcome that was not ok."""
     attempt, since, transient = before.attempt + 1, before.since, before.transient
     kind, why = outcome.kind, plain_text(outcome.why)

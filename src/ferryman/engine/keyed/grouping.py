@@ -1,4 +1,4 @@
-"""Group by key, in the workers: an outbox file of a keyed node becomes sorted runs, one for each range of keys."""
+"""Grouping by key, in the workers: an outbox file of a keyed node becomes sorted runs, one for each range of keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from ferryman import crash, limits
 from ferryman.document import Document, decode_fields
 from ferryman.engine.runner.base import PickledPlan
-from ferryman.engine.transform.calls import signals_noticed
+from ferryman.engine.transform.calls import signals_interrupt
 from ferryman.errors import describe, unless_interrupt
 from ferryman.memory import describe_memory_error, lacks_memory
 from ferryman.plan import KeyedNode, Plan, errors_node, sources_of
@@ -54,7 +54,7 @@ class GroupFile(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Grouping:
+class GroupByKey:
     """Task: read the pending rows of an outbox file, and write a run for each range of keys."""
 
     shipped: PickledPlan
@@ -64,32 +64,32 @@ class Grouping:
     ranges: int
     """Number of key ranges, of equal width."""
     contributions: tuple[str, ...] = ()
-    """Files of what keys were given of documents that may change."""
+    """Files of what documents that may change have contributed to keys."""
     files: int = 1
     """Number of outbox files that are read."""
     isolated: bool = False
     """There was too little memory for it: documents for which there is none have no key, and fail."""
 
-    @signals_noticed()
+    @signals_interrupt()
     def __call__(self, file: GroupFile) -> list[SortedRun]:
         plan = self.shipped.plan()
         node = next(n for n in plan.nodes if n.name == self.node)
         assert isinstance(node, KeyedNode)
-        keying = Keying(node, plan, self.contributions, local_folder(path_of(self.folder)))
+        assigner = KeyAssigner(node, plan, self.contributions, local_folder(path_of(self.folder)))
         [path] = data_files([path_of(self.outbox) / file.path])
         refused: dict[int, str] = {}
         while True:
             try:
-                return self._grouped(keying, path, file, refused)
+                return self._group(assigner, path, file, refused)
             except Exception as e:
                 if not self.isolated or not lacks_memory(e) or not _refuse_largest(path, refused, e):
                     raise
             gc.collect()  # what was read
 
-    def _grouped(self, keying: Keying, path: Path, file: GroupFile, refused: dict[int, str]) -> list[SortedRun]:
-        """``refused``: row groups that are not read -> why."""
+    def _group(self, assigner: KeyAssigner, path: Path, file: GroupFile, refused: dict[int, str]) -> list[SortedRun]:
+        """Return the runs of the file; ``refused``: row groups that are not read -> why."""
         tables = [
-            keying.keyed(rows, file.first, file.held, refused.get(number))
+            assigner.assign_keys(rows, file.first, file.held, refused.get(number))
             for number, rows in enumerate(row_groups(path, refused))
         ]
         found = [run for run in self._runs(pa.concat_tables(tables)) if run.rows]
@@ -97,7 +97,7 @@ class Grouping:
         return found
 
     def _runs(self, rows: pa.Table) -> Iterator[SortedRun]:
-        rows = rows.sort_by([(name, "ascending") for name in ORDER])
+        rows = rows.sort_by([(name, "ascending") for name in RUN_ORDER])
         edges = np.searchsorted(rows["bucket"].to_numpy(), range_starts(self.ranges))
         for number, (first, end) in enumerate(zip(edges, [*edges[1:], rows.num_rows], strict=True)):
             mine = rows.slice(first, end - first)
@@ -109,7 +109,7 @@ class Grouping:
 
 
 def _refuse_largest(path: Path, refused: dict[int, str], error: Exception) -> bool:
-    """Do without the largest document that has a row group of its own; False: there is none, or it is small."""
+    """Refuse the largest document that has a row group of its own; False: there is none, or it is small."""
     metadata = pq.read_metadata(path)
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     sizes = {n: g.total_byte_size for n, g in enumerate(groups) if g.num_rows == 1 and n not in refused}
@@ -121,15 +121,15 @@ def _refuse_largest(path: Path, refused: dict[int, str], error: Exception) -> bo
 
 
 def range_starts(ranges: int) -> list[int]:
-    """The first bucket of each range."""
+    """Return the first bucket of each range."""
     return [number * BUCKETS // ranges for number in range(ranges)]
 
 
-# Which document comes to which key, and as what.
+# Assignment of documents to keys.
 #
-# A document of a log comes to its key. One that may change comes with what its key was given of it before; if that was
-# another key, that one is told first that the document is gone, and in the next pass it comes to its new key: so a row
-# of the outbox is never at work at two keys at once.
+# A document of a log is counted at its key. One that may change comes with its earlier contribution; if that was to
+# another key, it is withdrawn there first, and counted at its new key in the next pass: so a row of the outbox is never
+# processed at two keys at once.
 
 
 class _OutboxRow(NamedTuple):
@@ -142,8 +142,8 @@ class _OutboxRow(NamedTuple):
     raw: bytes | None
 
 
-class _Keyed(NamedTuple):
-    """A key and its task."""
+class _AssignedKey(NamedTuple):
+    """A key to which a document is assigned, and its task there."""
 
     key: str
     task: KeyTask
@@ -151,11 +151,11 @@ class _Keyed(NamedTuple):
     fault: str | None = None
 
 
-class Keying:
-    """Computes the keys of one node's documents.
+class KeyAssigner:
+    """Assigns the documents of one node to keys.
 
     Args:
-        contributions: files of what keys were given before.
+        contributions: files of what documents contributed to keys before.
         folder: for what does not fit into memory.
     """
 
@@ -165,42 +165,48 @@ class Keying:
         self._numbers = {source.name: number for number, source in enumerate(sources)}
         self._logs = {each.name: each.source for each in sources if isinstance(each.source, Log)}
         stops = errors_node(plan.nodes) is None
-        self._holding = [name for name, log in self._logs.items() if stops and log.ordered and log.on_error == "stop"]
-        """Where a document that failed for good holds the later ones of its key."""
+        self._holding_sources = [
+            name for name, log in self._logs.items() if stops and log.ordered and log.on_error == "stop"
+        ]
+        """Sources of which a document that failed for good holds the later ones of its key."""
         self._contributions = contributions
         self._folder = folder
 
-    def keyed(self, rows: pa.Table, first: int, held: Sequence[int], fault: str | None = None) -> pa.Table:
-        """Rows of an outbox file in the columns of ``RUN``: those that are pending, and those that hold others.
+    def assign_keys(self, rows: pa.Table, first: int, held: Sequence[int], fault: str | None = None) -> pa.Table:
+        """Return rows of an outbox file in the columns of ``RUN``: those that are pending, and those that hold others.
 
         Args:
             fault: why they have come without content, and so have no key.
         """
-        holds = pc.is_in(rows["source"], value_set=pa.array(self._holding, pa.string()))
+        holds = pc.is_in(rows["source"], value_set=pa.array(self._holding_sources, pa.string()))
         wanted = pc.or_(pc.is_valid(rows["due"]), holds)
         wanted = pc.and_(wanted, pc.invert(pc.is_in(rows["row"], value_set=pa.array(held, pa.int64()))))
         rows, holds = rows.filter(wanted), holds.filter(wanted)
         sources, ids = rows["source"].to_pylist(), rows["document"].to_pylist()
-        found = list(self._all(rows)) if fault is None else [_Keyed("", KeyTask.COUNT, fault=fault) for _ in sources]
+        keys = (
+            list(self._assign_each(rows))
+            if fault is None
+            else [_AssignedKey("", KeyTask.COUNT, fault=fault) for _ in sources]
+        )
         columns: dict[str, Any] = {name: rows[name] for name in RUN.names if name in rows.column_names}
         return table_of(
             RUN,
             rows.num_rows,
-            bucket=[bucket_of(each.key) for each in found],
-            key=[each.key for each in found],
+            bucket=[bucket_of(each.key) for each in keys],
+            key=[each.key for each in keys],
             source_number=[self._numbers.get(source, len(self._numbers)) for source in sources],
             place=["" if source in self._logs else id for source, id in zip(sources, ids, strict=True)],
             sequence=pc.add(rows["row"], first),
             file=first,
-            fault=[each.fault for each in found],
+            fault=[each.fault for each in keys],
             holds=holds,
-            task=[each.task.value for each in found],
+            task=[each.task.value for each in keys],
             kept=[source not in self._logs for source in sources],
-            previous=[each.previous for each in found],
+            previous=[each.previous for each in keys],
             **columns,
         )
 
-    def _all(self, rows: pa.Table) -> Iterator[_Keyed]:
+    def _assign_each(self, rows: pa.Table) -> Iterator[_AssignedKey]:
         changeable = pc.invert(pc.is_in(rows["source"], value_set=pa.array(list(self._logs), pa.string())))
         mine = contributions_of(
             self._contributions, rows.filter(changeable).select(["source", "document"]), self._folder
@@ -208,32 +214,32 @@ class Keying:
         for each in map(
             _OutboxRow._make, zip(*(column_values(rows[name]) for name in _OutboxRow._fields), strict=True)
         ):
-            had = mine.get((each.source, each.document), [])
-            yield self._removed(had) if each.operation == "delete" else self._added(each, had)
+            earlier = mine.get((each.source, each.document), [])
+            yield self._assign_deleted(earlier) if each.operation == "delete" else self._assign_upsert(each, earlier)
 
-    def _removed(self, had: Sequence[Contribution]) -> _Keyed:
-        """A document that is gone."""
-        if not had:
-            return _Keyed("", KeyTask.NOTHING)
-        task = KeyTask.COUNT if len(had) == 1 else KeyTask.WITHDRAW
-        return _Keyed(had[0].key, task, had[0].fields)
+    def _assign_deleted(self, earlier: Sequence[Contribution]) -> _AssignedKey:
+        """Return the key of a deleted document: the one to which it contributed."""
+        if not earlier:
+            return _AssignedKey("", KeyTask.NOTHING)
+        task = KeyTask.COUNT if len(earlier) == 1 else KeyTask.WITHDRAW
+        return _AssignedKey(earlier[0].key, task, earlier[0].fields)
 
-    def _added(self, row: _OutboxRow, had: Sequence[Contribution]) -> _Keyed:
+    def _assign_upsert(self, row: _OutboxRow, earlier: Sequence[Contribution]) -> _AssignedKey:
         try:
             key = self._node.key_of(Document.of(row.document, decode_fields(row.fields or b"{}"), row.raw))
         except BaseException as e:  # it had one before the commit
-            return _Keyed("", KeyTask.COUNT, fault=f"key of {self._node.name}: {describe(unless_interrupt(e))}")
-        for other in had:
+            return _AssignedKey("", KeyTask.COUNT, fault=f"key of {self._node.name}: {describe(unless_interrupt(e))}")
+        for other in earlier:
             if other.key != key:
-                return _Keyed(other.key, KeyTask.WITHDRAW, other.fields)
-        return _Keyed(key, KeyTask.COUNT, had[0].fields if had else None)
+                return _AssignedKey(other.key, KeyTask.WITHDRAW, other.fields)
+        return _AssignedKey(key, KeyTask.COUNT, earlier[0].fields if earlier else None)
 
 
 # Sorted runs: the due documents of a keyed node in files, each in the order of buckets, keys and documents.
 #
 # Several are merged with a bounded part of each in memory, however many documents one key has.
 
-ORDER: Final = ("bucket", "key", "source_number", "place", "sequence")
+RUN_ORDER: Final = ("bucket", "key", "source_number", "place", "sequence")
 """Documents of a key stand by source, then of a log by sequence, of another source by id (``place``)."""
 
 _OUTBOX: Final = (*EVENT_OF_ROW, "attempt", "due", "since", "transient", "fields", "raw")
@@ -263,18 +269,18 @@ class KeyTask(enum.StrEnum):
     """Kinds of work for a document at a key."""
 
     COUNT = "count"
-    """It goes into the state; or, as a delete, out of it."""
+    """Counted in the state of the key; as a delete, removed from it."""
     WITHDRAW = "withdraw"
-    """It has another key now: this one is told that it is gone. Then it comes to its new key."""
+    """It has another key now, so this one removes it; in the next pass it is counted at its new key."""
     NOTHING = "nothing"
-    """No key was given anything of it."""
+    """Contributed to no key."""
 
 
 def write_run(path: Path, rows: pa.Table, runs: int = 1) -> None:
     """Write rows that are in order.
 
     Args:
-        runs: so many are merged with this one: of all together ``KEY_MERGE_BYTES`` are in memory.
+        runs: number of runs that are merged with this one: of all together ``KEY_MERGE_BYTES`` are in memory.
     """
     share = min(limits.KEY_MERGE_INPUT_BYTES, limits.KEY_MERGE_BYTES // max(1, runs))
     most = max(1, min(limits.KEY_MERGE_INPUT_ROWS, share * rows.num_rows // max(1, rows.nbytes)))
@@ -282,53 +288,53 @@ def write_run(path: Path, rows: pa.Table, runs: int = 1) -> None:
         writer.write_table(rows.combine_chunks(), max_chunksize=most)
 
 
-class _Run:
-    """A run on its way into a merge: some of its rows are in memory."""
+class _RunReader:
+    """Reader of one sorted run: some of its rows are in memory."""
 
     def __init__(self, file: pa.NativeFile) -> None:
         self._reader = pa.ipc.open_file(file)
         self._next = 0
         self._rows = RUN.empty_table()
 
-    def fill(self) -> bool:
-        """Have rows at hand; False: there are no more."""
+    def has_rows(self) -> bool:
+        """Read the next rows if none are in memory; False: there are no more."""
         while not self._rows.num_rows and self._next < self._reader.num_record_batches:
             self._rows = pa.Table.from_batches([self._reader.get_batch(self._next)])
             self._next += 1
         return bool(self._rows.num_rows)
 
-    def last(self) -> tuple[Any, ...]:
-        """The place of the last row at hand."""
-        return self._at(self._rows.num_rows - 1)
+    def last_place(self) -> tuple[Any, ...]:
+        """Return the place of the last row in memory."""
+        return self._place_of(self._rows.num_rows - 1)
 
     def take(self, upto: tuple[Any, ...] | None) -> pa.Table:
-        """The rows at hand that stand there or before, all if None."""
+        """Return the rows in memory up to this place, all if None."""
         end = self._rows.num_rows if upto is None else self._end(upto)
-        taken, self._rows = self._rows.slice(0, end), self._rows.slice(end)
-        return taken
+        rows, self._rows = self._rows.slice(0, end), self._rows.slice(end)
+        return rows
 
     def _end(self, upto: tuple[Any, ...]) -> int:
         first, end = 0, self._rows.num_rows
         while first < end:
             middle = (first + end) // 2
-            if self._at(middle) <= upto:
+            if self._place_of(middle) <= upto:
                 first = middle + 1
             else:
                 end = middle
         return first
 
-    def _at(self, row: int) -> tuple[Any, ...]:
-        return tuple(self._rows[name][row].as_py() for name in ORDER)
+    def _place_of(self, row: int) -> tuple[Any, ...]:
+        return tuple(self._rows[name][row].as_py() for name in RUN_ORDER)
 
 
-def merged(paths: Sequence[str]) -> Iterator[pa.Table]:
-    """All rows in order, some at a time."""
+def merge_runs(paths: Sequence[str]) -> Iterator[pa.Table]:
+    """Yield all rows in order, some at a time."""
     with ExitStack() as files:
-        runs = [_Run(files.enter_context(pa.OSFile(local_path(path)))) for path in paths]
-        while runs := [run for run in runs if run.fill()]:
+        runs = [_RunReader(files.enter_context(pa.OSFile(local_path(path)))) for path in paths]
+        while runs := [run for run in runs if run.has_rows()]:
             if len(runs) == 1:
                 yield runs[0].take(None)
                 continue
-            upto = min(run.last() for run in runs)
+            upto = min(run.last_place() for run in runs)
             parts = [run.take(upto) for run in runs]
-            yield pa.concat_tables(parts).sort_by([(name, "ascending") for name in ORDER])
+            yield pa.concat_tables(parts).sort_by([(name, "ascending") for name in RUN_ORDER])

@@ -1,9 +1,9 @@
-"""The keyed nodes' part of a pass, in the driver: which documents are due, and who updates which keys.
+"""The update phase of keyed nodes in a pass, in the driver: which documents are due, and which task updates which keys.
 
 1. group: a task an outbox file writes its documents as sorted runs, one a range of keys
-2. update: a task a range merges the runs, calls ``update``, and publishes what came of it in the journal
+2. update: a task a range merges the runs, calls ``update``, and publishes the results in the journal
 
-Settle makes it known. What was not published has not happened: the documents are still due.
+Settle makes them known. What was not published has not happened: the documents are still due.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 
 from ferryman import crash, limits
 from ferryman.engine.breakers import BreakerRegistry
-from ferryman.engine.keyed.grouping import GroupFile, Grouping, SortedRun, range_starts
-from ferryman.engine.keyed.update import KeyRange, KeyReport, Updating
-from ferryman.engine.order import order_of, rows_behind
+from ferryman.engine.keyed.grouping import GroupByKey, GroupFile, SortedRun, range_starts
+from ferryman.engine.keyed.update import KeyRange, KeyReport, UpdateKeys
+from ferryman.engine.order import rows_behind, send_orders
 from ferryman.engine.runner.base import IsolatingRunner, PickledPlan, Runner, run_isolating
 from ferryman.errors import WorkerDied
 from ferryman.plan import KeyedNode, errors_node, keyed_nodes
@@ -37,19 +37,19 @@ class KeyUpdates:
     def __init__(self, state: State, shipped: PickledPlan, runner: Runner, breakers: BreakerRegistry) -> None:
         self._state = state
         self._shipped = shipped
-        self._plain, self._runner = runner, IsolatingRunner(runner)
+        self._plain_runner, self._runner = runner, IsolatingRunner(runner)
         self._breakers = breakers
         self._nodes = keyed_nodes(state.plan.nodes)
 
     def run(self, number: int, now_us: int) -> None:
         """Update the keys of all documents that are due."""
         for node in self._nodes:
-            if self._breakers.wait_s(node.name) == 0 and (files := self._due(node, now_us)):
-                self._note(node.name, self._update(node, files, number, now_us))
+            if self._breakers.wait_s(node.name) == 0 and (files := self._due_files(node, now_us)):
+                self._note_reports(node.name, self._update(node, files, number, now_us))
                 crash.point("update.done")
 
-    def _due(self, node: KeyedNode, now_us: int) -> list[DataFile]:
-        """All files with documents of the node, oldest first, if one of them is due."""
+    def _due_files(self, node: KeyedNode, now_us: int) -> list[DataFile]:
+        """Return all files with documents of the node, oldest first, if one of them is due."""
         found = [f for f in self._state.outbox.files.values() if f.partition["destination"] == node.name]
         longest_s = self._state.plan.longest_backoff_s
         due = any(pending_rows(f) and wait_of_file_s(f, now_us, longest_s) == 0 for f in found)
@@ -59,31 +59,35 @@ class KeyUpdates:
         state, ranges = self._state, self._ranges(node, files)
         folder = state.scratch(f"update-{node.name}")
         before = state.keyed[node.name].contributions
-        given = tuple(str(before.folder / name) for name in before.files) if self._may_change(node) else ()
-        grouping = Grouping(self._shipped, node.name, str(state.outbox.folder), str(folder), ranges, given, len(files))
-        updating = Updating(self._shipped, str(state.root), node.name, ranges, number, now_us, state.epoch)
+        contribution_files = tuple(str(before.folder / name) for name in before.files) if self._may_change(node) else ()
+        group_by_key = GroupByKey(
+            self._shipped, node.name, str(state.outbox.folder), str(folder), ranges, contribution_files, len(files)
+        )
+        update_keys = UpdateKeys(self._shipped, str(state.root), node.name, ranges, number, now_us, state.epoch)
         try:
-            to_group = self._to_group(node, files, number)
-            runs = run_isolating(self._plain, grouping, to_group, dataclasses.replace(grouping, isolated=True))
-            work = list(self._work(node, [run for each in runs for run in each], ranges))
-            return run_isolating(self._plain, updating, work, dataclasses.replace(updating, isolated=True))
+            to_group = self._files_to_group(node, files, number)
+            runs = run_isolating(
+                self._plain_runner, group_by_key, to_group, dataclasses.replace(group_by_key, isolated=True)
+            )
+            work = list(self._key_ranges(node, [run for each in runs for run in each], ranges))
+            return run_isolating(self._plain_runner, update_keys, work, dataclasses.replace(update_keys, isolated=True))
         except WorkerDied as e:
             return [KeyReport(False, f"its worker died, as often as it was tried ({e})", permanent=True)]
         finally:
             remove_folder(folder)
 
     def _may_change(self, node: KeyedNode) -> bool:
-        """Do documents come to it that can change or vanish?"""
+        """Return whether documents come to the node that can change or vanish."""
         return any(not isinstance(each.source, Log) for each in sources_above(node, self._state.plan.nodes))
 
-    def _to_group(self, node: KeyedNode, files: Sequence[DataFile], number: int) -> list[GroupFile]:
+    def _files_to_group(self, node: KeyedNode, files: Sequence[DataFile], number: int) -> list[GroupFile]:
         """Return the files to group. A newer row of a document that may change waits until the one before has ended;
         exports of another keyed node wait for those of their key that were refused there."""
         keys = {first_sequence(file): file.path for file in files}
         held: dict[int, list[int]] = {}
         if self._may_change(node) and not all(int(file.partition["wave"]) == number for file in files):
             paths = dict(zip(keys, self._state.outbox.paths(keys.values()), strict=True))
-            order = order_of(paths, sum(map(pending_rows, files)), self._state.local_scratch)
+            order = send_orders(paths, sum(map(pending_rows, files)), self._state.local_scratch)
             held = {key: each.held.tolist() for key, each in order.items()}
         exports = [file for file in files if has_exports(file)] if errors_node(self._state.plan.nodes) is None else []
         for path, rows in rows_behind(self._state.outbox, exports).items():
@@ -92,14 +96,14 @@ class KeyUpdates:
         return [GroupFile(path, key, held.get(key, [])) for key, path in keys.items()]
 
     def _ranges(self, node: KeyedNode, files: Sequence[DataFile]) -> int:
-        """How many tasks share the keys: no more than there are buckets; a range is never in two lanes."""
+        """Return how many tasks share the keys: no more than there are buckets; a range is never in two lanes."""
         size = sum(file.size for file in files)
         wanted = min(node.buckets, max(2 * self._runner.slots, size // limits.KEY_TASK_BYTES))
         if sum(file.rows for file in files) <= limits.KEY_MERGE_INPUT_ROWS:
             wanted = limits.KEY_LANES
         return -(-wanted // limits.KEY_LANES) * limits.KEY_LANES
 
-    def _work(self, node: KeyedNode, runs: Sequence[SortedRun], ranges: int) -> Iterator[KeyRange]:
+    def _key_ranges(self, node: KeyedNode, runs: Sequence[SortedRun], ranges: int) -> Iterator[KeyRange]:
         table = self._state.keyed[node.name].state
         by_range: dict[int, list[str]] = defaultdict(list)
         for run in runs:
@@ -110,7 +114,7 @@ class KeyUpdates:
             known = [key_file(table.folder, f) for f in table.files.values() if may_hold(f, first, last)]
             yield KeyRange(number, by_range[number], known)
 
-    def _note(self, name: str, reports: Sequence[KeyReport]) -> None:
+    def _note_reports(self, name: str, reports: Sequence[KeyReport]) -> None:
         bad = [report for report in reports if report.trouble]
         if bad:
             worst = max(bad, key=lambda report: report.permanent)

@@ -1,7 +1,6 @@
-"""Update keys, in the workers: the sorted runs of one range of keys are merged, and each key's state is brought up to
-date.
+"""Updates of keys, in the workers: the sorted runs of one range of keys are merged, and each key's state is updated.
 
-A task's files are durable before it publishes, once, which they are: two tasks of one range cannot both count.
+A task's files are durable before it publishes their names, once: two tasks of one range cannot both count.
 """
 
 from __future__ import annotations
@@ -21,11 +20,20 @@ import pyarrow.compute as pc
 
 from ferryman import crash, limits
 from ferryman.document import Document, check_size, content_version, decode_fields, encode_fields, encode_value, is_text
-from ferryman.engine.keyed.grouping import KeyTask, merged, range_starts
-from ferryman.engine.results import OF_NODE, TRANSIENT, ErrorKind, NodeError, StepTimeout, Traces, Tries, classify_error
+from ferryman.engine.keyed.grouping import KeyTask, merge_runs, range_starts
+from ferryman.engine.results import (
+    OF_NODE,
+    TRANSIENT,
+    Attempts,
+    ErrorKind,
+    NodeError,
+    StepTimeout,
+    Traces,
+    classify_error,
+)
 from ferryman.engine.runner.base import PickledPlan
 from ferryman.engine.runner.child import Child, Died, TooLong, exit_if_forked
-from ferryman.engine.transform.calls import can_interrupt, limited, signals_noticed
+from ferryman.engine.transform.calls import can_interrupt, interrupt_after, signals_interrupt
 from ferryman.errors import BadDocument, Dropped, PermanentError, WorkerDied, plain_text, shown, unless_interrupt
 from ferryman.plan import KeyedNode, Policy, successors
 from ferryman.records.keys import (
@@ -56,14 +64,14 @@ class KeyRange(NamedTuple):
 class KeyReport(NamedTuple):
     """A task's observations of a keyed node."""
 
-    well: bool
+    healthy: bool
     """A call has succeeded, or none was made."""
     trouble: str = ""
     permanent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Updating:
+class UpdateKeys:
     """Task: update a range of keys."""
 
     shipped: PickledPlan
@@ -76,21 +84,21 @@ class Updating:
     isolated: bool = False
     """A worker died over it: ``update`` is called in a child process."""
 
-    @signals_noticed()
+    @signals_interrupt()
     def __call__(self, keys: KeyRange) -> KeyReport:
         plan = self.shipped.fresh_plan() if self.isolated else self.shipped.plan()
         node = next(n for n in plan.nodes if n.name == self.node)
         assert isinstance(node, KeyedNode)
         first = range_starts(self.ranges)[keys.number]
-        followed = bool(successors(plan.nodes)[node.name])
-        output = Output(path_of(self.root), self.node, self.wave, self.epoch, first, followed=followed)
+        has_followers = bool(successors(plan.nodes)[node.name])
+        output = UpdateOutput(path_of(self.root), self.node, self.wave, self.epoch, first, has_followers=has_followers)
         known = KeyValues(keys.known)
         caller: UpdateCaller = ChildCaller(node) if self.isolated else DirectCaller(node)
         calls = KeyCalls(node, output, caller, self.now_us)
         try:
             process = os.getpid()
-            work = _RangeUpdate(calls, output, known, self.now_us, latest_us(self.now_us, plan.longest_backoff_s))
-            report = work.go(merged(keys.runs))
+            updater = _RangeUpdater(calls, output, known, self.now_us, latest_us(self.now_us, plan.longest_backoff_s))
+            report = updater.run(merge_runs(keys.runs))
             exit_if_forked(process)
             result = output.finish(keys.number)
         except BaseException:
@@ -114,10 +122,10 @@ _COLUMNS: Final = (
 )
 
 
-class _RangeUpdate:
-    """One task's work."""
+class _RangeUpdater:
+    """Updates the keys of one range."""
 
-    def __init__(self, calls: KeyCalls, output: Output, known: KeyValues, now_us: int, latest: int) -> None:
+    def __init__(self, calls: KeyCalls, output: UpdateOutput, known: KeyValues, now_us: int, latest: int) -> None:
         self._output = output
         self._known = known
         self._calls = calls
@@ -125,10 +133,10 @@ class _RangeUpdate:
         self._now_us = now_us
         self._latest = latest
 
-    def go(self, tables: Iterator[pa.Table]) -> KeyReport:
+    def run(self, tables: Iterator[pa.Table]) -> KeyReport:
         trouble: NodeTrouble | None = None
-        for table in self._parts(tables):
-            trouble = self._table(table)
+        for table in self._small_tables(tables):
+            trouble = self._update_table(table)
             if trouble is not None:
                 break
         self._calls.close()
@@ -136,52 +144,51 @@ class _RangeUpdate:
             return KeyReport(True)
         return KeyReport(False, str(trouble), trouble.permanent)
 
-    def _parts(self, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-        """Yield the same rows in tables of as many as are held as Python objects; states are looked up for more at
-        once."""
+    def _small_tables(self, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+        """Yield the rows in tables of as many as are held as Python objects; states are looked up for more at once."""
         for table in tables:
             whole = table.combine_chunks()
-            self._states = self._known_of(whole)
+            self._states = self._stored_states(whole)
             for at in range(0, whole.num_rows, limits.KEY_MERGE_INPUT_ROWS):
                 yield whole.slice(at, limits.KEY_MERGE_INPUT_ROWS)
 
-    def _table(self, table: pa.Table) -> NodeTrouble | None:
-        """Some rows in order; what keeps the rest from being tried."""
+    def _update_table(self, table: pa.Table) -> NodeTrouble | None:
+        """Update keys by some rows in order; return what keeps the rest from being tried."""
         known, sequences = self._states, table["sequence"].to_pylist()
         self._calls.begin(sequences)
         trouble = None
         try:
-            for key, rows in groupby(self._rows(table), key=lambda each: each[0]):
+            for key, rows in groupby(self._keyed_rows(table), key=lambda each: each[0]):
                 mine = [row for _, row in rows]
                 if not self._calls.is_open(key):
                     bucket = table["bucket"][mine[0].at].as_py()
                     self._calls.open(key, bucket, known.get(key))
-                self._calls.take(mine, self._now_us)
+                self._calls.update(mine, self._now_us)
         except NodeTrouble as e:
             trouble = e
             if e.blameless:
                 self._calls.begin(sequences)
-        self._output.events(table, self._calls.results)
+        self._output.add_events(table, self._calls.results)
         return trouble
 
-    def _known_of(self, table: pa.Table) -> dict[str, KeyRow]:
+    def _stored_states(self, table: pa.Table) -> dict[str, KeyRow]:
         buckets = table["bucket"]
         keys = pc.unique(table["key"])
         return self._known.of(keys, buckets[0].as_py(), buckets[table.num_rows - 1].as_py())
 
-    def _rows(self, table: pa.Table) -> Iterator[tuple[str, Row]]:
-        """Key and row, in order; a clock that was ahead once puts nothing off for years."""
+    def _keyed_rows(self, table: pa.Table) -> Iterator[tuple[str, KeyedRow]]:
+        """Yield (key, row) in order; a due time that a wrong clock has set too far ahead counts as due now."""
         columns: Sequence[list[Any]] = [column_values(table[name]) for name in _COLUMNS]
         for at, (key, *row, due, attempt, since, transient) in enumerate(zip(*columns, strict=True)):
             due = 0 if due is not None and due > self._latest else due
-            yield key, Row._make((at, *row, due, Tries(attempt, since, transient)))
+            yield key, KeyedRow._make((at, *row, due, Attempts(attempt, since, transient)))
 
 
 # What an ``update`` returns, checked: a state that JSON can hold, and documents to export.
 
 
 class Export(NamedTuple):
-    """A document to export, as it is kept."""
+    """A document to export, encoded."""
 
     key: str
     document: str
@@ -191,8 +198,8 @@ class Export(NamedTuple):
     version: str
 
 
-def returned(key: str, given: Any) -> tuple[str | None, list[Export]]:
-    """The new state as JSON (None: there is none), and the exports, of what an ``update`` has returned.
+def check_answer(key: str, given: Any) -> tuple[str | None, list[Export]]:
+    """Check what an ``update`` has returned: return the new state as JSON (None: there is none), and the exports.
 
     Raises:
         PermanentError: it is not a pair of these.
@@ -200,10 +207,10 @@ def returned(key: str, given: Any) -> tuple[str | None, list[Export]]:
     if not isinstance(given, tuple) or len(given) != 2:
         raise PermanentError(f"returned a {type(given).__name__}: return a pair: the new state, and what to export")
     state, exports = given
-    return _state(state), [_export(key, each) for each in _each(exports)]
+    return _encode_state(state), [_check_export(key, each) for each in _each_export(exports)]
 
 
-def _state(state: Any) -> str | None:
+def _encode_state(state: Any) -> str | None:
     if state is None:
         return None
     try:
@@ -214,7 +221,7 @@ def _state(state: Any) -> str | None:
     return encoded.decode()
 
 
-def _each(exports: Any) -> Iterator[Any]:
+def _each_export(exports: Any) -> Iterator[Any]:
     if exports is None:
         return
     if isinstance(exports, Document | Mapping):
@@ -225,7 +232,7 @@ def _each(exports: Any) -> Iterator[Any]:
         raise PermanentError(f"returned a {type(exports).__name__} to export: give documents, a list of them, or None")
 
 
-def _export(key: str, given: Any) -> Export:
+def _check_export(key: str, given: Any) -> Export:
     if not isinstance(given, Document):
         if not isinstance(given, Mapping):
             raise PermanentError(
@@ -246,12 +253,12 @@ def _export(key: str, given: Any) -> Export:
     return Export(key, id, "upsert", fields, raw, content_version(fields, raw))
 
 
-# Who calls an ``update``: this process, or a child of it once a worker has died over one.
+# Callers of an ``update``: this process, or a child of it once a worker has died over one.
 #
 # In a child a call that ends its process costs nothing but the child. It is made again with half of its documents,
 # until the one stands alone that does it.
 
-Returned = tuple[str | None, list[Export]]
+UpdateAnswer = tuple[str | None, list[Export]]
 """The new state as JSON, None if there is none, and the exports."""
 
 _decode = msgspec.json.decode
@@ -260,7 +267,7 @@ _decode = msgspec.json.decode
 class UpdateCaller(Protocol):
     """Calls an ``update``."""
 
-    def call(self, key: str, value: str | None, documents: Sequence[Document]) -> Returned:
+    def call(self, key: str, value: str | None, documents: Sequence[Document]) -> UpdateAnswer:
         """Call ``update`` and return its checked result; its exceptions are raised here.
 
         Args:
@@ -273,60 +280,60 @@ class UpdateCaller(Protocol):
         ...
 
     def end(self) -> None:
-        """No more calls."""
+        """End the child process, if there is one."""
 
 
 class DirectCaller:
-    """Calls it in this process."""
+    """Calls an ``update`` in this process."""
 
     def __init__(self, node: KeyedNode) -> None:
         self._node = node
         self._timeout_s = node.timeout if can_interrupt() else None
 
-    def call(self, key: str, value: str | None, documents: Sequence[Document]) -> Returned:
+    def call(self, key: str, value: str | None, documents: Sequence[Document]) -> UpdateAnswer:
         """Call ``update`` in this process, see ``UpdateCaller.call``."""
         state = None if value is None else _decode(value)
         if self._timeout_s is None:
-            return returned(key, self._node.update(key, state, [*documents]))
-        with limited(self._timeout_s, _too_long(self._node)):
+            return check_answer(key, self._node.update(key, state, [*documents]))
+        with interrupt_after(self._timeout_s, _timeout_message(self._node)):
             given = self._node.update(key, state, [*documents])
-            return returned(key, given)  # exports may be made as they are asked for
+            return check_answer(key, given)  # exports may be made as they are asked for
 
     def end(self) -> None:
-        """Nothing is left."""
+        """Return at once: there is no child process."""
 
 
 class ChildCaller:
-    """Calls it in a child process."""
+    """Calls an ``update`` in a child process."""
 
     def __init__(self, node: KeyedNode) -> None:
         self._node = node
         self._child = Child(partial(_update, node))
 
-    def call(self, key: str, value: str | None, documents: Sequence[Document]) -> Returned:
+    def call(self, key: str, value: str | None, documents: Sequence[Document]) -> UpdateAnswer:
         """Call ``update`` in a child process, see ``UpdateCaller.call``."""
         attempts = self._node.policy.attempts if len(documents) == 1 else 1
         for _ in range(attempts):
             try:
-                found: Returned = self._child.ask((key, value, [*documents]), self._node.timeout)
+                found: UpdateAnswer = self._child.ask((key, value, [*documents]), self._node.timeout)
                 return found
             except TooLong:
-                raise StepTimeout(_too_long(self._node)) from None
+                raise StepTimeout(_timeout_message(self._node)) from None
             except Died as e:
                 death = e
         raise PermanentError(death.describe(attempts, size=sum(len(doc.raw or b"") for doc in documents)))
 
     def end(self) -> None:
-        """No more calls."""
+        """End the child process."""
         self._child.end()
 
 
 def _update(node: KeyedNode, request: tuple[str, str | None, list[Document]]) -> Any:  # pragma: no cover - the child
     key, value, documents = request
-    return returned(key, node.update(key, None if value is None else _decode(value), documents))
+    return check_answer(key, node.update(key, None if value is None else _decode(value), documents))
 
 
-def _too_long(node: KeyedNode) -> str:
+def _timeout_message(node: KeyedNode) -> str:
     return f"it took longer than timeout={node.timeout:g} s"
 
 
@@ -340,7 +347,7 @@ _UNEXPLAINED: Final = (ErrorKind.UNFORESEEN, ErrorKind.CONNECTION)
 
 
 class NodeTrouble(Exception):
-    """``update`` itself is in trouble: what it was not called for waits."""
+    """Trouble of ``update`` itself: documents that it was not called for wait."""
 
     def __init__(self, why: str, *, permanent: bool, blameless: bool) -> None:
         super().__init__(why)
@@ -349,7 +356,7 @@ class NodeTrouble(Exception):
         """The failures of this task are not the documents' own either."""
 
 
-class Row(NamedTuple):
+class KeyedRow(NamedTuple):
     """A document of a key."""
 
     at: int
@@ -368,21 +375,21 @@ class Row(NamedTuple):
     kept: bool
     previous: bytes | None
     due: int | None
-    tries: Tries
+    tries: Attempts
 
     @property
     def size(self) -> int:
         return len(self.fields or b"") + len(self.raw or b"") + len(self.previous or b"")
 
     @property
-    def stays(self) -> bool:
-        """Does its key have something of it afterwards?"""
+    def counts_in_state(self) -> bool:
+        """Return whether its key counts the document from now on."""
         return self.task == KeyTask.COUNT and self.operation == "upsert"
 
     def as_document(self) -> Document:
         """Return the row as the document that ``update`` gets."""
-        doc = Document.of(self.document, decode_fields(self.fields or b"{}") if self.stays else {})
-        doc.raw, doc.operation = (self.raw, "upsert") if self.stays else (None, "delete")
+        doc = Document.of(self.document, decode_fields(self.fields or b"{}") if self.counts_in_state else {})
+        doc.raw, doc.operation = (self.raw, "upsert") if self.counts_in_state else (None, "delete")
         doc.previous = None if self.previous is None else decode_fields(self.previous)
         return doc
 
@@ -391,10 +398,10 @@ class KeyCalls:
     """Calls ``update`` for one key after the other.
 
     Attributes:
-        results: of the rows of the table at hand: None, or what was noted; see ``Output.events``.
+        results: of the rows of the current table: None, or what was noted; see ``UpdateOutput.add_events``.
     """
 
-    def __init__(self, node: KeyedNode, output: Output, caller: UpdateCaller, now_us: int) -> None:
+    def __init__(self, node: KeyedNode, output: UpdateOutput, caller: UpdateCaller, now_us: int) -> None:
         self._node = node
         self._caller = caller
         self._output = output
@@ -405,15 +412,15 @@ class KeyCalls:
         self.results: list[RowResult | None] = []
 
     def begin(self, sequences: Sequence[int]) -> None:
-        """The next table has these rows: until something becomes of one, it waits."""
+        """Begin the next table, of these rows: each waits until it has a result."""
         self.results = [RowResult(sequence, UNTOUCHED, "", 0, None) for sequence in sequences]
 
     def is_open(self, key: str) -> bool:
-        """Were these the last documents of this key that came?"""
+        """Return whether documents of this key are being updated."""
         return self._key == key
 
     def open(self, key: str, bucket: int, known: KeyRow | None) -> None:
-        """From now on documents of this key come."""
+        """Begin a key; following documents are of this key."""
         self.close()
         self._key, self._bucket = key, bucket
         self._before = self._value = None if known is None else known.value
@@ -421,19 +428,20 @@ class KeyCalls:
         self._held = False
 
     def close(self) -> None:
-        """There are no more documents of the key: its state is what the last call returned."""
+        """End the key: its state is what the last call returned."""
         if self._key is not None and self._value != self._before:
-            self._output.state(self._key, self._value, self._sequence, self._bucket)
+            self._output.add_state(self._key, self._value, self._sequence, self._bucket)
         self._key = None
 
-    def take(self, rows: Sequence[Row], due_us: int) -> None:
-        """Some documents of the key, in their order.
+    def update(self, rows: Sequence[KeyedRow], due_us: int) -> None:
+        """Update the key with some documents, in their order.
 
         Args:
             due_us: what is due later waits, unless others wait for it.
         """
         self._held = self._held or not any(row.due is not None and row.due <= due_us for row in rows)
-        batch: list[Row] = []
+        # a row without a due time has failed for good, and holds the rows behind it
+        batch: list[KeyedRow] = []
         size = 0
         for row in rows:
             if batch and (size + row.size > self._node.buffer_bytes or row.fault or row.due is None):
@@ -446,34 +454,34 @@ class KeyCalls:
                 self.results[row.at] = None
                 continue
             if row.fault:
-                self._fail(row, NodeError(ErrorKind.UNFORESEEN, self._node.name, row.fault))
+                self._note_failed(row, NodeError(ErrorKind.UNFORESEEN, self._node.name, row.fault))
                 continue
             batch.append(row)
             size += row.size
         if batch:
             self._call(batch)
 
-    def _call(self, rows: Sequence[Row]) -> None:
+    def _call(self, rows: Sequence[KeyedRow]) -> None:
         if self._held:
             return
         assert self._key is not None
         try:
             value, exports = self._caller.call(self._key, self._value, [row.as_document() for row in rows])
         except Dropped as e:
-            self._drop(rows, plain_text(e) or f"dropped by {self._node.name}")
+            self._note_dropped(rows, plain_text(e) or f"dropped by {self._node.name}")
         except WorkerDied:  # there is no child to call it: no document is to blame
             raise
         except BaseException as e:
-            self._failed(rows, unless_interrupt(e))
+            self._retry_halves(rows, unless_interrupt(e))
         else:
             self._value, self._sequence = value, max(self._sequence, rows[-1].sequence)
             self._successes += 1
-            self._output.exports(exports)
+            self._output.add_exports(exports)
             for row in rows:
-                self._note(row)
+                self._note_counted(row)
 
-    def _note(self, row: Row) -> None:
-        """The key has what it was given of this document."""
+    def _note_counted(self, row: KeyedRow) -> None:
+        """Note that the key has counted, or removed, this document."""
         assert self._key is not None
         if row.task == KeyTask.WITHDRAW:
             self._output.withdrawn += 1  # and it is still to come to its new key
@@ -481,14 +489,16 @@ class KeyCalls:
             self.results[row.at] = None
         if row.kept:
             whose = (row.source, row.document, row.route, row.revision)
-            self._output.contribution(self._key, whose, (row.fields or b"{}") if row.stays else None, self._bucket)
+            self._output.add_contribution(
+                self._key, whose, (row.fields or b"{}") if row.counts_in_state else None, self._bucket
+            )
 
-    def _drop(self, rows: Sequence[Row], why: str) -> None:
+    def _note_dropped(self, rows: Sequence[KeyedRow], why: str) -> None:
         self._successes += 1
         for row in rows:
             self.results[row.at] = RowResult(row.sequence, Status.DROPPED, why, row.tries.attempt + 1, None)
 
-    def _failed(self, rows: Sequence[Row], error: Any) -> None:
+    def _retry_halves(self, rows: Sequence[KeyedRow], error: Any) -> None:
         fault = classify_error(error, self._node.name, f"update of {self._node.name}", traces=self._traces)
         if fault.kind in OF_NODE:
             raise NodeTrouble(fault.text, permanent=fault.kind is ErrorKind.MISCONFIGURED, blameless=False)
@@ -497,19 +507,20 @@ class KeyCalls:
             self._call(rows[:half])
             self._call(rows[half:])
         else:
-            self._fail(rows[0], fault)
+            self._note_failed(rows[0], fault)
 
-    def _fail(self, row: Row, fault: NodeError) -> None:
-        """This document fails; those behind it wait, unless it has failed for good where nothing holds the others."""
+    def _note_failed(self, row: KeyedRow, fault: NodeError) -> None:
+        """Note that this document fails; those behind it wait, unless it failed for good where nothing holds the
+        others."""
         self._failures += fault.kind in _UNEXPLAINED
         if self._is_broken(fault):
             why = f"{fault.text}. So did the first {self._failures} calls, and none succeeded"
             raise NodeTrouble(why, permanent=fault.kind is ErrorKind.UNFORESEEN, blameless=True)
-        self.results[row.at] = result = result_of(row.sequence, row.tries, fault, self._node.policy, self._now_us)
+        self.results[row.at] = result = failed_row(row.sequence, row.tries, fault, self._node.policy, self._now_us)
         self._held = row.holds or result.status == Status.ERROR
 
     def _is_broken(self, fault: NodeError) -> bool:
-        """Has ``update`` done nothing but fail, and for no reason that it gave?"""
+        """Return whether all calls of ``update`` have failed so far, and for no reason that it gave."""
         brake = self._node.brake
         return brake is not None and fault.kind in _UNEXPLAINED and not self._successes and self._failures >= brake
 
@@ -522,9 +533,11 @@ _ROWS: Final = 16_384
 _DONE: Final = (Status.INDEXED, Status.DROPPED)
 
 
-def dealt(rows: Sequence[Sequence[Any]], column: int) -> list[Sequence[Any]]:
-    """The first row of each value of the column, then the second of each, and so on: a destination takes one export of
-    a key at a time, and neighbours that are of other keys go together."""
+def interleave(rows: Sequence[Sequence[Any]], column: int) -> list[Sequence[Any]]:
+    """Return the first row of each value of the column, then the second of each, and so on.
+
+    A destination takes one export of a key at a time, and neighbours that are of other keys are sent together.
+    """
     turns: Counter[Any] = Counter()
     numbers = []
     for row in rows:
@@ -533,96 +546,98 @@ def dealt(rows: Sequence[Sequence[Any]], column: int) -> list[Sequence[Any]]:
     return [rows[at] for at in sorted(range(len(rows)), key=numbers.__getitem__)]
 
 
-class _Table:
-    """A data file in the making, row by row.
+class _DataFile:
+    """A data file that is being written, row by row.
 
     Args:
-        dealt_by: number of a column by which rows are ``dealt``; None: they stand as they come.
+        interleave_by: number of the column by which rows are interleaved; None: they stay in order.
     """
 
-    def __init__(self, folder: StatePath, schema: pa.Schema, epoch: int, dealt_by: int | None = None) -> None:
-        self._open: Callable[[], PartWriter] = lambda: PartWriter(folder, schema, epoch=epoch)
+    def __init__(self, folder: StatePath, schema: pa.Schema, epoch: int, interleave_by: int | None = None) -> None:
+        self._open_writer: Callable[[], PartWriter] = lambda: PartWriter(folder, schema, epoch=epoch)
         self._schema = schema
-        self._dealt_by = dealt_by
+        self._interleave_by = interleave_by
         self._file: PartWriter | None = None
         self._rows: list[Sequence[Any]] = []
         self._size = 0
 
     def add(self, row: Sequence[Any], size: int = 0) -> None:
-        """Values in the order of the columns; ``size``: bytes of its content."""
+        """Add a row, values in the order of the columns; ``size``: bytes of its content."""
         self._rows.append(row)
         self._size += size
         if len(self._rows) >= _ROWS or self._size >= limits.GROUP_BYTES:
             self._flush()
 
     def write(self, table: pa.Table) -> None:
-        """Rows that are a table already."""
+        """Write rows that are a table already."""
         if table.num_rows:
             if self._file is None:
-                self._file = self._open()
+                self._file = self._open_writer()
             self._file.write(table)
 
     def finish(self, stats: dict[str, Any] | None = None) -> Part | None:
-        """The file, fsynced; None: it has no row."""
+        """Return the file, fsynced; None: it has no row."""
         self._flush()
         return None if self._file is None else self._file.finish(stats)
 
     def abandon(self) -> None:
-        """Forget the file."""
+        """Abandon the file."""
         if self._file is not None:
             self._file.abandon()
 
     def _flush(self) -> None:
         if self._rows:
-            if self._dealt_by is not None:
-                self._rows = dealt(self._rows, self._dealt_by)
+            if self._interleave_by is not None:
+                self._rows = interleave(self._rows, self._interleave_by)
             columns = [*map(list, zip(*self._rows, strict=True))]
             self.write(table_of(self._schema, len(self._rows), **dict(zip(self._schema.names, columns, strict=True))))
         self._rows, self._size = [], 0
 
 
-class Output:
+class UpdateOutput:
     """The files of one task.
 
     Args:
         first_bucket: of its range.
-        followed: does something follow the node?
+        has_followers: whether other nodes follow the node.
     """
 
-    def __init__(self, root: StatePath, node: str, wave: int, epoch: int, first_bucket: int, *, followed: bool) -> None:
+    def __init__(
+        self, root: StatePath, node: str, wave: int, epoch: int, first_bucket: int, *, has_followers: bool
+    ) -> None:
         self._node = node
         self._wave = wave
         self._lane = lane_of(first_bucket)
-        self._followed = followed
-        self._state = _Table(root / "state" / node, KEY_STATE, epoch)
-        self._exports = _Table(root / "exports" / node, EXPORTS_FILE, epoch, EXPORTS_FILE.get_field_index("key"))
-        self._ledger = _Table(root / "ledger", LEDGER, epoch)
-        self._contributions = _Table(root / "contributions" / node, CONTRIBUTIONS, epoch)
+        self._has_followers = has_followers
+        self._state = _DataFile(root / "state" / node, KEY_STATE, epoch)
+        self._exports = _DataFile(root / "exports" / node, EXPORTS_FILE, epoch, EXPORTS_FILE.get_field_index("key"))
+        self._ledger = _DataFile(root / "ledger", LEDGER, epoch)
+        self._contributions = _DataFile(root / "contributions" / node, CONTRIBUTIONS, epoch)
         self._folders = {name: root / name / node for name in ("state", "exports", "contributions")}
         self._folders["ledger"] = root / "ledger"
         self.withdrawn = 0
-        """Documents of which a former key was told that they are gone."""
+        """Number of documents that were removed from a former key."""
         self._buckets: list[int] = []
         self._leaving: Counter[int] = Counter()
         self._counts: Counter[str] = Counter()
 
-    def state(self, key: str, value: str | None, sequence: int, bucket: int) -> None:
-        """The new state of a key, JSON; None: it has none any more."""
+    def add_state(self, key: str, value: str | None, sequence: int, bucket: int) -> None:
+        """Write the new state of a key, JSON; None: it has none any more."""
         self._state.add((key, value, sequence, self._wave, bucket), len(value or "") + len(key))
         self._buckets = [min([bucket, *self._buckets]), max([bucket, *self._buckets])]
 
-    def contribution(self, key: str, whose: tuple[str, str, str, int], fields: bytes | None, bucket: int) -> None:
+    def add_contribution(self, key: str, whose: tuple[str, str, str, int], fields: bytes | None, bucket: int) -> None:
         """Write the key's contribution of a document (source, id, route, revision), as JSON; None: it has none."""
         size = len(key) + sum(map(len, whose[:3])) + len(fields or b"")
         self._contributions.add((key, *whose, fields, self._wave, bucket), size)
 
-    def exports(self, exports: Sequence[Export]) -> None:
-        """In their order; nobody carries on those of a node that nothing follows."""
-        for each in exports if self._followed else ():
+    def add_exports(self, exports: Sequence[Export]) -> None:
+        """Write exports in their order, unless no node follows."""
+        for each in exports if self._has_followers else ():
             size = len(each.key) + len(each.document) + len(each.fields or b"") + len(each.raw or b"")
             self._exports.add(each, size)  # keys may be large, too
 
-    def events(self, rows: pa.Table, results: Sequence[RowResult | None]) -> None:
+    def add_events(self, rows: pa.Table, results: Sequence[RowResult | None]) -> None:
         """Write an event for each row of a run; None: the document went into the state."""
         noted = [result for result in results if result is not None]
         events = sent_events(rows.rename_columns({"sequence": "row"}), noted, self._node, self._wave)
@@ -661,13 +676,13 @@ class Output:
         )
 
     def remove(self, result: UpdateResult) -> None:
-        """Remove the files: another task has done the same before."""
+        """Remove the files: another task has updated these keys before."""
         for name, folder in self._folders.items():
             if (part := getattr(result, name)) is not None:
                 remove(folder / part.path)
 
     def abandon(self) -> None:
-        """Forget the files, after an error."""
+        """Abandon the files after an error."""
         for each in (self._state, self._exports, self._ledger, self._contributions):
             each.abandon()
 
@@ -675,7 +690,7 @@ class Output:
 # What a failed call means for its document: tried again, failed or rejected.
 
 
-def result_of(sequence: int, before: Tries, fault: NodeError, policy: Policy, now_us: int) -> RowResult:
+def failed_row(sequence: int, before: Attempts, fault: NodeError, policy: Policy, now_us: int) -> RowResult:
     """Return the journal's row for a document whose attempt failed."""
     attempt, since, transient = before.attempt + 1, before.since, before.transient
     why = with_traceback(fault.text, fault.trace)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ferryman import limits
-from ferryman.engine.batches import LISTED, SLICE, Reason
+from ferryman.engine.batches import BATCH_FILE, LISTED, Reason
 from ferryman.engine.results import Listing
 from ferryman.engine.scan.cut import Splitter
 from ferryman.records.families import Published, encode_published
@@ -45,7 +45,7 @@ _LISTED: Final = pa.schema(
         ("refused", pa.bool_()),
     ]
 )
-"""A row of the listing; ``place``: in all of it."""
+"""A row of the listing; ``place``: its number in the whole listing."""
 
 _KNOWN: Final = pa.schema(
     [
@@ -67,15 +67,15 @@ _KNOWN: Final = pa.schema(
         ("size", pa.int64()),
     ]
 )
-"""A row of ``documents`` without what is wide of it: that is ``size`` bytes, in this row of this file."""
+"""A row of ``documents`` without its wide columns: those have ``size`` bytes, in this row of this file."""
 
 _NARROW: Final = (
     *("document", "version", "revision", "fingerprint", "operation", "wave", "due", "forced", "held", "again"),
 )
 
-_TAKEN: Final = pa.schema([("h", pa.uint64()), ("id", pa.string())])
+_CONFLICTING: Final = pa.schema([("h", pa.uint64()), ("id", pa.string())])
 
-_VERDICT: Final = pa.schema(
+_CHANGE: Final = pa.schema(
     [
         ("place", pa.int64()),
         ("id", pa.string()),
@@ -91,25 +91,25 @@ _VERDICT: Final = pa.schema(
 """A document that is processed, or deleted (``place`` is null)."""
 
 _DEPTH: Final = 24
-"""How often a part is halved; what is then still together has one hash."""
+"""Number of times that a part is halved; rows that are then still together have one hash."""
 
-_Part = dict[str, pa.Table]
+_PartTables = dict[str, pa.Table]
 
 
 class SourceComparison:
-    """Compares one source with `documents`, in three steps, each a part of the rows at a time.
+    """Compares one source with `documents`, in three steps, each for a part of the rows at a time.
 
-    1. By hashes: of which ids do listing and ``documents`` not say the same? Nothing more happens where all is new.
+    1. By hashes: for which ids may listing and ``documents`` differ? Nothing more happens where all is new.
     2. These by the whole rules, in parts by hash of the id.
-    3. What is processed is put back into the source's order, in parts by place, when it is cut.
+    3. What is processed is put back into the source's order, in parts by place, when it is split.
 
     Attributes:
         duplicates, examples: rows too many in the listing, of each id the last is kept; some of these ids.
         known: documents that were there when the source was last listed.
-        gone: those of them that are not listed any more.
+        missing_count: number of those that are not listed any more.
 
     Args:
-        folder: of its own, for what does not fit into memory.
+        folder: for what does not fit into memory, used by nothing else.
         files: of ``documents``, in its order, as they can be read by tasks.
         due: is a failed step of ``k`` due, as SQL; see ``due_now``.
         now_us: a document that a step wants again by now is processed.
@@ -126,7 +126,7 @@ class SourceComparison:
         outbox: Table,
         due: str,
         now_us: int,
-        only_owed: bool,
+        only_pending: bool,
         conflicting_sources: Mapping[str, SourceComparison | None],
     ) -> None:
         self._db = db
@@ -138,73 +138,73 @@ class SourceComparison:
         self._now_us = now_us
         self._files = files
         self._outbox = outbox
-        self._only_owed = only_owed
-        self._with_gone = self._source.lists_all and not only_owed and not listing.failures
+        self._only_pending = only_pending
+        self._finds_deleted = self._source.lists_all and not only_pending and not listing.failures
         self._others = conflicting_sources
         self.paths = [p.path for p in listing.parts if p.rows]
         self._starts = np.cumsum([0, *(p.rows for p in listing.parts if p.rows)])
         self._rows = int(self._starts[-1])
         self.duplicates = 0
         self.examples: list[str] = []
-        self.gone = 0
+        self.missing_count = 0
         why = (
             f"its id is taken: source {' or '.join(conflicting_sources)} sends a document of this id to the same "
             "destination: give each source a prefix="
         )
         self._order = SourceOrder(self.paths, self._starts, files, why)
         known_rows = sum(f.rows for f in documents.files.values())
-        self._suspects = find_candidates(
+        self._candidates = find_candidates(
             self._hashes(),
             folder,
             self._rows + known_rows,
-            only_waiting=only_owed,
-            with_gone=self._with_gone,
+            only_waiting=only_pending,
+            find_deleted=self._finds_deleted,
         )
-        self.known = self._suspects.known
-        self._all_new = not self._suspects.any_known and not self._suspects.special
-        if not self._all_new:
+        self.known = self._candidates.known
+        self._is_all_new = not self._candidates.any_known and not self._candidates.special
+        if not self._is_all_new:
             self._range = max(limits.SORTED_ROWS, -(-2 * self._rows // 256))
-            self._taken_up = PartitionFiles(folder, "taken-up", _VERDICT, 2 * self._rows // self._range + 1)
-            self._gone_parts = min(len(files), 256) or 1
-            self._gone = PartitionFiles(folder, "gone", _VERDICT, self._gone_parts)
-            if self._suspects.rows:
+            self._to_process = PartitionFiles(folder, "to-process", _CHANGE, 2 * self._rows // self._range + 1)
+            self._deleted_parts = min(len(files), 256) or 1
+            self._deleted_files = PartitionFiles(folder, "missing", _CHANGE, self._deleted_parts)
+            if self._candidates.rows:
                 self._compare(documents)
-            self._taken_up.close()
-            self._gone.close()
+            self._to_process.close()
+            self._deleted_files.close()
 
-    def cut_taken_up(self, cutter: Splitter) -> None:
-        """Cut the listed documents that must be read or processed, in the source's order."""
-        if not self._all_new:
+    def split_changed(self, splitter: Splitter) -> None:
+        """Split the listed documents that must be read or processed, in the source's order."""
+        if not self._is_all_new:
             for part in range(2 * self._rows // self._range + 1):
-                for rows in self._order.taken_up(self._taken_up.read(part)):
-                    cutter.add_compared(self.name, rows)
-        elif not self._only_owed:
+                for rows in self._order.rows_to_process(self._to_process.read(part)):
+                    splitter.add_compared(self.name, rows)
+        elif not self._only_pending:
             for path in self.paths:
-                cutter.add_listed(self.name, path)
+                splitter.add_listed(self.name, path)
 
     def missing(self) -> Iterator[pa.RecordBatch]:
         """Yield documents that were known and are not listed any more."""
-        if self.gone:
-            for part in range(self._gone_parts):  # as ``documents`` has them: each of its row groups is read once
-                rows = self._gone.read(part)
+        if self.missing_count:
+            for part in range(self._deleted_parts):  # as ``documents`` has them: each of its row groups is read once
+                rows = self._deleted_files.read(part)
                 yield from rows.sort_by([("file", "ascending"), ("row", "ascending")]).combine_chunks().to_batches()
 
-    def taken_up(self, reason: str) -> Iterator[pa.RecordBatch]:
+    def rows_to_process(self, reason: str) -> Iterator[pa.RecordBatch]:
         """Yield listed documents that are processed for this reason, unordered."""
-        if not self._all_new:
+        if not self._is_all_new:
             for part in range(2 * self._rows // self._range + 1):
-                for batch in self._taken_up.batches(part):
+                for batch in self._to_process.batches(part):
                     yield batch.filter(pc.equal(batch.column("reason"), reason))
 
-    def cut_gone(self, cutter: Splitter, released: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
-        """Cut the missing documents that are deleted."""
-        for batch in map(released, self.missing()):
+    def split_deleted(self, splitter: Splitter, allowed_rows: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
+        """Split the missing documents that are deleted."""
+        for batch in map(allowed_rows, self.missing()):
             if batch.num_rows:
-                cutter.add_compared(self.name, self._order.gone(pa.Table.from_batches([batch])))
+                splitter.add_compared(self.name, self._order.missing_rows(pa.Table.from_batches([batch])))
 
     # -- 1: by hashes ------------------------------------------------------------------------------
 
-    def _hashes(self) -> Queries:
+    def _hashes(self) -> HashQueries:
         listed_print, known_print = "0::UBIGINT", "1::UBIGINT"
         if self._source.detect == "fingerprint":
             listed_print = "CASE WHEN fingerprint <> '' AND refused IS NULL THEN fingerprint END"
@@ -216,13 +216,13 @@ class SourceComparison:
             f"CASE WHEN {settled} THEN {SETTLED} ELSE 0 END + CASE operation WHEN 'upsert' THEN {LIVE} ELSE 0 END + "
             f"CASE WHEN forced OR due IS NOT NULL THEN {WAITING} ELSE 0 END"
         )
-        taken = None
+        conflicting = None
         if self._others:
             names = quote_list(self._others)
             given = f"source IN (SELECT unnest({names})) AND operation = 'upsert' AND given <> ''"
             theirs = [f"SELECT document AS h FROM documents WHERE {given}"]
             theirs += [f"SELECT id AS h FROM {_rows_of(r.paths)}" for r in self._others.values() if r and r.paths]
-            taken = " UNION ALL ".join(theirs)
+            conflicting = " UNION ALL ".join(theirs)
         listed = "SELECT 0::UBIGINT AS h, h AS v, h AS f WHERE false"
         if self.paths:
             listed = f"SELECT id AS h, version AS v, {listed_print} AS f FROM {_rows_of(self.paths)}"
@@ -230,37 +230,41 @@ class SourceComparison:
             f"SELECT document AS h, version AS v, {known_print} AS f, wave, {flags} AS flags "
             f"FROM documents WHERE source = {quote(self.name)}"
         )
-        return Queries(self._db, listed, known, taken)
+        return HashQueries(self._db, listed, known, conflicting)
 
     # -- 2: by the whole rules ---------------------------------------------------------------------
 
     def _compare(self, documents: Table) -> None:
-        """Everything that is suspect, dealt out by hash, a part at a time."""
+        """Compare all candidates by the whole rules, in parts by hash."""
         rows = self._rows + sum(f.rows for f in documents.files.values())
-        share = min(1.0, self._suspects.rows / max(1, rows))
+        share = min(1.0, self._candidates.rows / max(1, rows))
         size = share * (
             sum(map(uncompressed_bytes, self.paths)) + sum(uncompressed_bytes(f, _NARROW) for f in self._files)
         )
-        parts = partitions_for(self._suspects.rows, int(size), limits.JOINED_ROWS, limits.JOINED_BYTES)
+        parts = partitions_for(self._candidates.rows, int(size), limits.JOINED_ROWS, limits.JOINED_BYTES)
         streams = {
             "listed": (_LISTED, self._listed()),
             "known": (_KNOWN, self._known()),
             "unconfirmed": (UNCONFIRMED, unconfirmed(self._db, self._outbox, self.name)),
-            "taken": (_TAKEN, self._taken()),
+            "conflicting": (_CONFLICTING, self._conflicting_ids()),
         }
-        spreads = {name: self._dealt(name, schema, batches, parts) for name, (schema, batches) in streams.items()}
+        files_by_name = {
+            name: self._distribute(name, schema, batches, parts) for name, (schema, batches) in streams.items()
+        }
         for part in range(parts):
-            self._compare_part({name: spread.read(part) for name, spread in spreads.items()}, 0)
+            self._compare_part({name: files.read(part) for name, files in files_by_name.items()}, 0)
         self.examples = sorted(self.examples)[:3]
 
-    def _dealt(self, name: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch], parts: int) -> PartitionFiles:
-        spread = PartitionFiles(self._folder, name, schema, parts)
+    def _distribute(
+        self, name: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch], parts: int
+    ) -> PartitionFiles:
+        partitions = PartitionFiles(self._folder, name, schema, parts)
         for batch in batches:
-            suspect = self._suspects.contains(batch.column(0).to_numpy())
-            rows = batch.filter(pa.array(suspect))
-            spread.add(rows, partition_of(rows.column(0).to_numpy(), parts))
-        spread.close()
-        return spread
+            is_candidate = self._candidates.hashes.contains(batch.column(0).to_numpy())
+            rows = batch.filter(pa.array(is_candidate))
+            partitions.add(rows, partition_of(rows.column(0).to_numpy(), parts))
+        partitions.close()
+        return partitions
 
     def _listed(self) -> Iterator[pa.RecordBatch]:
         for path, start in zip(self.paths, self._starts.tolist(), strict=False):
@@ -274,13 +278,13 @@ class SourceComparison:
         columns = f"document, source, {', '.join(_NARROW)}, {is_given}, file, file_row_number, {size}"
         return read_rows(self._db, self._files, columns, _KNOWN, f"source IN (SELECT unnest({sources}))")
 
-    def _taken(self) -> Iterator[pa.RecordBatch]:
+    def _conflicting_ids(self) -> Iterator[pa.RecordBatch]:
         for other in self._others.values():
             if other is not None and other.paths:
-                yield from stream(self._db, f"SELECT id, id FROM {_rows_of(other.paths)}", _TAKEN)
+                yield from stream(self._db, f"SELECT id, id FROM {_rows_of(other.paths)}", _CONFLICTING)
 
-    def _compare_part(self, part: _Part, depth: int) -> None:
-        """Halve it while it is too large, or the query engine has too little memory for it."""
+    def _compare_part(self, part: _PartTables, depth: int) -> None:
+        """Compare a part; halve it while it is too large, or the query engine has too little memory for it."""
         rows, size = (sum(getattr(t, of) for t in part.values()) for of in ("num_rows", "nbytes"))
         if depth < _DEPTH and (rows > 2 * limits.JOINED_ROWS or size > 2 * limits.JOINED_BYTES):
             self._compare_halves(part, depth)
@@ -292,31 +296,31 @@ class SourceComparison:
                 raise
             self._compare_halves(part, depth)
             return
-        self._note(joined)
+        self._store(joined)
 
-    def _compare_halves(self, part: _Part, depth: int) -> None:
+    def _compare_halves(self, part: _PartTables, depth: int) -> None:
         for half in range(2):
             self._compare_part({name: select_half(table, depth, half) for name, table in part.items()}, depth + 1)
 
-    def _joined(self, part: _Part) -> pa.Table:
-        """Return the processed or missing documents of a part of the ids, in the columns of ``_VERDICT``."""
+    def _joined(self, part: _PartTables) -> pa.Table:
+        """Return the processed or missing documents of a part of the ids, in the columns of ``_CHANGE``."""
         for name, table in part.items():
             self._db.register(name, table)
         try:
-            found = self._db.sql(self._comparison()).to_arrow_table()
-            waiting = unconfirmed_of(self._db, found) if part["unconfirmed"].num_rows else None
-            if self._suspects.special:
+            changes = self._db.sql(self._comparison()).to_arrow_table()
+            waiting = unconfirmed_columns(self._db, changes) if part["unconfirmed"].num_rows else None
+            if self._candidates.special:
                 self._count_duplicates(part["listed"])
         finally:
             for name in part:
                 self._db.unregister(name)
-        columns = {name: found[name] for name in ("place", "id", "reason", "clash", "file", "row")}
+        columns = {name: changes[name] for name in ("place", "id", "reason", "clash", "file", "row")}
         if waiting is None:
-            return table_of(_VERDICT, found.num_rows, size=found["size"], unsure=False, **columns)
+            return table_of(_CHANGE, changes.num_rows, size=changes["size"], unsure=False, **columns)
         deletes, unsure = waiting
         texts = pa.array(deletes, pa.string())
-        size = pc.add(pc.fill_null(found["size"], 0), pc.cast(pc.fill_null(pc.binary_length(texts), 0), pa.int64()))
-        return table_of(_VERDICT, found.num_rows, size=size, unconfirmed=texts, unsure=unsure, **columns)
+        size = pc.add(pc.fill_null(changes["size"], 0), pc.cast(pc.fill_null(pc.binary_length(texts), 0), pa.int64()))
+        return table_of(_CHANGE, changes.num_rows, size=size, unconfirmed=texts, unsure=unsure, **columns)
 
     def _count_duplicates(self, listed: pa.Table) -> None:
         twice = self._db.execute("SELECT id, count(*) FROM listed GROUP BY id HAVING count(*) > 1").fetchall()
@@ -324,18 +328,19 @@ class SourceComparison:
         self.examples = sorted([*self.examples, *(id for id, _ in twice)])[:3]
 
     def _comparison(self) -> str:
-        """The documents that are processed or gone, as a query.
+        """Return the query for the documents that are processed or missing.
 
         An id that a conflicting source has brought to the destination, or lists before us, is refused, unless it is
-        ours. Every scan looks at it again, like at what cannot be read: once the other one is deleted it is processed.
+        ours. Each scan checks it again, like content that cannot be read: once the other one is deleted it is
+        processed.
         """
-        join = "FULL JOIN" if self._with_gone else "LEFT JOIN"
+        join = "FULL JOIN" if self._finds_deleted else "LEFT JOIN"
         clash = "false"
         if self._others:
             given = "operation = 'upsert' AND is_given"
             theirs = f"SELECT document FROM last WHERE source <> {quote(self.name)} AND {given}"
             clash = (
-                f"id IN ({theirs} UNION ALL SELECT id FROM taken) AND "
+                f"id IN ({theirs} UNION ALL SELECT id FROM conflicting) AND "
                 f"id NOT IN (SELECT document FROM last WHERE source = {quote(self.name)} AND {given})"
             )
         return f"""
@@ -357,16 +362,16 @@ class SourceComparison:
         """
 
     def _reason(self) -> str:
-        """Why a document is processed, as SQL; NULL: it is not."""
+        """Return why a document is processed, as SQL; NULL: it is not."""
         due = f"WHEN {self._due} THEN '{Reason.RETRY}'"
-        if self._only_owed:
+        if self._only_pending:
             return f"CASE WHEN k.forced THEN '{Reason.FORCED}' {due} END"
         always = f"WHEN k.operation = 'upsert' THEN '{Reason.AGAIN}'" if self._source.detect == "none" else ""
         same_print = "l.fingerprint <> '' AND l.fingerprint = k.fingerprint AND NOT l.refused"
         trusted = f"WHEN {same_print} THEN NULL" if self._source.detect == "fingerprint" else ""
         return (
             f"CASE WHEN k.document IS NULL THEN '{Reason.NEW}' "
-            f"WHEN l.id IS NULL THEN CASE WHEN k.operation = 'upsert' THEN '{Reason.GONE}' END "
+            f"WHEN l.id IS NULL THEN CASE WHEN k.operation = 'upsert' THEN '{Reason.DELETED}' END "
             f"WHEN k.forced OR k.again <= {self._now_us} THEN '{Reason.FORCED}' {due} {always} "
             f"WHEN k.operation = 'delete' THEN '{Reason.NEW}' "
             "WHEN l.version = k.version THEN NULL "
@@ -374,17 +379,17 @@ class SourceComparison:
             f"ELSE '{Reason.LOOK}' END"
         )
 
-    def _note(self, joined: pa.Table) -> None:
-        """Put what is processed where its place in the listing is; what is refused for a clash comes last."""
-        is_gone = pc.equal(joined["reason"], Reason.GONE)
-        gone = joined.filter(is_gone).combine_chunks()
-        self.gone += gone.num_rows
-        for batch in gone.to_batches():
+    def _store(self, joined: pa.Table) -> None:
+        """Store what is processed by its place in the listing; what is refused for a conflict comes last."""
+        is_missing = pc.equal(joined["reason"], Reason.DELETED)
+        missing = joined.filter(is_missing).combine_chunks()
+        self.missing_count += missing.num_rows
+        for batch in missing.to_batches():
             files = batch.column("file").to_numpy(zero_copy_only=False).astype(np.int64)
-            self._gone.add(batch, files * self._gone_parts // len(self._files))
-        for batch in joined.filter(pc.invert(is_gone)).combine_chunks().to_batches():
+            self._deleted_files.add(batch, files * self._deleted_parts // len(self._files))
+        for batch in joined.filter(pc.invert(is_missing)).combine_chunks().to_batches():
             place, clash = (batch.column(name).to_numpy(zero_copy_only=False) for name in ("place", "clash"))
-            self._taken_up.add(batch, (place.astype(np.int64) + self._rows * clash) // self._range)
+            self._to_process.add(batch, (place.astype(np.int64) + self._rows * clash) // self._range)
 
 
 def due_now(now_us: int, longest_s: float, waiting: Collection[str]) -> str:
@@ -402,20 +407,20 @@ def _rows_of(paths: list[str]) -> str:
     return f"read_parquet({quote_list(map(local_path, paths))})"
 
 
-# Scan: of which ids do the listing and ``documents`` not say the same?
+# First step: ids whose listing and row of ``documents`` may differ.
 #
 # Only hashes are compared, 24 bytes a row, a part of them at a time: whatever the sizes, and whatever the query engine
-# does, this takes the same memory. What is found is looked at again by its whole id, so that two ids of one hash do
+# does, this takes the same memory. The candidates are compared again by the whole id, so that two ids of one hash do
 # not matter.
 
 _LISTED_HASHES: Final = pa.schema([("h", pa.uint64()), ("v", pa.uint64()), ("f", pa.uint64())])
 _KNOWN_HASHES: Final = pa.schema([*_LISTED_HASHES, ("wave", pa.int64()), ("flags", pa.uint8())])
-_TAKEN_HASHES: Final = pa.schema([("h", pa.uint64())])
+_CONFLICTING_HASHES: Final = pa.schema([("h", pa.uint64())])
 
 SETTLED: Final = 1
-"""It may be left alone if its version is the same."""
+"""Not processed if its version is the same."""
 LIVE: Final = 2
-"""It is at the source, as far as is known."""
+"""Present at the source, as far as is known."""
 WAITING: Final = 4
 """A failed step or an operator waits for it."""
 
@@ -423,70 +428,73 @@ WAITING: Final = 4
 _Array = np.ndarray[Any, Any]
 
 
-class Candidates(HashFilter):
-    """Ids to compare row by row. Some more may be among them.
+class Candidates:
+    """Ids whose listing and stored row may differ, to compare row by row. Some more may be among them.
 
     Attributes:
+        hashes: of these ids.
         known: documents of the source that were there when it was last listed.
         any_known: was anything ever known of it?
-        special: ids that are listed twice, or taken by a conflicting source; as hashes.
-        rows: rows of listing and ``documents`` that are suspect, about.
+        special: number of ids that are listed twice, or of a conflicting source; as hashes.
+        rows: rows of listing and ``documents`` that are candidates, about.
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        self.hashes = HashFilter()
         self.known = 0
         self.any_known = False
         self.special = 0
         self.rows = 0
 
 
-class Queries:
-    """The rows to compare, as queries of one connection.
+class HashQueries:
+    """Rows to compare, as queries of one connection.
 
     Args:
         listed: ``h`` of the id, ``v`` of the version, ``f`` of the fingerprint, a row each.
         known: the same of ``documents``, with ``wave`` and ``flags``.
-        taken: ``h`` of ids that are taken by a conflicting source; None: there is none.
+        conflicting: ``h`` of ids that are of a conflicting source; None: there is none.
     """
 
-    def __init__(self, db: duckdb.DuckDBPyConnection, listed: str, known: str, taken: str | None) -> None:
+    def __init__(self, db: duckdb.DuckDBPyConnection, listed: str, known: str, conflicting: str | None) -> None:
         self.listed = (f"SELECT h, v, f FROM ({listed})", _LISTED_HASHES)
         self.known = (f"SELECT h, v, f, wave, flags FROM ({known})", _KNOWN_HASHES)
-        self.taken = None if taken is None else (f"SELECT h FROM ({taken})", _TAKEN_HASHES)
+        self.conflicting = None if conflicting is None else (f"SELECT h FROM ({conflicting})", _CONFLICTING_HASHES)
         self._db = db
 
     def stream(self, query: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """A query's rows in these columns, few at a time."""
+        """Yield the rows of a query in these columns, few at a time."""
         return stream(self._db, query, schema)
 
 
-def find_candidates(queries: Queries, folder: Path, rows: int, *, only_waiting: bool, with_gone: bool) -> Candidates:
-    """Compare.
+def find_candidates(
+    queries: HashQueries, folder: Path, rows: int, *, only_waiting: bool, find_deleted: bool
+) -> Candidates:
+    """Find ids whose listing and stored row may differ, by hash.
 
     Args:
         rows: of listing and ``documents``, about.
-        only_waiting: only what is WAITING.
-        with_gone: also what is LIVE and not listed.
+        only_waiting: only those that are WAITING.
+        find_deleted: also those that are LIVE and not listed.
     """
     parts = partitions_for(rows, 0, limits.COMPARED_ROWS, 1)
-    spreads = [
-        None if of is None else _spread(queries, of, folder / f"compared-{name}", parts)
-        for name, of in (("listed", queries.listed), ("known", queries.known), ("taken", queries.taken))
+    partitions = [
+        None if of is None else _partition_rows(queries, of, folder / f"compared-{name}", parts)
+        for name, of in (("listed", queries.listed), ("known", queries.known), ("conflicting", queries.conflicting))
     ]
-    found = Candidates()
+    candidates = Candidates()
     for part in range(parts):
-        listed, known, taken = ({} if s is None else _columns(s.read(part)) for s in spreads)
-        _compare(found, listed, known, taken.get("h"), only_waiting, with_gone)
-    return found
+        listed, known, conflicting = ({} if s is None else _columns(s.read(part)) for s in partitions)
+        _compare(candidates, listed, known, conflicting.get("h"), only_waiting, find_deleted)
+    return candidates
 
 
-def _spread(queries: Queries, of: tuple[str, pa.Schema], path: Path, parts: int) -> PartitionFiles:
-    spread = PartitionFiles(path.parent, path.name, of[1], parts)
+def _partition_rows(queries: HashQueries, of: tuple[str, pa.Schema], path: Path, parts: int) -> PartitionFiles:
+    partitions = PartitionFiles(path.parent, path.name, of[1], parts)
     for batch in queries.stream(*of):
-        spread.add(batch, partition_of(batch.column(0).to_numpy(), parts))
-    spread.close()
-    return spread
+        partitions.add(batch, partition_of(batch.column(0).to_numpy(), parts))
+    partitions.close()
+    return partitions
 
 
 def _columns(table: pa.Table) -> dict[str, _Array]:
@@ -497,11 +505,12 @@ def _compare(
     found: Candidates,
     listed: dict[str, _Array],
     known: dict[str, _Array],
-    taken: _Array | None,
+    conflicting: _Array | None,
     only_waiting: bool,
-    with_gone: bool,
+    find_deleted: bool,
 ) -> None:
-    """One part: the last row of each known id beside what is listed."""
+    """Compare one part: the last row of each known id with what is listed."""
+    # ``documents`` has a row for each wave that processed the document: the last one counts
     order = np.lexsort((known["wave"], known["h"]))
     ids = known["h"][order]
     last = np.append(ids[1:] != ids[:-1], True)[: len(ids)]
@@ -513,43 +522,43 @@ def _compare(
     order = np.argsort(listed["h"])  # those of one id together
     listed = {name: column[order] for name, column in listed.items()}
     hashes = listed["h"]
-    at, there = look_up(ids, hashes)
-    twice = _twice(hashes)
-    clash = np.isin(hashes, taken) if taken is not None else np.zeros(len(hashes), bool)
+    at, is_known = look_up(ids, hashes)
+    twice = _is_duplicate(hashes)
+    clash = np.isin(hashes, conflicting) if conflicting is not None else np.zeros(len(hashes), bool)
     found.special += int((twice | clash).sum())
     if only_waiting:
-        suspect = there.copy()
-        suspect[there] = (flags[at[there]] & WAITING) != 0
-        _mark(found, hashes[suspect | clash], ids[:0])
+        is_candidate = is_known.copy()
+        is_candidate[is_known] = (flags[at[is_known]] & WAITING) != 0
+        _add_candidates(found, hashes[is_candidate | clash], ids[:0])
         return
-    same = there.copy()
-    pairs = at[there]
-    equal = (listed["v"][there] == known["v"][pairs]) | (listed["f"][there] == known["f"][pairs])
-    same[there] = equal & ((flags[pairs] & SETTLED) != 0)
-    looked_for = np.zeros(len(ids), bool)
-    looked_for[at[there]] = True
-    gone = ids[live & ~looked_for] if with_gone else ids[:0]
-    _mark(found, hashes[~same | twice | clash], gone)
+    same = is_known.copy()
+    pairs = at[is_known]
+    equal = (listed["v"][is_known] == known["v"][pairs]) | (listed["f"][is_known] == known["f"][pairs])
+    same[is_known] = equal & ((flags[pairs] & SETTLED) != 0)
+    is_listed = np.zeros(len(ids), bool)
+    is_listed[at[is_known]] = True
+    missing = ids[live & ~is_listed] if find_deleted else ids[:0]
+    _add_candidates(found, hashes[~same | twice | clash], missing)
 
 
-def _twice(hashes: _Array) -> _Array:
-    """Which of them, in ascending order, are there more than once?"""
+def _is_duplicate(hashes: _Array) -> _Array:
+    """Return which of these hashes, in ascending order, occur more than once."""
     equal = np.append(hashes[1:] == hashes[:-1], False)[: len(hashes)]
     found: _Array = equal | np.append(False, equal[:-1])[: len(hashes)]
     return found
 
 
-def _mark(found: Candidates, listed: _Array, gone: _Array) -> None:
-    found.add(listed)
-    found.add(gone)
-    found.rows += 2 * len(listed) + len(gone)
+def _add_candidates(candidates: Candidates, listed: _Array, missing: _Array) -> None:
+    candidates.hashes.add(listed)
+    candidates.hashes.add(missing)
+    candidates.rows += 2 * len(listed) + len(missing)
 
 
-# What is processed, back in its source's order: tasks read documents one after another, as the source has them.
+# Third step: the rows to process, in the order of their source, in which tasks read documents.
 
 
 class SourceOrder:
-    """Makes rows of a wave batch out of compared rows.
+    """Makes rows of a wave batch out of compared rows, in the order of the source.
 
     Args:
         paths: of the listing's files.
@@ -564,8 +573,8 @@ class SourceOrder:
         self._files = pa.array(files, pa.string())
         self._clash = clash
 
-    def taken_up(self, compared: pa.Table) -> Iterator[pa.Table]:
-        """Rows that are listed: by place, but those that clash come after all others."""
+    def rows_to_process(self, compared: pa.Table) -> Iterator[pa.Table]:
+        """Yield rows that are listed: by place, but those that conflict come after all others."""
         if not compared.num_rows:
             return
         columns = (compared[name].to_numpy() for name in ("place", "clash"))
@@ -580,22 +589,22 @@ class SourceOrder:
             with RowGroups(path, LISTED) as file:
                 for listed in file.rows_at(place[start:end] - first):
                     rows = compared.slice(start, listed.num_rows)
-                    yield self._slice_rows(path, listed, rows, clashing=bool(clash[start]))
+                    yield self._batch_rows(path, listed, rows, clashing=bool(clash[start]))
                     start += listed.num_rows
 
-    def gone(self, compared: pa.Table) -> pa.Table:
-        """Rows that are not listed."""
+    def missing_rows(self, compared: pa.Table) -> pa.Table:
+        """Return rows that are not listed."""
         nothing = {"size": 0, "fingerprint": "", "location": ""}
-        return table_of(SLICE, compared.num_rows, id=compared["id"], **nothing, **self._said(compared))
+        return table_of(BATCH_FILE, compared.num_rows, id=compared["id"], **nothing, **self._compared_columns(compared))
 
-    def _slice_rows(self, path: str, listed: pa.Table, rows: pa.Table, *, clashing: bool) -> pa.Table:
+    def _batch_rows(self, path: str, listed: pa.Table, rows: pa.Table, *, clashing: bool) -> pa.Table:
         columns: dict[str, Any] = {name: listed[name] for name in LISTED} | {"part": path}
         if clashing:
             columns |= {"part": None, "version": None, "refused": self._clash}
-        return table_of(SLICE, rows.num_rows, **columns, **self._said(rows))
+        return table_of(BATCH_FILE, rows.num_rows, **columns, **self._compared_columns(rows))
 
-    def _said(self, rows: pa.Table) -> dict[str, Any]:
-        """Columns that the compared says."""
+    def _compared_columns(self, rows: pa.Table) -> dict[str, Any]:
+        """Return the columns that come from the comparison."""
         return {
             "reason": rows["reason"],
             "known_file": self._files.take(rows["file"].combine_chunks()),
@@ -630,7 +639,7 @@ UNCONFIRMED: Final = pa.schema(
 
 _COLUMNS: Final = pa.schema([f for f in OUTBOX if f.name not in (*OUTBOX_PARTITION, *OUTBOX_CONTENT)])
 
-_OF_VERDICT: Final = """
+_UNCONFIRMED_OF_COMPARED: Final = """
     SELECT u.origin, u.document, u.route, u.destination
     FROM unconfirmed u JOIN compared v ON u.origin = v.id
     WHERE u.waits OR u.revision = v.revision  -- what is held for an older revision was processed when that ended
@@ -639,7 +648,7 @@ _OF_VERDICT: Final = """
 
 
 def unconfirmed(db: duckdb.DuckDBPyConnection, outbox: Table, source: str) -> Iterator[pa.RecordBatch]:
-    """All such rows of a source."""
+    """Yield the unconfirmed rows of a source."""
     by_destination: dict[str, list[str]] = defaultdict(list)
     for file in outbox.files.values():
         by_destination[file.partition["destination"]].append(file.path)
@@ -657,14 +666,14 @@ def unconfirmed(db: duckdb.DuckDBPyConnection, outbox: Table, source: str) -> It
         db.unregister("outbox")
 
 
-def unconfirmed_of(db: duckdb.DuckDBPyConnection, compared: pa.Table) -> tuple[list[str | None], list[bool]]:
+def unconfirmed_columns(db: duckdb.DuckDBPyConnection, compared: pa.Table) -> tuple[list[str | None], list[bool]]:
     """Return two columns for compared rows (``id``, ``revision``) from the relation ``unconfirmed``: deletes that count
     as given, in the form of ``given``, since they have not been removed yet; and whether an upsert of the family waits.
     """
     deletes: dict[str, list[Published]] = defaultdict(list)
     unsure: set[str] = set()
     db.register("compared", compared)
-    for origin, document, route, destination in db.execute(_OF_VERDICT).fetchall():
+    for origin, document, route, destination in db.execute(_UNCONFIRMED_OF_COMPARED).fetchall():
         if document is None:
             unsure.add(origin)
         else:

@@ -1,7 +1,7 @@
-"""Scan, third part: what is processed is cut into tasks and waves.
+"""Scan, third part: the rows to process are split into tasks and waves.
 
-Rows that were compared one by one are written to files of their own. Where all of a source is new there is nothing to
-say of a single row, and the tasks take the listing's files as they are.
+Rows that were compared one by one are written to files of their own. Where all of a source is new, the tasks read the
+listing's files as they are.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ferryman import limits
-from ferryman.engine.batches import SLICE, RowRange, TaskSplit, WaveBatch
+from ferryman.engine.batches import BATCH_FILE, RowRange, TaskSplit, WaveBatch
 from ferryman.storage.files import StatePath, path_to_write, upload
 from ferryman.storage.parquet import RowGroups
 
@@ -23,13 +23,13 @@ _Numbers = np.ndarray[Any, Any]
 
 
 class Splitter:
-    """Cuts rows into tasks and waves, in the order in which they come.
+    """Splits rows into tasks and waves, in the order in which they come.
 
     Args:
         folder: where compared rows are written.
-        slots: tasks that run at once; a small scan is cut so that all have work, and end at about the same time.
+        slots: tasks that run at once; a small scan is split so that all have work, and end at about the same time.
         rows, size: how much there is at most, in all.
-        wave_bytes: what a wave has at most. Few slots, or little in all: a wave has less.
+        wave_bytes: limit of a wave. With few slots, or little in all, a wave has less.
     """
 
     def __init__(self, folder: StatePath, slots: int, rows: int, size: int, wave_bytes: int) -> None:
@@ -40,7 +40,7 @@ class Splitter:
         self._wave_bytes = min(wave_bytes, slots * share)
         most = np.clip(wave_bytes // (2 * slots), limits.EVEN_TASK_BYTES, share // 2)  # each slot has two tasks a wave
         self._task_bytes = min(wave_bytes, int(np.clip(size // (8 * slots), enough, most)))
-        self._slices: list[WaveBatch] = []
+        self._batches: list[WaveBatch] = []
         self._tasks: list[TaskSplit] = []
         self._bytes = 0
         self._writer: pq.ParquetWriter | None = None
@@ -52,25 +52,25 @@ class Splitter:
         self._pending_rows = self._pending_bytes = self._pending_known = 0
 
     def add_compared(self, source: str, rows: pa.Table) -> None:
-        """Rows in SLICE's columns."""
+        """Add rows in BATCH_FILE's columns."""
         self._add(
             source, rows["size"].to_numpy(), rows["known_size"].to_numpy(), lambda *at: rows.slice(at[0], at[1] - at[0])
         )
 
     def add_listed(self, source: str, path: str) -> None:
-        """All rows of a listing file, all of them new."""
+        """Add all rows of a listing file, all of them new."""
         with RowGroups(path, ["size"]) as file:
             sizes = np.concatenate([rows["size"].to_numpy() for rows in file.all_rows()])
         self._add(source, sizes, np.zeros_like(sizes), lambda start, end: RowRange(path, start, end))
 
     def finish(self) -> list[WaveBatch]:
-        """All waves."""
+        """Return all waves."""
         self._end_task()
         self._end_wave()
-        return self._slices
+        return self._batches
 
-    def _add(self, source: str, sizes: _Numbers, known: _Numbers, take: Callable[[int, int], Any]) -> None:
-        """Rows of these sizes, of which so many bytes are known from before: a task holds both."""
+    def _add(self, source: str, sizes: _Numbers, known: _Numbers, pick: Callable[[int, int], Any]) -> None:
+        """Add rows of these sizes, of which so many bytes are known from before: a task holds both."""
         if source != self._source:
             self._end_task()
             self._source = source
@@ -85,7 +85,7 @@ class Splitter:
             end = max(end, start + (not self._pending_rows))  # a task has at least one row
             end = min(end, start + self._task_rows - self._pending_rows, len(sizes))
             if end > start:
-                self._pending.append(take(start, end))
+                self._pending.append(pick(start, end))
                 self._pending_rows += end - start
                 self._pending_bytes += int(ends[end - 1]) - before
                 self._pending_known += int(known_ends[end - 1]) - known_before
@@ -94,7 +94,7 @@ class Splitter:
             start = end
 
     def _end_task(self) -> None:
-        """End the wave first if the task does not fit into it any more."""
+        """End the task, and first the wave if the task does not fit into it any more."""
         if not self._pending:
             return
         if self._tasks and self._bytes + self._pending_bytes > self._wave_bytes:
@@ -111,7 +111,7 @@ class Splitter:
             self._file = self._folder / f"slice-{uuid.uuid4().hex}.parquet"  # executors may keep copies of others
             constant = ["part", "reason", "known_file"]  # nearly
             self._writer = pq.ParquetWriter(
-                str(path_to_write(self._file)), SLICE, compression="lz4", use_dictionary=constant
+                str(path_to_write(self._file)), BATCH_FILE, compression="lz4", use_dictionary=constant
             )
             self._written = 0
         table = pa.concat_tables(tables)
@@ -125,5 +125,5 @@ class Splitter:
             self._writer = None
             upload(self._file)
         if self._tasks:
-            self._slices.append(WaveBatch(self._tasks, self._bytes))
+            self._batches.append(WaveBatch(self._tasks, self._bytes))
             self._tasks, self._bytes = [], 0

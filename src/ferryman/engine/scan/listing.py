@@ -28,7 +28,7 @@ from ferryman.document import (
 )
 from ferryman.engine.batches import CONTENT, LISTING, content_path
 from ferryman.engine.live import ProgressWriter
-from ferryman.engine.results import NONE, ListedPart, Listing, Only, Outage, outage_of
+from ferryman.engine.results import NO_IDS, ListedPart, Listing, Outage, WantedIds, outage_of
 from ferryman.engine.runner.base import PickledPlan, QueryFailed, Runner
 from ferryman.errors import (
     BadDocument,
@@ -55,11 +55,11 @@ _TASKS_A_SLOT: Final = 4
 _ENTRIES: Final = 10_000
 """Entries of a log that are listed at once, by their ids."""
 
-_TOLD_DOUBTS: Final = 3  # that a message names; an unmounted share may have thousands of folders
-_SEE_THE_SAME: Final = "Every machine must see the same there: mount it on all of them."
+_NAMED_DOUBTS: Final = 3  # named in a message; an unmounted share may have thousands of folders
+_MOUNT_HINT: Final = "Every machine must see the same there: mount it on all of them."
 
-_TOLD_ROWS: Final = 256
-"""Documents that are counted at once for who watches: a listing is quick."""
+_COUNTED_ROWS: Final = 256
+"""Documents that are reported together: a listing is quick."""
 
 _GROUP_ROWS: Final = 16_384
 _GROUP_BYTES: Final = 16 * limits.MIB
@@ -70,9 +70,9 @@ def list_sources(
     shipped: PickledPlan,
     folder: StatePath,
     runner: Runner,
-    only: Only | None = None,
+    only: WantedIds | None = None,
     live: str = "",
-    entries: Only = NONE,
+    entries: WantedIds = NO_IDS,
 ) -> list[Listing]:
     """List every source of the plan, or only these documents, into files in ``folder``.
 
@@ -81,7 +81,7 @@ def list_sources(
         entries: of logs, if not only some documents are wanted: what is new of logs is asked for by place.
     """
     sources = [n for n in sources_of(plan.nodes) if only is None or n.name in only]
-    pieces: list[tuple[str, Any]] = []
+    partitions: list[tuple[str, Any]] = []
     parts: list[ListedPart] = []
     refused: list[UsageError] = []
 
@@ -99,14 +99,14 @@ def list_sources(
 
     for node in sources:
         try:
-            pieces += _pieces(node, (entries if only is None else only).get(node.name))
+            partitions += _partitions_of(node, (entries if only is None else only).get(node.name))
         except BaseException as e:  # whatever a user's source raises
             fail(node, e)
-    per_task = -(-len(pieces) // (_TASKS_A_SLOT * runner.slots))  # a task costs more than a small folder
-    tasks = [pieces[at : at + per_task] for at in range(0, len(pieces), per_task)] if pieces else []
-    listed = chain.from_iterable(runner.run_early(ListPieces(shipped, str(folder), only, live), tasks))
+    per_task = -(-len(partitions) // (_TASKS_A_SLOT * runner.slots))  # a task costs more than a small folder
+    tasks = [partitions[at : at + per_task] for at in range(0, len(partitions), per_task)] if partitions else []
+    listed = chain.from_iterable(runner.run_early(ListPartitions(shipped, str(folder), only, live), tasks))
     by_name = {node.name: node.source for node in sources}
-    parts += [_looked_at_again(by_name[part.source], part) for part in listed]
+    parts += [_check_doubts(by_name[part.source], part) for part in listed]
     for node in sources:
         if isinstance(node.source, DataFrame) and all(p.source != node.name for p in parts):
             read = node.source.read if only is None else partial(_read_only, node.source, only[node.name])
@@ -119,8 +119,8 @@ def list_sources(
     return [Listing(node, [p for p in parts if p.source == node.name]) for node in sources]
 
 
-def _pieces(node: SourceNode, wanted: Collection[str] | None) -> list[tuple[str, Any]]:
-    """Return the source's pieces, each with its name; a DataFrame has none, and a log only the wanted ids."""
+def _partitions_of(node: SourceNode, wanted: Collection[str] | None) -> list[tuple[str, Any]]:
+    """Return the source's partitions, each with its name; a DataFrame has none, and a log only the wanted ids."""
     source = node.source
     source.check()
     if isinstance(source, Log):
@@ -128,14 +128,14 @@ def _pieces(node: SourceNode, wanted: Collection[str] | None) -> list[tuple[str,
         return [(node.name, ids[at : at + _ENTRIES]) for at in range(0, len(ids), _ENTRIES)]
     if isinstance(source, DataFrame):
         return []
-    pieces = list(source.partitions())
-    if not type(source).__module__.startswith("ferryman.") and (why := pickling_error(pieces)) is not None:
+    partitions = list(source.partitions())
+    if not type(source).__module__.startswith("ferryman.") and (why := pickling_error(partitions)) is not None:
         raise Misconfigured(f"what its partitions() returns cannot be sent to the workers: {why}")
-    return [(node.name, piece) for piece in pieces]
+    return [(node.name, partition) for partition in partitions]
 
 
 def _read_only(source: DataFrame, wanted: frozenset[str], spark: Any) -> Any:
-    """The DataFrame's rows of these documents: the others do not leave the JVM."""
+    """Return the DataFrame's rows of these documents: the others do not leave the JVM."""
     frame = source.read(spark)
     if dict(frame.dtypes)[source.id] != "string":
         return frame  # how a number becomes an id is the workers' business; detection takes what is pending
@@ -144,35 +144,38 @@ def _read_only(source: DataFrame, wanted: frozenset[str], spark: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class ListPieces:
-    """Task: list some pieces, each (source, piece); one part for each source among them."""
+class ListPartitions:
+    """Task: list some partitions, each (source, partition); returns one part for each source among them."""
 
     shipped: PickledPlan
     folder: str
-    only: Only | None = None
+    only: WantedIds | None = None
     live: str = ""
 
-    def __call__(self, pieces: list[tuple[str, Any]]) -> list[ListedPart]:
-        return [self._list(name, [piece for _, piece in of_one]) for name, of_one in groupby(pieces, itemgetter(0))]
+    def __call__(self, partitions: list[tuple[str, Any]]) -> list[ListedPart]:
+        return [
+            self._list(name, [partition for _, partition in of_one])
+            for name, of_one in groupby(partitions, itemgetter(0))
+        ]
 
-    def _list(self, name: str, pieces: list[Any]) -> ListedPart:
+    def _list(self, name: str, partitions: list[Any]) -> ListedPart:
         source = _source(self.shipped, name)
         wanted = None if self.only is None else self.only[name]
         failures: list[str] = []
         outages: list[Outage] = []
         doubts: list[Doubt] = []
         live, listed = ProgressWriter(self.live), 0
-        with _Writer(self.folder, name) as out:
-            for piece in pieces:
+        with _ListingFile(self.folder, name) as out:
+            for partition in partitions:
                 try:
-                    for entry in source.listing(piece):
+                    for entry in source.listing(partition):
                         if isinstance(entry, Doubt):
                             doubts.append(entry)
                             continue
                         listed += 1
-                        if not listed % _TOLD_ROWS:
-                            live.add(_TOLD_ROWS)
-                        id = source.full_id(_checked(entry).id)
+                        if not listed % _COUNTED_ROWS:
+                            live.add(_COUNTED_ROWS)
+                        id = source.full_id(_check_entry(entry).id)
                         if wanted is None or id in wanted:
                             out.add(id, entry)
                 except BaseException as e:  # whatever a user's source raises
@@ -182,7 +185,7 @@ class ListPieces:
                     failures.append(message_of(error))
                     if (outage := outage_of(error)) is not None:
                         outages.append(outage)
-            live.add(listed % _TOLD_ROWS)
+            live.add(listed % _COUNTED_ROWS)
             live.flush()
             part = out.finish(shortened("; ".join(failures), limits.MESSAGE_CHARACTERS) or None)
             first = next(iter(outages), None)
@@ -191,7 +194,7 @@ class ListPieces:
 
 @dataclass(frozen=True, slots=True)
 class ListFrame:
-    """Task: list one partition of a DataFrame; its rows are the documents."""
+    """Task: list one partition of a DataFrame, whose rows are the documents."""
 
     shipped: PickledPlan
     folder: str
@@ -200,7 +203,7 @@ class ListFrame:
     def __call__(self, partition: int, batches: Iterator[pa.RecordBatch]) -> ListedPart:
         source = _source(self.shipped, self.source)
         assert isinstance(source, DataFrame)
-        with _Writer(self.folder, self.source) as out:
+        with _ListingFile(self.folder, self.source) as out:
             try:
                 for ids, fields in source.columns(batches):
                     out.add_columns(source.full_ids(ids), fields)
@@ -213,17 +216,19 @@ class ListFrame:
             return out.finish()
 
 
-def _looked_at_again(source: Source, part: ListedPart) -> ListedPart:
-    """A part whose doubts the driver has answered: what it sees otherwise makes the part incomplete."""
+def _check_doubts(source: Source, part: ListedPart) -> ListedPart:
+    """Return the part without doubts: those that the driver contradicts make it incomplete."""
     try:
-        found = [(each, said) for each in part.doubts if (said := source.contradiction(each))]
+        contradicted = [(each, contradiction) for each in part.doubts if (contradiction := source.contradiction(each))]
     except Exception as e:
         return part._replace(doubts=(), failure=message_of(e), outage=outage_of(e))
-    if not found:
+    if not contradicted:
         return part._replace(doubts=())
-    told = [f"{said}, but {each.seen} on {part.host}" for each, said in found[:_TOLD_DOUBTS]]
-    more = f"; and {len(found) - _TOLD_DOUBTS} more" if len(found) > _TOLD_DOUBTS else ""
-    why = f"{'; '.join(told)}{more}. {_SEE_THE_SAME}"
+    contradictions = [
+        f"{contradiction}, but {each.seen} on {part.host}" for each, contradiction in contradicted[:_NAMED_DOUBTS]
+    ]
+    more = f"; and {len(contradicted) - _NAMED_DOUBTS} more" if len(contradicted) > _NAMED_DOUBTS else ""
+    why = f"{'; '.join(contradictions)}{more}. {_MOUNT_HINT}"
     return part._replace(doubts=(), failure="; ".join(filter(None, (part.failure, why))))
 
 
@@ -231,8 +236,8 @@ def _source(shipped: PickledPlan, name: str) -> Any:
     return source_named(shipped.plan().nodes, name).source
 
 
-class _Writer:
-    """A listing file in the making: rows gathered into row groups."""
+class _ListingFile:
+    """A listing file that is being written: rows are gathered into row groups."""
 
     def __init__(self, folder: str, source: str) -> None:
         self._source = source
@@ -244,7 +249,7 @@ class _Writer:
         self._written = 0
         self._bytes = 0
 
-    def __enter__(self) -> _Writer:
+    def __enter__(self) -> _ListingFile:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -255,7 +260,7 @@ class _Writer:
 
     def add(self, id: str, entry: Listed | Document) -> None:
         if isinstance(entry, Document):
-            row, size = _inline(id, entry)
+            row, size = _document_row(id, entry)
         else:
             size = entry.size
             row = (id, size, entry.fingerprint, entry.location, entry.refused or None, None, None, None)
@@ -266,7 +271,7 @@ class _Writer:
             self._flush_rows()
 
     def add_columns(self, ids: list[str], fields: list[bytes]) -> None:
-        """Rows without raw bytes, whole columns at a time."""
+        """Add rows without raw bytes, whole columns at a time."""
         if not ids:
             return
         columns: dict[str, Any] = {
@@ -297,7 +302,7 @@ class _Writer:
             try:
                 self._write(_columns(rows), len(rows))
             except (TypeError, ValueError, OverflowError, pa.ArrowException):  # one of them is not what a row may be
-                self._write(_columns([_storable(*row) for row in rows]), len(rows))
+                self._write(_columns([_storable_row(*row) for row in rows]), len(rows))
 
     def _write(self, columns: dict[str, Any], group_rows: int, **constant: str) -> None:
         n = len(columns["id"])
@@ -327,10 +332,10 @@ def _columns(rows: list[tuple[Any, ...]]) -> dict[str, Any]:
     return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
 
 
-def _storable(
+def _storable_row(
     id: str, size: int, fingerprint: str, location: str, refused: str | None, *content: Any
 ) -> tuple[Any, ...]:
-    """A row that may have what cannot be stored: as it is, or refused with the reason."""
+    """Return a row that may have values which cannot be stored: as it is, or refused with the reason."""
     why = None if refused is None else plain_text(refused)
     try:
         check_source_id(id)
@@ -344,18 +349,19 @@ def _storable(
     return id, size, fingerprint, location, why, *content
 
 
-def _checked(entry: Any) -> Listed | Document:
-    """
+def _check_entry(entry: Any) -> Listed | Document:
+    """Check what a listing yields.
+
     Raises:
-        TypeError: it is something else.
+        TypeError: it is neither a Listed nor a Document.
     """
     if isinstance(entry, Listed | Document):
         return entry
     raise TypeError(f"its listing yields {shown(entry)}: a Document, or a Listed of an id, a size and texts, is wanted")
 
 
-def _inline(id: str, doc: Document) -> tuple[tuple[Any, ...], int]:
-    """A whole document as a listing row; one whose fields JSON cannot hold, or that is too large, is refused."""
+def _document_row(id: str, doc: Document) -> tuple[tuple[Any, ...], int]:
+    """Return a whole document as a listing row; one whose fields JSON cannot hold, or that is too large, is refused."""
     try:
         check_source_id(id)
         fields, raw = encode_fields(doc.fields), raw_bytes(doc.raw)

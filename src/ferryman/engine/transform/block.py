@@ -1,4 +1,4 @@
-"""A block of compared rows in a worker's hands: its columns, and what follows from each document's past."""
+"""A block of compared rows: its columns, and what is known of each document."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ferryman.records.families import FailedMember, decode_failures, decode_held
 from ferryman.records.keys import export_name
 from ferryman.storage.parquet import column_values
 
-KNOWN: Final = [
+KNOWN_COLUMNS: Final = [
     "known_version",
     "known_revision",
     "known_fingerprint",
@@ -39,23 +39,23 @@ class KnownDocument(NamedTuple):
 
     @property
     def failures(self) -> list[FailedMember]:
-        """Where its steps failed."""
+        """Return the failures at its steps."""
         return decode_failures(self.failed)
 
 
 class Block:
-    """Some rows of a cut; row ``i`` of every column is the same document.
+    """Some rows of a task; row ``i`` of every column is the same document.
 
     Attributes:
         table: the rows as they were compared.
         ids, reasons, refused: their columns as lists.
         versions: None where the content was not read yet; whoever reads it sets it.
-        fingerprints: what the next scan compares with; "" has it look at the content.
+        fingerprints: what the next scan compares with; "": it reads the content.
         first_seen: no document of the block was known before.
-        first_revision: of documents that are seen for the first time, where the rows do not say it.
+        first_revision: of documents that are seen for the first time, where the rows have no revision.
         places: of entries of a log, else empty.
-        key_hashes: of what a keyed node exports, its key; else empty.
-        provenances: where each came from, as JSON; None: nothing is known of any.
+        key_hashes: keys of the exports of a keyed node, else empty.
+        provenances: where each document came from, as JSON; None: not known for any.
     """
 
     def __init__(self, table: pa.Table, first_revision: int = 1) -> None:
@@ -66,7 +66,7 @@ class Block:
         self.provenances: list[str | None] | None = table["provenance"].to_pylist() if of_log else None
         self._contents: tuple[list[bytes | None], list[bytes | None]] | None = None
         self._read: dict[int, tuple[bytes | None, str | None]] = {}
-        self._dropped: list[str | None] = column_values(table["dropped"]) if of_log else []
+        self._drop_reasons: list[str | None] = column_values(table["dropped"]) if of_log else []
         self._revisions: list[int] = table["revision"].to_pylist() if changed else []
         self.key_hashes: list[int] = table["key_hash"].to_pylist() if exported else []
         self._deletes: list[bool] = table["deletes"].to_pylist() if changed else []
@@ -76,43 +76,43 @@ class Block:
         self.versions: list[Any] = column_values(table["version"])
         self.fingerprints: list[str] = table["fingerprint"].to_pylist()
         self.first_seen = table["known_version"].null_count == table.num_rows
-        self._known = [] if self.first_seen else [table[name].to_pylist() for name in KNOWN]
+        self._known = [] if self.first_seen else [table[name].to_pylist() for name in KNOWN_COLUMNS]
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def known(self, i: int) -> KnownDocument | None:
-        """The document's last row in ``documents``; None if it was never seen."""
+        """Return the document's last row in ``documents``; None if it was never seen."""
         if self.first_seen or self._known[0][i] is None:
             return None
         return KnownDocument(*(column[i] for column in self._known))
 
     def contents(self) -> tuple[list[bytes | None], list[bytes | None]] | None:
-        """Fields and raw bytes of each row, where they came with it; None: they are elsewhere."""
+        """Return fields and raw bytes of each row, where they came with it; None: they are elsewhere."""
         if self._contents is None and self.places:
             self._contents = column_values(self.table["fields"]), column_values(self.table["raw"])
         return self._contents
 
-    def passed_over(self, i: int) -> str | None:
-        """Why its source passes it over; None: it does not."""
-        return self._dropped[i] if self._dropped else None
+    def drop_reason(self, i: int) -> str | None:
+        """Return why its source drops row ``i``; None: it does not."""
+        return self._drop_reasons[i] if self._drop_reasons else None
 
-    def pass_over(self, i: int, why: str) -> None:
-        """Mark row ``i`` as skipped by its source, with the reason; "": as not skipped."""
+    def set_drop_reason(self, i: int, why: str) -> None:
+        """Note that its source drops row ``i`` for this reason; "": it does not."""
         if why:
-            self._dropped = self._dropped or [None] * len(self)
-            self._dropped[i] = why
+            self._drop_reasons = self._drop_reasons or [None] * len(self)
+            self._drop_reasons[i] = why
 
     def entry_fields(self, i: int) -> bytes | None:
-        """Fields of an entry of a log as it came; None: it is not one, or could not be read."""
+        """Return the fields of an entry of a log as it came; None: it is not one, or could not be read."""
         contents = self.contents()
-        return self.read_by_id(i)[0] if contents is None else contents[0][i]
+        return self.read_fields(i)[0] if contents is None else contents[0][i]
 
-    def read_by_id(self, i: int) -> tuple[bytes | None, str | None]:
+    def read_fields(self, i: int) -> tuple[bytes | None, str | None]:
         """Return what was read of row ``i`` by its id: fields and provenance."""
         return self._read.get(i, (None, None))
 
-    def was_read(self, i: int, fields: bytes | None, provenance: str | None) -> None:
+    def set_read(self, i: int, fields: bytes | None, provenance: str | None) -> None:
         """Store what was read of row ``i``, an entry of a log, by its id."""
         self._read[i] = fields, provenance
         if provenance is not None:
@@ -120,13 +120,13 @@ class Block:
                 self.provenances = [None] * len(self)
             self.provenances[i] = provenance
 
-    def is_known_as(self, i: int, version: str) -> bool:
-        """Does ``documents`` have this very version of it?"""
+    def has_version(self, i: int, version: str) -> bool:
+        """Return whether ``documents`` has this version of row ``i``."""
         known = self.known(i)
         return known is not None and known.version == version and known.operation == "upsert"
 
     def revision(self, i: int) -> int:
-        """A retry of what failed goes on with its revision; everything else processed opens a new one."""
+        """Return the revision of row ``i``: a retry keeps it, everything else processed opens a new one."""
         known = self.known(i)
         if known is None:
             return self._revisions[i] if self._revisions else self.first_revision
@@ -146,13 +146,13 @@ class Block:
         """Return whether row ``i`` is the export of a deletion."""
         return bool(self._deletes) and self._deletes[i]
 
-    def held(self, i: int) -> list[str]:
-        """Nodes that all it owes waits for; see ``family.encode_held``."""
+    def held_by(self, i: int) -> list[str]:
+        """Return the nodes that all pending deliveries of row ``i`` wait for, see ``family.encode_held``."""
         known = self.known(i)
         return decode_held(known.held) if known is not None else []
 
-    def to_retry(self, i: int) -> list[FailedMember] | None:
-        """Where a retry of this very version goes on; None: it is not a retry."""
+    def failures_to_retry(self, i: int) -> list[FailedMember] | None:
+        """Return the failures at which a retry of this version continues; None: it is not a retry."""
         known = self.known(i)
         return known.failures if known is not None and self.is_retry(i, known) else None
 

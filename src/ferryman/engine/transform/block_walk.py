@@ -1,8 +1,9 @@
-"""The walk of a whole block of new documents, as long as they meet nothing unusual.
+"""Fast path of the walk: whole blocks of new documents, as long as nothing unusual happens to them.
 
-Most documents go their way without an error, a child or a wish. What such a one comes to is gathered as it goes, for
-the columns of its block. As soon as a document meets anything else, ``Walk`` takes it on from there, with what the node
-at which it is has answered: what all of that means is known there, and only there. Both ways come to the same files.
+Most documents reach their destinations without an error, a child or a request to be read again. What they deliver is
+gathered for the columns of their block. As soon as anything else happens to a document, ``Walk`` continues with it from
+there, with the answer of the node at which it is: only ``Walk`` knows what that answer means. Both write the same
+files.
 """
 
 from __future__ import annotations
@@ -17,162 +18,162 @@ from ferryman.document import Document, decode_fields, encode_fields
 from ferryman.engine.batches import Reason
 from ferryman.engine.live import ProgressWriter
 from ferryman.engine.transform.block import Block
-from ferryman.engine.transform.rows import Content, OutboxBuffer, Untaken
+from ferryman.engine.transform.rows import Content, OutboxBuffer, SkippedDelivery
 from ferryman.engine.transform.staging import Stager
-from ferryman.engine.transform.walk import CompiledNode, Onwards, Walk, Way, untaken, why_untaken
+from ferryman.engine.transform.walk import CompiledNode, PlanPath, Walk, ends_not_chosen, not_chosen_message
 from ferryman.records.families import encode_published
 from ferryman.routers import Router
 
 _LARGE_BYTES: Final = limits.MIB
-"""Content of this size does not wait for the rest of its document."""
+"""Larger content is staged by the general walk at once: it does not wait for the rest of its document."""
 
 
-class Stop(NamedTuple):
-    """Where a document met something unusual.
+class Fallback(NamedTuple):
+    """Position at which the general walk takes over a document.
 
     Attributes:
-        answer: gives what the node answered, or raises what it raised; None: it was not called.
-        ahead: copies that go on after this one, the next one last.
+        answer: returns what the node answered, or raises what it raised; None: it was not called.
+        ahead: copies that are walked after this one, the next one last.
     """
 
     doc: Document
-    point: WayPoint
+    node: PathNode
     answer: Callable[[Document], Any] | None
-    ahead: list[tuple[Document, WayPoint]]
+    ahead: list[tuple[Document, PathNode]]
 
 
 class BlockWalk:
     """Walks blocks of one task.
 
     Args:
-        walk: takes documents on that meet something unusual.
+        walk: the general walk, for documents to which something unusual happens.
 
     Attributes:
-        first: the node below the source; None: there is none.
+        first_node: the node below the source; None: there is none.
     """
 
     def __init__(self, walk: Walk, stager: Stager, live: ProgressWriter) -> None:
         self._walk = walk
         self._stager = stager
         self._live = live
-        self.first = WayPoint(walk.source, Way(), walk, stager).next
+        self.first_node = PathNode(walk.source, PlanPath(), walk, stager).next
         self._deliveries: list[Content] = []
-        self._untaken: list[Untaken] = []
+        self._skipped: list[SkippedDelivery] = []
         self._published: dict[tuple[OutboxBuffer, ...], str] = {}
         self._large = min(_LARGE_BYTES, limits.MAX_CONTENT_BYTES)
 
     @classmethod
-    def of(cls, walk: Walk, stager: Stager, live: ProgressWriter) -> Self | None:
-        """None: documents may come to a node that is more than a step, a router or a destination."""
-        return cls(walk, stager, live) if all(map(_is_plain, walk.below_source())) else None
+    def create(cls, walk: Walk, stager: Stager, live: ProgressWriter) -> Self | None:
+        """Return None if documents may come to a node that is not a step, a router or a destination."""
+        return cls(walk, stager, live) if all(map(_is_plain, walk.nodes_below_source())) else None
 
     @staticmethod
     def suits(block: Block) -> bool:
-        """Are all of its documents new, and not entries of a log?"""
+        """Return whether all documents of the block are new, and none is an entry of a log."""
         return block.first_seen and not block.places and block.reasons.count(Reason.NEW) == len(block)
 
-    def take(self, block: Block, i: int, fields: bytes, raw: bytes | None) -> None:
-        """Walk and stage row ``i`` of the block, of which the content is at hand."""
+    def walk_row(self, block: Block, i: int, fields: bytes, raw: bytes | None) -> None:
+        """Walk and stage row ``i`` of the block, whose content is given."""
         self._begin(block, i)
         self._live.add(1)
         doc = Document.of(block.ids[i], decode_fields(fields), raw, block.versions[i])
-        self._stage(i, doc.id, self._go(doc, self.first))
+        self._stage(i, doc.id, self._walk_from(doc, self.first_node))
 
-    def take_answer(self, block: Block, i: int, doc: Document, answer: Any) -> None:
-        """Walk and stage row ``i``, for which the first node was called; what it raised is an exception object."""
+    def walk_answered_row(self, block: Block, i: int, doc: Document, answer: Any) -> None:
+        """Walk and stage row ``i``, for which the first node was called; ``answer`` is an exception if it raised."""
         self._begin(block, i)
-        point = self.first
-        assert point is not None
-        assert point.pulse is not None
+        node = self.first_node
+        assert node is not None
+        assert node.health is not None
         if answer is not doc or doc.asked_again is not None or doc.refused is not None:
-            given = partial(_raise if isinstance(answer, Exception) else _give, answer)
-            self._stage(i, block.ids[i], Stop(doc, point, given, []))
+            result = partial(_raise_error if isinstance(answer, Exception) else _return_answer, answer)
+            self._stage(i, block.ids[i], Fallback(doc, node, result, []))
             return
-        if not point.pulse.steady:
-            point.pulse.returned()
-        self._stage(i, doc.id, self._go(doc, point.next))
+        if not node.health.steady:
+            node.health.note_return()
+        self._stage(i, doc.id, self._walk_from(doc, node.next))
 
     def _begin(self, block: Block, i: int) -> None:
-        self._walk.calling.at(block, i)
+        self._walk.call_scope.at(block, i)
         self._walk.row += 1
-        self._deliveries, self._untaken = [], []
+        self._deliveries, self._skipped = [], []
 
-    def _stage(self, i: int, id: str, stop: Stop | None) -> None:
+    def _stage(self, i: int, id: str, fallback: Fallback | None) -> None:
         """Stage the outcome of the document's walk."""
-        self._walk.calling.step = ""
-        if stop is None:
+        self._walk.call_scope.step = ""
+        if fallback is None:
             buffers = tuple([buffer for buffer, _, _ in self._deliveries])
             if (published := self._published.get(buffers)) is None:
                 published = self._published[buffers] = encode_published([buffer.given for buffer in buffers])
-            self._stager.went(i, self._deliveries, self._untaken, published)
+            self._stager.stage_plain(i, self._deliveries, self._skipped, published)
         else:
-            self._stager.walked(i, self._walk, partial(self._go_on, id, stop), retry=False)
+            self._stager.stage_walk(i, self._walk, partial(self._continue_in_walk, id, fallback), retry=False)
 
-    def _go(self, doc: Document, point: WayPoint | None) -> Stop | None:
-        """Walk until a step needs the general path; None if every delivery was staged."""
-        id, calling = doc.id, self._walk.calling
-        ahead: list[tuple[Document, WayPoint]] = []
+    def _walk_from(self, doc: Document, node: PathNode | None) -> Fallback | None:
+        """Walk until the document needs the general walk, and return the position; None: every delivery was staged."""
+        id, call_scope = doc.id, self._walk.call_scope
+        ahead: list[tuple[Document, PathNode]] = []
         while True:
-            if point is None:
+            if node is None:
                 if not ahead:
                     return None
-                doc, point = ahead.pop()
-            elif point.pulse is not None and point.pulse.closed:
-                return Stop(doc, point, None, ahead)
-            elif point.step is not None:
-                calling.step, calling.route = point.name, point.route
+                doc, node = ahead.pop()
+            elif node.health is not None and node.health.closed:
+                return Fallback(doc, node, None, ahead)
+            elif node.step is not None:
+                call_scope.step, call_scope.route = node.name, node.route
                 try:
-                    out = point.step(doc)
+                    out = node.step(doc)
                 except BaseException as e:  # the walk knows what it means
                     doc.id = id
-                    return Stop(doc, point, partial(_raise, e), ahead)
+                    return Fallback(doc, node, partial(_raise_error, e), ahead)
                 doc.id = id
                 if out is not doc or doc.asked_again is not None or doc.refused is not None:
-                    return Stop(doc, point, partial(_give, out), ahead)
-                if point.pulse is not None and not point.pulse.steady:
-                    point.pulse.returned()
-                point = point.next
-            elif point.choose is not None:
-                if (stop := self._fork(doc, point, ahead)) is not None:
-                    return stop
-                doc, point = ahead.pop()
-            elif doc.id == id and self._deliver(doc, point):
-                point = point.next
+                    return Fallback(doc, node, partial(_return_answer, out), ahead)
+                if node.health is not None and not node.health.steady:
+                    node.health.note_return()
+                node = node.next
+            elif node.choose is not None:
+                if (fallback := self._branch(doc, node, ahead)) is not None:
+                    return fallback
+                doc, node = ahead.pop()
+            elif doc.id == id and self._deliver(doc, node):
+                node = node.next
             else:
-                return Stop(doc, point, None, ahead)
+                return Fallback(doc, node, None, ahead)
 
-    def _fork(self, doc: Document, point: WayPoint, ahead: list[tuple[Document, WayPoint]]) -> Stop | None:
-        """Put what a router makes of the document in front of what is ahead."""
-        assert point.choose is not None
-        self._walk.calling.step = ""
+    def _branch(self, doc: Document, node: PathNode, ahead: list[tuple[Document, PathNode]]) -> Fallback | None:
+        """Put what a router makes of the document before what is ahead."""
+        assert node.choose is not None
+        self._walk.call_scope.step = ""
         id = doc.id
         try:
             try:
-                answer = point.choose(doc)
+                answer = node.choose(doc)
             finally:
                 doc.id = id
-            if point.copies and not isinstance(answer, str):
+            if node.copies and not isinstance(answer, str):
                 answer = tuple(answer)
-            chosen = point.chosen(answer)
+            chosen = node.branches_for(answer)
         except BaseException as e:
-            return Stop(doc, point, partial(_raise, e), ahead)
+            return Fallback(doc, node, partial(_raise_error, e), ahead)
         try:
-            copies = [doc.copy() for _ in chosen.points[1:]]
+            copies = [doc.copy() for _ in chosen.nodes[1:]]
         except BaseException:
-            return Stop(doc, point, partial(_give, answer), ahead)
+            return Fallback(doc, node, partial(_return_answer, answer), ahead)
         if doc.refused is not None:
-            return Stop(doc, point, partial(_give, answer), ahead)
-        if point.pulse is not None and not point.pulse.steady:
-            point.pulse.succeeded()
-        self._untaken += chosen.untaken
+            return Fallback(doc, node, partial(_return_answer, answer), ahead)
+        if node.health is not None and not node.health.steady:
+            node.health.note_success()
+        self._skipped += chosen.skipped
         if copies:
-            ahead += reversed(list(zip([*copies, doc], chosen.points, strict=True)))
+            ahead += reversed(list(zip([*copies, doc], chosen.nodes, strict=True)))
         else:
-            ahead.append((doc, chosen.points[0]))
+            ahead.append((doc, chosen.nodes[0]))
         return None
 
-    def _deliver(self, doc: Document, point: WayPoint) -> bool:
-        """Gather what goes out; False: there is more to say of it."""
+    def _deliver(self, doc: Document, node: PathNode) -> bool:
+        """Gather the content of a delivery; False: the general walk must look at it."""
         try:
             fields = encode_fields(doc.fields)
         except Exception:
@@ -180,122 +181,125 @@ class BlockWalk:
         raw = doc.raw
         if len(fields) > self._large or (raw is not None and (type(raw) is not bytes or len(raw) > self._large)):
             return False
-        self._deliveries.append((point.buffer, fields, raw))
+        self._deliveries.append((node.buffer, fields, raw))
         return True
 
-    def _go_on(self, id: str, stop: Stop) -> None:
-        """Say what the document came to so far, and have it go on."""
+    def _continue_in_walk(self, id: str, fallback: Fallback) -> None:
+        """Stage what the document has delivered so far, and continue in the general walk."""
         for buffer, fields, raw in self._deliveries:
             self._stager.upsert(Document.of(id, {}, raw), buffer.end, buffer.branches, fields, None)
-        for end in self._untaken:
-            self._stager.dropped(Document.of(id, {}), (end.destination, end.route), end.branches, end.message, 1)
-        here = (stop.doc, stop.point.answered(stop.answer), stop.point.way)
-        self._walk.first_from(id, [here, *((doc, each.station, each.way) for doc, each in reversed(stop.ahead))])
+        for end in self._skipped:
+            self._stager.drop(Document.of(id, {}), (end.destination, end.route), end.branches, end.message, 1)
+        here = (fallback.doc, fallback.node.with_answer(fallback.answer), fallback.node.path)
+        self._walk.resume(id, [here, *((doc, each.compiled, each.path) for doc, each in reversed(fallback.ahead))])
 
 
-def _is_plain(station: CompiledNode) -> bool:
-    return station.step is not None or station.router is not None or (station.delivers and station.accepts is None)
+def _is_plain(compiled: CompiledNode) -> bool:
+    return compiled.step is not None or compiled.router is not None or (compiled.delivers and compiled.accepts is None)
 
 
-def _give(answer: Any, _: Document) -> Any:
+def _return_answer(answer: Any, _: Document) -> Any:
     return answer
 
 
-def _raise(error: BaseException, _: Document) -> Any:
+def _raise_error(error: BaseException, _: Document) -> Any:
     raise error
 
 
-# The nodes of a plan as documents come to them by one way: what a block's walk asks of a node is found once.
+# The nodes of a plan by path: whatever the fast path asks of a node is computed once.
 
 
-class Chosen(NamedTuple):
-    """Where documents go on that a router sends to these branches.
+class ChosenBranches(NamedTuple):
+    """Branches that a router chose by one answer.
 
     Attributes:
-        points: of a router that copies, each gets a copy; the last one the document itself.
-        untaken: deliveries that they do not come to.
+        nodes: first nodes of the branches: each gets a copy, the last one the document itself.
+        skipped: deliveries that the document does not get.
     """
 
-    points: list[WayPoint]
-    untaken: list[Untaken]
+    nodes: list[PathNode]
+    skipped: list[SkippedDelivery]
 
 
-class WayPoint:
-    """A node that documents come to by one way, for the first time.
+class PathNode:
+    """A node as documents come to it by one path, for the first time.
 
     Attributes:
         step: is called for a document; None: it is not a step.
         choose: is asked for the branches; None: it is not a router.
-        pulse: how the node is doing; None: it is not called.
+        health: health of the node; None: it is not called.
     """
 
-    def __init__(self, station: CompiledNode, way: Way, walk: Onwards, stager: Stager) -> None:
-        self.station = station
-        self.way = way
-        self.name, self.route = station.name, way.route
-        self.step = station.step
-        self.choose = None if station.router is None else station.router.choose
-        self.copies = station.router is not None and station.router.copies
-        self.pulse = station.pulse
+    def __init__(self, compiled: CompiledNode, path: PlanPath, walk: Walk, stager: Stager) -> None:
+        self.compiled = compiled
+        self.path = path
+        self.name, self.route = compiled.name, path.route
+        self.step = compiled.step
+        self.choose = None if compiled.router is None else compiled.router.choose
+        self.copies = compiled.router is not None and compiled.router.copies
+        self.health = compiled.health
         self._walk = walk
         self._stager = stager
-        self._next: WayPoint | None = None
+        self._next: PathNode | None = None
         self._buffer: OutboxBuffer | None = None
-        self._chosen: dict[Any, Chosen] = {}
+        self._chosen: dict[Any, ChosenBranches] = {}
 
     @property
-    def next(self) -> WayPoint | None:
-        """Where documents go on from here that no router sends elsewhere; None: nowhere."""
-        if self._next is None and self.station.next is not None:
-            self._next = self._at(self.station.next, self.way)
+    def next(self) -> PathNode | None:
+        """Return the node behind this one; None: there is none, or a router chooses it."""
+        if self._next is None and self.compiled.next is not None:
+            self._next = self._node_at(self.compiled.next, self.path)
         return self._next
 
     @property
     def buffer(self) -> OutboxBuffer:
         """Return the buffer of a destination, which collects its rows."""
         if self._buffer is None:
-            self._buffer = self._stager.buffer((self.name, self.route), self.way.branches)
+            self._buffer = self._stager.buffer((self.name, self.route), self.path.branches)
         return self._buffer
 
-    def chosen(self, answer: Any) -> Chosen:
-        """Where documents go on for which a router gave this answer.
+    def branches_for(self, answer: Any) -> ChosenBranches:
+        """Return the branches that a router chose by this answer.
 
         Raises:
             PermanentError: the answer is wrong.
         """
         found = self._chosen.get(answer)
         if found is None:
-            names = self._walk.branches_of(self.station, answer)
-            branches, way = self.station.branches, self.way
-            ways = [way.copied(name) if self.copies else way.chosen(self.name, name) for name in names]
-            points = [self._at(branches[name], onwards) for name, onwards in zip(names, ways, strict=True)]
-            why = why_untaken(self.station, names)
-            ends = [self._stager.untaken(end, way.branches, why) for end in untaken(self.station, names, way)]
-            found = self._chosen[answer] = Chosen(points, ends)
+            names = self._walk.check_branches(self.compiled, answer)
+            branches, path = self.compiled.branches, self.path
+            paths = [path.into_copy(name) if self.copies else path.into_branch(self.name, name) for name in names]
+            nodes = [self._node_at(branches[name], below) for name, below in zip(names, paths, strict=True)]
+            why = not_chosen_message(self.compiled, names)
+            ends = [
+                self._stager.skipped_delivery(end, path.branches, why)
+                for end in ends_not_chosen(self.compiled, names, path)
+            ]
+            found = self._chosen[answer] = ChosenBranches(nodes, ends)
         return found
 
-    def answered(self, answer: Callable[[Document], Any] | None) -> CompiledNode:
-        """The node once it was called for a document: it is not called for it again.
+    def with_answer(self, answer: Callable[[Document], Any] | None) -> CompiledNode:
+        """Return the node as it is once it was called for a document: it is not called for it again.
 
         Args:
-            answer: gives what it returned, or raises what it raised; None: it was not called.
+            answer: returns what the node returned, or raises what it raised; None: it was not called.
         """
         if answer is None:
-            return self.station
-        station = copy.copy(self.station)
-        station.answered = True
+            return self.compiled
+        compiled = copy.copy(self.compiled)
+        compiled.answered = True
         if self.choose is None:
-            station.step = answer
+            compiled.step = answer
         else:
-            station.router = _Answered(answer, copies=self.copies)
-        return station
+            compiled.router = _AnsweredRouter(answer, copies=self.copies)
+        return compiled
 
-    def _at(self, station: CompiledNode, way: Way) -> Self:
-        return type(self)(station, way, self._walk, self._stager)
+    def _node_at(self, compiled: CompiledNode, path: PlanPath) -> Self:
+        return type(self)(compiled, path, self._walk, self._stager)
 
 
-class _Answered(Router):
-    """A router that has been asked for a document."""
+class _AnsweredRouter(Router):
+    """A router that was asked for a document already."""
 
     def __init__(self, answer: Callable[[Document], Any], *, copies: bool) -> None:
         self._answer = answer

@@ -27,161 +27,163 @@ from ferryman.plan.calls import is_async
 from ferryman.records.families import descends
 
 _LEAST_S: Final = 0.001
-"""A timer that is set to no time at all is not set."""
+"""Shortest timer, in seconds: one of zero would not be set."""
 
 
-def why_late(step: StepNode) -> str:
+def timeout_message(step: StepNode) -> str:
     """Return the message for a call that takes too long."""
     return f"step {step.name} took longer than timeout={step.limit_s:g} s"
 
 
-def in_time(step: StepNode) -> AbstractContextManager[None]:
-    """Within what a call of it may take, where that can be interrupted."""
+def time_limit(step: StepNode) -> AbstractContextManager[None]:
+    """Return a context that interrupts a call after the time it may take, where calls can be interrupted."""
     if step.limit_s is None or not can_interrupt():
         return nullcontext()
-    return limited(step.limit_s, why_late(step))
+    return interrupt_after(step.limit_s, timeout_message(step))
 
 
-def one_by_one(step: StepNode, share: float = 1.0) -> Callable[[Document], Any]:
-    """The step's function, to be called for one document after the other in this thread; one that takes batches gets
-    batches of one.
+def make_document_call(step: StepNode, share: float = 1.0) -> Callable[[Document], Any]:
+    """Return a function that calls the step for one document after the other in this thread; a step that takes batches
+    gets batches of one.
 
-    With a time limit the call is interrupted after that many seconds. What a generator makes is made within the call:
-    the time counts in which it works, not that in which what it has made goes on. A call that is stuck in C code cannot
-    be interrupted: its process is ended a little later, and isolation finds whose call it was. (Interrupting needs the
-    worker's main thread.)
+    With a time limit the call is interrupted after that many seconds. The documents of a generator are made within the
+    call: the time counts in which it works, not that in which its documents are walked. A call that is stuck in C code
+    cannot be interrupted: its process is ended a little later, and isolation mode finds whose call it was.
+    (Interrupting needs the worker's main thread.)
 
     Args:
         share: of the step's rate, for this task.
     """
     if not step.in_batches and not is_async(step.fn) and step.rate is None and step.limit_s is None:
         return step.fn
-    call, limiter = _called(step), RateLimiter(step.rate, share)
+    call, limiter = _plain_document_call(step), RateLimiter(step.rate, share)
 
-    def called(doc: Document) -> Any:
+    def call_step(doc: Document) -> Any:
         limiter.wait()
         began = time.monotonic()
-        with in_time(step):
+        with time_limit(step):
             out = call(doc)
         if step.limit_s is None or not can_interrupt() or not isinstance(out, Iterator):
             return out
-        return _going_on(out, step.limit_s - (time.monotonic() - began), why_late(step))
+        return _continue_within(out, step.limit_s - (time.monotonic() - began), timeout_message(step))
 
-    return called
+    return call_step
 
 
-def _going_on(out: Iterator[Any], left_s: float, why: str) -> Iterator[Any]:
+def _continue_within(out: Iterator[Any], left_s: float, why: str) -> Iterator[Any]:
     """Continue a call's iterator for the rest of its time."""
-    all_ = False
-    while not all_:
+    exhausted = False
+    while not exhausted:
         began = time.monotonic()
-        with limited(max(left_s, _LEAST_S), why):
-            found, all_ = few(out)
+        with interrupt_after(max(left_s, _LEAST_S), why):
+            documents, exhausted = take_buffer(out)
         left_s -= time.monotonic() - began
-        yield from found
+        yield from documents
 
 
-def batches(step: StepNode) -> Callable[[list[Document]], list[Any] | Coroutine[Any, Any, list[Any]]]:
-    """The step's function, to be called for several documents. It gives an answer for each, in their order, which is an
-    exception object where it went wrong for that one alone. Of an ``async def`` it gives a coroutine. The step gets a
-    list of its own: it may sort it, or take documents out of it as it goes.
+def make_batch_call(step: StepNode) -> Callable[[list[Document]], list[Any] | Coroutine[Any, Any, list[Any]]]:
+    """Return a function that calls the step for several documents.
+
+    It returns an answer for each, in their order, which is an exception object if only that document failed; for an
+    ``async def``, it returns a coroutine. The step gets a list of its own: it may sort it, or take documents out of it.
 
     Raises:
         PermanentError: it returned something else, or another number of answers.
     """
-    fn = on_record_batches(step.fn) if step.arrow else step.fn
+    fn = with_record_batches(step.fn) if step.arrow else step.fn
     if not step.in_batches:
-        return _each_alone(fn)
+        return _single_document_batches(fn)
 
-    def called(docs: list[Document]) -> list[Any]:
-        return _answers(fn([*docs]), len(docs))
+    def call_step(docs: list[Document]) -> list[Any]:
+        return _check_answers(fn([*docs]), len(docs))
 
-    async def awaited(docs: list[Document]) -> list[Any]:
-        return _answers(await fn([*docs]), len(docs))
+    async def await_step(docs: list[Document]) -> list[Any]:
+        return _check_answers(await fn([*docs]), len(docs))
 
-    return awaited if is_async(step.fn) else called
+    return await_step if is_async(step.fn) else call_step
 
 
-def _each_alone(fn: Callable[..., Any]) -> Callable[[list[Document]], Any]:
-    async def awaited(docs: list[Document]) -> list[Any]:
+def _single_document_batches(fn: Callable[..., Any]) -> Callable[[list[Document]], Any]:
+    async def await_step(docs: list[Document]) -> list[Any]:
         return [await fn(docs[0])]
 
-    return awaited if is_async(fn) else lambda docs: [_complete(fn(docs[0]))]
+    return await_step if is_async(fn) else lambda docs: [_complete_answer(fn(docs[0]))]
 
 
-def _called(step: StepNode) -> Callable[[Document], Any]:
-    """For one document, in this thread."""
+def _plain_document_call(step: StepNode) -> Callable[[Document], Any]:
+    """Return the call for one document, in this thread, without limits."""
     if not step.in_batches and not is_async(step.fn):
         return step.fn
-    several = batches(step)
+    call_batch = make_batch_call(step)
 
-    def called(doc: Document) -> Any:
-        out = several([doc])
-        [answer] = _run(out) if isinstance(out, Coroutine) else out
+    def call_step(doc: Document) -> Any:
+        out = call_batch([doc])
+        [answer] = _run_coroutine(out) if isinstance(out, Coroutine) else out
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    return called
+    return call_step
 
 
-def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+def _run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
     from ferryman.engine.transform.event_loop import run  # asyncio would make each start slower
 
     return run(coroutine)
 
 
-def _answers(out: Any, count: int) -> list[Any]:
-    """One for each document."""
+def _check_answers(out: Any, count: int) -> list[Any]:
+    """Return an answer for each document."""
     if isinstance(out, (str, bytes, Mapping, Document)) or not hasattr(out, "__iter__"):
         raise PermanentError(
-            f"returned {kind_of(out)}, not a list with an answer for each of its documents: return one for each"
+            f"returned {describe_type(out)}, not a list with an answer for each of its documents: return one for each"
         )
-    found = list(out)
-    if len(found) != count:
+    answers = list(out)
+    if len(answers) != count:
         raise PermanentError(
-            f"returned {len(found)} answers for a batch of {count}: return one for each document, in their order, and "
-            "None for one that is dropped"
+            f"returned {len(answers)} answers for a batch of {count}: return one for each document, in their order, "
+            "and None for one that is dropped"
         )
-    return [_complete(answer) for answer in found]
+    return [_complete_answer(answer) for answer in answers]
 
 
-def _complete(answer: Any) -> Any:
-    """An iterator's documents are made within the call, unless they are many."""
+def _complete_answer(answer: Any) -> Any:
+    """Make an iterator's documents within the call, unless they are many."""
     if not isinstance(answer, Iterator):
         return answer
     try:
-        first, all_ = few(answer)
+        first, exhausted = take_buffer(answer)
     except BaseException as e:
         error = unless_interrupt(e)
-        return error if isinstance(error, Exception) else _raising(error)
-    return first if all_ else chain(first, answer)
+        return error if isinstance(error, Exception) else _raise_later(error)
+    return first if exhausted else chain(first, answer)
 
 
-def _raising(error: BaseException) -> Iterator[Any]:
-    yield from ()  # a generator: it raises when it is read
+def _raise_later(error: BaseException) -> Iterator[Any]:
     raise error
 
 
 # Functions of record batches as functions of documents.
 
 
-def on_record_batches(fn: Callable[..., Any]) -> Callable[[list[Document]], Any]:
-    """Called with documents, it calls ``fn`` with a record batch of them. A document is its row then: its fields, and
-    ``raw``, are those that the row has; None where its row is missing."""
+def with_record_batches(fn: Callable[..., Any]) -> Callable[[list[Document]], Any]:
+    """Return a function of documents that calls ``fn`` with a record batch of them.
 
-    def called(docs: list[Document]) -> list[Document | None]:
-        given = Given(docs)
-        return given.matched(fn(given.batch))
+    A document becomes its row: its fields and ``raw`` are those of the row; it becomes None if its row is missing.
+    """
 
-    async def awaited(docs: list[Document]) -> list[Document | None]:
-        given = Given(docs)
-        return given.matched(await fn(given.batch))
+    def call_step(docs: list[Document]) -> list[Document | None]:
+        given = DocumentBatch(docs)
+        return given.match(fn(given.batch))
 
-    return awaited if is_async(fn) else called
+    async def await_step(docs: list[Document]) -> list[Document | None]:
+        given = DocumentBatch(docs)
+        return given.match(await fn(given.batch))
+
+    return await_step if is_async(fn) else call_step
 
 
-class Given:
+class DocumentBatch:
     """Documents as a record batch.
 
     Attributes:
@@ -212,34 +214,35 @@ class Given:
                 raise PermanentError(f"field {name!r} does not make one Arrow column: {plain_text(e)}") from None
         self.batch = pa.RecordBatch.from_arrays(columns, ["id", "raw", *names])
 
-    def matched(self, out: Any) -> list[Document | None]:
-        """Each document as its row; None where that is missing.
+    def match(self, out: Any) -> list[Document | None]:
+        """Return each document with the content of its row; None if the row is missing.
 
         Raises:
-            PermanentError: what the step returned does not match.
+            PermanentError: the step's answer does not match.
         """
         if not isinstance(out, (pa.RecordBatch, pa.Table)):
-            raise PermanentError(f"returned {kind_of(out)}, not a pyarrow.RecordBatch")
+            raise PermanentError(f"returned {describe_type(out)}, not a pyarrow.RecordBatch")
         names = out.schema.names
         if "id" not in names:
             raise PermanentError("returned a record batch without its column 'id', by which rows and documents match")
         if len(set(names)) < len(names):
             raise PermanentError("returned a record batch with two columns of one name")
-        if isinstance(out, pa.RecordBatch) and self._takes_columns(out):
+        if isinstance(out, pa.RecordBatch) and self._apply_columns(out):
             return list(self._docs)
-        return self._by_row(out)
+        return self._apply_rows(out)
 
-    def _takes_columns(self, out: pa.RecordBatch) -> bool:
-        """Take the columns as they are, if each document has its row, in its place, and each row all fields."""
+    def _apply_columns(self, out: pa.RecordBatch) -> bool:
+        """Set whole columns, if each document has its row, in its place, and each row all fields; else return False."""
         given, names = self.batch, [name for name in out.schema.names if name not in ("id", "raw")]
         if not out["id"].equals(given["id"]) or any(out[name].null_count for name in names):
             return False
+        # columns that the step did not change keep their Python values: Arrow may hold them in another form
         columns = []
         for name in names:
             is_given = name in self._values
             if is_given and out[name].equals(given[name]):
                 columns.append(self._values[name])
-            elif is_given and not _is_exact(given[name].type):
+            elif is_given and not _round_trips(given[name].type):
                 return False  # of some documents it may be as it was
             else:
                 columns.append(out[name].to_pylist())
@@ -252,26 +255,31 @@ class Given:
             _set_fields(doc, zip(names, row, strict=True))
         return True
 
-    def _by_row(self, out: pa.RecordBatch | pa.Table) -> list[Document | None]:
+    def _apply_rows(self, out: pa.RecordBatch | pa.Table) -> list[Document | None]:
         given, names = self.batch, out.schema.names
-        loose = [name for name in given.schema.names if name in names and not _is_exact(given.schema.field(name).type)]
+        loose = [
+            name for name in given.schema.names if name in names and not _round_trips(given.schema.field(name).type)
+        ]
         before = given.select(loose).to_pylist() if loose else [{}] * len(self._docs)
         rows: dict[str, list[dict[str, Any]]] = {}
         for row in out.to_pylist():
             rows.setdefault(row.pop("id"), []).append(row)
-        found: list[Document | None] = []
+        matched: list[Document | None] = []
         for doc, as_given in zip(self._docs, before, strict=True):
-            mine = rows.get(doc.id)
-            found.append(_taken(doc, mine.pop(0), as_given) if mine else None)
+            doc_rows = rows.get(doc.id)
+            matched.append(_apply_row(doc, doc_rows.pop(0), as_given) if doc_rows else None)
         for id, left in rows.items():
             if left:
                 raise PermanentError(f"returned a row for {id!r} that it was not called with, or a second one")
-        return found
+        return matched
 
 
-def _taken(doc: Document, row: dict[str, Any], as_given: dict[str, Any]) -> Document:
-    """The document is its row. A value that the step has left alone stays as it was: Arrow may hold it in other words,
-    such as 1.0 for 1, or an object with the names of all."""
+def _apply_row(doc: Document, row: dict[str, Any], as_given: dict[str, Any]) -> Document:
+    """Set the document's content to its row.
+
+    A value that the step did not change stays the same object: Arrow may hold it in another form, such as 1.0 for 1, or
+    an object with the fields of all.
+    """
     doc.raw = row.pop("raw", None)
     fields = doc.fields
     kept = {name for name, value in as_given.items() if name in fields and row.get(name) == value}
@@ -281,7 +289,7 @@ def _taken(doc: Document, row: dict[str, Any], as_given: dict[str, Any]) -> Docu
 
 
 def _set_fields(doc: Document, now: Iterable[tuple[str, Any]]) -> None:
-    """All but the one that is its id."""
+    """Set all fields but the one that is its id."""
     fields = doc.fields
     has_id = "id" in fields
     fields.clear()
@@ -290,15 +298,15 @@ def _set_fields(doc: Document, now: Iterable[tuple[str, Any]]) -> None:
     fields.update(now)
 
 
-def _is_exact(of: pa.DataType) -> bool:
-    """Do values of this type come back as they went?"""
+def _round_trips(of: pa.DataType) -> bool:
+    """Return whether values of this type come back from Arrow as they were."""
     return any(kind(of) for kind in (pa.types.is_string, pa.types.is_large_binary, pa.types.is_boolean))
 
 
-# The call of a step that a task is in, for what its document tells of it: the idempotency key.
+# The step call that a task is in: its document asks it for the idempotency key.
 
 
-class Calling:
+class CallScope:
     """Scope of the step call that runs now, one for each task: set before a call and cleared after it.
 
     Attributes:
@@ -316,13 +324,14 @@ class Calling:
         self._row = 0
 
     def at(self, block: Block, i: int) -> None:
-        """The family of this row is walked now."""
+        """Set the row whose family is walked now."""
         self._block, self._row = block, i
 
     def key_of(self, doc: Document) -> str | None:
-        """32 hex digits, the same on every attempt of this call; None: no step is being called.
+        """Return the idempotency key: 32 hex digits, equal on every attempt of this call; None: no step is being
+        called.
 
-        The parts are told apart by NUL, as in ``records.delivery_hash``; the id comes last.
+        The parts are separated by NUL, as in ``records.delivery_hash``; the id comes last.
         """
         if not self.step or self._block is None:
             return None
@@ -331,10 +340,10 @@ class Calling:
         return blake2b("\0".join(parts).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-# Not more calls a second than a rate.
+# Limits of the rate of calls.
 
 _CATCH_UP_S: Final = 0.1
-"""Longest time, in seconds, that is caught up with after calls were late."""
+"""Longest delay, in seconds, that later calls make up for."""
 
 
 class RateLimiter:
@@ -353,120 +362,120 @@ class RateLimiter:
         self._next = time.monotonic() + self._interval_s
 
     def wait_s(self) -> float:
-        """Until the next call may begin."""
+        """Return the seconds until the next call may begin."""
         return max(0.0, self._next - time.monotonic()) if self._interval_s else 0.0
 
     def wait(self) -> None:
-        """Until it may, and it begins."""
+        """Wait until the next call may begin, and note it."""
         if self._interval_s:
             while (left := self.wait_s()) > 0:
                 time.sleep(left)
-            self.begun()
+            self.note_call()
 
-    def begun(self) -> None:
-        """A call begins now."""
+    def note_call(self) -> None:
+        """Note that a call begins now."""
         if self._interval_s:
             self._next = max(self._next, time.monotonic() - _CATCH_UP_S) + self._interval_s
 
 
-# What one call of a step returns: documents of one family, looked at as they come, and held all at once if they are
-# few.
+# Documents that one call of a step returns: checked as they come, and held all at once if they are few.
 
 
-class Many:
-    """More documents than are held at once: the first ones, and those that are still to come.
+class DocumentStream:
+    """Documents that a step makes, more than are held at once: the first ones, and those that are still to come.
 
     Args:
-        made: hashes of (route, id) of its children so far.
+        made_keys: hashes of (route, id) of its children so far.
         route: by which the document came that they are made of.
     """
 
-    def __init__(self, first: list[Document], rest: Iterator[Document], made: set[int], route: str) -> None:
+    def __init__(self, first: list[Document], rest: Iterator[Document], made_keys: set[int], route: str) -> None:
         self._first = iter(first)
         self._rest = rest
-        self.made = made
+        self.made_keys = made_keys
         self.route = route
 
     def next(self) -> Document | None:
-        """The next one; None: there are no more. Raises whatever the step raises."""
+        """Return the next one; None: there are no more. Raises whatever the step raises."""
         for source in (self._first, self._rest):
             for doc in source:
                 return doc
         return None
 
 
-class Returned:
-    """Looks at what the steps of one family's walk return.
+class ReturnChecker:
+    """Checks the documents that the steps of one family's walk return.
 
-    A child's id stands as 64 bits of hash: as text, those of a million would take ten times the memory, and that two of
-    a million have the same hash is as likely as 1 in 10⁷.
+    A child's id is kept as a 64-bit hash: as text, those of a million would take ten times the memory, and the chance
+    that two of a million collide is 1 in 10⁷.
 
     Args:
-        wish: told of each document whether a step wants it again.
+        check_request: called with each document, to see whether a step wants it again.
     """
 
-    def __init__(self, wish: Callable[[Document], None]) -> None:
-        self._wish = wish
-        self._made: list[set[int]] = [set()]
-        """The last but the first: of calls that are not through yet."""
-        self._above: list[set[int]] = []
-        """Child keys made above a member that is walked by itself."""
+    def __init__(self, check_request: Callable[[Document], None]) -> None:
+        self._check_request = check_request
+        self._made_keys: list[set[int]] = [set()]
+        """Keys by stream; all but the first set belong to calls that have not ended yet."""
+        self._keys_above: list[set[int]] = []
+        """Keys of children made above a member that is walked by itself."""
 
-    def beside(self, wish: Callable[[Document], None]) -> Returned:
+    def fork(self, check_request: Callable[[Document], None]) -> ReturnChecker:
         """Return the state for a member that is walked by itself."""
-        apart = Returned(wish)
-        apart._above = [*self._above, *self._made]
+        apart = ReturnChecker(check_request)
+        apart._keys_above = [*self._keys_above, *self._made_keys]
         return apart
 
-    def join(self, member: Returned) -> None:
-        """It is through."""
-        self._made[-1] |= member._made[0]
+    def merge(self, member: ReturnChecker) -> None:
+        """Add the children of a member that was walked by itself."""
+        self._made_keys[-1] |= member._made_keys[0]
 
     def clear(self) -> None:
-        """Another family's walk begins."""
-        if self._made[0]:
-            self._made = [set()]
+        """Begin another family's walk."""
+        if self._made_keys[0]:
+            self._made_keys = [set()]
 
-    def take(self, doc: Document, where: str, route: str, out: Any) -> list[Document] | Many:
-        """Check what a step made of this document and return it: at least one document. (``None`` is handled before.)
+    def check(self, doc: Document, where: str, route: str, out: Any) -> list[Document] | DocumentStream:
+        """Check what a step returned for this document, and return it: at least one document. (``None`` is handled
+        before.)
 
         Raises:
-            Dropped: none.
+            Dropped: no document was returned.
             PermanentError: something else than documents of this family, or one of them twice.
         """
         if isinstance(out, Document):
             out = [out]
         elif isinstance(out, (str, bytes, Mapping)) or not isinstance(out, Iterable):
-            raise PermanentError(f"returned {kind_of(out)}, not the document, None, or an iterable of documents")
-        made: set[int] = set()
-        each = self._each(doc, route, out, made)
-        found, all_ = few(each)
-        if not found:
+            raise PermanentError(f"returned {describe_type(out)}, not the document, None, or an iterable of documents")
+        made_keys: set[int] = set()
+        each = self._check_each(doc, route, out, made_keys)
+        documents, exhausted = take_buffer(each)
+        if not documents:
             raise Dropped(f"{where} returned no document")
-        if not all_ and not (isinstance(out, Sized) and len(out) == len(found)):
-            return Many(found, each, made, route)
-        self._made[-1] |= made
-        return found
+        if not exhausted and not (isinstance(out, Sized) and len(out) == len(documents)):
+            return DocumentStream(documents, each, made_keys, route)
+        self._made_keys[-1] |= made_keys
+        return documents
 
-    def begin(self, many: Many) -> None:
-        """Start the documents of an iterator that are walked while it still makes others."""
-        self._made.append(many.made)
+    def begin(self, many: DocumentStream) -> None:
+        """Begin a stream, whose documents are walked while the step still makes others."""
+        self._made_keys.append(many.made_keys)
 
     def end(self, *, failed: bool) -> None:
-        """The last that was begun is through; if it has failed, nothing of it was made."""
-        made = self._made.pop()
+        """End the stream that was begun last; if it failed, its children do not count as made."""
+        made_keys = self._made_keys.pop()
         if not failed:
-            self._made[-1] |= made
+            self._made_keys[-1] |= made_keys
 
-    def _each(self, doc: Document, route: str, out: Iterable[Any], made: set[int]) -> Iterator[Document]:
+    def _check_each(self, doc: Document, route: str, out: Iterable[Any], made_keys: set[int]) -> Iterator[Document]:
         id, itself = doc.id, False
         documents = iter(out)
         while True:
             try:
-                each = next(documents, _END)
+                each = next(documents, _EXHAUSTED)
             finally:
                 doc.id = id  # its id is the source's, whatever a step does to the object
-            if each is _END:
+            if each is _EXHAUSTED:
                 return
             if not isinstance(each, Document):
                 raise PermanentError(f"returned a {type(each).__name__} among its documents")
@@ -484,42 +493,42 @@ class Returned:
                 itself = True
             else:
                 name = hash((route, each.id))
-                if name in made or any(name in names for names in (*self._above, *self._made)):
+                if name in made_keys or any(name in names for names in (*self._keys_above, *self._made_keys)):
                     raise PermanentError(
                         f"returned two children of one key, {each.id!r}: give each child a key of its own"
                     )
-                made.add(name)
-            self._wish(each)
+                made_keys.add(name)
+            self._check_request(each)
             yield each
 
 
-def kind_of(out: Any) -> str:
-    """Return in words what a step returned."""
+def describe_type(out: Any) -> str:
+    """Describe the type of what a step returned."""
     return "None" if out is None else f"a {type(out).__name__}"
 
 
-def few(documents: Iterator[Document]) -> tuple[list[Document], bool]:
+def take_buffer(documents: Iterator[Document]) -> tuple[list[Document], bool]:
     """Read up to HELD_CHILDREN; also whether the iterator is exhausted."""
-    found, size = [], 0
+    buffer, size = [], 0
     for doc in documents:
-        found.append(doc)
-        size += _size(doc)
-        if len(found) >= limits.HELD_CHILDREN or size >= limits.GROUP_BYTES:
-            return found, False
-    return found, True
+        buffer.append(doc)
+        size += _content_size(doc)
+        if len(buffer) >= limits.HELD_CHILDREN or size >= limits.GROUP_BYTES:
+            return buffer, False
+    return buffer, True
 
 
-def _size(doc: Any) -> int:
-    """Bytes of its content, about; a step may return anything."""
+def _content_size(doc: Any) -> int:
+    """Return the bytes of its content, about; a step may return anything."""
     if not isinstance(doc, Document):
         return 0
     return len(doc.raw or b"") + sum(len(value) for value in doc.fields.values() if isinstance(value, (str, bytes)))
 
 
-_END: Final = object()
+_EXHAUSTED: Final = object()
 
 
-# What interrupts calls of other people's code: a time limit, and a signal that asks this process to stop.
+# Interrupts of users' code: by a time limit, and by a signal that asks this process to stop.
 
 _GRACE_S: Final = 2.0
 """How long a call may go on after it was interrupted; then its process is ended."""
@@ -531,36 +540,37 @@ def can_interrupt() -> bool:
 
 
 @contextlib.contextmanager
-def limited(limit_s: float, why: str) -> Iterator[None]:
+def interrupt_after(limit_s: float, why: str) -> Iterator[None]:
     """Interrupt the block after ``limit_s`` seconds. Code that is stuck in C cannot be interrupted: its process is
     ended a little later.
 
     Raises:
-        StepTimeout: with these words.
+        StepTimeout: with the message ``why``.
     """
 
     def interrupt(_signal: int, _frame: FrameType | None) -> None:
         raise StepTimeout(why)
 
     before = signal.signal(signal.SIGALRM, interrupt)
-    _end_at(time.monotonic() + limit_s + _GRACE_S)
+    _exit_process_at(time.monotonic() + limit_s + _GRACE_S)
     signal.setitimer(signal.ITIMER_REAL, limit_s)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        _end_at(None)
+        _exit_process_at(None)
         signal.signal(signal.SIGALRM, before)
 
 
 @contextlib.contextmanager
-def signals_noticed() -> Iterator[None]:
-    """Let the block tell a signal that asks this process to stop (Ctrl-C) from a ``KeyboardInterrupt`` raised by the
-    code itself: where a signal's handler raises one, ``Interrupted`` is raised instead."""
+def signals_interrupt() -> Iterator[None]:
+    """Raise ``Interrupted`` in the block where the handler of a signal that stops this process (Ctrl-C) raises
+    ``KeyboardInterrupt``, so that it differs from one that the code itself raises.
+    """
     before = {number: signal.getsignal(number) for number in _STOPPING} if can_interrupt() else {}
     for number, handler in before.items():
         if callable(handler):
-            signal.signal(number, _noticing(handler))
+            signal.signal(number, _interrupting(handler))
     try:
         yield
     finally:
@@ -572,29 +582,29 @@ def signals_noticed() -> Iterator[None]:
 _STOPPING: Final = (signal.SIGINT, signal.SIGTERM)
 
 
-def _noticing(handler: Callable[[int, FrameType | None], Any]) -> Callable[[int, FrameType | None], Any]:
-    def heard(number: int, frame: FrameType | None) -> None:
+def _interrupting(handler: Callable[[int, FrameType | None], Any]) -> Callable[[int, FrameType | None], Any]:
+    def handle(number: int, frame: FrameType | None) -> None:
         try:
             handler(number, frame)
         except KeyboardInterrupt as e:
             raise Interrupted from e
 
-    return heard
+    return handle
 
 
-def _end_at(until: float | None) -> None:
-    """End this process then (monotonic time), whatever it is stuck in; None: do not."""
+def _exit_process_at(until: float | None) -> None:
+    """End this process at that monotonic time, whatever it is stuck in; None: do not."""
     global _until  # noqa: PLW0603 - one watch a process
     _until = until
     if until is None:
         faulthandler.cancel_dump_traceback_later()
     else:
         left_s = max(_LEAST_S, until - time.monotonic())
-        faulthandler.dump_traceback_later(left_s, exit=True, file=_nowhere())
+        faulthandler.dump_traceback_later(left_s, exit=True, file=_null_device())
 
 
-def _nowhere() -> int:
-    """Where the traceback goes that nobody wants: what is stuck is named by the ledger."""
+def _null_device() -> int:
+    """Return where the traceback of ``faulthandler`` goes, which nobody reads: the ledger names what is stuck."""
     global _null  # noqa: PLW0603 - one open file a process
     if _null is None:
         _null = os.open(os.devnull, os.O_WRONLY)
@@ -605,4 +615,4 @@ _null: int | None = None
 _until: float | None = None
 
 # A fork has the state of its parent's watch, and not its thread: to set or cancel one, it would wait for that for ever.
-os.register_at_fork(before=faulthandler.cancel_dump_traceback_later, after_in_parent=lambda: _end_at(_until))
+os.register_at_fork(before=faulthandler.cancel_dump_traceback_later, after_in_parent=lambda: _exit_process_at(_until))

@@ -1,4 +1,4 @@
-"""Documents that wait for a step, and its calls that are under way."""
+"""Concurrent walks: documents that wait for a step's batch or call, while others are walked."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from ferryman.engine.results import AWAY, NodeAway, NodeError, StepTimeout, clas
 from ferryman.engine.runner.child import exit_if_forked
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.block_walk import BlockWalk
-from ferryman.engine.transform.calls import Calling, RateLimiter, batches, in_time, why_late
+from ferryman.engine.transform.calls import CallScope, RateLimiter, make_batch_call, time_limit, timeout_message
 from ferryman.engine.transform.health import NodeHealth
 from ferryman.engine.transform.isolation import Recorder, replay
-from ferryman.engine.transform.reader import DocumentReader, Taken, stage_row
+from ferryman.engine.transform.reader import DocumentReader, RowAction, stage_row
 from ferryman.engine.transform.staging import Stager
-from ferryman.engine.transform.walk import Onwards, Walk
+from ferryman.engine.transform.walk import Walk
 from ferryman.errors import Interrupted, askable, unless_interrupt
 from ferryman.plan import StepNode
 from ferryman.plan.calls import is_async
@@ -45,45 +45,45 @@ class AwaitedAnswer:
     """A document that waits for a step's answer.
 
     Attributes:
-        done: told once there is one.
+        on_done: called once there is one.
     """
 
     doc: Document
-    calling: Calling
-    done: Callable[[], None]
+    call_scope: CallScope
+    on_done: Callable[[], None]
     answer: Any = None
     error: BaseException | None = None
     trace: TracebackType | None = None
 
     def fail(self, error: BaseException) -> None:
-        """It went wrong, for this document or for all of the call."""
+        """Set an error as the answer, for this document or for the whole call."""
         self.error, self.trace = error, error.__traceback__
-        self.done()
+        self.on_done()
 
     def result(self) -> Any:
-        """The answer; raises what went wrong."""
+        """Return the answer, or raise the error."""
         if self.error is not None:
             raise self.error.with_traceback(self.trace)  # others raise the same one
         return self.answer
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class StepCall:
     """One call of a step's function.
 
     Attributes:
         copies: of its documents, as they were; [] where it is not tried in halves.
-        until: monotonic time.
+        deadline: monotonic time.
     """
 
     waiting: list[AwaitedAnswer]
     copies: list[Document]
-    until: float | None = None
+    deadline: float | None = None
     answers: list[Any] = field(default_factory=list)
     error: BaseException | None = None
 
 
-class MadeCall(NamedTuple):
+class FinishedCall(NamedTuple):
     """A call that was made before its documents came to the queue.
 
     Attributes:
@@ -97,58 +97,60 @@ class MadeCall(NamedTuple):
 
     @property
     def failed(self) -> bool:
-        """Did it, or any of its documents?"""
+        """Return whether the call failed, or any of its documents."""
         return self.error is not None or any(isinstance(answer, Exception) for answer in self.answers)
 
 
-class _KeysOf:
-    """Knows of each document of a call by which way it came."""
+class _CallKeys:
+    """Finds the idempotency key of each document of a call."""
 
-    def __init__(self, call: Call) -> None:
-        self._by_object = {id(w.doc): w.calling for w in call.waiting}
-        self._by_id = {w.doc.id: w.calling for w in call.waiting}
+    def __init__(self, call: StepCall) -> None:
+        self._by_object = {id(w.doc): w.call_scope for w in call.waiting}
+        self._by_id = {w.doc.id: w.call_scope for w in call.waiting}
 
     def key_of(self, doc: Document) -> str | None:
-        """Return the document's key for a keyed node, see ``KeyMaker``."""
-        calling = self._by_object.get(id(doc)) or self._by_id.get(doc.id)
-        return calling.key_of(doc) if calling is not None else None
+        """Return the document's idempotency key, see ``KeyMaker``."""
+        call_scope = self._by_object.get(id(doc)) or self._by_id.get(doc.id)
+        return call_scope.key_of(doc) if call_scope is not None else None
 
 
 class StepQueue:
     """Calls of one step in one task, of which several run at a time.
 
     Args:
-        pulse: how the step is doing.
+        health: health of the step.
         share: of the step's rate, for this task.
-        ended: calls come here when they are through.
+        ended_calls: queue for calls that have ended.
     """
 
-    def __init__(self, step: StepNode, pulse: NodeHealth, share: float, ended: SimpleQueue[tuple[StepQueue, Call]]):
+    def __init__(
+        self, step: StepNode, health: NodeHealth, share: float, ended_calls: SimpleQueue[tuple[StepQueue, StepCall]]
+    ):
         self.step = step
         self.waiting: deque[AwaitedAnswer] = deque()
-        self.under_way: set[Call] = set()
-        self.made: deque[MadeCall] = deque()
+        self.running: set[StepCall] = set()
+        self.finished: deque[FinishedCall] = deque()
         """Results of the next calls, where they are known already."""
         self._halves: deque[list[AwaitedAnswer]] = deque()
-        self._pulse = pulse
+        self._health = health
         self._limiter = RateLimiter(step.rate, share)
-        self._ended = ended
-        self._fn = batches(step)
+        self._ended_calls = ended_calls
+        self._call_batch = make_batch_call(step)
         self._is_async = is_async(step.fn)
         self._in_this_thread = step.concurrency == 1 and not self._is_async
-        self._threads = Threads(step.name)
+        self._threads = CallThreads(step.name)
 
     def add(self, waiting: AwaitedAnswer) -> None:
-        """Another document."""
+        """Queue another document."""
         self.waiting.append(waiting)
 
     def launch(self, *, part: bool = False) -> None:
-        """Make what calls can be made now.
+        """Start all calls that can be made now.
 
         Args:
-            part: one call with fewer documents than it could have.
+            part: also one call with fewer documents than it could have.
         """
-        while len(self.under_way) < self.step.concurrency and self._limiter.wait_s() == 0:
+        while len(self.running) < self.step.concurrency and self._limiter.wait_s() == 0:
             if self._halves:
                 next_ = self._halves.popleft()
             elif len(self.waiting) >= self.step.rows or (part and self.waiting):
@@ -156,42 +158,42 @@ class StepQueue:
                 part = False
             else:
                 return
-            if self._pulse.away:
+            if self._health.away:
                 self._turn_away(next_)
             else:
                 self._begin(next_)
 
-    def due_s(self) -> float | None:
-        """Seconds until something has to be done though no call is through; None: nothing."""
-        due = [c.until - time.monotonic() for c in self.under_way if c.until is not None]
+    def next_due_s(self) -> float | None:
+        """Return the seconds until something has to be done though no call has ended; None: nothing."""
+        due = [c.deadline - time.monotonic() for c in self.running if c.deadline is not None]
         if (self._halves or self.waiting) and (wait_s := self._limiter.wait_s()) > 0:
             due.append(wait_s)
         return max(0.0, min(due)) if due else None
 
     def expire(self) -> bool:
-        """Leave the calls alone that have taken too long; is there one?"""
+        """Give up calls that have taken too long; return whether there was one."""
         now = time.monotonic()
-        late = [c for c in self.under_way if c.until is not None and c.until <= now]
+        late = [c for c in self.running if c.deadline is not None and c.deadline <= now]
         for call in late:
             if self._is_async:  # it was cancelled long ago
-                end_process(f"step {self.step.name} blocks the event loop: an async def must await what takes time")
-            left_behind()
-            call.error = StepTimeout(why_late(self.step))
-            self.through(call)
+                exit_process(f"step {self.step.name} blocks the event loop: an async def must await what takes time")
+            note_hung_call()
+            call.error = StepTimeout(timeout_message(self.step))
+            self.finish(call)
         return bool(late)
 
-    def through(self, call: Call) -> None:
-        """A call has come to its end."""
-        if call not in self.under_way:
+    def finish(self, call: StepCall) -> None:
+        """Pass the answers of a call to its documents; after an error queue its halves."""
+        if call not in self.running:
             return  # it was left alone before
-        self.under_way.discard(call)
+        self.running.discard(call)
         if call.error is None:
             for each, answer in zip(call.waiting, call.answers, strict=True):
                 if isinstance(answer, Exception):
                     each.fail(answer)
                 else:
                     each.answer = answer
-                    each.done()
+                    each.on_done()
         elif call.copies and classify_error(call.error, self.step.name, "").kind not in AWAY:
             # it may be one of them; a service that is away would be asked once more for each half
             for each, copy in zip(call.waiting, call.copies, strict=True):
@@ -203,36 +205,36 @@ class StepQueue:
                 each.fail(call.error)
 
     def close(self) -> None:
-        """No more calls."""
+        """End the threads: there are no more calls."""
         self._threads.close()
 
     def _turn_away(self, waiting: list[AwaitedAnswer]) -> None:
-        self._pulse.turn_away()
+        self._health.turn_away()
         for each in waiting:
             each.fail(NodeAway())
 
     def _begin(self, waiting: list[AwaitedAnswer]) -> None:
-        waiting, copies = self._copied(waiting)
+        waiting, copies = self._copy_documents(waiting)
         if not waiting:
             return
-        call = Call(waiting, copies if len(waiting) > 1 else [])
+        call = StepCall(waiting, copies if len(waiting) > 1 else [])
         limit_s = self.step.limit_s
-        self._limiter.begun()
-        self.under_way.add(call)
+        self._limiter.note_call()
+        self.running.add(call)
         context = contextvars.copy_context()
-        context.run(called_by.set, _KeysOf(call))
+        context.run(called_by.set, _CallKeys(call))
         if self._in_this_thread:
-            context.run(self._here, call)
+            context.run(self._run_here, call)
         elif self._is_async:
             if limit_s is not None:
-                call.until = time.monotonic() + limit_s + _LOOP_GRACE_S
-            context.run(self._in_the_loop, call)
+                call.deadline = time.monotonic() + limit_s + _LOOP_GRACE_S
+            context.run(self._run_in_loop, call)
         else:
             if limit_s is not None:
-                call.until = time.monotonic() + limit_s
-            self._threads.run(lambda: context.run(self._there, call))
+                call.deadline = time.monotonic() + limit_s
+            self._threads.run(lambda: context.run(self._run_in_thread, call))
 
-    def _copied(self, waiting: list[AwaitedAnswer]) -> tuple[list[AwaitedAnswer], list[Document]]:
+    def _copy_documents(self, waiting: list[AwaitedAnswer]) -> tuple[list[AwaitedAnswer], list[Document]]:
         """Copy the documents of a call that may have to be made again in halves. Those that cannot be copied fail,
         however few others there are. A step that takes one document at a time needs no copies."""
         if self.step.rows == 1:
@@ -246,250 +248,251 @@ class StepQueue:
                 each.fail(unless_interrupt(e))
         return fit, copies
 
-    def _here(self, call: Call) -> None:
+    def _run_here(self, call: StepCall) -> None:
         try:
-            if (made := self._known(call)) is not None:
-                call.answers, call.error = made.answers, made.error
-                for each, doc in zip(call.waiting, made.docs, strict=True):
+            if (finished := self._known_result(call)) is not None:
+                call.answers, call.error = finished.answers, finished.error
+                for each, doc in zip(call.waiting, finished.docs, strict=True):
                     each.doc = doc
             else:
-                with in_time(self.step):
+                with time_limit(self.step):
                     call.answers = self._answers(call)
         except BaseException as e:
             call.error = unless_interrupt(e)
-        self._ended.put((self, call))
+        self._ended_calls.put((self, call))
 
-    def _known(self, call: Call) -> MadeCall | None:
+    def _known_result(self, call: StepCall) -> FinishedCall | None:
         """Return the result of this very call if it was made before."""
-        made = self.made.popleft() if self.made else None
-        if made is None or [doc.id for doc in made.docs] == [each.doc.id for each in call.waiting]:
-            return made
-        self.made.clear()
+        finished = self.finished.popleft() if self.finished else None
+        if finished is None or [doc.id for doc in finished.docs] == [each.doc.id for each in call.waiting]:
+            return finished
+        self.finished.clear()
         return None
 
-    def _there(self, call: Call) -> None:
-        """In another thread; what comes after the call was left alone is nobody's."""
+    def _run_in_thread(self, call: StepCall) -> None:
+        """Make the call in another thread; its result is dropped if it was given up meanwhile."""
         answers: list[Any] = []
         error: BaseException | None = None
         try:
             answers = self._answers(call)
         except BaseException as e:
             error = askable(e)
-        if call in self.under_way:
+        if call in self.running:
             call.answers, call.error = answers, error
-            self._ended.put((self, call))
+            self._ended_calls.put((self, call))
 
-    def _in_the_loop(self, call: Call) -> None:
-        from ferryman.engine.transform.event_loop import begin  # asyncio would make each start slower
+    def _run_in_loop(self, call: StepCall) -> None:
+        from ferryman.engine.transform.event_loop import start  # asyncio would make each start slower
 
-        def through(answers: Any, error: BaseException | None, late: bool) -> None:
-            error = StepTimeout(why_late(self.step)) if late else error
+        def on_end(answers: Any, error: BaseException | None, late: bool) -> None:
+            error = StepTimeout(timeout_message(self.step)) if late else error
             call.answers, call.error = answers, error if error is None else askable(error)
-            self._ended.put((self, call))
+            self._ended_calls.put((self, call))
 
-        out = self._fn([each.doc for each in call.waiting])
+        out = self._call_batch([each.doc for each in call.waiting])
         assert isinstance(out, Coroutine)
-        begin(out, self.step.limit_s, through)
+        start(out, self.step.limit_s, on_end)
 
-    def _answers(self, call: Call) -> list[Any]:
-        out = self._fn([each.doc for each in call.waiting])
+    def _answers(self, call: StepCall) -> list[Any]:
+        out = self._call_batch([each.doc for each in call.waiting])
         assert isinstance(out, list)
         return out
 
 
-# A step right below the source that takes batches: it is called for those of a whole block before any of its documents
-# goes on. None of them waits then, and none has to be a greenlet.
+# A step right below the source that takes batches: it is called for a whole block before any of its documents is
+# walked further. None of them waits then, and none has to be a greenlet.
 #
-# That is for blocks and calls that meet nothing unusual. Where a document met an error, ``Flights`` is told what has
-# come of the calls, and the block goes the usual way: there, batches are halved, and a step in trouble is called no
-# more.
+# That is for blocks and calls without errors. After an error ``ConcurrentWalks`` gets the results of the calls, and the
+# block is walked there: batches are halved, and a step in trouble is not called any more.
 
 
-class _KeysOfBlock:
-    """Knows the idempotency keys of a block's documents."""
+class _BlockKeys:
+    """Finds the idempotency keys of a block's documents."""
 
-    def __init__(self, calling: Calling, block: Block) -> None:
-        self._calling = calling
+    def __init__(self, call_scope: CallScope, block: Block) -> None:
+        self._call_scope = call_scope
         self._block = block
         self._rows: dict[str, int] = {}
 
     def key_of(self, doc: Document) -> str | None:
-        """Return the document's key for a keyed node, see ``KeyMaker``."""
+        """Return the document's idempotency key, see ``KeyMaker``."""
         self._rows = self._rows or {id: i for i, id in enumerate(self._block.ids)}
         if (row := self._rows.get(doc.id)) is None:
             return None
-        self._calling.at(self._block, row)
-        return self._calling.key_of(doc)
+        self._call_scope.at(self._block, row)
+        return self._call_scope.key_of(doc)
 
 
 class FirstBatches:
-    """Calls of the steps right below a source, made for a whole block at once in one task."""
+    """Calls of the step right below the source, made for a whole block at once."""
 
     def __init__(
-        self, step: StepNode, feed: DocumentReader, flights: Flights, stager: Stager, live: ProgressWriter
+        self, step: StepNode, reader: DocumentReader, walks: ConcurrentWalks, stager: Stager, live: ProgressWriter
     ) -> None:
         self._step = step
-        self._fn = batches(step)
-        self._feed = feed
-        self._flights = flights
+        self._call_batch = make_batch_call(step)
+        self._reader = reader
+        self._walks = walks
         self._stager = stager
         self._live = live
-        self._walk: Walk = feed.walk.beside(stager)
-        self._walk.calling = feed.walk.calling
-        self._blocks = BlockWalk.of(self._walk, stager, live)
+        self._walk: Walk = reader.walk.fork(stager)
+        self._walk.call_scope = reader.walk.call_scope
+        self._blocks = BlockWalk.create(self._walk, stager, live)
 
-    def take_up(self, block: Block, contents: tuple[list[bytes | None], list[bytes | None]]) -> bool:
-        """Walk and stage all documents of the block. False: none of them, they have to go the usual way."""
+    def process_block(self, block: Block, contents: tuple[list[bytes | None], list[bytes | None]]) -> bool:
+        """Walk and stage all documents of the block. False: none of them, they need the usual walk."""
         if self._blocks is None or not self._suits(block, contents):
             return False
         fields, raws = contents
         decoded = [decode_fields(each) for each in fields if each is not None]
         docs = list(map(Document.of, block.ids, decoded, raws, block.versions))
-        made = self._called(block, docs)
-        if made and made[-1].failed:
-            self._live.add(-sum(len(each.docs) for each in made))
-            self._flights.know(self._step.name, made)
+        finished = self._call_in_batches(block, docs)
+        if finished and finished[-1].failed:
+            self._live.add(-sum(len(each.docs) for each in finished))
+            self._walks.set_results(self._step.name, finished)
             return False
-        self._stager.begin(block)
-        self._walk.row = self._feed.walk.row
-        answers = chain.from_iterable(each.answers for each in made)
+        self._stager.begin_block(block)
+        self._walk.row = self._reader.walk.row
+        answers = chain.from_iterable(each.answers for each in finished)
         for i, (doc, answer) in enumerate(zip(docs, answers, strict=True)):
-            self._blocks.take_answer(block, i, doc, answer)
-        self._feed.walk.row = self._walk.row
-        self._stager.end()
+            self._blocks.walk_answered_row(block, i, doc, answer)
+        self._reader.walk.row = self._walk.row
+        self._stager.end_block()
         return True
 
     def _suits(self, block: Block, contents: tuple[list[bytes | None], list[bytes | None]]) -> bool:
         assert self._blocks is not None
-        first = self._blocks.first
-        if not BlockWalk.suits(block) or first is None or first.pulse is None or first.pulse.closed:
+        first = self._blocks.first_node
+        if not BlockWalk.suits(block) or first is None or first.health is None or first.health.closed:
             return False
         fields, raws = contents
         return None not in fields and sum(len(each or b"") for each in chain(fields, raws)) < limits.IN_FLIGHT_BYTES
 
-    def _called(self, block: Block, docs: list[Document]) -> list[MadeCall]:
-        """Call the step for these documents. After a failed call, for all or for some of them, return no results: it
-        may be the step's trouble."""
+    def _call_in_batches(self, block: Block, docs: list[Document]) -> list[FinishedCall]:
+        """Call the step for these documents.
+
+        Nothing is called after a failed call, for all documents or for some: the step may be in trouble.
+        """
         context = contextvars.copy_context()
-        context.run(called_by.set, _KeysOfBlock(self._walk.calling, block))
-        self._walk.calling.step, self._walk.calling.route = self._step.name, ""
-        made = []
+        context.run(called_by.set, _BlockKeys(self._walk.call_scope, block))
+        self._walk.call_scope.step, self._walk.call_scope.route = self._step.name, ""
+        finished = []
         for at in range(0, len(docs), self._step.rows):
             some = docs[at : at + self._step.rows]
             ids = [doc.id for doc in some]
             answers: list[Any] = []
             error: BaseException | None = None
             try:
-                out = context.run(self._fn, some)
+                out = context.run(self._call_batch, some)
                 assert isinstance(out, list)
                 answers = out
             except BaseException as e:
                 error = unless_interrupt(e)
             for doc, id in zip(some, ids, strict=True):
                 doc.id = id  # its id is the source's, whatever a step does to the object
-            made.append(MadeCall(some, answers, error))
+            finished.append(FinishedCall(some, answers, error))
             self._live.add(len(some))
-            if made[-1].failed:
+            if finished[-1].failed:
                 break
-        self._walk.calling.step = ""
-        return made
+        self._walk.call_scope.step = ""
+        return finished
 
 
-def first_batches(
-    steps: list[StepNode], feed: DocumentReader, flights: Flights, stager: Stager, live: ProgressWriter
+def make_first_batches(
+    steps: list[StepNode], reader: DocumentReader, walks: ConcurrentWalks, stager: Stager, live: ProgressWriter
 ) -> FirstBatches | None:
-    """If it can be: one step has batches, it stands right below the source, and nothing limits its calls.
+    """Return None unless exactly one step has batches, stands right below the source, and nothing limits its calls.
 
     Args:
         steps: that documents wait for.
     """
-    if len(steps) != 1 or feed.in_batches:
+    if len(steps) != 1 or reader.in_batches:
         return None
     [step] = steps
-    first = feed.walk.source.next
+    first = reader.walk.source.next
     plain = step.concurrency == 1 and not is_async(step.fn) and step.rate is None and step.limit_s is None
     if first is None or first.name != step.name or not plain:
         return None
-    return FirstBatches(step, feed, flights, stager, live)
+    return FirstBatches(step, reader, walks, stager, live)
 
 
-# Documents that are walked side by side: each walk waits where a step has to gather a batch, or has a call under way,
-# and the others go on meanwhile.
+# Concurrent walks: each waits where a step has to gather a batch, or has a call running, and the others continue
+# meanwhile.
 #
 # Each walk is a greenlet: it is written as if its document were alone, and all run in the worker's main thread, in
 # turns, so that nothing of a task needs a lock. Only calls of steps with ``concurrency`` run in other threads.
 
 
-class Flight(greenlet):  # type: ignore[misc]  # it ships no types
-    """A document on its way, or a member of its family.
+class WalkGreenlet(greenlet):  # type: ignore[misc]  # it ships no types
+    """Greenlet that walks a document or a member of its family.
 
     Attributes:
-        walk: what it has met stands there.
-        recorder: what was said of it.
+        walk: has its failures.
+        recorder: has its calls of the sink.
     """
 
-    def __init__(self, hub: greenlet, walk: Onwards, recorder: Recorder, go: Callable[[Any], None]) -> None:
+    def __init__(self, hub: greenlet, walk: Walk, recorder: Recorder, run_walk: Callable[[Any], None]) -> None:
         super().__init__(parent=hub)
         self.walk = walk
         self.recorder = recorder
-        self.above: SideBySide | None = None
-        self._go = go
+        self.parent_members: ConcurrentMembers | None = None
+        self._run_walk = run_walk
         self.gr_context = contextvars.copy_context()
 
     def run(self) -> None:
-        called_by.set(self.walk.calling)
-        self._go(self.walk)
+        called_by.set(self.walk.call_scope)
+        self._run_walk(self.walk)
 
 
-class Flights:
-    """Walks of one task that run at a time.
+class ConcurrentWalks:
+    """Walks of one task that run concurrently.
 
     Args:
-        steps: that take batches, or have several calls under way.
+        steps: that take batches, or have several calls running.
         share: of their rates, for this task.
     """
 
     def __init__(self, steps: Iterable[StepNode], health: Mapping[str, NodeHealth], share: float) -> None:
-        self._ended: SimpleQueue[tuple[StepQueue, Call]] = SimpleQueue()
-        self._queues = {step.name: StepQueue(step, health[step.name], share, self._ended) for step in steps}
-        self._ready: deque[Flight] = deque()
-        self._alive: set[Flight] = set()
+        self._ended_calls: SimpleQueue[tuple[StepQueue, StepCall]] = SimpleQueue()
+        self._queues = {step.name: StepQueue(step, health[step.name], share, self._ended_calls) for step in steps}
+        self._ready: deque[WalkGreenlet] = deque()
+        self._alive: set[WalkGreenlet] = set()
         self._hub = getcurrent()
         wanted = sum(queue.step.rows * queue.step.concurrency for queue in self._queues.values())
-        self.most = min(2 * wanted, limits.IN_FLIGHT)
+        self.max_running = min(2 * wanted, limits.IN_FLIGHT)
 
     @property
     def full(self) -> bool:
-        """Are as many on their way as it makes sense to have?"""
-        return len(self._alive) >= self.most
+        """Return whether as many walks run as makes sense."""
+        return len(self._alive) >= self.max_running
 
-    def begin(self, walk: Onwards, recorder: Recorder, go: Callable[[Any], None]) -> Flight:
-        """A document sets out: with the next ``go_on``."""
-        flight = Flight(self._hub, walk, recorder, go)
-        self._alive.add(flight)
-        self._ready.append(flight)
-        return flight
+    def begin(self, walk: Walk, recorder: Recorder, run_walk: Callable[[Any], None]) -> WalkGreenlet:
+        """Start a walk; it runs with the next ``run_ready``."""
+        walker = WalkGreenlet(self._hub, walk, recorder, run_walk)
+        self._alive.add(walker)
+        self._ready.append(walker)
+        return walker
 
-    def know(self, step: str, made: Iterable[MadeCall]) -> None:
+    def set_results(self, step: str, finished: Iterable[FinishedCall]) -> None:
         """Store the results of the next calls of this step."""
-        self._queues[step].made.extend(made)
+        self._queues[step].finished.extend(finished)
 
     def call(self, step: str, doc: Document) -> Any:
-        """In a flight: what the step returns for the document; raises what it raises, and ``NodeAway``."""
-        flight = cast(Flight, getcurrent())
-        waiting = AwaitedAnswer(doc, flight.walk.calling, partial(self.ready, flight))
+        """Return the step's answer for the document, within its walk; raises the step's error, or ``NodeAway``."""
+        walker = cast(WalkGreenlet, getcurrent())
+        waiting = AwaitedAnswer(doc, walker.walk.call_scope, partial(self.mark_ready, walker))
         self._queues[step].add(waiting)
-        self.park()
-        if waiting.doc is not doc and (wish := waiting.doc.asked_again) is not None:
-            doc.again(wish.after_s, why=wish.why)
+        self.pause()
+        if waiting.doc is not doc and (request := waiting.doc.asked_again) is not None:
+            doc.again(request.after_s, why=request.why)
         return waiting.result()
 
-    def members_of(self, walk: Onwards) -> SideBySide:
-        """In a flight: what a step has made of its document."""
-        return SideBySide(self, walk, cast(Flight, getcurrent()))
+    def make_members(self, walk: Walk) -> ConcurrentMembers:
+        """Return the walks of what a step has made of the current document."""
+        return ConcurrentMembers(self, walk, cast(WalkGreenlet, getcurrent()))
 
-    def go_on(self) -> bool:
-        """All go as far as they come without waiting. Did one go on, or a call end?"""
+    def run_ready(self) -> bool:
+        """Run all walks until they wait; return whether one moved on, or a call ended."""
         moved = False
         while True:
             while self._ready:
@@ -497,216 +500,216 @@ class Flights:
                 moved = True
             for queue in self._queues.values():
                 queue.launch()
-            if not self._hear(0) and not self._ready:
+            if not self._finish_calls(0) and not self._ready:
                 return moved
             moved = True
 
     def wait(self) -> None:
-        """Until one more has got an answer. No other document sets out before, so a batch need not be full."""
-        if self.go_on():
+        """Wait until one more walk has an answer. No other walk is started before, so a batch need not be full."""
+        if self.run_ready():
             return
-        if not any(queue.under_way for queue in self._queues.values()):
+        # no call runs, and all walks wait: only a call that is not full can move one of them on
+        if not any(queue.running for queue in self._queues.values()):
             max(self._queues.values(), key=lambda queue: len(queue.waiting)).launch(part=True)
         if not self._ready:  # those that were turned away are
-            due = [due_s for queue in self._queues.values() if (due_s := queue.due_s()) is not None]
-            self._hear(min(due, default=None))
-        self.go_on()
+            due = [next_due_s for queue in self._queues.values() if (next_due_s := queue.next_due_s()) is not None]
+            self._finish_calls(min(due, default=None))
+        self.run_ready()
 
-    def park(self) -> None:
-        """In a flight: until somebody says that it is ready."""
+    def pause(self) -> None:
+        """Pause the current walk until it is marked as ready."""
         self._hub.switch()
 
-    def ready(self, flight: Flight) -> None:
-        """It need not wait any longer."""
-        self._ready.append(flight)
+    def mark_ready(self, walker: WalkGreenlet) -> None:
+        """Mark a paused walk as ready to run."""
+        self._ready.append(walker)
 
     def close(self) -> None:
-        """Nobody is on the way any more."""
-        for flight in self._alive:
-            if flight.gr_frame is not None:  # it has begun, and is not through: the task failed
+        """End all walks."""
+        for walker in self._alive:
+            if walker.gr_frame is not None:  # it has begun, and is not through: the task failed
                 with contextlib.suppress(Interrupted):
-                    flight.throw(Interrupted())
-            flight.recorder.close()
+                    walker.throw(Interrupted())
+            walker.recorder.close()
         self._alive.clear()
         for queue in self._queues.values():
             queue.close()
 
-    def _resume(self, flight: Flight) -> None:
-        flight.switch()
-        if flight.dead:
-            self._alive.discard(flight)
-            if flight.above is not None:
-                flight.above.through()
+    def _resume(self, walker: WalkGreenlet) -> None:
+        walker.switch()
+        if walker.dead:
+            self._alive.discard(walker)
+            if walker.parent_members is not None:
+                walker.parent_members.finish()
 
-    def _hear(self, wait_s: float | None) -> bool:
+    def _finish_calls(self, wait_s: float | None) -> bool:
         """Process finished calls and return whether there was one. If there is none, wait ``wait_s`` seconds for one;
         None: without limit."""
         try:
-            queue, call = self._ended.get(timeout=wait_s) if wait_s != 0 else self._ended.get_nowait()
+            queue, call = self._ended_calls.get(timeout=wait_s) if wait_s != 0 else self._ended_calls.get_nowait()
         except Empty:
             return any(queue.expire() for queue in self._queues.values())
         while True:
-            queue.through(call)
+            queue.finish(call)
             try:
-                queue, call = self._ended.get_nowait()
+                queue, call = self._ended_calls.get_nowait()
             except Empty:
                 return True
 
 
-class SideBySide:
-    """Walks the documents that a step made of one document, each at the same time as the others."""
+class ConcurrentMembers:
+    """Walks the documents that a step made of one document, concurrently."""
 
-    def __init__(self, flights: Flights, walk: Onwards, flight: Flight) -> None:
-        self._flights = flights
+    def __init__(self, walks: ConcurrentWalks, walk: Walk, walker: WalkGreenlet) -> None:
+        self._walks = walks
         self._walk = walk
-        self._flight = flight
-        self._members: deque[Flight] = deque()
-        self._parked = False
+        self._walker = walker
+        self._members: deque[WalkGreenlet] = deque()
+        self._paused = False
 
-    def add(self, go: Callable[[Any], None]) -> None:
-        """Start the walk of one of the documents, see ``Members.add``."""
+    def add(self, run_walk: Callable[[Any], None]) -> None:
+        """Start the walk of one of the documents, see ``MemberWalks.add``."""
         recorder = Recorder()
-        member = self._flights.begin(self._walk.beside(recorder), recorder, go)
-        member.above = self
+        member = self._walks.begin(self._walk.fork(recorder), recorder, run_walk)
+        member.parent_members = self
         self._members.append(member)
-        while self._members and self._flights.full:
-            self._take()
+        while self._members and self._walks.full:
+            self._collect()
 
     def wait(self) -> None:
-        """Wait until all have been walked, see ``Members.wait``."""
+        """Wait until all have been walked, see ``MemberWalks.wait``."""
         while self._members:
-            self._take()
+            self._collect()
 
-    def through(self) -> None:
-        """A member has ended."""
-        if self._parked:
-            self._parked = False
-            self._flights.ready(self._flight)
+    def finish(self) -> None:
+        """Continue the walk that waits for its members: one of them has ended."""
+        if self._paused:
+            self._paused = False
+            self._walks.mark_ready(self._walker)
 
-    def _take(self) -> None:
-        """Take the records of finished walks in their order; if the first is not finished, wait for one."""
+    def _collect(self) -> None:
+        """Append the records of finished walks in their order; if the first is not finished, wait for one."""
         if not self._members[0].dead:
-            self._parked = True
-            self._flights.park()
+            self._paused = True
+            self._walks.pause()
         while self._members and self._members[0].dead:
             member = self._members.popleft()
-            self._flight.recorder.absorb(member.recorder)
+            self._walker.recorder.append(member.recorder)
             member.recorder.close()
-            self._walk.join(member.walk)
+            self._walk.merge(member.walk)
 
 
-# Takes up the blocks of one task, many documents at once: they are staged in their order, each when those before it
-# are.
+# The blocks of one task: their documents are walked concurrently, and staged in their order.
 
 
 @dataclass(slots=True)
-class _TakenRow:
-    """A row that was taken, and is not staged yet.
+class _ReadRow:
+    """A row that was read, and is not staged yet.
 
     Attributes:
-        flight: of one that has set out.
+        walker: its walk, if it was started.
         size: bytes.
     """
 
     i: int
-    taken: Taken
-    flight: Flight | None
+    action: RowAction
+    walker: WalkGreenlet | None
     fault: NodeError | None
     size: int
 
 
 class ConcurrentReader:
-    """Reads, walks and stages the documents of a task."""
+    """Reads, walks and stages the documents of a task, many at once; they are staged in their order."""
 
-    def __init__(self, feed: DocumentReader, flights: Flights, stager: Stager, live: ProgressWriter) -> None:
-        self._feed = feed
-        self._flights = flights
+    def __init__(self, reader: DocumentReader, walks: ConcurrentWalks, stager: Stager, live: ProgressWriter) -> None:
+        self._reader = reader
+        self._walks = walks
         self._stager = stager
         self._live = live
-        self._walk = feed.walk
-        self._walk.members_of = flights.members_of
-        self._rows: deque[_TakenRow] = deque()
+        self._walk = reader.walk
+        self._walk.make_members = walks.make_members
+        self._rows: deque[_ReadRow] = deque()
         self._bytes = 0
-        self._taken_up: list[int] = []
+        self._processed: list[int] = []
 
-    def take_up(
+    def process_block(
         self,
         block: Block,
         contents: tuple[list[bytes | None], list[bytes | None]],
-        heard: Callable[[str, NodeError], None],
+        on_error: Callable[[str, NodeError], None],
     ) -> list[int]:
-        """All documents of the block; which rows were not as they were.
+        """Process all documents of the block; return which rows had changed.
 
         Args:
-            heard: told of documents that could not be read, by id.
+            on_error: called with the id of a document that could not be read, and with its error.
         """
-        self._stager.begin(block)
-        self._taken_up = []
+        self._stager.begin_block(block)
+        self._processed = []
         for i, (fields, raw) in enumerate(zip(*contents, strict=True)):
-            while self._flights.full or self._bytes >= limits.IN_FLIGHT_BYTES:
-                self._flights.wait()
+            while self._walks.full or self._bytes >= limits.IN_FLIGHT_BYTES:
+                self._walks.wait()
                 self._stage()
-            self._take(block, i, fields, raw, heard)
-            self._flights.go_on()
+            self._read_row(block, i, fields, raw, on_error)
+            self._walks.run_ready()
             self._stage()
         while self._rows:
-            self._flights.wait()
+            self._walks.wait()
             self._stage()
-        self._stager.end()
-        return self._taken_up
+        self._stager.end_block()
+        return self._processed
 
     def close(self) -> None:
-        """No more blocks."""
-        self._flights.close()
+        """End all walks: there are no more blocks."""
+        self._walks.close()
 
-    def _take(
-        self, block: Block, i: int, fields: bytes | None, raw: bytes | None, heard: Callable[[str, NodeError], None]
+    def _read_row(
+        self, block: Block, i: int, fields: bytes | None, raw: bytes | None, on_error: Callable[[str, NodeError], None]
     ) -> None:
-        feed, recorder = self._feed, Recorder()
-        walk = self._walk.beside(recorder)
-        feed.walk = walk
+        reader, recorder = self._reader, Recorder()
+        walk = self._walk.fork(recorder)
+        reader.walk = walk
         try:
-            waits = self._stager.will_wait(i)
-            taken, go = (Taken.KNOWN, None) if waits else feed.take(block, i, fields, raw)
+            waits = self._stager.must_wait(i)
+            action, run_walk = (RowAction.SKIP, None) if waits else reader.read_row(block, i, fields, raw)
         finally:
-            feed.walk = self._walk
+            reader.walk = self._walk
         self._walk.row += 1
-        flight = None if go is None else self._flights.begin(walk, recorder, _without(go))
-        fault = feed.fault if taken is Taken.UNREAD else None
+        walker = None if run_walk is None else self._walks.begin(walk, recorder, _ignore_walk(run_walk))
+        fault = reader.fault if action is RowAction.POSTPONE else None
         if fault is not None:
-            heard(block.ids[i], fault)
-        size = 0 if flight is None else feed.size
+            on_error(block.ids[i], fault)
+        size = 0 if walker is None else reader.size
         self._bytes += size
-        self._rows.append(_TakenRow(i, taken, flight, fault, size))
+        self._rows.append(_ReadRow(i, action, walker, fault, size))
 
     def _stage(self) -> None:
         """Stage the finished walks at the front of the queue."""
-        while self._rows and ((flight := self._rows[0].flight) is None or flight.dead):
+        while self._rows and ((walker := self._rows[0].walker) is None or walker.dead):
             row = self._rows.popleft()
             self._bytes -= row.size
             self._live.add(1)
             # one before it may have failed meanwhile
-            if not self._stager.waits(row.i) and self._stage_row(row):
-                self._taken_up.append(row.i)
-            if flight is not None:
-                flight.recorder.close()
+            if not self._stager.stage_if_waiting(row.i) and self._stage_row(row):
+                self._processed.append(row.i)
+            if walker is not None:
+                walker.recorder.close()
 
-    def _stage_row(self, row: _TakenRow) -> bool:
-        if (flight := row.flight) is None:
-            return stage_row(self._stager, row.i, row.taken, row.fault, None, None)
-        go = partial(replay, flight.recorder.all_calls(), self._stager)
-        return stage_row(self._stager, row.i, row.taken, None, flight.walk, go)
+    def _stage_row(self, row: _ReadRow) -> bool:
+        if (walker := row.walker) is None:
+            return stage_row(self._stager, row.i, row.action, row.fault, None, None)
+        run_walk = partial(replay, walker.recorder.all_calls(), self._stager)
+        return stage_row(self._stager, row.i, row.action, None, walker.walk, run_walk)
 
 
-def _without(go: Callable[[], None]) -> Callable[[Onwards], None]:
-    return lambda _: go()
+def _ignore_walk(run_walk: Callable[[], None]) -> Callable[[Walk], None]:
+    return lambda _: run_walk()
 
 
 # Threads for calls of a step. They last as long as their task, so that what a step keeps for a thread (a session with
 # its connections) is used again.
 
 
-class Threads:
+class CallThreads:
     """Threads for a task's calls: as many as jobs run at once, and those that a call never returned from."""
 
     def __init__(self, name: str) -> None:
@@ -717,7 +720,7 @@ class Threads:
         self._process = os.getpid()
 
     def run(self, job: Callable[[], None]) -> None:
-        """In one that is free, or another one."""
+        """Run the job in an idle thread, or in a new one."""
         if not self._free.acquire(blocking=False):
             threading.Thread(target=self._work, name=f"ferryman-{self._name}", daemon=True).start()
             self._count += 1
@@ -735,17 +738,19 @@ class Threads:
             self._free.release()
 
 
-def left_behind() -> None:
-    """A call has not come back: its thread is left alone. Of too many, this process is ended, and isolation finds whose
-    calls they are."""
+def note_hung_call() -> None:
+    """Count a call that has not returned, and whose thread is left alone.
+
+    After too many this process is ended, and isolation mode finds whose calls they are.
+    """
     global _hung  # noqa: PLW0603 - one count a process
     _hung += 1
     if _hung >= limits.HUNG_CALLS:
-        end_process(f"{_hung} calls of steps have not come back")
+        exit_process(f"{_hung} calls of steps have not come back")
 
 
-def end_process(why: str) -> None:
-    """Nothing else ends what hangs."""
+def exit_process(why: str) -> None:
+    """End this process: nothing else ends a call that hangs."""
     sys.stderr.write(f"ferryman: {why}: this worker ends itself.\n")
     sys.stderr.flush()
     os._exit(1)

@@ -1,9 +1,9 @@
-"""Where the coroutines of ``async def`` steps run: one event loop a process, in a thread of its own, for as long as the
-process lives. So a client that a step keeps (a session with its connections) stays in its loop.
+"""The event loop that runs the coroutines of ``async def`` steps: one a process, in a thread of its own, for as long as
+the process lives. So a client that a step keeps (a session with its connections) stays in its loop.
 
 Steps share the loop with each other, and some of them harm it: asyncio ends ``run_forever`` when a task or a callback
 raises ``SystemExit`` or ``KeyboardInterrupt``, and a step may stop or close the loop. A loop that was only ended is run
-again. One that cannot go on is replaced, and every call that it was at hears of it.
+again. One that cannot continue is replaced, and every call that it ran ends with an error.
 """
 
 from __future__ import annotations
@@ -19,117 +19,121 @@ from typing import Any, Final
 from ferryman.engine.runner.child import exit_if_forked
 
 _GRACE_S: Final = 2.0
-"""For a loop to say that it is free."""
+"""Seconds for a loop to show that it is free."""
 
 _START_S: Final = 10.0
-"""For a loop that is at no call to begin one. If it takes longer, it is dead, or what a step left behind blocks it."""
+"""Seconds for an idle loop to begin a call. If it takes longer, it is dead, or blocked by what a step left behind."""
 
-Through = Callable[[Any, BaseException | None, bool], None]
-"""Told of the end of a call: what it returned, what it raised, and was its time over?"""
+OnEnd = Callable[[Any, BaseException | None, bool], None]
+"""Callback for the end of a call: (what it returned, what it raised, whether its time was over)."""
 
 
 def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run it to its end, and return what it returns; an exception in this thread cancels it, such as a time limit's. If
-    it goes on nevertheless, for it never awaits, the loop is left to it, and the next one runs in another."""
+    """Run the coroutine to its end, and return what it returns.
+
+    An exception in this thread, such as a time limit's, cancels it. If it continues nevertheless, since it never
+    awaits, the loop is left to it, and the next one runs in another.
+    """
     ended: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
-    call = _Call(coroutine, None, lambda found, error, _: ended.put((found, error)))
+    call = _CoroutineCall(coroutine, None, lambda returned, error, _: ended.put((returned, error)))
     try:
-        _begin(call)
-        found, error = ended.get()
+        _start(call)
+        returned, error = ended.get()
     except BaseException:
         call.cancel()
         raise
     if error is not None:
         raise error
-    return found
+    return returned
 
 
-def begin(coroutine: Coroutine[Any, Any, Any], limit_s: float | None, through: Through) -> None:
-    """Begin it, in the current context; it is cancelled after so many seconds.
+def start(coroutine: Coroutine[Any, Any, Any], limit_s: float | None, on_end: OnEnd) -> None:
+    """Start the coroutine in the current context; it is cancelled after so many seconds.
 
     Args:
-        through: told once, in the loop's thread, whatever becomes of the coroutine and of the loop.
+        on_end: called once, in the loop's thread, whatever becomes of the coroutine and of the loop.
     """
-    _begin(_Call(coroutine, limit_s, through))
+    _start(_CoroutineCall(coroutine, limit_s, on_end))
 
 
-class _Call:
-    """A coroutine, and who is told of its end.
+class _CoroutineCall:
+    """A coroutine, and the callback for its end.
 
     Attributes:
         loop: where it is to run, or runs.
-        begun: does it run?
+        has_begun: set once it runs.
     """
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], limit_s: float | None, through: Through) -> None:
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], limit_s: float | None, on_end: OnEnd) -> None:
         self.loop: _Loop | None = None
-        self.begun = threading.Event()
+        self.has_begun = threading.Event()
         self._process = os.getpid()
         self._coroutine = coroutine
         self._limit_s = limit_s
-        self._through: Through | None = through
+        self._on_end: OnEnd | None = on_end
         self._future: Future[Any] | None = None
 
     def submit(self, loop: _Loop) -> None:
-        """
+        """Submit the coroutine to the loop.
+
         Raises:
             RuntimeError: the loop is closed.
         """
         self.loop = loop
-        going = self._go(loop)
+        awaiting = self._await_coroutine(loop)
         try:
-            self._future = asyncio.run_coroutine_threadsafe(going, loop.asyncio)
+            self._future = asyncio.run_coroutine_threadsafe(awaiting, loop.asyncio)
         except RuntimeError:
-            going.close()
+            awaiting.close()
             raise
         self._future.add_done_callback(self._ended)
 
-    def answer(self, found: Any, error: BaseException | None, late: bool) -> None:
-        """Tell of its end, if nobody has."""
+    def end(self, returned: Any, error: BaseException | None, late: bool) -> None:
+        """Call the callback, if it was not called yet."""
         with _lock:
-            through, self._through = self._through, None
+            on_end, self._on_end = self._on_end, None
             if self.loop is not None:
-                self.loop.owed.discard(self)
-        if through is not None:
-            through(found, error, late)
+                self.loop.unfinished.discard(self)
+        if on_end is not None:
+            on_end(returned, error, late)
 
     def cancel(self) -> None:
-        """Nobody waits for it any more."""
+        """Cancel the coroutine, without a callback."""
         with _lock:
-            self._through = None
+            self._on_end = None
             loop = self.loop
         if loop is None or self._future is None or not self._future.cancel():
             return
         try:
             asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop.asyncio).result(_GRACE_S)
         except (TimeoutError, RuntimeError):
-            loop.leave()
+            loop.retire()
 
-    async def _go(self, loop: _Loop) -> tuple[Any, BaseException | None, bool]:
+    async def _await_coroutine(self, loop: _Loop) -> tuple[Any, BaseException | None, bool]:
         with _lock:
             if self.loop is not loop:  # it took too long to begin, and runs elsewhere
                 return None, None, False
-            self.begun.set()
-        found, error, limit = None, None, asyncio.timeout(self._limit_s)
+            self.has_begun.set()
+        returned, error, limit = None, None, asyncio.timeout(self._limit_s)
         try:
             async with limit:
-                found = await self._coroutine
+                returned = await self._coroutine
         except BaseException as e:
             error = e
-        return found, error, limit.expired()
+        return returned, error, limit.expired()
 
     def _ended(self, future: Future[Any]) -> None:
         exit_if_forked(self._process)
         if self.loop is None or self._future is not future:
             return
         if future.cancelled():
-            if not self.begun.is_set():  # another coroutine has cancelled it before
+            if not self.has_begun.is_set():  # another coroutine has cancelled it before
                 self._coroutine.close()
-            self.answer(None, asyncio.CancelledError(), late=False)
+            self.end(None, asyncio.CancelledError(), late=False)
         elif (error := future.exception()) is not None:
-            self.answer(None, error, late=False)
+            self.end(None, error, late=False)
         else:
-            self.answer(*future.result())
+            self.end(*future.result())
 
 
 class _Loop:
@@ -137,37 +141,37 @@ class _Loop:
 
     Attributes:
         asyncio: the loop itself.
-        owed: calls that it has been given, and that have not ended.
+        unfinished: calls that it was given, and that have not ended.
     """
 
     def __init__(self) -> None:
         self.asyncio = asyncio.new_event_loop()
-        self.owed: set[_Call] = set()
+        self.unfinished: set[_CoroutineCall] = set()
         threading.Thread(target=self._work, name="ferryman-async", daemon=True).start()
 
-    def take(self, call: _Call) -> bool:
-        """Begin this call. False: the loop cannot, and is used no more."""
+    def start_call(self, call: _CoroutineCall) -> bool:
+        """Start this call. False: the loop cannot, and is not used any more."""
         with _lock:
             if _loops.get(os.getpid()) is not self:
                 return False
-            idle = not self.owed
+            idle = not self.unfinished
             try:
                 call.submit(self)
             except RuntimeError:
-                self.leave()
+                self.retire()
                 return False
-            self.owed.add(call)
-        if not idle or call.begun.wait(_START_S):
+            self.unfinished.add(call)
+        if not idle or call.has_begun.wait(_START_S):
             return True
         with _lock:
-            if not call.begun.is_set():
+            if not call.has_begun.is_set():
                 call.loop = None
-                self.owed.discard(call)
-                self.leave()
+                self.unfinished.discard(call)
+                self.retire()
         return call.loop is self
 
-    def leave(self) -> None:
-        """The next calls run in another loop."""
+    def retire(self) -> None:
+        """Let the next calls run in another loop."""
         with _lock:
             if _loops.get(os.getpid()) is self:
                 del _loops[os.getpid()]
@@ -183,14 +187,14 @@ class _Loop:
             except BaseException:
                 continue  # a task's or a callback's sys.exit(): the task has kept it
         with _lock:
-            self.leave()
-            owed = list(self.owed)
-        for call in owed:
-            call.answer(None, RuntimeError(f"the event loop that it ran in has ended ({why})"), late=False)
+            self.retire()
+            unfinished = list(self.unfinished)
+        for call in unfinished:
+            call.end(None, RuntimeError(f"the event loop that it ran in has ended ({why})"), late=False)
 
 
-def _begin(call: _Call) -> None:
-    while not _loop().take(call):
+def _start(call: _CoroutineCall) -> None:
+    while not _loop().start_call(call):
         pass
 
 

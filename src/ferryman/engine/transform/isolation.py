@@ -1,10 +1,10 @@
-"""Careful mode: a task of which the worker died is done again, each document in a child process that may die.
+"""Isolation mode: a task whose worker died is run again, each document in a child process that may die.
 
-The child reads the document and walks it; what the walk says of it is written down and told to the parent, which stages
-it once it is complete; of a large family it goes through a file. So a death costs nothing but the child. A call that
-kills its process as often as a delivery is attempted is known by its step and its document; from then on it is an error
-instead, and all else goes on: the document's other branches, its family, its neighbours. Nobody is accused of a worker
-that is killed together with its child.
+The child reads the document and walks it. It records the calls of the walk's sink and sends them to the parent, which
+replays and stages them once they are complete; those of a large family go through a file. So a death costs nothing but
+the child. A call that kills its process as often as a delivery is attempted is identified by its step and its document.
+From then on it is an error instead, and everything else continues: the document's other branches, its family, its
+neighbours. If a worker is killed together with its child, no document is blamed.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from ferryman.engine.results import NodeError, classify_error
 from ferryman.engine.runner.base import PickledPlan
 from ferryman.engine.runner.child import Child, Died, note
 from ferryman.engine.transform.block import Block
-from ferryman.engine.transform.calls import one_by_one
+from ferryman.engine.transform.calls import make_document_call
 from ferryman.engine.transform.health import NodeHealth
-from ferryman.engine.transform.reader import DocumentReader, Taken, stage_row
+from ferryman.engine.transform.reader import DocumentReader, RowAction, stage_row
 from ferryman.engine.transform.staging import Stager
-from ferryman.engine.transform.walk import End, Met, Stage
+from ferryman.engine.transform.walk import End, MemberFailure, WalkSink
 from ferryman.errors import EngineError, PermanentError
 from ferryman.memory import describe_memory_error
 from ferryman.plan import DestinationNode, StepNode
@@ -45,37 +45,37 @@ _Contents = tuple[list[bytes | None], list[bytes | None]]
 """Fields and raw bytes of each row, where they were staged while listing."""
 
 
-class Walked(NamedTuple):
-    """Result of one walk."""
+class RecordedOutcome(NamedTuple):
+    """Outcome of a walk in a child process, see ``staging.WalkOutcome``."""
 
-    met: list[Met]
-    failures: list[FailedMember]
+    new_failures: list[MemberFailure]
+    ended_failures: list[FailedMember]
     reached: list[FailedMember]
-    kept: list[str]
+    unneeded: list[str]
 
 
 class ChildReport(NamedTuple):
     """Answer of a child process for one document."""
 
-    taken: Taken
+    action: RowAction
     version: Any
     fingerprint: str
     entry: tuple[bytes | None, str | None]
     """Fields and provenance of a log entry that was read by its id."""
-    calls: list[Call]
-    """Calls of the stage in their order; if there is a spool, only those after its end."""
+    calls: list[SinkCall]
+    """Calls of the sink in their order; if there is a spool, only those after its end."""
     spooled: bool
-    walked: Walked | None
+    outcome: RecordedOutcome | None
     fault: NodeError | None
     """Why it could not be read."""
     health: dict[str, NodeHealth]
-    """How the nodes are doing now."""
+    """Health of the nodes now."""
     size: int
     """Bytes that were read."""
 
 
-class Weights:
-    """Sizes of a task's documents: where an allocation fails while they are staged, the heaviest is isolated.
+class DocumentSizes:
+    """Sizes of a task's documents: if an allocation fails while they are staged, the largest is isolated.
 
     Attributes:
         refused: documents that are not read again -> why.
@@ -86,11 +86,11 @@ class Weights:
         self._bytes: dict[str, int] = {}
 
     def add(self, id: str, size: int) -> None:
-        """A document is about to be staged."""
+        """Note the size of a document that is staged next."""
         self._bytes[id] = size
 
-    def refuse_heaviest(self, error: Exception) -> bool:
-        """Stage all again without it; False: what there is weighs nothing, so that it cannot be the documents."""
+    def refuse_largest(self, error: Exception) -> bool:
+        """Refuse the largest document, so that all others are staged again; False: it is too small to be the cause."""
         id = max(self._bytes, key=self._bytes.__getitem__, default="")
         size = self._bytes.get(id, 0)
         if size < limits.BLAMED_BYTES:
@@ -100,27 +100,27 @@ class Weights:
         return True
 
 
-def _bytes_of(calls: list[Call]) -> int:
+def _content_bytes(calls: list[SinkCall]) -> int:
     """Return the bytes of content in these calls."""
     found = (each.raw if isinstance(each, Document) else each for _, args in calls for each in args)
     return sum(len(each) for each in found if isinstance(each, bytes))
 
 
 class IsolatedReader:
-    """Takes up the blocks of one task, each document in a child."""
+    """Processes the blocks of one task, each document in a child process."""
 
     def __init__(
         self,
         shipped: PickledPlan,
-        cut: TaskSplit | LogSplit,
+        split: TaskSplit | LogSplit,
         stager: Stager,
-        weights: Weights,
+        sizes: DocumentSizes,
         state: str = "",
         share: float = 1.0,
     ) -> None:
         self._shipped = shipped
         plan = shipped.plan()
-        self._cut = cut
+        self._split = split
         self._state = state
         self._share = share
         self._stager = stager
@@ -128,50 +128,50 @@ class IsolatedReader:
         self._row = 0
         self._timeouts = {n.name: n.limit_s for n in plan.nodes if isinstance(n, StepNode)}
         self._deaths: Counter[_Place] = Counter()
-        self._killers: dict[_Place, str] = {("", id): why for id, why in weights.refused.items()}
+        self._deadly_calls: dict[_Place, str] = {("", id): why for id, why in sizes.refused.items()}
         """Calls that are not made again -> why."""
-        self._weights = weights
+        self._sizes = sizes
         self._children = 0
 
-    def take_up(
+    def process_block(
         self, block: Block, contents: _Contents, health: dict[str, NodeHealth]
     ) -> tuple[list[int], dict[str, NodeHealth]]:
-        """Read, walk and stage each document of the block; which rows were not as they were, and how the nodes are
-        doing then."""
-        taken_up = []
+        """Read, walk and stage each document of the block; return which rows had changed, and the health of the
+        nodes."""
+        processed = []
         spool = Spool(shared=True)
-        reader = _Reader(self._shipped, self._cut, block, contents, spool, self._state, self._share)
+        reader = _ChildReader(self._shipped, self._split, block, contents, spool, self._state, self._share)
         child = Child(reader.read, reader.begin)
-        self._stager.begin(block)
+        self._stager.begin_block(block)
         try:
             for i in range(len(block)):
-                if self._stager.waits(i):
+                if self._stager.stage_if_waiting(i):
                     self._row += 1
                     continue
-                told = self._ask(child, reader, i, health)
-                health = told.health
+                report = self._ask(child, reader, i, health)
+                health = report.health
                 self._row += 1
-                block.versions[i], block.fingerprints[i] = told.version, told.fingerprint
-                if told.entry[0] is not None:
-                    block.was_read(i, *told.entry)
-                self._weights.add(block.ids[i], max(told.size, _bytes_of(told.calls) + spool.size()))
-                calls = chain(spool.read() if told.spooled else (), told.calls)
-                go = partial(replay, calls, self._stager)
-                if stage_row(self._stager, i, told.taken, told.fault, told.walked, go):
-                    taken_up.append(i)
+                block.versions[i], block.fingerprints[i] = report.version, report.fingerprint
+                if report.entry[0] is not None:
+                    block.set_read(i, *report.entry)
+                self._sizes.add(block.ids[i], max(report.size, _content_bytes(report.calls) + spool.size()))
+                calls = chain(spool.read() if report.spooled else (), report.calls)
+                run_walk = partial(replay, calls, self._stager)
+                if stage_row(self._stager, i, report.action, report.fault, report.outcome, run_walk):
+                    processed.append(i)
         finally:
             child.end()
             spool.close()
-        self._stager.end()
-        return taken_up, health
+        self._stager.end_block()
+        return processed, health
 
-    def _ask(self, child: Child, reader: _Reader, i: int, health: dict[str, NodeHealth]) -> ChildReport:
-        """Return the child's answer for row ``i``; if the child dies, ask another one."""
+    def _ask(self, child: Child, reader: _ChildReader, i: int, health: dict[str, NodeHealth]) -> ChildReport:
+        """Return the child's report for row ``i``; if the child dies, ask another one."""
         while True:
             reader.children = self._children
             try:
-                told: ChildReport = child.ask((i, self._row, health, self._killers))
-                return told
+                report: ChildReport = child.ask((i, self._row, health, self._deadly_calls))
+                return report
             except Died as e:
                 if not e.place:
                     raise EngineError(f"a child process ended before it read a document: {e.how}") from e
@@ -179,23 +179,25 @@ class IsolatedReader:
                 step, began, id = e.place.split("\0", 2)
                 self._deaths[step, id] += 1
                 if self._deaths[step, id] >= self._attempts:
-                    e.how = self._how(step, time.monotonic() - float(began), e.how)
-                    self._killers[step, id] = e.describe(self._attempts, size=reader.block.table["size"][i].as_py())
+                    e.how = self._describe_death(step, time.monotonic() - float(began), e.how)
+                    self._deadly_calls[step, id] = e.describe(
+                        self._attempts, size=reader.block.table["size"][i].as_py()
+                    )
 
-    def _how(self, step: str, took_s: float, how: str) -> str:
+    def _describe_death(self, step: str, took_s: float, how: str) -> str:
         timeout_s = self._timeouts.get(step)
         if timeout_s is None or took_s < timeout_s:
             return how
         return f"took longer than timeout={timeout_s:g} s and could not be interrupted ({how})"
 
 
-class _Reader:
-    """In the child: reads and walks a row, and tells what the walk said."""
+class _ChildReader:
+    """Reads and walks rows in the child process, and reports the calls of the walk's sink."""
 
     def __init__(
         self,
         shipped: PickledPlan,
-        cut: TaskSplit | LogSplit,
+        split: TaskSplit | LogSplit,
         block: Block,
         contents: _Contents,
         spool: Spool,
@@ -204,213 +206,215 @@ class _Reader:
     ) -> None:
         self.block = block
         self.children = 0
-        """How many there have been."""
+        """Number of earlier children."""
         self._shipped = shipped
-        self._cut = cut
+        self._split = split
         self._state = state
         self._share = share
         self._contents = contents
         self._recorder = Recorder(spool)
-        self._killers: dict[_Place, str] = {}
-        self._feed: DocumentReader
+        self._deadly_calls: dict[_Place, str] = {}
+        self._reader: DocumentReader
 
     def begin(self) -> None:  # pragma: no cover - the child
-        cut = self._cut._replace(number=self._cut.number + self.children)
-        self._feed = DocumentReader(self._shipped.plan(), cut, self._recorder, {}, self._guarded, self._state)
+        split = self._split._replace(number=self._split.number + self.children)
+        self._reader = DocumentReader(self._shipped.plan(), split, self._recorder, {}, self._prepare_step, self._state)
 
     def read(
         self, request: tuple[int, int, dict[str, NodeHealth], dict[_Place, str]]
     ) -> ChildReport:  # pragma: no cover - the child
-        i, self._feed.walk.row, health, self._killers = request
-        self._feed.take_over(health)
+        i, self._reader.walk.row, health, self._deadly_calls = request
+        self._reader.set_health(health)
         block, (fields, raws) = self.block, self._contents
         self._recorder.begin()
-        self._at("", block.ids[i])
-        if (why := self._killers.get(("", block.ids[i]))) is not None:
-            taken, go = self._feed.unread(block, i, classify_error(PermanentError(why), self._cut.source, "reading it"))
+        self._note_place("", block.ids[i])
+        if (why := self._deadly_calls.get(("", block.ids[i]))) is not None:
+            action, run_walk = self._reader.walk_unread(
+                block, i, classify_error(PermanentError(why), self._split.source, "reading it")
+            )
         else:
-            taken, go = self._feed.take(block, i, fields[i], raws[i])
-        walked = None
-        if go is not None:
-            go()
-            walk = self._feed.walk
-            walked = Walked(walk.met, walk.failures, walk.reached, walk.kept)
-        fault = self._feed.fault if taken is Taken.UNREAD else None
+            action, run_walk = self._reader.read_row(block, i, fields[i], raws[i])
+        outcome = None
+        if run_walk is not None:
+            run_walk()
+            walk = self._reader.walk
+            outcome = RecordedOutcome(walk.new_failures, walk.ended_failures, walk.reached, walk.unneeded)
+        fault = self._reader.fault if action is RowAction.POSTPONE else None
         recorder = self._recorder
         return ChildReport(
-            taken,
+            action,
             block.versions[i],
             block.fingerprints[i],
-            block.read_by_id(i),
+            block.read_fields(i),
             recorder.calls,
             recorder.spooled,
-            walked,
+            outcome,
             fault,
             health,
-            0 if taken is Taken.UNREAD else self._feed.size,
+            0 if action is RowAction.POSTPONE else self._reader.size,
         )
 
-    def _at(self, step: str, id: str) -> None:  # pragma: no cover - the child
+    def _note_place(self, step: str, id: str) -> None:  # pragma: no cover - the child
         note(f"{step}\0{time.monotonic()}\0{id}")
 
-    def _guarded(self, step: StepNode) -> Callable[[Document], Any]:  # pragma: no cover - the child
-        """The step's function; notes what it is called for, and does not call it for whom it kills."""
-        fn, name = one_by_one(step, self._share), step.name
+    def _prepare_step(self, step: StepNode) -> Callable[[Document], Any]:  # pragma: no cover - the child
+        """Return the step's function; it notes for whom it is called, and raises instead of making a deadly call."""
+        fn, name = make_document_call(step, self._share), step.name
 
-        def noted(doc: Document) -> Any:
-            if (why := self._killers.get((name, doc.id))) is not None:
+        def call_noted(doc: Document) -> Any:
+            if (why := self._deadly_calls.get((name, doc.id))) is not None:
                 raise PermanentError(why)
             id, origin = doc.id, doc.origin_id
-            self._at(name, id)
+            self._note_place(name, id)
             out = fn(doc)
-            self._at("", origin)
-            return each_noted(out, id, origin) if isinstance(out, Iterator) else out
+            self._note_place("", origin)
+            return iterate_noted(out, id, origin) if isinstance(out, Iterator) else out
 
-        def each_noted(out: Iterator[Any], id: str, origin: str) -> Iterator[Any]:
-            """Each goes on before the next one is made: other steps are called in between."""
+        def iterate_noted(out: Iterator[Any], id: str, origin: str) -> Iterator[Any]:
+            """Note each call of the iterator: other steps are called in between."""
             while True:
-                self._at(name, id)
+                self._note_place(name, id)
                 each = next(out, _END)
-                self._at("", origin)
+                self._note_place("", origin)
                 if each is _END:
                     return
                 yield each
 
-        return noted
+        return call_noted
 
 
 _END: Final = object()
 
 
-# What a walk says of a document, written down: to be told to the stage later, or by another process.
+# Recorded calls of a sink, to be made later or in another process.
 
-Call = tuple[str, tuple[Any, ...]]
-"""A method of the stage, and its arguments."""
+SinkCall = tuple[str, tuple[Any, ...]]
+"""A method of ``WalkSink``, and its arguments."""
 
 
 class Recorder:
-    """A stage that writes down what it is told; of a large family in a spool.
+    """A sink that records its calls; those of a large family go to a spool.
 
     Attributes:
-        calls: what is not in the spool.
+        calls: those that are not in the spool.
     """
 
     def __init__(self, spool: Spool | None = None) -> None:
         self._spool = spool or Spool()
-        self.calls: list[Call] = []
+        self.calls: list[SinkCall] = []
         self._bytes = 0
 
     def begin(self) -> None:
-        """Another document."""
-        self._spool.cut(0)
-        self._forget()
+        """Begin another document."""
+        self._spool.truncate(0)
+        self._clear()
 
     @property
     def spooled(self) -> bool:
         """Return whether calls were written to the spool."""
         return self._spool.size() > 0
 
-    def upsert(self, doc: Document, end: End, branches: str, fields: bytes, before: Owed | None) -> None:
-        only = _named(doc, doc.raw)  # its fields are encoded beside it
+    def upsert(self, doc: Document, end: End, branches: str, fields: bytes, earlier: Owed | None) -> None:
+        only = _stub(doc, doc.raw)  # its fields are encoded beside it
         only.only_if_changed = bool(doc.only_if_changed)
         self._bytes += len(fields) + len(doc.raw or b"")
-        self._note("upsert", only, end, branches, fields, before)
+        self._note("upsert", only, end, branches, fields, earlier)
 
-    def dropped(self, doc: Document, *args: Any) -> None:
-        self._note("dropped", _named(doc), *args)
+    def drop(self, doc: Document, *args: Any) -> None:
+        self._note("drop", _stub(doc), *args)
 
-    def again(self, doc: Document, wish: Again) -> None:
-        self._note("again", _named(doc), wish)
+    def request_reread(self, doc: Document, request: Again) -> None:
+        self._note("request_reread", _stub(doc), request)
 
-    def mark(self) -> int:
-        """The stage is to be marked too: then it needs less memory for a family."""
+    def savepoint(self) -> int:
+        """Record a savepoint for the replay, too: the stager then needs less memory for a family."""
         self._write()
-        mark = self._spool.size()
-        self.calls.append(("mark", ()))
-        return mark
+        size = self._spool.size()
+        self.calls.append(("savepoint", ()))
+        return size
 
-    def take_back(self, mark: int) -> None:
-        self._spool.cut(mark)
-        self._forget()
+    def roll_back(self, savepoint: int) -> None:
+        self._spool.truncate(savepoint)
+        self._clear()
 
-    def absorb(self, later: Recorder) -> None:
+    def append(self, later: Recorder) -> None:
         """Append the calls of another recorder to these."""
         if later.spooled:
             self._write()
             self._spool.append(later._spool)
         self.calls += later.calls
         self._bytes += later._bytes
-        self._write_if_much()
+        self._spill_if_large()
 
-    def all_calls(self) -> Iterator[Call]:
-        """In their order."""
+    def all_calls(self) -> Iterator[SinkCall]:
+        """Yield all calls in order."""
         if self.spooled:
             yield from self._spool.read()
         yield from self.calls
 
     def close(self) -> None:
-        """It is not needed any more."""
+        """Close the spool."""
         self._spool.close()
 
     def _note(self, name: str, *args: Any) -> None:
         self.calls.append((name, args))
-        self._write_if_much()
+        self._spill_if_large()
 
-    def _write_if_much(self) -> None:
+    def _spill_if_large(self) -> None:
         if len(self.calls) >= limits.HELD_CHILDREN or self._bytes >= limits.GROUP_BYTES:
             self._write()
 
     def _write(self) -> None:
         if self.calls:
             self._spool.write(self.calls)
-            self._forget()
+            self._clear()
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         self.calls, self._bytes = [], 0
 
 
 class Spool:
-    """A file without a name, made when it is first written to.
+    """Unnamed file of recorded calls, created when it is first written to.
 
-    One that is ``shared`` is written by a child process and read by its parent, in turns. After a death the next child
-    begins it again.
+    A ``shared`` one is written by a child process and read by its parent, in turns. After a death the next child starts
+    it from the beginning.
     """
 
     def __init__(self, *, shared: bool = False) -> None:
-        self._fd = _nameless() if shared else -1
+        self._fd = _unnamed_file() if shared else -1
 
     def size(self) -> int:
-        """Bytes."""
+        """Return the size in bytes."""
         return os.fstat(self._fd).st_size if self._fd >= 0 else 0
 
-    def cut(self, size: int) -> None:
-        """Forget what is behind so many bytes."""
+    def truncate(self, size: int) -> None:
+        """Remove what is behind so many bytes."""
         if self._fd >= 0:
             os.ftruncate(self._fd, size)
 
-    def write(self, calls: list[Call]) -> None:
-        """At its end."""
+    def write(self, calls: list[SinkCall]) -> None:
+        """Append these calls."""
         self._write(cloudpickle.dumps(calls))
 
     def append(self, other: Spool) -> None:
-        """All of another one, at its end."""
+        """Append all of another spool."""
         with other._open() as file:
             while some := file.read(_COPIED_BYTES):
                 self._write(some)
 
-    def read(self) -> Iterator[Call]:
-        """All that was written, in its order; what one ``write`` took is in memory."""
+    def read(self) -> Iterator[SinkCall]:
+        """Yield all calls in order; those of one ``write`` are in memory at a time."""
         with self._open() as file:
             while True:
                 try:
-                    calls: list[Call] = pickle.load(file)
+                    calls: list[SinkCall] = pickle.load(file)
                 except EOFError:
                     return
                 yield from calls
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """To a child process, as the same file."""
-        return _of_process, (os.getpid(), self._fd)
+        """Pickle it for a child process, which opens the same file."""
+        return _open_in_process, (os.getpid(), self._fd)
 
     def __del__(self) -> None:
         self.close()  # that of a task that failed
@@ -427,20 +431,20 @@ class Spool:
 
     def _write(self, content: bytes) -> None:
         if self._fd < 0:
-            self._fd = _nameless()
+            self._fd = _unnamed_file()
         os.lseek(self._fd, 0, os.SEEK_END)
         left = memoryview(content)
         while left:
             left = left[os.write(self._fd, left) :]
 
 
-def _of_process(pid: int, fd: int) -> Spool:
+def _open_in_process(pid: int, fd: int) -> Spool:
     spool = Spool()
     spool._fd = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR)
     return spool
 
 
-def _nameless() -> int:
+def _unnamed_file() -> int:
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 
@@ -448,12 +452,12 @@ def _nameless() -> int:
 _COPIED_BYTES: Final = limits.MIB
 
 
-def _named(doc: Document, raw: bytes | None = None) -> Document:
-    """Enough of it for an event, to be pickled."""
+def _stub(doc: Document, raw: bytes | None = None) -> Document:
+    """Return a document with what an event needs, to be pickled."""
     return Document.of(doc.id, {}, raw)
 
 
-def replay(calls: Iterable[Call], stage: Stage) -> None:
-    """Tell it what was written down."""
+def replay(calls: Iterable[SinkCall], sink: WalkSink) -> None:
+    """Make the recorded calls at a sink."""
     for name, args in calls:
-        getattr(stage, name)(*args)
+        getattr(sink, name)(*args)

@@ -1,4 +1,4 @@
-"""The second phase of a run's waves: its tasks are run, and what they say of the nodes is heard.
+"""The transform phase of waves: runs the tasks, and passes on what they report about nodes.
 
 The tasks of a wave of listed documents may run ahead, while the wave before it is delivered and settled. What they
 stage has no name before the wave's commit, which comes after that.
@@ -16,7 +16,7 @@ from ferryman.engine.batches import LogBatch, LogSplit, TaskSplit, WaveBatch
 from ferryman.engine.breakers import NodeBreakers
 from ferryman.engine.live import ProgressReader
 from ferryman.engine.logs import Logs
-from ferryman.engine.once import commit_intake
+from ferryman.engine.once import begin_once_wave
 from ferryman.engine.results import Staged
 from ferryman.engine.runner.base import PickledPlan, Runner, run_isolating
 from ferryman.engine.transform.task import Transform
@@ -26,13 +26,13 @@ from ferryman.state.state import State
 from ferryman.storage import files
 
 
-class _Ahead(NamedTuple):
-    """A wave's tasks that run while the wave before it is delivered."""
+class _TasksAhead(NamedTuple):
+    """Tasks of a wave that run while the wave before it is delivered."""
 
     number: int
     batch: WaveBatch
     live: str
-    """Folder of what they report meanwhile."""
+    """Folder for what they report meanwhile."""
     deaths: list[WorkerDied]
     staged: Future[list[Staged]]
 
@@ -41,7 +41,7 @@ class TransformPhase:
     """Runs the transform phase of each wave.
 
     Attributes:
-        littered: tasks may have left files that nothing names.
+        has_orphans: tasks may have left files that nothing names.
         unseen: sources of which known documents could not be looked at in the last wave.
     """
 
@@ -53,7 +53,7 @@ class TransformPhase:
         nodes: NodeBreakers,
         logs: Logs,
         live: ProgressReader,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
     ) -> None:
         self._state = state
         self._shipped = shipped
@@ -61,23 +61,23 @@ class TransformPhase:
         self._nodes = nodes
         self._logs = logs
         self._live = live
-        self._tell = tell
+        self._report = report
         self._first = True
-        """No documents have been through the steps in this run."""
-        self.littered = False
+        """Whether no documents have been transformed in this run yet."""
+        self.has_orphans = False
         self.unseen: set[str] = set()
-        self._ahead: _Ahead | None = None
+        self._ahead: _TasksAhead | None = None
 
     @property
     def runs_ahead(self) -> bool:
-        """Are tasks at work whose wave has not begun? Its number must be the next one that is committed."""
+        """Return whether tasks run whose wave has not begun. Its number must be the next one that is committed."""
         return self._ahead is not None
 
     def begin(self, number: int, batch: WaveBatch) -> None:
-        """Have the tasks of this wave run beside what this thread does next: ``run`` takes what they staged."""
+        """Start the tasks of this wave beside the calling thread; ``run`` returns what they staged."""
         live, deaths = self._live.make_folder(), list[WorkerDied]()
         tasks = partial(self._tasks, self._task(number, batch, live), batch.tasks, deaths.append)
-        self._ahead = _Ahead(number, batch, live, deaths, self._runner.run_ahead(tasks))
+        self._ahead = _TasksAhead(number, batch, live, deaths, self._runner.run_ahead(tasks))
 
     def run(self, number: int, batch: WaveBatch | LogBatch) -> tuple[list[Staged], dict[str, int]]:
         """Run the tasks of this wave and return what it commits: their results, and the logs' new positions."""
@@ -86,7 +86,7 @@ class TransformPhase:
                 return self._run_logs(batch, self._task(number, batch, live))
         staged = self._run_ahead(number, batch) if self._ahead else self._run_now(number, batch)
         self.unseen = {split.source for split, s in zip(batch.tasks, staged, strict=True) if s.unseen}
-        self._hear(staged)
+        self._note_staged(staged)
         return staged, {}
 
     def _task(self, number: int, batch: WaveBatch | LogBatch, live: str) -> Transform:
@@ -99,50 +99,50 @@ class TransformPhase:
             self._nodes.states(),
             live=live,
             live_errors=self._first,
-            at_once=max(1, min(len(batch.tasks), self._runner.slots)),
+            parallel_tasks=max(1, min(len(batch.tasks), self._runner.slots)),
         )
 
     def _run_now(self, number: int, batch: WaveBatch) -> list[Staged]:
         with self._live.follow() as live:
-            return self._tasks(self._task(number, batch, live), batch.tasks, partial(self._died, number))
+            return self._tasks(self._task(number, batch, live), batch.tasks, partial(self._note_death, number))
 
     def _run_ahead(self, number: int, batch: WaveBatch) -> list[Staged]:
-        """Wait for the tasks that run already."""
+        """Wait for the tasks that run already, and return what they staged."""
         ahead, self._ahead = self._ahead, None
         assert ahead is not None
         assert (ahead.number, ahead.batch) == (number, batch)
         with self._live.follow(ahead.live):
             staged = ahead.staged.result()
         for death in ahead.deaths:
-            self._died(number, death)
+            self._note_death(number, death)
         return staged
 
     def _run_logs(self, batch: LogBatch, task: Transform) -> tuple[list[Staged], dict[str, int]]:
         if batch.once:
             return self._run_once(batch, task)
-        again = partial(self._tasks, task, died=partial(self._died, task.wave))
+        again = partial(self._tasks, task, died=partial(self._note_death, task.wave))
         staged = again(batch.tasks)
         kept = self._logs.select_results(batch.tasks, staged, again)
         self._remove(kept.discarded)
-        self._hear(staged)
+        self._note_staged(staged)
         return kept.staged, kept.positions
 
-    def _hear(self, staged: Sequence[Staged]) -> None:
+    def _note_staged(self, staged: Sequence[Staged]) -> None:
         self._first = False
         self._nodes.record_reports([report for s in staged for report in s.nodes])
 
     def _run_once(self, batch: LogBatch, task: Transform) -> tuple[list[Staged], dict[str, int]]:
         """Run a batch whose entries no step may see twice, and return what it commits."""
-        intake = commit_intake(self._state, task.wave, *self._logs.intake_of(batch.tasks))
-        task = dataclasses.replace(task, once=str(intake.folder))
-        staged = self._tasks(task, batch.tasks, partial(self._died, task.wave, once=True))
-        kept = self._logs.select_once_results(intake, batch.tasks, staged)
+        once_wave = begin_once_wave(self._state, task.wave, *self._logs.intake_of(batch.tasks))
+        task = dataclasses.replace(task, once=str(once_wave.folder))
+        staged = self._tasks(task, batch.tasks, partial(self._note_death, task.wave, once=True))
+        kept = self._logs.select_once_results(once_wave, batch.tasks, staged)
         self._remove(kept.discarded)
-        self._hear(staged)
+        self._note_staged(staged)
         return kept.staged, kept.positions
 
     def _remove(self, left: Sequence[Staged]) -> None:
-        """Files of tasks that do not count."""
+        """Remove files of tasks that do not count."""
         tables = self._state.outbox, self._state.documents, self._state.ledger
         for each in left:
             of_table = ([part for _, part in each.outbox], each.documents, each.ledger)
@@ -153,10 +153,10 @@ class TransformPhase:
     def _tasks(
         self, task: Transform, items: Sequence[TaskSplit | LogSplit], died: Callable[[WorkerDied], None]
     ) -> list[Staged]:
-        """If a worker dies, the tasks one by one, and those that die again in isolation mode."""
+        """Run the tasks; after the death of a worker one by one, and those that die again in isolation mode."""
         return run_isolating(self._runner, task, items, dataclasses.replace(task, isolated=True), died)
 
-    def _died(self, wave: int, death: WorkerDied, *, once: bool = False) -> None:
+    def _note_death(self, wave: int, death: WorkerDied, *, once: bool = False) -> None:
         again = "What it had begun is in doubt, the rest goes on" if once else "Its tasks are run again, one by one"
-        self._tell(f"wave {wave}: {death}. {again}.")
-        self.littered = True
+        self._report(f"wave {wave}: {death}. {again}.")
+        self.has_orphans = True

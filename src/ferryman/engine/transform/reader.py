@@ -1,4 +1,4 @@
-"""Feeds the documents of a task to the walk through the plan: what is new, changed or pending is read and walked."""
+"""Reader of a task: reads new, changed and pending documents, and says how each row is processed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ferryman.engine.batches import LogSplit, Reason, TaskSplit, content_path
 from ferryman.engine.results import ErrorKind, NodeError, classify_error
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.health import NodeHealth
-from ferryman.engine.transform.staging import Stager, Trail
-from ferryman.engine.transform.walk import Stage, Walk
+from ferryman.engine.transform.staging import Stager, WalkOutcome
+from ferryman.engine.transform.walk import Walk, WalkSink
 from ferryman.errors import BadDocument, unless_interrupt
 from ferryman.plan import Plan, StepNode, source_named
 from ferryman.sources import Listed, Log, Source
@@ -27,11 +27,11 @@ UNREAD: Final = "unread"
 
 
 class DocumentReader:
-    """Reads documents of one source and sends each through the plan.
+    """Reads documents of one source and prepares their walks through the plan.
 
     Args:
-        health: node -> how it is doing in this task.
-        guarded: a step's function as it is to be called.
+        health: node -> its health in this task.
+        prepare_step: returns the function that is called for a step.
         state: id of the state; "" in a preview.
 
     Attributes:
@@ -42,55 +42,55 @@ class DocumentReader:
     def __init__(
         self,
         plan: Plan,
-        cut: TaskSplit | LogSplit,
-        stage: Stage,
+        split: TaskSplit | LogSplit,
+        sink: WalkSink,
         health: Mapping[str, NodeHealth],
-        guarded: Callable[[StepNode], Callable[[Document], Any]],
+        prepare_step: Callable[[StepNode], Callable[[Document], Any]],
         state: str = "",
     ) -> None:
-        self._name = cut.source
+        self._name = split.source
         self._provenance = plan.provenance
-        self._source: Source = source_named(plan.nodes, cut.source).source
-        self._contents = Contents()
+        self._source: Source = source_named(plan.nodes, split.source).source
+        self._contents = StagedContents()
         self._health = health
         self.fault: NodeError
         self.size = 0
-        self.walk = Walk(plan, cut.source, stage, task=cut.number, guarded=guarded, health=health)
-        self.walk.calling.state = state
-        called_by.set(self.walk.calling)
+        self.walk = Walk(plan, split.source, sink, task=split.number, prepare_step=prepare_step, health=health)
+        self.walk.call_scope.state = state
+        called_by.set(self.walk.call_scope)
 
     @property
     def in_batches(self) -> bool:
-        """Do documents belong to batches of the source?"""
+        """Return whether documents belong to batches of the source."""
         return self._source.in_batches
 
-    def take_over(self, health: Mapping[str, NodeHealth]) -> None:
-        """Go on with what is known of the nodes."""
+    def set_health(self, health: Mapping[str, NodeHealth]) -> None:
+        """Use this health of the nodes from now on."""
         self._health = health
-        self.walk.take_over(health)
+        self.walk.set_health(health)
 
     def contents(self, block: Block) -> tuple[list[bytes | None], list[bytes | None]]:
-        """Fields and raw bytes of each row that are at hand: staged while listing, or a log's entries."""
-        return block.contents() or self._contents.of(block.table)
+        """Return fields and raw bytes of each row where they are known: staged while listing, or entries of a log."""
+        return block.contents() or self._contents.read(block.table)
 
-    def take(
+    def read_row(
         self, block: Block, i: int, fields: bytes | None, raw: bytes | None
-    ) -> tuple[Taken, Callable[[], None] | None]:
+    ) -> tuple[RowAction, Callable[[], None] | None]:
         """Read row ``i``; return how it is processed, and its walk if there is one."""
         reason = block.reasons[i]
-        if reason == Reason.GONE or block.deletes(i):
-            return Taken.GONE, None
-        self.walk.calling.at(block, i)
+        if reason == Reason.DELETED or block.deletes(i):
+            return RowAction.DELETE, None
+        self.walk.call_scope.at(block, i)
         if self._source.in_batches:
             self.walk.batch = self._source.batch_of(block.table["location"][i].as_py() or "")
-        if reason == Reason.RETRY and self._waits(block, i):
-            return Taken.KNOWN, None
+        if reason == Reason.RETRY and self._waits_for_nodes(block, i):
+            return RowAction.SKIP, None
         if fields is not None:
             doc = Document.of(block.ids[i], decode_fields(fields), raw, block.versions[i])
         else:
-            pulse = self._health[self._name]
-            if pulse.closed and not pulse.lets(block.ids[i], self.walk.row):
-                return self._unread(NodeError(ErrorKind.HELD, self._name, f"waits for source {self._name}"))
+            node_health = self._health[self._name]
+            if node_health.closed and not node_health.allows(block.ids[i], self.walk.row):
+                return self._postpone(NodeError(ErrorKind.HELD, self._name, f"waits for source {self._name}"))
             try:
                 doc = self._read(block, i)
             except BaseException as e:
@@ -98,59 +98,63 @@ class DocumentReader:
                     unless_interrupt(e), self._name, "reading it", reading=True, traces=self.walk.traces
                 )
                 again = block.reasons[i] == Reason.RETRY
-                pulse.failed(fault, block.ids[i], self.walk.row, self.walk.batch, again=again)
+                node_health.note_failure(fault, block.ids[i], self.walk.row, self.walk.batch, again=again)
                 if fault.kind is ErrorKind.PERMANENT:
-                    return self.unread(block, i, fault)
-                return self._unread(fault)
-            if not pulse.steady:
-                pulse.succeeded()
+                    return self.walk_unread(block, i, fault)
+                return self._postpone(fault)
+            if not node_health.steady:
+                node_health.note_success()
         self.size = len(doc.raw or b"") + len(fields or b"")
-        if (why := block.passed_over(i)) is not None:
-            return Taken.FIRST, partial(self.walk.passed_over, doc, why)
-        if reason == Reason.LOOK and block.is_known_as(i, doc.version):
-            return (Taken.TOUCHED if self._source.detect == "fingerprint" else Taken.KNOWN), None
-        if reason == Reason.RETRY and (failures := block.to_retry(i)) is not None:
-            return Taken.AGAIN, partial(self.walk.again, doc, failures)
-        return Taken.FIRST, partial(self.walk.first, doc)
+        if (why := block.drop_reason(i)) is not None:
+            return RowAction.WALK, partial(self.walk.drop_by_source, doc, why)
+        if reason == Reason.LOOK and block.has_version(i, doc.version):
+            return (RowAction.UPDATE_FINGERPRINT if self._source.detect == "fingerprint" else RowAction.SKIP), None
+        if reason == Reason.RETRY and (failures := block.failures_to_retry(i)) is not None:
+            return RowAction.RETRY, partial(self.walk.retry, doc, failures)
+        return RowAction.WALK, partial(self.walk.walk_document, doc)
 
-    def unread(self, block: Block, i: int, fault: NodeError) -> tuple[Taken, Callable[[], None] | None]:
-        """A document that could not be read, by a fault of its own, unless it is still as unreadable as it was."""
-        version = block.versions[i] or version_unread(fault, block.fingerprints[i])
-        if block.reasons[i] == Reason.LOOK and block.is_known_as(i, version):
-            return Taken.KNOWN, None
+    def walk_unread(self, block: Block, i: int, fault: NodeError) -> tuple[RowAction, Callable[[], None] | None]:
+        """Return how a document is processed that could not be read through its own fault, and its walk.
+
+        It is skipped if it is still as unreadable as it was.
+        """
+        version = block.versions[i] or unread_version(fault, block.fingerprints[i])
+        if block.reasons[i] == Reason.LOOK and block.has_version(i, version):
+            return RowAction.SKIP, None
         block.versions[i], block.fingerprints[i] = version, ""
         doc = Document.of(block.ids[i], {}, None, version)
-        failures = block.to_retry(i)
-        taken = Taken.FIRST if failures is None else Taken.AGAIN
-        return taken, partial(self.walk.unread, doc, fault, failures)
+        failures = block.failures_to_retry(i)
+        action = RowAction.WALK if failures is None else RowAction.RETRY
+        return action, partial(self.walk.walk_unread, doc, fault, failures)
 
-    def _waits(self, block: Block, i: int) -> bool:
-        """Does all that is to be retried wait for nodes that are known to be away? Then it need not be read."""
-        health = [self._health.get(key) for key in block.held(i)]
-        if not health or not all(pulse is not None and pulse.away for pulse in health):
+    def _waits_for_nodes(self, block: Block, i: int) -> bool:
+        """Return whether all that is to be retried waits for nodes that are known to be away: then it need not be
+        read."""
+        health = [self._health.get(key) for key in block.held_by(i)]
+        if not health or not all(node_health is not None and node_health.away for node_health in health):
             return False
-        for pulse in health:
-            assert pulse is not None
-            pulse.turn_away()
+        for node_health in health:
+            assert node_health is not None
+            node_health.turn_away()
         return True
 
-    def _unread(self, fault: NodeError) -> tuple[Taken, None]:
+    def _postpone(self, fault: NodeError) -> tuple[RowAction, None]:
         self.fault = fault
-        return Taken.UNREAD, None
+        return RowAction.POSTPONE, None
 
     def close(self) -> None:
         self._contents.close()
 
     def _read(self, block: Block, i: int) -> Document:
-        """Ask the source for the content; its version is known from now on."""
-        listed = listed_of(self._source, block, i)
+        """Read the document from its source; its version is known from now on."""
+        listed = listed_document(self._source, block, i)
         if isinstance(self._source, Log):
             entry = self._source.entry(listed)
             if entry.refused:
                 raise BadDocument(entry.refused)
             doc = entry.document
-            block.pass_over(i, entry.dropped)
-            block.was_read(i, encode_fields(doc.fields), entry.provenance if self._provenance else None)
+            block.set_drop_reason(i, entry.dropped)
+            block.set_read(i, encode_fields(doc.fields), entry.provenance if self._provenance else None)
         else:
             doc = self._source.read(listed)
         doc.version = block.versions[i] = version_of(self._source, doc)
@@ -158,11 +162,11 @@ class DocumentReader:
         return doc
 
 
-def listed_of(source: Source, block: Block, i: int) -> Listed:
-    """Return what the source listed of a document.
+def listed_document(source: Source, block: Block, i: int) -> Listed:
+    """Return the source's listing entry of a document.
 
     Raises:
-        BadDocument: that it is refused.
+        BadDocument: the entry is refused.
     """
     if (refused := block.refused[i]) is not None:
         raise BadDocument(refused)
@@ -176,25 +180,25 @@ def version_of(source: Source, doc: Document) -> str:
     return content_version(encode_fields(source.counted({**doc.fields})), doc.raw)
 
 
-def version_unread(fault: NodeError, fingerprint: str) -> str:
+def unread_version(fault: NodeError, fingerprint: str) -> str:
     """Return the version of a document that could not be read."""
-    unread = f"{UNREAD}:{fault.text if fault.kind is ErrorKind.PERMANENT else fingerprint}"
-    return content_version(unread.encode("utf-8", "surrogatepass"), None)
+    text = f"{UNREAD}:{fault.text if fault.kind is ErrorKind.PERMANENT else fingerprint}"
+    return content_version(text.encode("utf-8", "surrogatepass"), None)
 
 
-# Content that was staged while listing, on its way back: fields and raw bytes of rows that were processed.
+# Content that was staged while listing: fields and raw bytes of rows that are processed.
 
 _COLUMNS = ["fields", "raw"]
 
 
-class Contents:
-    """Reads the listing's files back. What is processed comes in their order, so every batch is read once."""
+class StagedContents:
+    """Reads back content that was staged while listing. Rows are processed in its order, so each batch is read once."""
 
     def __init__(self) -> None:
         self._file: BatchGroups | None = None
 
-    def of(self, compared: pa.Table) -> tuple[list[bytes | None], list[bytes | None]]:
-        """Fields and raw bytes of each compared row; None where they were not staged."""
+    def read(self, compared: pa.Table) -> tuple[list[bytes | None], list[bytes | None]]:
+        """Return fields and raw bytes of each compared row; None where they were not staged."""
         nothing: list[bytes | None] = [None] * compared.num_rows
         if compared["version"].null_count == compared.num_rows:
             return nothing, nothing
@@ -223,42 +227,48 @@ class Contents:
         return self._file
 
 
-# What becomes of a row that a task takes up, and the same said to what it stages.
+# How a row is processed, and the staging of its outcome.
 
 
-class Taken(enum.Enum):
+class RowAction(enum.Enum):
     """How a row is processed."""
 
-    KNOWN = enum.auto()
-    """It is as it was."""
-    TOUCHED = enum.auto()
-    """It is as it was, but for its fingerprint."""
-    GONE = enum.auto()
-    FIRST = enum.auto()
-    """It goes its whole way."""
-    AGAIN = enum.auto()
-    """It goes on where it failed."""
-    UNREAD = enum.auto()
-    """It could not be read; what that means shows when the task is through."""
+    SKIP = enum.auto()
+    """Unchanged: nothing is done."""
+    UPDATE_FINGERPRINT = enum.auto()
+    """Unchanged but for its fingerprint, which is stored."""
+    DELETE = enum.auto()
+    """Deleted at its source."""
+    WALK = enum.auto()
+    """Walked from the source on."""
+    RETRY = enum.auto()
+    """Walked from where it failed."""
+    POSTPONE = enum.auto()
+    """It could not be read; what that means is decided when the task has no more documents."""
 
 
 def stage_row(
-    stager: Stager, i: int, taken: Taken, fault: NodeError | None, walk: Trail | None, go: Callable[[], None] | None
+    stager: Stager,
+    i: int,
+    action: RowAction,
+    fault: NodeError | None,
+    walk: WalkOutcome | None,
+    run_walk: Callable[[], None] | None,
 ) -> bool:
-    """Stage what became of row ``i``; was it not as it was?
+    """Stage the outcome of row ``i``; return False if the row is as it was.
 
     Args:
         fault: why it could not be read.
-        walk: what it met on its way, once ``go`` has run; None of both: it did not set out.
+        walk: its outcome, complete once ``run_walk`` has run; None of both: the row is not walked.
     """
-    if taken is Taken.KNOWN:
+    if action is RowAction.SKIP:
         return False
     if fault is not None:
-        stager.unread(i, fault)
-    elif walk is not None and go is not None:
-        stager.walked(i, walk, go, retry=taken is Taken.AGAIN)
-    elif taken is Taken.GONE:
-        stager.gone(i)
+        stager.defer_unread(i, fault)
+    elif walk is not None and run_walk is not None:
+        stager.stage_walk(i, walk, run_walk, retry=action is RowAction.RETRY)
+    elif action is RowAction.DELETE:
+        stager.stage_deletion(i)
     else:
-        stager.touched(i)
-    return taken is not Taken.TOUCHED
+        stager.stage_fingerprint(i)
+    return action is not RowAction.UPDATE_FINGERPRINT

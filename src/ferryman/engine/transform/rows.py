@@ -1,6 +1,4 @@
-"""A task's outbox rows on their way into files: a buffer for each destination, route, branches and operation; a file
-for each destination.
-"""
+"""Staged rows of a task, in columns and then in files: outbox rows, rows of ``documents``, events of the ledger."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ import pyarrow as pa
 
 from ferryman import crash, limits
 from ferryman.document import Document, Operation
-from ferryman.engine.results import OutboxMark
+from ferryman.engine.results import OutboxSavepoint
 from ferryman.engine.transform.block import Block, KnownDocument
 from ferryman.records.families import FailedMember, Owed, Published, encode_failures, open_deliveries, parent_of
 from ferryman.records.rows import DOCUMENTS, LEDGER, ORDINAL_STEPS, OUTBOX_FILE, DeliveryHash, Status, hasher, table_of
@@ -23,11 +21,11 @@ from ferryman.state.outbox import OutboxWriter, due_stats
 from ferryman.storage.files import StatePath, remove
 from ferryman.storage.parquet import Part, PartWriter, write_part
 
-# Rows on their way to the outbox: those that share destination, route, branches and operation, as columns.
+# Outbox rows.
 
 
 class OutboxBuffer:
-    """Gathers rows of one block.
+    """Gathers outbox rows of one block that share destination, route, branches and operation.
 
     Args:
         end: (destination, whole route).
@@ -38,7 +36,7 @@ class OutboxBuffer:
         self.branches = branches
         self.operation = operation
         self.given = Published("", end[1], end[0])
-        """Deliveries published for an origin's row."""
+        """Delivery that is published for an origin's row."""
         self._delivery_hash = delivery_hash
         self.clear()
 
@@ -47,18 +45,18 @@ class OutboxBuffer:
         self.rows: list[int] = []
         """Their origins' rows in the block."""
         self.places: list[int] = []
-        """Where they stand among all rows of their destination, if that is to get them in this order."""
+        """Their places among all rows of their destination, if it gets them in order."""
         self._children: list[str | None] | None = None
         """Their ids, None of an origin's row; None: all are origins."""
         self._fields: list[bytes] = []
         self._raws: list[bytes | None] = []
-        self._before: dict[int, Owed] = {}
-        """Place -> what it has had, where there were attempts."""
+        self._earlier: dict[int, Owed] = {}
+        """Row -> its earlier attempts, where there were any."""
 
-    def add(self, i: int, id: str, *, child: bool, before: Owed | None = None) -> None:
-        """A row whose origin is row ``i`` of the block."""
-        if before is not None and before.attempt:
-            self._before[len(self.rows)] = before
+    def add(self, i: int, id: str, *, child: bool, earlier: Owed | None = None) -> None:
+        """Add a row whose origin is row ``i`` of the block."""
+        if earlier is not None and earlier.attempt:
+            self._earlier[len(self.rows)] = earlier
         if child and self._children is None:
             self._children = [None] * len(self.rows)
         if self._children is not None:
@@ -66,12 +64,12 @@ class OutboxBuffer:
         self.rows.append(i)
 
     def fill(self, fields: bytes, raw: bytes | None) -> None:
-        """The content of the row that was added last."""
+        """Set the content of the row that was added last."""
         self._fields.append(fields)
         self._raws.append(raw)
 
     def add_origin(self, i: int, fields: bytes, raw: bytes | None) -> None:
-        """Row ``i`` of the block itself, with its content, for the first time."""
+        """Add row ``i`` of the block itself, with its content, for the first time."""
         if self._children is not None:
             self._children.append(None)
         self.rows.append(i)
@@ -79,19 +77,19 @@ class OutboxBuffer:
         self._raws.append(raw)
 
     def table(self, block: Block, source: str, first_row: int) -> pa.Table:
-        """The rows in OUTBOX_FILE's columns, numbered from ``first_row``."""
+        """Return the rows in the columns of OUTBOX_FILE, numbered from ``first_row``."""
         n = len(self.rows)
-        origins, children = picked(block.ids, self.rows), self._children
+        origins, children = values_of_rows(block.ids, self.rows), self._children
         ids = origins if children is None else [c or o for c, o in zip(children, origins, strict=True)]
         documents = pa.array(ids, pa.string())
-        versions = picked(block.versions, self.rows)
+        versions = values_of_rows(block.versions, self.rows)
         revisions = block.revisions(self.rows)
-        had = [self._before.get(at) for at in range(n)] if self._before else None
+        earlier = [self._earlier.get(at) for at in range(n)] if self._earlier else None
         content: dict[str, Any] = {"fields": self._fields, "raw": self._raws} if self._fields else {}
         if block.provenances is not None:
-            content["provenance"] = picked(block.provenances, self.rows)
+            content["provenance"] = values_of_rows(block.provenances, self.rows)
         if block.key_hashes:
-            content["key_hash"] = picked(block.key_hashes, self.rows)
+            content["key_hash"] = values_of_rows(block.key_hashes, self.rows)
         return table_of(
             OUTBOX_FILE,
             n,
@@ -106,16 +104,16 @@ class OutboxBuffer:
             route=self.end[1],
             branches=self.branches,
             delivery_hash=list(map(self._delivery_hash, ids, versions, revisions)),
-            attempt=[each.attempt if each else 0 for each in had] if had else 0,
+            attempt=[each.attempt if each else 0 for each in earlier] if earlier else 0,
             due=0,
-            since=[each and each.since for each in had] if had else None,
-            transient=[each and each.transient for each in had] if had else None,
+            since=[each and each.since for each in earlier] if earlier else None,
+            transient=[each and each.transient for each in earlier] if earlier else None,
             **content,
         )
 
 
-def picked(column: list[Any], rows: list[int]) -> list[Any]:
-    """Values of these rows: some of them, and of a family's origin the same one several times."""
+def values_of_rows(column: list[Any], rows: list[int]) -> list[Any]:
+    """Return a column's values for these rows: some of the rows, or a family's origin several times."""
     whole = len(rows) == len(column) and rows == list(range(len(rows)))
     return column if whole else [column[i] for i in rows]
 
@@ -124,14 +122,14 @@ End = tuple[str, str]
 """(destination, whole route)."""
 
 Content = tuple[OutboxBuffer, bytes, bytes | None]
-"""Where a row goes, its fields and its raw bytes."""
+"""(buffer of the row, its fields, its raw bytes)."""
 
 _ROW_BYTES: Final = 256
 """Bytes of an outbox row beside its content: id, hash, numbers."""
 
 
 class DeliveryHashes:
-    """Makes delivery hashes, here and nowhere else.
+    """Makes the delivery hashes of a task.
 
     Args:
         plan: name, version, source.
@@ -153,7 +151,7 @@ class OutboxStage:
 
     Args:
         in_order: destinations that get the rows of a wave in the order of its documents.
-        deletes_in_order: deletes too; else they come after upserts.
+        deletes_in_order: whether deletes are in that order too; else they come after upserts.
 
     Attributes:
         files: (destination, file) in the order of their rows.
@@ -176,35 +174,35 @@ class OutboxStage:
         self._hashes = hashes
         self._in_order = in_order
         self._deletes_in_order = deletes_in_order
-        self._placed = 0
+        self._places_given = 0
         self._buffers: dict[tuple[End, str, Operation], OutboxBuffer] = {}
-        self._waiting = 0
+        self._pending_bytes = 0
         """Bytes of the rows that are not written yet."""
         self._writers: dict[str, OutboxWriter] = {}
-        self._family_at: set[str] = set()
-        """Destinations that have rows of the family at hand."""
+        self._family_destinations: set[str] = set()
+        """Destinations that have rows of the current family."""
         self._split: set[str] = set()
-        """Destinations of which a file was closed in the middle of the family."""
-        self._marked = False
-        """Something of the family could have been taken back."""
+        """Destinations whose file was closed in the middle of the family."""
+        self._has_savepoint = False
+        """There was a savepoint within the family."""
         self.files: list[tuple[str, Part]] = []
         self.size = 0
 
     def upsert(
-        self, block: Block, i: int, doc: Document, end: End, branches: str, fields: bytes, before: Owed | None
+        self, block: Block, i: int, doc: Document, end: End, branches: str, fields: bytes, earlier: Owed | None
     ) -> Published:
-        """A document of the family of row ``i``; what an origin's row publishes."""
+        """Add an upsert for a document of the family of row ``i``; return what an origin's row publishes."""
         buffer = self.buffer(end, branches, "upsert")
         self._make_room(block, len(fields) if doc.raw is None else len(fields) + len(doc.raw))
-        buffer.add(i, doc.id, child=doc.id != block.ids[i], before=before)
+        buffer.add(i, doc.id, child=doc.id != block.ids[i], earlier=earlier)
         buffer.fill(fields, doc.raw)
         if end[0] in self._in_order:
-            self._place(buffer)
-        self._family_at.add(end[0])
+            self._assign_place(buffer)
+        self._family_destinations.add(end[0])
         return buffer.given
 
     def add_origin(self, block: Block, i: int, deliveries: Collection[Content]) -> None:
-        """All upserts of row ``i``, which goes out alone, for the first time; none of them is large."""
+        """Add all upserts of row ``i``, which has no children, for the first time; none of them is large."""
         size = 0
         for _, fields, raw in deliveries:
             size += _ROW_BYTES + len(fields) + (0 if raw is None else len(raw))
@@ -212,63 +210,65 @@ class OutboxStage:
         for buffer, fields, raw in deliveries:
             buffer.add_origin(i, fields, raw)
             if buffer.end[0] in self._in_order:
-                self._place(buffer)
+                self._assign_place(buffer)
 
     def buffer(self, end: End, branches: str, operation: Operation) -> OutboxBuffer:
-        """Where rows of this kind are gathered, for the whole task."""
+        """Return the buffer in which rows of this kind are gathered, for the whole task."""
         key = (end, branches, operation)
         if (found := self._buffers.get(key)) is None:
             found = self._buffers[key] = OutboxBuffer(end, branches, operation, self._hashes.of(end, operation))
         return found
 
     def delete(self, block: Block, i: int, id: str, end: End) -> None:
-        """A delete of a document of the family of row ``i``."""
+        """Add a delete of a document of the family of row ``i``."""
         self._make_room(block, 0)
         buffer = self.buffer(end, "", "delete")
         buffer.add(i, id, child=id != block.ids[i])
         if self._deletes_in_order and end[0] in self._in_order:
-            self._place(buffer)
+            self._assign_place(buffer)
 
-    def _place(self, buffer: OutboxBuffer) -> None:
-        buffer.places.append(self._placed)
-        self._placed += 1
+    def _assign_place(self, buffer: OutboxBuffer) -> None:
+        buffer.places.append(self._places_given)
+        self._places_given += 1
 
-    def mark(self, block: Block) -> OutboxMark:
-        """Begin new files, so that what was staged before this mark can be kept alone."""
+    def savepoint(self, block: Block) -> OutboxSavepoint:
+        """Begin new files, so that what was staged before can be kept alone."""
         self.gather(block)
         for name in list(self._writers):
             self._close(name)
-        self._marked = True
-        return OutboxMark(len(self.files), self._family_at.copy())
+        self._has_savepoint = True
+        return OutboxSavepoint(len(self.files), self._family_destinations.copy())
 
-    def take_back(self, mark: OutboxMark) -> None:
-        """Remove what came since."""
+    def roll_back(self, savepoint: OutboxSavepoint) -> None:
+        """Remove all that was staged since the savepoint."""
         for buffer in self._buffers.values():
             buffer.clear()
         for writer in self._writers.values():
             writer.abandon()
-        self._writers, self._waiting = {}, 0
-        for _, part in self.files[mark.files :]:
+        self._writers, self._pending_bytes = {}, 0
+        for _, part in self.files[savepoint.files :]:
             remove(self._folder / part.path)
-        del self.files[mark.files :]
-        self._family_at = mark.family_at
+        del self.files[savepoint.files :]
+        self._family_destinations = savepoint.family_destinations
 
     def end_family(self, block: Block) -> None:
-        """The family is through. What its last files have is of this family alone: so it is known which belong
-        together, and one lane sends them in their order, see ``state.outbox.split_family``."""
-        if self._marked:
-            self._split |= self._family_at
-            self._marked = False
+        """End the family. If it is split over files, its last files have rows of this family alone: so it is known
+        which files belong together, and one lane sends them in order, see ``state.outbox.split_family``.
+        """
+        if self._has_savepoint:
+            self._split |= self._family_destinations
+            self._has_savepoint = False
         if self._split:
             self.gather(block)
             for name in self._split & self._writers.keys():
                 self._close(name)
             self._split.clear()
-        self._family_at.clear()
+        self._family_destinations.clear()
 
     def gather(self, block: Block) -> None:
-        """Write the rows that wait: upserts of all destinations first, then deletes, so that what a family lost goes
-        after what it has."""
+        """Write the gathered rows: upserts of all destinations first, then deletes, so that what a family lost is sent
+        after what it has.
+        """
         full = [b for b in sorted(self._buffers.values(), key=lambda b: b.operation == "delete") if b.rows]
         for name in dict.fromkeys(b.end[0] for b in full if b.places):
             self._write_in_order(block, name, [b for b in full if b.places and b.end[0] == name])
@@ -276,7 +276,7 @@ class OutboxStage:
             if not buffer.places:
                 self._write(buffer.end[0], partial(buffer.table, block, self._source))
             buffer.clear()
-        self._waiting = 0
+        self._pending_bytes = 0
 
     def flush(self) -> None:
         """Close the files."""
@@ -285,18 +285,18 @@ class OutboxStage:
         self.size = 0
 
     def _make_room(self, block: Block, content: int) -> None:
-        """For one more row."""
+        """Make room for one more row."""
         self._reserve(block, content + _ROW_BYTES)
 
     def _reserve(self, block: Block, size: int) -> None:
         """Make room for ``size`` bytes: write what is in memory before it exceeds a row group."""
-        if self._waiting and self._waiting + size > limits.GROUP_BYTES:
+        if self._pending_bytes and self._pending_bytes + size > limits.GROUP_BYTES:
             self.gather(block)
         self.size += size
-        self._waiting += size
+        self._pending_bytes += size
 
     def _write_in_order(self, block: Block, name: str, buffers: list[OutboxBuffer]) -> None:
-        """Rows of several routes and branches, in the order in which they were made."""
+        """Write rows of several routes and branches in the order in which they were made."""
         order = np.argsort(np.concatenate([b.places for b in buffers]))
 
         def rows(first: int) -> pa.Table:
@@ -307,14 +307,13 @@ class OutboxStage:
         self._write(name, rows)
 
     def _write(self, name: str, rows: Callable[[int], pa.Table]) -> None:
-        """Append rows, numbered from where they begin, to their destination's file. If it is full, the next ones go
-        into another."""
+        """Append rows, numbered from the file's next row, to their destination's file; if that is full, close it."""
         if (writer := self._writers.get(name)) is None:
             writer = self._writers[name] = OutboxWriter(self._folder, epoch=self._epoch)
         writer.write(rows(writer.rows))
         if writer.size >= limits.PART_BYTES:
             self._close(name)
-            if name in self._family_at:
+            if name in self._family_destinations:
                 self._split.add(name)
 
     def _close(self, name: str) -> None:
@@ -324,7 +323,7 @@ class OutboxStage:
         crash.point("transform.outbox")
 
 
-# A task's ``documents`` rows on their way into a file: what is remembered of each document that was processed.
+# Rows of ``documents``: what is remembered of each document that was processed.
 
 
 class DocumentStage:
@@ -332,7 +331,7 @@ class DocumentStage:
 
     Attributes:
         files: one for each ``flush`` with rows.
-        new: rows of documents of which there was none before, at least.
+        new: rows of documents that had no row before, at least.
     """
 
     def __init__(self, root: StatePath, source: str, wave: int, epoch: int) -> None:
@@ -347,8 +346,8 @@ class DocumentStage:
         self.new = 0
 
     def add_new(self, i: int, published: str) -> None:
-        """Row ``i`` of the block is seen for the first time, and nothing failed: most rows are, so they are gathered as
-        columns."""
+        """Add row ``i`` of the block, seen for the first time and without failures: most rows are, so they are
+        gathered as columns."""
         self._new.append(i)
         self._new_published.append(published)
 
@@ -383,13 +382,13 @@ class DocumentStage:
         )
 
     def add(self, row: dict[str, Any]) -> None:
-        """A row with these columns."""
+        """Add a row with these columns."""
         self._rows.append(row)
 
     def drop_last_if_same(self, id: str, known: KnownDocument) -> None:
-        """Take back the row that was added last if it says, but for its due time, what is known."""
-        last, before = self._rows[-1], same_again(id, known)
-        if all(last[name] == before[name] for name in last if name != "due"):
+        """Remove the row that was added last if it equals the known row, but for its due time."""
+        last, earlier = self._rows[-1], unchanged_row(id, known)
+        if all(last[name] == earlier[name] for name in last if name != "due"):
             self._rows.pop()
 
     def gather(self, block: Block) -> None:
@@ -397,22 +396,22 @@ class DocumentStage:
         if self._new:
             rows = self._new
             self.new += len(rows)
-            self._gather(
+            self._add_table(
                 len(rows),
-                document=picked(block.ids, rows),
-                version=picked(block.versions, rows),
+                document=values_of_rows(block.ids, rows),
+                version=values_of_rows(block.versions, rows),
                 revision=1,
-                fingerprint=picked(block.fingerprints, rows),
+                fingerprint=values_of_rows(block.fingerprints, rows),
                 operation="upsert",
                 given=self._new_published,
                 owed=0,
                 forced=False,
             )
         if self._rows:
-            self._gather(len(self._rows), **{name: [row[name] for row in self._rows] for name in self._rows[0]})
+            self._add_table(len(self._rows), **{name: [row[name] for row in self._rows] for name in self._rows[0]})
         self._new, self._new_published, self._rows = [], [], []
 
-    def _gather(self, n: int, **columns: Any) -> None:
+    def _add_table(self, n: int, **columns: Any) -> None:
         self._tables.append(table_of(DOCUMENTS, n, **self._shared, **columns))
 
     def flush(self) -> None:
@@ -425,8 +424,8 @@ class DocumentStage:
         self._tables = []
 
 
-def same_again(id: str, known: KnownDocument) -> dict[str, Any]:
-    """A row of ``documents`` that says the same again."""
+def unchanged_row(id: str, known: KnownDocument) -> dict[str, Any]:
+    """Return a row of ``documents`` with the known values."""
     return {
         "document": id,
         "version": known.version,
@@ -443,7 +442,7 @@ def same_again(id: str, known: KnownDocument) -> dict[str, Any]:
     }
 
 
-# A task's ledger events on their way into files: what steps made of documents, and what ended before the outbox.
+# Events of the ledger: what steps made of documents, and deliveries that ended before the outbox.
 
 _ROWS: Final = 65_536
 """Events that are held as Python objects."""
@@ -468,12 +467,12 @@ _COLUMNS: Final = (
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Untaken:
-    """A delivery that documents do not come to, for a router sends them another way.
+class SkippedDelivery:
+    """A delivery that documents do not get, since a router sends them to other branches.
 
     Attributes:
         branches: chosen so far.
-        message: which way.
+        message: the branches that were chosen.
     """
 
     destination: str
@@ -483,8 +482,8 @@ class Untaken:
     delivery_hash: DeliveryHash
 
 
-_OF_UNTAKEN: Final = ("destination", "route", "branches", "message")
-"""Columns that are the same for all documents that do not come to it."""
+_SKIPPED_COLUMNS: Final = ("destination", "route", "branches", "message")
+"""Columns that are the same for all documents that a delivery skips."""
 
 
 class EventStage:
@@ -500,60 +499,65 @@ class EventStage:
         self._shared = {"source": source, "wave": wave, "ordinal": ORDINAL_STEPS}
         self._rows: list[tuple[Any, ...]] = []
         self._block: Block
-        self._untaken: list[tuple[int, Untaken]] = []
-        """(row of the block, what it does not come to): most events are these, so they are gathered as columns."""
+        self._skipped: list[tuple[int, SkippedDelivery]] = []
+        """(row of the block, delivery): most events are these, so they are gathered as columns."""
         self._writer: PartWriter | None = None
         self.files: list[Part] = []
 
     def add(self, *columns: Any) -> None:
-        """An event: values of ``_COLUMNS``."""
+        """Add an event: values of ``_COLUMNS``."""
         self._rows.append(columns)
         if len(self._rows) >= _ROWS:
             self.gather()
 
-    def add_untaken(self, block: Block, i: int, ends: Sequence[Untaken]) -> None:
-        """The document of row ``i`` does not come to these; before the next block they are gathered."""
+    def add_skipped(self, block: Block, i: int, ends: Sequence[SkippedDelivery]) -> None:
+        """Add events for deliveries that the document of row ``i`` does not get; they are gathered before the next
+        block."""
         self._block = block
-        self._untaken += [(i, end) for end in ends]
+        self._skipped += [(i, end) for end in ends]
 
-    def mark(self) -> int:
-        """Begin a new file of events, so that the events before this mark can be kept alone."""
+    def savepoint(self) -> int:
+        """Begin a new file of events, so that the events before can be kept alone."""
         self.gather()
         self.close()
         return len(self.files)
 
-    def take_back(self, mark: int) -> None:
-        """Remove what came since."""
+    def roll_back(self, savepoint: int) -> None:
+        """Remove all that was staged since the savepoint."""
         if self._writer is not None:
             self._writer.abandon()
-        self._writer, self._rows, self._untaken = None, [], []
-        for part in self.files[mark:]:
+        self._writer, self._rows, self._skipped = None, [], []
+        for part in self.files[savepoint:]:
             remove(self._folder / part.path)
-        del self.files[mark:]
+        del self.files[savepoint:]
 
     def gather(self) -> None:
-        """Write the events that wait: a document has some of either kind only."""
+        """Write the gathered events: a document has either skipped deliveries or other events."""
         tables = []
-        if self._untaken:
-            tables.append(self._columns_of_untaken())
+        if self._skipped:
+            tables.append(self._skipped_table())
         if self._rows:
             columns = dict(zip(_COLUMNS, map(list, zip(*self._rows, strict=True)), strict=True))
             tables.append(self._table(len(self._rows), **columns))
-        self._rows, self._untaken = [], []
+        self._rows, self._skipped = [], []
         if not tables:
             return
         if self._writer is None:
             self._writer = PartWriter(self._folder, LEDGER, epoch=self._epoch)
         self._writer.write(pa.concat_tables(tables))
 
-    def _columns_of_untaken(self) -> pa.Table:
-        block, rows = self._block, [i for i, _ in self._untaken]
-        numbers = {end: at for at, end in enumerate(dict.fromkeys(end for _, end in self._untaken))}
-        which = pa.array([numbers[end] for _, end in self._untaken], pa.int32())
-        shared = {name: pa.array([getattr(end, name) for end in numbers]).take(which) for name in _OF_UNTAKEN}
-        ids, versions, revisions = picked(block.ids, rows), picked(block.versions, rows), block.revisions(rows)
+    def _skipped_table(self) -> pa.Table:
+        block, rows = self._block, [i for i, _ in self._skipped]
+        numbers = {end: at for at, end in enumerate(dict.fromkeys(end for _, end in self._skipped))}
+        which = pa.array([numbers[end] for _, end in self._skipped], pa.int32())
+        shared = {name: pa.array([getattr(end, name) for end in numbers]).take(which) for name in _SKIPPED_COLUMNS}
+        ids, versions, revisions = (
+            values_of_rows(block.ids, rows),
+            values_of_rows(block.versions, rows),
+            block.revisions(rows),
+        )
         documents = pa.array(ids, pa.string())
-        named = zip(self._untaken, ids, versions, revisions, strict=True)
+        named = zip(self._skipped, ids, versions, revisions, strict=True)
         return self._table(
             len(rows),
             document=documents,

@@ -19,12 +19,12 @@ from ferryman.engine.results import NodeError, NodeStates, Staged, run_once, syn
 from ferryman.engine.runner.base import PickledPlan
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.block_walk import BlockWalk
-from ferryman.engine.transform.calls import one_by_one, signals_noticed
-from ferryman.engine.transform.concurrent import ConcurrentReader, Flights, first_batches
-from ferryman.engine.transform.health import health
-from ferryman.engine.transform.isolation import IsolatedReader, Weights
+from ferryman.engine.transform.calls import make_document_call, signals_interrupt
+from ferryman.engine.transform.concurrent import ConcurrentReader, ConcurrentWalks, make_first_batches
+from ferryman.engine.transform.health import health_of_nodes
+from ferryman.engine.transform.isolation import DocumentSizes, IsolatedReader
 from ferryman.engine.transform.log_entries import LogEntries
-from ferryman.engine.transform.reader import DocumentReader, Taken, stage_row
+from ferryman.engine.transform.reader import DocumentReader, RowAction, stage_row
 from ferryman.engine.transform.staging import Stager
 from ferryman.memory import lacks_memory
 from ferryman.plan import StepNode
@@ -33,12 +33,12 @@ from ferryman.state.state import id_of
 from ferryman.storage.files import path_of
 
 _BLOCK: Final = 4096
-"""Rows handled at a time: what is held as Python objects."""
+"""Rows processed at a time: so many are held as Python objects."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """Task: process the documents of one cut."""
+    """Task: process the documents of one split."""
 
     shipped: PickledPlan
     root: str
@@ -52,121 +52,134 @@ class Transform:
     live: str = ""
     """Folder for what is reported meanwhile; see ``engine.live``."""
     live_errors: bool = False
-    """Also the errors of its first documents."""
-    at_once: int = 1
+    """Whether the errors of its first documents are reported meanwhile, too."""
+    parallel_tasks: int = 1
     """Tasks that run at the same time: they share the rates of steps."""
     once: str = ""
-    """Folder of a wave of which each task runs once at most; see ``run_once``."""
+    """Folder of a wave whose tasks run at most once each; see ``run_once``."""
 
-    def __call__(self, cut: TaskSplit | LogSplit) -> Staged:
+    def __call__(self, split: TaskSplit | LogSplit) -> Staged:
         if self.once:
-            return run_once(path_of(self.once), cut.number, partial(self._run_named, cut))
-        return self._run(cut)
+            return run_once(path_of(self.once), split.number, partial(self._run_durably, split))
+        return self._run(split)
 
-    def _run_named(self, cut: TaskSplit | LogSplit) -> Staged:
+    def _run_durably(self, split: TaskSplit | LogSplit) -> Staged:
         """Run, and make the names of its files durable: a wave is made of what it returns, also after a power cut."""
-        staged = self._run(cut)
+        staged = self._run(split)
         sync_names(path_of(self.root), staged)
         return staged
 
-    @signals_noticed()
-    def _run(self, cut: TaskSplit | LogSplit) -> Staged:
-        """In isolation mode again and again, without the documents for which there is no memory; not where steps run
-        once at most."""
-        weights = Weights()
+    @signals_interrupt()
+    def _run(self, split: TaskSplit | LogSplit) -> Staged:
+        """Process the split; in isolation mode again, without the documents for which there is too little memory.
+
+        Where steps run once at most, it is never repeated.
+        """
+        sizes = DocumentSizes()
         while True:
             try:
-                return self._processed(cut, weights)
+                return self._process(split, sizes)
             except Exception as e:
-                if not self.isolated or self.once or not lacks_memory(e) or not weights.refuse_heaviest(e):
+                if not self.isolated or self.once or not lacks_memory(e) or not sizes.refuse_largest(e):
                     raise
             gc.collect()  # what was staged
 
-    def _processed(self, cut: TaskSplit | LogSplit, weights: Weights) -> Staged:
-        with TaskProcessing(self, cut, weights) as processing:
+    def _process(self, split: TaskSplit | LogSplit, sizes: DocumentSizes) -> Staged:
+        with TaskProcessing(self, split, sizes) as processing:
             for block in processing.blocks():
-                processing.take_up(block)
+                processing.process_block(block)
         return processing.finish()
 
 
 class TaskProcessing:
-    """A task at work: processes the documents of one cut, block by block."""
+    """Processing of the documents of one split, block by block."""
 
-    def __init__(self, task: Transform, cut: TaskSplit | LogSplit, weights: Weights | None = None) -> None:
+    def __init__(self, task: Transform, split: TaskSplit | LogSplit, sizes: DocumentSizes | None = None) -> None:
         plan = task.shipped.plan()
-        self._cut = cut
+        self._split = split
         once = bool(task.once)
-        self._entries = LogEntries(plan, cut, once=once) if isinstance(cut, LogSplit) else None
+        self._entries = LogEntries(plan, split, once=once) if isinstance(split, LogSplit) else None
         # A second look at a node in trouble passes over documents, which they would not survive if errors are final.
-        self._pulses = health(plan, task.nodes, 0 if once else cut.rows)
-        below = called_below(plan.nodes, cut.source) if once else ()
-        self._on_the_way = [self._pulses[name] for name in below]
-        self._stager = Stager(plan, cut.source, path_of(task.root), task.wave, task.now_us, task.epoch, self._entries)
+        self._health = health_of_nodes(plan, task.nodes, 0 if once else split.rows)
+        below = called_below(plan.nodes, split.source) if once else ()
+        self._nodes_below = [self._health[name] for name in below]
+        self._stager = Stager(plan, split.source, path_of(task.root), task.wave, task.now_us, task.epoch, self._entries)
         state = id_of(path_of(task.root))  # none in a preview
-        share = 1 / task.at_once
-        together = [n for n in plan.nodes if isinstance(n, StepNode) and n.side_by_side and not task.isolated]
-        flights = Flights(together, self._pulses, share)
-        self._feed = DocumentReader(plan, cut, self._stager, self._pulses, partial(_called, flights, share), state)
+        share = 1 / task.parallel_tasks
+        concurrent_steps = [n for n in plan.nodes if isinstance(n, StepNode) and n.side_by_side and not task.isolated]
+        walks = ConcurrentWalks(concurrent_steps, self._health, share)
+        self._reader = DocumentReader(
+            plan, split, self._stager, self._health, partial(_prepare_step, walks, share), state
+        )
         self._live = ProgressWriter(task.live, errors=task.live_errors)
-        self._feed.walk.heard = self._heard if self._live.wants_errors else None
-        self._careful = None
+        self._reader.walk.on_error = self._report_error if self._live.wants_errors else None
+        self._isolated_reader = None
         if task.isolated:
-            self._careful = IsolatedReader(task.shipped, cut, self._stager, weights or Weights(), state, share)
-        self._together = self._first_batches = None
-        if self._feed.walk.comes_to({n.name for n in together}):
-            self._first_batches = first_batches(together, self._feed, flights, self._stager, self._live)
-            self._together = ConcurrentReader(self._feed, flights, self._stager, self._live)
+            self._isolated_reader = IsolatedReader(
+                task.shipped, split, self._stager, sizes or DocumentSizes(), state, share
+            )
+        self._concurrent_reader = self._first_batches = None
+        if self._reader.walk.may_reach({n.name for n in concurrent_steps}):
+            self._first_batches = make_first_batches(concurrent_steps, self._reader, walks, self._stager, self._live)
+            self._concurrent_reader = ConcurrentReader(self._reader, walks, self._stager, self._live)
         self._block_walk = None
-        if self._entries is None and self._together is None and not self._feed.in_batches and not task.isolated:
-            self._block_walk = BlockWalk.of(self._feed.walk, self._stager, self._live)
+        if (
+            self._entries is None
+            and self._concurrent_reader is None
+            and not self._reader.in_batches
+            and not task.isolated
+        ):
+            self._block_walk = BlockWalk.create(self._reader.walk, self._stager, self._live)
 
-    def blocks(self, most: int = _BLOCK) -> Iterator[Block]:
+    def blocks(self, max_rows: int = _BLOCK) -> Iterator[Block]:
         """Yield the task's rows in blocks."""
         if self._entries is not None:
-            yield from self._entries.blocks(most)
+            yield from self._entries.blocks(max_rows)
             return
-        assert isinstance(self._cut, TaskSplit)
-        for rows in self._cut.tables():
-            for at in range(0, rows.num_rows, most):
-                yield Block(rows.slice(at, most), self._cut.revision)
+        assert isinstance(self._split, TaskSplit)
+        for rows in self._split.tables():
+            for at in range(0, rows.num_rows, max_rows):
+                yield Block(rows.slice(at, max_rows), self._split.revision)
 
-    def take_up(self, block: Block) -> list[int]:
-        """Read, walk and stage each document of the block; which rows were not as they were."""
-        if self._careful is not None:
-            taken_up, self._pulses = self._careful.take_up(block, self._feed.contents(block), self._pulses)
+    def process_block(self, block: Block) -> list[int]:
+        """Read, walk and stage each document of the block; return which rows had changed."""
+        if self._isolated_reader is not None:
+            processed, self._health = self._isolated_reader.process_block(
+                block, self._reader.contents(block), self._health
+            )
             self._live.add(len(block))
-            return taken_up
-        if self._together is not None:
-            contents = self._feed.contents(block)
-            if self._first_batches is not None and self._first_batches.take_up(block, contents):
+            return processed
+        if self._concurrent_reader is not None:
+            contents = self._reader.contents(block)
+            if self._first_batches is not None and self._first_batches.process_block(block, contents):
                 return list(range(len(block)))
-            return self._together.take_up(block, contents, self._heard_reading)
-        taken_up = []
-        feed, stager, live = self._feed, self._stager, self._live
-        stager.begin(block)
-        quick = self._block_walk if BlockWalk.suits(block) else None
-        for i, (fields, raw) in enumerate(zip(*feed.contents(block), strict=True)):
-            if quick is not None and fields is not None:
-                quick.take(block, i, fields, raw)
-                taken_up.append(i)
+            return self._concurrent_reader.process_block(block, contents, self._report_read_error)
+        processed = []
+        reader, stager, live = self._reader, self._stager, self._live
+        stager.begin_block(block)
+        fast_walk = self._block_walk if BlockWalk.suits(block) else None
+        for i, (fields, raw) in enumerate(zip(*reader.contents(block), strict=True)):
+            if fast_walk is not None and fields is not None:
+                fast_walk.walk_row(block, i, fields, raw)
+                processed.append(i)
                 continue
-            if self._on_the_way and self._stops_before(block, i):
+            if self._nodes_below and self._stop_at(block, i):
                 break
-            waits = stager.waits(i)
-            taken, go = (Taken.KNOWN, None) if waits else feed.take(block, i, fields, raw)
-            feed.walk.row += 1
+            waits = stager.stage_if_waiting(i)
+            action, run_walk = (RowAction.SKIP, None) if waits else reader.read_row(block, i, fields, raw)
+            reader.walk.row += 1
             live.add(1)
-            fault = feed.fault if taken is Taken.UNREAD else None
-            if stage_row(stager, i, taken, fault, feed.walk, go):
-                taken_up.append(i)
+            fault = reader.fault if action is RowAction.POSTPONE else None
+            if stage_row(stager, i, action, fault, reader.walk, run_walk):
+                processed.append(i)
             if fault is not None:
-                self._heard_reading(block.ids[i], fault)
-        stager.end()
-        return taken_up
+                self._report_read_error(block.ids[i], fault)
+        stager.end_block()
+        return processed
 
-    def _stops_before(self, block: Block, i: int) -> bool:
+    def _stop_at(self, block: Block, i: int) -> bool:
         """Return whether the entry of row ``i`` may reach a node in trouble. An entry that has not begun can wait."""
-        away = next((pulse for pulse in self._on_the_way if pulse.away), None)
+        away = next((node_health for node_health in self._nodes_below if node_health.away), None)
         if away is None:
             return False
         assert self._entries is not None
@@ -174,32 +187,32 @@ class TaskProcessing:
         self._entries.stop(block, i, f"{away.node} {away.why}", away.node)
         return True
 
-    def _heard_reading(self, document: str, fault: NodeError) -> None:
+    def _report_read_error(self, document: str, fault: NodeError) -> None:
         if self._live.wants_errors:
-            self._heard(document, fault)
+            self._report_error(document, fault)
 
-    def _heard(self, document: str, fault: NodeError) -> None:
+    def _report_error(self, document: str, fault: NodeError) -> None:
         """Report the first failures of a wave at once: its end may be much later."""
-        if self._feed.walk.row <= MAX_ERRORS:
+        if self._reader.walk.row <= MAX_ERRORS:
             self._live.error(document, fault.text, fault.trace)
 
     def finish(self) -> Staged:
         """Return what was staged, after the last block."""
         self._live.flush()
-        for pulse in self._pulses.values():
-            pulse.finish()
-        self._stager.decide(self._pulses, self._feed)
-        return self._stager.finish([r for p in self._pulses.values() if (r := p.report())])
+        for node_health in self._health.values():
+            node_health.finish()
+        self._stager.decide(self._health, self._reader)
+        return self._stager.finish([r for p in self._health.values() if (r := p.report())])
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._feed.close()
-        if self._together is not None:
-            self._together.close()
+        self._reader.close()
+        if self._concurrent_reader is not None:
+            self._concurrent_reader.close()
 
 
-def _called(flights: Flights, share: float, step: StepNode) -> Callable[[Document], Any]:
-    """The step's function, as it is called in a task."""
-    return partial(flights.call, step.name) if step.side_by_side else one_by_one(step, share)
+def _prepare_step(walks: ConcurrentWalks, share: float, step: StepNode) -> Callable[[Document], Any]:
+    """Return the function that is called for a step in a task."""
+    return partial(walks.call, step.name) if step.side_by_side else make_document_call(step, share)

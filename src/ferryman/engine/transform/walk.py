@@ -1,12 +1,12 @@
-"""The way of a document through the plan, in a worker's hands: steps, routers, tees; and the way back to what failed.
+"""The walk of one document through the plan: calls steps and routers, and stages deliveries; also the retry of a walk.
 
-What an error at a node means is not decided here but when the task is through (``staging``): whether it is the
-document's own, or the node's, shows only then. The walk keeps what it met.
+What an error at a node means is decided when the task has no more documents (``staging``): only then is it known
+whether the document or the node is at fault. The walk records its failures until then.
 
-``first`` takes a document down every way it goes, from its source on. ``again`` is a retry: it replays the way of the
-family's members to the nodes at which they failed, and from there on goes only towards the deliveries that are still
-pending. On the replayed part nothing is delivered or dropped a second time: a member not on the way to a failure
-is dropped as soon as it is made, and a router takes the branch it took before.
+``Walk.walk_document`` walks all paths from the source on. ``Walk.retry`` replays the path of the family's members to
+the nodes at which they failed, and walks on from there only to deliveries that are still pending. On the replayed part
+nothing is delivered or dropped a second time: a member that leads to no failure is dropped as soon as it is made, and
+a router takes the branch that it took before.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol, Self
 from ferryman import limits
 from ferryman.document import Again, Document, check_size, decode_fields, encode_fields
 from ferryman.engine.results import AWAY, ErrorKind, NodeAway, NodeError, Traces, classify_error
-from ferryman.engine.transform.calls import Calling, Many, Returned
+from ferryman.engine.transform.calls import CallScope, DocumentStream, ReturnChecker
 from ferryman.engine.transform.health import NodeHealth
 from ferryman.errors import BadDocument, Dropped, PermanentError, Unsupported, plain_text, shown, unless_interrupt
 from ferryman.plan import (
@@ -41,41 +41,41 @@ from ferryman.records.families import FailedMember, Owed, ancestry, parent_of
 from ferryman.routers import Router
 from ferryman.sources.log import inputs_of
 
-# What becomes of the members of a family on their way: deliveries, drops and failures.
+# The values that a walk works with, and where it says what becomes of deliveries.
 
 
-class Way(NamedTuple):
-    """How a member comes to a node, and what for.
+class PlanPath(NamedTuple):
+    """Path by which a member came to a node, and the deliveries that are wanted below it.
 
     Attributes:
         route: branches of the copying routers so far.
         branches: choices of the other routers so far.
-        wanted: deliveries to make -> what they have had; None: all, for the first time.
+        wanted: deliveries to make -> their earlier attempts; None: all, for the first time.
     """
 
     route: str = ""
     branches: str = ""
     wanted: dict[End, Owed] | None = None
 
-    def copied(self, branch: str) -> Way:
-        """Into a branch of a copying router."""
-        return self._replace(route=joined(self.route, branch))
+    def into_copy(self, branch: str) -> PlanPath:
+        """Return the path into a branch of a copying router."""
+        return self._replace(route=join_routes(self.route, branch))
 
-    def chosen(self, router: str, branch: str) -> Way:
-        """Into the branch that a router has chosen."""
-        return self._replace(branches=joined(self.branches, f"{router}={branch}"))
+    def into_branch(self, router: str, branch: str) -> PlanPath:
+        """Return the path into the branch that a router has chosen."""
+        return self._replace(branches=join_routes(self.branches, f"{router}={branch}"))
 
     def wants(self, end: End) -> bool:
         """Return whether this delivery is to be made."""
         return self.wanted is None or end in self.wanted
 
 
-class Met(NamedTuple):
-    """A member came to a node, and something went wrong.
+class MemberFailure(NamedTuple):
+    """Failure of a member of a family at a node.
 
     Attributes:
-        doc: the member: enough of it for an event.
-        owed: the deliveries that are missing below, as they were before.
+        doc: the member, reduced to what an event needs.
+        owed: the missing deliveries below the node, with their attempts before this one.
     """
 
     member: str
@@ -87,355 +87,268 @@ class Met(NamedTuple):
     fault: NodeError
 
 
-class Stage(Protocol):
-    """Where the walk says what becomes of a delivery. ``attempt`` counts from 1."""
+class WalkSink(Protocol):
+    """Receives what a walk makes of deliveries. ``attempt`` counts from 1."""
 
-    def upsert(self, doc: Document, end: End, branches: str, fields: bytes, before: Owed | None) -> None:
-        """It goes to the destination; ``before``: what it has had, if this is a retry."""
+    def upsert(self, doc: Document, end: End, branches: str, fields: bytes, earlier: Owed | None) -> None:
+        """Stage an upsert of the document; ``earlier``: its earlier attempts, if this is a retry."""
 
-    def dropped(self, doc: Document, end: End, branches: str, why: str, attempt: int) -> None:
-        """It ends on purpose."""
+    def drop(self, doc: Document, end: End, branches: str, why: str, attempt: int) -> None:
+        """Stage that the delivery ends on purpose."""
 
-    def again(self, doc: Document, wish: Again) -> None:
-        """A step wants its family read and walked again later."""
+    def request_reread(self, doc: Document, request: Again) -> None:
+        """Stage a step's request to read and walk the document's family again later."""
 
-    def mark(self) -> Any:
-        """Mark the current position, so that later records can be taken back."""
+    def savepoint(self) -> Any:
+        """Return the current position, for ``roll_back``."""
 
-    def take_back(self, mark: Any) -> None:
-        """Nothing was said since."""
-
-
-class Ends:
-    """Says what becomes of members of one family after the other.
-
-    Attributes:
-        row: the family's, in its task.
-        batch: the batch that it belongs to; "": none.
-        met: what went wrong with it.
-        traces: of this task.
-        heard: told of each document that fails, by its id.
-    """
-
-    def __init__(self, plan: Plan, source: str, stage: Stage) -> None:
-        self._stage = stage
-        self._skips = _skips(plan, source)
-        self.traces = Traces()
-        self.heard: Callable[[str, NodeError], None] | None = None
-        self.row = 0
-        self.batch = ""
-        self.met: list[Met] = []
-        self._origin = ""
-        self._retrying = False
-        self._silent: set[tuple[str, End]] = set()
-        """(id, end) of what is pending in a retry, as long as nothing is said of it."""
-
-    def _deliver(self, doc: Document, station: CompiledNode, way: Way) -> None:
-        end = (station.name, way.route)
-        before = None
-        if way.wanted is not None:
-            if end not in way.wanted:
-                return
-            before = way.wanted[end]
-        try:
-            fields = encode_fields(doc.fields)
-            if doc.raw is not None and not isinstance(doc.raw, bytes):
-                raise PermanentError(f"{doc.id} has a {type(doc.raw).__name__} as raw, which must be bytes or None")
-            check_size(fields, doc.raw)
-            if station.accepts is not None:  # of the document as it is kept, and whatever is done to it there
-                station.accepts(Document.of(doc.id, decode_fields(fields), doc.raw))
-        except BaseException as e:
-            only = {end: Owed(*end, 0) if before is None else before}
-            self._fail(doc, station, way._replace(wanted=only), unless_interrupt(e))
-            return
-        if self._retrying:
-            self._silent.discard((doc.id, end))
-        self._stage.upsert(doc, end, way.branches, fields, before)
-
-    def _refuse(self, doc: Document, station: CompiledNode, way: Way) -> None:
-        """A step could not make this child."""
-        error = doc.refused if isinstance(doc.refused, Unsupported) else BadDocument(plain_text(doc.refused))
-        if isinstance(error, Unsupported) and self._skips:
-            self._drop_by(Dropped(plain_text(error)), doc, station, way)
-        else:
-            self._fail(doc, station, way, error)
-
-    def _meant(self, error: Dropped | Unsupported, pulse: NodeHealth) -> Dropped | Unsupported:
-        """A step lets a document go, or does not read it, which is the same where its source says so."""
-        if isinstance(error, Unsupported) and not self._skips:
-            return error
-        pulse.dropped()
-        return error if isinstance(error, Dropped) else Dropped(plain_text(error))
-
-    def _drop_by(self, error: Dropped, doc: Document, station: CompiledNode, way: Way) -> None:
-        """A step lets it go."""
-        self._drop(doc, station.ends_by(way.route), way, plain_text(error) or f"dropped by {station.where}")
-
-    def _drop(self, doc: Document, below: Iterable[End], way: Way, why: str) -> None:
-        for end in below:
-            if way.wants(end):
-                if self._retrying:
-                    self._silent.discard((doc.id, end))
-                self._stage.dropped(doc, end, way.branches, why, 1 + (way.wanted[end].attempt if way.wanted else 0))
-
-    def _drop_untaken(self, doc: Document, station: CompiledNode, chosen: list[str], way: Way) -> None:
-        """Destinations that are reached only by branches which the document does not take."""
-        if below := untaken(station, chosen, way):
-            self._drop(doc, below, way, why_untaken(station, chosen))
-
-    def _is_closed(self, station: CompiledNode) -> bool:
-        """Return whether this node is in trouble and must not be called for this family."""
-        pulse = station.pulse
-        if pulse is None or not pulse.closed or station.answered:
-            return False
-        return not pulse.lets(self._origin, self.row)
-
-    def _fail(self, doc: Document, station: CompiledNode, way: Way, error: BaseException) -> None:
-        """A call failed."""
-        self._meet(doc, station, way, self._fault(station, error))
-
-    def _fault(self, station: CompiledNode, error: BaseException) -> NodeError:
-        if isinstance(error, NodeAway):
-            return held(station)
-        fault = classify_error(error, station.name, station.where, traces=self.traces)
-        if self.heard is not None:
-            self.heard(self._origin, fault)
-        if station.pulse is not None:
-            station.pulse.failed(fault, self._origin, self.row, self.batch, again=self._retrying)
-        return fault
-
-    def _meet(self, doc: Document, station: CompiledNode, way: Way, fault: NodeError) -> None:
-        """Nothing goes on from here, for now."""
-        ends, wanted = station.ends_by(way.route), way.wanted
-        owed = [Owed(*end, 0) for end in ends] if wanted is None else [wanted[e] for e in ends if e in wanted]
-        if self._retrying:
-            self._silent.difference_update((doc.id, o.end) for o in owed)
-        member = self._member(doc.id)
-        only = self._relative(member)
-        self.met.append(Met(member, only, station.name, way.route, way.branches, owed, fault))
-
-    def _member(self, id: str) -> str:
-        return id[len(self._origin) :]
-
-    def _relative(self, member: str) -> Document:
-        """A member of the family by name: enough of it for an event, and nothing that a step has set."""
-        found = Document.of(self._origin + member, {})
-        found.origin_id = self._origin
-        found.parent_id = parent_of(found.id) if member else None
-        return found
+    def roll_back(self, savepoint: Any) -> None:
+        """Remove all that was staged since the savepoint."""
 
 
-def untaken(station: CompiledNode, chosen: list[str], way: Way) -> list[End]:
-    """Deliveries below a router that are reached only by branches which were not chosen."""
-    assert station.router is not None
-    if len(chosen) == len(station.branches):
-        return []
-    copies = station.router.copies
-    taken = {
-        end
-        for name in chosen
-        for end in station.branches[name].ends_by(way.copied(name).route if copies else way.route)
-    }
-    return [end for end in station.ends_by(way.route) if end not in taken]
+class MemberWalks(Protocol):
+    """Walks of the documents that a step made of one document."""
 
-
-def why_untaken(station: CompiledNode, chosen: list[str]) -> str:
-    """Return the ledger's text for deliveries that no branch accepted."""
-    return f"not its branch: {station.where} sent it to {', '.join(chosen)}"
-
-
-def _skips(plan: Plan, source: str) -> bool:
-    """Return whether documents that no step reads are dropped."""
-    return source_named(plan.nodes, source).source.unsupported == "skip"
-
-
-def held(station: CompiledNode) -> NodeError:
-    """Return the error for a document held because its node is unavailable."""
-    assert station.pulse is not None
-    return NodeError(ErrorKind.HELD, station.name, f"waits for {station.where}, which {station.pulse.why}")
-
-
-# The way of a document onwards from a node: steps are called, routers choose, and what comes of it is said.
-
-
-class Members(Protocol):
-    """Walks the documents that a step made of one document."""
-
-    def add(self, go: Callable[[Any], None]) -> None:
-        """One of them goes on, now or as soon as it can."""
+    def add(self, walk_member: Callable[[Any], None]) -> None:
+        """Start the walk of one of them, now or as soon as possible."""
 
     def wait(self) -> None:
-        """Until all that were added are through, and what was said of them stands in their order."""
+        """Wait until all walks have ended and their outcomes are staged in order."""
 
 
-class OneByOne:
-    """Each member goes to its end before the next one begins."""
+class SequentialMembers:
+    """Walks each member to its end before the next one begins."""
 
-    def __init__(self, walk: Onwards) -> None:
+    def __init__(self, walk: Walk) -> None:
         self._walk = walk
 
-    def add(self, go: Callable[[Any], None]) -> None:
-        """Walk one of the documents now, see ``Members.add``."""
-        go(self._walk)
+    def add(self, walk_member: Callable[[Any], None]) -> None:
+        """Walk one of the documents now, see ``MemberWalks.add``."""
+        walk_member(self._walk)
 
     def wait(self) -> None:
-        """Nothing to wait for."""
+        """Return at once: no walk is running."""
 
 
-class Onwards(Ends):
-    """Takes documents of one source on through the plan.
+class Walk:
+    """Walks documents of one source through the plan, one after the other.
 
     Args:
         task: number of the task in its wave; see ``Router.open``.
-        guarded: a step's function as it is to be called.
-        health: node -> how it is doing in this task.
+        prepare_step: returns the function that is called for a step.
+        health: node -> its health in this task.
 
     Attributes:
-        source: where documents begin.
-        members_of: how what a step has made goes on: one by one, or side by side.
-        failures: where the last document's family had failed before a retry, and has ended.
-        reached: failures that the last ``again`` came to and went on from.
-        kept: members that were dropped as soon as they were made, for nothing of them is pending.
+        source: node at which documents begin.
+        make_members: makes the walks of the documents that a step returned: one after the other, or concurrent.
+        row: row of the current document in its task.
+        batch: batch of the source that the document belongs to; "": none.
+        traces: tracebacks kept in this task.
+        on_error: called with the id of each document that fails, and with the error.
+        new_failures: failures of the current document's family in this walk.
+        ended_failures: earlier failures of the family that a retry does not try again.
+        reached: failures that the last ``retry`` reached and walked on from.
+        unneeded: members that the last ``retry`` dropped as soon as they were made, since they lead to no failure.
     """
 
-    members_of: Callable[[Onwards], Members] = OneByOne
+    make_members: Callable[[Walk], MemberWalks] = SequentialMembers
 
     def __init__(
         self,
         plan: Plan,
         source: str,
-        stage: Stage,
+        sink: WalkSink,
         *,
         task: int,
-        guarded: Callable[[StepNode], Callable[..., Any]],
+        prepare_step: Callable[[StepNode], Callable[..., Any]],
         health: Mapping[str, NodeHealth],
     ) -> None:
-        super().__init__(plan, source, stage)
-        self._stations = stations(plan.nodes, task, guarded)
-        self.source = self._stations[source_named(plan.nodes, source).entry]
+        self._sink = sink
+        self._drops_unsupported = _drops_unsupported(plan, source)
+        self._nodes = compile_nodes(plan.nodes, task, prepare_step)
+        self.source = self._nodes[source_named(plan.nodes, source).entry]
         self._counted_once = source in counted_once(plan.nodes)
-        self.calling = Calling(plan, source)
-        self.take_over(health)
-        self._returned = Returned(self._note_wish)
-        self.failures: list[FailedMember] = []
+        self.call_scope = CallScope(plan, source)
+        self.set_health(health)
+        self._return_checker = ReturnChecker(self._note_reread_request)
+        self.traces = Traces()
+        self.on_error: Callable[[str, NodeError], None] | None = None
+        self.row = 0
+        self.batch = ""
+        self.new_failures: list[MemberFailure] = []
+        self.ended_failures: list[FailedMember] = []
         self.reached: list[FailedMember] = []
-        self.kept: list[str] = []
+        self.unneeded: list[str] = []
+        self._origin = ""
+        self._retrying = False
+        self._unreported: set[tuple[str, End]] = set()
+        """(id, end) of pending deliveries of a retry for which nothing has been staged yet."""
 
-    def take_over(self, health: Mapping[str, NodeHealth]) -> None:
-        """Go on with what is known of the nodes."""
-        for station in self._stations.values():
-            station.pulse = health.get(station.name)
+    def set_health(self, health: Mapping[str, NodeHealth]) -> None:
+        """Use this health of the nodes from now on."""
+        for node in self._nodes.values():
+            node.health = health.get(node.name)
 
-    def below_source(self) -> Iterator[CompiledNode]:
-        """Every node that a document may come to, each once."""
+    def nodes_below_source(self) -> Iterator[CompiledNode]:
+        """Yield each node that a document may reach, once."""
         ahead, seen = [self.source], {id(self.source)}
         while ahead:
-            station = ahead.pop()
-            for each in (station.next, *station.branches.values()):
+            node = ahead.pop()
+            for each in (node.next, *node.branches.values()):
                 if each is not None and id(each) not in seen:
                     seen.add(id(each))
                     ahead.append(each)
                     yield each
 
-    def comes_to(self, names: Collection[str]) -> bool:
-        """May a document come to one of these nodes?"""
-        return any(station.name in names for station in self.below_source())
+    def may_reach(self, names: Collection[str]) -> bool:
+        """Return whether a document may reach one of these nodes."""
+        return any(node.name in names for node in self.nodes_below_source())
 
-    def beside(self, stage: Stage) -> Self:
-        """A walk of its own at the same nodes, which tells another stage: of another document, or of a member of this
-        one's family."""
+    def fork(self, sink: WalkSink) -> Self:
+        """Return a walk at the same nodes with another sink: for another document, or for a member of this one's
+        family."""
         walk = copy.copy(self)
-        walk._stage = stage
-        walk.calling = copy.copy(self.calling)
-        walk._returned = self._returned.beside(walk._note_wish)
-        walk.met, walk.failures, walk.reached, walk.kept = [], [], [], []
+        walk._sink = sink
+        walk.call_scope = copy.copy(self.call_scope)
+        walk._return_checker = self._return_checker.fork(walk._note_reread_request)
+        walk.new_failures, walk.ended_failures, walk.reached, walk.unneeded = [], [], [], []
         return walk
 
-    def join(self, member: Self) -> None:
+    def merge(self, member: Self) -> None:
         """Add the outcome of a member's walk to this one's."""
-        self.met += member.met
+        self.new_failures += member.new_failures
         self.reached += member.reached
-        self.kept += member.kept
-        self._returned.join(member._returned)
+        self.unneeded += member.unneeded
+        self._return_checker.merge(member._return_checker)
 
-    def _go(self, doc: Document, station: CompiledNode | None, way: Way) -> None:
-        """From this node on, as for the first time."""
-        while station is not None:
-            if way.wanted is not None and way.wanted.keys().isdisjoint(station.ends_by(way.route)):
+    # -- whole documents ---------------------------------------------------------------------------
+
+    def walk_document(self, doc: Document) -> None:
+        """Walk the document along all its paths, for the first time."""
+        self._begin(doc.id, retrying=False)
+        self._walk_from(doc, self.source.next, PlanPath())
+
+    def resume(self, id: str, positions: Iterable[tuple[Document, CompiledNode, PlanPath]]) -> None:
+        """Continue the first walk of a document from these positions: (document, node, path)."""
+        self._begin(id, retrying=False)
+        for doc, node, path in positions:
+            self._walk_from(doc, node, path)
+
+    def drop_by_source(self, doc: Document, why: str) -> None:
+        """Record the document as dropped by its source."""
+        self._begin(doc.id, retrying=False)
+        self._drop(doc, self.source.ends_from(""), PlanPath(), why)
+
+    def retry(self, doc: Document, failures: Sequence[FailedMember]) -> None:
+        """Walk only the paths to pending deliveries."""
+        open_failures = self._begin_retry(doc.id, failures)
+        self._replay(doc, self.source, PlanPath(), open_failures)
+        self._supersede(open_failures)
+
+    def walk_unread(self, doc: Document, fault: NodeError, failures: Sequence[FailedMember] | None) -> None:
+        """Record a document that could not be read as failed; ``failures``: those of the same version, in a retry."""
+        if failures is None:
+            self._begin(doc.id, retrying=False)
+            self._record_failure(doc, self.source, PlanPath(), fault)
+        else:
+            self._keep_failures(self._begin_retry(doc.id, failures), fault)
+
+    def _begin(self, id: str, *, retrying: bool) -> None:
+        self._origin = id
+        self._retrying = retrying
+        if self.new_failures or self.ended_failures or self.reached or self.unneeded:
+            self.new_failures, self.ended_failures, self.reached, self.unneeded = [], [], [], []
+        self._return_checker.clear()
+
+    def _begin_retry(self, id: str, failures: Sequence[FailedMember]) -> list[FailedMember]:
+        """Return the open failures, and keep the ended ones in ``ended_failures``."""
+        self._begin(id, retrying=True)
+        self.ended_failures += [_ended_part(f) for f in failures if not all(o.open for o in f.owed)]
+        self._unreported = {(id + f.member, o.end) for f in failures for o in f.owed if o.open}
+        return [f for f in failures if f.open]
+
+    # -- from a node on ----------------------------------------------------------------------------
+
+    def _walk_from(self, doc: Document, node: CompiledNode | None, path: PlanPath) -> None:
+        """Walk the document from this node on, for the first time."""
+        while node is not None:
+            if path.wanted is not None and path.wanted.keys().isdisjoint(node.ends_from(path.route)):
                 return
             if doc.refused is not None:
-                self._refuse(doc, station, way)
+                self._refuse(doc, node, path)
                 return
-            if station.step is not None:
-                if self._is_closed(station):
-                    self._meet(doc, station, way, held(station))
+            if node.step is not None:
+                if self._is_closed(node):
+                    self._record_failure(doc, node, path, held_error(node))
                     return
                 try:
-                    out = self._called(station, doc, way.route)
+                    out = self._call_step(node, doc, path.route)
                 except Dropped as e:
-                    self._drop_by(e, doc, station, way)
+                    self._drop_for(e, doc, node, path)
                     return
                 except BaseException as e:
-                    self._fail(doc, station, way, unless_interrupt(e))
+                    self._fail(doc, node, path, unless_interrupt(e))
                     return
-                if (itself := itself_of(out, doc)) is None:
-                    self._go_several(doc, out, station, way)
+                if (itself := only_itself(out, doc)) is None:
+                    self._walk_several(doc, out, node, path)
                     return
                 doc = itself
-            elif station.delivers:
-                self._deliver(doc, station, way)
-            elif station.router is not None:
-                if self._is_closed(station):
-                    self._meet(doc, station, way, held(station))
+            elif node.delivers:
+                self._deliver(doc, node, path)
+            elif node.router is not None:
+                if self._is_closed(node):
+                    self._record_failure(doc, node, path, held_error(node))
                     return
                 try:
-                    chosen = self._choose(doc, station)
-                    copies = [doc.copy() for _ in chosen[1:]] if station.router.copies else []
+                    chosen = self._choose_branches(doc, node)
+                    copies = [doc.copy() for _ in chosen[1:]] if node.router.copies else []
                 except BaseException as e:
-                    self._fail(doc, station, way, unless_interrupt(e))
+                    self._fail(doc, node, path, unless_interrupt(e))
                     return
-                self._drop_untaken(doc, station, chosen, way)
-                if station.router.copies:
+                self._drop_not_chosen(doc, node, chosen, path)
+                if node.router.copies:
                     for name, each in zip(chosen, [*copies, doc], strict=True):
-                        self._go(each, station.branches[name], way.copied(name))
+                        self._walk_from(each, node.branches[name], path.into_copy(name))
                     return
-                way = way.chosen(station.name, chosen[0])
-                station = station.branches[chosen[0]]
+                path = path.into_branch(node.name, chosen[0])
+                node = node.branches[chosen[0]]
                 continue
-            station = station.next
+            node = node.next
 
-    def _go_several(
+    def _walk_several(
         self,
         doc: Document,
-        out: Sequence[Document] | Many,
-        station: CompiledNode,
-        way: Way,
+        out: Sequence[Document] | DocumentStream,
+        node: CompiledNode,
+        path: PlanPath,
     ) -> None:
         """Walk the documents that a step made of one document."""
-        if isinstance(out, Many):
-            self._go_many(doc, out, station, way)
+        if isinstance(out, DocumentStream):
+            self._walk_many(doc, out, node, path)
         else:
-            self._go_each(doc, out, station, way)
+            self._walk_each(doc, out, node, path)
 
-    def _go_each(self, doc: Document, out: Iterable[Document], station: CompiledNode, way: Way) -> None:
-        """The document and children of it; a child's deliveries have had no attempt yet."""
-        members = self.members_of(self)
+    def _walk_each(self, doc: Document, out: Iterable[Document], node: CompiledNode, path: PlanPath) -> None:
+        """Walk the document itself and its children."""
+        members = self.make_members(self)
         for each in out:
-            members.add(_going_on(doc, each, station, way))
+            members.add(_member_walk(doc, each, node, path))
         members.wait()
 
-    def _go_many(self, doc: Document, many: Many, station: CompiledNode, way: Way) -> None:
-        """Walk more documents than are held in memory, while the step still makes others. If the step fails after all,
-        all records about them are taken back: nothing of the call counts."""
-        mark, met = self._stage.mark(), len(self.met)
-        self._returned.begin(many)
+    def _walk_many(self, doc: Document, stream: DocumentStream, node: CompiledNode, path: PlanPath) -> None:
+        """Walk more documents than are held in memory, while the step still makes others.
+
+        If the step fails in the end, all that was staged for them is rolled back: nothing of the call counts.
+        """
+        savepoint, before = self._sink.savepoint(), len(self.new_failures)
+        self._return_checker.begin(stream)
         itself: list[Document] = []
-        members = self.members_of(self)
+        members = self.make_members(self)
         fault: NodeError | None = None
         error: BaseException | None = None
         while fault is None:
             try:
-                each = self._next(many, station)
+                each = self._next_document(stream, node)
             except BaseException as e:
                 error = unless_interrupt(e)
                 break
@@ -444,109 +357,109 @@ class Onwards(Ends):
             if each is doc:
                 itself.append(each)  # it goes last: the step may still need it as it is
                 continue
-            members.add(_going_on(doc, each, station, way))
-            fault = self._too_many_wait(met)
+            members.add(_member_walk(doc, each, node, path))
+            fault = self._fault_if_many_wait(before)
         members.wait()
-        fault = fault or self._too_many_wait(met)
+        fault = fault or self._fault_if_many_wait(before)
         if error is None and fault is None:
-            self._returned.end(failed=False)
-            self._go_each(doc, itself, station, way)
+            self._return_checker.end(failed=False)
+            self._walk_each(doc, itself, node, path)
             return
-        self._returned.end(failed=True)
-        self._stage.take_back(mark)
-        del self.met[met:]
+        self._return_checker.end(failed=True)
+        self._sink.roll_back(savepoint)
+        del self.new_failures[before:]
         if fault is not None:
-            self._meet(doc, station, way, fault)
+            self._record_failure(doc, node, path, fault)
         elif isinstance(error, Dropped):
-            self._drop_by(error, doc, station, way)
+            self._drop_for(error, doc, node, path)
         else:
             assert error is not None
-            self._fail(doc, station, way, error)
+            self._fail(doc, node, path, error)
 
-    def _too_many_wait(self, met: int) -> NodeError | None:
-        """If more members wait for a node than can be remembered one by one: why they do.
+    def _fault_if_many_wait(self, before: int) -> NodeError | None:
+        """Return why more members wait for a node than can be remembered one by one; None: fewer wait.
 
         Args:
-            met: of what has been met, that which is not theirs.
+            before: number of failures before these members.
         """
-        if len(self.met) - met < limits.WAITING_MEMBERS or self.met[-1].fault.kind not in AWAY:
+        if len(self.new_failures) - before < limits.WAITING_MEMBERS or self.new_failures[-1].fault.kind not in AWAY:
             return None
-        return self.met[-1].fault
+        return self.new_failures[-1].fault
 
-    def _called(self, station: CompiledNode, doc: Document, route: str) -> Sequence[Document] | Many:
+    def _call_step(self, node: CompiledNode, doc: Document, route: str) -> Sequence[Document] | DocumentStream:
         """Call the step and return its documents of this family, at least one."""
-        assert station.step is not None
-        assert station.pulse is not None
-        id, calling = doc.id, self.calling
-        calling.step, calling.route = station.name, route
+        assert node.step is not None
+        assert node.health is not None
+        id, call_scope = doc.id, self.call_scope
+        call_scope.step, call_scope.route = node.name, route
         try:
             try:
-                out = station.step(doc)
+                out = node.step(doc)
             finally:
                 doc.id = id  # its id is the source's, whatever a step does to the object
-                self._note_wish(doc)
+                self._note_reread_request(doc)
             if out is doc:
-                found: Sequence[Document] | Many | None = (doc,)
+                documents: Sequence[Document] | DocumentStream | None = (doc,)
             else:
-                found = None if out is None else self._returned.take(doc, station.where, route, out)
+                documents = None if out is None else self._return_checker.check(doc, node.label, route, out)
         except (Dropped, Unsupported) as e:
-            raise self._meant(e, station.pulse) from None
+            raise self._as_drop(e, node.health) from None
         finally:
-            calling.step = ""
-        if found is None:
-            station.pulse.dropped(silently=True)
+            call_scope.step = ""
+        if documents is None:
+            node.health.note_drop(silently=True)
             raise Dropped
-        if not station.pulse.steady and not isinstance(found, Many):
-            station.pulse.returned()
-        return found
+        if not node.health.steady and not isinstance(documents, DocumentStream):
+            node.health.note_return()
+        return documents
 
-    def _next(self, many: Many, station: CompiledNode) -> Document | None:
-        """The next document that the step makes; None: it has made all."""
-        assert station.pulse is not None
-        self.calling.step, self.calling.route = station.name, many.route
+    def _next_document(self, stream: DocumentStream, node: CompiledNode) -> Document | None:
+        """Return the next document that the step makes; None: it has made all."""
+        assert node.health is not None
+        self.call_scope.step, self.call_scope.route = node.name, stream.route
         try:
-            each = many.next()
+            each = stream.next()
         except (Dropped, Unsupported) as e:
-            raise self._meant(e, station.pulse) from None
+            raise self._as_drop(e, node.health) from None
         finally:
-            self.calling.step = ""
-        if each is None and not station.pulse.steady:
-            station.pulse.returned()
+            self.call_scope.step = ""
+        if each is None and not node.health.steady:
+            node.health.note_return()
         return each
 
-    def _note_wish(self, doc: Document) -> None:
-        if (wish := doc.asked_again) is None:
+    def _note_reread_request(self, doc: Document) -> None:
+        if (request := doc.asked_again) is None:
             return
         if self._counted_once:
             raise PermanentError("again(): entries of a log are not read again where a keyed node counts them.")
-        self._stage.again(doc, wish)
+        self._sink.request_reread(doc, request)
 
-    def _choose(self, doc: Document, station: CompiledNode) -> list[str]:
-        """The branches that the router takes."""
-        assert station.router is not None
+    def _choose_branches(self, doc: Document, node: CompiledNode) -> list[str]:
+        """Return the branches that the router chooses."""
+        assert node.router is not None
         id = doc.id
         try:
-            answer = station.router.choose(doc)
+            answer = node.router.choose(doc)
         finally:
             doc.id = id
-        chosen = self.branches_of(station, answer)
-        if station.pulse is not None and not station.pulse.steady:
-            station.pulse.succeeded()
+        chosen = self.check_branches(node, answer)
+        if node.health is not None and not node.health.steady:
+            node.health.note_success()
         return chosen
 
-    def branches_of(self, station: CompiledNode, answer: Any) -> list[str]:
-        """Branches that a router's answer names: at least one.
+    def check_branches(self, node: CompiledNode, answer: Any) -> list[str]:
+        """Return the branches that a router's answer names, at least one.
 
         Raises:
-            PermanentError: it is wrong.
+            PermanentError: the answer is wrong.
         """
-        assert station.router is not None
-        several = station.router.copies and not isinstance(answer, str)
+        assert node.router is not None
+        several = node.router.copies and not isinstance(answer, str)
         chosen: list[Any] = list(answer) if several else [answer]
         for name in chosen:
-            if name not in station.branches:
+            if name not in node.branches:
                 raise PermanentError(
-                    f"chose {shown(name)}, which is not one of its branches {', '.join(station.branches)}"
+                    f"chose {shown(name)}, which is not one of its branches {', '.join(node.branches)}"
                 )
         if len(set(chosen)) < len(chosen):
             raise PermanentError(f"chose a branch twice: {', '.join(chosen)}")
@@ -554,195 +467,280 @@ class Onwards(Ends):
             raise PermanentError("chose no branch: to drop a document, return None in a step")
         return chosen
 
+    # -- outcomes of a member ----------------------------------------------------------------------
 
-def itself_of(out: Sequence[Document] | Many, doc: Document) -> Document | None:
-    """The document that a step was called for, if it has returned that and nothing else."""
-    return out[0] if not isinstance(out, Many) and len(out) == 1 and out[0].id == doc.id else None
+    def _deliver(self, doc: Document, node: CompiledNode, path: PlanPath) -> None:
+        end = (node.name, path.route)
+        earlier = None
+        if path.wanted is not None:
+            if end not in path.wanted:
+                return
+            earlier = path.wanted[end]
+        try:
+            fields = encode_fields(doc.fields)
+            if doc.raw is not None and not isinstance(doc.raw, bytes):
+                raise PermanentError(f"{doc.id} has a {type(doc.raw).__name__} as raw, which must be bytes or None")
+            check_size(fields, doc.raw)
+            if node.accepts is not None:  # of the document as it is kept, and whatever is done to it there
+                node.accepts(Document.of(doc.id, decode_fields(fields), doc.raw))
+        except BaseException as e:
+            wanted = {end: Owed(*end, 0) if earlier is None else earlier}
+            self._fail(doc, node, path._replace(wanted=wanted), unless_interrupt(e))
+            return
+        if self._retrying:
+            self._unreported.discard((doc.id, end))
+        self._sink.upsert(doc, end, path.branches, fields, earlier)
 
-
-def _going_on(doc: Document, each: Document, station: CompiledNode, way: Way) -> Callable[[Onwards], None]:
-    """The way of what a step has made of this document: itself, or a child, whose deliveries have had no attempt."""
-    own = each.id == doc.id or way.wanted is None
-    fresh = way if own else way._replace(wanted={end: Owed(*end, 0) for end in way.wanted or ()})
-    return lambda walk: walk._go(each, station.next, fresh)
-
-
-class Walk(Onwards):
-    """Walks documents of one source, one after the other."""
-
-    def first(self, doc: Document) -> None:
-        """The whole way."""
-        self._begin(doc.id, retrying=False)
-        self._go(doc, self.source.next, Way())
-
-    def first_from(self, id: str, turns: Iterable[tuple[Document, CompiledNode, Way]]) -> None:
-        """The rest of the whole way, which has been walked to these nodes."""
-        self._begin(id, retrying=False)
-        for doc, station, way in turns:
-            self._go(doc, station, way)
-
-    def passed_over(self, doc: Document, why: str) -> None:
-        """Record the document as dropped by its source."""
-        self._begin(doc.id, retrying=False)
-        self._drop(doc, self.source.ends_by(""), Way(), why)
-
-    def again(self, doc: Document, failures: Sequence[FailedMember]) -> None:
-        """Only the ways to what is pending."""
-        owed = self._begin_again(doc.id, failures)
-        self._replay(doc, self.source, Way(), owed)
-        self._supersede(owed)
-
-    def unread(self, doc: Document, fault: NodeError, failures: Sequence[FailedMember] | None) -> None:
-        """It could not be read; ``failures``: those of the same version, if this is a retry."""
-        if failures is None:
-            self._begin(doc.id, retrying=False)
-            self._meet(doc, self.source, Way(), fault)
+    def _refuse(self, doc: Document, node: CompiledNode, path: PlanPath) -> None:
+        """Record a child that a step could not make as failed, or as dropped if its source drops what no step reads."""
+        error = doc.refused if isinstance(doc.refused, Unsupported) else BadDocument(plain_text(doc.refused))
+        if isinstance(error, Unsupported) and self._drops_unsupported:
+            self._drop_for(Dropped(plain_text(error)), doc, node, path)
         else:
-            self._meet_again(self._begin_again(doc.id, failures), fault)
+            self._fail(doc, node, path, error)
 
-    def _begin(self, id: str, *, retrying: bool) -> None:
-        self._origin = id
-        self._retrying = retrying
-        if self.met or self.failures or self.reached or self.kept:
-            self.met, self.failures, self.reached, self.kept = [], [], [], []
-        self._returned.clear()
+    def _as_drop(self, error: Dropped | Unsupported, health: NodeHealth) -> Dropped | Unsupported:
+        """Return a step's drop; an unsupported document counts as one where its source says so."""
+        if isinstance(error, Unsupported) and not self._drops_unsupported:
+            return error
+        health.note_drop()
+        return error if isinstance(error, Dropped) else Dropped(plain_text(error))
 
-    def _begin_again(self, id: str, failures: Sequence[FailedMember]) -> list[FailedMember]:
-        """Return the open failures; keep what of them is closed."""
-        self._begin(id, retrying=True)
-        self.failures += [_closed(f) for f in failures if not all(o.open for o in f.owed)]
-        self._silent = {(id + f.member, o.end) for f in failures for o in f.owed if o.open}
-        return [f for f in failures if f.open]
+    def _drop_for(self, error: Dropped, doc: Document, node: CompiledNode, path: PlanPath) -> None:
+        """Drop the document for a step's error."""
+        self._drop(doc, node.ends_from(path.route), path, plain_text(error) or f"dropped by {node.label}")
 
-    # -- back to what failed -----------------------------------------------------------------------
+    def _drop(self, doc: Document, below: Iterable[End], path: PlanPath, why: str) -> None:
+        for end in below:
+            if path.wants(end):
+                if self._retrying:
+                    self._unreported.discard((doc.id, end))
+                self._sink.drop(doc, end, path.branches, why, 1 + (path.wanted[end].attempt if path.wanted else 0))
 
-    def _replay(self, doc: Document, station: CompiledNode | None, way: Way, owed: list[FailedMember]) -> None:
-        """Down to the nodes at which this member or what is made from it failed."""
-        member = self._member(doc.id)
-        while station is not None and owed:
-            here = [f for f in owed if (f.member, f.node, f.route) == (member, station.name, way.route)]
-            if here:
-                owed = [f for f in owed if f not in here]
+    def _drop_not_chosen(self, doc: Document, node: CompiledNode, chosen: list[str], path: PlanPath) -> None:
+        """Drop the deliveries that are reached only by branches which were not chosen."""
+        if below := ends_not_chosen(node, chosen, path):
+            self._drop(doc, below, path, not_chosen_message(node, chosen))
+
+    def _is_closed(self, node: CompiledNode) -> bool:
+        """Return whether this node is in trouble and must not be called for this family."""
+        health = node.health
+        if health is None or not health.closed or node.answered:
+            return False
+        return not health.allows(self._origin, self.row)
+
+    def _fail(self, doc: Document, node: CompiledNode, path: PlanPath, error: BaseException) -> None:
+        """Record the error of a call."""
+        self._record_failure(doc, node, path, self._classify(node, error))
+
+    def _classify(self, node: CompiledNode, error: BaseException) -> NodeError:
+        if isinstance(error, NodeAway):
+            return held_error(node)
+        fault = classify_error(error, node.name, node.label, traces=self.traces)
+        if self.on_error is not None:
+            self.on_error(self._origin, fault)
+        if node.health is not None:
+            node.health.note_failure(fault, self._origin, self.row, self.batch, again=self._retrying)
+        return fault
+
+    def _record_failure(self, doc: Document, node: CompiledNode, path: PlanPath, fault: NodeError) -> None:
+        """Record that the walk ends here for now."""
+        ends, wanted = node.ends_from(path.route), path.wanted
+        owed = [Owed(*end, 0) for end in ends] if wanted is None else [wanted[e] for e in ends if e in wanted]
+        if self._retrying:
+            self._unreported.difference_update((doc.id, o.end) for o in owed)
+        member = self._member_name(doc.id)
+        stub = self._member_stub(member)
+        self.new_failures.append(MemberFailure(member, stub, node.name, path.route, path.branches, owed, fault))
+
+    def _member_name(self, id: str) -> str:
+        return id[len(self._origin) :]
+
+    def _member_stub(self, member: str) -> Document:
+        """Return a member of the family by name, with what an event needs and nothing that a step has set."""
+        stub = Document.of(self._origin + member, {})
+        stub.origin_id = self._origin
+        stub.parent_id = parent_of(stub.id) if member else None
+        return stub
+
+    # -- replay to earlier failures ----------------------------------------------------------------
+
+    def _replay(self, doc: Document, node: CompiledNode | None, path: PlanPath, failures: list[FailedMember]) -> None:
+        """Walk to the nodes at which this member or its descendants failed, and on from there."""
+        member = self._member_name(doc.id)
+        while node is not None and failures:
+            # a member may have failed at several nodes: it is walked on from each, as a copy while others follow
+            failed_here = [f for f in failures if (f.member, f.node, f.route) == (member, node.name, path.route)]
+            if failed_here:
+                failures = [f for f in failures if f not in failed_here]
                 try:
-                    apart = doc.copy() if owed else doc
+                    doc_here = doc.copy() if failures else doc
                 except BaseException as e:
-                    self._meet_again([*here, *owed], self._fault(station, unless_interrupt(e)))
+                    self._keep_failures([*failed_here, *failures], self._classify(node, unless_interrupt(e)))
                     return
-                self.reached += here
-                wanted = {o.end: o for f in here for o in f.owed if o.open}
-                onwards = Way(way.route, here[0].branches, wanted)
-                self._go(apart, station.next if station is self.source else station, onwards)
-                if not owed:
+                self.reached += failed_here
+                wanted = {o.end: o for f in failed_here for o in f.owed if o.open}
+                below = PlanPath(path.route, failed_here[0].branches, wanted)
+                self._walk_from(doc_here, node.next if node is self.source else node, below)
+                if not failures:
                     return
-            if station.step is not None:
-                if self._is_closed(station):
-                    self._meet_again(owed, held(station))
+            if node.step is not None:
+                if self._is_closed(node):
+                    self._keep_failures(failures, held_error(node))
                     return
                 try:
-                    out = self._called(station, doc, way.route)
-                    itself = itself_of(out, doc)
-                    members = self._on_the_way(out, station, owed) if itself is None else {}
+                    out = self._call_step(node, doc, path.route)
+                    itself = only_itself(out, doc)
+                    members = self._members_to_retry(out, node, failures) if itself is None else {}
                 except Dropped:
                     return
                 except BaseException as e:
-                    self._meet_again(owed, self._fault(station, unless_interrupt(e)))
+                    self._keep_failures(failures, self._classify(node, unless_interrupt(e)))
                     return
                 if itself is None:
-                    self._replay_each(members, station, way, owed)
+                    self._replay_each(members, node, path, failures)
                     return
                 doc = itself
-            elif station.router is not None:
-                if station.router.copies:
-                    self._replay_copies(doc, station, way, owed)
+            elif node.router is not None:
+                if node.router.copies:
+                    self._replay_copies(doc, node, path, failures)
                     return
-                taken = _branch_taken(owed[0].branches, station)
-                way = way.chosen(station.name, taken.name)
-                station = taken
+                branch = _earlier_branch(failures[0].branches, node)
+                path = path.into_branch(node.name, branch.name)
+                node = branch
                 continue
-            station = station.next
+            node = node.next
 
-    def _replay_copies(self, doc: Document, station: CompiledNode, way: Way, owed: list[FailedMember]) -> None:
-        """Down each branch of a copying router below which this member failed."""
-        for name, branch in station.branches.items():
-            by = way.copied(name)
-            if below := [f for f in owed if f.route == by.route or f.route.startswith(f"{by.route}/")]:
+    def _replay_copies(self, doc: Document, node: CompiledNode, path: PlanPath, failures: list[FailedMember]) -> None:
+        """Replay each branch of a copying router below which this member failed."""
+        for name, branch in node.branches.items():
+            branch_path = path.into_copy(name)
+            route = branch_path.route
+            if below := [f for f in failures if f.route == route or f.route.startswith(f"{route}/")]:
                 try:
                     copy = doc.copy()
                 except BaseException as e:
-                    self._meet_again(below, self._fault(station, unless_interrupt(e)))
+                    self._keep_failures(below, self._classify(node, unless_interrupt(e)))
                 else:
-                    self._replay(copy, branch, by, below)
+                    self._replay(copy, branch, branch_path, below)
 
-    def _on_the_way(
-        self, out: Sequence[Document] | Many, station: CompiledNode, owed: list[FailedMember]
+    def _members_to_retry(
+        self, out: Sequence[Document] | DocumentStream, node: CompiledNode, failures: list[FailedMember]
     ) -> dict[str, Document]:
-        """Return the members that failures descend from among a step's documents; the others are dropped."""
-        wanted = {member for failure in owed for member in ancestry(failure.member)}
-        found, kept = {}, []
-        for each in iter(partial(self._next, out, station), None) if isinstance(out, Many) else out:
-            member = self._member(each.id)
+        """Return the members among a step's documents that failures descend from; the others are dropped."""
+        wanted = {member for failure in failures for member in ancestry(failure.member)}
+        found, unneeded = {}, []
+        for each in iter(partial(self._next_document, out, node), None) if isinstance(out, DocumentStream) else out:
+            member = self._member_name(each.id)
             if member in wanted:
                 found[member] = each
             else:
-                kept.append(member)
-        self.kept += kept
+                unneeded.append(member)
+        self.unneeded += unneeded
         return found
 
     def _replay_each(
         self,
         members: Mapping[str, Document],
-        station: CompiledNode,
-        way: Way,
-        owed: list[FailedMember],
+        node: CompiledNode,
+        path: PlanPath,
+        failures: list[FailedMember],
     ) -> None:
-        """Each member that a failure descends from goes on; of two, the younger."""
-        ways: dict[str, list[FailedMember]] = {}
-        for failure in owed:
+        """Replay each member that a failure descends from; of a member and its ancestor, the member."""
+        by_member: dict[str, list[FailedMember]] = {}
+        for failure in failures:
             nearest = next((m for m in ancestry(failure.member) if m in members), None)
             if nearest is not None:
-                ways.setdefault(nearest, []).append(failure)
-        together = self.members_of(self)
+                by_member.setdefault(nearest, []).append(failure)
+        walks = self.make_members(self)
         for member, each in members.items():
-            if member in ways:
-                together.add(_going_back(each, station, way, ways[member]))
+            if member in by_member:
+                walks.add(_member_replay(each, node, path, by_member[member]))
             else:
-                self.kept.append(member)
-        together.wait()
+                self.unneeded.append(member)
+        walks.wait()
 
-    def _meet_again(self, owed: list[FailedMember], fault: NodeError) -> None:
-        """The way back failed: the next retry goes to the same places."""
-        for failure in owed:
-            member = self._relative(failure.member)
-            still = [o for o in failure.owed if o.open]
-            self._silent.difference_update((member.id, o.end) for o in still)
-            self.met.append(Met(failure.member, member, failure.node, failure.route, failure.branches, still, fault))
+    def _keep_failures(self, failures: list[FailedMember], fault: NodeError) -> None:
+        """Keep these failures, as the replay failed: the next retry goes to the same places."""
+        for failure in failures:
+            member = self._member_stub(failure.member)
+            open_owed = [o for o in failure.owed if o.open]
+            self._unreported.difference_update((member.id, o.end) for o in open_owed)
+            self.new_failures.append(
+                MemberFailure(failure.member, member, failure.node, failure.route, failure.branches, open_owed, fault)
+            )
 
-    def _supersede(self, owed: list[FailedMember]) -> None:
-        """End what was pending and is not made any more."""
-        for failure in owed:
-            member = self._relative(failure.member)
-            missing = [o for o in failure.owed if o.open and (member.id, o.end) in self._silent]
+    def _supersede(self, failures: list[FailedMember]) -> None:
+        """End pending deliveries that the retry did not make again."""
+        for failure in failures:
+            member = self._member_stub(failure.member)
+            missing = [o for o in failure.owed if o.open and (member.id, o.end) in self._unreported]
             for o in missing:
                 why = "superseded: the retry did not produce it again"
-                self._stage.dropped(member, o.end, failure.branches, why, o.attempt)
+                self._sink.drop(member, o.end, failure.branches, why, o.attempt)
 
 
-def _going_back(each: Document, station: CompiledNode, way: Way, owed: list[FailedMember]) -> Callable[[Walk], None]:
-    """The way of a member to the nodes below this one at which it failed."""
-    return lambda walk: walk._replay(each, station.next, way, owed)
+def only_itself(out: Sequence[Document] | DocumentStream, doc: Document) -> Document | None:
+    """Return the document that a step was called for, if the step returned it and nothing else."""
+    return out[0] if not isinstance(out, DocumentStream) and len(out) == 1 and out[0].id == doc.id else None
 
 
-def _closed(failure: FailedMember) -> FailedMember:
-    """Return the closed part of a failure, kept so that an operator can open it again."""
+def ends_not_chosen(node: CompiledNode, chosen: list[str], path: PlanPath) -> list[End]:
+    """Return deliveries below a router that are reached only by branches which were not chosen."""
+    assert node.router is not None
+    if len(chosen) == len(node.branches):
+        return []
+    copies = node.router.copies
+    reached = {
+        end
+        for name in chosen
+        for end in node.branches[name].ends_from(path.into_copy(name).route if copies else path.route)
+    }
+    return [end for end in node.ends_from(path.route) if end not in reached]
+
+
+def not_chosen_message(node: CompiledNode, chosen: list[str]) -> str:
+    """Return the ledger's text for deliveries that no branch accepted."""
+    return f"not its branch: {node.label} sent it to {', '.join(chosen)}"
+
+
+def _drops_unsupported(plan: Plan, source: str) -> bool:
+    """Return whether documents that no step reads are dropped."""
+    return source_named(plan.nodes, source).source.unsupported == "skip"
+
+
+def held_error(node: CompiledNode) -> NodeError:
+    """Return the error for a document held because its node is unavailable."""
+    assert node.health is not None
+    return NodeError(ErrorKind.HELD, node.name, f"waits for {node.label}, which {node.health.why}")
+
+
+def _member_walk(doc: Document, member: Document, node: CompiledNode, path: PlanPath) -> Callable[[Walk], None]:
+    """Return the walk of a document that a step made: the document itself, or a child, whose deliveries have had no
+    attempt."""
+    own = member.id == doc.id or path.wanted is None
+    fresh = path if own else path._replace(wanted={end: Owed(*end, 0) for end in path.wanted or ()})
+    return lambda walk: walk._walk_from(member, node.next, fresh)
+
+
+def _member_replay(
+    member: Document, node: CompiledNode, path: PlanPath, failures: list[FailedMember]
+) -> Callable[[Walk], None]:
+    """Return the replay of a member below this node, at which it failed."""
+    return lambda walk: walk._replay(member, node.next, path, failures)
+
+
+def _ended_part(failure: FailedMember) -> FailedMember:
+    """Return the ended part of a failure, kept so that an operator can open it again."""
     ended = [o for o in failure.owed if not o.open]
     return FailedMember(failure.member, failure.node, failure.route, failure.branches, ended)
 
 
-def _branch_taken(branches: str, station: CompiledNode) -> CompiledNode:
-    """The branch that was taken at a router before."""
-    assert station.router is not None
-    taken = dict(choice.partition("=")[::2] for choice in branches.split("/"))
-    return station.branches[taken[station.name]]
+def _earlier_branch(branches: str, node: CompiledNode) -> CompiledNode:
+    """Return the branch that was taken at a router before."""
+    assert node.router is not None
+    choices = dict(choice.partition("=")[::2] for choice in branches.split("/"))
+    return node.branches[choices[node.name]]
 
 
 # The nodes of a plan, ready to be walked.
@@ -753,7 +751,7 @@ End = tuple[str, str]
 
 @dataclass(slots=True)
 class CompiledNode:
-    """A node, ready to be walked."""
+    """A node of the plan, ready to be walked."""
 
     name: str
     ends: tuple[tuple[str, str], ...]
@@ -765,105 +763,105 @@ class CompiledNode:
     accepts: Callable[[Document], Any] | None = None
     """Raises what keeps a document from being delivered here; None: nothing does."""
     next: CompiledNode | None = None
-    where: str = ""
-    """How a message names it."""
-    pulse: NodeHealth | None = None
-    """How it is doing; None: it is not called."""
+    label: str = ""
+    """Name of the node in messages."""
+    health: NodeHealth | None = None
+    """Health of the node; None: it is not called."""
     answered: bool = False
-    """It was called for the document at hand, whatever has become of it since."""
-    _whole: dict[str, tuple[End, ...]] = field(default_factory=dict)
+    """The node was called for the current document already."""
+    _full_ends: dict[str, tuple[End, ...]] = field(default_factory=dict)
 
-    def ends_by(self, route: str) -> tuple[End, ...]:
-        """Every delivery below, of a copy that came here by this route."""
-        found = self._whole.get(route)
-        if found is None:
-            found = self._whole[route] = tuple((name, joined(route, rest)) for name, rest in self.ends)
-        return found
+    def ends_from(self, route: str) -> tuple[End, ...]:
+        """Return all deliveries below, for a copy that came here by this route."""
+        full_ends = self._full_ends.get(route)
+        if full_ends is None:
+            full_ends = self._full_ends[route] = tuple((name, join_routes(route, rest)) for name, rest in self.ends)
+        return full_ends
 
 
-def stations(
-    nodes: Sequence[Node], task: int, guarded: Callable[[StepNode], Callable[..., Any]]
+def compile_nodes(
+    nodes: Sequence[Node], task: int, prepare_step: Callable[[StepNode], Callable[..., Any]]
 ) -> dict[str, CompiledNode]:
-    """Name -> station; routers are open.
+    """Return the compiled nodes by name; routers are open.
 
     Args:
         task: number of the task in its wave; see ``Router.open``.
-        guarded: a step's function as it is to be called.
+        prepare_step: returns the function that is called for a step.
     """
     below, following = ends(nodes), successors(nodes)
-    found = {
+    compiled_nodes = {
         n.name: CompiledNode(n.name, tuple((e.destination, "/".join(e.route)) for e in below[n.name])) for n in nodes
     }
     joins: dict[str, CompiledNode] = {}
     for node in nodes:
-        station = found[node.name]
-        after = {n.name: found[n.name] for n in following[node.name]}
+        compiled = compiled_nodes[node.name]
+        after = {n.name: compiled_nodes[n.name] for n in following[node.name]}
         match node:
             case JoinNode():
-                station.where = "reading it"
-                call = StepNode(node.name, fn=joining(node.fn), timeout=node.timeout)
-                inner = CompiledNode(node.name, station.ends, guarded(call), where=f"join {node.name}")
+                compiled.label = "reading it"
+                call = StepNode(node.name, fn=join_step(node.fn), timeout=node.timeout)
+                inner = CompiledNode(node.name, compiled.ends, prepare_step(call), label=f"join {node.name}")
                 inner.next = next(iter(after.values()), None)
                 joins[f"{node.name}()"] = inner
                 after = {node.name: inner}
             case SourceNode():
-                station.where = "reading it"
+                compiled.label = "reading it"
             case StepNode():
-                station.step = guarded(node)
-                station.where = f"step {node.name}"
+                compiled.step = prepare_step(node)
+                compiled.label = f"step {node.name}"
             case RouterNode():
-                station.router = copy.copy(node.router)
-                station.router.open(tuple(after), task)
-                station.branches, after = after, {}
-                station.where = f"router {node.name}"
+                compiled.router = copy.copy(node.router)
+                compiled.router.open(tuple(after), task)
+                compiled.branches, after = after, {}
+                compiled.label = f"router {node.name}"
             case KeyedNode():
-                station.delivers, station.accepts = True, node.key_of
-                station.where = f"for {node.name}"
+                compiled.delivers, compiled.accepts = True, node.key_of
+                compiled.label = f"for {node.name}"
                 below_it = tuple((e.destination, "/".join(e.route)) for e in below.get(node.exports.entry, ()))
-                exports = CompiledNode(node.name, below_it, where="reading it", next=next(iter(after.values()), None))
+                exports = CompiledNode(node.name, below_it, label="reading it", next=next(iter(after.values()), None))
                 joins[node.exports.entry] = exports
                 after = {}
             case DestinationNode():
-                station.delivers = True
-                station.where = f"for {node.name}"
-        station.next = next(iter(after.values()), None)
-    return found | joins
+                compiled.delivers = True
+                compiled.label = f"for {node.name}"
+        compiled.next = next(iter(after.values()), None)
+    return compiled_nodes | joins
 
 
-def joined(one: str, other: str) -> str:
-    """Two parts of a route, or of the branches that were chosen."""
+def join_routes(one: str, other: str) -> str:
+    """Join two parts of a route, or of the branches that were chosen."""
     return f"{one}/{other}" if one and other else one or other
 
 
 # A join's function as a step.
 
 
-def joining(fn: Callable[..., Any]) -> Callable[[Document], Any]:
-    """A step for the document that a join has made of one of each input: calls ``fn`` with those."""
+def join_step(fn: Callable[..., Any]) -> Callable[[Document], Any]:
+    """Return a step for the document that a join has made of one of each input: calls ``fn`` with those inputs."""
 
     @wraps(fn)
-    def joined(doc: Document) -> Any:
+    def call_join(doc: Document) -> Any:
         out = fn(inputs_of(doc))
         if out is None:
             return None
         if isinstance(out, Mapping):
-            return _with(doc, out)
+            return _with_content(doc, out)
         if isinstance(out, Iterable) and not isinstance(out, str | bytes):
-            return _children(doc, out)
+            return _children_of_join(doc, out)
         raise PermanentError(f"returned a {type(out).__name__}: return a document, a dict of fields, several, or None")
 
-    return joined
+    return call_join
 
 
-def _children(doc: Document, out: Iterable[Any]) -> Iterator[Document]:
+def _children_of_join(doc: Document, out: Iterable[Any]) -> Iterator[Document]:
     for each in out:
         if not isinstance(each, Mapping):
             raise PermanentError(f"returned a {type(each).__name__} among several: return documents or dicts of fields")
-        yield _with(doc.child(), each)
+        yield _with_content(doc.child(), each)
 
 
-def _with(doc: Document, out: Mapping[str, Any]) -> Document:
-    """The document with the content of what was returned."""
+def _with_content(doc: Document, out: Mapping[str, Any]) -> Document:
+    """Return the document with the content of what was returned."""
     fields = dict(out)
     doc.fields.clear()
     doc.fields.update(fields)
