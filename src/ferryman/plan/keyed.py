@@ -1,170 +1,19 @@
-"""Methods of plans and nodes for state by key."""
+"""Checks of keyed nodes, and which sources feed them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from ferryman import limits
-from ferryman.destinations.base import Guarantee
-from ferryman.errors import UsageError
 from ferryman.plan.nodes import (
-    Combiner,
     Combining,
-    Key,
     KeyedNode,
-    KeyedState,
     Node,
-    Policy,
     SourceNode,
-    UpdateFunction,
-    Value,
-    exports_of,
     keyed_nodes,
 )
 from ferryman.sources.log import Log
-
-if TYPE_CHECKING:
-    from ferryman.plan.plan import Handle, Plan
-    from ferryman.records.keys import KeyStates
-
-
-class KeyedPlan:
-    """The part of a plan that keeps state by key."""
-
-    if TYPE_CHECKING:
-
-        @property
-        def nodes(self) -> tuple[Node, ...]: ...
-
-        @property
-        def key(self) -> str: ...
-
-    def keyed(
-        self,
-        name: str,
-        update: UpdateFunction,
-        *,
-        key: Key,
-        after: Any = None,
-        attempts: int | None = None,
-        buckets: int = limits.KEY_BUCKETS,
-        buffer_bytes: int = limits.KEY_BUFFER_BYTES,
-        brake: int | None = limits.BRAKE,
-        timeout: float | None = None,
-    ) -> Handle:
-        """A state for each key, and what follows from its changes. ``update(key, state, documents)`` is called with the
-        documents of a wave that have this key, in their order, and returns the new state and what to export; both are
-        committed together. State and exports are JSON values and documents.
-
-        What follows this node gets the exports: documents of any id, dicts of fields (their id is the key), and
-        ``Document.deletion(id)``. They go on in the order in which a key has made them.
-
-        Args:
-            update: state None: there is none. New state None: it is removed. Exports: a document, several, or None. It
-                is called before the commit, perhaps more than once: it must not change anything outside.
-            key: a field, or a function of the document that returns text. What raises, or has no such field, is an
-                error of that document.
-            after: nodes or names it follows; a name may be declared later.
-            attempts: tries that a document gets of which ``update`` raises; None: 3, of transient errors for a day.
-            buckets: into so many ranges keys are hashed: as many tasks at most work on them at once.
-            buffer_bytes: bytes of documents that a call gets at most; what is more comes with the next call for the
-                key, with the state that this one has returned. A larger document comes alone.
-            brake: after so many failing calls in a task without a success ``update`` itself is in trouble: it is
-                stopped, and its documents are kept. None: never.
-            timeout: seconds a call may take; one that takes longer is interrupted, or its process is ended, and
-                counts as one that raises.
-        """
-        policy = Policy(
-            guarantee=Guarantee.EXACTLY_ONCE,
-            attempts=limits.ATTEMPTS if attempts is None else attempts,
-            patience_s=limits.PATIENCE_S if attempts is None else None,
-        )
-        return self._make(
-            KeyedNode,
-            name,
-            after,
-            destination=KeyedState(),
-            policy=policy,
-            tee=True,
-            update=update,
-            key=key,
-            buckets=buckets,
-            buffer_bytes=buffer_bytes,
-            brake=brake,
-            timeout=timeout,
-            exports=exports_of(name),
-        )
-
-    def combine(
-        self,
-        name: str,
-        combiner: Combiner,
-        *,
-        key: Key,
-        value: Value | None = None,
-        inverse: Callable[[Any], Any] | None = None,
-        after: Any = None,
-        **options: Any,
-    ) -> Handle:
-        """A state for each key that is made by combining values: sums, largest values, sets.
-
-        The values of a wave are combined first, then the result with the state, so ``combiner`` must not depend on
-        how values are grouped: ``combiner(k, [combiner(k, [a, b]), c])`` is ``combiner(k, [a, b, c])``. What follows
-        gets ``{"key", "old", "new"}`` of each key that has changed, under the key as id; ``old`` is the ``new`` that
-        was told before, None the first time.
-
-        Args:
-            combiner: ``combiner(key, values)`` returns one value for them: of a wave, then of the state (if there is
-                one) and the wave. None of the latter: the key has no state any more.
-            key: as ``keyed``.
-            value: a field, or a function of the document; None: each document has the value 1.
-            inverse: makes of a value the one that undoes it, such as ``operator.neg`` for sums. Needed where documents
-                can change or vanish, as of files.
-            after: nodes or names it follows; a name may be declared later.
-            options: as ``keyed``.
-        """
-        return self.keyed(name, Combining(combiner, value, inverse), key=key, after=after, **options)
-
-    def state(self, name: str, state: str | Path | None = None) -> KeyStates:
-        """The committed states of a keyed node: ``plan.state("counts").get(key)``.
-
-        Args:
-            state: the folder of states, as ``ferryman.run`` takes it; default: ``.ferryman`` in the current folder.
-
-        Raises:
-            UsageError: the plan has no keyed node of this name.
-        """
-        known = [node.name for node in keyed_nodes(self.nodes)]
-        if name not in known:
-            raise UsageError(f"{name} is not a keyed node of this plan. It has: {', '.join(known) or 'none'}.")
-        from ferryman.records.keys import KeyStates  # it would make each start slower
-        from ferryman.storage.files import path_of
-
-        where = path_of(Path(".ferryman") if state is None else state)
-        return KeyStates((where.absolute() if isinstance(where, Path) else where) / self.key, name)
-
-    def _make(self, kind: Any, name: str, after: Any, **fields: Any) -> Handle:
-        raise NotImplementedError
-
-
-class KeyedHandle:
-    """The part of a node from which one goes on to state by key."""
-
-    plan: Plan
-
-    def keyed(self, name: str, update: UpdateFunction, **options: Any) -> Handle:
-        """A keyed node after this node; options as ``Plan.keyed``."""
-        return self.plan.keyed(name, update, after=self._after(options), **options)
-
-    def combine(self, name: str, combiner: Combiner, **options: Any) -> Handle:
-        """A combining node after this node; options as ``Plan.combine``."""
-        return self.plan.combine(name, combiner, after=self._after(options), **options)
-
-    def _after(self, options: dict[str, Any]) -> tuple[str, ...]:
-        raise NotImplementedError
 
 
 def bad_keyed(nodes: Sequence[Node]) -> Iterator[str]:

@@ -4,37 +4,49 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ferryman import limits
 from ferryman.destinations.base import Destination, Effect, Guarantee
-from ferryman.errors import PlanError
+from ferryman.errors import PlanError, UsageError
 from ferryman.net import urls
 from ferryman.plan import check
 from ferryman.plan.calls import cannot_be_pickled, forgotten_returns
 from ferryman.plan.fingerprint import fingerprint
 from ferryman.plan.inputs import Strategy, bad_strategy
-from ferryman.plan.keyed import KeyedHandle, KeyedPlan
 from ferryman.plan.nodes import (
     AltsNode,
+    Combiner,
+    Combining,
     DestinationNode,
     JoinNode,
+    Key,
+    KeyedNode,
+    KeyedState,
     Node,
     Policy,
     RouterNode,
     SourceNode,
     StepFunction,
     StepNode,
+    UpdateFunction,
+    Value,
+    exports_of,
+    keyed_nodes,
     names,
 )
 from ferryman.routers import Router
 from ferryman.sources.base import Source
 from ferryman.sources.log import Alternating, Joined, Log
 
+if TYPE_CHECKING:
+    from ferryman.records.keys import KeyStates
 
-class Plan(KeyedPlan):
+
+class Plan:
     """A named, versioned graph: sources → steps and routers → destinations.
 
     >>> plan = Plan("plays", version=1)
@@ -266,6 +278,111 @@ class Plan(KeyedPlan):
             )
         )
 
+    def keyed(
+        self,
+        name: str,
+        update: UpdateFunction,
+        *,
+        key: Key,
+        after: Any = None,
+        attempts: int | None = None,
+        buckets: int = limits.KEY_BUCKETS,
+        buffer_bytes: int = limits.KEY_BUFFER_BYTES,
+        brake: int | None = limits.BRAKE,
+        timeout: float | None = None,
+    ) -> Handle:
+        """A state for each key, and what follows from its changes. ``update(key, state, documents)`` is called with the
+        documents of a wave that have this key, in their order, and returns the new state and what to export; both are
+        committed together. State and exports are JSON values and documents.
+
+        What follows this node gets the exports: documents of any id, dicts of fields (their id is the key), and
+        ``Document.deletion(id)``. They go on in the order in which a key has made them.
+
+        Args:
+            update: state None: there is none. New state None: it is removed. Exports: a document, several, or None. It
+                is called before the commit, perhaps more than once: it must not change anything outside.
+            key: a field, or a function of the document that returns text. What raises, or has no such field, is an
+                error of that document.
+            after: nodes or names it follows; a name may be declared later.
+            attempts: tries that a document gets of which ``update`` raises; None: 3, of transient errors for a day.
+            buckets: into so many ranges keys are hashed: as many tasks at most work on them at once.
+            buffer_bytes: bytes of documents that a call gets at most; what is more comes with the next call for the
+                key, with the state that this one has returned. A larger document comes alone.
+            brake: after so many failing calls in a task without a success ``update`` itself is in trouble: it is
+                stopped, and its documents are kept. None: never.
+            timeout: seconds a call may take; one that takes longer is interrupted, or its process is ended, and
+                counts as one that raises.
+        """
+        policy = Policy(
+            guarantee=Guarantee.EXACTLY_ONCE,
+            attempts=limits.ATTEMPTS if attempts is None else attempts,
+            patience_s=limits.PATIENCE_S if attempts is None else None,
+        )
+        return self._add(
+            KeyedNode(
+                name_of(name),
+                _names(after),
+                destination=KeyedState(),
+                policy=policy,
+                tee=True,
+                update=update,
+                key=key,
+                buckets=buckets,
+                buffer_bytes=buffer_bytes,
+                brake=brake,
+                timeout=timeout,
+                exports=exports_of(name),
+            )
+        )
+
+    def combine(
+        self,
+        name: str,
+        combiner: Combiner,
+        *,
+        key: Key,
+        value: Value | None = None,
+        inverse: Callable[[Any], Any] | None = None,
+        after: Any = None,
+        **options: Any,
+    ) -> Handle:
+        """A state for each key that is made by combining values: sums, largest values, sets.
+
+        The values of a wave are combined first, then the result with the state, so ``combiner`` must not depend on
+        how values are grouped: ``combiner(k, [combiner(k, [a, b]), c])`` is ``combiner(k, [a, b, c])``. What follows
+        gets ``{"key", "old", "new"}`` of each key that has changed, under the key as id; ``old`` is the ``new`` that
+        was told before, None the first time.
+
+        Args:
+            combiner: ``combiner(key, values)`` returns one value for them: of a wave, then of the state (if there is
+                one) and the wave. None of the latter: the key has no state any more.
+            key: as ``keyed``.
+            value: a field, or a function of the document; None: each document has the value 1.
+            inverse: makes of a value the one that undoes it, such as ``operator.neg`` for sums. Needed where documents
+                can change or vanish, as of files.
+            after: nodes or names it follows; a name may be declared later.
+            options: as ``keyed``.
+        """
+        return self.keyed(name, Combining(combiner, value, inverse), key=key, after=after, **options)
+
+    def state(self, name: str, state: str | Path | None = None) -> KeyStates:
+        """The committed states of a keyed node: ``plan.state("counts").get(key)``.
+
+        Args:
+            state: the folder of states, as ``ferryman.run`` takes it; default: ``.ferryman`` in the current folder.
+
+        Raises:
+            UsageError: the plan has no keyed node of this name.
+        """
+        known = [node.name for node in keyed_nodes(self.nodes)]
+        if name not in known:
+            raise UsageError(f"{name} is not a keyed node of this plan. It has: {', '.join(known) or 'none'}.")
+        from ferryman.records.keys import KeyStates  # it would make each start slower
+        from ferryman.storage.files import path_of
+
+        where = path_of(Path(".ferryman") if state is None else state)
+        return KeyStates((where.absolute() if isinstance(where, Path) else where) / self.key, name)
+
     def errors(self, destination: Destination, *, name: str = "errors", **policy: Any) -> Handle:
         """Where final failures go as messages, most often a ``Queue``: one for each failure of a step, a router or a
         source's ``read``, and for each delivery that a destination refused. The failures are counted as ever, but with
@@ -332,9 +449,6 @@ class Plan(KeyedPlan):
         [name] = _names(given) or ("",)
         return next((n.source for n in self._nodes if n.name == name and isinstance(n, SourceNode)), Log())
 
-    def _make(self, kind: Any, name: str, after: Any, **fields: Any) -> Handle:
-        return self._add(kind(name_of(name), _names(after), **fields))
-
     def _add(self, node: Node) -> Handle:
         if self._frozen:
             raise PlanError(
@@ -353,7 +467,7 @@ class Plan(KeyedPlan):
         return f"Plan({self.name!r}, version={self.version}, nodes={[n.name for n in self._nodes]})"
 
 
-class Handle(KeyedHandle):
+class Handle:
     """A node of a plan, to go on from: ``files.step(…).destination(…)``."""
 
     def __init__(self, plan: Plan, name: str) -> None:
@@ -375,6 +489,14 @@ class Handle(KeyedHandle):
     def destination(self, name: str, destination: Destination, **policy: Any) -> Handle:
         """A destination after this node; policy as ``Plan.destination``."""
         return self.plan.destination(name, destination, after=self._after(policy), **policy)
+
+    def keyed(self, name: str, update: UpdateFunction, **options: Any) -> Handle:
+        """A keyed node after this node; options as ``Plan.keyed``."""
+        return self.plan.keyed(name, update, after=self._after(options), **options)
+
+    def combine(self, name: str, combiner: Combiner, **options: Any) -> Handle:
+        """A combining node after this node; options as ``Plan.combine``."""
+        return self.plan.combine(name, combiner, after=self._after(options), **options)
 
     def _after(self, options: dict[str, Any]) -> tuple[str, ...]:
         return (self.name, *_names(options.pop("after", None)))

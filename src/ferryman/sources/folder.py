@@ -395,7 +395,7 @@ def unpacked(stream: io.RawIOBase | io.BytesIO, path: str, size: int) -> io.Buff
     """
     plain: io.BufferedReader = io.BufferedReader(stream, compressed.CHUNK_BYTES)
     if kind := compressed.kind_of(plain):
-        return io.BufferedReader(_Told(plain, f"{path}: {kind} data", size), compressed.CHUNK_BYTES)
+        return io.BufferedReader(_CheckedUnpacking(plain, f"{path}: {kind} data", size), compressed.CHUNK_BYTES)
     return plain
 
 
@@ -416,29 +416,37 @@ def read_unpacked(data: bytes, path: str, limit_bytes: int) -> bytes:
     return whole
 
 
-class _Told(compressed.Unpacked):
-    """Unpacked bytes, with damages and bombs told in words."""
+class _CheckedUnpacking(io.RawIOBase):
+    """Unpacked content of a file whose damage, or excessive size, is reported as an error of its document."""
 
     def __init__(self, packed: io.BufferedReader, what: str, size: int) -> None:
-        super().__init__(packed, self._count)
+        self._content = compressed.Unpacked(packed, self._count)
         self._what = what
-        self._most = max(limits.PACKED_FREE_BYTES, size * limits.PACKED_RATIO)
-        self._made = 0
+        self._limit_bytes = max(limits.PACKED_FREE_BYTES, size * limits.PACKED_RATIO)
+        self._unpacked_bytes = 0
+
+    def readable(self) -> bool:
+        return True
 
     def readinto(self, buffer: Any) -> int:
         try:
-            return super().readinto(buffer)
-        except compressed.DAMAGES as e:  # an error of reading comes as Ferryman's
+            return self._content.readinto(buffer)
+        except compressed.DAMAGES as e:  # errors of reading the file itself are Ferryman's already
             raise BadDocument(
-                f"{self._what} that cannot be unpacked after byte {self._made} ({e}). Make the file again, {LEAVE_OUT}."
+                f"{self._what} that cannot be unpacked after byte {self._unpacked_bytes} ({e}). Make the file again, "
+                f"{LEAVE_OUT}."
             ) from None
 
+    def close(self) -> None:
+        self._content.close()
+        super().close()
+
     def _count(self, size: int) -> None:
-        self._made += size
-        if self._made > self._most:
+        self._unpacked_bytes += size
+        if self._unpacked_bytes > self._limit_bytes:
             raise BadDocument(
-                f"{self._what} that unpack to more than {self._most} bytes, {limits.PACKED_RATIO} times the file: "
-                f"it looks like a decompression bomb. Unpack the file if it is not, {LEAVE_OUT}."
+                f"{self._what} that unpack to more than {self._limit_bytes} bytes, {limits.PACKED_RATIO} times the "
+                f"file: it looks like a decompression bomb. Unpack the file if it is not, {LEAVE_OUT}."
             )
 
 

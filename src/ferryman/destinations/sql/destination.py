@@ -144,7 +144,7 @@ class Sql(Destination):
 
     @property
     def _layout(self) -> Layout:
-        return Layout(self.table, self.mode, self.columns, self._dialect)
+        return Layout(self.table, self.mode, self.columns, self._dialect.column_types)
 
     def target(self) -> str:
         return f"{self._dialect.place(self._url)}#{self.table}"

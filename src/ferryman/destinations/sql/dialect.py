@@ -45,13 +45,14 @@ class Writer(ABC):
         """Give the connection up; also a broken one."""
 
 
-class Dialect(ColumnTypes, ABC):
+class Dialect(ABC):
     """Port for one database, see the module."""
 
     single_writer: ClassVar[bool]
     """Does it take one writer at a time?"""
     reserved: ClassVar[tuple[str, ...]]
     """Names of columns that are the dialect's own."""
+    column_types: ClassVar[ColumnTypes]
 
     @abstractmethod
     def mistakes(self, url: sa.URL, table: str, columns: tuple[str, ...]) -> Iterator[str]:

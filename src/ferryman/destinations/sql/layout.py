@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Final, Literal, Protocol
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
@@ -32,15 +32,18 @@ STANDARD: Final[tuple[tuple[str, _Kind, bool], ...]] = (
 )
 
 
-class ColumnTypes(Protocol):
-    """The types of a database's columns."""
+class ColumnTypes(NamedTuple):
+    """Types of a database's columns, as its dialect has them.
 
-    column_type: ClassVar[sa.types.TypeEngine[Any]]
-    """Type of columns that fields are copied to."""
-    key_type: ClassVar[sa.types.TypeEngine[Any]]
-    """Type of ids and hashes: text that is compared byte by byte."""
-    json_type: ClassVar[sa.types.TypeEngine[Any]]
-    """Type of ``route`` and ``fields``."""
+    Attributes:
+        field: of columns that fields are copied to.
+        key: of ids and hashes: text that is compared byte by byte.
+        json: of ``route`` and ``fields``.
+    """
+
+    field: sa.types.TypeEngine[Any]
+    key: sa.types.TypeEngine[Any]
+    json: sa.types.TypeEngine[Any]
 
 
 RESERVED: Final = (*(name for name, _, _ in STANDARD), "operation")
@@ -64,22 +67,22 @@ class Layout:
         self._extra = tuple(columns.values())
         metadata = sa.MetaData()
         standard: dict[_Kind, sa.types.TypeEngine[Any]] = {
-            "key": types.key_type,
+            "key": types.key,
             "text": sa.Text(),
             "number": sa.BigInteger(),
-            "json": types.json_type,
+            "json": types.json,
         }
         self.documents = sa.Table(
             table,
             metadata,
             *(sa.Column(n, standard[kind], nullable=null, primary_key=n == self.key) for n, kind, null in STANDARD),
             *((sa.Column("operation", sa.Text(), nullable=False),) if self.appends else ()),
-            *(sa.Column(name, types.column_type) for name in columns),
+            *(sa.Column(name, types.field) for name in columns),
         )
         self.tombstones = sa.Table(
             table + TOMBSTONES,
             metadata,
-            sa.Column("id", types.key_type, primary_key=True, nullable=False),
+            sa.Column("id", types.key, primary_key=True, nullable=False),
             sa.Column("sequence", sa.BigInteger(), nullable=False),
             sa.Column("delivery_hash", sa.Text(), nullable=False),
         )

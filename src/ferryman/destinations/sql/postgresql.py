@@ -34,7 +34,7 @@ from sqlalchemy.exc import DBAPIError
 from ferryman.destinations.base import Delivery, LastDelivery, Outcome, compare
 from ferryman.destinations.sql import dialect
 from ferryman.destinations.sql.dialect import SNIPPET_WORDS, Dialect, Hit, Term, other_columns
-from ferryman.destinations.sql.layout import Layout
+from ferryman.destinations.sql.layout import ColumnTypes, Layout
 from ferryman.errors import DeliveryError, Misconfigured, PermanentError, TransientError, Unavailable
 from ferryman.net import databases
 
@@ -358,9 +358,7 @@ class PostgreSQL(Dialect):
     """A server; any number of writers; a generated column and a GIN index for full text."""
 
     single_writer = False
-    column_type = sa.Text()
-    key_type = sa.Text(collation="C")
-    json_type = JSONB()
+    column_types = ColumnTypes(field=sa.Text(), key=sa.Text(collation="C"), json=JSONB())
     reserved = (COLUMN,)
 
     def mistakes(self, url: sa.URL, table: str, columns: tuple[str, ...]) -> Iterator[str]:

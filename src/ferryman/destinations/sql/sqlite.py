@@ -18,7 +18,7 @@ from sqlalchemy.types import UserDefinedType
 from ferryman.destinations.base import Delivery, LastDelivery, Outcome, compare
 from ferryman.destinations.sql import dialect
 from ferryman.destinations.sql.dialect import SNIPPET_WORDS, Dialect, Hit, Term, other_columns
-from ferryman.destinations.sql.layout import Layout
+from ferryman.destinations.sql.layout import ColumnTypes, Layout
 from ferryman.errors import DeliveryError, Misconfigured, PermanentError, TransientError, Unavailable, UsageError
 from ferryman.limits import KIB, MIB
 from ferryman.net import databases
@@ -284,9 +284,7 @@ class SQLite(Dialect):
     """A file; one writer at a time; FTS5 for full text."""
 
     single_writer = True
-    column_type = _Untyped()
-    key_type = sa.Text()
-    json_type = sa.JSON()
+    column_types = ColumnTypes(field=_Untyped(), key=sa.Text(), json=sa.JSON())
     reserved = (ROW,)
 
     def mistakes(self, url: sa.URL, table: str, full_text: tuple[str, ...]) -> Iterator[str]:
