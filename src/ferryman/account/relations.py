@@ -15,7 +15,7 @@ import pyarrow as pa
 from ferryman.account.counts import Tables, count
 from ferryman.errors import UsageError
 from ferryman.plan import destinations_of_sources, errors_node, keyed_nodes, logs_read
-from ferryman.plan.structure import reached as nodes_reached
+from ferryman.plan.structure import reachable_destinations as nodes_reached
 from ferryman.records.families import in_family
 from ferryman.records.rows import (
     DOCUMENTS,

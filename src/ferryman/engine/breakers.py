@@ -13,8 +13,8 @@ from ferryman.engine.results import ErrorKind, Listing, NodeError, NodeReport, N
 from ferryman.engine.runner.base import Runner
 from ferryman.notify import Stopped
 from ferryman.plan import JoinNode, Plan, StepNode
-from ferryman.plan.calls import REMEDY, returns_nothing
-from ferryman.plan.nodes import VARIABLE, here, listed
+from ferryman.plan.calls import REMEDY, always_returns_none
+from ferryman.plan.nodes import CAPABILITIES_VARIABLE, join_names, local_capabilities
 from ferryman.records.families import decode_held
 
 
@@ -22,7 +22,7 @@ class Machine:
     """Task: what the machine has on which it runs."""
 
     def __call__(self, _number: int) -> frozenset[str]:
-        return here()
+        return local_capabilities()
 
 
 class Nodes:
@@ -160,8 +160,9 @@ class Nodes:
         for node, needs in self._needs.items():
             if not any(needs <= has for has in found):
                 why = (
-                    f"needs {listed(needs)}, which no executor has. On one machine: --has {','.join(sorted(needs))}; "
-                    f"on a cluster, {VARIABLE} in the environment of the executors that have it"
+                    f"needs {join_names(needs)}, which no executor has. On one machine: --has "
+                    f"{','.join(sorted(needs))}; on a cluster, {CAPABILITIES_VARIABLE} in the environment of the "
+                    "executors that have it"
                 )
                 self.troubles.begin(self._about(node), why, permanent=True)
                 self._lacking.add(node)
@@ -213,7 +214,7 @@ class Nodes:
             f"{self._about(name)} returned None for {'the only document' if count == 1 else f'all {count} documents'} "
             f"that came to it, so it dropped {'it' if count == 1 else 'them'}. {REMEDY}"
             for name, count in self._nones.items()
-            if name not in self._made and (count >= _SILENT or (count and returns_nothing(self._steps[name].fn)))
+            if name not in self._made and (count >= _SILENT or (count and always_returns_none(self._steps[name].fn)))
         ]
 
     def stopped(self) -> list[Stopped]:

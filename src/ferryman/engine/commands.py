@@ -19,7 +19,7 @@ from ferryman.account.relations import Filter
 from ferryman.engine.commit import commit_wave
 from ferryman.engine.settle import in_process, settle
 from ferryman.plan import keyed_nodes, logs_read
-from ferryman.plan.keyed import counted_once
+from ferryman.plan.keyed import read_once_sources
 from ferryman.records.families import (
     FailedMember,
     Owed,
@@ -100,7 +100,7 @@ def _chosen(state: State, command: Command, share: tuple[int, int]) -> list[dict
     if command.documents is not None:
         found = [d for d in found if d["origin"] in command.documents]
     if command.definition.whole_documents:
-        kept = counted_once(state.plan.nodes)
+        kept = read_once_sources(state.plan.nodes)
         found = [
             d for d in found if d["operation"] == "upsert" and not _is_past(d, command) and d["source"] not in kept
         ]

@@ -17,7 +17,7 @@ from ferryman.engine.runner.on_demand import OnDemand, cores_of
 from ferryman.errors import EngineError, FerrymanError
 from ferryman.observe import Observer
 from ferryman.plan import Plan, SourceNode
-from ferryman.plan.load import send_neighbours
+from ferryman.plan.load import pickle_neighbours_by_value
 from ferryman.sources import DataFrame
 from ferryman.state.state import State, state_root
 from ferryman.storage.files import StatePath, is_disk_full
@@ -121,7 +121,7 @@ def session_for(
                 observer.message(unheard)
             runner = SparkRunner(theirs)
             if not runner.on_one_machine:
-                send_neighbours(plans)
+                pickle_neighbours_by_value(plans)
             yield runner
             return
     with contextlib.ExitStack() as given_back_at_end:
@@ -142,7 +142,7 @@ def session_for(
         cores = cores_of(master)
         if cores is None:
             tell()
-            send_neighbours(plans)
+            pickle_neighbours_by_value(plans)
             yield begin()
             return
         check_java()

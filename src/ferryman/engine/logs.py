@@ -18,7 +18,7 @@ from ferryman.engine.once import Intake, Intakes, end_intake
 from ferryman.engine.results import NONE, NOTHING, Blocked, ListedPart, Listing, Only, Staged, outage_of
 from ferryman.errors import Misconfigured, StateLost, UsageError, message_of
 from ferryman.plan import ExportsNode, SourceNode, errors_node, keyed_nodes, logs_read
-from ferryman.plan.keyed import counted_once, sources_above
+from ferryman.plan.keyed import read_once_sources, upstream_sources
 from ferryman.records.keys import lane_number, lanes, place_id, place_of
 from ferryman.records.rows import now_us, wait_s
 from ferryman.sources.log import Log, Piece, Positions
@@ -59,7 +59,7 @@ class Logs:
         self._moved: set[str] = set()
         self._once = state.plan.once
         self._most = limits.ONCE_DOCUMENTS if self._once else limits.TASK_DOCUMENTS
-        self._counted_once = counted_once(state.plan.nodes)
+        self._counted_once = read_once_sources(state.plan.nodes)
         self._intakes = Intakes(state, self._logs)
         holds = errors_node(state.plan.nodes) is None
         self._held_back = {
@@ -237,7 +237,7 @@ class Logs:
     def _counting(self, name: str) -> list[str]:
         """Keyed nodes to which a log's entries come."""
         plan = self._state.plan.nodes
-        return [n.name for n in keyed_nodes(plan) if name in {s.name for s in sources_above(n, plan)}]
+        return [n.name for n in keyed_nodes(plan) if name in {s.name for s in upstream_sources(n, plan)}]
 
     def _resetting(self, name: str) -> str:
         return " ".join(f"--reset-state {node}" for node in self._counting(name))

@@ -22,8 +22,8 @@ from ferryman.engine.once import recover_intake
 from ferryman.engine.settle import in_process, settle
 from ferryman.errors import UsageError
 from ferryman.plan import KeyedNode, Plan, changed_sources, keyed_nodes, logs_read, sources_of, structure
-from ferryman.plan.keyed import counted_once, sources_above
-from ferryman.plan.structure import DELIVERED, Structure, keyed_of, reached
+from ferryman.plan.keyed import read_once_sources, upstream_sources
+from ferryman.plan.structure import DELIVERED_KINDS, Structure, keyed_node_names, reachable_destinations
 from ferryman.records.families import had_sql
 from ferryman.records.keys import FOLDER, FORGOTTEN, PUBLISHED, feed_of, lanes, place_id
 from ferryman.records.rows import DOCUMENTS, EVENT_OF_ROW, LEDGER, ORDINAL_COMMAND, OUTBOX_KEPT, Status, table_of
@@ -65,7 +65,7 @@ def finish(state: State) -> str:
     older: Any = seals.unseal(state.root / MIGRATION)
     why = f"plan version {state.plan.version} continues from version {older['from']}"
     number = state.wave + 1
-    gone = [name for name, node in before.items() if node.kind in DELIVERED and name not in after]
+    gone = [name for name, node in before.items() if node.kind in DELIVERED_KINDS and name not in after]
     paths = [f.path for f in state.outbox.files.values() if f.partition["destination"] in gone]
     dropped = [_dropped(state, path, number, why) for path in paths]
     parts = [write_part(state.ledger.folder, table, epoch=state.epoch) for table in dropped if table.num_rows]
@@ -97,9 +97,9 @@ def _to_take_up_again(plan: Plan, before: Structure, after: Structure) -> str:
     All of the changed sources, and everywhere what had failed, for its deliveries have other hashes now. But of a log
     no entry twice that a key has counted; and what a keyed node has exported goes its way once.
     """
-    keyed = keyed_of(before) | keyed_of(after)
+    keyed = keyed_node_names(before) | keyed_node_names(after)
     sources = changed_sources(before, after)
-    once = quote_list(counted_once(plan.nodes) - keyed)
+    once = quote_list(read_once_sources(plan.nodes) - keyed)
     counted = " OR ".join(map(had_sql, sorted(keyed))) or "false"
     return (
         f"operation = 'upsert' AND source NOT IN (SELECT unnest({quote_list(keyed)})) AND CASE "
@@ -111,9 +111,13 @@ def _to_take_up_again(plan: Plan, before: Structure, after: Structure) -> str:
 def _of_keys(state: State, before: Structure, after: Structure) -> Iterator[str]:
     """Yield a line for each keyed node: what it has not received of logs, and what it continues with."""
     for node in keyed_nodes(state.plan.nodes):
-        above = [s.name for s in sources_above(node, state.plan.nodes) if isinstance(s.source, Log)]
+        above = [s.name for s in upstream_sources(node, state.plan.nodes) if isinstance(s.source, Log)]
         known = before.get(node.name)
-        new = [name for name in above if LogPositions(state, name).was_read and node.name not in reached(before, name)]
+        new = [
+            name
+            for name in above
+            if LogPositions(state, name).was_read and node.name not in reachable_destinations(before, name)
+        ]
         if new:
             yield f"{node.name} counts what comes from now on in {', '.join(new)}, of which entries were read before"
         if known is not None and known.code != after[node.name].code:
@@ -218,7 +222,7 @@ def refuse_unfit(old: State, plan: Plan, *, begun: bool) -> None:
         UsageError: why; nothing was changed.
     """
     before = old.recorded_structure()
-    keyed = keyed_of(before)
+    keyed = keyed_node_names(before)
     if not keyed and not keyed_nodes(plan.nodes):
         return
     version = old.plan.version
@@ -226,7 +230,7 @@ def refuse_unfit(old: State, plan: Plan, *, begun: bool) -> None:
         raise UsageError("\n".join(f"--from-version {version}: {each}" for each in bad))
     if begun or not keyed:
         return
-    logs = [name for name in counted_once(plan.nodes) if name not in keyed]
+    logs = [name for name in read_once_sources(plan.nodes) if name not in keyed]
     found = [*unfinished_work(old, keyed, before), *counted_and_failed(old, logs, keyed)]
     found += [
         f"`{command.verb}` by {command.who} is queued, and was not carried out" for command in queued_commands(old)
@@ -241,7 +245,7 @@ def refuse_unfit(old: State, plan: Plan, *, begun: bool) -> None:
 
 def carried_nodes(old: State, plan: Plan) -> list[KeyedNode]:
     """Keyed nodes that both versions have."""
-    had = keyed_of(old.recorded_structure())
+    had = keyed_node_names(old.recorded_structure())
     return [node for node in keyed_nodes(plan.nodes) if node.name in had]
 
 
@@ -256,7 +260,7 @@ def remembered_of(old: State, plan: Plan) -> dict[str, Any]:
 
 def ever_keyed(old: State) -> set[str]:
     """The keyed nodes of this version and of those before it."""
-    return keyed_of(old.recorded_structure()).union(old.identity().get("keyed", ()))
+    return keyed_node_names(old.recorded_structure()).union(old.identity().get("keyed", ()))
 
 
 def carry(old: State, new: State) -> None:
@@ -372,7 +376,7 @@ def migrate(root: StatePath, plan: Plan, from_version: int) -> None:
         recover_intake(old, in_process, plan)
         begun = files.exists(old.root / MIGRATED)
         refuse_unfit(old, plan, begun=begun)
-        if not keyed_of(old.recorded_structure()):  # else there is none, or it came when we had begun
+        if not keyed_node_names(old.recorded_structure()):  # else there is none, or it came when we had begun
             for command in queued_commands(old):
                 commands.apply(old, command)
         old.check_ownership()

@@ -19,7 +19,7 @@ from ferryman.engine.commit import commit_wave
 from ferryman.engine.settle import in_process, settle
 from ferryman.errors import Unavailable, UsageError, message_of
 from ferryman.plan import Node, SourceNode, keyed_nodes, successors
-from ferryman.plan.keyed import keyed_above, sources_above
+from ferryman.plan.keyed import upstream_keyed_nodes, upstream_sources
 from ferryman.records.keys import CONTRIBUTIONS, EXPORTS_FILE, KEY_STATE, file_stats, lane_of, lanes
 from ferryman.records.rows import table_of
 from ferryman.sources import Log
@@ -109,7 +109,7 @@ def _chosen(nodes: Sequence[Node], names: Collection[str]) -> set[str]:
     found, before = set(names), set[str]()
     while found != before:
         before = set(found)
-        found |= {node.name for node in keyed.values() if keyed_above(node, nodes) & found}
+        found |= {node.name for node in keyed.values() if upstream_keyed_nodes(node, nodes) & found}
     return found
 
 
@@ -121,10 +121,10 @@ def _refuse_unfit(nodes: Sequence[Node], chosen: Collection[str]) -> list[Source
     """
     above: dict[str, SourceNode] = {}
     for node in keyed_nodes(nodes):
-        mine = {each.name: each for each in sources_above(node, nodes)}
+        mine = {each.name: each for each in upstream_sources(node, nodes)}
         if node.name in chosen:
             above |= mine
-            if others := sorted(keyed_above(node, nodes) - {*chosen}):
+            if others := sorted(upstream_keyed_nodes(node, nodes) - {*chosen}):
                 raise UsageError(
                     f"--reset-state: {', '.join(others)} also feeds {node.name}, and would not be counted again: name "
                     "it, too. Nothing was changed."
@@ -136,7 +136,7 @@ def _refuse_unfit(nodes: Sequence[Node], chosen: Collection[str]) -> list[Source
             "changed."
         )
     for node in keyed_nodes(nodes):
-        if node.name not in chosen and (shared := {s.name for s in sources_above(node, nodes)} & above.keys()):
+        if node.name not in chosen and (shared := {s.name for s in upstream_sources(node, nodes)} & above.keys()):
             raise UsageError(
                 f"--reset-state: {', '.join(sorted(shared))} also feeds {node.name}, which would count it twice: give "
                 f"--reset-state {node.name}, too. Nothing was changed."

@@ -17,7 +17,7 @@ import msgspec
 
 import ferryman
 from ferryman import crash
-from ferryman.document import Again
+from ferryman.document import RereadRequest
 from ferryman.engine.runner.base import QueryFailed
 from ferryman.errors import (
     BadDocument,
@@ -54,7 +54,7 @@ class Mark(NamedTuple):
     events: int
     given: tuple[int, list[Published]]
     counts: dict[str, int]
-    wish: Again | None
+    wish: RereadRequest | None
 
 
 class Staged(NamedTuple):
@@ -355,7 +355,7 @@ class Traces:
             theirs is not None and theirs.tb_next is not None and theirs.tb_frame.f_code.co_filename.startswith(_OURS)
         ):
             theirs = theirs.tb_next
-        text = plain_text("".join(_formatted(error, theirs)), most=_UNSHORTENED).removeprefix(HEADING).strip("\n")
+        text = plain_text("".join(_formatted(error, theirs)), limit=_UNSHORTENED).removeprefix(HEADING).strip("\n")
         return text if len(text) <= LONGEST else f"  …\n{text[-LONGEST:]}"
 
 

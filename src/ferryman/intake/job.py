@@ -9,7 +9,7 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from ferryman.document import unfit
+from ferryman.document import json_problem
 from ferryman.errors import UsageError, plain_text
 from ferryman.intake import nodes
 from ferryman.intake.errors import NodeInvalid, StateError
@@ -432,7 +432,7 @@ def read(path: Path) -> Iterator[StoredFile]:
                 found = msgspec.json.decode(line, type=StoredFile)
             except (msgspec.MsgspecError, RecursionError) as e:
                 raise ValueError(plain_text(e)) from None
-            if why := unfit(found.fields):
+            if why := json_problem(found.fields):
                 raise ValueError(f"what is said of {found.path} {why}")
             yield found
 

@@ -16,12 +16,12 @@ from ferryman.plan.nodes import (
 from ferryman.sources.log import Log
 
 
-def bad_keyed(nodes: Sequence[Node]) -> Iterator[str]:
+def keyed_findings(nodes: Sequence[Node]) -> Iterator[str]:
     """Yield the faults of a plan's keyed nodes, each with its remedy."""
     keyed = keyed_nodes(nodes)
     for node in keyed:
-        yield from _bad_options(node)
-        changeable = [s.name for s in sources_above(node, nodes) if not isinstance(s.source, Log)]
+        yield from _option_findings(node)
+        changeable = [s.name for s in upstream_sources(node, nodes) if not isinstance(s.source, Log)]
         if changeable and isinstance(node.update, Combining) and node.update.inverse is None:
             yield (
                 f"{node.name}: documents of {', '.join(changeable)} may change or vanish, and what they added has "
@@ -29,9 +29,9 @@ def bad_keyed(nodes: Sequence[Node]) -> Iterator[str]:
             )
 
 
-def _bad_options(node: KeyedNode) -> Iterator[str]:
+def _option_findings(node: KeyedNode) -> Iterator[str]:
     if isinstance(node.update, Combining):
-        yield from _bad_combining(node.name, node.update)
+        yield from _combining_findings(node.name, node.update)
     elif not callable(node.update):
         yield f"{node.name}: {node.update!r} is not a function: give update itself, without calling it."
     if not callable(node.key) and not (isinstance(node.key, str) and node.key):
@@ -47,21 +47,24 @@ def _bad_options(node: KeyedNode) -> Iterator[str]:
         yield f"{node.name}: brake={node.brake!r}: give a whole number, 1 or more, or None."
 
 
-def _bad_combining(name: str, given: Combining) -> Iterator[str]:
-    if not callable(given.combiner):
-        yield f"{name}: {given.combiner!r} is not a function: give the combiner itself, without calling it."
-    if given.value is not None and not callable(given.value) and not isinstance(given.value, str):
-        yield f"{name}: value={given.value!r}: give the name of a field, or a function of the document."
+def _combining_findings(name: str, combining: Combining) -> Iterator[str]:
+    if not callable(combining.combiner):
+        yield f"{name}: {combining.combiner!r} is not a function: give the combiner itself, without calling it."
+    if combining.value is not None and not callable(combining.value) and not isinstance(combining.value, str):
+        yield f"{name}: value={combining.value!r}: give the name of a field, or a function of the document."
 
 
-def copies_meet(nodes: Sequence[Node], reached: Mapping[str, Sequence[tuple[str, tuple[str, ...]]]]) -> Iterator[str]:
-    """Keyed nodes to which copies of one document come that may change; of a plan of which nothing else is wrong.
+def converging_copy_findings(
+    nodes: Sequence[Node], reached: Mapping[str, Sequence[tuple[str, tuple[str, ...]]]]
+) -> Iterator[str]:
+    """Yield a finding for each keyed node that several copies of one changeable document reach. The plan must be valid
+    otherwise.
 
     Args:
-        reached: see ``graph.ends``.
+        reached: the destinations that documents reach from each node, see ``paths.ends``.
     """
     for node in keyed_nodes(nodes):
-        for source in sources_above(node, nodes):
+        for source in upstream_sources(node, nodes):
             routes = [route for name, route in reached[source.entry] if name == node.name]
             if len(routes) > 1 and not isinstance(source.source, Log):
                 yield (
@@ -70,38 +73,38 @@ def copies_meet(nodes: Sequence[Node], reached: Mapping[str, Sequence[tuple[str,
                 )
 
 
-def counted_once(nodes: Sequence[Node]) -> set[str]:
-    """Sources of which nothing may be read again, for a key would count it twice: logs above keyed nodes, and what
-    these export."""
+def read_once_sources(nodes: Sequence[Node]) -> set[str]:
+    """Return the sources whose entries must not be processed twice, since a key would count them twice: logs upstream
+    of keyed nodes, and the exports of these nodes."""
     keyed = keyed_nodes(nodes)
-    above = {s.name for node in keyed for s in sources_above(node, nodes) if isinstance(s.source, Log)}
-    return above | {node.name for node in keyed}
+    logs = {s.name for node in keyed for s in upstream_sources(node, nodes) if isinstance(s.source, Log)}
+    return logs | {node.name for node in keyed}
 
 
-def sources_above(node: KeyedNode, nodes: Sequence[Node]) -> list[SourceNode]:
-    """The sources of which documents come to this node as they are: not through another keyed node."""
-    return [each for each in _fed_by(node, nodes) if isinstance(each, SourceNode)]
+def upstream_sources(node: KeyedNode, nodes: Sequence[Node]) -> list[SourceNode]:
+    """Return the sources whose documents reach this node without passing another keyed node."""
+    return [each for each in _upstream(node, nodes) if isinstance(each, SourceNode)]
 
 
-def keyed_above(node: KeyedNode, nodes: Sequence[Node]) -> set[str]:
-    """Keyed nodes of which the exports come to this node: not through a third one."""
-    return {each.name for each in _fed_by(node, nodes) if isinstance(each, KeyedNode)}
+def upstream_keyed_nodes(node: KeyedNode, nodes: Sequence[Node]) -> set[str]:
+    """Return the names of the keyed nodes whose exports reach this node without passing a third one."""
+    return {each.name for each in _upstream(node, nodes) if isinstance(each, KeyedNode)}
 
 
-def _fed_by(node: KeyedNode, nodes: Sequence[Node]) -> list[SourceNode | KeyedNode]:
-    """Where what comes to this node begins."""
+def _upstream(node: KeyedNode, nodes: Sequence[Node]) -> list[SourceNode | KeyedNode]:
+    """Return the nearest sources and keyed nodes from which documents reach this node."""
     by_name = {n.name: n for n in nodes}
     seen: set[str] = set()
     waiting = [*node.after]
-    found: list[SourceNode | KeyedNode] = []
+    upstream: list[SourceNode | KeyedNode] = []
     while waiting:
         name = waiting.pop()
-        before = by_name.get(name)
-        if name in seen or before is None:
+        previous = by_name.get(name)
+        if name in seen or previous is None:
             continue
         seen.add(name)
-        if isinstance(before, SourceNode | KeyedNode):
-            found.append(before)
+        if isinstance(previous, SourceNode | KeyedNode):
+            upstream.append(previous)
         else:
-            waiting += before.after
-    return found
+            waiting += previous.after
+    return upstream

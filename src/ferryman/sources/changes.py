@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from ferryman.document import Document, content_version, decode_fields, excess
+from ferryman.document import Document, content_version, decode_fields, size_problem
 from ferryman.errors import BadDocument, FerrymanError, Misconfigured, StateDamaged, Unavailable, UsageError
 from ferryman.net import places
 from ferryman.records.keys import BUCKETS, FORGOTTEN, KEY_STATE, PUBLISHED, lane_of, lanes
@@ -385,6 +385,6 @@ def _row(key: str, value: str | None, sequence: int, full_id: Callable[[str], st
     if value is None:
         return full_id(key), None, _NOTHING, None, None, True
     fields = b'{"key":%s,"sequence":%d,"value":%s}' % (msgspec.json.encode(key), sequence, value.encode())
-    if why := excess(fields, None):
+    if why := size_problem(fields, None):
         return full_id(key), None, content_version(why.encode(), None), why, None, False
     return full_id(key), fields, content_version(fields, None), None, None, False

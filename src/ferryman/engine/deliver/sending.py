@@ -30,7 +30,7 @@ from ferryman.engine.deliver.turn import Hung, Killed, LaneStop, Turn, row_resul
 from ferryman.engine.order import KeyOrder, OutboxFile
 from ferryman.engine.results import Tries
 from ferryman.engine.runner.base import PickledPlan
-from ferryman.errors import PermanentError, TransientError, describe, plain_text, shown
+from ferryman.errors import PermanentError, TransientError, describe, plain_text, safe_repr
 from ferryman.memory import describe_memory_error, is_failed_allocation, lacks_memory
 from ferryman.net.faults import is_connection
 from ferryman.plan import DestinationNode, Plan, Policy, errors_node
@@ -303,7 +303,7 @@ class FileDelivery:
         answered = [
             o
             if isinstance(o, Outcome) and isinstance(o.kind, str)
-            else Outcome("unknown", f"write answered {shown(o)}")
+            else Outcome("unknown", f"write answered {safe_repr(o)}")
             for o in answered[: len(chunk)]
         ]
         return answered + [Outcome("unknown", "write gave no outcome")] * (len(chunk) - len(answered))

@@ -26,7 +26,7 @@ from ferryman.engine.results import OF_NODE, TRANSIENT, ErrorKind, NodeError, St
 from ferryman.engine.runner.base import PickledPlan
 from ferryman.engine.runner.child import Child, Died, TooLong, end_copy_of
 from ferryman.engine.transform.calls import can_interrupt, limited, signals_noticed
-from ferryman.errors import BadDocument, Dropped, PermanentError, WorkerDied, plain_text, shown, unless_interrupt
+from ferryman.errors import BadDocument, Dropped, PermanentError, WorkerDied, plain_text, safe_repr, unless_interrupt
 from ferryman.plan import KeyedNode, Policy, successors
 from ferryman.records.keys import (
     CONTRIBUTIONS,
@@ -234,9 +234,9 @@ def _export(key: str, given: Any) -> Export:
         given = Document.of(key, dict(given))
     id = given.id
     if not isinstance(id, str) or not id:
-        raise PermanentError(f"returned an export with the id {shown(id)}: an id is text that is not empty")
+        raise PermanentError(f"returned an export with the id {safe_repr(id)}: an id is text that is not empty")
     if not is_text(id):
-        raise PermanentError(f"returned an export with the id {shown(id)}, which has half a character in it")
+        raise PermanentError(f"returned an export with the id {safe_repr(id)}, which has half a character in it")
     if given.operation == "delete":
         return Export(key, id, "delete", None, None, content_version(b"", None))
     fields, raw = encode_fields(given.fields), given.raw
@@ -685,7 +685,7 @@ def result_of(sequence: int, before: Tries, fault: NodeError, policy: Policy, no
     if fault.kind in TRANSIENT:
         since, transient = since or now_us, (transient or 0) + 1
         waited_s = (now_us - since) / 1e6
-    if policy.limits.passed(attempt, transient or 0, waited_s):
+    if policy.limits.is_exhausted(attempt, transient or 0, waited_s):
         why = with_traceback(f"{fault.text} (attempt {attempt}, the last)", fault.trace)
         return RowResult(sequence, Status.DEAD, why, attempt, None)
     patient = waited_s is not None and policy.patience_s is not None

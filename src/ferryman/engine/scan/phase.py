@@ -29,7 +29,7 @@ from ferryman.engine.summary import describe_listing
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.reader import listed_of, version_of, version_unread
 from ferryman.observe import Observer
-from ferryman.plan import conflicting_sources, source_named
+from ferryman.plan import conflicting_sources, find_source
 from ferryman.records.rows import DOCUMENTS, now_us
 from ferryman.sources import Source
 from ferryman.state.state import State
@@ -389,7 +389,7 @@ class FindChanged:
     live: str = ""
 
     def __call__(self, cut: TaskSplit) -> list[int]:
-        source = source_named(self.shipped.plan().nodes, cut.source).source
+        source = find_source(self.shipped.plan().nodes, cut.source).source
         live = Live(self.live)
         changed: list[int] = []
         row, away = 0, False

@@ -21,7 +21,7 @@ from ferryman import limits
 from ferryman.document import Document, is_text
 from ferryman.engine.results import StepTimeout
 from ferryman.engine.transform.block import Block
-from ferryman.errors import Dropped, Interrupted, PermanentError, plain_text, shown, unless_interrupt
+from ferryman.errors import Dropped, Interrupted, PermanentError, plain_text, safe_repr, unless_interrupt
 from ferryman.plan import Plan, StepNode
 from ferryman.plan.calls import is_async
 from ferryman.records.families import descends
@@ -32,14 +32,14 @@ _LEAST_S: Final = 0.001
 
 def why_late(step: StepNode) -> str:
     """Return the message for a call that takes too long."""
-    return f"step {step.name} took longer than timeout={step.limit_s:g} s"
+    return f"step {step.name} took longer than timeout={step.call_timeout_s:g} s"
 
 
 def in_time(step: StepNode) -> AbstractContextManager[None]:
     """Within what a call of it may take, where that can be interrupted."""
-    if step.limit_s is None or not can_interrupt():
+    if step.call_timeout_s is None or not can_interrupt():
         return nullcontext()
-    return limited(step.limit_s, why_late(step))
+    return limited(step.call_timeout_s, why_late(step))
 
 
 def one_by_one(step: StepNode, share: float = 1.0) -> Callable[[Document], Any]:
@@ -54,7 +54,7 @@ def one_by_one(step: StepNode, share: float = 1.0) -> Callable[[Document], Any]:
     Args:
         share: of the step's rate, for this task.
     """
-    if not step.in_batches and not is_async(step.fn) and step.rate is None and step.limit_s is None:
+    if not step.in_batches and not is_async(step.fn) and step.rate is None and step.call_timeout_s is None:
         return step.fn
     call, limiter = _called(step), RateLimiter(step.rate, share)
 
@@ -63,9 +63,9 @@ def one_by_one(step: StepNode, share: float = 1.0) -> Callable[[Document], Any]:
         began = time.monotonic()
         with in_time(step):
             out = call(doc)
-        if step.limit_s is None or not can_interrupt() or not isinstance(out, Iterator):
+        if step.call_timeout_s is None or not can_interrupt() or not isinstance(out, Iterator):
             return out
-        return _going_on(out, step.limit_s - (time.monotonic() - began), why_late(step))
+        return _going_on(out, step.call_timeout_s - (time.monotonic() - began), why_late(step))
 
     return called
 
@@ -472,7 +472,7 @@ class Returned:
                 raise PermanentError(f"returned a {type(each).__name__} among its documents")
             if not isinstance(each.id, str) or not is_text(each.id):
                 raise PermanentError(
-                    f"returned a document with the id {shown(each.id)}, which is not text that is whole"
+                    f"returned a document with the id {safe_repr(each.id)}, which is not text that is whole"
                 )
             if not descends(each.id, id):
                 raise PermanentError(

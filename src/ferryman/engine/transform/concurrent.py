@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, cast
 from greenlet import getcurrent, greenlet
 
 from ferryman import limits
-from ferryman.document import Document, called_by, decode_fields
+from ferryman.document import Document, current_caller, decode_fields
 from ferryman.engine.live import Live
 from ferryman.engine.results import AWAY, NodeAway, NodeError, StepTimeout, classify_error
 from ferryman.engine.runner.child import end_copy_of
@@ -32,7 +32,7 @@ from ferryman.engine.transform.isolation import Recorder, replay
 from ferryman.engine.transform.reader import DocumentReader, Taken, stage_row
 from ferryman.engine.transform.staging import Stager
 from ferryman.engine.transform.walk import Onwards, Walk
-from ferryman.errors import Interrupted, askable, unless_interrupt
+from ferryman.errors import Interrupted, inspectable, unless_interrupt
 from ferryman.plan import StepNode
 from ferryman.plan.calls import is_async
 
@@ -216,11 +216,11 @@ class StepQueue:
         if not waiting:
             return
         call = Call(waiting, copies if len(waiting) > 1 else [])
-        limit_s = self.step.limit_s
+        limit_s = self.step.call_timeout_s
         self._limiter.begun()
         self.under_way.add(call)
         context = contextvars.copy_context()
-        context.run(called_by.set, _KeysOf(call))
+        context.run(current_caller.set, _KeysOf(call))
         if self._in_this_thread:
             context.run(self._here, call)
         elif self._is_async:
@@ -274,7 +274,7 @@ class StepQueue:
         try:
             answers = self._answers(call)
         except BaseException as e:
-            error = askable(e)
+            error = inspectable(e)
         if call in self.under_way:
             call.answers, call.error = answers, error
             self._ended.put((self, call))
@@ -284,12 +284,12 @@ class StepQueue:
 
         def through(answers: Any, error: BaseException | None, late: bool) -> None:
             error = StepTimeout(why_late(self.step)) if late else error
-            call.answers, call.error = answers, error if error is None else askable(error)
+            call.answers, call.error = answers, error if error is None else inspectable(error)
             self._ended.put((self, call))
 
         out = self._fn([each.doc for each in call.waiting])
         assert isinstance(out, Coroutine)
-        begin(out, self.step.limit_s, through)
+        begin(out, self.step.call_timeout_s, through)
 
     def _answers(self, call: Call) -> list[Any]:
         out = self._fn([each.doc for each in call.waiting])
@@ -369,7 +369,7 @@ class FirstBatches:
         """Call the step for these documents. After a failed call, for all or for some of them, return no results: it
         may be the step's trouble."""
         context = contextvars.copy_context()
-        context.run(called_by.set, _KeysOfBlock(self._walk.calling, block))
+        context.run(current_caller.set, _KeysOfBlock(self._walk.calling, block))
         self._walk.calling.step, self._walk.calling.route = self._step.name, ""
         made = []
         for at in range(0, len(docs), self._step.rows):
@@ -405,7 +405,7 @@ def first_batches(
         return None
     [step] = steps
     first = feed.walk.source.next
-    plain = step.concurrency == 1 and not is_async(step.fn) and step.rate is None and step.limit_s is None
+    plain = step.concurrency == 1 and not is_async(step.fn) and step.rate is None and step.call_timeout_s is None
     if first is None or first.name != step.name or not plain:
         return None
     return FirstBatches(step, feed, flights, stager, live)
@@ -435,7 +435,7 @@ class Flight(greenlet):  # type: ignore[misc]  # it ships no types
         self.gr_context = contextvars.copy_context()
 
     def run(self) -> None:
-        called_by.set(self.walk.calling)
+        current_caller.set(self.walk.calling)
         self._go(self.walk)
 
 

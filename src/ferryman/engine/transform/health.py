@@ -28,7 +28,7 @@ from collections.abc import Collection
 from ferryman import limits
 from ferryman.engine.results import OF_NODE, ErrorKind, NodeError, NodeReport, NodeStates
 from ferryman.plan import CalledNode, Plan, StepNode
-from ferryman.plan.nodes import here, listed
+from ferryman.plan.nodes import join_names, local_capabilities
 
 _COUNTED = (ErrorKind.CONNECTION, ErrorKind.UNFORESEEN)
 
@@ -93,7 +93,7 @@ class NodeHealth:
     @property
     def why(self) -> str:
         """Why it is closed, for those that wait."""
-        return f"needs {listed(self._lacks)}" if self._lacks else "is in trouble"
+        return f"needs {join_names(self._lacks)}" if self._lacks else "is in trouble"
 
     def turn_away(self) -> None:
         """A document waits for it."""
@@ -172,7 +172,7 @@ class NodeHealth:
     def report(self) -> NodeReport | None:
         """Return what the driver should know about the node; None: nothing was called."""
         if self._lacks:
-            why = f"needs {listed(self._lacks)}, which the executors that were tried do not have"
+            why = f"needs {join_names(self._lacks)}, which the executors that were tried do not have"
             fault = NodeError(ErrorKind.UNAVAILABLE, self.node, why)
             return NodeReport(self.node, False, (fault,), False, lacking=True) if self._turned_away else None
         faults = (*((self._fault,) if self._fault else ()), *self._scopes.values())
@@ -233,7 +233,7 @@ class NodeHealth:
 
 def health(plan: Plan, now: NodeStates, rows: int) -> dict[str, NodeHealth]:
     """Node -> how it is doing, when a task of so many rows begins."""
-    has = here()
+    has = local_capabilities()
     return {
         n.name: NodeHealth(n.name, n.brake, now, rows, n.needs - has if isinstance(n, StepNode) else ())
         for n in plan.nodes

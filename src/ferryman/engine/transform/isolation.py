@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 import cloudpickle
 
 from ferryman import limits
-from ferryman.document import Again, Document
+from ferryman.document import Document, RereadRequest
 from ferryman.engine.batches import LogSplit, TaskSplit
 from ferryman.engine.results import NodeError, classify_error
 from ferryman.engine.runner.base import PickledPlan
@@ -126,7 +126,7 @@ class IsolatedReader:
         self._stager = stager
         self._attempts = max((n.policy.attempts for n in plan.nodes if isinstance(n, DestinationNode)), default=1)
         self._row = 0
-        self._timeouts = {n.name: n.limit_s for n in plan.nodes if isinstance(n, StepNode)}
+        self._timeouts = {n.name: n.call_timeout_s for n in plan.nodes if isinstance(n, StepNode)}
         self._deaths: Counter[_Place] = Counter()
         self._killers: dict[_Place, str] = {("", id): why for id, why in weights.refused.items()}
         """Calls that are not made again -> why."""
@@ -319,7 +319,7 @@ class Recorder:
     def dropped(self, doc: Document, *args: Any) -> None:
         self._note("dropped", _named(doc), *args)
 
-    def again(self, doc: Document, wish: Again) -> None:
+    def again(self, doc: Document, wish: RereadRequest) -> None:
         self._note("again", _named(doc), wish)
 
     def mark(self) -> int:

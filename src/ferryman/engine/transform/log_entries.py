@@ -15,7 +15,7 @@ from ferryman.engine.results import Blocked, ErrorKind, NodeError, classify_erro
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.walk import Met
 from ferryman.errors import unless_interrupt
-from ferryman.plan import ExportsNode, Plan, errors_node, source_named
+from ferryman.plan import ExportsNode, Plan, errors_node, find_source
 from ferryman.records.families import FailedMember, Owed
 from ferryman.sources.log import Log
 from ferryman.state.logs import number_of_text
@@ -35,7 +35,7 @@ class LogEntries:
     """
 
     def __init__(self, plan: Plan, cut: LogSplit, *, once: bool = False) -> None:
-        node = source_named(plan.nodes, cut.source)
+        node = find_source(plan.nodes, cut.source)
         assert isinstance(node.source, Log)
         self._log = node.source
         self._cut = cut

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ferryman.document import Document, called_by, content_version, decode_fields, encode_fields
+from ferryman.document import Document, content_version, current_caller, decode_fields, encode_fields
 from ferryman.engine.batches import LogSplit, Reason, TaskSplit, content_path
 from ferryman.engine.results import ErrorKind, NodeError, classify_error
 from ferryman.engine.transform.block import Block
@@ -18,7 +18,7 @@ from ferryman.engine.transform.health import NodeHealth
 from ferryman.engine.transform.staging import Stager, Trail
 from ferryman.engine.transform.walk import Stage, Walk
 from ferryman.errors import BadDocument, unless_interrupt
-from ferryman.plan import Plan, StepNode, source_named
+from ferryman.plan import Plan, StepNode, find_source
 from ferryman.sources import Listed, Log, Source
 from ferryman.storage.parquet import BatchGroups, column_values
 
@@ -50,14 +50,14 @@ class DocumentReader:
     ) -> None:
         self._name = cut.source
         self._provenance = plan.provenance
-        self._source: Source = source_named(plan.nodes, cut.source).source
+        self._source: Source = find_source(plan.nodes, cut.source).source
         self._contents = Contents()
         self._health = health
         self.fault: NodeError
         self.size = 0
         self.walk = Walk(plan, cut.source, stage, task=cut.number, guarded=guarded, health=health)
         self.walk.calling.state = state
-        called_by.set(self.walk.calling)
+        current_caller.set(self.walk.calling)
 
     @property
     def in_batches(self) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol, Self
 
 from ferryman import crash, limits
-from ferryman.document import Again, Document, Operation, encode_fields
+from ferryman.document import Document, Operation, RereadRequest, encode_fields
 from ferryman.engine.batches import Reason
 from ferryman.engine.results import TRANSIENT, ErrorKind, Mark, NodeError, NodeReport, Staged
 from ferryman.engine.runner.child import end_copy_of
@@ -34,11 +34,11 @@ from ferryman.plan import (
     CalledNode,
     DestinationNode,
     KeyedNode,
-    Limits,
     Plan,
+    RetryLimits,
     ends,
     errors_node,
-    source_named,
+    find_source,
     target_of,
 )
 from ferryman.records.families import (
@@ -69,7 +69,7 @@ class StagedFacts:
         self._now_us = now_us
         self._nodes = {n.name: n for n in plan.nodes if isinstance(n, DestinationNode)}
         self._hashes = DeliveryHashes((plan.name, plan.version, source))
-        node = source_named(plan.nodes, source)
+        node = find_source(plan.nodes, source)
         changed = isinstance(node.source, Log) and node.source.repeats_ids  # of an id, each goes on in its order
         in_order = {name for name, each in self._nodes.items() if changed or each.destination.in_order}
         self._source = source
@@ -154,7 +154,7 @@ class StagedFacts:
 
 _End = tuple[str, str]
 
-_ONCE: Final = Limits(1, None)
+_ONCE: Final = RetryLimits(1, None)
 
 _BEHIND: Final = "waits for an earlier export of its key, which a step or router could not take"
 
@@ -268,7 +268,7 @@ class Stager(StagedFacts):
     def dropped(self, doc: Document, end: _End, branches: str, why: str, attempt: int) -> None:
         self._event(doc, end, branches, Status.DROPPED, why, attempt)
 
-    def again(self, doc: Document, wish: Again) -> None:
+    def again(self, doc: Document, wish: RereadRequest) -> None:
         self._wishes.add(self._block.ids[self._i], wish)
 
     def mark(self) -> Mark:
@@ -750,7 +750,7 @@ class Spent(NamedTuple):
     patient: bool
 
 
-def spend(fault: NodeError, owed: Owed, limits: Limits, now_us: int) -> Spent:
+def spend(fault: NodeError, owed: Owed, limits: RetryLimits, now_us: int) -> Spent:
     """An attempt of a delivery is spent on a fault of its own; is it tried again?"""
     attempt, transient, since = owed.attempt + 1, owed.transient, owed.since
     if fault.kind is ErrorKind.PERMANENT:
@@ -759,7 +759,7 @@ def spend(fault: NodeError, owed: Owed, limits: Limits, now_us: int) -> Spent:
     if fault.kind in TRANSIENT:
         since, transient = since or now_us, transient + 1
         waited_s = (now_us - since) / 1e6
-    last = limits.passed(attempt, transient, waited_s)
+    last = limits.is_exhausted(attempt, transient, waited_s)
     why = f"{fault.text} (attempt {attempt}, the last)" if last else fault.text
     return Spent(
         Owed(*owed.end, attempt, not last, since, transient),
@@ -793,20 +793,20 @@ class Wishes:
 
     def __init__(self, now_us: int) -> None:
         self._now_us = now_us
-        self._of: dict[str, Again] = {}
+        self._of: dict[str, RereadRequest] = {}
 
     def __contains__(self, origin: object) -> bool:
         return origin in self._of
 
-    def add(self, origin: str, wish: Again) -> None:
+    def add(self, origin: str, wish: RereadRequest) -> None:
         """Keep a request to read again; of several times the earliest counts."""
         if (before := self._of.get(origin)) is None or wish.after_s < before.after_s:
             self._of[origin] = wish
 
-    def of(self, origin: str) -> Again | None:
+    def of(self, origin: str) -> RereadRequest | None:
         return self._of.get(origin)
 
-    def put_back(self, origin: str, wish: Again | None) -> None:
+    def put_back(self, origin: str, wish: RereadRequest | None) -> None:
         """Restore an earlier request."""
         self._of.pop(origin, None)
         if wish is not None:

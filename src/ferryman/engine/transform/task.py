@@ -28,7 +28,7 @@ from ferryman.engine.transform.reader import DocumentReader, Taken, stage_row
 from ferryman.engine.transform.staging import Stager
 from ferryman.memory import lacks_memory
 from ferryman.plan import StepNode
-from ferryman.plan.paths import called_below
+from ferryman.plan.paths import called_nodes_below
 from ferryman.state.state import id_of
 from ferryman.storage.files import path_of
 
@@ -99,12 +99,12 @@ class TaskProcessing:
         self._entries = LogEntries(plan, cut, once=once) if isinstance(cut, LogSplit) else None
         # A second look at a node in trouble passes over documents, which they would not survive if errors are final.
         self._pulses = health(plan, task.nodes, 0 if once else cut.rows)
-        below = called_below(plan.nodes, cut.source) if once else ()
+        below = called_nodes_below(plan.nodes, cut.source) if once else ()
         self._on_the_way = [self._pulses[name] for name in below]
         self._stager = Stager(plan, cut.source, path_of(task.root), task.wave, task.now_us, task.epoch, self._entries)
         state = id_of(path_of(task.root))  # none in a preview
         share = 1 / task.at_once
-        together = [n for n in plan.nodes if isinstance(n, StepNode) and n.side_by_side and not task.isolated]
+        together = [n for n in plan.nodes if isinstance(n, StepNode) and n.is_concurrent and not task.isolated]
         flights = Flights(together, self._pulses, share)
         self._feed = DocumentReader(plan, cut, self._stager, self._pulses, partial(_called, flights, share), state)
         self._live = Live(task.live, errors=task.live_errors)
@@ -202,4 +202,4 @@ class TaskProcessing:
 
 def _called(flights: Flights, share: float, step: StepNode) -> Callable[[Document], Any]:
     """The step's function, as it is called in a task."""
-    return partial(flights.call, step.name) if step.side_by_side else one_by_one(step, share)
+    return partial(flights.call, step.name) if step.is_concurrent else one_by_one(step, share)

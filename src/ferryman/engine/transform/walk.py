@@ -18,11 +18,11 @@ from functools import partial, wraps
 from typing import Any, NamedTuple, Protocol, Self
 
 from ferryman import limits
-from ferryman.document import Again, Document, check_size, decode_fields, encode_fields
+from ferryman.document import Document, RereadRequest, check_size, decode_fields, encode_fields
 from ferryman.engine.results import AWAY, ErrorKind, NodeAway, NodeError, Traces, classify_error
 from ferryman.engine.transform.calls import Calling, Many, Returned
 from ferryman.engine.transform.health import NodeHealth
-from ferryman.errors import BadDocument, Dropped, PermanentError, Unsupported, plain_text, shown, unless_interrupt
+from ferryman.errors import BadDocument, Dropped, PermanentError, Unsupported, plain_text, safe_repr, unless_interrupt
 from ferryman.plan import (
     DestinationNode,
     JoinNode,
@@ -33,10 +33,10 @@ from ferryman.plan import (
     SourceNode,
     StepNode,
     ends,
-    source_named,
+    find_source,
     successors,
 )
-from ferryman.plan.keyed import counted_once
+from ferryman.plan.keyed import read_once_sources
 from ferryman.records.families import FailedMember, Owed, ancestry, parent_of
 from ferryman.routers import Router
 from ferryman.sources.log import inputs_of
@@ -96,7 +96,7 @@ class Stage(Protocol):
     def dropped(self, doc: Document, end: End, branches: str, why: str, attempt: int) -> None:
         """It ends on purpose."""
 
-    def again(self, doc: Document, wish: Again) -> None:
+    def again(self, doc: Document, wish: RereadRequest) -> None:
         """A step wants its family read and walked again later."""
 
     def mark(self) -> Any:
@@ -246,7 +246,7 @@ def why_untaken(station: CompiledNode, chosen: list[str]) -> str:
 
 def _skips(plan: Plan, source: str) -> bool:
     """Return whether documents that no step reads are dropped."""
-    return source_named(plan.nodes, source).source.unsupported == "skip"
+    return find_source(plan.nodes, source).source.unsupported == "skip"
 
 
 def held(station: CompiledNode) -> NodeError:
@@ -312,8 +312,8 @@ class Onwards(Ends):
     ) -> None:
         super().__init__(plan, source, stage)
         self._stations = stations(plan.nodes, task, guarded)
-        self.source = self._stations[source_named(plan.nodes, source).entry]
-        self._counted_once = source in counted_once(plan.nodes)
+        self.source = self._stations[find_source(plan.nodes, source).entry]
+        self._counted_once = source in read_once_sources(plan.nodes)
         self.calling = Calling(plan, source)
         self.take_over(health)
         self._returned = Returned(self._note_wish)
@@ -546,7 +546,7 @@ class Onwards(Ends):
         for name in chosen:
             if name not in station.branches:
                 raise PermanentError(
-                    f"chose {shown(name)}, which is not one of its branches {', '.join(station.branches)}"
+                    f"chose {safe_repr(name)}, which is not one of its branches {', '.join(station.branches)}"
                 )
         if len(set(chosen)) < len(chosen):
             raise PermanentError(f"chose a branch twice: {', '.join(chosen)}")
