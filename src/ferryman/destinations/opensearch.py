@@ -518,7 +518,7 @@ class OpenSearch(Destination):
         self._writer = BulkWriter(text)
         self._once = False
         if findings := list(self._findings()):
-            raise PlanError([f"OpenSearch({urls.plain(url)!r}, {index!r}): {finding}" for finding in findings])
+            raise PlanError([f"OpenSearch({urls.strip_secrets(url)!r}, {index!r}): {finding}" for finding in findings])
 
     def _findings(self) -> Iterator[str]:
         if not self.url.startswith(("http://", "https://", "${")):
@@ -545,7 +545,7 @@ class OpenSearch(Destination):
         return f"OpenSearch({self.target()!r})"
 
     def target(self) -> str:
-        return f"{urls.plain(self.url)}/{self.index}"
+        return f"{urls.strip_secrets(self.url)}/{self.index}"
 
     def check(self) -> None:
         """Make the index, or look whether it is fit; any number of drivers may do so at once.
@@ -700,7 +700,7 @@ class OpenSearch(Destination):
         raise (Unavailable if meaning.kind in ("transient", "unknown") else Misconfigured)(why)
 
     def _why(self, http: Http, answer: Answer) -> str:
-        shown = http.shown(refusal(answer.body))
+        shown = http.redact(refusal(answer.body))
         return f"{self.target()}: answered {answer.status} {answer.reason}".rstrip() + (f" ({shown})" if shown else "")
 
     def _stranger(self) -> PermanentError:

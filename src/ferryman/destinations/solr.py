@@ -58,7 +58,7 @@ def told() -> Iterator[tuple[str, str]]:
     yield "500", "transient, once it stands alone"
     for status, remedy in _FOR_A_PERSON.items():
         yield str(status), f"permanent, about all: {remedy}"
-    yield ", ".join(map(str, urls.NOT_TAKEN)), "transient, about all"
+    yield ", ".join(map(str, urls.NOT_HANDLED)), "transient, about all"
     yield "any other, no connection, no answer", "transient, about all; it may have taken effect, and is sent again"
 
 
@@ -141,12 +141,12 @@ class Collection:
         self._awake()
         query = urlencode({"versions": "true", "failOnVersionConflicts": "false", "wt": "json", **parameters})
         answer = self._request("POST", f"/update?{query}", body, _JSON)
-        if answer.fine or answer.status in (CONFLICT, *THESE):
+        if answer.is_success or answer.status in (CONFLICT, *THESE):
             told = self._json(answer)
-            why = self._http.shown(str(told.get("error", {}).get("msg", answer.reason)))
+            why = self._http.redact(str(told.get("error", {}).get("msg", answer.reason)))
             self._about_the_collection(why)
             pairs = [*told.get("adds", ()), *told.get("deletes", ())]
-            return Reply(200 if answer.fine else answer.status, set(pairs[::2]), why)
+            return Reply(200 if answer.is_success else answer.status, set(pairs[::2]), why)
         raise self._failed(answer)
 
     def highest_sequence(self) -> int | None:
@@ -179,7 +179,7 @@ class Collection:
         log = f"solr.core.{unquote(name)}:TLOG.state"
         answer = self._request("GET", f"/admin/metrics?{urlencode({'key': log, 'wt': 'json'})}", base=base)
         state = (
-            self._json(answer).get("metrics", {}).get(log) if answer.fine else None
+            self._json(answer).get("metrics", {}).get(log) if answer.is_success else None
         )  # None: it is not for us to know
         if connection != self._http.connections:
             raise Unavailable(f"{self._shown}: it closed the connection while it was asked")
@@ -203,7 +203,7 @@ class Collection:
 
     def _ask(self, method: str, path: str, body: bytes | None = None, kind: str = "") -> Answer:
         answer = self._request(method, path, body, kind)
-        if not answer.fine:
+        if not answer.is_success:
             raise self._failed(answer)
         return answer
 
@@ -230,9 +230,9 @@ class Collection:
         except msgspec.DecodeError:
             found = None
         if not isinstance(found, dict):
-            if answer.fine:
+            if answer.is_success:
                 raise self._unfit("its answer is not JSON: is this the URL of a collection?")
-            return {"error": {"msg": self._http.shown(answer.body) or answer.reason}}
+            return {"error": {"msg": self._http.redact(answer.body) or answer.reason}}
         return found
 
     # --- what it means ------------------------------------------------------------------------------------------------
@@ -240,10 +240,10 @@ class Collection:
     def _failed(self, answer: Answer) -> Exception:
         said = str(self._json(answer).get("error", {}).get("msg", "")) if answer.body[:1] == b"{" else ""
         why = f"{self._shown}: answered {answer.status} {answer.reason}".rstrip()
-        why += f" ({self._http.shown(said)})" if said else ""
+        why += f" ({self._http.redact(said)})" if said else ""
         if remedy := _FOR_A_PERSON.get(answer.status):
             return Misconfigured(f"{why}. To fix it: {remedy}; then run again.")
-        return Unavailable(why) if answer.status in urls.NOT_TAKEN else ConnectionError(why)
+        return Unavailable(why) if answer.status in urls.NOT_HANDLED else ConnectionError(why)
 
     def _about_the_collection(self, why: str) -> None:
         """Some words are no document's fault, though they come with a document's status."""
@@ -358,7 +358,7 @@ class Solr(Destination):
         self.compares_sequences = versions is not None  # type: ignore[misc]
         self._http: Http | None = None
         if findings := list(self._findings()):
-            raise PlanError([f"Solr({urls.plain(url)!r}): {finding}" for finding in findings])
+            raise PlanError([f"Solr({urls.strip_secrets(url)!r}): {finding}" for finding in findings])
 
     def _findings(self) -> Iterator[str]:
         if not self.url.startswith(("http://", "https://", "${")) or "?" in self.url:
@@ -374,7 +374,7 @@ class Solr(Destination):
         return {name: value for name, value in self.__dict__.items() if name != "_collection"} | {"_http": None}
 
     def target(self) -> str:
-        return urls.plain(self.url)
+        return urls.strip_secrets(self.url)
 
     def check(self) -> None:
         """Check that the collection exists, with the fields and the chain that are needed. Changes nothing.

@@ -26,7 +26,7 @@ from ferryman.destinations.base import (
 )
 from ferryman.errors import Misconfigured, PermanentError, PlanError, Unavailable
 from ferryman.net import urls
-from ferryman.net.http import ANSWER_BYTES, Answer, Http, NotSent, Unanswered, filled
+from ferryman.net.http import ANSWER_BYTES, Answer, Http, NotSent, Unanswered, expand_variables
 
 __all__ = ["Webhook"]
 
@@ -64,7 +64,7 @@ _FAILED: Final = StatusMeaning("unsure", False, "check the receiver's log")
 _GATEWAY: Final = StatusMeaning("unsure", True, "check that the receiver behind the gateway runs")
 
 STATUSES: Final[dict[int, StatusMeaning]] = {
-    **dict.fromkeys(urls.NOT_TAKEN, _LATER),
+    **dict.fromkeys(urls.NOT_HANDLED, _LATER),
     401: _CREDENTIALS,
     402: _CREDENTIALS,
     403: _CREDENTIALS,
@@ -261,7 +261,7 @@ class Webhook(Destination):
         self._http: Http | None = None
         self._next_s = 0.0
         if findings := list(self._findings()):
-            raise PlanError([f"Webhook({urls.plain(url)!r}): {finding}" for finding in findings])
+            raise PlanError([f"Webhook({urls.strip_secrets(url)!r}): {finding}" for finding in findings])
 
     def _findings(self) -> Iterator[str]:
         if not self.url.startswith(("http://", "https://", "${")):
@@ -282,7 +282,7 @@ class Webhook(Destination):
         return self.__dict__ | {"_http": None, "_key": None}
 
     def target(self) -> str:
-        return urls.plain(self.url)
+        return urls.strip_secrets(self.url)
 
     def check(self) -> None:
         """Check that a server answers. Sends nothing.
@@ -341,7 +341,7 @@ class Webhook(Destination):
                 except NotSent as e:
                     why = f"{self.target()}: {e}"
                     return [Outcome("permanent" if e.permanent else "transient", why, True)] * len(sent)
-            if answer.fine:
+            if answer.is_success:
                 return outcomes(answer.body, sent)
             meant = meaning(answer.status)
             wait_s = urls.retry_after_s(answer.headers) if meant.kind == "later" else None
@@ -360,7 +360,7 @@ class Webhook(Destination):
     def _refused(self, answer: Answer, meant: StatusMeaning, wait_s: float | None, rows: int) -> list[Outcome]:
         """Return the outcomes of deliveries whose answer was no success. Uncertain ones are raised."""
         assert self._http is not None
-        said = self._http.shown(answer.body)
+        said = self._http.redact(answer.body)
         why = f"{self.target()}: answered {answer.status} {answer.reason}".rstrip()
         why += (f", asks to wait {wait_s:.0f} s" if wait_s else "") + (f" ({said})" if said else "")
         if meant.kind == "unsure":
@@ -418,7 +418,7 @@ def signing_key(secret: str | None, where: str) -> bytes | None:
     """
     if secret is None:
         return None
-    text = filled(secret, where)
+    text = expand_variables(secret, where)
     if not text.startswith("whsec_"):
         return text.encode()
     try:

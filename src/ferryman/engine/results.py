@@ -35,7 +35,7 @@ from ferryman.errors import (
     shortened,
 )
 from ferryman.memory import describe_memory_error, is_failed_allocation
-from ferryman.net.faults import causes, is_connection
+from ferryman.net.faults import causes, is_connection_error
 from ferryman.plan import SourceNode
 from ferryman.records.families import Published
 from ferryman.records.rows import HEADING, LONGEST
@@ -166,7 +166,7 @@ def outage_of(error: BaseException) -> Outage | None:
     cause = error.__cause__ if isinstance(error, QueryFailed) and error.__cause__ is not None else error
     if isinstance(cause, Misconfigured):
         return Outage(message_of(error), permanent=True)
-    if isinstance(error, Unavailable | WorkerDied) or is_connection(error, reading=True):
+    if isinstance(error, Unavailable | WorkerDied) or is_connection_error(error, reading=True):
         return Outage(message_of(error), permanent=False)
     if isinstance(error, UsageError | QueryFailed):
         return Outage(message_of(error), permanent=True)
@@ -392,7 +392,7 @@ def _kind(error: BaseException, reading: bool) -> ErrorKind:
         return ErrorKind.UNAVAILABLE
     if any(isinstance(each, StepTimeout) for each in causes(error)):
         return ErrorKind.UNFORESEEN
-    if is_connection(error, reading=reading):
+    if is_connection_error(error, reading=reading):
         return ErrorKind.CONNECTION
     return ErrorKind.TRANSIENT if isinstance(error, TransientError) else ErrorKind.UNFORESEEN
 

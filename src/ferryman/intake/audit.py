@@ -34,7 +34,7 @@ from ferryman.intake.states import ACCESS as ACCESS_TABLE
 from ferryman.intake.states import BATCH, JOB, JobList, JobState, Transitions, list_of
 from ferryman.intake.store import Check, Conflict, Create, Delete, Op, StoredNode
 from ferryman.intake.tree import KINDS, NodeTree
-from ferryman.net.urls import shown
+from ferryman.net.urls import redact
 
 FAIL_AFTER_S: Final = 3600.0
 """Age in seconds from which a finding is a failure: younger nodes may be somebody's current work, and give a
@@ -467,11 +467,11 @@ def _shown_whole(begins: str, rest: str) -> str:
     """Passwords may have characters that should have been encoded: where no host can be, it is up to the last ``@``."""
     if _HOST.match(rest) is None or "@" in re.split("[/?#]", rest, maxsplit=1)[0]:
         rest = rest.rpartition("@")[2]
-    return _in_text(shown(f"{begins}{rest}"))
+    return _in_text(redact(f"{begins}{rest}"))
 
 
 def _in_text(text: str) -> str:
-    return _URL.sub(lambda found: shown(found[0]), text)
+    return _URL.sub(lambda found: redact(found[0]), text)
 
 
 def dump_without_secrets(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class Flow:
             for node in plan.nodes
             if isinstance(node, SourceNode) and isinstance(node.source, Source)
             for target, writer, destination in written
-            if places.resolved(target) == places.resolved(node.source.reads()) and writer != self.label(plan)
+            if places.resolve(target) == places.resolve(node.source.reads()) and writer != self.label(plan)
         )
 
     @property

@@ -561,18 +561,18 @@ class NotifyTarget:
         return "mail" if self.to.lower().startswith("mailto:") else "command"
 
     @property
-    def shown(self) -> str:
+    def redacted(self) -> str:
         """Return the address without passwords."""
         match self.kind:
             case "url":
-                return urls.plain(self.to)
+                return urls.strip_secrets(self.to)
             case "mail":
                 return self.to.partition("?")[0]
         return self.to.split()[0] if self.to.split() else self.to
 
     def findings(self) -> Iterator[str]:
         """Yield the reasons why this target can never be notified, each with the remedy."""
-        where = f"notify {self.shown!r}"
+        where = f"notify {self.redacted!r}"
         scheme = _SCHEME.match(self.to)
         if not self.to.strip() or not self.to.isprintable():
             yield f"{where}: give a URL, mailto:ADDRESS or a command, on one line."
@@ -582,7 +582,7 @@ class NotifyTarget:
             yield f"{where}: {scheme[1]} is not known here: give an http or https URL, mailto:ADDRESS or a command."
         elif self.kind == "command" and not _is_command(self.to):
             yield f"{where}: a quote is not closed: correct the command."
-        elif self.kind == "mail" and "@" not in self.shown:
+        elif self.kind == "mail" and "@" not in self.redacted:
             yield f"{where}: give an address, as in mailto:me@example.org."
         if self.secret is not None and (not self.secret or self.kind != "url"):
             yield f"{where}: a secret signs what is posted to a URL: leave it out, or give secret='${{HOOK_SECRET}}'."

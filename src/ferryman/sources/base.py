@@ -61,7 +61,7 @@ class Doubt(NamedTuple):
 
 MISSING: Final = "missing"
 EMPTY: Final = "empty"
-THERE: Final = "there"
+PRESENT: Final = "there"
 """There, though the driver did not name it."""
 
 
@@ -247,12 +247,12 @@ def text_of(id: str) -> str:
     return id.replace("%23", "#").replace("%25", "%") if "%2" in id else id
 
 
-def shown_key(key: str) -> str:
+def printable_key(key: str) -> str:
     """A name in a store for a message, on one line."""
     return _ENCODED_IN_MESSAGE.sub(_encode, key)
 
 
-def shown(path: str) -> str:
+def printable_path(path: str) -> str:
     """A path for a message: as it is, but on one line and printable."""
     return path if _PLAIN.fullmatch(path) else _ENCODED_IN_MESSAGE.sub(_encode, _utf8(path))
 

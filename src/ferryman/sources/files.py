@@ -98,8 +98,8 @@ class FileSource(Source):
         return self._tree.not_installed()
 
     def __repr__(self) -> str:
-        left_out = "" if self.exclude is None else f", exclude={self.exclude!r}"
-        return f"{type(self).__name__}({self.root!r}, include={self.include!r}{left_out})"
+        exclude = "" if self.exclude is None else f", exclude={self.exclude!r}"
+        return f"{type(self).__name__}({self.root!r}, include={self.include!r}{exclude})"
 
     def contradiction(self, doubt: Doubt) -> str:
         """Does this machine see a file or folder that a worker did not find, or found empty?"""
@@ -189,9 +189,9 @@ class Files(FileSource):
     ) -> None:
         files = FileSelection(root, include, exclude, storage_options)
         super().__init__(files, max_bytes, max_bytes, prefix=prefix, detect=detect, max_deleted=max_deleted)
-        self.base_url = checked_base_url(base_url)
-        self.fields = checked_names("fields", fields)
-        self.uncounted = frozenset(self.fields) - frozenset(checked_names("counted", counted))
+        self.base_url = validate_base_url(base_url)
+        self.fields = validate_field_names("fields", fields)
+        self.uncounted = frozenset(self.fields) - frozenset(validate_field_names("counted", counted))
         if unsupported not in ("reject", "skip"):
             raise UsageError(f"Files(unsupported={unsupported!r}): give 'reject' or 'skip'.")
         self.decompress = decompress
@@ -231,19 +231,19 @@ class Files(FileSource):
         data, modified_s = self._tree.read(listed, self.max_bytes)
         fields = self._fields(listed.id, len(data), modified_s)
         if self.decompress:
-            data = read_unpacked(data, self._tree.shown(listed.id), self.max_bytes)
+            data = read_unpacked(data, self._tree.display_path(listed.id), self.max_bytes)
         return Document.of(listed.id, fields, data)
 
     def _fields(self, id: str, size: int, modified_s: float | None) -> dict[str, Any]:
         name = name_of_file(id)
-        say: dict[str, Callable[[], Any]] = {
+        compute: dict[str, Callable[[], Any]] = {
             "uri": lambda: web_address(self.base_url, id) if self.base_url else self._tree.uri(id),
             "name": lambda: name,
             "size": lambda: size,
-            "modified": lambda: moment(modified_s),
+            "modified": lambda: iso_time(modified_s),
             "mime": lambda: mime_of(name),
         }
-        return {field: say[field]() for field in self.fields}
+        return {field: compute[field]() for field in self.fields}
 
 
 # What ``Files`` says of a file beside its bytes: the fields of its document.
@@ -314,16 +314,16 @@ def _mime_of(name: str) -> str:
     return kind or _UNKNOWN
 
 
-def moment(seconds: float | None) -> str | None:
+def iso_time(seconds: float | None) -> str | None:
     """ISO 8601 in UTC; None where there is no such time."""
     try:
-        return None if seconds is None else _second(int(seconds))
+        return None if seconds is None else _iso_second(int(seconds))
     except (OverflowError, OSError, ValueError):
         return None
 
 
 @lru_cache(maxsize=1024)
-def _second(seconds: int) -> str:
+def _iso_second(seconds: int) -> str:
     return dt.datetime.fromtimestamp(seconds, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -332,7 +332,7 @@ def web_address(base_url: str, id: str) -> str:
     return f"{base_url.rstrip('/')}/{quote(unquote_to_bytes(id))}"
 
 
-def checked_base_url(url: Any) -> str | None:
+def validate_base_url(url: Any) -> str | None:
     """
     Raises:
         UsageError: it is not an absolute URL.
@@ -342,13 +342,13 @@ def checked_base_url(url: Any) -> str | None:
     return url
 
 
-def checked_names(option: str, names: Any) -> tuple[str, ...]:
+def validate_field_names(option: str, names: Any) -> tuple[str, ...]:
     """
     Raises:
         UsageError: there is no such field.
     """
-    found = FIELDS if names is True else () if names is False else (names,) if isinstance(names, str) else tuple(names)
-    unknown = [name for name in found if name not in FIELDS]
+    chosen = FIELDS if names is True else () if names is False else (names,) if isinstance(names, str) else tuple(names)
+    unknown = [name for name in chosen if name not in FIELDS]
     if unknown:
         raise UsageError(f"Files({option}={names!r}): {unknown[0]!r} is not one of {', '.join(FIELDS)}.")
-    return found
+    return chosen

@@ -18,10 +18,10 @@ import msgspec
 from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import BadDocument, TransientError, Unavailable, UsageError
-from ferryman.net.faults import is_connection
+from ferryman.net.faults import is_connection_error
 from ferryman.sources.base import MISSING, Detect, Doubt, Listed, id_of_text
 from ferryman.sources.files import FileSelection, FileSource
-from ferryman.sources.folder import LEAVE_OUT, unpacked
+from ferryman.sources.folder import LEAVE_OUT, open_unpacked
 
 
 class RecordRow(NamedTuple):
@@ -44,7 +44,7 @@ class RowPiece:
     """A piece of a listing: one file."""
 
     file: Listed
-    alone: bool
+    single_file: bool
     """The root is this file itself."""
 
 
@@ -105,7 +105,7 @@ class Records(FileSource):
     def partitions(self) -> list[RowPiece | Gap]:
         """A piece a file; and one that says why files could not be listed."""
         if self._tree.is_file():
-            return [RowPiece(self._tree.alone().listed(), True)]
+            return [RowPiece(self._tree.single_file().listed(), True)]
         files: list[RowPiece | Gap] = []
         gaps: list[RowPiece | Gap] = []
         for piece in self._tree.pieces():
@@ -113,7 +113,7 @@ class Records(FileSource):
                 found = self._tree.listing(piece)  # in the driver, so there is nothing to doubt
                 files.extend(RowPiece(each, False) for each in found if isinstance(each, Listed))
             except TransientError as e:
-                gaps.append(Gap(str(e), is_connection(e, reading=True)))
+                gaps.append(Gap(str(e), is_connection_error(e, reading=True)))
         return files + gaps
 
     def listing(self, partition: RowPiece | Gap) -> Iterator[Listed | Document | Doubt]:
@@ -124,20 +124,20 @@ class Records(FileSource):
         """
         if isinstance(partition, Gap):
             raise (Unavailable if partition.away else TransientError)(partition.why)
-        tree, file = self._tree.alone() if partition.alone else self._tree, partition.file
+        tree, file = self._tree.single_file() if partition.single_file else self._tree, partition.file
         if file.refused:
             raise TransientError(f"{file.refused} {_REST}")
-        path = tree.shown(file.id)
+        path = tree.display_path(file.id)
         try:
             stream = tree.open(file)
         except FileNotFoundError:
-            if partition.alone:  # then there is nothing to list from, which is not the same as nothing in it
+            if partition.single_file:  # then there is nothing to list from, which is not the same as nothing in it
                 raise TransientError(f"{path}: deleted since it was listed. {_REST}") from None
             yield Doubt(file.id, MISSING)  # gone since it was listed, and its documents with it
             return
         except BadDocument as e:
             raise TransientError(f"{e} {_REST}") from e
-        with unpacked(stream, path, file.size) as opened:
+        with open_unpacked(stream, path, file.size) as opened:
             yield from self._documents(opened, file.id, path)
 
     def _documents(self, opened: Any, file: str, path: str) -> Iterator[Listed | Document]:

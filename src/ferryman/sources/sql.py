@@ -99,14 +99,14 @@ class Sql(Source):
             prefix=prefix, detect=detect or ("fingerprint" if changed else "content"), max_deleted=max_deleted
         )
         try:
-            parsed = databases.parse(url)
+            parsed = databases.parse_url(url)
         except UsageError as e:
             raise UsageError(f"Sql: {e}.") from None
         if parsed.get_backend_name() == "sqlite" and databases.is_in_memory(parsed):
             raise UsageError("Sql: a database in memory is private to one process. Give a file: sqlite:///shop.db.")
         if pieces < 1:
             raise UsageError(f"Sql(pieces={pieces}): give at least 1.")
-        self.url = databases.written(parsed)
+        self.url = databases.with_password(parsed)
         self.query = query.strip().rstrip(";").rstrip()
         self.id, self.content, self.changed, self.split, self.pieces = id, content, changed, split, pieces
         self._reader: sa.Connection | None = None
@@ -115,7 +115,7 @@ class Sql(Source):
         return {**self.__dict__, "_reader": None}
 
     def place(self) -> str | None:
-        return databases.shown(self.url)
+        return databases.redact(self.url)
 
     def not_installed(self) -> str:
         try:
@@ -303,8 +303,8 @@ class Sql(Source):
         try:
             yield
         except sa.exc.DBAPIError as e:
-            said = " ".join(databases.without_secrets(str(e.orig), self._url).split())
-            if databases.may_pass(e):
+            said = " ".join(databases.redact_text(str(e.orig), self._url).split())
+            if databases.is_transient(e):
                 raise Unavailable(f"{self._where}: {said}: it is tried again.") from None
             raise UsageError(f"{self._where}: {said}: correct the URL, the query or the rights.") from None
 

@@ -91,9 +91,9 @@ class fetch_url:
                 if not target:
                     doc.raw = self._content(answer, url, give_up)
                     return doc
-            url = self._allowed(target, f"{doc.id}: {net.shown(url.url)} redirects to", url.url)
+            url = self._allowed(target, f"{doc.id}: {net.redact(url.url)} redirects to", url.url)
         raise PermanentError(
-            f"{net.shown(url.url)}: its redirects={self.redirects} are used up. Correct the URL, or allow more."
+            f"{net.redact(url.url)}: its redirects={self.redirects} are used up. Correct the URL, or allow more."
         )
 
     def _allowed(self, text: str, where: str, base: str = "") -> Url:
@@ -109,10 +109,10 @@ class fetch_url:
         except ValueError:
             raise BadDocument(f"{where} text that is not a URL. Correct it.") from None
         if url.scheme not in ("http", "https") or not url.host:
-            raise BadDocument(f"{where} {net.shown(url.url)}, which is not an http or https URL. Correct it.")
+            raise BadDocument(f"{where} {net.redact(url.url)}, which is not an http or https URL. Correct it.")
         if self.hosts and url.host not in self.hosts:
             raise BadDocument(
-                f"{where} {net.shown(url.url)}, which is on none of the hosts {', '.join(self.hosts)}. Add it there."
+                f"{where} {net.redact(url.url)}, which is on none of the hosts {', '.join(self.hosts)}. Add it there."
             )
         return url
 
@@ -128,22 +128,22 @@ class fetch_url:
             raise Unavailable(why, scope=_host(url))
         timeout = Timeout(total=max(give_up - time.monotonic(), 0.001))
         try:
-            with net.answer(_pool(os.getpid()), "GET", url.url, {"accept-encoding": "gzip"}, timeout) as answer:
+            with net.send_request(_pool(os.getpid()), "GET", url.url, {"accept-encoding": "gzip"}, timeout) as answer:
                 yield answer
         except LocationValueError:
-            raise BadDocument(f"{net.shown(url.url)}: this is not a possible host name. Correct it.") from None
+            raise BadDocument(f"{net.redact(url.url)}: this is not a possible host name. Correct it.") from None
         except HTTPError as e:
             broken = f"the answer broke off or is not HTTP ({type(e).__name__})"
-            why = f"{net.shown(url.url)}: {net.reason(e, self.timeout_s) or broken}"
+            why = f"{net.redact(url.url)}: {net.failure_reason(e, self.timeout_s) or broken}"
             raise (_away_since(began, url, why) if _is_of_host(e) else TransientError(why)) from None
 
     def _content(self, answer: BaseHTTPResponse, url: Url, give_up: float) -> bytes:
         """The content, if the answer has one that may be taken."""
         if not 200 <= answer.status < 300:
-            said = f"{net.shown(url.url)}: answered {answer.status} {answer.reason or ''}".rstrip()
-            if answer.status == net.TOO_MANY:
+            said = f"{net.redact(url.url)}: answered {answer.status} {answer.reason or ''}".rstrip()
+            if answer.status == net.TOO_MANY_REQUESTS:
                 raise _away_since(time.monotonic(), url, said)
-            if net.passes(answer.status):
+            if net.is_retryable(answer.status):
                 raise TransientError(said)
             raise PermanentError(f"{said}. Correct the URL, or drop the document.")
         content = bytearray()
@@ -151,20 +151,20 @@ class fetch_url:
         while max(announced, len(content)) <= self.max_bytes:
             if time.monotonic() > give_up:
                 had = f"{len(content)} bytes within {self.timeout_s:g} s, and not all."
-                raise TransientError(f"{net.shown(url.url)}: {had}")
+                raise TransientError(f"{net.redact(url.url)}: {had}")
             piece = answer.read1(_PIECE_BYTES, decode_content=True)
             if not piece:
                 return bytes(content)
             content += piece
         raise PermanentError(
-            f"{net.shown(url.url)}: has more than max_bytes={self.max_bytes}. Raise the limit, or drop the document."
+            f"{net.redact(url.url)}: has more than max_bytes={self.max_bytes}. Raise the limit, or drop the document."
         )
 
 
 @lru_cache(maxsize=1)
 def _pool(process: int) -> PoolManager:
     """This process's connections. A forked process must not go on with those of its parent."""
-    return reach.of_this_process().pool()
+    return reach.process_reach().pool()
 
 
 _away: Final[dict[str, tuple[float, str]]] = {}

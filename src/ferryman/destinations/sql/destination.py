@@ -89,13 +89,13 @@ class Sql(Destination):
         self.mode: Mode = mode
         if findings := list(self._findings(url)):
             raise PlanError([f"Sql(table={table!r}): {finding}" for finding in findings])
-        self.url = databases.written(databases.parse(url))
+        self.url = databases.with_password(databases.parse_url(url))
         self._writer: Writer | None = None
 
     def _findings(self, url: str) -> Iterator[str]:
         reserved = set(RESERVED)
         try:
-            parsed = databases.parse(url)
+            parsed = databases.parse_url(url)
         except UsageError as e:
             yield str(e)
         else:

@@ -42,14 +42,14 @@ def search(
                 )
             return dialect.find(connection, table, terms, limit, mark) if terms and limit > 0 else []
     except DeliveryError as e:  # no database, no right to read it: for the caller to fix
-        raise UsageError(databases.without_secrets(str(e), url)) from e
+        raise UsageError(databases.redact_text(str(e), url)) from e
 
 
 def _url(index: str) -> sa.URL:
     if "://" not in index:
         return sa.URL.create("sqlite", database=os.path.abspath(os.path.expanduser(index)))
     try:
-        url = databases.parse(index)
+        url = databases.parse_url(index)
     except UsageError as e:
         raise UsageError(f"{_scheme(index)}://…: {e}.") from None
     if url.get_backend_name() not in BACKENDS:

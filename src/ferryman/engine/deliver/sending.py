@@ -32,7 +32,7 @@ from ferryman.engine.results import Tries
 from ferryman.engine.runner.base import PickledPlan
 from ferryman.errors import PermanentError, TransientError, describe, plain_text, safe_repr
 from ferryman.memory import describe_memory_error, is_failed_allocation, lacks_memory
-from ferryman.net.faults import is_connection
+from ferryman.net.faults import is_connection_error
 from ferryman.plan import DestinationNode, Plan, Policy, errors_node
 from ferryman.records.rows import (
     OUTBOX_CONTENT,
@@ -274,7 +274,7 @@ class FileDelivery:
                     Outcome("killed", e.death.said(self.policy.attempts, "its sender's process", self._size_of(places)))
                 ]
             if len(chunk) == 1:
-                passes = isinstance(e, TransientError) or is_connection(e)
+                passes = isinstance(e, TransientError) or is_connection_error(e)
                 return [Outcome("permanent" if permanent else "transient" if passes else "unforeseen", why)]
         outcomes: list[Outcome] = []
         middle = len(chunk) // 2

@@ -23,7 +23,7 @@ from ferryman.intake.service.manifest import checked_url
 from ferryman.limits import GIB, KIB, MIB
 from ferryman.net import urls
 from ferryman.net.reach import NOTHING_PRIVATE, Reach
-from ferryman.net.urls import shown
+from ferryman.net.urls import redact
 from ferryman.storage import files
 from ferryman.storage.files import is_disk_full
 
@@ -179,7 +179,7 @@ class Fetcher:
                 for piece in pieces:
                     content += piece
                     if len(content) > limit:
-                        raise Corrupt(f"{shown(url)}: more than {limit} bytes. Split it into several.")
+                        raise Corrupt(f"{redact(url)}: more than {limit} bytes. Split it into several.")
                 return bytes(content)
 
         content = self._trying(url, get)
@@ -246,7 +246,7 @@ class Fetcher:
                     written += len(piece)
                     if written > (FILE_BYTES if size is None else size):
                         limit = f"than {FILE_BYTES}" if size is None else f"than the {size} that its submitter says"
-                        raise Corrupt(f"{shown(url)}: has more bytes {limit}. Correct the manifest or the file.")
+                        raise Corrupt(f"{redact(url)}: has more bytes {limit}. Correct the manifest or the file.")
                     self._take(len(piece))
                     out.write(piece)
 
@@ -261,7 +261,7 @@ class Fetcher:
                 if urls.split(url)[1].scheme != "file" or is_disk_full(e):
                     raise  # our own disk
                 kind = PermanentError if e.errno in _NOT_THERE else TransientError
-                raise kind(f"{shown(url)}: {os.strerror(e.errno or 0)}") from None
+                raise kind(f"{redact(url)}: {os.strerror(e.errno or 0)}") from None
 
         return trying(ask, self._tries, self._pause_s, self._stop)
 
@@ -277,13 +277,13 @@ class Fetcher:
                 yield _Said(have, ""), iter(())
                 return
             if answer.status == _NO_RANGE and have:
-                raise TransientError(f"{shown(url)}: changed while it was fetched")
+                raise TransientError(f"{redact(url)}: changed while it was fetched")
             _refuse_unless_fine(url, answer)
             begins = 0
             if answer.status == _PARTIAL:
                 span = answer.headers.get("content-range", "").removeprefix("bytes ")
                 if not span.startswith(f"{have}-"):
-                    raise TransientError(f"{shown(url)}: answered with bytes {span[:40]} where {have}- were asked for")
+                    raise TransientError(f"{redact(url)}: answered with bytes {span[:40]} where {have}- were asked for")
                 begins = have
             stamp = answer.headers.get("etag", "")
             stamp = answer.headers.get("last-modified", "") if stamp.startswith("W/") or not stamp else stamp
@@ -291,7 +291,7 @@ class Fetcher:
 
     def _refuse_late(self, url: str) -> None:
         if self._until is not None and self._clock() > self._until:
-            raise PermanentError(f"{shown(url)}: not all is there within the time that a job may take (--job-time).")
+            raise PermanentError(f"{redact(url)}: not all is there within the time that a job may take (--job-time).")
 
     def _pieces(self, url: str, read: Callable[[int], bytes]) -> Iterator[bytes]:
         began, came = self._clock(), 0
@@ -306,7 +306,7 @@ class Fetcher:
                 raise self._slow.add(url)
             if took > SLOW_AFTER_S and came < took * self._lowest_rate:
                 raise TransientError(
-                    f"{shown(url)}: sends less than {self._lowest_rate:g} bytes a second ({came} in {took:.0f} s)"
+                    f"{redact(url)}: sends less than {self._lowest_rate:g} bytes a second ({came} in {took:.0f} s)"
                 )
 
     @contextmanager
@@ -319,19 +319,19 @@ class Fetcher:
                 self._slow.refuse(url)
             sent = {"accept-encoding": "identity", **headers}
             try:
-                with urls.answer(self._pool, method, url, sent, self._timeout_s) as answer:
+                with urls.send_request(self._pool, method, url, sent, self._timeout_s) as answer:
                     target = answer.get_redirect_location()
                     if not target:
                         yield answer
                         return
             except of.LocationValueError:
-                raise PermanentError(f"{shown(url)}: this is not a possible host name. Correct it.") from None
+                raise PermanentError(f"{redact(url)}: this is not a possible host name. Correct it.") from None
             except of.HTTPError as e:
                 if self._slow is not None and isinstance(e, of.TimeoutError):
                     raise self._slow.add(url) from None
-                raise TransientError(f"{shown(url)}: {type(e).__name__}, no whole answer") from None
+                raise TransientError(f"{redact(url)}: {type(e).__name__}, no whole answer") from None
             url = _redirected(url, target)
-        raise PermanentError(f"{shown(url)}: is reached by more than {limits.FETCH_REDIRECTS} redirects. Correct it.")
+        raise PermanentError(f"{redact(url)}: is reached by more than {limits.FETCH_REDIRECTS} redirects. Correct it.")
 
     @cached_property
     def _pool(self) -> PoolManager:
@@ -360,7 +360,7 @@ def checked(url: str, path: Path, digest: str, size: int | None) -> Fetched:
                 theirs.update(piece)
     found = path.stat().st_size
     if size is not None and found != size:
-        raise Corrupt(f"{shown(url)}: has {found} bytes, its submitter says {size}. Correct the manifest or the file.")
+        raise Corrupt(f"{redact(url)}: has {found} bytes, its submitter says {size}. Correct the manifest or the file.")
     if digest:
         _same(url, digest, f"{kind}:{(ours if kind == 'sha256' else theirs).hexdigest()}")
     return Fetched(found, ours.hexdigest())
@@ -369,15 +369,15 @@ def checked(url: str, path: Path, digest: str, size: int | None) -> Fetched:
 def _same(url: str, wanted: str, found: str) -> None:
     if wanted != found:
         raise Corrupt(
-            f"{shown(url)}: its digest is {found}, its submitter says {wanted}. Correct the manifest or the file."
+            f"{redact(url)}: its digest is {found}, its submitter says {wanted}. Correct the manifest or the file."
         )
 
 
 def _refuse_unless_fine(url: str, answer: BaseHTTPResponse) -> None:
     if answer.status in (200, _PARTIAL):
         return
-    said = f"{shown(url)}: answered {answer.status} {answer.reason or ''}".rstrip()
-    if urls.passes(answer.status):
+    said = f"{redact(url)}: answered {answer.status} {answer.reason or ''}".rstrip()
+    if urls.is_retryable(answer.status):
         raise TransientError(said)
     raise PermanentError(f"{said}. Correct the URL.")
 
@@ -391,9 +391,9 @@ def _redirected(url: str, target: str) -> str:
     try:
         found = checked_url(target, url)
     except Corrupt as e:
-        raise PermanentError(f"{shown(url)}: its server redirects: {e}") from None
+        raise PermanentError(f"{redact(url)}: its server redirects: {e}") from None
     if urls.split(found)[1].scheme == "file":
-        raise PermanentError(f"{shown(url)}: redirects to a file of this machine, which a server may not do.")
+        raise PermanentError(f"{redact(url)}: redirects to a file of this machine, which a server may not do.")
     return found
 
 

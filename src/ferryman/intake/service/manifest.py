@@ -17,8 +17,8 @@ from ferryman.document import decode_json
 from ferryman.errors import plain_text
 from ferryman.intake.service.errors import Corrupt
 from ferryman.limits import MIB
-from ferryman.net.archives import climbs
-from ferryman.net.urls import shown, split
+from ferryman.net.archives import leads_outside
+from ferryman.net.urls import redact, split
 
 MANIFEST_BYTES: Final = 64 * MIB
 MANIFEST_LINES: Final = 100_000
@@ -208,7 +208,7 @@ def _row(line: int, values: Mapping[str, Any], base: str) -> ManifestRow:
         given = {name: "" if values.get(name) is None else str(values[name]).strip() for name in _OWN}
         url = checked_url(given["url"], base)
         if split(url)[1].scheme == "file" and split(base)[1].scheme != "file":
-            raise Corrupt(f"{shown(url)} is a file of the machine that reads this; a server may not name one.")
+            raise Corrupt(f"{redact(url)} is a file of the machine that reads this; a server may not name one.")
         entry = ManifestEntry(
             url,
             checked_path(given["file_name"]) if given["file_name"] else "",
@@ -304,11 +304,11 @@ def checked_url(url: str, base: str = "") -> str:
     except ValueError as e:
         raise Corrupt(f"the url {e}. Correct it.") from None
     if _NOT_IN_NAMES.search(url):
-        raise Corrupt(f"the url {shown(url)} has control characters. Correct it.")
+        raise Corrupt(f"the url {redact(url)} has control characters. Correct it.")
     if parts.scheme not in SCHEMES or (parts.scheme != "file" and not parts.hostname):
-        raise Corrupt(f"the url {shown(url)} is not one of {', '.join(SCHEMES)}. Give it whole: http://host/path.")
+        raise Corrupt(f"the url {redact(url)} is not one of {', '.join(SCHEMES)}. Give it whole: http://host/path.")
     if parts.scheme == "file" and (parts.netloc not in ("", "localhost") or not parts.path.startswith("/")):
-        raise Corrupt(f"the url {shown(url)} is not a file of this machine. Give it as file:///path.")
+        raise Corrupt(f"the url {redact(url)} is not a file of this machine. Give it as file:///path.")
     return url
 
 
@@ -336,7 +336,7 @@ def checked_path(path: str) -> str:
     Raises:
         Corrupt: it climbs out, or no file can have it.
     """
-    if climbs(path):
+    if leads_outside(path):
         raise Corrupt(f"the path {path[:200]!r} leads out of the object. Give paths below one folder.")
     parts = [part for part in path.replace("\\", "/").split("/") if part not in ("", ".")]
     if not parts or len(path) > PATH_CHARS or _NOT_IN_NAMES.search(path):

@@ -39,7 +39,7 @@ from ferryman.intake.service.workers import (
 )
 from ferryman.intake.service.workspace import Workspace, is_done
 from ferryman.intake.store import Watch
-from ferryman.net.reach import ENVIRONMENT, to_environment
+from ferryman.net.reach import REACH_VARIABLE, to_environment
 from ferryman.observe import Forwarding, Observer, Silent
 from ferryman.plan import Plan
 from ferryman.storage.files import StatePath
@@ -103,8 +103,8 @@ def serve(
     consumers = Consumers(queue, serving, stop, observer.message)
     consumers.start()
     stands_by, turns = False, Turns()
-    before = os.environ.get(ENVIRONMENT)
-    os.environ[ENVIRONMENT] = to_environment(serving.reach)  # for the steps of the plan, wherever they run
+    before = os.environ.get(REACH_VARIABLE)
+    os.environ[REACH_VARIABLE] = to_environment(serving.reach)  # for the steps of the plan, wherever they run
     try:
         while not _is_over(consumers, None, serving, stop):
             try:
@@ -119,9 +119,9 @@ def serve(
                 stands_by = True
                 stop.wait(HELD_AGAIN_S)
     finally:
-        os.environ.pop(ENVIRONMENT, None)
+        os.environ.pop(REACH_VARIABLE, None)
         if before is not None:
-            os.environ[ENVIRONMENT] = before
+            os.environ[REACH_VARIABLE] = before
         stop.set()
         consumers.join()
 
@@ -379,7 +379,7 @@ def on_spark(
     """The driver of a plan's state, on a Spark session of its own."""
     from ferryman.engine.driver import drive
 
-    told = {f"spark.executorEnv.{ENVIRONMENT}": os.environ[ENVIRONMENT]} if ENVIRONMENT in os.environ else {}
+    told = {f"spark.executorEnv.{REACH_VARIABLE}": os.environ[REACH_VARIABLE]} if REACH_VARIABLE in os.environ else {}
     settings = {**told, **conf}
     with drive(plan, state, None, master, settings, accept_changes, preflight=preflight, observer=Silent()) as driver:
         yield driver

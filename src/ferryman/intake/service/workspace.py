@@ -32,7 +32,7 @@ from ferryman.intake.service.finisher import Unsynced, finish
 from ferryman.intake.service.manifest import ManifestEntry, checked_path
 from ferryman.limits import MIB
 from ferryman.net import archives
-from ferryman.net.archives import BROKEN, Budget, Flaw, Member, TooMuch
+from ferryman.net.archives import ARCHIVE_ERRORS, Budget, BudgetExceeded, Flaw, Member
 from ferryman.storage import files
 
 FULL: Final = 0.8
@@ -288,11 +288,11 @@ def unpack(
                 _write(folder / place, content, stopping, take)
     except Corrupt as e:
         raise Corrupt(f"{shown}: {e} Pack it again.") from None
-    except TooMuch as e:
+    except BudgetExceeded as e:
         raise Corrupt(f"{shown}: it {e}. Pack it again.") from None
     except (FileExistsError, NotADirectoryError, IsADirectoryError):
         raise Corrupt(f"{shown}: a name in it is both a file and a folder. Pack it again.") from None
-    except BROKEN as e:
+    except ARCHIVE_ERRORS as e:
         if isinstance(e, OSError) and e.errno is not None:
             raise  # our own disk
         raise Corrupt(f"{shown}: is broken: {str(e)[:200]}. Pack it again.") from None

@@ -10,7 +10,7 @@ from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import BadDocument, DeliveryError, describe
 from ferryman.net import archives
-from ferryman.net.archives import BROKEN, Budget, Flaw, Member, TooMuch
+from ferryman.net.archives import ARCHIVE_ERRORS, Budget, BudgetExceeded, Flaw, Member
 from ferryman.steps import formats
 
 _WHY: Final = {
@@ -51,7 +51,7 @@ def _unpacked(doc: Document, raw: bytes, budget: Budget, depth: int) -> Iterator
         found = {each.path: _taken(each, raw) for each in archives.members(io.BytesIO(raw), budget)}
     except (DeliveryError, MemoryError):  # the step's time is up; the machine is too small
         raise
-    except TooMuch as e:
+    except BudgetExceeded as e:
         raise BadDocument(f"{doc.id}: it {e}. Raise the limit if you trust it, or unpack it yourself.") from None
     except Exception as e:
         why = " ".join(describe(e).split())[:_SHOWN]
@@ -86,7 +86,7 @@ def _taken(member: Member, archive: bytes) -> bytes | str:
         return content
     except NotImplementedError as e:
         return f"is compressed in a way that is not known here ({e}). Pack it again as deflate"
-    except BROKEN as e:
+    except ARCHIVE_ERRORS as e:
         if not archive.startswith(b"PK"):
             raise
         return f"is broken: {e}. Pack it again"
