@@ -94,7 +94,7 @@ class Budget:
         return int(max(0, self._limits[0] - self._members))
 
     def take(self, members: int, size: int) -> None:
-        """Count what is about to be unpacked, or has just been.
+        """Count members and bytes that are about to be unpacked, or have just been.
 
         Raises:
             TooMuch: it goes over a limit.

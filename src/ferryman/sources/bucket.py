@@ -1,4 +1,4 @@
-"""Files in what fsspec reaches: object stores, archives, other machines, as a tree of files."""
+"""Tree of the files in a file system of fsspec: an object store, an archive, another machine."""
 
 from __future__ import annotations
 
@@ -34,26 +34,27 @@ from ferryman.sources.folder import (
 _SECRET: Final = re.compile(r"secret|token|pass|key|cred|sas|sign|auth|conn", re.IGNORECASE)
 _USER: Final = re.compile(r"(?<=://)[^/@]*@")
 _QUERY: Final = re.compile(r"\?[^:]*")  # a signed URL's signature
-_SHORTEST_SECRET: Final = 4  # characters; less would blot out words
+_SHORTEST_SECRET: Final = 4  # characters; removing shorter values would garble the text
 
 _ETAGS: Final = ("ETag", "etag", "md5Hash", "content_md5", "content_hash", "checksum", "CRC")
 _TIMES: Final = ("LastModified", "last_modified", "mtime", "modified", "updated")
-"""Under which names fsspec's file systems give what they know of a file."""
+"""Keys under which fsspec's file systems give the time of modification; above, an etag or checksum."""
 
 _PERMANENT_ERRORS: Final = (PermissionError, zipfile.BadZipFile, NotImplementedError)
 _STREAM_BYTES: Final = 4 * limits.MIB
-"""Bytes that are asked for at once when a file is read piece by piece: far more than a round trip costs."""
+"""Bytes requested at once when a file is read in chunks: large compared to a round trip."""
 
 
 class Bucket:
-    """Tree of files that fsspec reaches, see ``Tree``. Folders are listed one by one, so that none is left out
-    unnoticed.
+    """Tree of the files in a file system of fsspec, see ``FileTree``.
+
+    Folders are listed one by one, because fsspec's own walk skips those that it cannot list.
 
     Args:
         url: as fsspec takes it.
-        options: for fsspec; kept out of everything that is shown.
-        max_bytes: files of more are listed as refused; None: no limit.
-        only: name of a file, for ``OneFile``.
+        options: for fsspec; never shown.
+        max_bytes: larger files are listed as refused; None: no limit.
+        only: name of a file, for ``SingleFile``.
     """
 
     def __init__(self, url: str, globs: Globs, max_bytes: int | None, options: dict[str, Any], only: str = "") -> None:
@@ -65,7 +66,7 @@ class Bucket:
         self._file_system: tuple[int, Any, str] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None}  # connections do not travel
+        return {**self.__dict__, "_file_system": None}  # connections cannot be pickled
 
     @property
     def where(self) -> str:
@@ -89,7 +90,7 @@ class Bucket:
         except Exception as e:
             if "Credentials" in type(e).__name__:
                 raise UsageError(f"{self.where}: {self._error_text(e)}. Give credentials in the environment.") from None
-            return  # a fault of the moment: the listing meets it again, and is incomplete
+            return  # perhaps transient: the listing meets it again, and is incomplete
         if not is_folder:
             folder, name = self._split()
             raise UsageError(f"{self.where}: is not a folder. Start at the one it is in, {folder}, include={name!r}.")
@@ -99,13 +100,13 @@ class Bucket:
         try:
             return bool(fs.info(root)["type"] == "file")
         except Exception:
-            return False  # whatever it is: check or the listing tells
+            return False  # check or the listing reports the error
 
     def single_file(self) -> Bucket:
         return Bucket(self._split()[0], self._globs, None, self._options, self._split()[1])
 
     def listed(self) -> Listed:
-        """List the file, see ``OneFile``."""
+        """List the file, see ``SingleFile``."""
         try:
             fs, path = self._fs_path(id_of_key(self._only))
             info = fs.info(path)
@@ -159,7 +160,7 @@ class Bucket:
         return findings.below
 
     def _list_folder(self, folder: str, findings: FolderFindings) -> Iterator[Listed]:
-        """The files of one folder, sorted."""
+        """Yield the files right in a folder, sorted."""
         trusted = time.time() - limits.FINGERPRINT_TRUST_S
         for name, info in self._entries(folder, findings):
             if info["type"] == "directory":
@@ -200,10 +201,10 @@ class Bucket:
                 name = name.rstrip("/")
                 if name in (folder, root):
                     if not whole.endswith("/"):
-                        continue  # some list a folder in itself
-                    name = f"{folder}/"  # so does S3 where a key has an empty name in it, a//b
+                        continue  # some file systems list a folder in itself
+                    name = f"{folder}/"  # S3 does so for keys with an empty name in them, a//b
             elif name.endswith("/") and not info.get("size"):
-                continue  # what consoles make to show an empty folder
+                continue  # a placeholder that consoles create for an empty folder
             entries.append((name, info))
         return sorted(entries, key=itemgetter(0))
 
@@ -234,7 +235,7 @@ class Bucket:
             fs, path = self._fs_path(listed.id)
             if listed.size:
                 data: bytes = fs.cat_file(path, start=0, end=limit_bytes + 1)  # one request
-            else:  # a range of nothing is an error to some stores, and others do not tell sizes
+            else:  # an empty range is an error in some stores, and others do not tell sizes
                 with fs.open(path, "rb") as file:
                     data = file.read(limit_bytes + 1)
         except Exception as e:
@@ -253,7 +254,7 @@ class Bucket:
             self._refuse(listed.id, e)
 
     def _refuse(self, id: str, error: Exception) -> NoReturn:
-        """Raise what an error of fsspec means for the document; its cause tells whether it was the connection.
+        """Raise the document's error for an error of fsspec; the cause tells whether the connection failed.
 
         Raises:
             BadDocument, TransientError, UsageError
@@ -270,7 +271,7 @@ class Bucket:
         raise TransientError(f"{path}: cannot be read now: {self._error_text(error)}") from error
 
     def _error_text(self, error: Exception) -> str:
-        """An error's text on one line, secrets blotted out."""
+        """Return an error's text on one line, without secrets."""
         text = " ".join(plain_text(error).split()) or type(error).__name__
         for secret in [*_secrets(self._options), *_USER.findall(self._url)]:
             text = text.replace(secret, "…")
@@ -296,10 +297,10 @@ class Bucket:
         return ""
 
     def _fs(self) -> tuple[Any, str]:
-        """The file system, opened once a process, and the root's path in it, without a slash at its end.
+        """Return the file system, opened once in each process, and the root's path in it, without a slash at its end.
 
         Raises:
-            UsageError: fsspec, or what it needs for this URL, is not installed; it knows no such URL or option.
+            UsageError: fsspec, or a package it needs for this URL, is not installed; the URL or an option is unknown.
         """
         if self._file_system is None or self._file_system[0] != os.getpid():
             try:
@@ -307,8 +308,8 @@ class Bucket:
             except ImportError:
                 raise UsageError(f"{self.where}: URLs need fsspec: pip install 'ferryman[fsspec]'.") from None
             try:
-                # Connections may be shared in a process, they take long to make; but not what was listed an hour ago,
-                # nor an archive that was opened before it was replaced.
+                # Connections are shared in a process, because they take long to open; but listings must not be cached,
+                # nor an archive, which may have been replaced since it was opened.
                 cache_options = {"use_listings_cache": False, "skip_instance_cache": "::" in self._url}
                 fs, root = fsspec.url_to_fs(self._url, **cache_options, **self._options)
             except ImportError as e:
@@ -321,7 +322,7 @@ class Bucket:
 
 
 class _Stream(io.RawIOBase):
-    """A file of fsspec's whose errors are Ferryman's."""
+    """An open file of fsspec whose errors are converted to Ferryman's."""
 
     def __init__(self, file: Any, bucket: Bucket, id: str) -> None:
         self._file = file
@@ -346,7 +347,7 @@ class _Stream(io.RawIOBase):
 
 
 def _fingerprint(info: dict[str, Any], size: int, trusted: float) -> str:
-    """An etag or checksum, else size and time; "" where the store tells nothing that can be trusted."""
+    """Return a file's fingerprint: an etag or checksum, else size and time; "" if the store gives nothing reliable."""
     for name in _ETAGS:
         if info.get(name):
             etag = str(info[name]).strip('"')
@@ -356,7 +357,7 @@ def _fingerprint(info: dict[str, Any], size: int, trusted: float) -> str:
 
 
 def _modified_s(info: dict[str, Any]) -> float | None:
-    """When a file was modified (seconds since 1970), as far as the store tells."""
+    """Return when a file was modified (seconds since 1970); None if the store does not tell."""
     for name in _TIMES:
         changed = info.get(name)
         seconds = changed.timestamp() if isinstance(changed, datetime) else changed
@@ -366,7 +367,7 @@ def _modified_s(info: dict[str, Any]) -> float | None:
 
 
 def _secrets(options: dict[str, Any]) -> Iterator[str]:
-    """Values, at any depth, of options whose names sound like it."""
+    """Yield the values, at any depth, of options whose names suggest secrets."""
     for name, value in options.items():
         if isinstance(value, dict):
             yield from _secrets(value)

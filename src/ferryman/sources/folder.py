@@ -37,11 +37,11 @@ _by_name = attrgetter("name")
 
 
 class Folder:
-    """Tree of files in a folder, see ``Tree``. Looks at each file once, and reads only what is really below the root.
+    """Tree of files in a folder, see ``FileTree``. Inspects each file once, and reads only files really below the root.
 
     Args:
         path: absolute.
-        max_bytes: files of more are listed as refused; None: no limit.
+        max_bytes: larger files are listed as refused; None: no limit.
     """
 
     def __init__(self, path: str, globs: Globs, max_bytes: int | None) -> None:
@@ -83,7 +83,7 @@ class Folder:
         return split_tree(self._subfolders, id_of)
 
     def listing(self, piece: Piece) -> Iterator[Listed | Doubt]:
-        """Every file of these folders, sorted by name within each folder."""
+        """Yield every file of these folders, sorted by name within each folder."""
         remedy = f"Fix that (rights: chmod a+rx for {user_label()}), {LEAVE_OUT}."
         return walk_piece(piece, name_of, self._list_folder, id_of, remedy)
 
@@ -95,12 +95,12 @@ class Folder:
             if self._globs.selects(name) and os.path.lexists(path) and not os.path.isdir(path):
                 if folder not in names:
                     names[folder] = self._names_in(folder)
-                if last in names[folder]:  # not another way to write its name, where letters' case makes no difference
+                if last in names[folder]:  # on case-insensitive file systems, another spelling of the name is no proof
                     return _seen_here(path, "there")
         return ""
 
     def _names_in(self, folder: str) -> set[str]:
-        """Return the names in a folder, if it is walked and not reached by a link."""
+        """Return the names in a folder; none if the listing leaves the folder out or it is reached by a link."""
         ancestor = folder
         while ancestor:
             if not self._globs.may_contain(ancestor) or os.path.islink(self._root.path_of(ancestor)):
@@ -109,7 +109,7 @@ class Folder:
         try:
             return set(os.listdir(self._root.path_of(folder)))
         except OSError:
-            return set()  # the listing met the same
+            return set()  # the listing met the same error
 
     def contradiction(self, doubt: Doubt) -> str:
         path = self._root.path_of(name_of(doubt.place))
@@ -126,21 +126,21 @@ class Folder:
             return f"{printable_path(path)}: {e.strerror} on {socket.gethostname()}"
 
     def _subfolders(self, folder: str) -> list[str]:
-        """The folders in this one that must be walked, sorted."""
+        """Return the folders right in this one that must be walked, sorted."""
         start = f"{folder}/" if folder else ""
         with os.scandir(self._root.path_of(folder)) as entries:
             names = [start + entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
         return sorted(name for name in names if self._globs.may_contain(name))
 
     def _list_folder(self, folder: str, findings: FolderFindings) -> Iterator[Listed]:
-        """The files of one folder."""
+        """Yield the files right in a folder."""
         globs = self._globs
         start = f"{folder}/" if folder else ""
         start_id = id_of(start)
-        trusted_ns = time.time_ns() - _TRUST_NS  # before anything is looked at: what changes meanwhile is not trusted
+        trusted_ns = time.time_ns() - _TRUST_NS  # taken before listing, so that a file that changes now is not trusted
         entries = self._entries(folder, findings)
         while entries:
-            entry = entries.pop()  # and forget it: with what it knows of its file it is large, and folders may be too
+            entry = entries.pop()  # freed at once: entries with their stat results are large, and so may be the folder
             name = start + entry.name
             try:
                 if entry.is_dir(follow_symlinks=False):
@@ -157,11 +157,11 @@ class Folder:
                 if listed is not None:
                     yield listed
             except FileNotFoundError:
-                continue  # gone since the folder was read
+                continue  # deleted since the folder was read
             except OSError as e:
                 findings.add_problem(_listing_error(self._root.path_of(name), e), e)
                 if isinstance(e, PermissionError):
-                    return  # the folder may be read but not searched: all its files would say the same
+                    return  # the folder may be read but not searched: all its files would raise the same
 
     def _entries(self, folder: str, findings: FolderFindings) -> list[os.DirEntry[str]]:
         """Return a folder's entries in reverse order of their names."""
@@ -169,7 +169,7 @@ class Folder:
         entries: list[os.DirEntry[str]] = []
         try:
             with os.scandir(path) as inside:
-                entries.extend(inside)  # keeps what it got when the folder breaks off in the middle
+                entries.extend(inside)  # keeps the entries before an error in the middle
             findings.seen = "" if entries else EMPTY
         except FileNotFoundError:
             if not folder or not os.path.isdir(self._root.path):
@@ -195,8 +195,8 @@ class Folder:
     def _link(self, name: str, trusted_ns: int) -> Listed | None:
         """Return a link's entry: a file, a refusal that says where it leads, or None to ignore it."""
         path, globs = self._root.path_of(name), self._globs
-        takes, walks = globs.selects(name), globs.may_contain(name)
-        if not takes and not walks:
+        is_selected, may_contain = globs.selects(name), globs.may_contain(name)
+        if not is_selected and not may_contain:
             return None
         leads_to = os.readlink(path)
         try:
@@ -205,9 +205,9 @@ class Folder:
             why = _BROKEN_LINK.get(e.errno or 0)
             if why is None:
                 raise
-            return self._refused(name, leads_to, f"{why}. Fix or remove the link") if takes else None
+            return self._refused(name, leads_to, f"{why}. Fix or remove the link") if is_selected else None
         is_folder = stat.S_ISDIR(info.st_mode)
-        if not (walks if is_folder else takes):
+        if not (may_contain if is_folder else is_selected):
             return None
         target = os.path.realpath(path)
         inside = self._root.path_inside(target)
@@ -244,7 +244,7 @@ def _seen_here(path: str, what: str) -> str:
 
 
 class LocalFile:
-    """A single file, see ``OneFile``."""
+    """A file of this machine as the root of a source, see ``SingleFile``."""
 
     def __init__(self, path: str) -> None:
         self.where = path
@@ -264,7 +264,7 @@ class LocalFile:
         return Root(folder).open(id_of(name))
 
 
-# Which paths of a tree are taken: globs to include, globs to exclude.
+# Selection of paths in a tree by globs to include and globs to exclude.
 #
 # A glob is matched against the whole path relative to the root, case-sensitively: ``*`` and ``?`` stay within one
 # name, ``[a-z]`` and ``[!a-z]`` are one character, ``**`` between slashes is any number of folders (also none),
@@ -277,8 +277,8 @@ _BRACES = re.compile(r"(?<!\[)\{([^{}]*,[^{}]*)\}")
 class Globs:
     """Includes and excludes over paths relative to a root, with ``/`` between names; "" is the root itself.
 
-    An include takes files. An exclude wins over every include, and one that matches a folder leaves out all that is
-    in it, as with rsync and .gitignore: ``build``, ``**/node_modules``, ``**/.*``.
+    An include selects files. An exclude wins over every include, and one that matches a folder excludes everything in
+    it, as with rsync and .gitignore: ``build``, ``**/node_modules``, ``**/.*``.
 
     Raises:
         UsageError: a glob that can match nothing (absolute, with ``..``, empty), naming it.
@@ -290,7 +290,7 @@ class Globs:
         if not included:
             raise UsageError("include=[] would take no file at all: leave it out to take every file, or give a glob.")
         self.everything = (["**", "*"] in included or ["**"] in included) and not excluded
-        """Nothing is left out: ``takes`` need not be asked."""
+        """Whether all files are selected, so that ``selects`` need not be called."""
         self._included = _any_of(included, _path_regex)
         self._reached = _any_of(included, _folder_regex)
         self._excluded = _any_of(excluded, lambda glob: _path_regex(glob) + _ANYTHING_BELOW)
@@ -303,7 +303,7 @@ class Globs:
         return self._included.fullmatch(path) is not None and self._excluded.fullmatch(path) is None
 
     def may_contain(self, folder: str) -> bool:
-        """Can anything below this folder be taken? False only if nothing can."""
+        """Return whether a file below this folder may be selected; False only if none can be."""
         return self._reached.fullmatch(folder) is not None and self._pruned.fullmatch(folder) is None
 
 
@@ -316,7 +316,7 @@ def _any_of(globs: list[list[str]], regex: Callable[[list[str]], str]) -> re.Pat
 
 
 def _parse_globs(option: str, globs: str | Sequence[str]) -> list[list[str]]:
-    """Each glob as the list of its names, braces expanded."""
+    """Split each glob into the list of its names, with braces expanded."""
     whole = [globs] if isinstance(globs, str) else list(globs)
     return [_split_glob(option, glob) for one in whole for glob in _expand_braces(option, one)]
 
@@ -350,14 +350,14 @@ def _split_glob(option: str, glob: str) -> list[str]:
 
 
 def _path_regex(names: list[str]) -> str:
-    """Regular expression of the paths that match."""
+    """Return a regular expression for the paths that match."""
     parts = [("(?:.*/)?" if name == "**" else _name_regex(name) + "/") for name in names[:-1]]
     last = names[-1:] or ["**"]
     return "".join(parts) + (".*" if last == ["**"] else _name_regex(last[0]))
 
 
 def _folder_regex(names: list[str]) -> str:
-    """Regular expression of the folders in which, or below which, a path may match."""
+    """Return a regular expression for the folders in or below which a path may match."""
     if "**" in names[:1]:
         return ".*"
     if len(names) == 1:
@@ -386,13 +386,13 @@ def _token_regex(found: re.Match[str]) -> str:
     return f"(?!/)[{'^' if found[1] else ''}{characters}]"
 
 
-# Compressed files, known by their first bytes and read as what is in them.
+# Compressed files, recognised by their first bytes and read as their content.
 
 
 def open_unpacked(stream: io.RawIOBase | io.BytesIO, path: str, size: int) -> io.BufferedReader:
-    """The bytes of a file: unpacked if it is gzip, bzip2, xz or zstd, as they are if not.
+    """Open a file's content: unpacked if it is gzip, bzip2, xz or zstd, else as it is.
 
-    Closing what is returned closes the stream. It streams: memory does not grow with the file.
+    It is read in chunks, so memory does not grow with the file. Closing the returned stream closes the given one.
 
     Args:
         path: for messages.
@@ -411,7 +411,7 @@ def read_unpacked(data: bytes, path: str, limit_bytes: int) -> bytes:
     """Unpack the content of a file that is in memory already.
 
     Raises:
-        BadDocument: see above; or it unpacks to more than the limit.
+        BadDocument: as ``open_unpacked``, or it unpacks to more than the limit.
     """
     if not compressed.compression_of(data):
         return data
@@ -461,19 +461,19 @@ class _CheckedUnpacking(io.RawIOBase):
 # The folder that a source of files may not leave.
 
 LEAVE_OUT: Final = "or leave it out with exclude=…"
-"""How every message about a file ends: the way out that is always there."""
+"""End of every message about a file: the remedy that is always possible."""
 
-# A named pipe that took a file's place after the listing must not hang the worker: without a writer, a blocking open
-# of one waits forever.
+# Opening must not block: if a named pipe has replaced a file since the listing, a blocking open would wait for a writer
+# forever.
 _OPEN_FLAGS: Final = (
     os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 )
 
 
 class Root:
-    """A folder, and the reading of files that are really in it, whatever links lead where.
+    """A folder whose files are read only if they are really in it, wherever links lead.
 
-    ``path`` is absolute; it may itself be a link, also one that is turned to another folder while we work.
+    ``path`` is absolute; it may itself be a link, also one that is redirected to another folder meanwhile.
     """
 
     def __init__(self, path: str) -> None:
@@ -482,11 +482,11 @@ class Root:
         self._real_start: str | None = None
 
     def path_of(self, name: str) -> str:
-        """Absolute path of a relative one; "" is the root itself."""
+        """Return the absolute path of a relative one; "" is the root itself."""
         return self._start + name if name else self.path
 
     def display_path(self, id: str) -> str:
-        """Absolute path of a document, for messages."""
+        """Return the absolute path of a document, for messages."""
         return printable_path(self._start) + id
 
     def check(self) -> None:
@@ -507,14 +507,14 @@ class Root:
         except PermissionError:
             raise UsageError(f"{root}: {user_label()} may not read this folder. Allow it: chmod a+rx.") from None
         except OSError:
-            pass  # a fault of the moment: the listing meets it again, and is incomplete
+            pass  # perhaps transient: the listing meets it again, and is incomplete
 
     def path_inside(self, real_path: str) -> str | None:
-        """The way from the root to a path without links ("" for the root itself); None if it is not in the root."""
+        """Return a path, given without links, relative to the root ("" for the root itself); None if it is outside."""
         return path_below(real_path, os.path.realpath(self.path))
 
     def read(self, id: str, limit_bytes: int) -> tuple[bytes, float]:
-        """The bytes of a file as they are now, in one go, and when it was modified (seconds since 1970).
+        """Return the current bytes of a file, and when it was modified (seconds since 1970).
 
         Raises:
             BadDocument: this user may not read it; it is no longer a file, larger than the limit, or out of the root.
@@ -527,10 +527,10 @@ class Root:
             finally:
                 os.close(descriptor)
         except OSError as e:
-            raise self._document_error(id, e) from e  # whether it was the device is asked of the cause
+            raise self._document_error(id, e) from e  # the cause tells whether the device failed
 
     def open(self, id: str) -> Stream:
-        """A file's bytes to be read piece by piece; the caller closes it.
+        """Open a file to be read in chunks; the caller closes it.
 
         Raises:
             FileNotFoundError: it was deleted.
@@ -545,7 +545,7 @@ class Root:
         return Stream(descriptor, info.st_size, self.display_path(id))
 
     def _open(self, id: str) -> tuple[int, os.stat_result]:
-        """An open file that is really in the root, and what the system says of it."""
+        """Open a file that is really in the root; return its descriptor and status."""
         try:
             path = self._start + name_of(id)
             descriptor = os.open(path, _OPEN_FLAGS)
@@ -570,8 +570,8 @@ class Root:
             raise BadDocument(size_refusal(self.display_path(id), size, limit))
         data = os.read(descriptor, size + 1)
         if len(data) == size:
-            return data  # it ends where it should: one byte more was asked for
-        # It grows or shrinks under our hands, or is larger than one call reads.
+            return data  # complete: one byte more was requested than there is
+        # The file grows or shrinks meanwhile, or is larger than one call reads.
         parts, total = [], 0
         while data:
             parts.append(data)
@@ -582,14 +582,14 @@ class Root:
         return b"".join(parts)
 
     def _refuse_outside(self, id: str, path: str, descriptor: int) -> None:
-        """Refuse a file outside of the root, wherever a link on its way may lead by now. The open file itself is asked:
-        between a look at its path and its opening the path may change."""
+        """Refuse a file outside the root. The path of the open file is checked, because links in the path by which it
+        was opened may have changed."""
         if self._real_start is None:
             self._real_start = _real_start(self.path)
         where = _real_path(descriptor)
         if where is not None and self._real_start and where.startswith(self._real_start):
             return
-        # This system does not tell, or the root is a link that was turned meanwhile: ask once more, by path.
+        # The system does not tell the path, or the root is a link that was redirected meanwhile: check again, by path.
         self._real_start = None
         real = os.path.realpath(path)
         if self.path_inside(real) is None:
@@ -602,7 +602,7 @@ class Root:
             raise TransientError(f"{self.display_path(id)}: was replaced while it was opened.")
 
     def _document_error(self, id: str, error: OSError) -> BadDocument | TransientError:
-        """Return the document's error for an error of the system."""
+        """Convert an error of the operating system to the document's error."""
         path = self.display_path(id)
         match error.errno:
             case errno.ENOENT | errno.ENOTDIR:
@@ -618,7 +618,8 @@ class Root:
 
 
 class Stream(io.FileIO):
-    """An open file. One that becomes shorter meanwhile is being rewritten: its end is not taken for an end."""
+    """An open file that raises if the file becomes shorter meanwhile: it is being rewritten, so its end is not
+    final."""
 
     def __init__(self, descriptor: int, size: int, path: str) -> None:
         super().__init__(descriptor)
@@ -640,18 +641,19 @@ class Stream(io.FileIO):
 
 
 def size_refusal(path: str, size: int, limit: int) -> str:
-    """Why a file over the limit is refused. Sizes in bytes."""
+    """Return why a file over the limit is refused. Sizes are in bytes."""
     return f"{path}: {size} bytes, more than the limit of {limit}. Allow it with max_bytes={size}, {LEAVE_OUT}."
 
 
 def special_file_refusal(path: str, mode: int) -> str:
-    """Why something that is neither file nor folder is refused."""
+    """Return why something that is neither file nor folder is refused."""
     kind = "a named pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
     return f"{path}: {kind}, not a file; it is not read. Take it out of the folder, {LEAVE_OUT}."
 
 
 def path_below(path: str, folder: str) -> str | None:
-    """The way from a folder down to a path, "" for itself; None if it is not in it. Both absolute and without links."""
+    """Return a path relative to a folder, "" for the folder itself; None if it is outside. Both are absolute and
+    without links."""
     if path == folder:
         return ""
     start = folder.rstrip(os.sep) + os.sep
@@ -659,12 +661,12 @@ def path_below(path: str, folder: str) -> str | None:
 
 
 def user_label() -> str:
-    """Who we are, for messages about rights: names of users differ between machines."""
+    """Return the current user for messages about permissions, by number: names differ between machines."""
     return f"this user (uid {os.geteuid()})" if hasattr(os, "geteuid") else "this user"
 
 
 def _real_path(descriptor: int) -> str | None:
-    """Where an open file is, links resolved; None where the system does not tell."""
+    """Return the path of an open file without links; None if the system does not tell it."""
     try:
         return os.readlink(f"/proc/self/fd/{descriptor}")
     except OSError:
@@ -672,7 +674,7 @@ def _real_path(descriptor: int) -> str | None:
 
 
 def _real_start(folder: str) -> str:
-    """The real path of a folder, with a slash at its end; "" where the system does not tell."""
+    """Return the real path of a folder, with a slash at its end; "" if the system does not tell it."""
     descriptor = os.open(folder, _OPEN_FLAGS)
     try:
         real = _real_path(descriptor)
@@ -681,33 +683,33 @@ def _real_start(folder: str) -> str:
         os.close(descriptor)
 
 
-# Files below a root, wherever that is: in a folder of this machine, or in what fsspec reaches.
+# Files below a root, in a folder of this machine or in a file system of fsspec.
 
 
 class FolderPiece(NamedTuple):
-    """A folder of a piece."""
+    """A folder in a piece of a listing."""
 
     id: str
     below: str | None
-    """None: the folders below belong to it too. Else they are pieces of their own: ``names_hash`` of their names."""
+    """None: the folders below it are listed with it. Else they are listed separately: ``names_hash`` of their names."""
 
 
 Piece = list[FolderPiece]
-"""A piece of a listing."""
+"""Part of a listing, for one task."""
 
-_NAMED_FOLDERS: Final = 3  # folders that an error names; a broken mount may have thousands
+_NAMED_FOLDERS: Final = 3  # number of problems that an error lists; a broken mount may cause thousands
 
 
 class FileContent(NamedTuple):
-    """A file as it was read."""
+    """Content of a file."""
 
     data: bytes
     modified_s: float | None
-    """When it was modified (seconds since 1970); None: not known."""
+    """Time of modification (seconds since 1970); None: not known."""
 
 
 class SingleFile(Protocol):
-    """A root that is itself a file. The plan names it, so a link may lead anywhere."""
+    """Port for a root that is itself a file. The plan names it, so a link may lead anywhere."""
 
     def display_path(self, id: str) -> str:
         """Return the file's name for messages, see ``FileTree``."""
@@ -716,7 +718,7 @@ class SingleFile(Protocol):
         """List the file; its id is its name.
 
         Raises:
-            TransientError: it was deleted, or cannot be looked at.
+            TransientError: it was deleted, or cannot be inspected.
         """
 
     def open(self, listed: Listed) -> io.RawIOBase:
@@ -724,17 +726,18 @@ class SingleFile(Protocol):
 
 
 class FileTree(Protocol):
-    """Files below a root, by ids relative to it. Travels to the workers; opens nothing before it is asked."""
+    """Port for the files below a root, by ids relative to it. It is pickled to the workers, and opens nothing before a
+    method needs it."""
 
     @property
     def where(self) -> str:
-        """The root: a path or a URL, without secrets."""
+        """Return the root: a path or a URL, without secrets."""
 
     def not_installed(self) -> str:
         """Return the missing extra, see ``Source``."""
 
     def display_path(self, id: str) -> str:
-        """A file's whole path or URL for a message: on one line, without secrets."""
+        """Return a file's whole path or URL for a message: on one line, without secrets."""
 
     def check(self) -> None:
         """
@@ -746,13 +749,14 @@ class FileTree(Protocol):
         """Return whether the root itself is a file."""
 
     def single_file(self) -> SingleFile:
-        """The root, if it is a file."""
+        """Return the root as a file; call only if ``is_file``."""
 
     def pieces(self) -> list[Piece]:
-        """Up to ``limits.SMALL_LISTING_PARTS`` pieces: folders are opened from the top until there are enough."""
+        """Split the listing into up to ``limits.SMALL_LISTING_PARTS`` pieces: folders are opened from the top until
+        there are enough."""
 
     def listing(self, piece: Piece) -> Iterator[Listed | Doubt]:
-        """Every file of these folders, in an order that stays; and folders that are not as they may be elsewhere.
+        """Yield every file of these folders, in a stable order, and folders that other machines may see differently.
 
         Raises:
             TransientError: some folders could not be read; raised after all the others were listed.
@@ -765,10 +769,10 @@ class FileTree(Protocol):
         """Return how this machine sees a doubtful place, see ``Source``."""
 
     def uri(self, id: str) -> str:
-        """Where a file can be opened: absolute, without secrets."""
+        """Return the URI by which a file can be opened: absolute, without secrets."""
 
     def read(self, listed: Listed, limit_bytes: int) -> FileContent:
-        """A file's bytes as they are now.
+        """Read a file.
 
         Raises:
             BadDocument: this user may not read it; it is no longer a file, or larger than the limit.
@@ -776,7 +780,7 @@ class FileTree(Protocol):
         """
 
     def open(self, listed: Listed) -> io.RawIOBase:
-        """Open a file to read its bytes piece by piece, however many there are; the caller closes it.
+        """Open a file of any size, to be read in chunks; the caller closes it.
 
         Raises:
             FileNotFoundError: it was deleted.
@@ -785,8 +789,8 @@ class FileTree(Protocol):
 
 
 def split_tree(subfolders_of: Callable[[str], list[str]], id_of: Callable[[str], str]) -> list[Piece]:
-    """Cut the tree into pieces, see ``FileTree.pieces``; ``folders`` returns the names of the folders in a folder,
-    and may raise."""
+    """Split a tree into pieces, see ``FileTree.pieces``; ``subfolders_of`` returns the names of the folders in a
+    folder, and may raise."""
     listed: list[tuple[str, list[str]]] = []  # their folders are pieces of their own, so they bring only their files
     whole: list[str] = []
     waiting = deque([""])
@@ -797,7 +801,7 @@ def split_tree(subfolders_of: Callable[[str], list[str]], id_of: Callable[[str],
             waiting.extend(subfolders)
             listed.append((folder, subfolders))
         except Exception:
-            whole.append(folder)  # its listing meets the same and can say so without stopping the others
+            whole.append(folder)  # its listing raises the same error, without stopping the others
     folder_pieces = [FolderPiece(id_of(folder), names_hash(subfolders)) for folder, subfolders in listed]
     folder_pieces += [FolderPiece(id_of(folder), None) for folder in (*whole, *waiting)]
     parts = min(len(folder_pieces), limits.SMALL_LISTING_PARTS)
@@ -813,19 +817,19 @@ def names_hash(names: Iterable[str]) -> str:
 
 @dataclass(slots=True)
 class FolderFindings:
-    """Findings of a walk beside files."""
+    """Results of listing a folder, besides its files."""
 
     below: list[str]
-    """Folders in it, whole names."""
+    """Folders in it, by their names relative to the root."""
     problems: list[str] = field(default_factory=list)
-    """Troubles so far, in words."""
+    """Descriptions of the errors so far, of all folders of the piece."""
     outages: list[Exception] = field(default_factory=list)
-    """Errors of the device or the connection among the causes of ``troubles``."""
+    """Errors of the device or the connection among the causes of ``problems``."""
     seen: str = ""
     """MISSING or EMPTY, if it is."""
 
     def add_problem(self, problem: str, error: Exception) -> None:
-        """Something could not be looked at."""
+        """Note that something could not be inspected."""
         self.problems.append(problem)
         if is_connection_error(error, reading=True):
             self.outages.append(error)
@@ -841,7 +845,7 @@ def walk_piece(
     """Walk a piece, see ``FileTree.listing``.
 
     Args:
-        folder: lists the folder of a name, and notes what it finds.
+        list_folder: yields the files of the folder of this name, and fills in the findings.
     """
     problems: list[str] = []
     outages: list[Exception] = []

@@ -10,10 +10,10 @@ from ferryman.document import Document, decode_fields, encode_fields
 from ferryman.errors import BadDocument, UsageError
 from ferryman.sources.base import Detect, Listed, Source
 
-Published = Document | dict[str, Any]
+InputDocument = Document | dict[str, Any]
 """A document as it may be given: a ``Document``, or a dict with "id", perhaps "raw" (bytes), and fields."""
 
-Entry = tuple[str, bytes | None, bytes, str]
+EncodedDocument = tuple[str, bytes | None, bytes, str]
 """A document on its way to a worker: id, raw, fields as JSON, and why it is refused if it is."""
 
 PIECE_DOCUMENTS: Final = 1000
@@ -40,7 +40,7 @@ class Memory(Source):
 
     def __init__(
         self,
-        documents: Iterable[Published] | Callable[[], Iterable[Published]],
+        documents: Iterable[InputDocument] | Callable[[], Iterable[InputDocument]],
         *,
         prefix: str = "",
         detect: Detect = "content",
@@ -52,10 +52,10 @@ class Memory(Source):
                 f"Memory({type(documents).__name__}): give a list of documents, or a function that makes one; "
                 "every scan looks at them again."
             )
-        self._documents: Iterable[Published] | Callable[[], Iterable[Published]] | None = documents
+        self._documents: Iterable[InputDocument] | Callable[[], Iterable[InputDocument]] | None = documents
         if not callable(documents):
             for index, given in enumerate(documents):
-                _parts(index, given)
+                _parse(index, given)
 
     def __getstate__(self) -> dict[str, Any]:
         # Workers get the documents of their own piece, not everything; and a function may hold what cannot travel.
@@ -64,29 +64,29 @@ class Memory(Source):
     def __repr__(self) -> str:
         return "Memory(…)"
 
-    def partitions(self) -> list[list[Entry]]:
+    def partitions(self) -> list[list[EncodedDocument]]:
         """Slices of the documents, with the documents in them.
 
         Raises:
             UsageError: an entry is not a document, naming its index; or this is a worker's copy of the source.
         """
-        given = self._documents() if callable(self._documents) else self._documents
-        if given is None:
+        documents = self._documents() if callable(self._documents) else self._documents
+        if documents is None:
             raise UsageError("Memory: its documents stay in the program that made it; a pickled copy has none to list.")
-        pieces: list[list[Entry]] = []
-        piece: list[Entry] = []
-        room = 0
-        for index, one in enumerate(given):
-            if room <= 0 or len(piece) >= PIECE_DOCUMENTS:
+        pieces: list[list[EncodedDocument]] = []
+        piece: list[EncodedDocument] = []
+        room_bytes = 0
+        for index, one in enumerate(documents):
+            if room_bytes <= 0 or len(piece) >= PIECE_DOCUMENTS:
                 piece = []
                 pieces.append(piece)
-                room = limits.TASK_BYTES
-            entry = _entry(*_parts(index, one))
+                room_bytes = limits.TASK_BYTES
+            entry = _encode(*_parse(index, one))
             piece.append(entry)
-            room -= len(entry[1] or b"") + len(entry[2])
+            room_bytes -= len(entry[1] or b"") + len(entry[2])
         return pieces
 
-    def listing(self, partition: list[Entry]) -> Iterator[Listed | Document]:
+    def listing(self, partition: list[EncodedDocument]) -> Iterator[Listed | Document]:
         """The documents of this slice, whole."""
         for id, raw, fields, refused in partition:
             if refused:
@@ -95,7 +95,7 @@ class Memory(Source):
                 yield Document.of(id, decode_fields(fields), raw)
 
 
-def _parts(index: int, given: object) -> tuple[str, bytes | None, dict[str, Any]]:
+def _parse(index: int, given: object) -> tuple[str, bytes | None, dict[str, Any]]:
     """Id, raw and fields of an entry."""
     id: object
     raw: object
@@ -122,7 +122,7 @@ def _parts(index: int, given: object) -> tuple[str, bytes | None, dict[str, Any]
     return id, raw, fields
 
 
-def _entry(id: str, raw: bytes | None, fields: dict[str, Any]) -> Entry:
+def _encode(id: str, raw: bytes | None, fields: dict[str, Any]) -> EncodedDocument:
     try:
         return id, raw, encode_fields(fields), ""
     except BadDocument as e:

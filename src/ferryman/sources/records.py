@@ -48,7 +48,7 @@ class RowPiece:
     """The root is this file itself."""
 
 
-class Gap(NamedTuple):
+class ListingGap(NamedTuple):
     """Files that could not be listed.
 
     Attributes:
@@ -56,7 +56,7 @@ class Gap(NamedTuple):
     """
 
     why: str
-    away: bool
+    is_outage: bool
 
 
 class UnreadableRecords(Exception):
@@ -83,10 +83,10 @@ class Records(FileSource):
         max_deleted: float,
     ) -> None:
         super().__init__(files, max_bytes, None, prefix=prefix, detect=detect, max_deleted=max_deleted)
-        self.encoding = checked_encoding(type(self).__name__, encoding)
+        self.encoding = validate_encoding(type(self).__name__, encoding)
         self.ids_in_rows = False
 
-    def rows(self, lines: Iterator[Physical]) -> Iterator[RecordRow]:
+    def rows(self, lines: Iterator[PhysicalLine]) -> Iterator[RecordRow]:
         """The rows of a file.
 
         Raises:
@@ -102,70 +102,70 @@ class Records(FileSource):
         if not self._tree.is_file():
             self._tree.check()
 
-    def partitions(self) -> list[RowPiece | Gap]:
+    def partitions(self) -> list[RowPiece | ListingGap]:
         """A piece a file; and one that says why files could not be listed."""
         if self._tree.is_file():
             return [RowPiece(self._tree.single_file().listed(), True)]
-        files: list[RowPiece | Gap] = []
-        gaps: list[RowPiece | Gap] = []
+        files: list[RowPiece | ListingGap] = []
+        gaps: list[RowPiece | ListingGap] = []
         for piece in self._tree.pieces():
             try:
                 found = self._tree.listing(piece)  # in the driver, so there is nothing to doubt
                 files.extend(RowPiece(each, False) for each in found if isinstance(each, Listed))
             except TransientError as e:
-                gaps.append(Gap(str(e), is_connection_error(e, reading=True)))
+                gaps.append(ListingGap(str(e), is_connection_error(e, reading=True)))
         return files + gaps
 
-    def listing(self, partition: RowPiece | Gap) -> Iterator[Listed | Document | Doubt]:
+    def listing(self, partition: RowPiece | ListingGap) -> Iterator[Listed | Document | Doubt]:
         """The documents of this file.
 
         Raises:
             TransientError: it could not be read to its end, or rows without an id were left out; names the file.
         """
-        if isinstance(partition, Gap):
-            raise (Unavailable if partition.away else TransientError)(partition.why)
+        if isinstance(partition, ListingGap):
+            raise (Unavailable if partition.is_outage else TransientError)(partition.why)
         tree, file = self._tree.single_file() if partition.single_file else self._tree, partition.file
         if file.refused:
-            raise TransientError(f"{file.refused} {_REST}")
+            raise TransientError(f"{file.refused} {_REST_UNKNOWN}")
         path = tree.display_path(file.id)
         try:
             stream = tree.open(file)
         except FileNotFoundError:
             if partition.single_file:  # then there is nothing to list from, which is not the same as nothing in it
-                raise TransientError(f"{path}: deleted since it was listed. {_REST}") from None
+                raise TransientError(f"{path}: deleted since it was listed. {_REST_UNKNOWN}") from None
             yield Doubt(file.id, MISSING)  # gone since it was listed, and its documents with it
             return
         except BadDocument as e:
-            raise TransientError(f"{e} {_REST}") from e
+            raise TransientError(f"{e} {_REST_UNKNOWN}") from e
         with open_unpacked(stream, path, file.size) as opened:
             yield from self._documents(opened, file.id, path)
 
-    def _documents(self, opened: Any, file: str, path: str) -> Iterator[Listed | Document]:
-        nameless = 0
+    def _documents(self, lines_file: Any, file: str, path: str) -> Iterator[Listed | Document]:
+        without_id = 0
         first = ""
         try:
-            for row in self.rows(physical_lines(opened, self.encoding, self.max_bytes, path)):
+            for row in self.rows(physical_lines(lines_file, self.encoding, self.max_bytes, path)):
                 id = f"{file}#{row.name}" if row.id is None else id_of_text(row.id)
                 if not row.refused:
                     yield Document.of(id, row.fields, row.raw)
                     continue
                 why = f"{path}, line {row.line}: {row.refused}."
                 if row.id is None:
-                    nameless += 1
+                    without_id += 1
                     first = first or why
                 yield Listed(id, 0, refused=why)
         except BadDocument as e:
-            raise TransientError(f"{str(e).removesuffix('.')}. {_REST}") from e
+            raise TransientError(f"{str(e).removesuffix('.')}. {_REST_UNKNOWN}") from e
         except UnreadableRecords as e:
-            raise TransientError(f"{path}, {e}. {_REST}") from e
-        if nameless and self.ids_in_rows:
-            raise TransientError(f"{path} has rows ({nameless}) whose id cannot be known; the first: {first}")
+            raise TransientError(f"{path}, {e}. {_REST_UNKNOWN}") from e
+        if without_id and self.ids_in_rows:
+            raise TransientError(f"{path} has rows ({without_id}) whose id cannot be known; the first: {first}")
 
 
-_REST: Final = "Not all that is in this file is known."
+_REST_UNKNOWN: Final = "Not all that is in this file is known."
 
 
-def bad_id(id: str) -> str:
+def id_problem(id: str) -> str:
     """Why this text cannot be an id; "" if it can."""
     if not id:
         return "it has no id"
@@ -258,51 +258,53 @@ class Csv(Records):
             csv.reader([], **self._format)
         except (TypeError, ValueError, csv.Error) as e:
             raise UsageError(f"Csv(delimiter={delimiter!r}, quote={quote!r}, escape={escape!r}): {e}.") from None
-        if self.columns is not None and (why := self._wrong(self.columns)):
+        if self.columns is not None and (why := self._column_problem(self.columns)):
             raise UsageError(f"Csv(columns={columns!r}): {why}.")
 
-    def rows(self, lines: Iterator[Physical]) -> Iterator[RecordRow]:
+    def rows(self, lines: Iterator[PhysicalLine]) -> Iterator[RecordRow]:
         csv.field_size_limit(max(csv.field_size_limit(), self.max_bytes))  # Python's own, for all: ours is the feed's
-        feed = _Feed(lines, self.max_bytes)
-        reader = csv.reader(feed, **self._format)
+        row_lines = _RowLines(lines, self.max_bytes)
+        reader = csv.reader(row_lines, **self._format)
         columns = self.columns
         number = 0
         while True:
-            feed.begin()
+            row_lines.begin()
             try:
                 cells = next(reader, None)
             except csv.Error as e:
-                feed.wrong = feed.wrong or _explain_csv(str(e))
-            if feed.first == 0:
+                row_lines.problem = row_lines.problem or _explain_csv(str(e))
+            if row_lines.first == 0:
                 return
             number += 1
-            if columns is None and feed.wrong:
-                raise UnreadableRecords(f"line {feed.first}: the header cannot be read: {feed.wrong}")
-            if feed.wrong:
-                yield RecordRow(f"row={number}", feed.first, {}, refused=feed.wrong)
-                if feed.lost:
-                    raise UnreadableRecords(f"line {feed.first}: {feed.wrong}. Where the next row begins is not known")
+            if columns is None and row_lines.problem:
+                raise UnreadableRecords(f"line {row_lines.first}: the header cannot be read: {row_lines.problem}")
+            if row_lines.problem:
+                yield RecordRow(f"row={number}", row_lines.first, {}, refused=row_lines.problem)
+                if row_lines.next_row_unknown:
+                    raise UnreadableRecords(
+                        f"line {row_lines.first}: {row_lines.problem}. Where the next row begins is not known"
+                    )
             elif columns is None:
-                columns = self._header(feed.first, cells)
+                columns = self._header(row_lines.first, cells)
             elif cells:
-                yield self._row(f"row={number}", feed.first, columns, cells)
+                yield self._row(f"row={number}", row_lines.first, columns, cells)
 
     def _header(self, line: int, cells: list[str] | None) -> list[str] | None:
         """The columns by the header; None if the row was blank."""
         if not cells:
             return None
         columns = [name or f"column_{at}" for at, name in enumerate(cells, 1)]
-        if why := self._wrong(columns):
+        if why := self._column_problem(columns):
             raise UnreadableRecords(f"line {line}: {why}")
         return columns
 
-    def _wrong(self, columns: list[str]) -> str:
+    def _column_problem(self, columns: list[str]) -> str:
         """Why these cannot be the columns."""
         if not columns:
             return "give a name for each column"
-        twice = [name for name, times in Counter(columns).items() if times > 1]
-        if twice:
-            return f"two columns are called {', '.join(map(repr, twice))}: give them names of their own"
+        duplicates = [name for name, times in Counter(columns).items() if times > 1]
+        if duplicates:
+            return f"two columns are called {', '.join(map(repr, duplicates))}: give them names of their own"
         for option, name in (("id", self.id), ("content", self.content)):
             if name is not None and name not in columns:
                 return f"there is no column {name!r} for {option}=. There are: {', '.join(columns)}"
@@ -314,16 +316,16 @@ class Csv(Records):
             return RecordRow(name, line, {}, refused=why)
         fields: dict[str, Any] = dict(zip(columns, cells, strict=True))
         id = None if self.id is None else fields[self.id]
-        if id is not None and (refused := bad_id(id)):
+        if id is not None and (refused := id_problem(id)):
             return RecordRow(name, line, {}, refused=f"{refused} (in column {self.id!r})")
         raw = None if self.content is None else fields.pop(self.content).encode()
         return RecordRow(name, line, fields, raw, id)
 
 
-class _Feed:
+class _RowLines:
     """Lines for Python's CSV reader, with the numbers of those that made a row."""
 
-    def __init__(self, lines: Iterator[Physical], limit_bytes: int) -> None:
+    def __init__(self, lines: Iterator[PhysicalLine], limit_bytes: int) -> None:
         self._lines = lines
         self._limit = limit_bytes
         self.begin()
@@ -332,28 +334,28 @@ class _Feed:
         """The next line is a row's first one."""
         self.first = 0
         """Number of the row's first line; 0: there was none."""
-        self.wrong = ""
+        self.problem = ""
         self._last = 0
         self._bytes = 0
         self._too_long = False
 
     @property
-    def lost(self) -> bool:
+    def next_row_unknown(self) -> bool:
         """If the row is wrong: is it not known where the next one begins?"""
         return self._last > self.first or self._too_long
 
-    def __iter__(self) -> _Feed:
+    def __iter__(self) -> _RowLines:
         return self
 
     def __next__(self) -> str:
-        number, line, wrong = next(self._lines)  # its end is the row's, also in the middle
+        number, line, problem = next(self._lines)  # its end is the row's, also in the middle
         self.first = self.first or number
         self._last = number
         self._bytes += len(line)
-        self.wrong = self.wrong or wrong
-        if self._bytes > self._limit + 2 or (wrong and not line):
+        self.problem = self.problem or problem
+        if self._bytes > self._limit + 2 or (problem and not line):
             self._too_long = True
-            self.wrong = wrong or f"a row of more than {self._limit} bytes. Raise max_bytes, or close the quote"
+            self.problem = problem or f"a row of more than {self._limit} bytes. Raise max_bytes, or close the quote"
             raise csv.Error
         return line.decode()
 
@@ -429,10 +431,10 @@ class JsonLines(Records):
         self.content = _pointer("content", content)
         self.ids_in_rows = self.id is not None
 
-    def rows(self, lines: Iterator[Physical]) -> Iterator[RecordRow]:
-        for number, line, wrong in lines:
-            if wrong:
-                yield RecordRow(f"line={number}", number, {}, refused=wrong)
+    def rows(self, lines: Iterator[PhysicalLine]) -> Iterator[RecordRow]:
+        for number, line, problem in lines:
+            if problem:
+                yield RecordRow(f"line={number}", number, {}, refused=problem)
             elif not line.isspace():
                 yield self._row(number, line)
 
@@ -450,11 +452,11 @@ class JsonLines(Records):
             if id is not None and (isinstance(id, bool) or not isinstance(id, str | int | float)):
                 return RecordRow(name, number, {}, refused=f"its id, at {self.id}, is neither text nor a number")
             id = "" if id is None else str(id)
-            if refused := bad_id(id):
+            if refused := id_problem(id):
                 return RecordRow(name, number, {}, refused=f"{refused} (at {self.id})")
         raw = None
         if self.content is not None:
-            text = self.content.take(value)
+            text = self.content.pop(value)
             if not isinstance(text, str | None):
                 return RecordRow(name, number, {}, id=id, refused=f"its content, at {self.content}, is not text")
             raw = None if text is None else text.encode()
@@ -535,11 +537,11 @@ class Lines(Records):
         self.id = id
         self.blank = blank
 
-    def rows(self, lines: Iterator[Physical]) -> Iterator[RecordRow]:
+    def rows(self, lines: Iterator[PhysicalLine]) -> Iterator[RecordRow]:
         keep, by_content = self.blank == "keep", self.id == "content"
-        for number, line, wrong in lines:
-            if wrong:
-                yield RecordRow(f"line={number}", number, {}, refused=wrong)
+        for number, line, problem in lines:
+            if problem:
+                yield RecordRow(f"line={number}", number, {}, refused=problem)
             elif keep or not line.isspace():
                 text = line[:-2] if line.endswith(b"\r\n") else line.removesuffix(b"\n")
                 name = f"content={blake2b(text, digest_size=16).hexdigest()}" if by_content else f"line={number}"
@@ -548,10 +550,10 @@ class Lines(Records):
 
 # The lines of a file, as UTF-8, whatever encoding the file has.
 
-Physical = tuple[int, bytes, str]
+PhysicalLine = tuple[int, bytes, str]
 """Number from 1, the line in UTF-8 with its line end, and what is wrong with it: the line is "" if it is too long."""
 
-_BOMS: Final = (  # the longer ones first: UTF-32's begins with UTF-16's
+_BYTE_ORDER_MARKS: Final = (  # the longer ones first: UTF-32's begins with UTF-16's
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32-le"),
     (codecs.BOM_UTF32_BE, "utf-32-be"),
@@ -561,23 +563,23 @@ _BOMS: Final = (  # the longer ones first: UTF-32's begins with UTF-16's
 _CHUNK_BYTES: Final = 64 * limits.KIB
 
 
-def checked_encoding(source: str, encoding: str) -> str:
+def validate_encoding(source: str, encoding: str) -> str:
     """Python's name of an encoding.
 
     Raises:
         UsageError: there is none of this name, or it is not a text encoding.
     """
     try:
-        found = codecs.lookup(encoding)
+        codec = codecs.lookup(encoding)
         "".encode(encoding)  # base64 and its like are codecs too
     except (LookupError, TypeError):
         raise UsageError(
             f"{source}(encoding={encoding!r}): not a text encoding; give one such as 'utf-8' or 'cp1252'."
         ) from None
-    return "utf-8" if found.name == "utf-8-sig" else found.name
+    return "utf-8" if codec.name == "utf-8-sig" else codec.name
 
 
-def physical_lines(stream: io.BufferedReader, encoding: str, limit_bytes: int, path: str) -> Iterator[Physical]:
+def physical_lines(stream: io.BufferedReader, encoding: str, limit_bytes: int, path: str) -> Iterator[PhysicalLine]:
     """Lines end with LF or CR LF; the last one need not. A byte order mark is left out, and wins over ``encoding``.
 
     A line over the limit is passed by without being held.
@@ -590,7 +592,7 @@ def physical_lines(stream: io.BufferedReader, encoding: str, limit_bytes: int, p
         BadDocument: invalid UTF-16 or the like: where the next line begins cannot be known.
     """
     head = stream.peek(4)[:4]
-    for mark, marked in _BOMS:
+    for mark, marked in _BYTE_ORDER_MARKS:
         if head.startswith(mark):
             stream.read(len(mark))
             encoding = marked
@@ -634,17 +636,17 @@ class _AsUtf8(io.RawIOBase):
         self._encoding = encoding
         self._decoder = codecs.getincrementaldecoder(encoding)()
         self._path = path
-        self._left = b""
+        self._decoded = b""
         self._read = 0
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self._left:
+        while not self._decoded:
             data = self._stream.read1(_CHUNK_BYTES)
             try:
-                self._left = self._decoder.decode(data, final=not data).encode()
+                self._decoded = self._decoder.decode(data, final=not data).encode()
             except UnicodeError as e:
                 raise BadDocument(
                     f"{self._path}: not {self._encoding} text after byte {self._read}: {getattr(e, 'reason', e)}. "
@@ -653,7 +655,7 @@ class _AsUtf8(io.RawIOBase):
             self._read += len(data)
             if not data:
                 break
-        part, self._left = self._left[: len(buffer)], self._left[len(buffer) :]
+        part, self._decoded = self._decoded[: len(buffer)], self._decoded[len(buffer) :]
         buffer[: len(part)] = part
         return len(part)
 
@@ -689,20 +691,20 @@ class Pointer:
     def of(self, value: Any) -> Any:
         """Return the value at the pointer; None if there is none."""
         for step in self._steps:
-            value = _below(value, step)
+            value = _member(value, step)
         return value
 
-    def take(self, value: Any) -> Any:
+    def pop(self, value: Any) -> Any:
         """Remove the value from its object and return it; values in arrays stay there."""
         for step in self._steps[:-1]:
-            value = _below(value, step)
-        found = _below(value, self._steps[-1])
+            value = _member(value, step)
+        removed = _member(value, self._steps[-1])
         if isinstance(value, dict):
             value.pop(self._steps[-1], None)
-        return found
+        return removed
 
 
-def _below(value: Any, step: str) -> Any:
+def _member(value: Any, step: str) -> Any:
     if isinstance(value, dict):
         return value.get(step)
     if isinstance(value, list) and _INDEX.fullmatch(step) and int(step) < len(value):

@@ -138,10 +138,10 @@ class Sql(Source):
             UsageError: no such database, no right to it, no such column, or the query is not one; says which.
             TransientError: the server does not answer.
         """
-        with self._connected() as connection:
+        with self._connect() as connection:
             names = list(connection.execute(self._statement("q.*", "1 = 0")).keys())
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise UsageError(f"{self._where}: two columns are called {', '.join(twice)}: give them names with AS.")
+        if duplicates := sorted({name for name in names if names.count(name) > 1}):
+            raise UsageError(f"{self._where}: two columns are called {', '.join(duplicates)}: give them names with AS.")
         asked = {"id": self.id, "content": self.content, "changed": self.changed, "split": self.split}
         for argument, name in asked.items():
             if name is not None and name not in names:
@@ -157,13 +157,13 @@ class Sql(Source):
         """
         if self.split is None or self.pieces == 1:
             return [Range()]
-        with self._connected() as connection:
+        with self._connect() as connection:
             column = self._quoted(self.split)
             least, most = connection.execute(self._statement(f"min({column}), max({column})")).one()
         if least is None or least == most:
             return [Range()]
         try:
-            ends = [_between(least, most, i, self.pieces) for i in range(1, self.pieces)]
+            ends = [_interpolate(least, most, i, self.pieces) for i in range(1, self.pieces)]
         except TypeError:
             raise UsageError(
                 f"{self._where}: split={self.split!r} holds a {type(least).__name__}, which cannot be cut into ranges. "
@@ -179,9 +179,9 @@ class Sql(Source):
             BadDocument: some rows have no id; raised after the last row.
             TransientError, UsageError: see ``check``.
         """
-        rows = without = 0
+        rows = without_id = 0
         example = ""
-        with self._connected() as connection:
+        with self._connect() as connection:
             for row in self._rows(connection, partition):
                 rows += 1
                 value = row[self.id]
@@ -192,16 +192,16 @@ class Sql(Source):
                         f"{self._where}: id={self.id!r} holds {e}; an id is text or a number. Cast it in the query."
                     ) from None
                 if not id:
-                    without += 1
-                    example = example or _shown(row)
+                    without_id += 1
+                    example = example or _short_row(row)
                 elif self.changed is None:
                     yield self._document(id, row)
                 else:
-                    yield Listed(id, 0, _fingerprint(row[self.changed]), location=_located(value))
-        if without:
+                    yield Listed(id, 0, _fingerprint(row[self.changed]), location=_encode_id(value))
+        if without_id:
             raise BadDocument(
-                f"{without} of {rows} rows have no {self.id!r} (NULL or empty) and cannot be documents. The first is "
-                f"{example}. Give them an id, or leave them out of the query: WHERE {self.id} IS NOT NULL."
+                f"{without_id} of {rows} rows have no {self.id!r} (NULL or empty) and cannot be documents. The first "
+                f"is {example}. Give them an id, or leave them out of the query: WHERE {self.id} IS NOT NULL."
             )
 
     def read(self, listed: Listed) -> Document:
@@ -212,7 +212,7 @@ class Sql(Source):
             TransientError: there is no such row any more (the next scan sees that), or the server does not answer.
         """
         statement = self._statement("q.*", f"q.{self._quoted(self.id)} = :id")
-        with self._explained():
+        with self._translated_errors():
             try:
                 if self._reader is None:
                     self._reader = self._open()
@@ -225,10 +225,10 @@ class Sql(Source):
                 raise
         if row is None:
             raise TransientError(f"{listed.id}: the row was deleted after it was listed; the next scan handles it.")
-        found = self._document(listed.id, row)
-        if isinstance(found, Listed):
-            raise BadDocument(found.refused)
-        return found
+        document = self._document(listed.id, row)
+        if isinstance(document, Listed):
+            raise BadDocument(document.refused)
+        return document
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
@@ -282,8 +282,8 @@ class Sql(Source):
         return str(self._url.get_dialect()().identifier_preparer.quote(name)).replace(":", r"\:")
 
     @contextmanager
-    def _connected(self) -> Iterator[sa.Connection]:
-        with self._explained(), closing(self._open()) as connection:
+    def _connect(self) -> Iterator[sa.Connection]:
+        with self._translated_errors(), closing(self._open()) as connection:
             yield connection
 
     def _open(self) -> sa.Connection:
@@ -291,41 +291,41 @@ class Sql(Source):
         if url.get_backend_name() == "sqlite":
             return _open_sqlite(url)
         try:
-            own: dict[str, Any] = {"json_deserializer": loaded} if url.get_backend_name() == "postgresql" else {}
+            own: dict[str, Any] = {"json_deserializer": load_json} if url.get_backend_name() == "postgresql" else {}
             return sa.create_engine(url, poolclass=sa.NullPool, **own).connect()
         except (ModuleNotFoundError, sa.exc.NoSuchModuleError) as e:
             missing = getattr(e, "name", None) or url.drivername
             raise UsageError(f"{self._where}: the driver {missing} is not installed: pip install {missing}.") from None
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         """Convert errors of the database to one line without secrets."""
         try:
             yield
         except sa.exc.DBAPIError as e:
-            said = " ".join(databases.redact_text(str(e.orig), self._url).split())
+            text = " ".join(databases.redact_text(str(e.orig), self._url).split())
             if databases.is_transient(e):
-                raise Unavailable(f"{self._where}: {said}: it is tried again.") from None
-            raise UsageError(f"{self._where}: {said}: correct the URL, the query or the rights.") from None
+                raise Unavailable(f"{self._where}: {text}: it is tried again.") from None
+            raise UsageError(f"{self._where}: {text}: correct the URL, the query or the rights.") from None
 
 
 def _open_sqlite(url: sa.URL) -> sa.Connection:
     path = str(url.database)
     if not path.startswith("file:") and not os.path.isfile(path):
         raise UsageError(f"{path}: there is no such file. Give an SQLite database that is there.")
-    patience = {} if "timeout" in url.query else {"timeout": BUSY_TIMEOUT_S}  # what the URL says wins
-    engine = sa.create_engine(url, poolclass=sa.NullPool, connect_args=patience)
+    options = {} if "timeout" in url.query else {"timeout": BUSY_TIMEOUT_S}  # what the URL says wins
+    engine = sa.create_engine(url, poolclass=sa.NullPool, connect_args=options)
 
-    def settle_in(connection: sqlite3.Connection, _record: Any) -> None:
+    def set_up(connection: sqlite3.Connection, _record: Any) -> None:
         connection.execute("PRAGMA query_only = ON")
         # Text that is not UTF-8 harms its own row: it reaches us with surrogates, which JSON refuses.
         connection.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
 
-    sa.event.listen(engine, "connect", settle_in)
+    sa.event.listen(engine, "connect", set_up)
     return engine.connect()
 
 
-def _between(least: Any, most: Any, part: int, parts: int) -> Any:
+def _interpolate(least: Any, most: Any, part: int, parts: int) -> Any:
     """``least`` + ``part`` of ``parts`` of the way to ``most``."""
     if isinstance(least, bool | str | bytes):
         raise TypeError
@@ -356,12 +356,12 @@ def _fingerprint(value: Any) -> str:
     return " ".join(str(json_value(value)).split())
 
 
-def _located(value: Any) -> str:
+def _encode_id(value: Any) -> str:
     """An id's value, to be asked for again: a number stays a number."""
     return msgspec.json.encode(value if isinstance(value, str | int | float) else str(value)).decode()
 
 
-def _shown(row: Any) -> str:
+def _short_row(row: Any) -> str:
     text = ", ".join(f"{name}={value!r}" for name, value in row.items())
     return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "…"
 
@@ -378,7 +378,7 @@ _AS_TEXT: Final = (
     IPv6Network,
 )
 
-_AS_THEY_ARE: Final = frozenset({str, int, bool, type(None)})
+_JSON_TYPES: Final = frozenset({str, int, bool, type(None)})
 
 
 def json_value(value: Any) -> Any:
@@ -388,13 +388,13 @@ def json_value(value: Any) -> Any:
         TypeError: a value of a type that is not known here; names the type.
     """
     kind = type(value)
-    if kind in _AS_THEY_ARE:
+    if kind in _JSON_TYPES:
         return value
     if kind is float:
         return value if abs(value) != float("inf") and value == value else None
     match value:
         case dt.datetime():
-            return moment(value)
+            return iso_moment(value)
         case dt.date() | dt.time():
             return value.isoformat()
         case dt.timedelta():
@@ -426,7 +426,7 @@ class NestedTooDeep:
     """A JSON value of the database that is nested deeper than it can be read."""
 
 
-def loaded(text: str | bytes) -> Any:
+def load_json(text: str | bytes) -> Any:
     """A JSON value of the database, as its driver gives it; one that is nested too deep must not end the query."""
     try:
         return json.loads(text)
@@ -434,7 +434,7 @@ def loaded(text: str | bytes) -> Any:
         return NestedTooDeep()
 
 
-def moment(value: dt.datetime) -> str:
+def iso_moment(value: dt.datetime) -> str:
     """ISO 8601: an instant in UTC, so that the text does not depend on the session's time zone; others as they are."""
     if value.tzinfo is None:
         return value.isoformat()

@@ -39,7 +39,7 @@ from ferryman.plan import (
 from ferryman.plan.keyed import read_once_sources
 from ferryman.records.families import FailedMember, Owed, ancestry, parent_of
 from ferryman.routers import Router
-from ferryman.sources.log import inputs_of
+from ferryman.sources.log import split_joined
 
 # What becomes of the members of a family on their way: deliveries, drops and failures.
 
@@ -843,7 +843,7 @@ def joining(fn: Callable[..., Any]) -> Callable[[Document], Any]:
 
     @wraps(fn)
     def joined(doc: Document) -> Any:
-        out = fn(inputs_of(doc))
+        out = fn(split_joined(doc))
         if out is None:
             return None
         if isinstance(out, Mapping):

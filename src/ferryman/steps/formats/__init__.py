@@ -57,7 +57,7 @@ class Content:
     verbatim: bool = False
 
 
-def cleaned(text: str, verbatim: bool = False) -> str:
+def clean(text: str, verbatim: bool = False) -> str:
     """Text that every destination takes: no control characters, no lone surrogates, one way to end a line.
 
     Unless it is to stay ``verbatim``, no blanks at the ends of lines either, and no more than one blank line in a row.
@@ -77,23 +77,23 @@ def cleaned(text: str, verbatim: bool = False) -> str:
     return text
 
 
-def line(text: str | None) -> str:
+def one_line(text: str | None) -> str:
     """Text of a field: one line, "" for nothing."""
-    return " ".join(cleaned(text).split()) if text else ""
+    return " ".join(clean(text).split()) if text else ""
 
 
-def moment(text: str | None) -> str:
+def iso_date(text: str | None) -> str:
     """A date as ISO 8601, "" where it is not one; UTC ends in Z; without a zone it stays without."""
-    text = line(text)
+    text = one_line(text)
     if _DATE.fullmatch(text):
         return text
     try:
-        return written(datetime.fromisoformat(text))
+        return format_time(datetime.fromisoformat(text))
     except ValueError:
         return ""
 
 
-def written(when: datetime) -> str:
+def format_time(when: datetime) -> str:
     """ISO 8601, whole seconds; UTC as Z."""
     return when.isoformat(timespec="seconds").replace("+00:00", "Z")
 
@@ -251,9 +251,9 @@ def kind_of(raw: bytes, name: str = "") -> ContentKind:
     if b"%PDF-" in head[:_PDF_BYTES]:
         return PDF
     if head.startswith(_ZIP_MAGIC):
-        return _zipped(raw, ending)
+        return _zip_kind(raw, ending)
     if head.startswith(_OLE_MAGIC):
-        return _compound(raw, ending)
+        return _ole_kind(raw, ending)
     if head.lstrip().startswith(b"{\\rtf"):
         return RTF
     for magic, kind in _MAGIC:
@@ -261,10 +261,10 @@ def kind_of(raw: bytes, name: str = "") -> ContentKind:
             return kind
     if head[_TAR_MAGIC] == b"ustar":
         return TAR
-    return _textual(head, ending)
+    return _text_kind(head, ending)
 
 
-def _textual(head: bytes, ending: str) -> ContentKind:
+def _text_kind(head: bytes, ending: str) -> ContentKind:
     if b"\0" in head and not head.startswith(_TEXT_BOMS):
         return UNKNOWN
     hint = _BY_ENDING.get(ending)
@@ -282,20 +282,20 @@ def _textual(head: bytes, ending: str) -> ContentKind:
     return PLAIN
 
 
-def _zipped(raw: bytes, ending: str) -> ContentKind:
+def _zip_kind(raw: bytes, ending: str) -> ContentKind:
     """By what is in it: a package says its type, or has the parts of one."""
     try:
         archive = zipfile.ZipFile(BytesIO(raw))
         names = set(archive.namelist())
         if "mimetype" in names and archive.getinfo("mimetype").file_size < _HEAD_BYTES:
-            said = archive.read("mimetype").strip().decode("ascii", "replace").removesuffix("-template")
+            declared = archive.read("mimetype").strip().decode("ascii", "replace").removesuffix("-template")
             for kind in (ODT, ODP, ODS, EPUB):
-                if said == kind.type:
+                if declared == kind.type:
                     return kind
     except DeliveryError:  # the step's time is up
         raise
     except Exception:  # there is hardly one that a damaged archive does not raise
-        return _torn(raw, ending)
+        return _torn_zip_kind(raw, ending)
     for kind, part in ((XLSB, "xl/workbook.bin"), (XLSX, "xl/workbook.xml"), (PPTX, "ppt/presentation.xml")):
         if part in names:
             return kind
@@ -304,7 +304,7 @@ def _zipped(raw: bytes, ending: str) -> ContentKind:
     return ZIP
 
 
-def _torn(raw: bytes, ending: str) -> ContentKind:
+def _torn_zip_kind(raw: bytes, ending: str) -> ContentKind:
     """A zip archive that broke off has no table of contents, but often its first members; else its name tells."""
     for kind in (ODT, ODP, ODS, EPUB):
         if f"mimetype{kind.type}".encode() in raw[:_HEAD_BYTES]:
@@ -315,9 +315,9 @@ def _torn(raw: bytes, ending: str) -> ContentKind:
     return next((kind for kind in _PACKAGES if kind.label.lower() == ending), ZIP)
 
 
-def _compound(raw: bytes, ending: str) -> ContentKind:
+def _ole_kind(raw: bytes, ending: str) -> ContentKind:
     """By the names of its streams, which are UTF-16; where there are several, for one may hold others, by its name."""
-    found = [kind for stream, kind in _STREAMS if stream.encode("utf-16-le") in raw]
-    if not found:
+    kinds = [kind for stream, kind in _STREAMS if stream.encode("utf-16-le") in raw]
+    if not kinds:
         return _OLE
-    return XLS if XLS in found and ending == "xls" and found[0] != _LOCKED else found[0]
+    return XLS if XLS in kinds and ending == "xls" and kinds[0] != _LOCKED else kinds[0]

@@ -13,19 +13,19 @@ from ferryman.net import archives
 from ferryman.net.archives import ARCHIVE_ERRORS, Budget, BudgetExceeded, Flaw, Member
 from ferryman.steps import formats
 
-_WHY: Final = {
+_FLAW_MESSAGES: Final = {
     Flaw.OUTSIDE: "has a path that leads out of the archive. Pack it again with paths below one folder",
     Flaw.ENCRYPTED: "is encrypted. Pack it without a password",
     Flaw.SPARSE: "is a file with holes, which may be of any size. Pack it without --sparse",
 }
 
-_OVER: Final = (
+_LIMIT_MESSAGES: Final = (
     "has more than max_members={} members",
     "unpacks to more than max_bytes={}",
     "unpacks to more than max_ratio={:g} times its size, as a decompression bomb does",
 )
 
-_SHOWN: Final = 200
+_SHOWN_CHARACTERS: Final = 200
 """Characters of a library's own words in a message, which is a line."""
 
 
@@ -42,31 +42,31 @@ def children(
     Raises:
         BadDocument: it is broken, or goes over a limit.
     """
-    budget = Budget(len(raw), max_members, max_bytes, max_ratio, limits.UNPACK_FREE_BYTES, _OVER)
-    return list(_unpacked(doc, raw, budget, depth))
+    budget = Budget(len(raw), max_members, max_bytes, max_ratio, limits.UNPACK_FREE_BYTES, _LIMIT_MESSAGES)
+    return list(_unpack(doc, raw, budget, depth))
 
 
-def _unpacked(doc: Document, raw: bytes, budget: Budget, depth: int) -> Iterator[Document]:
+def _unpack(doc: Document, raw: bytes, budget: Budget, depth: int) -> Iterator[Document]:
     try:
-        found = {each.path: _taken(each, raw) for each in archives.members(io.BytesIO(raw), budget)}
+        contents = {each.path: _read_member(each, raw) for each in archives.members(io.BytesIO(raw), budget)}
     except (DeliveryError, MemoryError):  # the step's time is up; the machine is too small
         raise
     except BudgetExceeded as e:
         raise BadDocument(f"{doc.id}: it {e}. Raise the limit if you trust it, or unpack it yourself.") from None
     except Exception as e:
-        why = " ".join(describe(e).split())[:_SHOWN]
+        why = " ".join(describe(e).split())[:_SHOWN_CHARACTERS]
         raise BadDocument(f"{doc.id}: the archive is broken: {why}. Pack it again.") from None
-    for path, content in found.items():
-        yield from _made(doc, path, content, budget, depth)
+    for path, content in contents.items():
+        yield from _make_children(doc, path, content, budget, depth)
 
 
-def _made(doc: Document, path: str, content: bytes | str, budget: Budget, depth: int) -> Iterator[Document]:
+def _make_children(doc: Document, path: str, content: bytes | str, budget: Budget, depth: int) -> Iterator[Document]:
     child = doc.child(path)
     if isinstance(content, str):
         child.refused = f"{doc.id}: member {path!r} {content}."
     elif depth > 1 and is_archive(content):
         try:
-            yield from list(_unpacked(child, content, budget, depth - 1))
+            yield from list(_unpack(child, content, budget, depth - 1))
             return
         except BadDocument as e:
             if budget.is_spent:
@@ -77,10 +77,10 @@ def _made(doc: Document, path: str, content: bytes | str, budget: Budget, depth:
     yield child
 
 
-def _taken(member: Member, archive: bytes) -> bytes | str:
+def _read_member(member: Member, archive: bytes) -> bytes | str:
     """A member's content, or why it does not come out and what to do. What is broken in a tar breaks what follows."""
     if member.flaw:
-        return _WHY.get(member.flaw, f"is {member.flaw}, not a file. Pack the file itself")
+        return _FLAW_MESSAGES.get(member.flaw, f"is {member.flaw}, not a file. Pack the file itself")
     try:
         content: bytes = member.open().read()
         return content

@@ -15,7 +15,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final
 
 from ferryman import limits
-from ferryman.steps.formats import Content, Unreadable, line, moment, written
+from ferryman.steps.formats import Content, Unreadable, format_time, iso_date, one_line
 
 if TYPE_CHECKING:
     from lxml.etree import _Element
@@ -41,22 +41,22 @@ def docx(raw: bytes) -> Content:
     if not main:
         raise Unreadable("it has no main part: the file is broken. Save it again")
     parts = main + [p for end in _BESIDE for p, kind in types.items() if kind.endswith(f".{end}+xml")]
-    return Content(_joined(_office_text(package, part) for part in parts), core_fields(package))
+    return Content(_join_blocks(_office_text(package, part) for part in parts), core_fields(package))
 
 
 def pptx(raw: bytes) -> Content:
     """Slides in the order in which they are shown, each followed by its notes."""
     package = Package(raw)
     main = "ppt/presentation.xml"
-    targets = related(package, main)
-    slides = [targets.get(_relation(slide), "") for slide in package.xml(main).iter("{*}sldId")]
+    targets = relationship_targets(package, main)
+    slides = [targets.get(_relation_id(slide), "") for slide in package.xml(main).iter("{*}sldId")]
     parts = []
     for slide in slides:
         if slide in package:
-            notes = [part for part in related(package, slide).values() if "/notesSlide" in part]
+            notes = [part for part in relationship_targets(package, slide).values() if "/notesSlide" in part]
             parts += [slide, *(part for part in notes if part in package)]
     return Content(
-        _joined(_office_text(package, part) for part in parts), core_fields(package) | {"pages": len(slides)}
+        _join_blocks(_office_text(package, part) for part in parts), core_fields(package) | {"pages": len(slides)}
     )
 
 
@@ -65,8 +65,8 @@ def odf(raw: bytes) -> Content:
     package = Package(raw)
     if "META-INF/manifest.xml" in package and b"encryption-data" in package.read("META-INF/manifest.xml"):
         raise Unreadable("it is encrypted. Save it without a password")
-    root = _seen(package.xml("content.xml"))
-    fields = described(package.xml("meta.xml")) if "meta.xml" in package else {}
+    root = _strip_unseen(package.xml("content.xml"))
+    fields = dublin_core_fields(package.xml("meta.xml")) if "meta.xml" in package else {}
     if slides := sum(1 for _ in root.iter("{*}page")):
         fields["pages"] = slides
     return Content("\n\n".join(_blocks(root, odf=True)), fields)
@@ -78,20 +78,20 @@ def _content_types(package: Package) -> dict[str, str]:
     return {each.get("PartName", "").lstrip("/"): each.get("ContentType", "") for each in overrides}
 
 
-def _relation(element: _Element) -> str:
+def _relation_id(element: _Element) -> str:
     """The ``r:id`` of an element, in whichever of its namespaces."""
     return next((str(value) for name, value in element.attrib.items() if str(name).endswith("}id")), "")
 
 
 def _office_text(package: Package, part: str) -> str:
-    return "\n\n".join(_blocks(_seen(package.xml(part)), odf=False))
+    return "\n\n".join(_blocks(_strip_unseen(package.xml(part)), odf=False))
 
 
-def _joined(texts: Iterator[str]) -> str:
+def _join_blocks(texts: Iterator[str]) -> str:
     return "\n\n".join(text for text in texts if text)
 
 
-def _seen(root: _Element) -> _Element:
+def _strip_unseen(root: _Element) -> _Element:
     from lxml import etree
 
     etree.strip_elements(root, *_UNSEEN, with_tail=False)
@@ -101,13 +101,13 @@ def _seen(root: _Element) -> _Element:
 def _blocks(element: _Element, odf: bool) -> Iterator[str]:
     """Paragraphs, and tables as one block a table: a line a row, tabs between cells."""
     for each in element:
-        match local(each):
+        match local_name(each):
             case "p" | "h":
                 yield from _paragraph(each, odf)
             case "tbl" | "table":
                 rows = (
-                    "\t".join(" ".join(_blocks(cell, odf)) for cell in _below(row, _CELLS))
-                    for row in _below(each, _ROWS)
+                    "\t".join(" ".join(_blocks(cell, odf)) for cell in _nearest(row, _CELLS))
+                    for row in _nearest(each, _ROWS)
                 )
                 if table := "\n".join(row for row in rows if row.strip()):
                     yield table
@@ -131,7 +131,7 @@ def _runs(element: _Element, odf: bool, anchored: list[_Element]) -> Iterator[st
     if odf and element.text:
         yield element.text
     for each in element:
-        match local(each):
+        match local_name(each):
             case "t" if not odf:
                 yield each.text or ""
             case "tab":
@@ -153,13 +153,13 @@ def _runs(element: _Element, odf: bool, anchored: list[_Element]) -> Iterator[st
             yield each.tail
 
 
-def _below(element: _Element, names: frozenset[str]) -> Iterator[_Element]:
+def _nearest(element: _Element, names: frozenset[str]) -> Iterator[_Element]:
     """The nearest elements of these names: those of a table inside a cell are that table's."""
     for each in element:
-        if local(each) in names:
+        if local_name(each) in names:
             yield each
         else:
-            yield from _below(each, names)
+            yield from _nearest(each, names)
 
 
 # Formats that are zip archives inside: DOCX, ODT, EPUB and their like.
@@ -213,10 +213,10 @@ class Package:
 
     def xml(self, name: str) -> _Element:
         """A member as XML."""
-        return parsed(self.read(name))
+        return parse_xml(self.read(name))
 
 
-def parsed(raw: bytes) -> _Element:
+def parse_xml(raw: bytes) -> _Element:
     """The root of untrusted XML: no entity is resolved, nothing is loaded, and depth and sizes are bounded."""
     from lxml import etree
 
@@ -226,27 +226,27 @@ def parsed(raw: bytes) -> _Element:
 
 def core_fields(package: Package) -> dict[str, Any]:
     """Title, author, dates and language that an Office file says of itself."""
-    return described(package.xml(_CORE)) if _CORE in package else {}
+    return dublin_core_fields(package.xml(_CORE)) if _CORE in package else {}
 
 
-def described(root: _Element) -> dict[str, Any]:
+def dublin_core_fields(root: _Element) -> dict[str, Any]:
     """Return fields from Dublin Core elements anywhere below: Office, OpenDocument and EPUB all use them."""
-    found: dict[str, list[str]] = {}
+    texts: dict[str, list[str]] = {}
     for element in root.iter("{*}*"):
-        name = local(element)
+        name = local_name(element)
         if element.text and element.text.strip():
-            found.setdefault(name, []).append(element.text)
+            texts.setdefault(name, []).append(element.text)
     fields = {
-        "title": line(found.get("title", [""])[0]),
-        "author": "; ".join(map(line, found.get("initial-creator") or found.get("creator") or [])),
-        "created": moment((found.get("created") or found.get("creation-date") or [""])[0]),
-        "modified": moment((found.get("modified") or found.get("date") or [""])[0]),
-        "language": line(found.get("language", [""])[0]),
+        "title": one_line(texts.get("title", [""])[0]),
+        "author": "; ".join(map(one_line, texts.get("initial-creator") or texts.get("creator") or [])),
+        "created": iso_date((texts.get("created") or texts.get("creation-date") or [""])[0]),
+        "modified": iso_date((texts.get("modified") or texts.get("date") or [""])[0]),
+        "language": one_line(texts.get("language", [""])[0]),
     }
     return {name: value for name, value in fields.items() if value}
 
 
-def related(package: Package, part: str) -> dict[str, str]:
+def relationship_targets(package: Package, part: str) -> dict[str, str]:
     """Targets of an Office part's relationships, by their ids."""
     folder, name = posixpath.split(part)
     rels = f"{folder}/_rels/{name}.rels".lstrip("/")
@@ -259,7 +259,7 @@ def related(package: Package, part: str) -> dict[str, str]:
     }
 
 
-def local(element: _Element) -> str:
+def local_name(element: _Element) -> str:
     """An element's name without its namespace; "" for comments and the like."""
     tag = element.tag
     return tag.rpartition("}")[2] if isinstance(tag, str) else ""
@@ -280,7 +280,7 @@ def xlsx(raw: bytes) -> Content:
     package = Package(raw)
     for name in package.names:
         if name.startswith("xl/worksheets/") and name.endswith(".xml"):
-            _bounded(name, package.read(name))
+            _check_grid(name, package.read(name))
     content = xls(raw)
     content.fields = core_fields(package) | content.fields
     return content
@@ -303,7 +303,7 @@ def xls(raw: bytes) -> Content:
     return Content("\n\n".join(blocks), {"pages": len(book.sheet_names)})
 
 
-def _bounded(name: str, sheet: bytes) -> None:
+def _check_grid(name: str, sheet: bytes) -> None:
     """Refuse what would take the process: the reader makes a full grid of a sheet, however few of its cells are used.
 
     Raises:
@@ -312,7 +312,7 @@ def _bounded(name: str, sheet: bytes) -> None:
     rows = max((int(row) for row in _LAST_ROW.findall(sheet[-_TAIL_BYTES:])), default=1)
     if rows * _COLUMNS <= limits.EXTRACT_CELLS:
         return
-    columns = max((_number(letters) for letters in set(_COLUMN.findall(sheet))), default=1)
+    columns = max((_column_number(letters) for letters in set(_COLUMN.findall(sheet))), default=1)
     if rows * columns > limits.EXTRACT_CELLS:
         raise Unreadable(
             f"{name} spans {rows} rows and {columns} columns, more than {limits.EXTRACT_CELLS} cells. "
@@ -320,7 +320,7 @@ def _bounded(name: str, sheet: bytes) -> None:
         )
 
 
-def _number(letters: bytes) -> int:
+def _column_number(letters: bytes) -> int:
     """A column's number: A is 1, AA 27."""
     number = 0
     for letter in letters:
@@ -330,18 +330,18 @@ def _number(letters: bytes) -> int:
 
 def _cells(row: Iterable[Any]) -> list[str]:
     """Texts of a row, without empty ones at its end."""
-    texts = [_shown(value) for value in row]
+    texts = [_cell_text(value) for value in row]
     while texts and not texts[-1]:
         texts.pop()
     return texts
 
 
-def _shown(value: Any) -> str:
+def _cell_text(value: Any) -> str:
     match value:
         case float() if value.is_integer():
             return str(int(value))
         case datetime():
-            return written(value)
+            return format_time(value)
         case date() | time() | timedelta():
             return str(value)
     return str(value).replace("\n", " ").replace("\t", " ")

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from ferryman import limits
-from ferryman.steps.formats import Content, Unreadable, line, written
+from ferryman.steps.formats import Content, Unreadable, format_time, one_line
 
 _HYPHEN: Final = re.compile("[\ufffe\x02](?:\r?\n)?")
 """A hyphen that PDFium found at the end of a line only; the word goes on."""
@@ -34,10 +34,10 @@ def pdf(raw: bytes) -> Content:
     finally:
         book.close()
     fields: dict[str, Any] = {
-        "title": line(meta.get("Title")),
-        "author": line(meta.get("Author")),
-        "created": _moment(meta.get("CreationDate", "")),
-        "modified": _moment(meta.get("ModDate", "")),
+        "title": one_line(meta.get("Title")),
+        "author": one_line(meta.get("Author")),
+        "created": _iso_date(meta.get("CreationDate", "")),
+        "modified": _iso_date(meta.get("ModDate", "")),
         "pages": count,
     }
     if "\ufffe" in text or "\x02" in text:
@@ -62,7 +62,7 @@ def _page(book: Any, number: int) -> str:
         page.close()
 
 
-def _moment(text: str) -> str:
+def _iso_date(text: str) -> str:
     """A date as PDF writes it, ``D:20240501120000+02'00'``, as ISO 8601; "" where it is not one."""
     found = _DATE.match(text.strip())
     if not found:
@@ -71,6 +71,6 @@ def _moment(text: str) -> str:
     iso = f"{year}-{month or '01'}-{day or '01'}T{hour or '00'}:{minute or '00'}:{second or '00'}"
     zone = "+00:00" if utc else f"{sign}{hours}:{minutes or '00'}" if sign else ""
     try:
-        return written(datetime.fromisoformat(iso + zone))
+        return format_time(datetime.fromisoformat(iso + zone))
     except ValueError:
         return ""
