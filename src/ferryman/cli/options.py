@@ -221,11 +221,11 @@ def status_name(text: str | None) -> str | None:
     Raises:
         UsageError: there is no such status; the message lists all.
     """
-    from ferryman.records.rows import stored
+    from ferryman.records.rows import parse_status
 
     try:
         if text is not None:
-            stored(text)
+            parse_status(text)
     except ValueError as e:
         raise UsageError(f"--status {text}: {e}.") from None
     return text

@@ -48,7 +48,7 @@ class Guarantee(enum.Enum):
     AT_MOST_ONCE = "at-most-once"
 
 
-class _Row(msgspec.Struct, eq=False):
+class _DeliveryFields(msgspec.Struct, eq=False):
     """Fields of a delivery. The engine makes one from a row of columns in this order; msgspec does that in C."""
 
     id: str
@@ -69,10 +69,10 @@ class _Row(msgspec.Struct, eq=False):
     key_hash: int | None = None
 
 
-_given = vars(_Row)["fields"].__get__  # ``super().fields``, but faster
+_stored_fields = vars(_DeliveryFields)["fields"].__get__  # ``super().fields``, but faster
 
 
-class Delivery(_Row, eq=False):
+class Delivery(_DeliveryFields, eq=False):
     """One document for one destination: what ``write`` gets. Equal on every attempt, but for ``attempt``.
 
     Attributes:
@@ -97,8 +97,8 @@ class Delivery(_Row, eq=False):
     def fields(self) -> dict[str, Any]:  # type: ignore[override]
         """The document's fields, JSON values."""
         if self._decoded is None:
-            given = _given(self)
-            self._decoded = decode_fields(given or b"{}") if given is None or isinstance(given, bytes) else given
+            stored = _stored_fields(self)
+            self._decoded = decode_fields(stored or b"{}") if stored is None or isinstance(stored, bytes) else stored
         return self._decoded
 
     @property
@@ -110,8 +110,8 @@ class Delivery(_Row, eq=False):
     @property
     def _fields_json(self) -> bytes:
         """The fields as they were given, as JSON."""
-        given = _given(self)
-        return given if given and isinstance(given, bytes) else encode_fields(self.fields)
+        stored = _stored_fields(self)
+        return stored if stored and isinstance(stored, bytes) else encode_fields(self.fields)
 
     def text(self, encoding: str = "utf-8") -> str:
         """The raw bytes decoded, undecodable ones replaced: a destination is not a place to refuse a document."""
@@ -288,7 +288,7 @@ class Destination:
 _encode = msgspec.json.Encoder().encode
 
 
-def payload(delivery: Delivery) -> bytes:
+def encode_payload(delivery: Delivery) -> bytes:
     """An object with ``hash``, ``sequence``, ``operation``, ``id``, ``parent_id``, ``origin_id``, ``source``,
     ``version``, ``route``, ``fields`` and ``text``; raw bytes that are not UTF-8 as ``raw_base64``. Equal on every
     attempt.
@@ -296,7 +296,7 @@ def payload(delivery: Delivery) -> bytes:
     Raises:
         BadDocument, ValueError, TypeError: it holds what JSON cannot hold.
     """
-    told: dict[str, Any] = {
+    content: dict[str, Any] = {
         "hash": delivery.hash,
         "sequence": delivery.sequence,
         "operation": delivery.operation,
@@ -311,24 +311,24 @@ def payload(delivery: Delivery) -> bytes:
     }
     if delivery.raw is not None:
         try:
-            told["text"] = delivery.raw.decode()
+            content["text"] = delivery.raw.decode()
         except UnicodeDecodeError:
-            told["raw_base64"] = base64.b64encode(delivery.raw).decode("ascii")
-    return _encode(told)
+            content["raw_base64"] = base64.b64encode(delivery.raw).decode("ascii")
+    return _encode(content)
 
 
-def payloads(chunk: list[Delivery], outcomes: list[Outcome | None]) -> list[tuple[int, bytes]]:
+def encode_payloads(chunk: list[Delivery], outcomes: list[Outcome | None]) -> list[tuple[int, bytes]]:
     """(position, payload) of those that JSON can hold; the others get a permanent outcome."""
-    made = []
+    encoded = []
     for position, delivery in enumerate(chunk):
         try:
-            made.append((position, payload(delivery)))
+            encoded.append((position, encode_payload(delivery)))
         except (BadDocument, ValueError, TypeError) as e:
-            outcomes[position] = Outcome.permanent(f"{shown_id(delivery)}: {e}")
-    return made
+            outcomes[position] = Outcome.permanent(f"{printable_id(delivery)}: {e}")
+    return encoded
 
 
-def shown_id(delivery: Delivery) -> str:
+def printable_id(delivery: Delivery) -> str:
     """The id in a message, which must be text, also if the id is not."""
     return delivery.id.encode(errors="replace").decode()
 

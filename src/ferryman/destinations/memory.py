@@ -55,16 +55,16 @@ class Memory(Destination):
     @staticmethod
     def of(name: str) -> list[Delivery]:
         """Everything that the destinations of this name were given, in the order of arrival; [] if nothing was."""
-        with explained_errors(_place()), _Spool(_own_folder(), name).locked() as spool:
+        with explained_errors(_temporary_root()), _Spool(_own_folder(), name).locked() as spool:
             return [delivery for chunk in spool.read_new() for delivery in chunk]
 
     @staticmethod
     def clear(name: str | None = None) -> None:
         """Forget what destinations of this name were given, or all; hashes too."""
-        with explained_errors(_place()):
+        with explained_errors(_temporary_root()):
             for path in Path(_own_folder()).iterdir():
                 if name is None or path.name == _file_name(name):
-                    _empty(path)
+                    _clear_spool(path)
 
     def __getstate__(self) -> dict[str, Any]:
         """Whoever pickles it first is the driver."""
@@ -72,13 +72,13 @@ class Memory(Destination):
 
     def open(self, context: DestinationContext) -> None:
         self._once = context.guarantee is Guarantee.EXACTLY_ONCE
-        with classified_errors(Path(self._folder or _place())):
+        with classified_errors(Path(self._folder or _temporary_root())):
             self._spool = _Spool(self._folder or _own_folder(), context.destination)
 
     def write(self, chunk: list[Delivery]) -> list[Outcome]:
         if self._spool is None:
             raise Misconfigured("Memory: write before open")
-        with classified_errors(Path(self._folder or _place())), self._spool.locked() as spool:
+        with classified_errors(Path(self._folder or _temporary_root())), self._spool.locked() as spool:
             spool.skip_new()
             arrived = chunk
             if self._once:
@@ -99,9 +99,9 @@ class _Spool:
 
     def __init__(self, folder: str, name: str) -> None:
         self._path = os.path.join(folder, _file_name(name))
-        self._forget(b"")
+        self._reset(b"")
 
-    def _forget(self, generation: bytes) -> None:
+    def _reset(self, generation: bytes) -> None:
         self._generation = generation
         self._end = _GENERATION_BYTES
         self.hashes: set[str] = set()
@@ -131,9 +131,9 @@ class _Spool:
             self._file.write(generation)
             self._file.truncate()
         if generation != self._generation:
-            self._forget(generation)
+            self._reset(generation)
         self._file.seek(self._end)
-        while (chunk := self._frame()) is not None:
+        while (chunk := self._read_chunk()) is not None:
             self._end = self._file.tell()
             self.hashes.update(d.hash for d in chunk)
             yield chunk
@@ -144,7 +144,7 @@ class _Spool:
         for _ in self.read_new():
             pass
 
-    def _frame(self) -> list[Delivery] | None:
+    def _read_chunk(self) -> list[Delivery] | None:
         head = self._file.read(_FRAME.size)
         if len(head) < _FRAME.size:
             return None
@@ -165,14 +165,14 @@ class _Spool:
         self.hashes.update(d.hash for d in chunk)
 
 
-def _empty(path: Path) -> None:
+def _clear_spool(path: Path) -> None:
     with open(path, "r+b") as file:
         if not lock_with_timeout(file.fileno(), fcntl.LOCK_EX, _BUSY_S):
             raise EngineError(f"Memory: another process has held {path} for {_BUSY_S:g} s. Was it stopped?")
         file.truncate(0)
 
 
-def _place() -> str:
+def _temporary_root() -> str:
     """Where this process's folder is made, or would be if one could write there."""
     return tempfile.tempdir or os.environ.get("TMPDIR") or "/tmp"
 

@@ -71,7 +71,7 @@ REQUEST: Final[dict[int, ErrorMeaning]] = {
 meant stands alone: for that one it is permanent. ``unknown``: it may have taken effect."""
 
 
-def of_request(status: int) -> ErrorMeaning:
+def request_meaning(status: int) -> ErrorMeaning:
     """The meaning of an answer that is not a 200."""
     if status in REQUEST:
         return REQUEST[status]
@@ -80,13 +80,13 @@ def of_request(status: int) -> ErrorMeaning:
     return ErrorMeaning("permanent", True, "Correct the url: redirects are not followed")
 
 
-def told() -> Iterator[tuple[str, str]]:
+def outcome_rows() -> Iterator[tuple[str, str]]:
     """The tables above, as the reference shows them."""
     for where, meanings in (("item", ITEM), ("error of an item", TYPES), ("whole answer", REQUEST)):
-        for said, meaning in meanings.items():
+        for answer, meaning in meanings.items():
             kind = "permanent, once it stands alone" if meaning.kind == "halve" else meaning.kind
             about = ", about all" if meaning.universal else ""
-            yield f"{where} `{said}`", f"{kind}{about}" + (f": {meaning.remedy}" if meaning.remedy else "")
+            yield f"{where} `{answer}`", f"{kind}{about}" + (f": {meaning.remedy}" if meaning.remedy else "")
     yield "an item with any other status", "transient"
     yield "a whole answer of any other 5xx", "unknown; the chunk is sent again in halves"
     yield "no connection", "transient, about all"
@@ -107,10 +107,10 @@ class ErrorCause(msgspec.Struct):
 
     def __str__(self) -> str:
         """Type and reason, without the document's id and value: the same words for the same trouble."""
-        said = _told(self.reason)
-        if said in ("", "failed to parse") and self.caused_by is not None:
-            said = f"{said}: {_told(self.caused_by.reason) or self.caused_by.type}".removeprefix(": ")
-        return f"{said} ({self.type})" if said else self.type
+        text = _strip_details(self.reason)
+        if text in ("", "failed to parse") and self.caused_by is not None:
+            text = f"{text}: {_strip_details(self.caused_by.reason) or self.caused_by.type}".removeprefix(": ")
+        return f"{text} ({self.type})" if text else self.type
 
 
 class BulkItem(msgspec.Struct):
@@ -120,9 +120,9 @@ class BulkItem(msgspec.Struct):
     error: ErrorCause | None = None
 
     def outcome(self, target: str) -> Outcome:
-        meaning = ITEM.get(self.status, _UNCLEAR)
+        meaning = ITEM.get(self.status, _OTHER_ERROR)
         if self.error is not None:
-            meaning = TYPES.get(self.error.type, _UNCLEAR if self.status == 404 else meaning)
+            meaning = TYPES.get(self.error.type, _OTHER_ERROR if self.status == 404 else meaning)
         if meaning.kind == "ok":
             return Outcome.ok()
         if meaning.kind == "stale":
@@ -131,7 +131,7 @@ class BulkItem(msgspec.Struct):
         return Outcome(meaning.kind, f"{why}. {meaning.remedy}." if meaning.remedy else why, meaning.universal)
 
 
-_UNCLEAR: Final = ErrorMeaning("transient")
+_OTHER_ERROR: Final = ErrorMeaning("transient")
 
 
 class _Bulk(msgspec.Struct):
@@ -167,7 +167,7 @@ def refusal(body: bytes) -> str:
         return body.decode("utf-8", "replace").strip()
 
 
-def _told(reason: str | None) -> str:
+def _strip_details(reason: str | None) -> str:
     """A reason without the parts that differ from document to document."""
     text = reason or ""
     text = re.sub(r"^\[\d+:\d+\] ", "", text)  # line and column
@@ -218,7 +218,7 @@ class BulkWriter:
         for position, delivery in enumerate(chunk):
             try:
                 id = _encode(delivery.id)
-                if refused := _refused(delivery.id):
+                if refused := _id_problem(delivery.id):
                     outcomes[position] = Outcome.permanent(refused)
                 elif delivery.operation == "delete":
                     yield BulkRow(position, _action(b"delete", id, delivery.sequence))
@@ -238,7 +238,7 @@ class BulkWriter:
         pieces = [fields[:-1]]
         if delivery.raw is not None and self._text is not None and not self._has_text(delivery, fields):
             pieces.append(self._text_key + _encode(delivery.text()))
-        pieces.append(self._own_key + _own(delivery, id))
+        pieces.append(self._own_key + _metadata(delivery, id))
         return pieces[0] + (b"," if len(pieces[0]) > 1 else b"") + b",".join(pieces[1:]) + b"}"
 
     def _has_text(self, delivery: Delivery, fields: bytes) -> bool:
@@ -246,21 +246,21 @@ class BulkWriter:
         return self._text_key in fields and self._text in delivery.fields
 
 
-def pieces(rows: Iterator[BulkRow], most: int = REQUEST_BYTES) -> Iterator[list[BulkRow]]:
+def split_requests(rows: Iterator[BulkRow], limit_bytes: int = REQUEST_BYTES) -> Iterator[list[BulkRow]]:
     """Rows cut into requests of this size."""
-    piece: list[BulkRow] = []
+    request_rows: list[BulkRow] = []
     size = 0
     for row in rows:
-        if piece and size + len(row.lines) > most:
-            yield piece
-            piece, size = [], 0
-        piece.append(row)
+        if request_rows and size + len(row.lines) > limit_bytes:
+            yield request_rows
+            request_rows, size = [], 0
+        request_rows.append(row)
         size += len(row.lines)
-    if piece:
-        yield piece
+    if request_rows:
+        yield request_rows
 
 
-def _refused(id: str) -> str:
+def _id_problem(id: str) -> str:
     size = len(id) if id.isascii() else len(id.encode())
     if size > ID_BYTES:
         shown = id[:_SHOWN_CHARACTERS]
@@ -274,7 +274,7 @@ def _action(operation: bytes, id: bytes, sequence: int) -> bytes:
     return b'{"%s":{"_id":%s,"version":%d,"version_type":"external_gte"}}\n' % (operation, id, sequence)
 
 
-def _own(d: Delivery, id: bytes) -> bytes:
+def _metadata(d: Delivery, id: bytes) -> bytes:
     return b'{"hash":"%s","sequence":%d,"origin":%s,"parent":%s,"source":%s,"version":%s,"route":%s}' % (
         d.hash.encode(),
         d.sequence,
@@ -329,7 +329,7 @@ class Index:
     ) -> None:
         self._ask = ask
         self._path = f"/{quote(name, safe='')}"
-        self._mappings = wanted(mappings)
+        self._mappings = with_own_fields(mappings)
         self._settings = {"index.gc_deletes": f"{GC_DELETES_S}s", **settings}
         self._shown = shown
 
@@ -339,18 +339,18 @@ class Index:
         Raises:
             Misconfigured: its mappings contradict the plan's, or the name means something else.
         """
-        found = self._find()
-        if found is None:
-            found = self._make() or self._find()
-        if found is not None:
-            self._check(found)
+        indices = self._find()
+        if indices is None:
+            indices = self._make() or self._find()
+        if indices is not None:
+            self._check(indices)
 
     def _find(self) -> dict[str, Any] | None:
         answer = self._ask("GET", f"{self._path}?flat_settings=true", expected=(404,))
         if answer.status == 404:
             return None
-        found: dict[str, Any] = msgspec.json.decode(answer.body)
-        return found
+        indices: dict[str, Any] = msgspec.json.decode(answer.body)
+        return indices
 
     def _make(self) -> dict[str, Any] | None:
         """None: it is there now, made by us or by somebody who was faster; then what they made is to be checked."""
@@ -362,25 +362,25 @@ class Index:
             )
         return None
 
-    def _check(self, found: dict[str, Any]) -> None:
-        if len(found) != 1:
+    def _check(self, indices: dict[str, Any]) -> None:
+        if len(indices) != 1:
             raise Misconfigured(
-                f"{self._shown} is an alias of {len(found)} indices: a document that changes would be in two of them. "
-                "Name one index, or an alias of one.",
+                f"{self._shown} is an alias of {len(indices)} indices: a document that changes would be in two of "
+                "them. Name one index, or an alias of one.",
             )
-        [(name, there)] = found.items()
+        [(name, there)] = indices.items()
         if "data_stream" in there:
             raise Misconfigured(
                 f"{self._shown} is a data stream, which keeps every version of a document. Name an index.",
             )
-        self._check_memory(name, there.get("settings", {}))
-        if _lacks(self._mappings, there.get("mappings", {})):
+        self._warn_of_short_memory(name, there.get("settings", {}))
+        if _differs(self._mappings, there.get("mappings", {})):
             self._add_fields()
 
-    def _check_memory(self, name: str, settings: Mapping[str, str]) -> None:
+    def _warn_of_short_memory(self, name: str, settings: Mapping[str, str]) -> None:
         """Exactly-once needs that the server remembers a delete for as long as an older upsert may be on its way."""
         remembered = settings.get("index.gc_deletes")
-        if remembered is not None and 0 <= seconds(remembered) < GC_DELETES_LEAST_S:
+        if remembered is not None and 0 <= parse_time(remembered) < GC_DELETES_LEAST_S:
             _log.warning(
                 "%s: index.gc_deletes is %s, so that an upsert which arrives late, after a kill, may bring a deleted "
                 "document back. Set it to %ss or more: PUT /%s/_settings",
@@ -396,25 +396,25 @@ class Index:
             )
 
 
-def wanted(mappings: Mapping[str, Any]) -> dict[str, Any]:
+def with_own_fields(mappings: Mapping[str, Any]) -> dict[str, Any]:
     """The plan's mappings with Ferryman's own object."""
     return {**mappings, "properties": {**mappings.get("properties", {}), OBJECT: OWN_FIELDS}}
 
 
-def seconds(time_value: str) -> float:
+def parse_time(time_value: str) -> float:
     """A time as settings have it (``60s``); infinite for what means no end (``-1``) or is not a time."""
     found = re.fullmatch(r"(\d+)(\w+)", time_value)
     return int(found[1]) * _UNITS[found[2]] if found and found[2] in _UNITS else float("inf")
 
 
-def _lacks(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+def _differs(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
     """Return whether ``ours`` has something that ``theirs`` lacks or has otherwise. ``theirs`` may have more."""
     for key, value in ours.items():
         if key not in theirs:
             if not (key == "type" and value == "object" and "properties" in theirs):  # the server leaves that out
                 return True
         elif isinstance(value, Mapping) and isinstance(theirs[key], Mapping):
-            if _lacks(value, theirs[key]):
+            if _differs(value, theirs[key]):
                 return True
         elif str(value).lower() != str(theirs[key]).lower():  # it has some numbers and truths as text
             return True
@@ -490,7 +490,7 @@ class OpenSearch(Destination):
             f"a `write` has {WRITE_S:g} s",
             "fields, depths and sizes: the index's own settings and `http.max_content_length`",
         ),
-        outcomes=tuple(told()),
+        outcomes=tuple(outcome_rows()),
         tested=("OpenSearch 2.19", "Elasticsearch 7.17", "Elasticsearch 8.19"),
     )
 
@@ -563,7 +563,7 @@ class OpenSearch(Destination):
         try:
             Index(ask, self.index, self.mappings, self.settings, shown=self.target()).prepare()
         except msgspec.DecodeError as e:
-            raise self._stranger() from e
+            raise self._foreign_server() from e
         finally:
             http.close()
 
@@ -596,75 +596,81 @@ class OpenSearch(Destination):
             ConnectionError: a request was sent and has no answer: it may have taken effect.
             ServerFault: the server failed over it: it may have taken effect.
         """
-        give_up = time.monotonic() + WRITE_S
+        deadline = time.monotonic() + WRITE_S
         outcomes: list[Outcome | None] = [None] * len(chunk)
-        stop: Outcome | None = None
-        for piece in pieces(self._writer.rows(chunk, outcomes)):
-            if stop is None:
-                stop = self._send(piece, outcomes, give_up)
+        common_outcome: Outcome | None = None
+        for rows in split_requests(self._writer.rows(chunk, outcomes)):
+            if common_outcome is None:
+                common_outcome = self._send(rows, outcomes, deadline)
             else:
-                _note(piece, outcomes, stop)
+                _record(rows, outcomes, common_outcome)
         return [outcome or Outcome.ok() for outcome in outcomes]
 
     # --- one request --------------------------------------------------------------------------------------------------
 
-    def _send(self, piece: list[BulkRow], outcomes: list[Outcome | None], give_up: float) -> Outcome | None:
+    def _send(self, rows: list[BulkRow], outcomes: list[Outcome | None], deadline: float) -> Outcome | None:
         """Note what becomes of these rows; an outcome that is about all others too."""
-        left_s = give_up - time.monotonic()
+        left_s = deadline - time.monotonic()
         if left_s <= 0:
-            return _note(piece, outcomes, Outcome.unavailable(f"{self.target()}: it is too slow"))
+            return _record(rows, outcomes, Outcome.unavailable(f"{self.target()}: it is too slow"))
         if self._http is None:
             raise Misconfigured(f"{self.target()}: write before open")
-        body = b"".join(row.lines for row in piece)
+        body = b"".join(row.lines for row in rows)
         try:
             answer = self._http.request("POST", self._bulk_path(), body, timeout_s=left_s, headers=_NDJSON)
         except NotSent as e:
             kind = "permanent" if e.permanent else "transient"
-            return _note(piece, outcomes, Outcome(kind, f"{self.target()}: {e}", True))
+            return _record(rows, outcomes, Outcome(kind, f"{self.target()}: {e}", True))
         except Unanswered as e:
-            return self._unknown(piece, outcomes, ConnectionError(f"{self.target()}: it was sent, but {e}"))
+            return self._raise_or_record_unknown(
+                rows, outcomes, ConnectionError(f"{self.target()}: it was sent, but {e}")
+            )
         if answer.status == 200:
-            return self._read_answer(piece, outcomes, answer)
-        return self._refused(piece, outcomes, answer, give_up)
+            return self._read_answer(rows, outcomes, answer)
+        return self._handle_refusal(rows, outcomes, answer, deadline)
 
-    def _read_answer(self, piece: list[BulkRow], outcomes: list[Outcome | None], answer: Answer) -> Outcome | None:
+    def _read_answer(self, rows: list[BulkRow], outcomes: list[Outcome | None], answer: Answer) -> Outcome | None:
         try:
             items = read_items(answer.body)
         except ValueError:  # broken off in its headers, or from somebody else: then `check` says so
             lost = f"{self.target()}: its answer is not a bulk answer"
-            return self._unknown(piece, outcomes, ConnectionError(lost))
-        if len(items) != len(piece):
-            lost = f"{self.target()}: it answered {len(items)} of {len(piece)} documents"
-            return self._unknown(piece, outcomes, ConnectionError(lost))
-        stop = None
-        for row, item in zip(piece, items, strict=True):
+            return self._raise_or_record_unknown(rows, outcomes, ConnectionError(lost))
+        if len(items) != len(rows):
+            lost = f"{self.target()}: it answered {len(items)} of {len(rows)} documents"
+            return self._raise_or_record_unknown(rows, outcomes, ConnectionError(lost))
+        common_outcome = None
+        for row, item in zip(rows, items, strict=True):
             outcome = outcomes[row.position] = item.outcome(self.target())
-            stop = outcome if outcome.universal else stop
-        return stop
+            common_outcome = outcome if outcome.universal else common_outcome
+        return common_outcome
 
-    def _refused(
-        self, piece: list[BulkRow], outcomes: list[Outcome | None], answer: Answer, give_up: float
+    def _handle_refusal(
+        self, rows: list[BulkRow], outcomes: list[Outcome | None], answer: Answer, deadline: float
     ) -> Outcome | None:
         assert self._http is not None
-        meaning = of_request(answer.status)
+        meaning = request_meaning(answer.status)
         why = self._why(self._http, answer)
         if meaning.kind == "unknown":
-            return self._unknown(piece, outcomes, ConnectionError(why) if meaning.universal else ServerFault(why))
-        if meaning.kind == "halve" and len(piece) > 1:
-            middle = len(piece) // 2
-            stop = self._send(piece[:middle], outcomes, give_up)
-            if stop is not None:
-                return _note(piece[middle:], outcomes, stop)
-            return self._send(piece[middle:], outcomes, give_up)
+            return self._raise_or_record_unknown(
+                rows, outcomes, ConnectionError(why) if meaning.universal else ServerFault(why)
+            )
+        if meaning.kind == "halve" and len(rows) > 1:
+            middle = len(rows) // 2
+            common_outcome = self._send(rows[:middle], outcomes, deadline)
+            if common_outcome is not None:
+                return _record(rows[middle:], outcomes, common_outcome)
+            return self._send(rows[middle:], outcomes, deadline)
         kind = "permanent" if meaning.kind == "halve" else meaning.kind
-        stop = _note(piece, outcomes, Outcome(kind, f"{why}. {meaning.remedy}.", meaning.universal))
-        return stop if meaning.universal else None
+        common_outcome = _record(rows, outcomes, Outcome(kind, f"{why}. {meaning.remedy}.", meaning.universal))
+        return common_outcome if meaning.universal else None
 
-    def _unknown(self, piece: list[BulkRow], outcomes: list[Outcome | None], error: Exception) -> Outcome | None:
+    def _raise_or_record_unknown(
+        self, rows: list[BulkRow], outcomes: list[Outcome | None], error: Exception
+    ) -> Outcome | None:
         """Under at-most-once what other requests have said stays said; else all of it may be sent again."""
         if not self._once:
             raise error
-        _note(piece, outcomes, Outcome("unknown", str(error)))
+        _record(rows, outcomes, Outcome("unknown", str(error)))
         return Outcome.unavailable(str(error))
 
     def _bulk_path(self) -> str:
@@ -695,7 +701,7 @@ class OpenSearch(Destination):
             raise Unavailable(f"{self.target()}: its answer broke off in the headers")
         if answer.status == 200 or answer.status in expected:
             return answer
-        meaning = of_request(answer.status)
+        meaning = request_meaning(answer.status)
         why = self._why(http, answer) + (f". {meaning.remedy}." if meaning.remedy else "")
         raise (Unavailable if meaning.kind in ("transient", "unknown") else Misconfigured)(why)
 
@@ -703,7 +709,7 @@ class OpenSearch(Destination):
         shown = http.redact(refusal(answer.body))
         return f"{self.target()}: answered {answer.status} {answer.reason}".rstrip() + (f" ({shown})" if shown else "")
 
-    def _stranger(self) -> PermanentError:
+    def _foreign_server(self) -> PermanentError:
         return Misconfigured(
             f"{self.target()}: what answers there is neither OpenSearch nor Elasticsearch. Correct the url.",
         )
@@ -713,8 +719,8 @@ class ServerFault(Exception):
     """The server failed over a request; it may have taken effect."""
 
 
-def _note(piece: list[BulkRow], outcomes: list[Outcome | None], outcome: Outcome) -> Outcome:
-    for row in piece:
+def _record(rows: list[BulkRow], outcomes: list[Outcome | None], outcome: Outcome) -> Outcome:
+    for row in rows:
         outcomes[row.position] = outcome
     return outcome
 

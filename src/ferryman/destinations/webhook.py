@@ -22,7 +22,7 @@ from ferryman.destinations.base import (
     Facts,
     Guarantee,
     Outcome,
-    payloads,
+    encode_payloads,
 )
 from ferryman.errors import Misconfigured, PermanentError, PlanError, Unavailable
 from ferryman.net import urls
@@ -55,7 +55,7 @@ _CREDENTIALS: Final = StatusMeaning(
 )
 _WRONG_URL: Final = StatusMeaning("refused", True, "correct the URL or the receiver, then run again")
 _MOVED: Final = StatusMeaning("refused", True, "a body is not sent after a redirect: give the new URL, then run again")
-_THESE: Final = StatusMeaning("refused", False, "change the document in a step, or the receiver")
+_DOCUMENT_FAULT: Final = StatusMeaning("refused", False, "change the document in a step, or the receiver")
 _TOO_LARGE: Final = StatusMeaning(
     "refused", False, "send fewer at once (batch=, batch_bytes=), or shorten it in a step"
 )
@@ -89,7 +89,7 @@ STATUSES: Final[dict[int, StatusMeaning]] = {
     500: _FAILED,
 }
 
-CLASSES: Final[dict[int, StatusMeaning]] = {3: _MOVED, 4: _THESE, 5: _GATEWAY}
+CLASSES: Final[dict[int, StatusMeaning]] = {3: _MOVED, 4: _DOCUMENT_FAULT, 5: _GATEWAY}
 """Statuses that are not named above, by their first digit."""
 
 
@@ -98,25 +98,28 @@ def meaning(status: int) -> StatusMeaning:
     return STATUSES.get(status) or CLASSES.get(status // 100, _WRONG_URL)
 
 
-def told() -> Iterator[tuple[str, str]]:
+def outcome_rows() -> Iterator[tuple[str, str]]:
     """(Answer, what becomes of the deliveries), for the reference."""
     yield "2xx", "ok, or what its `outcomes` say"
     by_meaning: dict[StatusMeaning, list[str]] = {}
-    for status, meant in [*STATUSES.items(), *((f"other {digit}xx", meant) for digit, meant in CLASSES.items())]:
-        by_meaning.setdefault(meant, []).append(str(status))
+    for status, meaning_ in [
+        *STATUSES.items(),
+        *((f"other {digit}xx", meaning_) for digit, meaning_ in CLASSES.items()),
+    ]:
+        by_meaning.setdefault(meaning_, []).append(str(status))
     kinds = {
         "later": "transient; sent again under any guarantee",
         "refused": "permanent",
         "unsure": "unknown under at-most-once, else sent again",
     }
-    for meant, statuses in by_meaning.items():
-        about = ", about all" if meant.universal else ""
-        yield f"{', '.join(statuses)}", f"{kinds[meant.kind]}{about}: {meant.remedy}"
+    for meaning_, statuses in by_meaning.items():
+        about = ", about all" if meaning_.universal else ""
+        yield f"{', '.join(statuses)}", f"{kinds[meaning_.kind]}{about}: {meaning_.remedy}"
     yield "no connection, or no TLS", "transient, about all; sent again under any guarantee"
     yield "broken off after it was sent, or no answer in time", "unknown under at-most-once, else sent again"
 
 
-class Said(msgspec.Struct):
+class ReceiverOutcome(msgspec.Struct):
     """A receiver's word on one delivery."""
 
     hash: str
@@ -124,45 +127,45 @@ class Said(msgspec.Struct):
     why: str = ""
 
 
-class Outcomes(msgspec.Struct):
+class ReceiverOutcomes(msgspec.Struct):
     """The body of a success, if it has one that counts."""
 
-    outcomes: list[Said]
+    outcomes: list[ReceiverOutcome]
 
 
-_decode = msgspec.json.Decoder(Outcomes).decode
+_decode = msgspec.json.Decoder(ReceiverOutcomes).decode
 _decode_any = msgspec.json.Decoder().decode
 
 
-def outcomes(body: bytes, sent: list[Delivery]) -> list[Outcome]:
+def parse_outcomes(body: bytes, sent: list[Delivery]) -> list[Outcome]:
     """Return the outcomes in the body of a success, by delivery hash. A body without outcomes means that all is well.
 
     One that does, and leaves a delivery out or cannot be understood, leaves it unknown: never ok.
     """
     try:
-        found: Any = _decode_any(body)
+        content: Any = _decode_any(body)
     except (msgspec.DecodeError, RecursionError):
         return [Outcome.ok()] * len(sent)
-    if not isinstance(found, dict) or "outcomes" not in found:
+    if not isinstance(content, dict) or "outcomes" not in content:
         return [Outcome.ok()] * len(sent)
     try:
-        said = {each.hash: each for each in _decode(body).outcomes}
+        by_hash = {each.hash: each for each in _decode(body).outcomes}
     except msgspec.DecodeError as e:
         return [Outcome("unknown", f"the receiver's outcomes cannot be read: {e}")] * len(sent)
-    return [_outcome(said.get(delivery.hash)) for delivery in sent]
+    return [_outcome(by_hash.get(delivery.hash)) for delivery in sent]
 
 
-def _outcome(said: Said | None) -> Outcome:
-    if said is None:
+def _outcome(answer: ReceiverOutcome | None) -> Outcome:
+    if answer is None:
         return Outcome("unknown", "the receiver's outcomes leave this delivery out")
-    match said.outcome:
+    match answer.outcome:
         case "ok":
             return Outcome.ok()
         case "stale":
             return Outcome.stale()
         case "transient":
-            return Outcome.transient(said.why or "the receiver asks to try later")
-    return Outcome.permanent(said.why or "the receiver refuses it without a reason")
+            return Outcome.transient(answer.why or "the receiver asks to try later")
+    return Outcome.permanent(answer.why or "the receiver refuses it without a reason")
 
 
 TIMEOUT_S: Final = 30.0
@@ -236,7 +239,7 @@ class Webhook(Destination):
     facts: ClassVar[Facts] = Facts(
         stored="what the receiver makes of it; each request says the deliveries' hashes and sequences",
         limits=(f"a `write` has {WRITE_S:g} s", f"of an answer {ANSWER_BYTES >> 20} MiB are read"),
-        outcomes=tuple(told()),
+        outcomes=tuple(outcome_rows()),
     )
 
     def __init__(
@@ -319,35 +322,35 @@ class Webhook(Destination):
             UnclearAnswer: it may have taken effect, or not; it may be these deliveries' fault.
             PermanentError: it is refused, and halving it shows which delivery is meant (not under at-most-once).
         """
-        found: list[Outcome | None] = [None] * len(chunk)
-        bodies = payloads(chunk, found)
+        results: list[Outcome | None] = [None] * len(chunk)
+        bodies = encode_payloads(chunk, results)
         if bodies:
             sent = [chunk[position] for position, _ in bodies]
             for (position, _), outcome in zip(bodies, self._post(sent, [body for _, body in bodies]), strict=True):
-                found[position] = outcome
-        return [outcome or Outcome.ok() for outcome in found]
+                results[position] = outcome
+        return [outcome or Outcome.ok() for outcome in results]
 
     # --- one request --------------------------------------------------------------------------------------------------
 
     def _post(self, sent: list[Delivery], bodies: list[bytes]) -> list[Outcome]:
-        give_up = time.monotonic() + WRITE_S
+        deadline = time.monotonic() + WRITE_S
         body = self._body(bodies)
         headers = {"content-type": "application/json", "idempotency-key": idempotency_key(sent)}
         while True:
-            self._pace()
-            with self._unanswered():
+            self._wait_for_turn()
+            with self._translated_errors():
                 try:
-                    answer = self._request(body, headers, min(self.timeout_s, give_up - time.monotonic()))
+                    answer = self._request(body, headers, min(self.timeout_s, deadline - time.monotonic()))
                 except NotSent as e:
                     why = f"{self.target()}: {e}"
                     return [Outcome("permanent" if e.permanent else "transient", why, True)] * len(sent)
             if answer.is_success:
-                return outcomes(answer.body, sent)
+                return parse_outcomes(answer.body, sent)
             meant = meaning(answer.status)
             wait_s = urls.retry_after_s(answer.headers) if meant.kind == "later" else None
             # Time for the wait, for the next turn and for another request, else it is the destination's circuit's work.
-            if wait_s is None or time.monotonic() + wait_s + self._turn_s() + self.timeout_s > give_up:
-                return self._refused(answer, meant, wait_s, len(sent))
+            if wait_s is None or time.monotonic() + wait_s + self._turn_s() + self.timeout_s > deadline:
+                return self._refusal_outcomes(answer, meant, wait_s, len(sent))
             time.sleep(wait_s)
 
     def _request(self, body: bytes, headers: Mapping[str, str], timeout_s: float) -> Answer:
@@ -357,12 +360,12 @@ class Webhook(Destination):
             headers = {**headers, **signature_headers(self._key, headers["idempotency-key"], body)}
         return self._http.request("POST", self._http.path, body, timeout_s=timeout_s, headers=headers)
 
-    def _refused(self, answer: Answer, meant: StatusMeaning, wait_s: float | None, rows: int) -> list[Outcome]:
+    def _refusal_outcomes(self, answer: Answer, meant: StatusMeaning, wait_s: float | None, rows: int) -> list[Outcome]:
         """Return the outcomes of deliveries whose answer was no success. Uncertain ones are raised."""
         assert self._http is not None
-        said = self._http.redact(answer.body)
+        text = self._http.redact(answer.body)
         why = f"{self.target()}: answered {answer.status} {answer.reason}".rstrip()
-        why += (f", asks to wait {wait_s:.0f} s" if wait_s else "") + (f" ({said})" if said else "")
+        why += (f", asks to wait {wait_s:.0f} s" if wait_s else "") + (f" ({text})" if text else "")
         if meant.kind == "unsure":
             raise (ConnectionError if meant.universal else UnclearAnswer)(f"{why}: {meant.remedy}")
         if meant.kind == "later":
@@ -372,7 +375,7 @@ class Webhook(Destination):
         return [Outcome("permanent", f"{why}: {meant.remedy}.", meant.universal)] * rows
 
     @contextmanager
-    def _unanswered(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         try:
             yield
         except Unanswered as e:
@@ -380,13 +383,13 @@ class Webhook(Destination):
 
     def _body(self, bodies: list[bytes]) -> bytes:
         context = self._context
-        told = {"plan": context.plan, "plan_version": context.plan_version, "destination": context.destination}
-        return msgspec.json.encode({**told, "deliveries": [msgspec.Raw(body) for body in bodies]})
+        head = {"plan": context.plan, "plan_version": context.plan_version, "destination": context.destination}
+        return msgspec.json.encode({**head, "deliveries": [msgspec.Raw(body) for body in bodies]})
 
     def _turn_s(self) -> float:
         return max(0.0, self._next_s - time.monotonic())
 
-    def _pace(self) -> None:
+    def _wait_for_turn(self) -> None:
         """Wait for this request's turn."""
         if self.rate is not None:
             time.sleep(self._turn_s())

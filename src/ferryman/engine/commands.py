@@ -22,12 +22,12 @@ from ferryman.plan import keyed_nodes, logs_read
 from ferryman.plan.keyed import read_once_sources
 from ferryman.records.families import (
     FailedMember,
-    Owed,
+    MissingDelivery,
     Published,
+    count_open_deliveries,
     decode_failures,
     encode_failures,
     encode_published,
-    open_deliveries,
 )
 from ferryman.records.keys import export_name
 from ferryman.records.rows import DOCUMENTS, EVENT_OF_ROW, ORDINAL_COMMAND, RANGE, Status, events, table_of
@@ -202,7 +202,7 @@ def _changed_documents(state: State, chosen: list[dict[str, Any]], number: int, 
             [changed for f in decode_failures(text) if (changed := change(f, wanted[name])).owed]
             for name, text in zip(names, columns["failed"], strict=True)
         ]
-        owed = [open_deliveries(each) for each in failures]
+        owed = [count_open_deliveries(each) for each in failures]
         columns |= {"owed": owed, "failed": [encode_failures(each) for each in failures]}
         if effect is DocumentsEffect.DUE:
             columns |= {"due": 0, "held": None}
@@ -223,7 +223,7 @@ def _name(state: State, delivery: dict[str, Any]) -> str:
 
 def _opened(failure: FailedMember, wanted: set[tuple[str, str, str]]) -> FailedMember:
     """The failure with these deliveries, (member, destination, route), pending again from attempt zero."""
-    owed = [Owed(*o.end, 0, True) if (failure.member, *o.end) in wanted else o for o in failure.owed]
+    owed = [MissingDelivery(*o.end, 0, True) if (failure.member, *o.end) in wanted else o for o in failure.owed]
     return FailedMember(failure.member, failure.node, failure.route, failure.branches, owed)
 
 

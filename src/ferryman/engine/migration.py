@@ -24,9 +24,9 @@ from ferryman.errors import UsageError
 from ferryman.plan import KeyedNode, Plan, changed_sources, keyed_nodes, logs_read, sources_of, structure
 from ferryman.plan.keyed import read_once_sources, upstream_sources
 from ferryman.plan.structure import DELIVERED_KINDS, Structure, keyed_node_names, reachable_destinations
-from ferryman.records.families import had_sql
-from ferryman.records.keys import FOLDER, FORGOTTEN, PUBLISHED, feed_of, lanes, place_id
-from ferryman.records.rows import DOCUMENTS, EVENT_OF_ROW, LEDGER, ORDINAL_COMMAND, OUTBOX_KEPT, Status, table_of
+from ferryman.records.families import was_published_sql
+from ferryman.records.keys import FOLDER, FORGOTTEN, PUBLISHED, feed_id, lanes, place_id
+from ferryman.records.rows import DOCUMENTS, EVENT_OF_ROW, LEDGER, ORDINAL_COMMAND, OUTBOX_SMALL, Status, table_of
 from ferryman.sources import Log
 from ferryman.state.commands import queued_commands
 from ferryman.state.keyed import MERGED
@@ -100,7 +100,7 @@ def _to_take_up_again(plan: Plan, before: Structure, after: Structure) -> str:
     keyed = keyed_node_names(before) | keyed_node_names(after)
     sources = changed_sources(before, after)
     once = quote_list(read_once_sources(plan.nodes) - keyed)
-    counted = " OR ".join(map(had_sql, sorted(keyed))) or "false"
+    counted = " OR ".join(map(was_published_sql, sorted(keyed))) or "false"
     return (
         f"operation = 'upsert' AND source NOT IN (SELECT unnest({quote_list(keyed)})) AND CASE "
         f"WHEN source IN (SELECT unnest({once})) THEN failed IS NOT NULL AND NOT ({counted}) "
@@ -126,7 +126,7 @@ def _of_keys(state: State, before: Structure, after: Structure) -> Iterator[str]
 
 def _dropped(state: State, path: str, number: int, why: str) -> pa.Table:
     """Events of all rows of an outbox file whose destination was removed."""
-    rows = read_part(state.outbox.path(path), OUTBOX_KEPT)
+    rows = read_part(state.outbox.path(path), OUTBOX_SMALL)
     destination = state.outbox.files[path].partition["destination"]
     return table_of(
         LEDGER,
@@ -253,7 +253,7 @@ def remembered_of(old: State, plan: Plan) -> dict[str, Any]:
     """Return what the new state stores about keyed nodes: the names under which readers of the older version know a
     node's changes, and all keyed nodes that ever existed, since places of exports are used once."""
     return {
-        "feeds": {node.name: feed_of(old.root, node.name) for node in carried_nodes(old, plan)},
+        "feeds": {node.name: feed_id(old.root, node.name) for node in carried_nodes(old, plan)},
         "keyed": sorted(ever_keyed(old)),
     }
 

@@ -31,7 +31,7 @@ class Published(NamedTuple):
         return self[:3]
 
 
-class Owed(msgspec.Struct, frozen=True, array_like=True):
+class MissingDelivery(msgspec.Struct, frozen=True, array_like=True):
     """A delivery that is missing because a step failed.
 
     Attributes:
@@ -67,7 +67,7 @@ class FailedMember(msgspec.Struct, frozen=True, array_like=True):
     node: str
     route: str
     branches: str
-    owed: list[Owed]
+    owed: list[MissingDelivery]
 
     @property
     def open(self) -> bool:
@@ -97,7 +97,7 @@ def family_of(document: str) -> str:
     return document.partition(SEPARATOR)[0]
 
 
-def in_family(family: str, column: str = "origin") -> str:
+def in_family_sql(family: str, column: str = "origin") -> str:
     """SQL: is this the origin of that id, or a row of that file?"""
     return f"({column} = {quote(family)} OR starts_with({column}, {quote(family + SEPARATOR)}))"
 
@@ -116,7 +116,7 @@ def content_of(fields: bytes, raw: bytes | None) -> str:
     return CONTENT + content_version(fields, raw)
 
 
-def had_sql(destination: str) -> str:
+def was_published_sql(destination: str) -> str:
     """SQL: was something of a document's family, a row of ``documents``, given to this destination?"""
     ends = (f',"{destination}"]', f',"{destination}","{CONTENT}')
     return "(" + " OR ".join(f"contains(given, {quote(end)})" for end in ends) + ")"
@@ -124,8 +124,8 @@ def had_sql(destination: str) -> str:
 
 def encode_published(given: Iterable[Published]) -> str:
     """Encode for ``documents``; "" for nothing. A large family takes several lines."""
-    if isinstance(given, (list, tuple)) and len(given) <= _FEW:
-        return _encode_few(tuple(given))
+    if isinstance(given, (list, tuple)) and len(given) <= _SMALL_FAMILY:
+        return _encode_small(tuple(given))
     return (given if isinstance(given, PublishedLines) else PublishedLines(given)).encode()
 
 
@@ -185,7 +185,7 @@ class PublishedLines(Collection[Published]):
         return any(each == given for each in self)
 
 
-_FEW: Final = 8
+_SMALL_FAMILY: Final = 8
 _SHORT: Final = 1024
 """Members and characters of families that are remembered: most are a document alone, and many of these are alike. What
 a large one takes as objects is never alike, and never freed."""
@@ -203,7 +203,7 @@ def _decode(text: str) -> tuple[Published, ...]:
     return msgspec.json.decode(text, type=tuple[Published, ...]) if text else ()
 
 
-_encode_few = lru_cache(maxsize=1024)(_encode)
+_encode_small = lru_cache(maxsize=1024)(_encode)
 _decode_short = lru_cache(maxsize=1024)(_decode)
 
 
@@ -218,7 +218,7 @@ def decode_failures(text: str | None) -> list[FailedMember]:
     return msgspec.json.decode(text, type=list[FailedMember]) if text else []
 
 
-def open_deliveries(failures: Sequence[FailedMember]) -> int:
+def count_open_deliveries(failures: Sequence[FailedMember]) -> int:
     """How many deliveries are tried again."""
     return sum(o.open for failure in failures for o in failure.owed)
 

@@ -85,12 +85,12 @@ def bucket_of(key: str) -> int:
 def key_hash(key: str) -> int:
     """Tells a key from others where they are only compared: its bucket, then 40 bits of another hash. It never
     changes."""
-    return bucket_of(key) << _REST | int.from_bytes(blake2b(key.encode(), digest_size=_REST // 8).digest())
+    return bucket_of(key) << _HASH_BITS | int.from_bytes(blake2b(key.encode(), digest_size=_HASH_BITS // 8).digest())
 
 
 def lane_number(hashed: int) -> int:
     """Return the lane number of a ``key_hash``, see ``lane_of``."""
-    return (hashed >> _REST) * limits.KEY_LANES // BUCKETS
+    return (hashed >> _HASH_BITS) * limits.KEY_LANES // BUCKETS
 
 
 def export_revision(lane: int, place: Any) -> Any:
@@ -111,7 +111,7 @@ def export_name(revision: int) -> str:
     return f"{lane}/{place}"
 
 
-_REST: Final = 40
+_HASH_BITS: Final = 40
 
 
 PUBLISHED: Final = "ferryman.published"
@@ -149,7 +149,7 @@ FORGOTTEN: Final = "ferryman.forgotten"
 """Application id: the last wave of which deletions have been dropped from the state's files."""
 
 
-def feed_of(root: StatePath, node: str) -> str:
+def feed_id(root: StatePath, node: str) -> str:
     """By which name a reader knows the changes of a node's state: no other state's has it, but that of a newer version
     which goes on with it.
 
@@ -196,7 +196,7 @@ def forget(root: StatePath, node: str, reader: str) -> None:
     files.remove(_path(root, node, reader))
 
 
-def needed_from(root: StatePath, node: str) -> int | None:
+def first_needed_wave(root: StatePath, node: str) -> int | None:
     """The first wave whose deletions a reader may still need; None: nobody needs any.
 
     A file that cannot be read keeps all.
@@ -234,12 +234,14 @@ class Contribution(NamedTuple):
     fields: bytes
 
 
-Whose = tuple[str, str]
+SourceDocument = tuple[str, str]
 """(source, document): a document that may change comes to a node by one way only, another one in another version of the
 plan."""
 
 
-def contributions_of(files: Sequence[str], documents: pa.Table, folder: Path) -> dict[Whose, list[Contribution]]:
+def contributions_of(
+    files: Sequence[str], documents: pa.Table, folder: Path
+) -> dict[SourceDocument, list[Contribution]]:
     """Return the contributions of these documents to keys, by ``source`` and ``document``.
 
     Args:
@@ -249,9 +251,9 @@ def contributions_of(files: Sequence[str], documents: pa.Table, folder: Path) ->
     Raises:
         StateDamaged: a file is missing, or not what was written.
     """
-    found: dict[Whose, list[Contribution]] = defaultdict(list)
+    contributions: dict[SourceDocument, list[Contribution]] = defaultdict(list)
     if not files or not documents.num_rows:
-        return found
+        return contributions
     paths = data_files(map(path_of, files))
     verify(paths)
     with connect(folder) as db:
@@ -263,8 +265,8 @@ def contributions_of(files: Sequence[str], documents: pa.Table, folder: Path) ->
             ) WHERE fields IS NOT NULL ORDER BY key
         """)
         for source, document, *contribution in rows.fetchall():
-            found[source, document].append(Contribution(*contribution))
-    return found
+            contributions[source, document].append(Contribution(*contribution))
+    return contributions
 
 
 # What workers note of the keys that they updated; the journal keeps it until the wave is settled.
@@ -409,14 +411,14 @@ class KeyValues:
         Raises:
             StateDamaged: a file is missing, or not what was written.
         """
-        found: dict[str, KeyRow] = {}
+        states: dict[str, KeyRow] = {}
         for rows in self._rows(first, last):
             rows = rows.filter(pc.is_in(rows["key"], value_set=keys))
             columns = (rows[name].to_pylist() for name in ("key", "value", "sequence", "wave"))
             for key, value, sequence, wave in zip(*columns, strict=True):
-                if key not in found or found[key].wave < wave:
-                    found[key] = KeyRow(value, sequence, wave)
-        return found
+                if key not in states or states[key].wave < wave:
+                    states[key] = KeyRow(value, sequence, wave)
+        return states
 
     def close(self) -> None:
         """Close the files."""
@@ -439,6 +441,6 @@ class KeyValues:
             self._open[path] = pq.ParquetFile(local_path(path), page_checksum_verification=True, memory_map=False)
         file = self._open[path]
         for number in range(file.metadata.num_row_groups):
-            told = file.metadata.row_group(number).column(_BUCKET).statistics
-            if told.min <= last and first <= told.max:
+            statistics = file.metadata.row_group(number).column(_BUCKET).statistics
+            if statistics.min <= last and first <= statistics.max:
                 yield file.read_row_group(number, columns=["key", "value", "sequence", "wave"], use_threads=False)

@@ -111,7 +111,7 @@ OUTBOX_FILE: Final = pa.schema([f for f in OUTBOX if f.name not in OUTBOX_PARTIT
 OUTBOX_CONTENT: Final = ["fields", "raw", "provenance"]
 """The large columns of the outbox."""
 
-OUTBOX_KEPT: Final = [name for name in OUTBOX_FILE.names if name not in OUTBOX_CONTENT]
+OUTBOX_SMALL: Final = [name for name in OUTBOX_FILE.names if name not in OUTBOX_CONTENT]
 """The others: those of a whole file fit into memory."""
 
 RANGE: Final = "range "
@@ -274,7 +274,7 @@ def sent_events(outbox_rows: pa.Table, noted: Iterable[RowResult], destination: 
 # The first line is the reason. Of an error that nobody foresaw, the traceback may follow in the lines after it.
 
 HEADING: Final = "Traceback (most recent call last):"
-_MARK: Final = f"\n{HEADING}\n"
+_TRACEBACK_START: Final = f"\n{HEADING}\n"
 
 LONGEST: Final = limits.TRACE_CHARACTERS
 """Characters of a traceback that are kept: its first line, and the last ones."""
@@ -282,17 +282,17 @@ LONGEST: Final = limits.TRACE_CHARACTERS
 
 def with_traceback(reason: str, trace: str) -> str:
     """Both as one message. ``trace``: without its heading; "": none."""
-    return f"{reason}{_MARK}{trace}" if trace else reason
+    return f"{reason}{_TRACEBACK_START}{trace}" if trace else reason
 
 
 def reason_of(message: str) -> str:
     """The message without its traceback."""
-    return message.partition(_MARK)[0]
+    return message.partition(_TRACEBACK_START)[0]
 
 
 def traceback_of(message: str) -> str:
     """The traceback with its heading; "": there is none."""
-    _, mark, trace = message.partition(_MARK)
+    _, mark, trace = message.partition(_TRACEBACK_START)
     return f"{HEADING}\n{trace}" if mark else ""
 
 
@@ -306,7 +306,7 @@ def reason_sql() -> str:
     return f"regexp_replace({about}, ' \\((attempt [0-9]+, the last|no attempt is spent)\\)$', '')"
 
 
-def alike_sql(reason: str) -> str:
+def common_form_sql(reason: str) -> str:
     """Return SQL for the common form of reasons that differ only in numbers and quoted text, with the line of code."""
     plain = f"regexp_replace({reason}, '[0-9]+|''[^'']*''|\"[^\"]*\"', '0', 'g')"
     return f"{plain} || regexp_extract({reason}, ':[0-9]+\\)$')"
@@ -345,16 +345,16 @@ def failed_message(id: str, source: str, body: bytes | None) -> dict[str, Any]:
     Fields that a message of a queue cannot hold one level down are there as text, ``json``, or not at all.
     """
     about: dict[str, Any] = {"id": id, "source": source}
-    if body is None or len(body) > _TEXT_BYTES:
+    if body is None or len(body) > _BODY_BYTES:
         return about
     fields = msgspec.json.decode(body)
-    return {**about, "body": fields} if _depth(fields) <= _DEEPEST else {**about, "json": body.decode()}
+    return {**about, "body": fields} if _depth(fields) <= _BODY_NESTED else {**about, "json": body.decode()}
 
 
-_DEEPEST: Final = limits.QUEUE_NESTED - 3
+_BODY_NESTED: Final = limits.QUEUE_NESTED - 3
 """Levels of fields that go into an error message as they are: they lie in an object in a list in an object."""
 
-_TEXT_BYTES: Final = limits.QUEUE_MESSAGE_BYTES // 4
+_BODY_BYTES: Final = limits.QUEUE_MESSAGE_BYTES // 4
 """The rest of the message needs room too, and what is text is longer there."""
 
 
@@ -510,7 +510,7 @@ _S = Status
 PENDING: Final = frozenset({_S.FORCE, _S.RESTART, _S.ERROR, _S.BATCHED})
 """Still to be sent."""
 
-SHOWN: Final[dict[str, tuple[frozenset[Status], str | None]]] = {
+DISPLAY_STATUSES: Final[dict[str, tuple[frozenset[Status], str | None]]] = {
     "delivered": (frozenset({_S.INDEXED}), "upsert"),
     "deleted": (frozenset({_S.INDEXED}), "delete"),
     "dropped": (frozenset({_S.DROPPED}), None),
@@ -522,47 +522,47 @@ SHOWN: Final[dict[str, tuple[frozenset[Status], str | None]]] = {
 """Status shown to users -> the stored statuses, and the operation where that matters."""
 
 
-def shown(status: str, operation: str) -> str:
-    """The word for a delivery of this status: a key of ``SHOWN``."""
-    for word, (statuses, only) in SHOWN.items():
+def display_status(status: str, operation: str) -> str:
+    """Return the status shown to users for a delivery of this status: a key of ``DISPLAY_STATUSES``."""
+    for word, (statuses, only) in DISPLAY_STATUSES.items():
         if status in statuses and only in (None, operation):
             return word
     return "pending"
 
 
-def stored(text: str) -> tuple[frozenset[Status], str | None]:
+def parse_status(text: str) -> tuple[frozenset[Status], str | None]:
     """The statuses, and the operation where it matters, for a shown word or a stored name, in any case.
 
     Raises:
         ValueError: there is no such status; names all.
     """
     word = text.strip().lower().replace("-", "_")
-    if word in SHOWN:
-        return SHOWN[word]
+    if word in DISPLAY_STATUSES:
+        return DISPLAY_STATUSES[word]
     if word.upper() in set(Status):
         return frozenset({Status(word.upper())}), None
-    raise ValueError(f"choose one of {', '.join(SHOWN)}; or of the stored names {', '.join(Status)}")
+    raise ValueError(f"choose one of {', '.join(DISPLAY_STATUSES)}; or of the stored names {', '.join(Status)}")
 
 
 _STEPS = frozenset({_S.BATCHED, _S.ERROR, _S.DROPPED, _S.DEAD, _S.ERROR_DOC})
 """Statuses that steps may give a document that is processed (again)."""
 _SENT = frozenset({_S.INDEXING, _S.INDEXED, _S.ERROR, _S.DEAD, _S.ERROR_DOC})
 """Statuses that sending may give a committed row."""
-_PERSON = frozenset({_S.RESTART, _S.FORCE})
+_OPERATOR = frozenset({_S.RESTART, _S.FORCE})
 
 MOVES: Final[dict[Status | None, frozenset[Status]]] = {
     None: frozenset({_S.PROCESSING}),
     _S.PROCESSING: _STEPS | {_S.INDEXED},
     _S.BATCHED: _SENT | {_S.DROPPED},
-    _S.INDEXING: _SENT | _PERSON | {_S.DROPPED},
-    _S.ERROR: _STEPS | _SENT | _PERSON,
-    _S.RESTART: _STEPS | _SENT | _PERSON,
+    _S.INDEXING: _SENT | _OPERATOR | {_S.DROPPED},
+    _S.ERROR: _STEPS | _SENT | _OPERATOR,
+    _S.RESTART: _STEPS | _SENT | _OPERATOR,
     _S.FORCE: frozenset({_S.PROCESSING, _S.FORCE, _S.DROPPED}),
     _S.DIRTY: frozenset({_S.PROCESSING, _S.DIRTY}),
     _S.INDEXED: frozenset({_S.FORCE, _S.DIRTY}),
     _S.DROPPED: frozenset({_S.FORCE, _S.DIRTY}),
-    _S.DEAD: _PERSON | {_S.DROPPED},
-    _S.ERROR_DOC: _PERSON | {_S.DROPPED},
+    _S.DEAD: _OPERATOR | {_S.DROPPED},
+    _S.ERROR_DOC: _OPERATOR | {_S.DROPPED},
 }
 """From -> to, for one delivery. None: nothing known of it yet.
 
@@ -571,7 +571,7 @@ made of it. Nothing looks it up while events are written, for an event does not 
 """
 
 
-def move(before: Status | None, after: Status) -> Status:
+def check_move(before: Status | None, after: Status) -> Status:
     """The state after a legal move.
 
     Raises:

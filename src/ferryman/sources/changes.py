@@ -195,9 +195,9 @@ class Changes(Log):
         return files.exists(self.root / "state.json") and files.is_folder(self._folder / "_delta_log")
 
     def _identity(self) -> str:
-        from ferryman.records.keys import feed_of
+        from ferryman.records.keys import feed_id
 
-        return feed_of(self.root, self.node) if self._exists() else ""
+        return feed_id(self.root, self.node) if self._exists() else ""
 
     def _files(self) -> ChangedFiles:
 

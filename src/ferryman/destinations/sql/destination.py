@@ -104,7 +104,7 @@ class Sql(Destination):
             else:
                 dialect = dialect_of(parsed)
                 reserved |= set(dialect.reserved)
-                yield from dialect.mistakes(parsed, self.table, self.full_text)
+                yield from dialect.argument_findings(parsed, self.table, self.full_text)
         if self.mode not in get_args(Mode):
             yield f"mode={self.mode!r}: use 'upsert' or 'append'"
         if not self.table:
@@ -163,14 +163,14 @@ class Sql(Destination):
             PermanentError: no such folder or database, no right to write, a table that is not Ferryman's.
         """
         where = self.target()
-        with self._dialect.explained(where):
+        with self._dialect.translated_errors(where):
             self._dialect.prepare(self._url, self._layout, self.full_text, where)
 
     def highest_sequence(self) -> int | None:
         """Return the highest sequence of rows and tombstones."""
         layout = self._layout
         tables = [layout.documents] if layout.appends else [layout.documents, layout.tombstones]
-        with self._dialect.explained(self.target()):
+        with self._dialect.translated_errors(self.target()):
             engine = self._dialect.open_reader(self._url)
             try:
                 with engine.connect() as connection:
@@ -180,7 +180,7 @@ class Sql(Destination):
         return max((n for n in found if n is not None), default=None)
 
     def open(self, context: DestinationContext) -> None:
-        with self._dialect.explained(self.target()):
+        with self._dialect.translated_errors(self.target()):
             self._writer = self._dialect.writer(self._url, self._layout)
 
     def write(self, chunk: list[Delivery]) -> list[Outcome]:
@@ -193,7 +193,7 @@ class Sql(Destination):
         if self._writer is None:
             raise Misconfigured(f"{self.target()}: write before open")
         dialect = self._dialect
-        with dialect.explained(self.target()):
+        with dialect.translated_errors(self.target()):
             return _write_or_split(self._writer, chunk, dialect)
 
     def close(self) -> None:
@@ -209,7 +209,7 @@ def _write_or_split(writer: Writer, chunk: list[Delivery], dialect: Dialect) -> 
     try:
         return writer.write(chunk)
     except Exception as e:
-        if not dialect.blames_a_row(e):
+        if not dialect.is_row_error(e):
             raise
         if len(chunk) == 1:
             return [Outcome.permanent(str(dialect.explain(e, REFUSED)))]

@@ -55,7 +55,7 @@ class Dialect(ABC):
     column_types: ClassVar[ColumnTypes]
 
     @abstractmethod
-    def mistakes(self, url: sa.URL, table: str, columns: tuple[str, ...]) -> Iterator[str]:
+    def argument_findings(self, url: sa.URL, table: str, columns: tuple[str, ...]) -> Iterator[str]:
         """Yield a text for each mistake in these arguments, with the remedy.
 
         ``columns`` (here and in ``prepare``): those to search.
@@ -100,7 +100,7 @@ class Dialect(ABC):
         """The best rows that have all of the terms, best first, of a table that has an index."""
 
     @contextmanager
-    def explained(self, where: str) -> Iterator[None]:
+    def translated_errors(self, where: str) -> Iterator[None]:
         """Errors of the database inside come out as ``DeliveryError``, with ``where`` and what to do."""
         try:
             yield
@@ -110,13 +110,13 @@ class Dialect(ABC):
                 raise
             raise fault from e
 
-    def blames_a_row(self, error: BaseException) -> bool:
+    def is_row_error(self, error: BaseException) -> bool:
         """Return whether the error is about one delivery's value, so that the others can still be written."""
         fault = self.explain(error, "")
         return isinstance(fault, PermanentError) and not fault.universal
 
 
-def other_columns(where: str, indexed: tuple[str, ...], wanted: tuple[str, ...], drop: str) -> PermanentError:
+def index_mismatch(where: str, indexed: tuple[str, ...], wanted: tuple[str, ...], drop: str) -> PermanentError:
     """The full-text index that is there is not the one that the plan wants; ``drop`` is the SQL to be rid of it."""
     return Misconfigured(
         f"{where}: the full-text index has the columns {', '.join(indexed)}, the plan says {', '.join(wanted)}. "

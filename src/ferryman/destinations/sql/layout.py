@@ -129,10 +129,10 @@ class Layout:
         if self.appends:
             rows = map(_with_operation, rows, chunk)
         if self._extra:
-            rows = ((*row, *self._copied(d)) for row, d in zip(rows, chunk, strict=True))
+            rows = ((*row, *self._field_values(d)) for row, d in zip(rows, chunk, strict=True))
         return rows
 
-    def _copied(self, delivery: Delivery) -> Iterable[Any]:
+    def _field_values(self, delivery: Delivery) -> Iterable[Any]:
         """Fields for columns of their own: lists and dicts as JSON text, missing ones as NULL."""
         if delivery.operation == "delete":
             return (None,) * len(self._extra)
@@ -148,7 +148,7 @@ class Layout:
         name = self.table
         there = {column["name"].lower() for column in inspector.get_columns(name)}
         if missing := [column for column in self.names if column.lower() not in there]:
-            add = "; ".join(f"ALTER TABLE {name} ADD COLUMN {self._declared(c, connection)}" for c in missing)
+            add = "; ".join(f"ALTER TABLE {name} ADD COLUMN {self._column_ddl(c, connection)}" for c in missing)
             raise Misconfigured(
                 f"{where}: the table is there, but has no column {', '.join(missing)}. Give another table=, "
                 f"drop this one, or add what is missing ({add}), then run again.",
@@ -164,7 +164,7 @@ class Layout:
                 f"to be its unique key. Give another table= or mode=, then run again.",
             )
 
-    def _declared(self, name: str, connection: sa.Connection) -> str:
+    def _column_ddl(self, name: str, connection: sa.Connection) -> str:
         """A column as ALTER TABLE takes it."""
         return f"{name} {self.documents.columns[name].type.compile(connection.dialect)}".rstrip()
 

@@ -34,7 +34,7 @@ def search(
     shown = index if "://" not in index else url.render_as_string()
     terms = terms_of(text)
     try:
-        with dialect.explained(shown), dialect.open_reader(url).connect() as connection:
+        with dialect.translated_errors(shown), dialect.open_reader(url).connect() as connection:
             if not dialect.is_indexed(connection, table):
                 raise UsageError(
                     f"{shown}: table {table} has no full-text index. Give the right --table, or have the plan make "

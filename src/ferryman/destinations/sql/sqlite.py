@@ -17,7 +17,7 @@ from sqlalchemy.types import UserDefinedType
 
 from ferryman.destinations.base import Delivery, LastDelivery, Outcome, compare
 from ferryman.destinations.sql import dialect
-from ferryman.destinations.sql.dialect import SNIPPET_WORDS, Dialect, Hit, Term, other_columns
+from ferryman.destinations.sql.dialect import SNIPPET_WORDS, Dialect, Hit, Term, index_mismatch
 from ferryman.destinations.sql.layout import ColumnTypes, Layout
 from ferryman.errors import DeliveryError, Misconfigured, PermanentError, TransientError, Unavailable, UsageError
 from ferryman.limits import KIB, MIB
@@ -76,7 +76,9 @@ class SqliteWriter(dialect.Writer):
         Raises:
             _NotNew: an id is there, or was deleted; the transaction must be rolled back.
         """
-        if self._buried(connection, [d.id for d in chunk], at_most=1) or self._insert(connection, chunk) < len(chunk):
+        if self._tombstones(connection, [d.id for d in chunk], at_most=1) or self._insert(connection, chunk) < len(
+            chunk
+        ):
             raise _NotNew
 
     def _insert(self, connection: sa.Connection, chunk: list[Delivery]) -> int:
@@ -94,8 +96,8 @@ class SqliteWriter(dialect.Writer):
         layout, statements, full_text = self._layout, self._statements, self._full_text
         ids = {d.id for d in chunk}
         rows = self._known(connection, layout.documents, ids)
-        buried = self._buried(connection, ids)
-        outcomes, winners = compare(chunk, buried | rows)
+        tombstones = self._tombstones(connection, ids)
+        outcomes, winners = compare(chunk, tombstones | rows)
         upserts = [d for d in winners.values() if d.operation == "upsert"]
         deletes = [d for d in winners.values() if d.operation == "delete"]
         if full_text is not None:
@@ -103,14 +105,14 @@ class SqliteWriter(dialect.Writer):
         if upserts:
             first = 0 if full_text is None else full_text.next_row(connection)
             _execute(connection, statements.upsert, statements.rows(upserts, first))
-        _execute(connection, statements.bury, ((d.id, d.sequence, d.hash) for d in deletes))
+        _execute(connection, statements.put_tombstones, ((d.id, d.sequence, d.hash) for d in deletes))
         self._delete(connection, layout.documents, [d.id for d in deletes if d.id in rows])
-        self._delete(connection, layout.tombstones, [d.id for d in upserts if d.id in buried])
+        self._delete(connection, layout.tombstones, [d.id for d in upserts if d.id in tombstones])
         if full_text is not None:
             full_text.add(connection, [d.id for d in upserts])
         return outcomes
 
-    def _buried(
+    def _tombstones(
         self, connection: sa.Connection, ids: Collection[str], at_most: int | None = None
     ) -> dict[str, LastDelivery]:
         """Return the tombstones of these ids. There are often none at all: one look."""
@@ -123,14 +125,14 @@ class SqliteWriter(dialect.Writer):
         self, connection: sa.Connection, table: sa.Table, ids: Collection[str], at_most: int | None = None
     ) -> dict[str, LastDelivery]:
         found: dict[str, LastDelivery] = {}
-        for some in slices(ids):
+        for some in id_slices(ids):
             query = sa.select(table.c.id, table.c.sequence, table.c.delivery_hash).where(table.c.id.in_(some))
             for id, sequence, digest in connection.execute(query.limit(at_most)):
                 found[id] = LastDelivery(sequence, digest)
         return found
 
     def _delete(self, connection: sa.Connection, table: sa.Table, ids: Collection[str]) -> None:
-        for some in slices(ids):
+        for some in id_slices(ids):
             connection.execute(sa.delete(table).where(table.c.id.in_(some)))
 
 
@@ -237,12 +239,12 @@ class FullText:
 
     def add(self, connection: sa.Connection, ids: Iterable[str]) -> None:
         """Index the rows of these ids, as they are now."""
-        for some in slices(ids):
+        for some in id_slices(ids):
             connection.execute(self._insert, {"ids": some})
 
     def remove(self, connection: sa.Connection, ids: Iterable[str]) -> None:
         """Take the rows of these ids out of the index; before they are changed."""
-        for some in slices(ids):
+        for some in id_slices(ids):
             connection.execute(self._delete, {"ids": some})
 
     def verify(self, connection: sa.Connection) -> None:
@@ -258,10 +260,10 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def slices(ids: Iterable[str]) -> Iterator[list[str]]:
+def id_slices(ids: Iterable[str]) -> Iterator[list[str]]:
     """Ids in lists that fit into one statement."""
-    left = iter(ids)
-    while some := list(islice(left, IDS_PER_STATEMENT)):
+    remaining = iter(ids)
+    while some := list(islice(remaining, IDS_PER_STATEMENT)):
         yield some
 
 
@@ -287,7 +289,7 @@ class SQLite(Dialect):
     column_types = ColumnTypes(field=_Untyped(), key=sa.Text(), json=sa.JSON())
     reserved = (ROW,)
 
-    def mistakes(self, url: sa.URL, table: str, full_text: tuple[str, ...]) -> Iterator[str]:
+    def argument_findings(self, url: sa.URL, table: str, full_text: tuple[str, ...]) -> Iterator[str]:
         if databases.is_in_memory(url):
             yield f"{url}: a database in memory is private to one process. Give a file: sqlite:///index.db"
         if table.lower().startswith("sqlite_"):
@@ -310,7 +312,7 @@ class SQLite(Dialect):
             if index is None:
                 FullText(layout.table, full_text).create(connection)
             elif index.columns != full_text:
-                raise other_columns(where, index.columns, full_text, f"DROP TABLE {layout.table}{SUFFIX}")
+                raise index_mismatch(where, index.columns, full_text, f"DROP TABLE {layout.table}{SUFFIX}")
 
     def writer(self, url: sa.URL, layout: Layout) -> SqliteWriter:
         return SqliteWriter(url, layout)
@@ -371,29 +373,29 @@ def make_engine(url: sa.URL) -> sa.Engine:
     A transaction that reads first and writes later would fail at its first write if another process wrote in between;
     with BEGIN IMMEDIATE what was read (hashes, sequences) still holds when it is written.
     """
-    made = sa.create_engine(
+    engine = sa.create_engine(
         url,
         poolclass=sa.NullPool,
-        connect_args={"isolation_level": None, "check_same_thread": False, **_patience(url)},
+        connect_args={"isolation_level": None, "check_same_thread": False, **_timeout_options(url)},
     )
-    sa.event.listen(made, "connect", _settle_in)
-    sa.event.listen(made, "begin", _begin)
-    return made
+    sa.event.listen(engine, "connect", _set_up_session)
+    sa.event.listen(engine, "begin", _begin)
+    return engine
 
 
 def reader(url: sa.URL) -> sa.Engine:
     """An engine that changes nothing, and makes no file."""
-    made = sa.create_engine(url, poolclass=sa.NullPool, connect_args=_patience(url))
-    sa.event.listen(made, "connect", lambda connection, _record: connection.execute("PRAGMA query_only = ON"))
-    return made
+    engine = sa.create_engine(url, poolclass=sa.NullPool, connect_args=_timeout_options(url))
+    sa.event.listen(engine, "connect", lambda connection, _record: connection.execute("PRAGMA query_only = ON"))
+    return engine
 
 
-def _patience(url: sa.URL) -> dict[str, float]:
+def _timeout_options(url: sa.URL) -> dict[str, float]:
     """How long others may hold the lock: what the URL says wins."""
     return {} if "timeout" in url.query else {"timeout": BUSY_TIMEOUT_S}
 
 
-def _settle_in(connection: sqlite3.Connection, _record: Any) -> None:
+def _set_up_session(connection: sqlite3.Connection, _record: Any) -> None:
     for pragma in (
         # Every commit waits for the disk: our own "delivered" must not survive a power cut that the rows do not.
         "synchronous = FULL",
@@ -415,19 +417,19 @@ def read_schema(connection: sa.Connection) -> int:
     return int(connection.exec_driver_sql("PRAGMA schema_version").scalar_one())
 
 
-def prepare(made: sa.Engine) -> None:
+def prepare(engine: sa.Engine) -> None:
     """Make the file, if it is not there, and have readers and one writer side by side (WAL). Safe to race."""
-    path = made.url.database or ""
+    path = engine.url.database or ""
     folder = os.path.dirname(path)
     if not path.startswith("file:") and not os.path.isdir(folder):
         raise Misconfigured(f"{path}: there is no folder {folder}. Make it, or correct the URL, then run again.")
-    with made.connect() as connection:
+    with engine.connect() as connection:
         driver = connection.connection.driver_connection
         assert isinstance(driver, sqlite3.Connection)
-        _patiently(lambda: _to_wal(driver))
+        _retry_while_locked(lambda: _enable_wal(driver))
 
 
-def _to_wal(driver: sqlite3.Connection) -> None:
+def _enable_wal(driver: sqlite3.Connection) -> None:
     if driver.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
         return
     if driver.execute("PRAGMA page_count").fetchone()[0] == 0:
@@ -440,16 +442,16 @@ def _to_wal(driver: sqlite3.Connection) -> None:
         )
 
 
-def _patiently(act: Callable[[], None]) -> None:
+def _retry_while_locked(action: Callable[[], None]) -> None:
     """SQLite does not wait for a lock when it changes the journal mode: two who make one file would collide."""
-    give_up = time.monotonic() + BUSY_TIMEOUT_S
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
     while True:
         try:
-            return act()
+            return action()
         except sqlite3.OperationalError as e:
             if e.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                 raise
-            if time.monotonic() > give_up:
+            if time.monotonic() > deadline:
                 raise
             time.sleep(0.02)
 
@@ -529,9 +531,9 @@ class Statements:
             documents = documents.to_metadata(sa.MetaData())
             documents.append_column(sa.Column(ROW, sa.Integer()))
         insert = sqlite.insert(documents).on_conflict_do_nothing(index_elements=[layout.key])
-        self.insert = _compiled(insert)
-        self.upsert = _compiled(_upsert(documents, [name for name in layout.names if name != layout.key]))
-        self.bury = _compiled(_upsert(layout.tombstones, ["sequence", "delivery_hash"]))
+        self.insert = _compile(insert)
+        self.upsert = _compile(_upsert(documents, [name for name in layout.names if name != layout.key]))
+        self.put_tombstones = _compile(_upsert(layout.tombstones, ["sequence", "delivery_hash"]))
 
     def rows(self, chunk: list[Delivery], first: int = 0) -> Iterator[tuple[Any, ...]]:
         """Parameters of ``insert`` and ``upsert``, numbered from ``first``; one at a time.
@@ -551,6 +553,6 @@ def _upsert(table: sa.Table, replaced: list[str]) -> sqlite.Insert:
     return insert.on_conflict_do_update(index_elements=[column.name for column in table.primary_key], set_=changes)
 
 
-def _compiled(statement: sqlite.Insert) -> str:
+def _compile(statement: sqlite.Insert) -> str:
     """SQL with a ``?`` for each column, in their order: what the driver's ``executemany`` takes without detours."""
     return str(statement.compile(dialect=sqlite.dialect(paramstyle="qmark")))

@@ -37,7 +37,7 @@ from ferryman.plan import DestinationNode, Plan, Policy, errors_node
 from ferryman.records.rows import (
     OUTBOX_CONTENT,
     OUTBOX_FILE,
-    OUTBOX_KEPT,
+    OUTBOX_SMALL,
     Result,
     RowResult,
     Rows,
@@ -79,7 +79,7 @@ class FileDelivery:
         self.file = file
         self.policy: Policy = turn.node.policy
         path = local_copy(turn.root / "outbox" / file.path)
-        table = read_part(path, OUTBOX_KEPT)
+        table = read_part(path, OUTBOX_SMALL)
         self.places, self.table = self._eligible(table)
         self.rows: np.ndarray[Any, Any] = self.table["row"].to_numpy()
         self.contents = RowGroups(str(path), OUTBOX_CONTENT, verified=True)

@@ -36,7 +36,7 @@ from ferryman.engine.transform.walk import End, Met, Stage
 from ferryman.errors import EngineError, PermanentError
 from ferryman.memory import describe_memory_error
 from ferryman.plan import DestinationNode, StepNode
-from ferryman.records.families import FailedMember, Owed
+from ferryman.records.families import FailedMember, MissingDelivery
 
 _Place = tuple[str, str]
 """(step, or "" for reading, document id)."""
@@ -310,7 +310,7 @@ class Recorder:
         """Return whether calls were written to the spool."""
         return self._spool.size() > 0
 
-    def upsert(self, doc: Document, end: End, branches: str, fields: bytes, before: Owed | None) -> None:
+    def upsert(self, doc: Document, end: End, branches: str, fields: bytes, before: MissingDelivery | None) -> None:
         only = _named(doc, doc.raw)  # its fields are encoded beside it
         only.only_if_changed = bool(doc.only_if_changed)
         self._bytes += len(fields) + len(doc.raw or b"")

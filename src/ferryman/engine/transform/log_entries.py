@@ -16,7 +16,7 @@ from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.walk import Met
 from ferryman.errors import unless_interrupt
 from ferryman.plan import ExportsNode, Plan, errors_node, find_source
-from ferryman.records.families import FailedMember, Owed
+from ferryman.records.families import FailedMember, MissingDelivery
 from ferryman.sources.log import Log
 from ferryman.state.logs import number_of_text
 
@@ -96,12 +96,12 @@ class LogEntries:
         if self.by_key and (self._stops or not ended):
             self.held.add(block.key_hashes[i])
 
-    def had(self, block: Block, i: int, owed: Owed) -> Owed:
+    def had(self, block: Block, i: int, owed: MissingDelivery) -> MissingDelivery:
         """Return a delivery of the entry of row ``i`` with the attempts made before this wave."""
         head = self._cut.head
         if head is None or (head.place, head.entry) != (block.places[i], number_of_text(block.ids[i])):
             return owed
-        return Owed(*owed.end, head.attempt, owed.open, head.since or None, head.transient)
+        return MissingDelivery(*owed.end, head.attempt, owed.open, head.since or None, head.transient)
 
     def holds(
         self,

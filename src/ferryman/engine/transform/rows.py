@@ -17,7 +17,14 @@ from ferryman import crash, limits
 from ferryman.document import Document, Operation
 from ferryman.engine.results import OutboxMark
 from ferryman.engine.transform.block import Block, KnownDocument
-from ferryman.records.families import FailedMember, Owed, Published, encode_failures, open_deliveries, parent_of
+from ferryman.records.families import (
+    FailedMember,
+    MissingDelivery,
+    Published,
+    count_open_deliveries,
+    encode_failures,
+    parent_of,
+)
 from ferryman.records.rows import DOCUMENTS, LEDGER, ORDINAL_STEPS, OUTBOX_FILE, DeliveryHash, Status, hasher, table_of
 from ferryman.state.outbox import OutboxWriter, due_stats
 from ferryman.storage.files import StatePath, remove
@@ -52,10 +59,10 @@ class OutboxBuffer:
         """Their ids, None of an origin's row; None: all are origins."""
         self._fields: list[bytes] = []
         self._raws: list[bytes | None] = []
-        self._before: dict[int, Owed] = {}
+        self._before: dict[int, MissingDelivery] = {}
         """Place -> what it has had, where there were attempts."""
 
-    def add(self, i: int, id: str, *, child: bool, before: Owed | None = None) -> None:
+    def add(self, i: int, id: str, *, child: bool, before: MissingDelivery | None = None) -> None:
         """A row whose origin is row ``i`` of the block."""
         if before is not None and before.attempt:
             self._before[len(self.rows)] = before
@@ -191,7 +198,14 @@ class OutboxStage:
         self.size = 0
 
     def upsert(
-        self, block: Block, i: int, doc: Document, end: End, branches: str, fields: bytes, before: Owed | None
+        self,
+        block: Block,
+        i: int,
+        doc: Document,
+        end: End,
+        branches: str,
+        fields: bytes,
+        before: MissingDelivery | None,
     ) -> Published:
         """A document of the family of row ``i``; what an origin's row publishes."""
         buffer = self.buffer(end, branches, "upsert")
@@ -374,7 +388,7 @@ class DocumentStage:
                 "operation": operation,
                 "given": given,
                 "due": due,
-                "owed": 0 if due is None else open_deliveries(failures),
+                "owed": 0 if due is None else count_open_deliveries(failures),
                 "failed": encode_failures(failures),
                 "held": held,
                 "forced": False,
@@ -435,7 +449,7 @@ def same_again(id: str, known: KnownDocument) -> dict[str, Any]:
         "operation": known.operation,
         "given": known.given,
         "due": known.due,
-        "owed": 0 if known.due is None else open_deliveries(known.failures),
+        "owed": 0 if known.due is None else count_open_deliveries(known.failures),
         "failed": known.failed,
         "held": known.held,
         "forced": False,

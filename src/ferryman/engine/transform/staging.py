@@ -43,7 +43,7 @@ from ferryman.plan import (
 )
 from ferryman.records.families import (
     FailedMember,
-    Owed,
+    MissingDelivery,
     Published,
     PublishedLines,
     ancestry,
@@ -251,7 +251,7 @@ class Stager(StagedFacts):
 
     # -- what a walk says of a delivery; see ``walk.Stage`` ------------------------------------------
 
-    def upsert(self, doc: Document, end: _End, branches: str, fields: bytes, before: Owed | None) -> None:
+    def upsert(self, doc: Document, end: _End, branches: str, fields: bytes, before: MissingDelivery | None) -> None:
         origin = self._block.ids[self._i]
         child = doc.id != origin
         if child:
@@ -322,7 +322,7 @@ class Stager(StagedFacts):
             for end in self._ends:
                 operation: Operation = "delete" if self._block.deletes(i) else "upsert"
                 self._event(self._relative(""), end, "", Status.ERROR, _BEHIND, 0, self._now_us, operation)
-            owed = [Owed(*end, 0) for end in self._ends]
+            owed = [MissingDelivery(*end, 0) for end in self._ends]
             self._remember(i, given="", due=self._now_us, failures=[FailedMember("", self._source, "", "", owed)])
         return True
 
@@ -397,13 +397,13 @@ class Stager(StagedFacts):
         """Does it spend none of the attempts?"""
         return pulse is not None and not self._final and pulse.gives_back(fault)
 
-    def _hold(self, owed: list[tuple[Document, Owed, Met]]) -> None:
+    def _hold(self, owed: list[tuple[Document, MissingDelivery, Met]]) -> None:
         """No attempt is spent; said once of each delivery, so that it is accounted for."""
         for doc, each, met in owed:
             why = with_traceback(f"{met.fault.text} (no attempt is spent)", met.fault.trace)
             self._event(doc, each.end, met.branches, Status.ERROR, why, each.attempt, self._now_us)
 
-    def _spent(self, met: Met, owed: Owed) -> Owed:
+    def _spent(self, met: Met, owed: MissingDelivery) -> MissingDelivery:
         """An attempt of this delivery is spent; whether it is tried again."""
         policy, node = self._nodes[owed.destination].policy, self._called.get(met.fault.node)
         if self._entries is not None:
@@ -516,7 +516,7 @@ class ErrorMessages:
         node = errors_node(plan.nodes)
         return None if node is None else cls(plan, source, wave, outbox, node.name)
 
-    def add(self, block: Block, i: int, met: Met, owed: Sequence[Owed]) -> None:
+    def add(self, block: Block, i: int, met: Met, owed: Sequence[MissingDelivery]) -> None:
         """A member of the family of row ``i`` failed for good on the way to those deliveries that are not open."""
         ended = [o.destination for o in owed if not o.open]
         if not ended:
@@ -616,7 +616,7 @@ class _Below:
     """Nodes below failed ones, by the member that failed: a family may be large."""
 
     def __init__(self, failures: Iterable[FailedMember]) -> None:
-        self._owed: dict[str, list[Owed]] = defaultdict(list)
+        self._owed: dict[str, list[MissingDelivery]] = defaultdict(list)
         for failure in failures:
             self._owed[failure.member] += failure.owed
         self._ends = {member: {o.end for o in owed} for member, owed in self._owed.items()}
@@ -744,17 +744,17 @@ class Spent(NamedTuple):
         status: of its event; None: it is tried again, the event comes with its due time.
     """
 
-    owed: Owed
+    owed: MissingDelivery
     status: Status | None
     why: str
     patient: bool
 
 
-def spend(fault: NodeError, owed: Owed, limits: RetryLimits, now_us: int) -> Spent:
+def spend(fault: NodeError, owed: MissingDelivery, limits: RetryLimits, now_us: int) -> Spent:
     """An attempt of a delivery is spent on a fault of its own; is it tried again?"""
     attempt, transient, since = owed.attempt + 1, owed.transient, owed.since
     if fault.kind is ErrorKind.PERMANENT:
-        return Spent(Owed(*owed.end, attempt, False, since, transient), Status.ERROR_DOC, fault.text, False)
+        return Spent(MissingDelivery(*owed.end, attempt, False, since, transient), Status.ERROR_DOC, fault.text, False)
     waited_s = None
     if fault.kind in TRANSIENT:
         since, transient = since or now_us, transient + 1
@@ -762,7 +762,7 @@ def spend(fault: NodeError, owed: Owed, limits: RetryLimits, now_us: int) -> Spe
     last = limits.is_exhausted(attempt, transient, waited_s)
     why = f"{fault.text} (attempt {attempt}, the last)" if last else fault.text
     return Spent(
-        Owed(*owed.end, attempt, not last, since, transient),
+        MissingDelivery(*owed.end, attempt, not last, since, transient),
         Status.DEAD if last else None,
         with_traceback(why, fault.trace),
         waited_s is not None and limits.patience_s is not None,

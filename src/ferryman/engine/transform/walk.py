@@ -37,7 +37,7 @@ from ferryman.plan import (
     successors,
 )
 from ferryman.plan.keyed import read_once_sources
-from ferryman.records.families import FailedMember, Owed, ancestry, parent_of
+from ferryman.records.families import FailedMember, MissingDelivery, ancestry, parent_of
 from ferryman.routers import Router
 from ferryman.sources.log import split_joined
 
@@ -55,7 +55,7 @@ class Way(NamedTuple):
 
     route: str = ""
     branches: str = ""
-    wanted: dict[End, Owed] | None = None
+    wanted: dict[End, MissingDelivery] | None = None
 
     def copied(self, branch: str) -> Way:
         """Into a branch of a copying router."""
@@ -83,14 +83,14 @@ class Met(NamedTuple):
     node: str
     route: str
     branches: str
-    owed: list[Owed]
+    owed: list[MissingDelivery]
     fault: NodeError
 
 
 class Stage(Protocol):
     """Where the walk says what becomes of a delivery. ``attempt`` counts from 1."""
 
-    def upsert(self, doc: Document, end: End, branches: str, fields: bytes, before: Owed | None) -> None:
+    def upsert(self, doc: Document, end: End, branches: str, fields: bytes, before: MissingDelivery | None) -> None:
         """It goes to the destination; ``before``: what it has had, if this is a retry."""
 
     def dropped(self, doc: Document, end: End, branches: str, why: str, attempt: int) -> None:
@@ -145,7 +145,7 @@ class Ends:
             if station.accepts is not None:  # of the document as it is kept, and whatever is done to it there
                 station.accepts(Document.of(doc.id, decode_fields(fields), doc.raw))
         except BaseException as e:
-            only = {end: Owed(*end, 0) if before is None else before}
+            only = {end: MissingDelivery(*end, 0) if before is None else before}
             self._fail(doc, station, way._replace(wanted=only), unless_interrupt(e))
             return
         if self._retrying:
@@ -207,7 +207,9 @@ class Ends:
     def _meet(self, doc: Document, station: CompiledNode, way: Way, fault: NodeError) -> None:
         """Nothing goes on from here, for now."""
         ends, wanted = station.ends_by(way.route), way.wanted
-        owed = [Owed(*end, 0) for end in ends] if wanted is None else [wanted[e] for e in ends if e in wanted]
+        owed = (
+            [MissingDelivery(*end, 0) for end in ends] if wanted is None else [wanted[e] for e in ends if e in wanted]
+        )
         if self._retrying:
             self._silent.difference_update((doc.id, o.end) for o in owed)
         member = self._member(doc.id)
@@ -563,7 +565,7 @@ def itself_of(out: Sequence[Document] | Many, doc: Document) -> Document | None:
 def _going_on(doc: Document, each: Document, station: CompiledNode, way: Way) -> Callable[[Onwards], None]:
     """The way of what a step has made of this document: itself, or a child, whose deliveries have had no attempt."""
     own = each.id == doc.id or way.wanted is None
-    fresh = way if own else way._replace(wanted={end: Owed(*end, 0) for end in way.wanted or ()})
+    fresh = way if own else way._replace(wanted={end: MissingDelivery(*end, 0) for end in way.wanted or ()})
     return lambda walk: walk._go(each, station.next, fresh)
 
 
