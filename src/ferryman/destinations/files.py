@@ -1,4 +1,4 @@
-"""A file a document."""
+"""Destinations of files: one for each document, or lines of JSON."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from ferryman.storage.files import classified_errors
 __all__ = ["Directory"]
 
 
-# What the file of a document is called.
+# Names of documents' files.
 
 NAME_BYTES: Final = 240
 """Longest name, in bytes: file systems take 255, and prefixes and suffixes need some."""
@@ -54,14 +54,14 @@ SUFFIX_CHARACTERS: Final = 10
 kind."""
 
 _UNSAFE: Final = re.compile(r'[%/\\:*?"<>|~\x00-\x1f\x7f-\x9f\u2028\u2029]')
-"""Characters that some file system refuses, separators of folders, line ends, and ``~``, which marks our names for
-clashes."""
+"""Characters that some file system refuses, separators of folders, line ends, and ``~``, which marks names with a
+hash."""
 
 
 def path_of_id(id: str) -> str | None:
-    """The path that an id asks for: its parts between slashes are folders, what is percent-encoded in it is decoded.
+    """Return the path for an id: its parts between slashes are folders, percent-encoded characters are decoded.
 
-    ``None`` if no file can be called so: a name or path that is too long, an empty name.
+    None if there can be no such file: a name or the path is too long, or a name is empty.
 
     Raises:
         UnicodeEncodeError: the id is not text.
@@ -76,7 +76,7 @@ def path_of_id(id: str) -> str | None:
 
 
 def hashed_path(id: str, suffix: str = "") -> str:
-    """A path that no other id has, for one that cannot have its plain one: its beginning, ``~``, a hash of the id."""
+    """Return a unique path for an id that cannot have its plain one: the beginning of the name, ``~``, a hash."""
     stem, dot, own = id.rpartition("/")[2].rpartition(".")
     if not stem or not own.isascii() or not own.isalnum() or len(own) > SUFFIX_CHARACTERS:
         stem, own = stem + dot + own, ""
@@ -85,7 +85,7 @@ def hashed_path(id: str, suffix: str = "") -> str:
 
 
 def case_key(path: str) -> str:
-    """Equal for two paths that some file system takes for one."""
+    """Return a key that is equal for paths that some file system does not distinguish (letter case, Unicode forms)."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
 
 
@@ -95,7 +95,7 @@ def _safe_name(name: str) -> str:
         try:
             decoded = unquote_to_bytes(name).decode()
         except UnicodeDecodeError:
-            return _encode_unsafe(name.replace("%", "\0")).replace("%00", "%")  # bytes that are no text stay encoded
+            return _encode_unsafe(name.replace("%", "\0")).replace("%00", "%")  # bytes that are not text stay encoded
     safe = _encode_unsafe(decoded)
     if safe in (".", ".."):
         return safe.replace(".", "%2E")
@@ -109,7 +109,7 @@ def _encode_unsafe(name: str) -> str:
 
 
 def os_path(folder: str, path: str) -> str:
-    """The path in the operating system's words."""
+    """Join a folder and a path with slashes by the separator of the operating system."""
     return os.path.join(folder, *path.split("/"))
 
 
@@ -221,7 +221,8 @@ class Directory(Destination):
         self._engine = self._index()
 
     def write(self, chunk: list[Delivery]) -> list[Outcome]:
-        """1. reserve names 2. write files 3. put them under their names, remove others 4. note it in the index.
+        """Write a chunk: 1. reserve names 2. write files 3. rename them, remove deleted ones 4. record them in the
+        index.
 
         Raises:
             Unavailable: no room, or a disk in trouble.
@@ -237,7 +238,7 @@ class Directory(Destination):
             self._engine.connect() as connection,
         ):
             indexed = IndexedFolder(self.directory, connection)
-            with connection.begin():  # a name is ours, durably, before there is a file of that name
+            with connection.begin():  # a name is durably reserved before there is a file of that name
                 refused = indexed.reserve({chunk[i].id: body for i, body in bodies.items()})  # 1
             for position in [i for i in bodies if chunk[i].id in refused]:
                 outcomes[position] = Outcome.permanent(refused[chunk[position].id])
@@ -284,10 +285,10 @@ class Directory(Destination):
         return sqlite.make_engine(sa.make_url("sqlite://").set(database=str(self.directory / INDEX / "index.db")))
 
 
-# One ``write`` into a directory of files: what each id's file is called, and how it gets there.
+# The index of a directory, and one ``write`` into it.
 
 INDEX: Final = ".ferryman"
-"""The folder in the directory that is ours: the index, and files that are being written."""
+"""Ferryman's own folder in the directory: the index, and files that are being written."""
 
 DOCUMENTS: Final = sa.Table(
     "documents",
@@ -308,13 +309,13 @@ _SLICE: Final = 500
 
 
 class FileBody(NamedTuple):
-    """File that a delivery puts into the directory.
+    """File of a delivery.
 
     Attributes:
-        data: None: it is a delete.
-        suffix: behind the document's name.
-        by_content: it is called by its content, not by its id.
-        content: that path.
+        data: content of the file; None: the delivery is a delete.
+        suffix: added to the document's name.
+        by_content: whether the file is named after its content, not its id.
+        content: path made of the content, if ``by_content``.
     """
 
     data: bytes | None
@@ -332,13 +333,13 @@ class IndexedFolder:
         self._connection = connection
 
     def known(self, ids: Iterable[str]) -> dict[str, LastDelivery]:
-        """The last delivery of each id."""
+        """Return the last delivery of each id."""
         d = DOCUMENTS.c
         rows = self._rows(ids, d.id, d.sequence, d.delivery_hash, d.operation)
         return {row.id: LastDelivery(row.sequence, row.delivery_hash) for row in rows if row.operation != "new"}
 
     def reserve(self, wanted: Mapping[str, FileBody]) -> dict[str, str]:
-        """Give each id a name that is its alone; which ids cannot have one, with the reason."""
+        """Reserve a unique name for each id; return the ids that cannot have one, with the reason."""
         d = DOCUMENTS.c
         paths = {row.id: row.path for row in self._rows(wanted, d.id, d.path)}
         refused = {}
@@ -361,7 +362,7 @@ class IndexedFolder:
         return refused
 
     def put(self, bodies: Mapping[str, FileBody]) -> None:
-        """Make the directory hold these: whole files under their names, durably; deleted ones are gone."""
+        """Write these files under their names, whole and durably, and remove those of deletes."""
         d = DOCUMENTS.c
         paths = {row.id: row.path for row in self._rows(bodies, d.id, d.path)}
         placed = []
@@ -370,7 +371,7 @@ class IndexedFolder:
             if body.data is None:
                 continue
             if body.content and os.path.exists(os_path(self._folder, body.content)):
-                touched.add(Path(os_path(self._folder, body.content)).parent)  # its name may not be durable yet
+                touched.add(Path(os_path(self._folder, body.content)).parent)  # a killed writer may not have synced it
                 continue
             temporary = self._new / uuid.uuid4().hex
             disk.write_synced(temporary, body.data)
@@ -383,11 +384,11 @@ class IndexedFolder:
             if body.data is None and not body.by_content and id in paths:
                 touched |= self._remove(Path(os_path(self._folder, paths[id])))
         for folder in touched:
-            with suppress(FileNotFoundError):  # the last file of it went after it was touched
+            with suppress(FileNotFoundError):  # the folder was removed with its last file
                 files.fsync_folder(folder)
 
     def record(self, deliveries: Iterable[tuple[Delivery, FileBody]]) -> None:
-        """These are what is there now."""
+        """Record these deliveries in the index as those that are in the directory."""
         for delivery, body in deliveries:
             values = {"sequence": delivery.sequence, "delivery_hash": delivery.hash, "operation": delivery.operation}
             if body.content:
@@ -397,7 +398,7 @@ class IndexedFolder:
     # --- names --------------------------------------------------------------------------------------------------------
 
     def _free_paths(self, id: str, suffix: str) -> Iterator[str]:
-        """Names that this id could have, best first."""
+        """Yield the free names that this id could have, best first."""
         for path in (path_of_id(id + suffix), hashed_path(id, suffix)):
             if path is None or self._is_blocked(path) or self._is_taken(id, path):
                 continue
@@ -405,7 +406,7 @@ class IndexedFolder:
                 yield path
 
     def _is_taken(self, id: str, path: str) -> bool:
-        """Has another id this name, or a folder in it, or is it another id's folder?"""
+        """Return whether another id has this name, or a folder in its path, or uses it as a folder."""
         asked, column = case_key(path), DOCUMENTS.c.path_key
         names = asked.split("/")
         folders = ["/".join(names[:n]) for n in range(1, len(names) + 1)]
@@ -421,13 +422,13 @@ class IndexedFolder:
         return any(parent.is_file() for parent in full.parents if len(parent.parts) > len(Path(self._folder).parts))
 
     def _remove(self, path: Path) -> set[Path]:
-        """Remove a file, and the folders that are empty then; folders that have changed."""
+        """Remove a file, and the folders that are empty then; return the folder that has changed."""
         with suppress(FileNotFoundError, NotADirectoryError):
             path.unlink()
         folder = path.parent
         with suppress(OSError):  # it is not empty
             while folder != Path(self._folder):
-                with suppress(FileNotFoundError):  # a kill came after it was removed
+                with suppress(FileNotFoundError):  # removed before, by a writer that was killed
                     folder.rmdir()
                 folder = folder.parent
         return {folder}
@@ -439,10 +440,10 @@ class IndexedFolder:
             yield from self._connection.execute(sa.select(*columns).where(DOCUMENTS.c.id.in_(some))).all()
 
 
-# Deliveries as lines of JSON in a folder: a file a chunk.
+# Lines of JSON in a folder: a file for each chunk.
 
 STALE_S: Final = 3600.0
-"""A temporary file older than this is a killed writer's: no ``write`` takes nearly as long."""
+"""Age from which a temporary file is left by a killed writer: no ``write`` takes nearly as long."""
 
 
 class JsonLines(Destination):

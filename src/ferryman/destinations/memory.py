@@ -1,4 +1,4 @@
-"""A destination that the driver's process can look into: for tests and first steps."""
+"""A destination whose deliveries can be read in the driver's process: for tests and first steps."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from ferryman.storage.files import classified_errors, explained_errors
 from ferryman.storage.locks import lock_with_timeout
 
 _FRAME: Final = struct.Struct("<QI")
-"""Before each chunk's pickle: its length and CRC-32, so that a torn one is known."""
+"""Header of each pickled chunk: its length and CRC-32, so that a torn one is detected."""
 
 _GENERATION_BYTES: Final = 16
-"""A spool begins with random bytes: who has read it knows from them whether it was cleared since."""
+"""Random bytes at the beginning of a spool, by which a reader detects that it was cleared since."""
 
 _BUSY_S: Final = 30.0
-"""Another process is waited for so long: it writes a chunk, unless it was stopped."""
+"""Time to wait for the lock of another process: it writes a chunk, unless it was stopped."""
 
 
 class Memory(Destination):
@@ -67,7 +67,7 @@ class Memory(Destination):
                     _clear_spool(path)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Whoever pickles it first is the driver."""
+        """Add the folder of the process that pickles it first, which is the driver."""
         return self.__dict__ | {"_folder": self._folder or _own_folder(), "_spool": None}
 
     def open(self, context: DestinationContext) -> None:
@@ -93,7 +93,7 @@ class Memory(Destination):
 
 
 class _Spool:
-    """A file of chunks that several processes append to. What was read of it is not read again."""
+    """A file of chunks that several processes append to. Each chunk is read once."""
 
     _file: BinaryIO
 
@@ -108,7 +108,7 @@ class _Spool:
 
     @contextmanager
     def locked(self) -> Iterator[_Spool]:
-        """Alone with the file."""
+        """Hold the file's lock."""
         try:
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         except FileNotFoundError:
@@ -122,7 +122,7 @@ class _Spool:
             yield self
 
     def read_new(self) -> Iterator[list[Delivery]]:
-        """Chunks since the last time. A torn one at the end (its writer was killed) is cut off."""
+        """Yield the chunks since the last call. A torn one at the end, whose writer was killed, is cut off."""
         self._file.seek(0)
         generation = self._file.read(_GENERATION_BYTES)
         if len(generation) < _GENERATION_BYTES:
@@ -140,7 +140,7 @@ class _Spool:
         self._file.truncate(self._end)
 
     def skip_new(self) -> None:
-        """Take note of what others have appended."""
+        """Read past the chunks that others have appended, and note their hashes."""
         for _ in self.read_new():
             pass
 
@@ -156,7 +156,7 @@ class _Spool:
         return chunk
 
     def append(self, chunk: list[Delivery]) -> None:
-        """Add a chunk; after ``read_new``."""
+        """Append a chunk. Call ``read_new`` or ``skip_new`` before."""
         body = pickle.dumps(chunk, pickle.HIGHEST_PROTOCOL)
         self._file.seek(self._end)
         self._file.write(_FRAME.pack(len(body), zlib.crc32(body)) + body)
@@ -173,7 +173,7 @@ def _clear_spool(path: Path) -> None:
 
 
 def _temporary_root() -> str:
-    """Where this process's folder is made, or would be if one could write there."""
+    """Return the folder in which this process's own is created."""
     return tempfile.tempdir or os.environ.get("TMPDIR") or "/tmp"
 
 
@@ -183,7 +183,7 @@ def _file_name(name: str) -> str:
 
 @cache
 def _own_folder() -> str:
-    """This process's folder (after a fork: its parent's); made when it is first needed."""
+    """Return this process's folder (after a fork its parent's), which is created when it is first needed."""
     folder = tempfile.mkdtemp(prefix="ferryman-memory-")
     atexit.register(_remove, folder, os.getpid())
     return folder
@@ -194,7 +194,7 @@ def _remove(folder: str, owner: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-# A destination that takes everything and keeps nothing.
+# A destination that accepts everything and stores nothing.
 
 
 class Null(Destination):

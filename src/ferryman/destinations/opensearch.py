@@ -22,7 +22,7 @@ from ferryman.net.http import Answer, Auth, Http, NotSent, Unanswered
 __all__ = ["OpenSearch"]
 
 
-# What the server says of a bulk request and of each of its items, and what that means for the deliveries.
+# Answers to a bulk request and for each of its items, and what they mean for the deliveries.
 
 
 class ErrorMeaning(NamedTuple):
@@ -45,7 +45,7 @@ ITEM: Final[dict[int, ErrorMeaning]] = {
     429: ErrorMeaning("transient", True, "It is sent again when the server has room"),
     503: ErrorMeaning("transient", True, "It is sent again when the shard is there"),
 }
-"""Status of an item -> its meaning. One that is not here (500) is a transient outcome of its delivery."""
+"""Status of an item -> its meaning. Any other status (500) is a transient outcome of its delivery."""
 
 TYPES: Final[dict[str, ErrorMeaning]] = {
     "index_not_found_exception": ErrorMeaning("permanent", True, "Run again: Ferryman creates the index"),
@@ -67,12 +67,12 @@ REQUEST: Final[dict[int, ErrorMeaning]] = {
     503: ErrorMeaning("transient", True, "It is sent again when the server is there"),
     504: ErrorMeaning("unknown", True),
 }
-"""Status of a whole answer -> its meaning. ``halve``: the request is sent in halves, until the one document that is
-meant stands alone: for that one it is permanent. ``unknown``: it may have taken effect."""
+"""Status of a whole answer -> its meaning. ``halve``: the request is repeated in halves, until the document to blame is
+alone in one: for that document it is permanent. ``unknown``: it may have taken effect."""
 
 
 def request_meaning(status: int) -> ErrorMeaning:
-    """The meaning of an answer that is not a 200."""
+    """Return the meaning of an answer with another status than 200."""
     if status in REQUEST:
         return REQUEST[status]
     if status >= 500:
@@ -81,7 +81,7 @@ def request_meaning(status: int) -> ErrorMeaning:
 
 
 def outcome_rows() -> Iterator[tuple[str, str]]:
-    """The tables above, as the reference shows them."""
+    """Yield (answer, outcome) of the tables above, for the reference."""
     for where, meanings in (("item", ITEM), ("error of an item", TYPES), ("whole answer", REQUEST)):
         for answer, meaning in meanings.items():
             kind = "permanent, once it stands alone" if meaning.kind == "halve" else meaning.kind
@@ -99,14 +99,14 @@ class _Cause(msgspec.Struct):
 
 
 class ErrorCause(msgspec.Struct):
-    """Why an item, or a whole request, was refused."""
+    """Reason for the refusal of an item or a whole request."""
 
     type: str = ""
     reason: str | None = None
     caused_by: _Cause | None = None
 
     def __str__(self) -> str:
-        """Type and reason, without the document's id and value: the same words for the same trouble."""
+        """Return type and reason, without the document's id and value, so that equal faults have equal texts."""
         text = _strip_details(self.reason)
         if text in ("", "failed to parse") and self.caused_by is not None:
             text = f"{text}: {_strip_details(self.caused_by.reason) or self.caused_by.type}".removeprefix(": ")
@@ -160,7 +160,7 @@ def read_items(body: bytes) -> list[BulkItem]:
 
 
 def refusal(body: bytes) -> str:
-    """Why a request was refused, as far as the answer says so."""
+    """Return why a request was refused, as far as the answer tells."""
     try:
         return str(_decode_refusal(body).error)
     except ValueError:
@@ -168,7 +168,7 @@ def refusal(body: bytes) -> str:
 
 
 def _strip_details(reason: str | None) -> str:
-    """A reason without the parts that differ from document to document."""
+    """Remove the parts of a reason that differ from document to document."""
     text = reason or ""
     text = re.sub(r"^\[\d+:\d+\] ", "", text)  # line and column
     text = re.sub(r",? (?:in|from) document with id '.*$", "", text, flags=re.DOTALL)
@@ -178,14 +178,14 @@ def _strip_details(reason: str | None) -> str:
 # Deliveries as lines of a bulk request.
 
 ID_BYTES: Final = 512
-"""Longest id that the server takes, in UTF-8; one that is longer would have the whole request refused."""
+"""Longest id that the server accepts, in UTF-8; it would refuse a whole request with a longer one."""
 
 REQUEST_BYTES: Final = 10 * limits.MIB
-"""A request closes at this size: the least that hosted clusters take. JSON is longer than what it was made of, so a
-chunk may need several. One document alone may be larger: then it is the server's to refuse it."""
+"""Largest size of a request with several documents: the lowest limit of hosted clusters. JSON is longer than the
+delivery, so a chunk may need several requests. A single document may be larger: the server then decides."""
 
 OBJECT: Final = "_ferryman"
-"""Where a document keeps what Ferryman knows of it."""
+"""Field of a document with Ferryman's metadata."""
 
 _SHOWN_CHARACTERS: Final = 80
 """Characters shown of an id that is too long."""
@@ -194,15 +194,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 class BulkRow(NamedTuple):
-    """A delivery's lines in a request."""
+    """A delivery's lines in a request, and its position in the chunk."""
 
     position: int
-    """In the chunk."""
     lines: bytes
 
 
 class BulkWriter:
-    """Makes rows of deliveries.
+    """Converts deliveries to rows of bulk requests.
 
     Args:
         text: name of the field for the decoded raw bytes; None: they are left out.
@@ -214,7 +213,7 @@ class BulkWriter:
         self._own_key = _encode(OBJECT) + b":"
 
     def rows(self, chunk: list[Delivery], outcomes: list[Outcome | None]) -> Iterator[BulkRow]:
-        """A row for each delivery that fits a request; the others have their outcome noted."""
+        """Yield a row for each delivery that can be sent; set the outcomes of the others."""
         for position, delivery in enumerate(chunk):
             try:
                 id = _encode(delivery.id)
@@ -231,7 +230,7 @@ class BulkWriter:
                 outcomes[position] = Outcome.permanent(f"{shown}: {e}")
 
     def _source(self, delivery: Delivery, id: bytes) -> bytes:
-        """The fields as they are, without decoding them; then what Ferryman adds."""
+        """Return the document's source: its fields, without decoding them, then the text and Ferryman's metadata."""
         fields = delivery._fields_json or encode_fields(delivery.fields)
         if self._own_key in fields and OBJECT in delivery.fields:
             raise BadDocument(f"it has a field {OBJECT!r}, which Ferryman writes itself. Rename the field in a step.")
@@ -247,7 +246,7 @@ class BulkWriter:
 
 
 def split_requests(rows: Iterator[BulkRow], limit_bytes: int = REQUEST_BYTES) -> Iterator[list[BulkRow]]:
-    """Rows cut into requests of this size."""
+    """Split rows into requests of at most this size."""
     request_rows: list[BulkRow] = []
     size = 0
     for row in rows:
@@ -269,8 +268,11 @@ def _id_problem(id: str) -> str:
 
 
 def _action(operation: bytes, id: bytes, sequence: int) -> bytes:
-    """``external_gte``: what has a lower version than what is there is refused, an equal one is written again. Equal
-    is only the same delivery, with the same bytes."""
+    """Return the action line of a delivery.
+
+    With ``external_gte`` the server refuses a version that is lower than the stored one, and writes an equal one again:
+    only the same delivery, with the same bytes, has an equal version.
+    """
     return b'{"%s":{"_id":%s,"version":%d,"version_type":"external_gte"}}\n' % (operation, id, sequence)
 
 
@@ -286,12 +288,12 @@ def _metadata(d: Delivery, id: bytes) -> bytes:
     )
 
 
-# The index: made as the plan wants it, or checked whether it is.
+# The index: created, or checked against the plan.
 
 GC_DELETES_S: Final = 600
-"""How long an index that we make remembers deletes. An older upsert that comes while a delete is remembered is refused;
-nothing of ours is sent a minute late. Ten times that, for requests that wait in the server, at some 100 bytes of its
-memory a delete."""
+"""Time that an index created here remembers deletes, during which older upserts are refused. Ferryman sends nothing
+more than a minute late; ten times that allows for requests that wait in the server. A remembered delete takes some 100
+bytes of its memory."""
 
 GC_DELETES_LEAST_S: Final = 60
 """The server's default: as long as a write may take."""
@@ -316,13 +318,13 @@ _log = logging.getLogger("ferryman")
 
 
 class Ask(Protocol):
-    """A request whose answer is whole, and no refusal but those that are waited for."""
+    """Function that sends a request and raises for every refusal whose status is not ``expected``."""
 
     def __call__(self, method: str, path: str, body: Any = None, *, expected: tuple[int, ...] = ()) -> Answer: ...
 
 
 class Index:
-    """An index by its name, or by an alias that means one."""
+    """An index, given by its name or by an alias of one index."""
 
     def __init__(
         self, ask: Ask, name: str, mappings: Mapping[str, Any], settings: Mapping[str, Any], *, shown: str
@@ -334,10 +336,10 @@ class Index:
         self._shown = shown
 
     def prepare(self) -> None:
-        """Make it, or look whether it is fit; fields that it lacks are added. Two drivers may do so at once.
+        """Create the index, or check an existing one and add missing fields. Two drivers may do so at once.
 
         Raises:
-            Misconfigured: its mappings contradict the plan's, or the name means something else.
+            Misconfigured: its mappings contradict the plan's, or the name means something else than one index.
         """
         indices = self._find()
         if indices is None:
@@ -353,7 +355,8 @@ class Index:
         return indices
 
     def _make(self) -> dict[str, Any] | None:
-        """None: it is there now, made by us or by somebody who was faster; then what they made is to be checked."""
+        """Create the index; return None, also if another driver was faster: then that driver's index must be
+        checked."""
         body = {"settings": self._settings, "mappings": self._mappings}
         answer = self._ask("PUT", self._path, body, expected=(400,))
         if answer.status == 400 and _EXISTS not in (why := refusal(answer.body)):
@@ -378,7 +381,8 @@ class Index:
             self._add_fields()
 
     def _warn_of_short_memory(self, name: str, settings: Mapping[str, str]) -> None:
-        """Exactly-once needs that the server remembers a delete for as long as an older upsert may be on its way."""
+        """Warn if the server does not remember a delete for as long as an older upsert may still arrive, which
+        exactly-once requires."""
         remembered = settings.get("index.gc_deletes")
         if remembered is not None and 0 <= parse_time(remembered) < GC_DELETES_LEAST_S:
             _log.warning(
@@ -397,12 +401,12 @@ class Index:
 
 
 def with_own_fields(mappings: Mapping[str, Any]) -> dict[str, Any]:
-    """The plan's mappings with Ferryman's own object."""
+    """Add the mapping of Ferryman's metadata to the plan's mappings."""
     return {**mappings, "properties": {**mappings.get("properties", {}), OBJECT: OWN_FIELDS}}
 
 
 def parse_time(time_value: str) -> float:
-    """A time as settings have it (``60s``); infinite for what means no end (``-1``) or is not a time."""
+    """Parse a time in settings (``60s``) to seconds; infinity for no limit (``-1``) or anything else."""
     found = re.fullmatch(r"(\d+)(\w+)", time_value)
     return int(found[1]) * _UNITS[found[2]] if found and found[2] in _UNITS else float("inf")
 
@@ -425,10 +429,10 @@ WRITE_S: Final = limits.SEND_TIMEOUT_S - 10
 """Time a ``write`` has, with all its requests: after it nothing is sent any more, so nothing arrives late."""
 
 SHARD_S: Final = 30
-"""Time the server waits for a shard that is not there: less than we wait, so that it is the server who says so."""
+"""Time the server waits for a missing shard: less than Ferryman waits, so that the server reports it."""
 
 CHECK_S: Final = 30.0
-"""Time a question of ``check`` gets: making an index waits for its shards."""
+"""Time-out of a request of ``check``: creating an index waits for its shards."""
 
 _JSON: Final = {"content-type": "application/json"}
 _NDJSON: Final = {"content-type": "application/x-ndjson"}
@@ -609,7 +613,7 @@ class OpenSearch(Destination):
     # --- one request --------------------------------------------------------------------------------------------------
 
     def _send(self, rows: list[BulkRow], outcomes: list[Outcome | None], deadline: float) -> Outcome | None:
-        """Note what becomes of these rows; an outcome that is about all others too."""
+        """Send rows and set their outcomes; return an outcome that applies to all following rows too, or None."""
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             return _record(rows, outcomes, Outcome.unavailable(f"{self.target()}: it is too slow"))
@@ -632,7 +636,7 @@ class OpenSearch(Destination):
     def _read_answer(self, rows: list[BulkRow], outcomes: list[Outcome | None], answer: Answer) -> Outcome | None:
         try:
             items = read_items(answer.body)
-        except ValueError:  # broken off in its headers, or from somebody else: then `check` says so
+        except ValueError:  # the headers broke off, or another kind of server answered, which `check` reports
             lost = f"{self.target()}: its answer is not a bulk answer"
             return self._raise_or_record_unknown(rows, outcomes, ConnectionError(lost))
         if len(items) != len(rows):
@@ -667,7 +671,8 @@ class OpenSearch(Destination):
     def _raise_or_record_unknown(
         self, rows: list[BulkRow], outcomes: list[Outcome | None], error: Exception
     ) -> Outcome | None:
-        """Under at-most-once what other requests have said stays said; else all of it may be sent again."""
+        """Raise an error after which the chunk may be sent again; under at-most-once, set unknown outcomes instead, so
+        that the outcomes of the chunk's other requests are kept."""
         if not self._once:
             raise error
         _record(rows, outcomes, Outcome("unknown", str(error)))
@@ -689,7 +694,7 @@ class OpenSearch(Destination):
         return Http(self.url, shown=self.target(), auth=auth, ca=self.ca)
 
     def _ask(self, http: Http, method: str, path: str, body: Any, expected: tuple[int, ...]) -> Answer:
-        """For ``check``: here any failure is about the whole destination."""
+        """Send a request of ``check``; any failure concerns the whole destination."""
         sent = None if body is None else msgspec.json.encode(body)
         try:
             answer = http.request(method, http.path.rstrip("/") + path, sent, timeout_s=CHECK_S, headers=_JSON)

@@ -137,11 +137,12 @@ class Queue(Destination):
         return outcomes
 
     def _row(self, delivery: Delivery) -> tuple[str, str, str, int]:
-        """Message, meta, hash, sequence."""
+        """Return (message, meta, hash, sequence) of a delivery."""
         return self._message(delivery), self._meta(delivery), delivery.hash, delivery.sequence
 
     def _message(self, delivery: Delivery) -> str:
-        """The fields as they are stored, in JSON; they are looked at again only where they may not be a message."""
+        """Return the message as JSON. The stored fields are used as they are, and checked only if they may be too
+        large or nested too deep for a message."""
         if delivery.operation == "delete":
             return "{}"
         if self.text is not None and delivery.raw is not None:
@@ -172,7 +173,7 @@ class Queue(Destination):
 
     @contextmanager
     def _translated_errors(self) -> Iterator[None]:
-        """Errors of a queue as those of a destination, about all of it."""
+        """Convert errors of the queue to ``Unavailable`` or ``Misconfigured``."""
         try:
             with classified_queue_errors(self.root / self.name):
                 yield
@@ -185,7 +186,7 @@ class Queue(Destination):
 
 
 def _writer_of(context: DestinationContext) -> str:
-    """Names a plan's node and a state of it in the queue; a newer version goes on under it, for rows that it takes
-    over may have been appended already."""
+    """Return the name under which the queue knows a node of a plan and its state. A newer version of the plan keeps it,
+    because rows that it takes over may have been appended already."""
     version = context.first_version or context.plan_version
     return f"{context.plan}-v{version}/{context.destination} {context.state}".strip()

@@ -19,7 +19,7 @@ from ferryman.net.http import Answer, Auth, Http, NotSent, Unanswered
 __all__ = ["Solr"]
 
 
-# What is asked of a collection of Solr, and what its answers mean.
+# Requests to a collection of Solr, and the meaning of its answers.
 
 GET_BYTES: Final = limits.MIB
 """Most bytes of ids in one request: half of Solr's default limit for a form (``formdataUploadLimitInKB``)."""
@@ -27,10 +27,10 @@ GET_BYTES: Final = limits.MIB
 CHAIN: Final = "DocBasedVersionConstraintsProcessorFactory"
 
 LOG_ACTIVE: Final = 3
-"""State of a transaction log that has been read to its end."""
+"""State of a transaction log that has been replayed completely."""
 
 DOCUMENT_STATUSES: Final = (400, 413, 500)
-"""Statuses that speak of the documents that were sent."""
+"""Statuses that concern the documents that were sent."""
 
 CONFLICT: Final = 409
 
@@ -43,13 +43,13 @@ _REMEDIES: Final = {
     405: "correct the URL",
     407: "correct the URL",
 }
-"""Statuses that waiting does not fix, and what does."""
+"""Statuses that waiting does not resolve -> what to do."""
 
 _Result = TypeVar("_Result")
 
 
 def outcome_rows() -> Iterator[tuple[str, str]]:
-    """(Answer, what becomes of the deliveries), for the reference."""
+    """Yield (answer, outcome of the deliveries), for the reference."""
     yield "200, the id among what was taken", "ok"
     yield "the same hash is there", "ok"
     yield "a higher sequence is there", "stale"
@@ -68,14 +68,14 @@ class StoredVersion(NamedTuple):
     sequence: int
     hash: str | None
     version: int
-    """Solr's own number of this state of the document: a write that names it is refused if it has changed."""
+    """Solr's ``_version_`` of the document: a write that names it is refused if the document has changed since."""
 
 
 class Reply(NamedTuple):
     """Result of an update: 200, 409 (another writer was faster, or it is too old) or one of ``DOCUMENT_STATUSES``.
 
     Attributes:
-        taken: ids that took effect, as far as Solr tells; also of an update that it refused in the end.
+        accepted: ids that took effect, as far as Solr tells; also of an update that failed in the end.
         why: Solr's words.
     """
 
@@ -94,7 +94,7 @@ class Collection:
         self._timeout_s = timeout_s
         self._path = http.path.rstrip("/")
         self._replayed_connection = 0
-        """Number of the connection by which it was seen to be awake."""
+        """Number of the connection on which the transaction log was last seen to be replayed."""
 
     def check(self, versions: bool) -> None:
         """Check that the collection exists and has the fields that are needed.
@@ -169,20 +169,24 @@ class Collection:
         return None if highest is None else int(highest)
 
     def _check_log_replayed(self) -> None:
-        """A server that stands alone takes writes while it reads its transaction log after a crash, and does not see
-        what it has not read yet: an older version would replace a newer one. In a cloud it waits by itself."""
+        """Check that the server has replayed its transaction log.
+
+        A single server accepts writes while it replays its log after a crash, and does not see updates that it has not
+        replayed yet: an older version would replace a newer one. A cloud waits by itself. The check is made once for
+        each connection.
+        """
         self._translate_errors(lambda: self._http.connect(self._timeout_s))
         connection = self._http.connections
         if connection == self._replayed_connection:
             return
-        # A core that is still loading calls its log read: one that answers has begun to read it.
+        # A core that is still loading reports its log as replayed, but one that answers a request has begun replaying.
         self._ask("POST", "/get", urlencode({"id": ""}).encode(), _FORM)
         base, _, name = self._path.rpartition("/")
         log = f"solr.core.{unquote(name)}:TLOG.state"
         answer = self._request("GET", f"/admin/metrics?{urlencode({'key': log, 'wt': 'json'})}", base=base)
         state = (
             self._json(answer).get("metrics", {}).get(log) if answer.is_success else None
-        )  # None: it is not for us to know
+        )  # None: this user may not read metrics
         if connection != self._http.connections:
             raise Unavailable(f"{self._shown}: it closed the connection while it was asked")
         if state not in (None, LOG_ACTIVE):
@@ -250,7 +254,7 @@ class Collection:
         return Unavailable(why) if answer.status in urls.NOT_HANDLED else ConnectionError(why)
 
     def _raise_if_misconfigured(self, why: str) -> None:
-        """Some words are no document's fault, though they come with a document's status."""
+        """Raise if a refusal is the collection's fault, although its status is that of a bad document."""
         if "must specify doc version param" in why:
             raise self._misconfigured(
                 f"its update chain compares versions ({why}): say versions=, with this parameter's name"
@@ -270,7 +274,7 @@ _FORM: Final = "application/x-www-form-urlencoded"
 
 
 def _single_value(value: Any) -> Any:
-    """A field's value; a schema that was guessed makes lists of all."""
+    """Return a field's value; a schemaless collection makes lists of all values."""
     return value[0] if isinstance(value, list) and value else value
 
 
@@ -278,10 +282,10 @@ TIMEOUT_S: Final = 30.0
 """Time a request gets: a bulk of some MiB takes a second; a server that merges segments may need more."""
 
 WRITE_S: Final = limits.SEND_TIMEOUT_S - TIMEOUT_S - 5
-"""After this no more requests are begun in a ``write``, so that the last one may take all its time."""
+"""Time during which a ``write`` begins requests, so that the last one may still take its whole time-out."""
 
 ROUNDS: Final = 8
-"""How often an id that somebody else writes at the same time is read again before it is left for later."""
+"""Number of times that an id is read again because another writer changes it, before it is left for later."""
 
 COMMIT_WITHIN_MS: Final = 1000
 """Time until sent documents can be found, in milliseconds: short for a user, and few commits for the server."""
@@ -429,7 +433,7 @@ class Solr(Destination):
         return [outcomes[position] for position in range(len(chunk))]
 
     def _layers(self, chunk: list[Delivery], outcomes: dict[int, Outcome]) -> list[list[UpdateRow]]:
-        """Each id once in a layer; of several deliveries of one id, the older ones in earlier layers."""
+        """Split a chunk into layers with each id once; older deliveries of an id are in earlier layers."""
         layers: list[list[UpdateRow]] = []
         layer_of: dict[str, int] = defaultdict(int)
         for position in sorted(range(len(chunk)), key=lambda i: chunk[i].sequence):
@@ -456,7 +460,7 @@ class Solr(Destination):
 
 
 class UpdateRow(NamedTuple):
-    """A delivery of a chunk, with its place in it and the document that is made of it ({} of a delete)."""
+    """A delivery of a chunk, its position, and the document made of it ({} for a delete)."""
 
     position: int
     delivery: Delivery
@@ -464,11 +468,11 @@ class UpdateRow(NamedTuple):
 
 
 class _ChunkWriter:
-    """One ``write``: rows, each of another id, are sent until each has an outcome.
+    """State of one ``write``: sends rows with different ids until each has an outcome.
 
     Args:
-        parameters: of every update.
-        outcomes: position -> outcome; filled.
+        parameters: parameters of every update.
+        outcomes: position -> outcome; filled in.
     """
 
     def __init__(
@@ -481,8 +485,8 @@ class _ChunkWriter:
         self._until = time.monotonic() + WRITE_S
 
     def settle(self, rows: list[UpdateRow]) -> None:
-        """1. What has the collection? 2. Compare. 3. Send what is newer, naming what was seen. 4. What is not confirmed
-        was seen by somebody else too: again from 1."""
+        """Bring each row to an outcome: 1. read the stored versions 2. compare 3. send newer rows, on the condition
+        that the stored version has not changed 4. repeat for rows that lost to another writer."""
         for _ in range(ROUNDS):
             known = self._collection.known(row.delivery.id for row in rows)  # 1
             rows = [row for row in rows if not self._is_settled(row, known.get(row.delivery.id))]  # 2
@@ -495,7 +499,7 @@ class _ChunkWriter:
             self._outcomes[row.position] = Outcome.transient("other writers change this document at the same time")
 
     def _is_settled(self, row: UpdateRow, known: StoredVersion | None) -> bool:
-        """Needs this row not be sent?"""
+        """Return whether this row needs no update, and set its outcome."""
         if known is None:
             if row.body or self._versions is not None:
                 return False
@@ -509,7 +513,7 @@ class _ChunkWriter:
         return True
 
     def _send_upserts(self, rows: list[UpdateRow], known: dict[str, StoredVersion]) -> list[UpdateRow]:
-        """Send documents; those that are still open."""
+        """Send documents; return the rows without an outcome."""
         waiting: list[UpdateRow] = []
         groups = [rows] if rows else []
         while groups:
@@ -525,12 +529,12 @@ class _ChunkWriter:
             elif len(group) == 1 and rest:
                 self._record_refusal(group[0], reply)
             elif rest:
-                # It stopped at the first one that it had not taken, or, in a cloud, at one of them.
+                # It stopped at the first document that it had not accepted, or, in a cloud, at one of these.
                 groups = [part for part in (rest[:1], rest[1:]) if part] + groups
         return waiting
 
     def _send_deletes(self, rows: list[UpdateRow], known: dict[str, StoredVersion]) -> list[UpdateRow]:
-        """Send deletes; those that are still open."""
+        """Send deletes; return the rows without an outcome."""
         if not rows:
             return []
         if self._versions is None:
@@ -548,7 +552,7 @@ class _ChunkWriter:
         return waiting
 
     def _handle_reply(self, rows: list[UpdateRow], reply: Reply) -> list[UpdateRow]:
-        """Deletes after their answer; those that are still open."""
+        """Set the outcomes of deletes by the reply; return the rows without an outcome."""
         rest = self._record_accepted(rows, reply)
         if reply.status in (200, CONFLICT):
             return rest
@@ -557,12 +561,12 @@ class _ChunkWriter:
         return []
 
     def _conditional(self, row: UpdateRow, known: dict[str, StoredVersion]) -> dict[str, Any]:
-        """The document, to be taken only if what is there is what we have seen (-1: nothing)."""
+        """Return the document with the condition that the stored version is the one that was read (-1: none)."""
         seen = known.get(row.delivery.id)
         return row.body | {"_version_": -1 if seen is None else seen.version}
 
     def _record_accepted(self, rows: list[UpdateRow], reply: Reply) -> list[UpdateRow]:
-        """Note what was taken; the rest."""
+        """Set the outcomes of the accepted rows; return the others."""
         rest = []
         for row in rows:
             if row.delivery.id in reply.accepted:
@@ -573,7 +577,7 @@ class _ChunkWriter:
 
     def _record_refusal(self, row: UpdateRow, reply: Reply) -> None:
         id = row.delivery.id
-        # Of the same trouble the same words: many of them in a row are the collection's trouble, not the documents'.
+        # Equal faults get equal texts, because many of them in a row mean that the collection is at fault.
         said = reply.why.replace(f"[doc={id}] ", "").replace(f"document id {id} ", "document ")
         why = f"Solr refuses it ({reply.status}): {said}"
         self._outcomes[row.position] = Outcome.transient(why) if reply.status == 500 else Outcome.permanent(why)
@@ -585,10 +589,10 @@ class _ChunkWriter:
             )
 
 
-# A delivery as a document of Solr.
+# Conversion of deliveries to documents of Solr.
 
 _RESERVED_FIELDS: Final = ("_version_", "_root_", "_nest_path_", "_nest_parent_", "_childDocuments_")
-"""Fields with a meaning: a document that sets them would no longer be one of ours."""
+"""Fields with a meaning in Solr: a document that sets them would not be stored as an ordinary one."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -602,10 +606,10 @@ class FieldNames(NamedTuple):
 
 
 def solr_document(delivery: Delivery, names: FieldNames) -> dict[str, Any]:
-    """The fields as they are, ``id``, the text, hash and sequence.
+    """Convert a delivery to a document with its fields, ``id``, the text, hash and sequence.
 
-    Numbers, texts and truth values stay what they are, a list of them is a field with several values; None is left
-    out. Anything deeper is JSON text: Solr would take an object for an order to change the document that is there.
+    Numbers, texts and booleans stay as they are, a list of them becomes a field with several values, None is left out.
+    Nested values become JSON text: Solr would interpret an object as an instruction to modify the stored document.
 
     Raises:
         BadDocument: a field has a name that Solr or Ferryman keeps for itself.

@@ -31,16 +31,16 @@ from ferryman.net.http import ANSWER_BYTES, Answer, Http, NotSent, Unanswered, e
 __all__ = ["Webhook"]
 
 
-# What the answers to a webhook mean: for the document, for the receiver, and for what may be sent again.
+# Meaning of the answers to a webhook: whether they concern the documents or the receiver, and what may be sent again.
 
 
 class StatusMeaning(NamedTuple):
     """Meaning of a status.
 
     Attributes:
-        kind: "refused": not taken, and never will be; "later": not taken, send it again; "unsure": it may have taken
-            effect.
-        universal: about the receiver, not about these documents.
+        kind: "refused": not accepted, and never will be; "later": not accepted, send it again; "unsure": it may have
+            taken effect.
+        universal: whether it concerns the receiver, not these documents.
         remedy: what to do.
     """
 
@@ -90,16 +90,16 @@ STATUSES: Final[dict[int, StatusMeaning]] = {
 }
 
 CLASSES: Final[dict[int, StatusMeaning]] = {3: _MOVED, 4: _DOCUMENT_FAULT, 5: _GATEWAY}
-"""Statuses that are not named above, by their first digit."""
+"""First digit of a status that is not listed above -> its meaning."""
 
 
 def meaning(status: int) -> StatusMeaning:
-    """Return the meaning of a status that is not a success; one unknown to HTTP is the receiver's fault."""
+    """Return the meaning of a status that is not a success; an unknown one counts as a fault of the receiver."""
     return STATUSES.get(status) or CLASSES.get(status // 100, _WRONG_URL)
 
 
 def outcome_rows() -> Iterator[tuple[str, str]]:
-    """(Answer, what becomes of the deliveries), for the reference."""
+    """Yield (answer, outcome of the deliveries), for the reference."""
     yield "2xx", "ok, or what its `outcomes` say"
     by_meaning: dict[StatusMeaning, list[str]] = {}
     for status, meaning_ in [
@@ -120,7 +120,7 @@ def outcome_rows() -> Iterator[tuple[str, str]]:
 
 
 class ReceiverOutcome(msgspec.Struct):
-    """A receiver's word on one delivery."""
+    """A receiver's outcome for one delivery."""
 
     hash: str
     outcome: Literal["ok", "stale", "transient", "permanent"]
@@ -128,7 +128,7 @@ class ReceiverOutcome(msgspec.Struct):
 
 
 class ReceiverOutcomes(msgspec.Struct):
-    """The body of a success, if it has one that counts."""
+    """Body of a successful answer that states outcomes."""
 
     outcomes: list[ReceiverOutcome]
 
@@ -138,9 +138,9 @@ _decode_any = msgspec.json.Decoder().decode
 
 
 def parse_outcomes(body: bytes, sent: list[Delivery]) -> list[Outcome]:
-    """Return the outcomes in the body of a success, by delivery hash. A body without outcomes means that all is well.
+    """Return the outcomes in the body of a successful answer; without ``outcomes`` in it, all deliveries are ok.
 
-    One that does, and leaves a delivery out or cannot be understood, leaves it unknown: never ok.
+    If the outcomes leave a delivery out, or cannot be parsed, its outcome is unknown, never ok.
     """
     try:
         content: Any = _decode_any(body)
@@ -172,14 +172,14 @@ TIMEOUT_S: Final = 30.0
 """Time a request gets: a receiver that needs longer should answer first and work afterwards."""
 
 WRITE_S: Final = limits.SEND_TIMEOUT_S - 10
-"""Time a ``write`` takes at most, with all its waits: it must say itself what it knows, before it is given up."""
+"""Longest time of a ``write``, with all its waits: it must report what it knows before the engine ends it."""
 
 OWN_HEADERS: Final = ("content-type", "idempotency-key", "webhook-id", "webhook-timestamp", "webhook-signature")
-"""Headers that a plan cannot set: body and key are given, and the signature is made of them."""
+"""Headers that a plan cannot set, because ``Webhook`` sets them itself."""
 
 
 class UnclearAnswer(Exception):
-    """The receiver failed over these deliveries; they may have taken effect, or not."""
+    """The receiver failed while it processed these deliveries; they may or may not have taken effect."""
 
 
 class Webhook(Destination):
@@ -348,7 +348,7 @@ class Webhook(Destination):
                 return parse_outcomes(answer.body, sent)
             meant = meaning(answer.status)
             wait_s = urls.retry_after_s(answer.headers) if meant.kind == "later" else None
-            # Time for the wait, for the next turn and for another request, else it is the destination's circuit's work.
+            # Wait here only if there is time for the wait, the next turn and another request; else the engine retries.
             if wait_s is None or time.monotonic() + wait_s + self._turn_s() + self.timeout_s > deadline:
                 return self._refusal_outcomes(answer, meant, wait_s, len(sent))
             time.sleep(wait_s)
@@ -361,7 +361,7 @@ class Webhook(Destination):
         return self._http.request("POST", self._http.path, body, timeout_s=timeout_s, headers=headers)
 
     def _refusal_outcomes(self, answer: Answer, meant: StatusMeaning, wait_s: float | None, rows: int) -> list[Outcome]:
-        """Return the outcomes of deliveries whose answer was no success. Uncertain ones are raised."""
+        """Return the outcomes of deliveries whose answer was not a success; raise if they may have taken effect."""
         assert self._http is not None
         text = self._http.redact(answer.body)
         why = f"{self.target()}: answered {answer.status} {answer.reason}".rstrip()
@@ -400,7 +400,7 @@ class Webhook(Destination):
 
 
 def idempotency_key(sent: list[Delivery]) -> str:
-    """The hash of the one delivery, or the hash of the hashes of several."""
+    """Return the hash of a single delivery, or the hash of the hashes of several."""
     if len(sent) == 1:
         return sent[0].hash
     return blake2b("".join(d.hash for d in sent).encode(), digest_size=16).hexdigest()
@@ -410,7 +410,7 @@ def idempotency_key(sent: list[Delivery]) -> str:
 
 
 def signing_key(secret: str | None, where: str) -> bytes | None:
-    """The key that a secret stands for; None without one.
+    """Return the signing key for a secret; None without one.
 
     Args:
         secret: text, in which ``${NAME}`` is filled in from the environment; behind ``whsec_`` it is base64.
@@ -433,10 +433,10 @@ def signing_key(secret: str | None, where: str) -> bytes | None:
 
 
 def signature_headers(key: bytes, id: str, body: bytes) -> dict[str, str]:
-    """The headers that sign a request.
+    """Return the headers that sign a request.
 
     Args:
-        id: names the request; the same if it is sent again.
+        id: identifies the request; equal if it is sent again.
     """
     at = int(time.time())
     signed = b"%s.%d." % (id.encode(), at) + body

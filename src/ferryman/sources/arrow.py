@@ -1,4 +1,4 @@
-"""Rows of Arrow batches as ids and JSON. Imported when the first rows come: pyarrow takes 0.1 s to load."""
+"""Conversion of Arrow batches to ids and JSON. Imported only when there are rows: pyarrow takes 0.1 s to load."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ferryman import limits
 from ferryman.errors import UsageError
 
 Convert = Callable[[Any], Any]
-"""Makes a JSON value of one that is not None."""
+"""Function that converts a value, not None, to a JSON value."""
 
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 _encode_in_order = msgspec.json.Encoder().encode
@@ -25,10 +25,10 @@ _NO_STRUCT_NAME = re.compile(r'["\\\x00-\x1f]')  # msgspec writes a struct's nam
 
 
 class RowEncoder:
-    """Makes ids and JSON of batches of one schema: for each row what ``encode_fields`` makes of its values.
+    """Converts batches of one schema to ids and JSON, which equals the result of ``encode_fields`` for each row.
 
-    It works by columns. Values cross from Arrow to Python a column at a time, and a row is a ``msgspec.Struct``, filled
-    and encoded without any Python in between: half a microsecond a row of five columns, where dicts cost two.
+    Values are converted from Arrow to Python a column at a time. A row is a ``msgspec.Struct``, filled and encoded
+    without Python code per row: a row of five columns takes half a microsecond, with dicts two.
 
     Raises:
         UsageError: no column has this name, two columns share one, or ids cannot be made of this column.
@@ -50,14 +50,14 @@ class RowEncoder:
         self._encode = _encode_sorted if nested else _encode_in_order  # the columns are in order already
 
     def encode(self, batch: pa.RecordBatch) -> tuple[list[str | None], list[bytes]]:
-        """Ids, None or "" where a row has none, and fields."""
+        """Return ids, None or "" for rows without one, and encoded fields."""
         ids = _values(batch.column(self._id), self._id_casts, self._id_text)
         columns = [_values(batch.column(i), casts, convert) for i, casts, convert in self._columns]
         return ids, list(map(self._encode, map(self._row, *columns)))
 
 
 def _nesting(kind: pa.DataType) -> int:
-    """Lists, structs and maps in each other."""
+    """Return the depth of nested lists, structs and maps."""
     inner = [kind.field(at).type for at in range(kind.num_fields)] if not types.is_map(kind) else []
     inner += [kind.key_type, kind.item_type] if types.is_map(kind) else []
     return 1 + max(map(_nesting, inner)) if inner else 0
@@ -71,7 +71,7 @@ def _values(column: pa.Array, casts: list[pa.DataType], convert: Convert | None)
 
 
 def _row_maker(names: list[str]) -> Callable[..., Any]:
-    """Return a function that makes a row's values, in the order of these names, something to encode."""
+    """Return a function that combines a row's values, in the order of these names, to an object to encode."""
     if any(_NO_STRUCT_NAME.search(name) for name in names):
         return lambda *values: dict(zip(names, values, strict=True))
     fields = {f"c{at}": name for at, name in enumerate(names)}
@@ -93,7 +93,7 @@ def check_names(names: list[str], id: str) -> None:
 
 
 def id_type_error(name: str, kind: str) -> str:
-    """Why a column cannot be the id."""
+    """Return the error text for a column whose type cannot be an id."""
     return f"DataFrame(id={name!r}): the column holds {kind}; an id is text or a number. Cast it to string in read."
 
 
@@ -111,11 +111,11 @@ def _id_text(name: str, kind: pa.DataType) -> Convert | None:
 
 
 def _casts_of(kind: pa.DataType) -> list[pa.DataType]:
-    """The types that a column is cast to, one after the other, before it goes to Python.
+    """Return the types that a column is cast to, one after the other, before it is converted to Python.
 
-    Times become text in Arrow: Python's own end with the year 9999, Spark's do not. An instant is brought to UTC
-    first, so that its text (and the document's version) does not depend on the session's time zone. A number of single
-    precision goes by its text too: 0.1 stays 0.1, where Python would show the 0.10000000149011612 that it is.
+    Times become text in Arrow, because Python's types end with the year 9999. An instant is converted to UTC first, so
+    that its text (and the document's version) does not depend on the session's time zone. A single-precision number
+    becomes text too: 0.1 stays 0.1, where Python would have 0.10000000149011612.
     """
     utc = _map_types(kind, _in_utc)
     text = _map_types(utc, _as_text)
@@ -123,7 +123,7 @@ def _casts_of(kind: pa.DataType) -> list[pa.DataType]:
 
 
 def _map_types(kind: pa.DataType, swap: Convert) -> pa.DataType:
-    """A type with each innermost type in it swapped."""
+    """Return a type with each innermost type in it replaced."""
     if types.is_map(kind):
         return pa.map_(_map_types(kind.key_type, swap), _map_types(kind.item_type, swap))
     if _is_list(kind):
@@ -179,12 +179,12 @@ def _identity(value: Any) -> Any:
 
 
 def _key_name(key: Any) -> str:
-    """A map's key as a name in a JSON object."""
+    """Convert a map's key to a name in a JSON object."""
     return key if isinstance(key, str) else _encode_sorted(key).decode().strip('"')
 
 
 def _iso_moment(text: str) -> str:
-    """ISO 8601 from Arrow's text of a time: ``2024-05-01 10:00:00.000000Z``."""
+    """Convert Arrow's text of a time, ``2024-05-01 10:00:00.000000Z``, to ISO 8601."""
     if text.endswith(".000000Z"):  # most are whole seconds in UTC
         return text[:-8].replace(" ", "T", 1) + "Z"
     whole, _, rest = text.replace(" ", "T", 1).partition(".")
@@ -194,11 +194,11 @@ def _iso_moment(text: str) -> str:
 
 
 def _plain_decimal(text: str) -> str:
-    """A decimal without an exponent."""
+    """Return a decimal's text without an exponent."""
     return format(Decimal(text), "f") if "E" in text else text
 
 
 def _number_text(value: float | str) -> str:
-    """The text of a number as Python writes it; "" for NaN, which names nothing."""
+    """Return the text of a number as Python writes it; "" for NaN, which cannot be an id."""
     number = float(value)
     return "" if number != number else str(number)

@@ -1,7 +1,7 @@
-"""The changes of a state by key, as a log: what another plan reads that replicates the state.
+"""Log of the changes of a state by key, for another plan that replicates the state.
 
 A place is a wave of the plan that keeps the state, and all keys that it changed share it. Partitions are the ranges of
-keys by which the state's exports go on. Nothing is written for a feed: it is read from the files of the state.
+keys that the state's exports are partitioned by. Nothing is written for this log: it is read from the state's files.
 """
 
 from __future__ import annotations
@@ -113,17 +113,17 @@ class Changes(Log):
             return self._files().end() if self._exists() else {}
 
     def lag(self, positions: Positions, end: Positions) -> int:
-        """Keys to be read, about."""
+        """Return the approximate number of keys to be read."""
         if not super().lag(positions, end):
             return 0
         with self._translated_errors(), self._files_kept():
             return max(1, sum(count for *_, count in self._files().counts(positions, end)))
 
     def pieces(self, start: Positions, end: Positions, limit: int) -> Iterator[Piece]:
-        """Whole waves of a range of keys, so many that they have no more keys than ``limit``; one at least.
+        """Yield pieces of whole waves of a range of keys, each with at most ``limit`` keys, or of one wave.
 
         Raises:
-            Misconfigured: deletions that were not read are not kept any more.
+            Misconfigured: deletions that this plan has not read are not kept any more.
         """
         if not super().lag(start, end):
             return
@@ -152,7 +152,7 @@ class Changes(Log):
         return self._rows(piece)
 
     def read(self, listed: Listed) -> Document:
-        """The key's state as it is now: what it was then is not kept."""
+        """Return the key's current state: earlier ones are not kept."""
         from ferryman.records.keys import KeyStates
 
         with self._translated_errors():
@@ -162,8 +162,8 @@ class Changes(Log):
         return Document(listed.id, key=entry.key, value=entry.value, sequence=entry.sequence)
 
     def announce(self, reader: str) -> None:
-        """Whoever begins needs the deletions from its first look on, also if it is killed before it can say where it
-        stands: until then all are kept. Those that were dropped before, it does not need."""
+        """Register a new reader, so that all deletions from now on are kept for it, even if it is killed before it can
+        note its positions. It does not need deletions that were dropped before."""
         from ferryman.records import keys
 
         with self._translated_errors():
@@ -205,7 +205,7 @@ class Changes(Log):
 
     @contextmanager
     def _files_kept(self) -> Iterator[None]:
-        """Files that a driver replaces meanwhile stay."""
+        """Keep the files that a driver replaces meanwhile."""
         from ferryman.storage.locks import Readers
 
         with Readers(self.root / "readers").reading():
@@ -231,7 +231,7 @@ class Changes(Log):
 
     @contextmanager
     def _translated_errors(self) -> Iterator[None]:
-        """Errors of a state as those of a source, about all of it."""
+        """Convert errors of the state to ``Unavailable`` or ``Misconfigured``."""
         try:
             yield
         except StateDamaged as e:
@@ -243,7 +243,7 @@ class Changes(Log):
 
 
 def _states_folder(state: str | os.PathLike[str]) -> StatePath:
-    """The folder of states that was named, or its URL."""
+    """Return the folder of states: an absolute path or a URL."""
     from ferryman.storage.files import path_of
 
     where = os.fspath(state)
@@ -251,7 +251,7 @@ def _states_folder(state: str | os.PathLike[str]) -> StatePath:
 
 
 def _cut_pieces(counts: list[tuple[int, int]], start: int, end: int, limit: int) -> Iterator[tuple[int, int, int]]:
-    """(first place, end, entries) of the pieces between: of so many entries, or of one place that has any.
+    """Yield (first place, end, entries) of the pieces in between, each of at most ``limit`` entries or of one place.
 
     Args:
         counts: (place, entries), by place.
@@ -269,8 +269,7 @@ def _cut_pieces(counts: list[tuple[int, int]], start: int, end: int, limit: int)
         yield first, end, size
 
 
-# Changes of a state as Arrow, read from its files. Apart from the log: DuckDB takes longer to load than a command
-# line may.
+# Changes of a state as Arrow tables, read from its files.
 
 _UNPACKED_RATIO: Final = 4
 """Approximate size of states in memory, as a multiple of their size in files."""
@@ -280,10 +279,10 @@ _NOTHING: Final = content_version(b"", None)
 
 
 class ChangedFiles:
-    """The files of a node's state, as of now.
+    """Current files of a keyed node's state.
 
     Attributes:
-        forgotten: the last wave of which deletions may have been dropped; 0: none were.
+        forgotten: the last wave whose deletions may have been dropped; 0: none were.
 
     Raises:
         StateDamaged: the table cannot be read.
@@ -312,7 +311,7 @@ class ChangedFiles:
         return dict.fromkeys(lanes(), 1 + max(last, self.forgotten or -1))
 
     def counts(self, start: Positions, end: Positions) -> list[tuple[str, int, int]]:
-        """(range of keys, wave, keys that it has changed) between these places, by wave.
+        """Return (range of keys, wave, number of keys that it has changed) between these places, sorted by wave.
 
         Raises:
             StateDamaged: a file is missing, or not what was written.
@@ -330,8 +329,8 @@ class ChangedFiles:
         return [each for each in counted if start.get(each[0], end[each[0]]) <= each[1] < end[each[0]]]
 
     def rows(self, piece: Piece, upto: int, full_id: Callable[[str], str]) -> Iterator[pa.Table]:
-        """The keys of a piece in the columns of ``ROWS``, with ``revision`` and ``deletes``; by wave and key. One that
-        another wave before ``upto`` has changed again is left out: it comes with that one.
+        """Yield the keys of a piece in the columns of ``ROWS``, with ``revision`` and ``deletes``, sorted by wave and
+        key. A key that a later wave before ``upto`` has changed again is left out: it comes with that wave.
 
         Raises:
             StateDamaged: a file is missing, or not what was written.
@@ -353,12 +352,12 @@ class ChangedFiles:
                 yield _as_rows(batch, full_id)
 
     def _paths(self, first: int, lane: str | None = None) -> list[str]:
-        """Files that may have changes of this wave or later ones."""
+        """Return the files that may have changes of this wave or later ones."""
         files = [f for f in self._files if self._last_wave(f) >= first and (lane is None or _overlaps(f, lane))]
         return [str(self._folder / file.path) for file in files]
 
     def _last_wave(self, file: DataFile) -> int:
-        """The last wave of which a file has rows; an older Ferryman has not written down which."""
+        """Return the last wave of a file's rows; files of older versions of Ferryman do not state it."""
         return int(file.stats.get("maxValues", {}).get("wave", self._published))
 
 
@@ -379,7 +378,7 @@ def _as_rows(batch: pa.RecordBatch, full_id: Callable[[str], str]) -> pa.Table:
 
 
 def _row(key: str, value: str | None, sequence: int, full_id: Callable[[str], str]) -> tuple[Any, ...]:
-    """Id, fields, version, why it is refused, why it is dropped, and whether it is a deletion."""
+    """Return id, fields, version, refusal, reason for dropping, and whether it is a deletion, of one key."""
     if not key:
         return full_id("(empty)"), b"{}", _NOTHING, None, "an empty key cannot be the id of a document", False
     if value is None:

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _ID_TYPES: Final = ("string", "char", "varchar", "tinyint", "smallint", "int", "bigint", "float", "double", "decimal")
-# How Spark writes the types that reach Python as their innards, or not at all; also inside of others, but not as the
-# name of a field: struct<variant:int>.
+# Names of Spark's types that cannot be converted for Python, also inside other types, but not as the name of a field:
+# struct<variant:int>.
 _OPAQUE: Final = re.compile(r"(?:^|[:<,])(variant|geometry|geography|interval (?:year|month))\b(?!:)")
-_SHOWN_CHARACTERS: Final = 200  # of a row without an id: enough to find it
+_SHOWN_CHARACTERS: Final = 200  # characters shown of a row without an id: enough to find it
 
 
 class DataFrame(Source):
@@ -61,7 +61,7 @@ class DataFrame(Source):
         self.id = id
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_read": None}  # it may hold a DataFrame or a session, which cannot travel
+        return {**self.__dict__, "_read": None}  # it may hold a DataFrame or a session, which cannot be pickled
 
     def __repr__(self) -> str:
         return f"DataFrame(…, id={self.id!r})"

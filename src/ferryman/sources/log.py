@@ -55,10 +55,10 @@ _BATCH_BYTES: Final = 16 * limits.MIB
 
 
 def feed_name(plan: str, node: str) -> str:
-    """By which name a ``Flow`` knows the changes of a keyed node's state; see ``Source.reads``.
+    """Return the name by which a ``Flow`` identifies the changes of a keyed node's state; see ``Source.reads``.
 
     Args:
-        plan: with its version.
+        plan: name of the plan with its version.
     """
     return f"state:{plan}/{node}"
 
@@ -94,11 +94,11 @@ class Entry(NamedTuple):
 
 
 class ReaderMove(NamedTuple):
-    """Where a reader was moved."""
+    """A move of a reader to other positions, which an operator requested."""
 
     positions: Positions
     token: str
-    """Tells this move from all others."""
+    """Identifies this move among all others."""
 
 
 class Log(Source):
@@ -299,17 +299,17 @@ class Log(Source):
 # Several logs read as one: for ``Plan.join`` and ``Plan.alts``.
 
 _ID_SEPARATOR: Final = "&"
-"""Between the ids of the entries that make one document."""
+"""Separates the ids of the entries that are joined to one document."""
 
 _COUNT_PARTITION: Final = "#"
-"""The partition of a join's own count."""
+"""Partition whose position is the number of the next joined document."""
 
 _NO_END: Final = 1 << 62
-"""No join comes to this number: how many there will be shows only when they are read."""
+"""End of a join's own count: the number of joined documents is known only when they are read."""
 
 
 class CombinedLog(Log):
-    """Base of both.
+    """Base of the logs that read several others.
 
     Args:
         inputs: name -> log.
@@ -369,7 +369,7 @@ class CombinedLog(Log):
                 log.note(self._input_reader(reader, name), own_positions, tokens.get(name, ""))
 
     def _input_reader(self, reader: str, name: str) -> str:
-        """By which name an input knows its reader: where two inputs read the same log, each by its own."""
+        """Return the name of the reader of an input: if two inputs read the same log, each has a reader of its own."""
         places = [log.place() for log in self.inputs.values()]
         if places.count(self.inputs[name].place()) == 1:
             return reader
@@ -377,12 +377,12 @@ class CombinedLog(Log):
         return f"{name_part[: limits.READER_CHARACTERS - len(name)]}.{name}-{state}"
 
     def _to_own_partitions(self, name: str, positions: Positions) -> Positions:
-        """Positions of an input, under the partitions that it has here."""
+        """Convert an input's positions to those under the partitions of the combined log."""
         raise NotImplementedError
 
 
 class Alternating(CombinedLog):
-    """The entries of several logs, a piece of each in turns."""
+    """Entries of several logs, a piece of each in turns."""
 
     def begin(self) -> Positions:
         return self._collect(lambda log: log.begin())
@@ -428,7 +428,7 @@ class Alternating(CombinedLog):
         raise BadDocument("; ".join(errors) or f"{listed.id}: not an entry of any input")
 
     def full_id(self, id: str) -> str:
-        return id  # it is the input's already
+        return id  # the input has added its prefix already
 
     def own_id(self, full_id: str) -> str:
         return full_id
@@ -549,7 +549,10 @@ class Joined(CombinedLog):
         return Piece(_COUNT_PARTITION, number, end, 0, "", inputs)
 
     def _joined_entries(self, piece: Piece, reached: dict[str, int]) -> Iterator[Entry]:
-        """One after the other; where the inputs stand then is in ``reached``."""
+        """Yield joined entries one by one, and keep the positions of the inputs in ``reached`` up to date.
+
+        An entry that an input's filter drops is yielded by itself, under the number of the next joined document.
+        """
         reached |= {name: first for name, first, _ in piece.inputs} | {_COUNT_PARTITION: piece.start}
         identities = piece.identities or ("",) * len(piece.inputs)
         readers = {
@@ -597,7 +600,7 @@ class Joined(CombinedLog):
 
 
 def split_joined(doc: Document) -> dict[str, Document]:
-    """The documents of which a join has made one, by the names of its inputs."""
+    """Return the documents that a join combined to one, by the names of its inputs."""
     documents = {}
     for name, part in doc.fields.items():
         raw = part.get("raw")
@@ -619,10 +622,10 @@ def _read_entries(log: Log, first: int, last: int, identity: str) -> Iterator[En
 
 
 def _single_position(name: str, positions: Positions) -> int:
-    """The position in a log of one partition.
+    """Return the position in a log of one partition.
 
     Raises:
-        Misconfigured: it has several: its entries have no order.
+        Misconfigured: the log has several partitions, so its entries have no order.
     """
     if len(positions) != 1:
         raise Misconfigured(

@@ -11,13 +11,13 @@ from ferryman.errors import BadDocument, UsageError
 from ferryman.sources.base import Detect, Listed, Source
 
 InputDocument = Document | dict[str, Any]
-"""A document as it may be given: a ``Document``, or a dict with "id", perhaps "raw" (bytes), and fields."""
+"""Document that a program provides: a ``Document``, or a dict with "id", optionally "raw" (bytes), and fields."""
 
 EncodedDocument = tuple[str, bytes | None, bytes, str]
-"""A document on its way to a worker: id, raw, fields as JSON, and why it is refused if it is."""
+"""Document encoded for a worker: id, raw, fields as JSON, and why it is refused, or ""."""
 
 PIECE_DOCUMENTS: Final = 1000
-"""Documents a piece of the listing: few enough to spread over workers, enough to make a task worth its start."""
+"""Documents in a piece of the listing: few enough to spread over workers, enough for a task of their own."""
 
 
 class Memory(Source):
@@ -58,7 +58,7 @@ class Memory(Source):
                 _parse(index, given)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Workers get the documents of their own piece, not everything; and a function may hold what cannot travel.
+        # Workers get the documents of their own piece, not all of them; and a function may not be picklable.
         return {**self.__dict__, "_documents": None}
 
     def __repr__(self) -> str:
@@ -96,7 +96,7 @@ class Memory(Source):
 
 
 def _parse(index: int, given: object) -> tuple[str, bytes | None, dict[str, Any]]:
-    """Id, raw and fields of an entry."""
+    """Return id, raw and fields of a document that a program provides."""
     id: object
     raw: object
     match given:

@@ -80,7 +80,7 @@ class Queue(Log):
         """Raises:
         Misconfigured: something else is at its place.
         """
-        self._queue = None  # it may have been deleted and made again since the last time
+        self._queue = None  # it may have been deleted and created again since the last time
         with self._translated_errors():
             self._open_queue()
 
@@ -157,15 +157,15 @@ class Queue(Log):
             self._open_queue().forget(reader)
 
     def _read(self, piece: Piece) -> Iterator[pa.Table]:
-        """All messages of a piece, in order.
+        """Yield all messages of a piece, in order.
 
         Raises:
-            Unavailable: one of them is not there: trimmed meanwhile, or this machine sees another folder.
+            Unavailable: a message is missing: it was trimmed meanwhile, or this machine sees another folder.
         """
         next_index, end = piece.start, piece.end
         with self._translated_errors():
             if not self._has_identity(piece.identity):
-                self._queue = None  # we have had it open since before it was made again
+                self._queue = None  # it was opened before the queue was created again
             if not self._has_identity(piece.identity):
                 raise Unavailable(f"queue {self.root / self.name} is another one on {socket.gethostname()}")
             for table in self._open_queue().read_rows(next_index, end):
@@ -183,7 +183,7 @@ class Queue(Log):
         return not identity or self._open_queue().id == identity
 
     def _rows(self, table: pa.Table) -> pa.Table:
-        """Whole columns at a time: a message is JSON already."""
+        """Convert messages to the columns of ``ROWS``, without decoding them: a message is JSON already."""
         n = table.num_rows
         texts = table["message"].combine_chunks()
         fields = texts.cast(pa.binary())
@@ -232,13 +232,13 @@ class Queue(Log):
         )
 
     def _provenance(self, index: int, time: str, meta: str | None) -> str:
-        """``{"queues": {name: {"index", "time"}}, "tx": index on the first queue}``, as JSON."""
+        """Return ``{"queues": {name: {"index", "time"}}, "tx": index on the first queue}`` as JSON."""
         earlier = Provenance.of(meta)
         queues = {**earlier.queues, self.name: {"index": index, "time": time}}
         return encode(Provenance(queues, index if earlier.tx is None else earlier.tx))
 
     def _drop_reason(self, body: dict[str, Any]) -> str | None:
-        """Why the filter does not let a message pass; None: it does."""
+        """Return why the filter drops a message; None if it passes."""
         if not self.filters:
             return None
         kind, topics = body.get("type"), body.get("topics")
@@ -256,14 +256,14 @@ class Queue(Log):
 
     @contextmanager
     def _translated_errors(self) -> Iterator[None]:
-        """Errors of a queue as those of a source, about all of it."""
+        """Convert errors of the queue to ``Unavailable`` or ``Misconfigured``."""
         try:
             with classified_queue_errors(self.root / self.name):
                 yield
         except Misconfigured as e:
             self._queue = None
             if isinstance(e.__cause__, QueueReplaced):
-                raise Unavailable(str(e)) from e  # it is looked at again
+                raise Unavailable(str(e)) from e  # the next attempt opens the queue that is there now
             raise
 
     def __getstate__(self) -> dict[str, Any]:
@@ -280,7 +280,7 @@ def _validate_texts(option: str, given: Iterable[str] | None) -> frozenset[str] 
 
 
 def _recode(texts: pa.Array, escaped: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Messages of which some have escaped halves of characters, which no document can hold: as fields, or refused."""
+    """Return (fields, refusals) of messages, some of which have escapes of surrogates: a lone one is refused."""
     fields: list[bytes | None] = []
     refused: list[str | None] = []
     for text, has_escape in zip(texts.to_pylist(), escaped.to_pylist(), strict=True):

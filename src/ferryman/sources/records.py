@@ -25,18 +25,18 @@ from ferryman.sources.folder import LEAVE_OUT, open_unpacked
 
 
 class RecordRow(NamedTuple):
-    """Content of a file at one place: a document, or the reason why it is none."""
+    """A line or row of a file: a document, or the reason why it cannot be one."""
 
     name: str
     """Name in the file, such as ``line=12``: no child's key contains a ``=``, so ids cannot clash."""
     line: int
-    """Where it begins, for messages."""
+    """Number of its first line, for messages."""
     fields: dict[str, Any]
     raw: bytes | None = None
     id: str | None = None
-    """An id of its own; None: its file and name are its id."""
+    """An id of its own; None: its id consists of the file and ``name``."""
     refused: str = ""
-    """Why it can be no document."""
+    """Why it cannot be a document; "" if it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,14 @@ class RowPiece:
 
     file: Listed
     single_file: bool
-    """The root is this file itself."""
+    """Whether the root of the source is this file."""
 
 
 class ListingGap(NamedTuple):
     """Files that could not be listed.
 
     Attributes:
-        away: it was the device, or the connection.
+        is_outage: whether the device or the connection failed.
     """
 
     why: str
@@ -60,7 +60,7 @@ class ListingGap(NamedTuple):
 
 
 class UnreadableRecords(Exception):
-    """Why the rest of a file is not rows, beginning with the line."""
+    """The rest of a file has no recognisable rows; the message begins with the line."""
 
 
 class Records(FileSource):
@@ -87,10 +87,10 @@ class Records(FileSource):
         self.ids_in_rows = False
 
     def rows(self, lines: Iterator[PhysicalLine]) -> Iterator[RecordRow]:
-        """The rows of a file.
+        """Yield the rows of a file.
 
         Raises:
-            UnreadableRecords: of the rest of the file no rows can be made.
+            UnreadableRecords: the rest of the file has no recognisable rows.
         """
         raise NotImplementedError
 
@@ -166,7 +166,7 @@ _REST_UNKNOWN: Final = "Not all that is in this file is known."
 
 
 def id_problem(id: str) -> str:
-    """Why this text cannot be an id; "" if it can."""
+    """Return why a text cannot be an id; "" if it can."""
     if not id:
         return "it has no id"
     return "" if id.splitlines() == [id] else f"its id has a line end in it: {id!r}"
@@ -290,7 +290,7 @@ class Csv(Records):
                 yield self._row(f"row={number}", row_lines.first, columns, cells)
 
     def _header(self, line: int, cells: list[str] | None) -> list[str] | None:
-        """The columns by the header; None if the row was blank."""
+        """Return the columns named by the header; None if the row is blank."""
         if not cells:
             return None
         columns = [name or f"column_{at}" for at, name in enumerate(cells, 1)]
@@ -299,7 +299,7 @@ class Csv(Records):
         return columns
 
     def _column_problem(self, columns: list[str]) -> str:
-        """Why these cannot be the columns."""
+        """Return why these cannot be the columns; "" if they can."""
         if not columns:
             return "give a name for each column"
         duplicates = [name for name, times in Counter(columns).items() if times > 1]
@@ -323,7 +323,12 @@ class Csv(Records):
 
 
 class _RowLines:
-    """Lines for Python's CSV reader, with the numbers of those that made a row."""
+    """Iterator of lines for Python's CSV reader that keeps track of the lines of the current row.
+
+    Attributes:
+        first: number of the row's first line; 0: there was none.
+        problem: why the row is refused; "" if it is not.
+    """
 
     def __init__(self, lines: Iterator[PhysicalLine], limit_bytes: int) -> None:
         self._lines = lines
@@ -331,9 +336,8 @@ class _RowLines:
         self.begin()
 
     def begin(self) -> None:
-        """The next line is a row's first one."""
+        """Begin a new row with the next line."""
         self.first = 0
-        """Number of the row's first line; 0: there was none."""
         self.problem = ""
         self._last = 0
         self._bytes = 0
@@ -341,7 +345,7 @@ class _RowLines:
 
     @property
     def next_row_unknown(self) -> bool:
-        """If the row is wrong: is it not known where the next one begins?"""
+        """Return whether it is unknown where the row after a refused one begins."""
         return self._last > self.first or self._too_long
 
     def __iter__(self) -> _RowLines:
@@ -551,7 +555,7 @@ class Lines(Records):
 # The lines of a file, as UTF-8, whatever encoding the file has.
 
 PhysicalLine = tuple[int, bytes, str]
-"""Number from 1, the line in UTF-8 with its line end, and what is wrong with it: the line is "" if it is too long."""
+"""Number from 1, the line in UTF-8 with its line end, and its problem or "". A line that is too long is b""."""
 
 _BYTE_ORDER_MARKS: Final = (  # the longer ones first: UTF-32's begins with UTF-16's
     (codecs.BOM_UTF8, "utf-8"),
@@ -564,10 +568,10 @@ _CHUNK_BYTES: Final = 64 * limits.KIB
 
 
 def validate_encoding(source: str, encoding: str) -> str:
-    """Python's name of an encoding.
+    """Return Python's name of an encoding.
 
     Raises:
-        UsageError: there is none of this name, or it is not a text encoding.
+        UsageError: there is no such encoding, or it is not a text encoding.
     """
     try:
         codec = codecs.lookup(encoding)
@@ -580,9 +584,10 @@ def validate_encoding(source: str, encoding: str) -> str:
 
 
 def physical_lines(stream: io.BufferedReader, encoding: str, limit_bytes: int, path: str) -> Iterator[PhysicalLine]:
-    """Lines end with LF or CR LF; the last one need not. A byte order mark is left out, and wins over ``encoding``.
+    """Yield the lines of a file, in UTF-8.
 
-    A line over the limit is passed by without being held.
+    Lines end with LF or CR LF; the last one need not. A byte order mark is left out, and wins over ``encoding``. A line
+    over the limit is skipped without being held in memory.
 
     Args:
         limit_bytes: longest line (bytes in the file; in UTF-8 where the encoding's line end is not one byte, as
@@ -629,7 +634,7 @@ def _explain_undecodable(error: UnicodeError, line: bytes, encoding: str) -> str
 
 
 class _AsUtf8(io.RawIOBase):
-    """A stream of another encoding."""
+    """UTF-8 content of a stream in another encoding."""
 
     def __init__(self, stream: io.BufferedReader, encoding: str, path: str) -> None:
         self._stream = stream
@@ -660,18 +665,18 @@ class _AsUtf8(io.RawIOBase):
         return len(part)
 
 
-# JSON pointers (RFC 6901): where in a JSON value something is.
+# JSON pointers (RFC 6901): paths to values inside a JSON value.
 
 _INDEX: Final = re.compile(r"0|[1-9][0-9]*")
 _BAD_ESCAPE: Final = re.compile(r"~(?![01])")
 
 
 class Pointer:
-    """``/meta/id``, ``/tags/0``, ``/a~1b`` for the name ``a/b``, ``~0`` for ``~``. A text without a slash at its
-    beginning, which is not a pointer, stands for that name: ``id``.
+    """A JSON pointer: ``/meta/id``, ``/tags/0``, ``/a~1b`` for the name ``a/b``, ``~0`` for ``~``. A text that does not
+    begin with a slash is a name at the top level: ``id``.
 
     Raises:
-        ValueError: it is empty, which would be the whole value, or has a ``~`` that escapes nothing.
+        ValueError: it is empty, which would mean the whole value, or has a ``~`` that escapes nothing.
     """
 
     def __init__(self, text: str) -> None:
@@ -689,7 +694,7 @@ class Pointer:
         return self.text
 
     def of(self, value: Any) -> Any:
-        """Return the value at the pointer; None if there is none."""
+        """Return the value that the pointer refers to; None if there is none."""
         for step in self._steps:
             value = _member(value, step)
         return value

@@ -26,17 +26,17 @@ from ferryman.net import databases
 from ferryman.sources.base import Detect, Listed, Source
 
 FETCH_ROWS: Final = 200
-"""Rows that are fetched at a time: what a worker holds of a query, also where each row has a megabyte of content."""
+"""Rows fetched at a time, which a worker holds in memory, also if each has a megabyte of content."""
 
 SHOWN_CHARACTERS: Final = 200
 """Longest text shown of a row without an id, in characters: enough to find it."""
 
 BUSY_TIMEOUT_S: Final = 30.0
-"""How long a reader of SQLite waits for a writer."""
+"""Time that a reader of SQLite waits for a writer."""
 
 
 class Range(NamedTuple):
-    """A piece of the query: ``lower`` ≤ split column < ``upper``; None: no end on this side. NULLs are in the first."""
+    """A piece of the query: ``lower`` ≤ split column < ``upper``; None: unbounded. NULLs belong to the first piece."""
 
     lower: Any = None
     upper: Any = None
@@ -122,7 +122,7 @@ class Sql(Source):
             self._url.get_dialect().import_dbapi()
         except ModuleNotFoundError as e:
             return f"{self._where}: the driver {e.name} is not installed: pip install {e.name}"
-        except (sa.exc.ArgumentError, NotImplementedError):  # the run says it
+        except (sa.exc.ArgumentError, NotImplementedError):  # reported by the run
             return ""
         return ""
 
@@ -132,7 +132,7 @@ class Sql(Source):
     # --- the port -----------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Ask for the query's columns, and for none of its rows.
+        """Query the columns, without any rows, and check that those of the arguments are there.
 
         Raises:
             UsageError: no such database, no right to it, no such column, or the query is not one; says which.
@@ -217,7 +217,7 @@ class Sql(Source):
                 if self._reader is None:
                     self._reader = self._open()
                 row = self._reader.execute(statement, {"id": msgspec.json.decode(listed.location)}).mappings().first()
-                self._reader.rollback()  # the next one is to see what has been committed since
+                self._reader.rollback()  # so that the next read sees what has been committed since
             except Exception:
                 reader, self._reader = self._reader, None
                 if reader is not None:
@@ -240,7 +240,7 @@ class Sql(Source):
         columns = "q.*" if self.changed is None else ", ".join(f"q.{self._quoted(n)}" for n in (self.id, self.changed))
         statement = self._statement(columns, " AND ".join(conditions))
         if self.changed is None and not conditions:
-            statement = self._text(self.query)  # as it is: its ORDER BY holds
+            statement = self._text(self.query)  # not as a subquery, which would not keep its ORDER BY
         values = {name: value for name, value in piece._asdict().items() if value is not None}
         with connection.execution_options(yield_per=FETCH_ROWS).execute(statement, values) as result:
             yield from result.mappings()
@@ -272,7 +272,7 @@ class Sql(Source):
         return f"Sql({self._url.render_as_string()})"
 
     def _text(self, query: str) -> sa.TextClause:
-        return sa.text(query.replace(":", r"\:"))  # a colon is the query's own
+        return sa.text(query.replace(":", r"\:"))  # a colon in the query is not a parameter of SQLAlchemy
 
     def _statement(self, columns: str, condition: str = "") -> sa.TextClause:
         query = self.query.replace(":", r"\:")
@@ -318,7 +318,7 @@ def _open_sqlite(url: sa.URL) -> sa.Connection:
 
     def set_up(connection: sqlite3.Connection, _record: Any) -> None:
         connection.execute("PRAGMA query_only = ON")
-        # Text that is not UTF-8 harms its own row: it reaches us with surrogates, which JSON refuses.
+        # Text that is not UTF-8 must affect only its own row: it is decoded with surrogates, which JSON refuses later.
         connection.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
 
     sa.event.listen(engine, "connect", set_up)
@@ -326,7 +326,7 @@ def _open_sqlite(url: sa.URL) -> sa.Connection:
 
 
 def _interpolate(least: Any, most: Any, part: int, parts: int) -> Any:
-    """``least`` + ``part`` of ``parts`` of the way to ``most``."""
+    """Return the value at ``part``/``parts`` of the distance from ``least`` to ``most``."""
     if isinstance(least, bool | str | bytes):
         raise TypeError
     if isinstance(least, int):
@@ -346,7 +346,7 @@ def _bytes(value: Any) -> bytes | None:
 
 
 def _fingerprint(value: Any) -> str:
-    """Text of a ``changed`` value; "" where it cannot be trusted."""
+    """Return the text of a value of the column ``changed``; "" if it cannot be trusted."""
     if value is None:
         return ""
     if isinstance(value, dt.datetime):
@@ -357,7 +357,7 @@ def _fingerprint(value: Any) -> str:
 
 
 def _encode_id(value: Any) -> str:
-    """An id's value, to be asked for again: a number stays a number."""
+    """Encode an id's value as JSON, for the query of ``read``: a number stays a number."""
     return msgspec.json.encode(value if isinstance(value, str | int | float) else str(value)).decode()
 
 
@@ -382,10 +382,10 @@ _JSON_TYPES: Final = frozenset({str, int, bool, type(None)})
 
 
 def json_value(value: Any) -> Any:
-    """Convert to a JSON value, see ``sources.Sql``.
+    """Convert a database value to a JSON value, see ``sources.Sql``.
 
     Raises:
-        TypeError: a value of a type that is not known here; names the type.
+        TypeError: a value of an unsupported type; names the type.
     """
     kind = type(value)
     if kind in _JSON_TYPES:
@@ -423,11 +423,12 @@ def json_value(value: Any) -> Any:
 
 
 class NestedTooDeep:
-    """A JSON value of the database that is nested deeper than it can be read."""
+    """Marker for a JSON value of the database that is nested too deep to be parsed."""
 
 
 def load_json(text: str | bytes) -> Any:
-    """A JSON value of the database, as its driver gives it; one that is nested too deep must not end the query."""
+    """Parse a JSON value for the driver. One that is nested too deep becomes a marker, so that it does not end the
+    query."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -435,14 +436,15 @@ def load_json(text: str | bytes) -> Any:
 
 
 def iso_moment(value: dt.datetime) -> str:
-    """ISO 8601: an instant in UTC, so that the text does not depend on the session's time zone; others as they are."""
+    """Format a time as ISO 8601: an instant in UTC, so that the text does not depend on the session's time zone; a time
+    without time zone as it is."""
     if value.tzinfo is None:
         return value.isoformat()
     return value.astimezone(dt.UTC).replace(tzinfo=None).isoformat() + "Z"
 
 
 def id_text(value: Any) -> str:
-    """The text of an id; "" for what names nothing.
+    """Return the text of an id; "" for NULL and NaN.
 
     Raises:
         TypeError: neither text nor a number.

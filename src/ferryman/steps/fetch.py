@@ -97,10 +97,10 @@ class fetch_url:
         )
 
     def _parse_allowed(self, text: str, where: str, base: str = "") -> Url:
-        """The parts of a URL, which may be relative to ``base``.
+        """Parse a URL, which may be relative to ``base``.
 
         Raises:
-            BadDocument: it is not one, or may not be asked for.
+            BadDocument: it is not a URL, or may not be requested.
         """
         from urllib3.util import parse_url
 
@@ -118,7 +118,7 @@ class fetch_url:
 
     @contextmanager
     def _answer(self, url: Url, deadline: float) -> Iterator[BaseHTTPResponse]:
-        """The server's answer, its content not read yet. Errors of the network in here are ``TransientError``."""
+        """Yield the server's answer, whose content is not read yet. Network errors inside become ``TransientError``."""
         from urllib3 import Timeout
         from urllib3.exceptions import HTTPError, LocationValueError
 
@@ -138,7 +138,7 @@ class fetch_url:
             raise (_mark_unavailable(started, url, why) if _is_host_failure(e) else TransientError(why)) from None
 
     def _content(self, answer: BaseHTTPResponse, url: Url, deadline: float) -> bytes:
-        """The content, if the answer has one that may be taken."""
+        """Read the content of a successful answer; raise for all others."""
         if not 200 <= answer.status < 300:
             status = f"{net.redact(url.url)}: answered {answer.status} {answer.reason or ''}".rstrip()
             if answer.status == net.TOO_MANY_REQUESTS:
@@ -163,29 +163,30 @@ class fetch_url:
 
 @lru_cache(maxsize=1)
 def _pool(process: int) -> PoolManager:
-    """This process's connections. A forked process must not go on with those of its parent."""
+    """Return this process's connections. A forked process must not use those of its parent."""
     return reach.process_reach().pool()
 
 
 _unavailable_until: Final[dict[str, tuple[float, str]]] = {}
-"""Hosts that this process does not ask now -> until when (monotonic), and why."""
+"""Unavailable hosts that this process does not contact for now -> until when (monotonic), and why."""
 
 
 def _mark_unavailable(started: float, url: Url, why: str) -> Unavailable:
-    """The host is away. It is left alone as long as it was waited for: of a thousand documents of a host that does not
-    answer not every one waits for it, and other hosts get half of the time at least."""
+    """Note that a host is unavailable, and return the error. It is not contacted for as long as the failed attempt
+    took, so that not each of a thousand documents waits for it, and other hosts get at least half of the time."""
     now = time.monotonic()
     _unavailable_until[_host_of(url)] = now + max(now - started, limits.BACKOFF_FIRST_S), why
     return Unavailable(why, scope=_host_of(url))
 
 
 def _host_of(url: Url) -> str:
-    """Whom we ask, and at which port."""
+    """Return host and port of a URL."""
     return url.netloc or ""
 
 
 def _is_host_failure(error: HTTPError) -> bool:
-    """Was the host not reached at all, for now? A name that nobody knows is more often a dead link."""
+    """Return whether the host could not be reached for now. An unknown host name is not such an error: it is more often
+    a dead link."""
     from urllib3.exceptions import ConnectTimeoutError, NameResolutionError, NewConnectionError
 
     if isinstance(error, NameResolutionError):

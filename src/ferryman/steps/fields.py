@@ -166,16 +166,17 @@ _UNITS: Final = {"epoch_second": timedelta(seconds=1), "epoch_millis": timedelta
 
 _SAMPLE: Final = datetime(2016, 11, 28, 23, 45, 56, 789012, UTC)
 _DEFAULT_DATES: Final = (datetime(2000, 1, 1), datetime(2004, 2, 15))  # noqa: DTZ001 - the text says the zone, or nothing does
-"""Dates that fill the gaps of a text: where the results differ, the text does not name a day.
+"""Dates whose parts complete those missing in a text: if the two results differ, the text does not name a day.
 
 They are more than a week apart, so that "Monday" alone is not a date.
 """
 
 _ZONE_SIGN: Final = re.compile(r"\b(?:UTC|GMT)\s*(?=[+-]\d)")
-"""``GMT+0200`` is what everybody writes for ``+0200``; the parser would take it as POSIX does, the other way round."""
+"""Prefix in ``GMT+0200``, by which people mean ``+0200``; the parser would read it as POSIX does, with the sign
+reversed."""
 
 _COMMENT: Final = re.compile(r"\s*\([^()]*\)$")
-"""Mail and JavaScript repeat the zone's name at the end, in parentheses."""
+"""Name of the zone in parentheses at the end, as in dates of mails and of JavaScript."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,11 +291,11 @@ def _parse_with_dateutil(text: str, day_first: bool) -> datetime:
 
 
 class _UnknownZone(Exception):
-    """A time zone's name that may be several."""
+    """The name of a time zone is ambiguous."""
 
 
 def _offset(name: str | None, seconds: int | None) -> tzinfo | None:
-    """The zone of a parsed date; None where it says none."""
+    """Return the time zone of a parsed date for dateutil; None without one."""
     if name is None and seconds is None:
         return None
     if seconds is None or (seconds and name):
@@ -310,7 +311,7 @@ def _zone(name: str) -> ZoneInfo:
 
 
 def _check_format(format_: str) -> None:
-    """It reads what it writes, the year at least."""
+    """Check that a format can parse what it writes, at least the year."""
     if format_ in _UNITS:
         return
     try:
@@ -322,7 +323,7 @@ def _check_format(format_: str) -> None:
     raise ValueError(f"format {format_!r}: {why}. Give one of strptime, as '%d.%m.%Y', or {' or '.join(_UNITS)}.")
 
 
-# The step that lets documents go.
+# The step that drops documents.
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,7 +362,7 @@ class drop_if:
 Units = Literal["decimal", "binary"]
 
 _LARGEST: Final = 10**33
-"""Above a thousand quettabytes there are no names of units."""
+"""Bound of sizes: above a thousand quettabytes units have no names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,10 +411,10 @@ class format_size:
         return naturalsize(size, binary=self.units == "binary", format=f"%.{self.digits}f")
 
 
-# What all steps hold to: which fields they were given, and one value or a list of values alike.
+# Shared by all steps: names of fields, and fields that hold one value or a list of values.
 
 Kinds = tuple[type, ...]
-"""Classes of the values that a step takes: one of the two below."""
+"""Classes of the values that a step accepts: one of the two below."""
 
 TEXT: Final[Kinds] = (str,)
 NUMBER_OR_TEXT: Final[Kinds] = (int, float, str)
@@ -438,14 +439,14 @@ _short = Repr()
 _short.maxstring = _short.maxother = 60
 
 _SHOWN_CHARACTERS: Final = 80
-"""Characters of a value in a message, which is a line; the value may be a book."""
+"""Characters of a value in a message, which is one line; the value may be a whole book."""
 
 
 def field_names(value: str | Sequence[str]) -> tuple[str, ...]:
-    """One name of a field or several, as a tuple.
+    """Return the names of fields given as one text or several, as a tuple.
 
     Raises:
-        ValueError: none, or one that is not text or empty.
+        ValueError: there is no name, or one that is not text or is empty.
     """
     chosen = (value,) if isinstance(value, str) else tuple(value)
     if not chosen or not all(isinstance(name, str) and name for name in chosen):
@@ -454,10 +455,10 @@ def field_names(value: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def field_name(value: str, argument: str) -> str:
-    """The name of one field, as it was given.
+    """Return the name of one field.
 
     Raises:
-        ValueError: no text, or empty; names the argument.
+        ValueError: it is not text, or empty; names the argument.
     """
     if not isinstance(value, str) or not value:
         raise ValueError(f"{argument}={value!r}: give the name of a field.")
@@ -465,7 +466,7 @@ def field_name(value: str, argument: str) -> str:
 
 
 def field_values(doc: Document, name: str, kinds: Kinds = TEXT) -> list[Any] | None:
-    """The values of a field that may hold one or a list of them, nulls left out; None where there is no field.
+    """Return the values of a field, which holds one value or a list of them, without nulls; None without the field.
 
     Raises:
         BadDocument: a value of another kind.
@@ -480,9 +481,9 @@ def field_values(doc: Document, name: str, kinds: Kinds = TEXT) -> list[Any] | N
 
 
 def map_values(doc: Document, fields: Sequence[str], change: Callable[[Any], Any], kinds: Kinds = TEXT) -> Document:
-    """The document with every value of these fields changed: a value by itself, a list element by element.
+    """Apply a function to every value of these fields: to a single value, or to each element of a list.
 
-    Fields that are not there, and nulls, stay as they are. ``change`` says by ``ValueError`` why it cannot.
+    Missing fields and nulls stay as they are. ``change`` raises ``ValueError`` to refuse a value.
 
     Raises:
         BadDocument: a value of another kind, or one that cannot be changed.
@@ -497,7 +498,8 @@ def map_values(doc: Document, fields: Sequence[str], change: Callable[[Any], Any
 
 
 def unique_keys(names: Iterable[str]) -> Iterator[str]:
-    """A key for each name, no two alike: of several with one name the second is ``name-2``; without one its place."""
+    """Yield a unique key for each name: of equal names the second becomes ``name-2``; an empty one becomes its
+    index."""
     used: set[str] = set()
     for place, name in enumerate(names):
         first = name or str(place)
@@ -507,18 +509,18 @@ def unique_keys(names: Iterable[str]) -> Iterator[str]:
 
 
 def holds_list(doc: Document, name: str) -> bool:
-    """Does the field hold a list of values?"""
+    """Return whether the field holds a list of values."""
     return isinstance(doc.get(name), (list, tuple))
 
 
 def short_repr(value: Any) -> str:
-    """A value in a message, cut short."""
+    """Return a short repr of a value, for a message."""
     text = _short.repr(value)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
 
 
 def bad_field(doc: Document, name: str, why: str) -> BadDocument:
-    """The error of a value that a step cannot take."""
+    """Return the error for a field that a step cannot process."""
     return BadDocument(f"{doc.id}: field {name!r} {why}")
 
 

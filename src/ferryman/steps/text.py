@@ -439,7 +439,7 @@ class split_text(StepWithDefaults):
                 yield from (_Part(piece) for piece in splitter.chunks(text) if piece.strip())
 
     def _windows(self, units: list[str], between: str) -> Iterator[_Part]:
-        """``size`` units a part, each beginning ``overlap`` units before the end of the last."""
+        """Yield parts of ``size`` units, each beginning ``overlap`` units before the end of the previous one."""
         assert self.size is not None
         for at in range(0, max(len(units) - self.overlap, min(len(units), 1)), self.size - self.overlap):
             yield _Part(between.join(units[at : at + self.size]))
@@ -457,10 +457,10 @@ class split_text(StepWithDefaults):
 
 @lru_cache(maxsize=8)
 def _token_splitter(model: str, size: int, overlap: int) -> Any:
-    """It has the model's vocabulary with it.
+    """Return a splitter that counts tokens by the model's vocabulary, which the library contains.
 
     Raises:
-        ValueError: a model that it does not know.
+        ValueError: the library does not know the model.
     """
     from semantic_text_splitter import TextSplitter
 
@@ -484,7 +484,7 @@ def _sentences(language: str, text: str) -> list[str]:
 
 
 def _sections(text: str) -> Iterator[_Part]:
-    """Sections of Markdown: each begins at a heading, which is its first line. What is in code is not a heading."""
+    """Yield the sections of Markdown: each begins with a heading, its first line. Lines in code are not headings."""
     from markdown_it import MarkdownIt
 
     lines = text.splitlines(keepends=True)

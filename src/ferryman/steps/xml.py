@@ -69,7 +69,7 @@ class read_xml:
         return doc
 
     def _compile(self) -> dict[str, XPath]:
-        """The paths, ready to be followed.
+        """Compile the paths.
 
         Raises:
             ValueError: a path is not valid.

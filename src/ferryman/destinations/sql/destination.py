@@ -16,7 +16,7 @@ from ferryman.errors import Misconfigured, PlanError, UsageError
 from ferryman.net import databases
 
 REFUSED: Final = "the database refuses it"
-"""Begins the reasons of refused deliveries: without the id, so that what is wrong with all of them reads alike."""
+"""Beginning of the reasons of refused deliveries: without the id, so that equal faults have equal texts."""
 
 
 class Sql(Destination):
@@ -203,7 +203,7 @@ class Sql(Destination):
 
 
 def _write_or_split(writer: Writer, chunk: list[Delivery], dialect: Dialect) -> list[Outcome]:
-    """Half by half around deliveries that the database does not take: they must not harm the others."""
+    """Write a chunk; if the database refuses one of its deliveries, write it in halves, so that the others succeed."""
     if not chunk:
         return []
     try:

@@ -1,4 +1,4 @@
-"""The table that ``Sql`` writes: its columns, and how a delivery becomes a row."""
+"""The table that ``Sql`` writes: its columns, and the conversion of deliveries to rows."""
 
 from __future__ import annotations
 
@@ -93,10 +93,10 @@ class Layout:
         return self.documents.name
 
     def create(self, connection: sa.Connection, where: str) -> None:
-        """Make the tables that are not there.
+        """Create the tables that do not exist.
 
         Raises:
-            Misconfigured: one that is there is not fit.
+            Misconfigured: an existing table does not fit.
         """
         self.documents.create(connection, checkfirst=True)
         if not self.appends:
@@ -104,9 +104,9 @@ class Layout:
         self._check(connection, where)
 
     def rows(self, chunk: list[Delivery]) -> Iterator[tuple[Any, ...]]:
-        """Values of the chunk's deliveries in the order of ``names``: text, numbers, JSON as text, None.
+        """Yield the values of the chunk's deliveries in the order of ``names``: text, numbers, JSON as text, None.
 
-        One at a time: thousands of rows at once would be searched for garbage again and again.
+        One row at a time: the garbage collector would traverse a list of thousands of rows again and again.
 
         Raises:
             BadDocument: fields that JSON cannot hold.
@@ -133,7 +133,8 @@ class Layout:
         return rows
 
     def _field_values(self, delivery: Delivery) -> Iterable[Any]:
-        """Fields for columns of their own: lists and dicts as JSON text, missing ones as NULL."""
+        """Return the values of fields with columns of their own: lists and dicts as JSON text, None for missing
+        ones."""
         if delivery.operation == "delete":
             return (None,) * len(self._extra)
         fields = delivery.fields
@@ -165,10 +166,10 @@ class Layout:
             )
 
     def _column_ddl(self, name: str, connection: sa.Connection) -> str:
-        """A column as ALTER TABLE takes it."""
+        """Return the definition of a column for ALTER TABLE."""
         return f"{name} {self.documents.columns[name].type.compile(connection.dialect)}".rstrip()
 
 
 def _with_operation(row: tuple[Any, ...], delivery: Delivery) -> tuple[Any, ...]:
-    """The row of append mode: without text and fields if it is a delete."""
+    """Return the row of append mode: with the operation, and without text and fields for a delete."""
     return (*row, "upsert") if delivery.operation == "upsert" else (*row[:-2], None, None, "delete")

@@ -1,18 +1,18 @@
 """Writing to PostgreSQL: chunks as transactions, COPY for the rows, any number of writers.
 
-Two writers that meet (a late worker and its successor, or two lanes) must leave what one after the other would:
+Two concurrent writers (a late worker and its successor, or two lanes) must have the same effect as one after the other:
 
-1. Each transaction of an upsert table takes an advisory lock: shared if it only upserts, alone if it deletes. So no
-   tombstone comes up while somebody upserts, and an id that is neither in the table nor among the tombstones can be
-   put in.
-2. New rows are copied straight in. If the server says that a key is there, the transaction is taken back, and the rows
-   are merged: the known ones are read and locked, ``compare`` says what is newer, and that goes in through a temporary
-   table with ON CONFLICT, which compares the sequences once more: somebody may have put the id in since. Whoever was
-   overtaken so begins again.
-3. Rows are locked in the order of their ids, by all alike: there is no ring of writers that wait for each other. Where
-   one comes about all the same (a foreign program), the server ends one of them, which begins again.
-4. A connection that is lost, be it in the middle of the commit, is reported as it is: the server is down. The next
-   ``write`` makes it again, and when the chunk comes again, the hashes tell what is there.
+1. Each transaction on an upsert table takes an advisory lock: shared if it only upserts, exclusive if it deletes. So no
+   tombstone appears while somebody upserts, and an id that is neither in the table nor among the tombstones can be
+   inserted.
+2. New rows are copied directly. If the server reports that a key exists, the transaction is rolled back, and the rows
+   are merged: known ones are read and locked, ``compare`` determines which are newer, and these are inserted through a
+   temporary table with ON CONFLICT, which compares the sequences once more: another writer may have inserted the id
+   since. The writer that loses this race begins again.
+3. All writers lock rows in the order of their ids, so they cannot deadlock. If a deadlock arises nevertheless (with a
+   foreign program), the server aborts one writer, which begins again.
+4. A lost connection, even in the middle of the commit, is reported as an unavailable server. The next ``write``
+   connects again, and when the chunk comes again, the hashes tell which rows are stored.
 """
 
 from __future__ import annotations
@@ -39,27 +39,28 @@ from ferryman.errors import DeliveryError, Misconfigured, PermanentError, Transi
 from ferryman.net import databases
 
 TRIES: Final = 5
-"""Transactions for a chunk that meets others: each time one of those has got through."""
+"""Attempts to write a chunk in conflict with other writers, each of which lets one of them succeed."""
 
 LOCKS: Final = 0x0FE227A1
 """First half of the key of our advisory locks; the second is the table's number."""
 
 
 class _LostRace(Exception):
-    """Another writer has put in, meanwhile, an id that was not there."""
+    """Another writer has inserted an id since it was found missing."""
 
 
 class PostgresWriter(dialect.Writer):
-    """Writes chunks into a table that ``prepare`` has found fit."""
+    """Writes chunks into a table that ``prepare`` has checked."""
 
     def __init__(self, url: sa.URL, layout: Layout) -> None:
         self._url = url
         self._layout = layout
         self._sql = _Statements(layout)
         self._expects_new = True
-        """Most chunks are all new or all known, as the one before."""
+        """Whether the next chunk is expected to be all new, like the one before."""
         self._replaces_nul = False
-        """Only while a chunk is repeated that has one: to look for it in every row takes longer than to send it."""
+        """Whether NULs are replaced: only for the second attempt at a chunk, since searching every row for one takes
+        longer than sending it."""
         self._connection = connect(url)
 
     def close(self) -> None:
@@ -89,7 +90,7 @@ class PostgresWriter(dialect.Writer):
                     if appends or not self._tombstones(cursor, chunk):
                         self._copy(cursor, self._sql.copy, sorted(chunk, key=self._key))
                         return [Outcome.ok()] * len(chunk)
-            except UniqueViolation:  # of our key; or of somebody's own, who is heard again below
+            except UniqueViolation:  # of our key; a constraint of the user's own raises again below
                 pass
             self._expects_new = False
         with self._transaction(alone=any(d.operation == "delete" for d in chunk)) as cursor:
@@ -111,13 +112,13 @@ class PostgresWriter(dialect.Writer):
             yield cursor
 
     def _append(self, cursor: psycopg.Cursor[Any], chunk: list[Delivery]) -> list[Outcome]:
-        """A hash that is there is passed over: nothing else can be known."""
+        """Insert the deliveries whose hashes are not stored yet."""
         inserted = self._put_through_stage(cursor, self._sql.insert, list({d.hash: d for d in chunk}.values()))
         self._expects_new = inserted == len(chunk)
         return [Outcome.ok()] * len(chunk)
 
     def _merge(self, cursor: psycopg.Cursor[Any], chunk: list[Delivery]) -> list[Outcome]:
-        """Compare with what is there, and make of each id what its last delivery says."""
+        """Compare the chunk with the stored rows, and bring each id to the state of its last delivery."""
         ids = sorted({d.id for d in chunk})
         known = self._known(cursor, self._sql.known, ids)
         tombstones = self._tombstones(cursor, chunk)
@@ -145,7 +146,7 @@ class PostgresWriter(dialect.Writer):
         return {id: LastDelivery(sequence, digest) for id, sequence, digest in cursor.execute(query, [list(ids)])}
 
     def _put_through_stage(self, cursor: psycopg.Cursor[Any], statement: bytes, chunk: list[Delivery]) -> int:
-        """Through a temporary table. How many rows were inserted or replaced."""
+        """Write rows through a temporary table; return the number of rows inserted or replaced."""
         cursor.execute(self._sql.make_stage)
         self._copy(cursor, self._sql.copy_to_stage, chunk)
         written = cursor.execute(statement).rowcount
@@ -162,7 +163,7 @@ class PostgresWriter(dialect.Writer):
 
 
 class _Statements:
-    """SQL for one table. Names go in once, here."""
+    """SQL statements for one table, with its names filled in."""
 
     def __init__(self, layout: Layout) -> None:
         columns = [name for name in layout.names if name != layout.key]
@@ -233,17 +234,17 @@ _COMMENT_START: Final = "ferryman full text: "
 """The comment's beginning; a JSON list of columns follows."""
 
 _JOINING_CHARACTERS: Final = "./@_:-&=?<>+~#"
-"""Signs that the parser would take as parts of words, hosts, paths, tags or numbers."""
+"""Characters that PostgreSQL's parser treats as parts of words, hosts, paths, tags or numbers."""
 
 _SNIPPET_CHARACTERS: Final = 1_000_000
 """Characters of a document searched for a snippet: ten hits are shown at once."""
 
 _MARKS: Final = ("\x02", "\x03")
-"""Around found words, until Python puts in what is asked for: nothing has to be escaped."""
+"""Control characters around found words, replaced by the requested marks in Python, so that nothing needs escaping."""
 
 
 def columns_of(connection: sa.Connection, table: str) -> tuple[str, ...] | None:
-    """The columns that this table's index is made of; None if it has none."""
+    """Return the columns of this table's full-text index; None if it has none."""
     comment = connection.execute(
         sa.text(
             "SELECT col_description(attrelid, attnum) FROM pg_attribute "
@@ -257,7 +258,7 @@ def columns_of(connection: sa.Connection, table: str) -> tuple[str, ...] | None:
 
 
 def create(connection: sa.Connection, table: str, columns: Sequence[str]) -> None:
-    """Make column and index, with all rows that the table has already; it is locked meanwhile."""
+    """Create column and index, with all existing rows; the table is locked meanwhile."""
     text = " || ' ' || ".join(f"coalesce({quoted(name)}::text, '')" for name in columns)
     name = quoted(table)
     comment = (_COMMENT_START + json.dumps(list(columns), ensure_ascii=False)).replace("'", "''")
@@ -271,7 +272,7 @@ def create(connection: sa.Connection, table: str, columns: Sequence[str]) -> Non
 
 
 def find(connection: sa.Connection, table: str, terms: list[Term], limit: int, mark: tuple[str, str]) -> list[Hit]:
-    """The best rows that have all of the terms."""
+    """Return the rows that match all terms, best first."""
     there = {column["name"] for column in sa.inspect(connection).get_columns(table)}
     shown = ", ".join(f"{_in_text(name)}::text" for name in columns_of(connection, table) or ())
     title = quoted("title") + "::text" if "title" in there else "NULL"
@@ -295,7 +296,7 @@ def find(connection: sa.Connection, table: str, terms: list[Term], limit: int, m
 
 
 def quoted(name: str) -> str:
-    """A name as SQL writes it, whatever is in it."""
+    """Quote a name for SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -305,7 +306,8 @@ def _in_text(name: str) -> str:
 
 
 def _folded_sql(text: str) -> str:
-    """SQL that takes accents and joints from an SQL expression. Text that is all ASCII has no accents, and most is."""
+    """Return SQL that removes accents and joining characters from an SQL expression. Accents are not searched in text
+    that is all ASCII, as most is."""
     plain = f"CASE WHEN octet_length({text}) = char_length({text}) THEN {text} ELSE {_without_accents_sql(text)} END"
     return f"translate({plain}, '{_JOINING_CHARACTERS}', '{' ' * len(_JOINING_CHARACTERS)}')"
 
@@ -315,7 +317,7 @@ def _without_accents_sql(text: str) -> str:
 
 
 def _query(terms: list[Term]) -> tuple[str, dict[str, Any]]:
-    """SQL of a tsquery, with the values of its parameters: ``folded_…`` without accents, ``typed_…`` as they are."""
+    """Return SQL of a tsquery and its parameters: ``folded_…`` without accents, ``typed_…`` as the user typed them."""
     parts: list[str] = []
     values: dict[str, Any] = {}
     for number, (phrase, is_prefix) in enumerate(terms):
@@ -351,11 +353,11 @@ def _apply_marks(snippet: str, mark: tuple[str, str]) -> str:
 # The PostgreSQL dialect of ``Sql``.
 
 NAME_BYTES = 63
-"""Longer names are cut by PostgreSQL, so that two could become one."""
+"""Longest name in PostgreSQL, which shortens longer ones, so that two could become one."""
 
 
 class PostgreSQL(Dialect):
-    """A server; any number of writers; a generated column and a GIN index for full text."""
+    """Dialect of PostgreSQL: any number of writers; a generated column and a GIN index for full text."""
 
     single_writer = False
     column_types = ColumnTypes(field=sa.Text(), key=sa.Text(collation="C"), json=JSONB())
@@ -415,14 +417,14 @@ class PostgreSQL(Dialect):
 # Connections to PostgreSQL, and how a session is set up.
 
 CONNECT_TIMEOUT_S: Final = 10
-"""A server that does not answer by then is down; a host that drops packets would else take two minutes."""
+"""Time for connecting: a host that drops packets would otherwise take two minutes."""
 
 LOCK_TIMEOUT_S: Final = 30
-"""How long to wait for another writer's rows: half of what a ``write`` may take in all."""
+"""Time to wait for rows that another writer has locked: half of what a ``write`` may take."""
 
 IDLE_TIMEOUT_S: Final = 60
-"""A writer that stands still in the middle of a transaction (stopped, swapped out, cut off) holds its rows no longer
-than this: the server ends its session."""
+"""Time after which the server ends the session of a writer that stalls in the middle of a transaction (stopped, swapped
+out, disconnected), and so releases its rows."""
 
 _SETTINGS: Final = (
     f"SET lock_timeout = '{LOCK_TIMEOUT_S}s'",
@@ -433,9 +435,9 @@ _SETTINGS: Final = (
 
 
 def connect(url: sa.URL) -> psycopg.Connection[Any]:
-    """A session for a writer: a transaction only where one is asked for, each commit on disk.
+    """Open a session for a writer, with explicit transactions and durable commits.
 
-    No prepared statements: behind a pooler (PgBouncer) the next transaction may be another server process's.
+    It uses no prepared statements: behind a pooler (PgBouncer) the next transaction may run in another server process.
     """
     _, options = url.get_dialect()().create_connect_args(url)
     connection = psycopg.connect(**_with_defaults(dict(options)), autocommit=True, prepare_threshold=None)
@@ -445,7 +447,7 @@ def connect(url: sa.URL) -> psycopg.Connection[Any]:
 
 
 def engine(url: sa.URL, *, read_only: bool = False) -> sa.Engine:
-    """An engine without a pool."""
+    """Return an engine without a pool."""
     options = {"options": f"{url.query.get('options', '')} -c default_transaction_read_only=on"} if read_only else {}
     return sa.create_engine(url, poolclass=sa.NullPool, connect_args=_with_defaults(dict(url.query)) | options)
 
@@ -454,15 +456,15 @@ def _with_defaults(options: dict[str, Any]) -> dict[str, Any]:
     return {"connect_timeout": CONNECT_TIMEOUT_S, "application_name": "ferryman"} | options
 
 
-# What PostgreSQL's errors mean: whom they are about, and what to do.
+# Meaning of PostgreSQL's errors: whether they concern a delivery or the database, and what to do.
 
 NodeError = tuple[type[DeliveryError], str]
-"""Kind of error, what to do."""
+"""Class of the error, and what to do."""
 
 _AGAIN: Final = "it is tried again"
 
 FAULTS: Final[dict[str, NodeError]] = {
-    # SQLSTATE, or its first two letters for all that have no line of their own
+    # SQLSTATE, or its first two characters for all states that are not listed
     "08": (Unavailable, f"the connection was lost; {_AGAIN}"),
     "22": (PermanentError, "change the document in a step, or the table's column"),
     "23": (PermanentError, "change the document in a step, or the table's constraint"),
@@ -490,7 +492,7 @@ FAULTS: Final[dict[str, NodeError]] = {
 }
 
 _REFUSALS: Final = {
-    # A refused connection has no SQLSTATE, only words.
+    # A refused connection has no SQLSTATE, only a message.
     "password authentication failed": "28",
     "authentication failed": "28",
     "no password supplied": "28",
@@ -503,7 +505,7 @@ _REFUSALS: Final = {
 
 
 def explain(error: BaseException, where: str) -> DeliveryError | None:
-    """Return the error for the delivery, or for the whole database; None for errors that are not PostgreSQL's."""
+    """Convert an error to that of the delivery, or of the whole database; None if it is not PostgreSQL's."""
     if isinstance(error, DeliveryError):
         return error
     cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
@@ -523,7 +525,8 @@ def explain(error: BaseException, where: str) -> DeliveryError | None:
 
 
 def is_conflict(error: psycopg.Error) -> bool:
-    """A deadlock, a serialisation failure: the same transaction, begun again at once, finds other circumstances."""
+    """Return whether an error is a deadlock or serialisation failure, after which the transaction can be repeated at
+    once."""
     return error.sqlstate in ("40001", "40P01")
 
 
@@ -543,7 +546,8 @@ def _fault(error: psycopg.Error) -> NodeError | None:
 
 
 def _message_of(error: psycopg.Error) -> str:
-    """The server's words in one line, with the place in the data where it says one. What a row holds is not shown."""
+    """Return the server's message in one line, with the column or constraint that it names. Values of a row are not
+    shown."""
     text = error.diag.message_primary or str(error).strip() or type(error).__name__
     if error.diag.column_name:
         text = f"{text} (column {error.diag.column_name})"
@@ -552,9 +556,9 @@ def _message_of(error: psycopg.Error) -> str:
     return " ".join(text.split())
 
 
-# What PostgreSQL cannot store: NUL, as a character of text and as ``\u0000`` in JSON.
+# NUL, which PostgreSQL cannot store, neither as a character of text nor as ``\u0000`` in JSON.
 #
-# In text and fields U+FFFD stands for it, as for bytes that are no text. An id must stay as it is.
+# In text and fields it is replaced by U+FFFD, like bytes that are not text. An id must not be changed.
 
 _NAMES_OF: Final = ("id", "parent_id", "origin_id")
 """Columns that name documents."""
@@ -565,13 +569,13 @@ Row = tuple[Any, ...]
 
 
 def may_be_nul(error: psycopg.Error) -> bool:
-    """Return whether the error may come from a NUL. psycopg finds it in text, the server in JSON."""
+    """Return whether the error may be due to a NUL. psycopg detects it in text, the server in JSON."""
     own = isinstance(error, psycopg.DataError) and error.sqlstate is None
     return own or isinstance(error, UntranslatableCharacter | CharacterNotInRepertoire)
 
 
 def replace_nul(row: Row, names: tuple[str, ...]) -> Row:
-    """The row without NULs.
+    """Replace the NULs in a row.
 
     Raises:
         PermanentError: an id has one.
@@ -593,7 +597,8 @@ def replace_nul(row: Row, names: tuple[str, ...]) -> Row:
 
 
 def _replace_nul_in_json(fields: str | None) -> str | None:
-    """``\\u0000`` may be a NUL, or a backslash and five characters: only JSON itself knows."""
+    """Replace NULs in JSON. It is decoded for that, because ``\\u0000`` may be a NUL, or an escaped backslash and five
+    characters."""
     if fields is None or r"\u0000" not in fields:
         return fields
     return _encode(_replace_nul_in_value(msgspec.json.decode(fields))).decode()

@@ -1,4 +1,4 @@
-"""Archives in memory: a document of each member, or why there is none."""
+"""Children of archives in memory: a document for each member, or the reason why it is refused."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _LIMIT_MESSAGES: Final = (
 )
 
 _SHOWN_CHARACTERS: Final = 200
-"""Characters of a library's own words in a message, which is a line."""
+"""Characters of a library's error in a message, which is one line."""
 
 
 def is_archive(raw: bytes) -> bool:
-    """Return whether it is an archive to unpack. An office document is none, though it is a zip inside."""
+    """Return whether content is an archive to unpack. An office document is not, although it is a zip inside."""
     return formats.kind_of(raw) == formats.ZIP if raw.startswith(b"PK") else archives.is_archive(io.BytesIO(raw))
 
 
 def children(
     doc: Document, raw: bytes, max_members: int, max_bytes: int, max_ratio: float, depth: int
 ) -> list[Document]:
-    """Children of an archive, and theirs.
+    """Return the children of an archive, with the members of nested archives up to ``depth``.
 
     Raises:
         BadDocument: it is broken, or goes over a limit.
@@ -78,7 +78,8 @@ def _make_children(doc: Document, path: str, content: bytes | str, budget: Budge
 
 
 def _read_member(member: Member, archive: bytes) -> bytes | str:
-    """A member's content, or why it does not come out and what to do. What is broken in a tar breaks what follows."""
+    """Return a member's content, or why it is refused and what to do. A broken member of a tar raises, because the
+    members after it cannot be read."""
     if member.flaw:
         return _FLAW_MESSAGES.get(member.flaw, f"is {member.flaw}, not a file. Pack the file itself")
     try:

@@ -14,7 +14,7 @@ from ferryman.steps.formats import Attachment, Content, clean, format_time, one_
 from ferryman.steps.formats.markup import html
 
 HEADER_CHARS: Final = 4 * KIB
-"""Characters read of a header: the standard library's parser needs quadratic time. 100 addresses take about as many."""
+"""Characters parsed of a header, enough for 100 addresses: the standard library's parser takes quadratic time."""
 
 PART_CHARS, PART_PARAMETERS = KIB, 16
 """Limits for the headers of a part, of which a mail may have thousands: characters, parameters."""
@@ -57,7 +57,7 @@ def mail(raw: bytes) -> Content:
 
 
 def _try_parse(read: Callable[[], Any]) -> Any:
-    """Return the result; None for a part that cannot be parsed: there are all kinds of mails."""
+    """Return the result of parsing; None if it fails, because malformed mails are common."""
     try:
         return read()
     except DeliveryError:  # the step's time is up
@@ -75,7 +75,7 @@ def _date(message: EmailMessage) -> str:
 
 
 def _body(message: EmailMessage) -> EmailMessage | None:
-    """The part to read: plain before HTML."""
+    """Return the part to read, preferably plain text, else HTML."""
     body = _try_parse(lambda: message.get_body(("plain", "html")))
     return body if isinstance(body, EmailMessage) else None
 
@@ -124,7 +124,7 @@ def _part(part: EmailMessage) -> Attachment:
 
 
 def _bytes(part: Any) -> bytes:
-    """Content, decoded from its transfer; a message's own bytes for one that is attached."""
+    """Return a part's content, decoded from its transfer encoding; for an attached message, its bytes."""
     if part.get_content_type() == "message/rfc822":
         inner = part.get_payload()
         return bytes(inner[0]) if isinstance(inner, list) and inner else b""

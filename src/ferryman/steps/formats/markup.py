@@ -62,7 +62,7 @@ _META_CHARSET: Final = re.compile(
     rb"""<(?:meta\b[^>]*?charset|\?xml\b[^>]*?encoding)\s*=\s*["']?\s*([\w.:-]{1,40})""", re.IGNORECASE
 )
 _DECLARED_BYTES: Final = 4096
-"""Where a page says its encoding, generously: the standard has 1024."""
+"""First bytes searched for the declared encoding; the standard demands it within 1024."""
 
 _DECLARATION: Final = re.compile(r"^\s*<\?xml[^>]*\?>")
 
@@ -77,11 +77,11 @@ _META: Final = {
     "last-modified": "modified",
 }
 _OBFUSCATION: Final = (b"http://www.idpf.org/2008/embedding", b"http://ns.adobe.com/pdf/enc#RC")
-"""Encryption of an EPUB's fonts alone, which readers undo."""
+"""Algorithms that obfuscate only an EPUB's fonts, which every reading program can undo."""
 
 
 def html(raw: bytes) -> Content:
-    """Text of the body as it is seen without style; title, author, dates and language from its head."""
+    """Read the text of an HTML page as it is seen without styles; title, author, dates and language from its head."""
     import lxml.html
     from lxml import etree
 
@@ -89,7 +89,7 @@ def html(raw: bytes) -> Content:
     if not text.strip():
         return Content("", {"charset": encoding})
     try:
-        parser = lxml.html.HTMLParser(huge_tree=True, no_network=True)  # or what is nested deep would be left out
+        parser = lxml.html.HTMLParser(huge_tree=True, no_network=True)  # else deeply nested text would be lost
         root: Any = lxml.html.document_fromstring(_DECLARATION.sub("", text), parser=parser)
     except etree.ParserError:  # nothing but comments
         return Content("", {"charset": encoding})
@@ -109,7 +109,7 @@ def html(raw: bytes) -> Content:
 
 
 def xml(raw: bytes) -> Content:
-    """Text of all elements, a line each."""
+    """Read the text of all elements, one line each."""
     root = parse_xml(raw)
     texts = (text.strip() for text in root.itertext() if isinstance(text, str))
     return Content("\n".join(text for text in texts if text))
@@ -140,7 +140,7 @@ def epub(raw: bytes) -> Content:
 
 
 def visible_text(root: _Element) -> str:
-    """Text as a reader sees it: blocks apart by a blank line, rows and items on lines, tabs between cells."""
+    """Return the text as a reader sees it: a blank line between blocks, rows and items on lines, tabs between cells."""
     text = _TAB.sub("\t", "".join(_pieces(root)))
     text = _GAP.sub(lambda gap: "\n\n" if gap[0].count("\n") > 1 else "\n", text)
     return re.sub(r" {2,}", " ", text).replace(_PRE_BLANK, " ").replace(_PRE_LINE, "\n").strip()
@@ -148,11 +148,11 @@ def visible_text(root: _Element) -> str:
 
 _PRE_BLANK: Final = "\ue000"
 _PRE_LINE: Final = "\ue001"
-"""Stand for white space of ``<pre>`` while the rest is collapsed; of the private use area, which no page uses so."""
+"""Placeholders for white space of ``<pre>`` while the rest is collapsed; private use characters, which pages lack."""
 
 
 def _pieces(root: _Element) -> Iterator[str]:
-    """Text and gaps in their order. Pages nest deeper than Python calls."""
+    """Yield text and gaps in their order. Iterative, because pages nest deeper than Python's stack."""
     from lxml import etree
 
     pre_depth = 0
@@ -187,7 +187,7 @@ def _collapse(text: str, is_pre: bool) -> str:
 
 
 def _decode(raw: bytes) -> tuple[str, str]:
-    """By its mark, else by what it declares, else as plain text."""
+    """Decode by the byte order mark, else by the declared encoding, else like plain text; return text and encoding."""
     declared = _META_CHARSET.search(raw[:_DECLARED_BYTES])
     if declared and not raw.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
         name = declared[1].decode("ascii", "replace").lower()

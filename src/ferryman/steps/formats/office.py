@@ -1,7 +1,7 @@
-"""Word processing and slides: DOCX, PPTX, ODT and ODP, read from their XML.
+"""Office documents: DOCX, PPTX, ODT and ODP, read from their XML, and spreadsheets.
 
-Both families are zip archives of XML whose text stands in paragraphs. Reading them from there takes what the object
-models leave out: text boxes, footnotes, comments, headers.
+Both families are zip archives of XML with text in paragraphs. Reading the XML also finds text that libraries with
+object models leave out: text boxes, footnotes, comments, headers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BESIDE: Final = ("header", "footer", "footnotes", "endnotes", "comments")
 
 
 def docx(raw: bytes) -> Content:
-    """Body, then headers, footers, notes and comments."""
+    """Read the body of a DOCX, then headers, footers, notes and comments."""
     package = Package(raw)
     types = _content_types(package)
     main = [part for part, kind in types.items() if kind.endswith("main+xml") and "word" in kind]
@@ -45,7 +45,7 @@ def docx(raw: bytes) -> Content:
 
 
 def pptx(raw: bytes) -> Content:
-    """Slides in the order in which they are shown, each followed by its notes."""
+    """Read slides in the order in which they are shown, each followed by its notes."""
     package = Package(raw)
     main = "ppt/presentation.xml"
     targets = relationship_targets(package, main)
@@ -61,7 +61,7 @@ def pptx(raw: bytes) -> Content:
 
 
 def odf(raw: bytes) -> Content:
-    """Text, slides, or sheets of OpenDocument."""
+    """Read the text, slides or sheets of an OpenDocument file."""
     package = Package(raw)
     if "META-INF/manifest.xml" in package and b"encryption-data" in package.read("META-INF/manifest.xml"):
         raise Unreadable("it is encrypted. Save it without a password")
@@ -73,13 +73,13 @@ def odf(raw: bytes) -> Content:
 
 
 def _content_types(package: Package) -> dict[str, str]:
-    """Part -> content type."""
+    """Return part -> content type."""
     overrides = package.xml("[Content_Types].xml").iter("{*}Override")
     return {each.get("PartName", "").lstrip("/"): each.get("ContentType", "") for each in overrides}
 
 
 def _relation_id(element: _Element) -> str:
-    """The ``r:id`` of an element, in whichever of its namespaces."""
+    """Return the ``r:id`` of an element, in either of its namespaces."""
     return next((str(value) for name, value in element.attrib.items() if str(name).endswith("}id")), "")
 
 
@@ -99,7 +99,7 @@ def _strip_unseen(root: _Element) -> _Element:
 
 
 def _blocks(element: _Element, odf: bool) -> Iterator[str]:
-    """Paragraphs, and tables as one block a table: a line a row, tabs between cells."""
+    """Yield paragraphs, and each table as one block: a line for each row, tabs between cells."""
     for each in element:
         match local_name(each):
             case "p" | "h":
@@ -127,7 +127,7 @@ def _paragraph(element: _Element, odf: bool) -> Iterator[str]:
 
 
 def _runs(element: _Element, odf: bool, anchored: list[_Element]) -> Iterator[str]:
-    """Pieces of text. Office writes them into elements of their own, OpenDocument between its elements."""
+    """Yield runs of text. Office writes them into elements of their own, OpenDocument between its elements."""
     if odf and element.text:
         yield element.text
     for each in element:
@@ -154,7 +154,7 @@ def _runs(element: _Element, odf: bool, anchored: list[_Element]) -> Iterator[st
 
 
 def _nearest(element: _Element, names: frozenset[str]) -> Iterator[_Element]:
-    """The nearest elements of these names: those of a table inside a cell are that table's."""
+    """Yield the nearest descendants of these names: rows and cells of a nested table belong to that table."""
     for each in element:
         if local_name(each) in names:
             yield each
@@ -162,17 +162,17 @@ def _nearest(element: _Element, names: frozenset[str]) -> Iterator[_Element]:
             yield from _nearest(each, names)
 
 
-# Formats that are zip archives inside: DOCX, ODT, EPUB and their like.
+# Packages: formats that are zip archives inside, such as DOCX, ODT, EPUB.
 
 _CORE: Final = "docProps/core.xml"
-"""Where Office keeps title and author."""
+"""Part in which Office keeps title and author."""
 
 
 class Package:
-    """A zip archive in memory. Its declared sizes are looked at before anything is unpacked.
+    """A zip archive in memory. Its declared sizes are checked before anything is unpacked.
 
     Raises:
-        Unreadable: it would unpack to more than is taken, or is encrypted.
+        Unreadable: it would unpack to more than the limit, or is encrypted.
         zipfile.BadZipFile: it is broken.
     """
 
@@ -195,7 +195,7 @@ class Package:
         return list(self._infos)
 
     def read(self, name: str) -> bytes:
-        """A member's bytes, never more than it declares.
+        """Read a member; it yields no more bytes than it declares.
 
         Raises:
             Unreadable: it is not there, is encrypted, or is larger than one part may be.
@@ -212,12 +212,13 @@ class Package:
         return self._zip.read(info)
 
     def xml(self, name: str) -> _Element:
-        """A member as XML."""
+        """Parse a member as XML."""
         return parse_xml(self.read(name))
 
 
 def parse_xml(raw: bytes) -> _Element:
-    """The root of untrusted XML: no entity is resolved, nothing is loaded, and depth and sizes are bounded."""
+    """Parse untrusted XML and return its root: no entity is resolved, nothing is loaded, depth and sizes are
+    limited."""
     from lxml import etree
 
     parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False, huge_tree=False)
@@ -225,7 +226,7 @@ def parse_xml(raw: bytes) -> _Element:
 
 
 def core_fields(package: Package) -> dict[str, Any]:
-    """Title, author, dates and language that an Office file says of itself."""
+    """Return title, author, dates and language that an Office file states."""
     return dublin_core_fields(package.xml(_CORE)) if _CORE in package else {}
 
 
@@ -247,7 +248,7 @@ def dublin_core_fields(root: _Element) -> dict[str, Any]:
 
 
 def relationship_targets(package: Package, part: str) -> dict[str, str]:
-    """Targets of an Office part's relationships, by their ids."""
+    """Return the targets of an Office part's relationships, by their ids."""
     folder, name = posixpath.split(part)
     rels = f"{folder}/_rels/{name}.rels".lstrip("/")
     if rels not in package:
@@ -260,7 +261,7 @@ def relationship_targets(package: Package, part: str) -> dict[str, str]:
 
 
 def local_name(element: _Element) -> str:
-    """An element's name without its namespace; "" for comments and the like."""
+    """Return an element's name without its namespace; "" for comments and the like."""
     tag = element.tag
     return tag.rpartition("}")[2] if isinstance(tag, str) else ""
 
@@ -276,7 +277,8 @@ _TAIL_BYTES: Final = limits.MIB
 
 
 def xlsx(raw: bytes) -> Content:
-    """Values of the cells: a block a sheet, headed by its name; a line a row, tabs between cells; no empty rows."""
+    """Read the values of the cells: a block for each sheet, headed by its name; a line for each row that is not empty,
+    tabs between cells."""
     package = Package(raw)
     for name in package.names:
         if name.startswith("xl/worksheets/") and name.endswith(".xml"):
@@ -304,10 +306,10 @@ def xls(raw: bytes) -> Content:
 
 
 def _check_grid(name: str, sheet: bytes) -> None:
-    """Refuse what would take the process: the reader makes a full grid of a sheet, however few of its cells are used.
+    """Refuse a sheet that would exhaust memory: the reader allocates the full grid, however few of its cells are used.
 
     Raises:
-        Unreadable: too large a grid.
+        Unreadable: the grid is too large.
     """
     rows = max((int(row) for row in _LAST_ROW.findall(sheet[-_TAIL_BYTES:])), default=1)
     if rows * _COLUMNS <= limits.EXTRACT_CELLS:
@@ -321,7 +323,7 @@ def _check_grid(name: str, sheet: bytes) -> None:
 
 
 def _column_number(letters: bytes) -> int:
-    """A column's number: A is 1, AA 27."""
+    """Return a column's number: A is 1, AA 27."""
     number = 0
     for letter in letters:
         number = number * 26 + letter - 64
@@ -329,7 +331,7 @@ def _column_number(letters: bytes) -> int:
 
 
 def _cells(row: Iterable[Any]) -> list[str]:
-    """Texts of a row, without empty ones at its end."""
+    """Return the texts of a row's cells, without empty ones at its end."""
     texts = [_cell_text(value) for value in row]
     while texts and not texts[-1]:
         texts.pop()

@@ -10,13 +10,13 @@ from ferryman import limits
 from ferryman.steps.formats import Content, Unreadable, format_time, one_line
 
 _HYPHEN: Final = re.compile("[\ufffe\x02](?:\r?\n)?")
-"""A hyphen that PDFium found at the end of a line only; the word goes on."""
+"""Hyphen that PDFium recognised as one at the end of a line, in the middle of a word."""
 
 _DATE: Final = re.compile(r"(?:D:)?(\d{4})(\d\d)?(\d\d)?(\d\d)?(\d\d)?(\d\d)?(?:(Z)|([+-])(\d\d)'?(\d\d)?'?)?")
 
 
 def pdf(raw: bytes) -> Content:
-    """Text of the pages in their order. Pages that are pictures have none."""
+    """Read the text of all pages in order. Pages that are pictures have none."""
     import pypdfium2
 
     try:
@@ -46,7 +46,7 @@ def pdf(raw: bytes) -> Content:
 
 
 def _page(book: Any, number: int) -> str:
-    """A page's text; "" of one that is damaged: the others are read."""
+    """Return a page's text; "" if the page is damaged, so that the others are read."""
     import pypdfium2
 
     try:
@@ -63,7 +63,7 @@ def _page(book: Any, number: int) -> str:
 
 
 def _iso_date(text: str) -> str:
-    """A date as PDF writes it, ``D:20240501120000+02'00'``, as ISO 8601; "" where it is not one."""
+    """Convert a date as PDF writes it, ``D:20240501120000+02'00'``, to ISO 8601; "" if it is not a date."""
     found = _DATE.match(text.strip())
     if not found:
         return ""

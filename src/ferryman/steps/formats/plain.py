@@ -1,4 +1,4 @@
-"""Plain text, Markdown and RTF: bytes whose characters are to be found out first."""
+"""Plain text, Markdown and RTF, whose character encoding has to be detected."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BOMS: Final = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-"""In this order: UTF-32's begins with that of UTF-16."""
+"""Byte order marks and encodings; the order matters, because UTF-32's mark begins with that of UTF-16."""
 
 _LAST_RESORT: Final = "cp1252"
 """Most frequent encoding of old text; it decodes nearly every byte."""
@@ -46,7 +46,7 @@ _CODEPAGE: Final = re.compile(rb"\\ansicpg(\d{3,5})")
 
 
 def decode_text(raw: bytes) -> tuple[str, str]:
-    """Text, and the name of its encoding: by its mark, else UTF-8, else what the characters look like."""
+    """Return the text and the name of its encoding: by the byte order mark, else UTF-8, else guessed."""
     for bom, encoding in _BOMS:
         if raw.startswith(bom):
             return raw.decode(encoding, "replace"), encoding.removesuffix("-sig")
@@ -58,13 +58,13 @@ def decode_text(raw: bytes) -> tuple[str, str]:
 
 
 def plain(raw: bytes) -> Content:
-    """The text itself, and its encoding."""
+    """Read plain text; its encoding becomes a field."""
     text, encoding = decode_text(raw)
     return Content(text, {"charset": encoding}, verbatim=True)
 
 
 def markdown(raw: bytes) -> Content:
-    """The text as it is written; the first heading of the first level is its title."""
+    """Read Markdown without changing it; the first heading of the first level is the title."""
     content = plain(raw)
     if heading := _HEADING.search(content.text):
         content.fields["title"] = one_line(heading[1])
@@ -72,7 +72,7 @@ def markdown(raw: bytes) -> Content:
 
 
 def rtf(raw: bytes) -> Content:
-    """Text without its controls; title, author and dates from its information group."""
+    """Read RTF without its control words; title, author and dates come from its information group."""
     from striprtf.striprtf import rtf_to_text
 
     page = _CODEPAGE.search(raw[: limits.EXTRACT_SAMPLE_BYTES])
@@ -102,7 +102,7 @@ def _rtf_moment(parts: dict[str, int]) -> str:
 
 
 def _guess_encoding(sample: bytes) -> str:
-    """The likeliest of those that are in use; of equally likely ones the first."""
+    """Guess the encoding: the most likely one of those in use, the first if several are equally likely."""
     from charset_normalizer import from_bytes
 
     matches = list(from_bytes(sample, cp_isolation=list(_IN_USE)))
@@ -114,7 +114,7 @@ def _guess_encoding(sample: bytes) -> str:
 
 
 def _python_name(encoding: str) -> str:
-    """Python's name of an encoding, or the last resort."""
+    """Return Python's name of an encoding; the last resort for an unknown one."""
     try:
         return codecs.lookup(encoding).name
     except LookupError:

@@ -1,7 +1,7 @@
 """Manual pages and other troff: text without its requests, by the macros of man, mdoc and ms.
 
-No formatter: what a page says is kept, how it would look is not. A condition that is not about the kind of output is
-taken as false, and what a page defines itself as a macro is left out.
+The text of a page is kept, its formatting is not. A condition that is not about the kind of output counts as false, and
+macros that a page defines itself are left out.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _BREAKS: Final = frozenset(
     | {"nf", "fi", "TS", "TE", "NH", "TL", "AU", "AI", "AB", "AE", "QP", "XP", "SY", "YS", "OP", "UR", "UE", "Lp", "D1"}
     | {"Dl"}
 )
-"""Where a paragraph ends."""
+"""Requests that end a paragraph."""
 _IN_NAME: Final = frozenset({"NAME", "NAMN", "NOM", "NOMBRE", "NOME", "NAAM", "BEZEICHNUNG", "名前"})
-"""Headings of the line that says what a page is about."""
+"""Headings of the section with the page's name and summary."""
 _NEXT_LINE_IS_TITLE: Final = frozenset({"TL"})
 
 _REQUEST: Final = re.compile(r"[.'][ \t]*(\S*)[ \t]*(.*)")
@@ -79,7 +79,7 @@ _PUNCTUATION: Final = frozenset(".,;:()[]?!")
 
 
 def troff(raw: bytes) -> Content:
-    """Text, the title (a page's own line of what it is, else its name and section), and the section."""
+    """Read a page; its title is the line that summarises it, else its name and section."""
     text, encoding = decode_text(raw)
     page = _Page()
     for each in _logical_lines(text):
@@ -92,7 +92,7 @@ def troff(raw: bytes) -> Content:
 
 
 def _logical_lines(text: str) -> Iterator[str]:
-    """Lines, those together that a backslash at the end joins."""
+    """Yield the lines, with those joined that a backslash at the end continues."""
     pending = ""
     for each in text.splitlines():
         whole = pending + each
@@ -106,7 +106,7 @@ def _logical_lines(text: str) -> Iterator[str]:
 
 
 class _Page:
-    """A page that is read line by line."""
+    """Text of a page, collected line by line."""
 
     def __init__(self) -> None:
         self.paragraphs: list[str] = []
@@ -116,10 +116,10 @@ class _Page:
         self._until = ""
         """Request that ends the omitted part."""
         self._depth = 0
-        """Braces of a condition that is false."""
+        """Number of open braces of a condition that is false."""
         self._else: list[bool] = []
         self._table = False
-        """The format of a table comes."""
+        """Whether the next lines describe the format of a table."""
         self._name = self._header = self._marked_title = ""
         self._section = ""
         self._in_name = False
@@ -129,7 +129,7 @@ class _Page:
         return self._marked_title or self._summary or self._header
 
     def read_line(self, each: str) -> None:
-        """The next line."""
+        """Process the next line."""
         if self._depth:
             self._depth += each.count("\\{") - each.count("\\}")
             return
@@ -206,7 +206,7 @@ class _Page:
             self._lines.append(" ".join(words[:1] if name == "IP" else words))
 
     def _mdoc(self, words: list[str]) -> str:
-        """A line of mdoc: macros among its words."""
+        """Return the text of a line of mdoc, which has macros among its words."""
         text_so_far, closing, glue = "", "", False
         at = 0
         while at < len(words):
@@ -275,7 +275,7 @@ class _Page:
             self.read_line(rest_of_line)
 
     def _unescape(self, text: str) -> str:
-        """Without escapes."""
+        """Replace the escapes in a text by their characters."""
         if "\\" not in text:
             return text
 
@@ -294,11 +294,11 @@ class _Page:
 
 
 _LONGEST_STRING: Final = 200
-"""Characters that a defined string may bring in: strings of strings could grow without end."""
+"""Characters kept of a defined string: strings that contain strings could grow without bound."""
 
 
 def _special_character(name: str) -> str:
-    """A special character by its name; accented ones are composed."""
+    """Return a special character by its name; accented ones are composed."""
     if name in _SPECIAL_CHARACTERS:
         return _SPECIAL_CHARACTERS[name]
     if len(name) == 2 and name[0] in _ACCENTS:
@@ -307,7 +307,7 @@ def _special_character(name: str) -> str:
 
 
 def _words(text: str) -> list[str]:
-    """A request's arguments; those in quotes may have blanks."""
+    """Split a request's arguments; quoted ones may contain blanks."""
     return [
         quoted.replace('""', '"') if plain == "" else plain
         for quoted, plain in _WORD.findall(text.replace("\\ ", "\\~"))
