@@ -200,7 +200,7 @@ def test_a_kill_between_file_and_index(tmp_path: Path, monkeypatch: pytest.Monke
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(files.IndexedFolder, "note", killed)
+        patched.setattr(files.IndexedFolder, "record", killed)
         with pytest.raises(KeyboardInterrupt):
             opened(tmp_path, content=content).write(chunk)
     assert len(tree(tmp_path)) == 2, "the files are there, the index does not know"

@@ -346,7 +346,7 @@ def test_secrets_are_never_shown() -> None:
         repr(source),
         source.root,
         source._tree.display_path("a"),
-        source._tree._words(ValueError(f"no {options} …")),
+        source._tree._error_text(ValueError(f"no {options} …")),
     ]  # type: ignore[attr-defined]
     for text in shown:
         assert not any(secret in text for secret in ("s3cr3t", "t0ken", "passw0rd")), text

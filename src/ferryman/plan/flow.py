@@ -47,7 +47,7 @@ class Flow:
 
     @property
     def joints(self) -> tuple[Joint, ...]:
-        """Return the links between plans, in the order of the readers' turns."""
+        """Which plan reads what another one writes; in the order of the readers' turns."""
         return self._joints(self.order)
 
     def _joints(self, plans: Sequence[Plan]) -> tuple[Joint, ...]:
@@ -70,8 +70,8 @@ class Flow:
 
     @property
     def order(self) -> tuple[Plan, ...]:
-        """Return the plans sorted so that each comes after those whose deliveries it reads, and plans in a cycle come
-        before what follows the cycle; otherwise in the given order."""
+        """The plans so that each comes after those whose deliveries it reads; plans in a cycle come before what
+        follows the cycle. Else in the order in which they were given."""
         predecessors = self._predecessors()
         remaining = {self.label(plan): plan for plan in self.plans}
         ordered = []

@@ -10,7 +10,7 @@ from ferryman.document import Document, decode_fields, encode_fields
 from ferryman.errors import BadDocument, UsageError
 from ferryman.sources.base import Detect, Listed, Source
 
-InputDocument = Document | dict[str, Any]
+Published = Document | dict[str, Any]
 """Document that a program provides: a ``Document``, or a dict with "id", optionally "raw" (bytes), and fields."""
 
 EncodedDocument = tuple[str, bytes | None, bytes, str]
@@ -40,7 +40,7 @@ class Memory(Source):
 
     def __init__(
         self,
-        documents: Iterable[InputDocument] | Callable[[], Iterable[InputDocument]],
+        documents: Iterable[Published] | Callable[[], Iterable[Published]],
         *,
         prefix: str = "",
         detect: Detect = "content",
@@ -52,7 +52,7 @@ class Memory(Source):
                 f"Memory({type(documents).__name__}): give a list of documents, or a function that makes one; "
                 "every scan looks at them again."
             )
-        self._documents: Iterable[InputDocument] | Callable[[], Iterable[InputDocument]] | None = documents
+        self._documents: Iterable[Published] | Callable[[], Iterable[Published]] | None = documents
         if not callable(documents):
             for index, given in enumerate(documents):
                 _parse(index, given)

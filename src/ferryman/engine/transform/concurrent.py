@@ -109,7 +109,7 @@ class _KeysOf:
         self._by_id = {w.doc.id: w.calling for w in call.waiting}
 
     def key_of(self, doc: Document) -> str | None:
-        """Return the document's key for a keyed node, see ``KeyMaker``."""
+        """Return the document's key for a keyed node, see ``StepCaller``."""
         calling = self._by_object.get(id(doc)) or self._by_id.get(doc.id)
         return calling.key_of(doc) if calling is not None else None
 
@@ -314,7 +314,7 @@ class _KeysOfBlock:
         self._rows: dict[str, int] = {}
 
     def key_of(self, doc: Document) -> str | None:
-        """Return the document's key for a keyed node, see ``KeyMaker``."""
+        """Return the document's key for a keyed node, see ``StepCaller``."""
         self._rows = self._rows or {id: i for i, id in enumerate(self._block.ids)}
         if (row := self._rows.get(doc.id)) is None:
             return None
