@@ -105,7 +105,7 @@ def _safe_name(name: str) -> str:
 
 
 def _encode_unsafe(name: str) -> str:
-    return _UNSAFE.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), name)
+    return _UNSAFE.sub(lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode()), name)
 
 
 def os_path(folder: str, path: str) -> str:
@@ -411,8 +411,8 @@ class IndexedFolder:
         names = asked.split("/")
         folders = ["/".join(names[:n]) for n in range(1, len(names) + 1)]
         below_it = (column > f"{asked}/") & (column < f"{asked}0")  # 0 follows the slash
-        found = sa.select(DOCUMENTS.c.id).where(column.in_(folders) | below_it, DOCUMENTS.c.id != id)
-        return self._connection.execute(found.limit(1)).first() is not None
+        query = sa.select(DOCUMENTS.c.id).where(column.in_(folders) | below_it, DOCUMENTS.c.id != id)
+        return self._connection.execute(query.limit(1)).first() is not None
 
     def _is_blocked(self, path: str) -> bool:
         """Return whether a folder is where the file should be, or a file where a folder should be."""

@@ -226,8 +226,8 @@ class BulkWriter:
                         position, _action(b"index", id, delivery.sequence) + self._source(delivery, id) + b"\n"
                     )
             except (BadDocument, ValueError, TypeError) as e:
-                shown = delivery.id.encode(errors="replace").decode()  # the reason must be text, if the id is none
-                outcomes[position] = Outcome.permanent(f"{shown}: {e}")
+                printable = delivery.id.encode(errors="replace").decode()  # the reason must be text, if the id is none
+                outcomes[position] = Outcome.permanent(f"{printable}: {e}")
 
     def _source(self, delivery: Delivery, id: bytes) -> bytes:
         """Return the document's source: its fields, without decoding them, then the text and Ferryman's metadata."""
@@ -262,8 +262,8 @@ def split_requests(rows: Iterator[BulkRow], limit_bytes: int = REQUEST_BYTES) ->
 def _id_problem(id: str) -> str:
     size = len(id) if id.isascii() else len(id.encode())
     if size > ID_BYTES:
-        shown = id[:_SHOWN_CHARACTERS]
-        return f"{shown}…: its id has {size} bytes, {ID_BYTES} is the most. Give it a shorter one in the source."
+        beginning = id[:_SHOWN_CHARACTERS]
+        return f"{beginning}…: its id has {size} bytes, {ID_BYTES} is the most. Give it a shorter one in the source."
     return "" if size else "its id is empty. Give it one in the source."
 
 
@@ -407,8 +407,8 @@ def with_own_fields(mappings: Mapping[str, Any]) -> dict[str, Any]:
 
 def parse_time(time_value: str) -> float:
     """Parse a time in settings (``60s``) to seconds; infinity for no limit (``-1``) or anything else."""
-    found = re.fullmatch(r"(\d+)(\w+)", time_value)
-    return int(found[1]) * _UNITS[found[2]] if found and found[2] in _UNITS else float("inf")
+    match = re.fullmatch(r"(\d+)(\w+)", time_value)
+    return int(match[1]) * _UNITS[match[2]] if match and match[2] in _UNITS else float("inf")
 
 
 def _differs(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
@@ -711,8 +711,10 @@ class OpenSearch(Destination):
         raise (Unavailable if meaning.kind in ("transient", "unknown") else Misconfigured)(why)
 
     def _why(self, http: Http, answer: Answer) -> str:
-        shown = http.redact(refusal(answer.body))
-        return f"{self.target()}: answered {answer.status} {answer.reason}".rstrip() + (f" ({shown})" if shown else "")
+        reason = http.redact(refusal(answer.body))
+        return f"{self.target()}: answered {answer.status} {answer.reason}".rstrip() + (
+            f" ({reason})" if reason else ""
+        )
 
     def _foreign_server(self) -> PermanentError:
         return Misconfigured(

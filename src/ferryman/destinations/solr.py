@@ -578,8 +578,8 @@ class _ChunkWriter:
     def _record_refusal(self, row: UpdateRow, reply: Reply) -> None:
         id = row.delivery.id
         # Equal faults get equal texts, because many of them in a row mean that the collection is at fault.
-        said = reply.why.replace(f"[doc={id}] ", "").replace(f"document id {id} ", "document ")
-        why = f"Solr refuses it ({reply.status}): {said}"
+        reason = reply.why.replace(f"[doc={id}] ", "").replace(f"document id {id} ", "document ")
+        why = f"Solr refuses it ({reply.status}): {reason}"
         self._outcomes[row.position] = Outcome.transient(why) if reply.status == 500 else Outcome.permanent(why)
 
     def _record_too_late(self, rows: list[UpdateRow]) -> None:

@@ -124,11 +124,11 @@ def was_published_sql(destination: str) -> str:
     return "(" + " OR ".join(f"contains(given, {quote(end)})" for end in ends) + ")"
 
 
-def encode_published(given: Iterable[Published]) -> str:
+def encode_published(published: Iterable[Published]) -> str:
     """Encode for ``documents``; "" for nothing. A large family takes several lines."""
-    if isinstance(given, (list, tuple)) and len(given) <= _SMALL_FAMILY:
-        return _encode_small(tuple(given))
-    return (given if isinstance(given, PublishedLines) else PublishedLines(given)).encode()
+    if isinstance(published, (list, tuple)) and len(published) <= _SMALL_FAMILY:
+        return _encode_small(tuple(published))
+    return (published if isinstance(published, PublishedLines) else PublishedLines(published)).encode()
 
 
 def decode_published(text: str) -> Collection[Published]:
@@ -142,21 +142,21 @@ class PublishedLines(Collection[Published]):
     """Publications of a large family, in order. All but the last are held encoded: a million objects take some 200
     MB."""
 
-    def __init__(self, given: Iterable[Published] = ()) -> None:
+    def __init__(self, published: Iterable[Published] = ()) -> None:
         self._lines: list[str] = []
         self._last: list[Published] = []
-        for each in given:
+        for each in published:
             self.append(each)
 
     @classmethod
     def of(cls, text: str) -> Self:
         """Decode the result of ``encode``."""
-        found = cls()
-        found._lines = text[1:-1].split(_BREAK)
-        return found
+        lines = cls()
+        lines._lines = text[1:-1].split(_BREAK)
+        return lines
 
-    def append(self, given: Published) -> None:
-        self._last.append(given)
+    def append(self, published: Published) -> None:
+        self._last.append(published)
         if len(self._last) == _LINE:
             self._lines.append(_encode(tuple(self._last))[1:-1])
             self._last = []
@@ -197,8 +197,10 @@ _BREAK: Final = ",\n"
 """Separates two lines: the array stays valid JSON, for readers of the open table."""
 
 
-def _encode(given: tuple[Published, ...]) -> str:
-    return msgspec.json.encode([each if each.content else each.place for each in given]).decode() if given else ""
+def _encode(published: tuple[Published, ...]) -> str:
+    return (
+        msgspec.json.encode([each if each.content else each.place for each in published]).decode() if published else ""
+    )
 
 
 def _decode(text: str) -> tuple[Published, ...]:

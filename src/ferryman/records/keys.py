@@ -159,9 +159,9 @@ def feed_id(root: StatePath, node: str) -> str:
     Raises:
         StateDamaged: the identity cannot be read.
     """
-    found: Any = seals.unseal(root / "state.json")
-    carried: dict[str, str] = found.get("feeds", {})
-    return carried.get(node, f"{found.get('id', found['first_sequence'])}/{node}")
+    identity: Any = seals.unseal(root / "state.json")
+    carried: dict[str, str] = identity.get("feeds", {})
+    return carried.get(node, f"{identity.get('id', identity['first_sequence'])}/{node}")
 
 
 def note(root: StatePath, node: str, reader: str, positions: Mapping[str, int], dropped: int | None = None) -> None:
@@ -180,10 +180,10 @@ def note(root: StatePath, node: str, reader: str, positions: Mapping[str, int], 
 def dropped_before(root: StatePath, node: str, reader: str) -> int:
     """Return the last wave whose deletions had been dropped when this reader began; 0: none, or it is unknown."""
     try:
-        found: Any = seals.unseal(_path(root, node, reader))
+        recorded: Any = seals.unseal(_path(root, node, reader))
     except (StateDamaged, OSError):
         return 0
-    return int(found.get("dropped", 0))
+    return int(recorded.get("dropped", 0))
 
 
 def is_known(root: StatePath, node: str, reader: str) -> bool:
@@ -209,8 +209,8 @@ def first_needed_wave(root: StatePath, node: str) -> int | None:
 
 def _places(path: StatePath) -> list[int]:
     try:
-        found: Any = seals.unseal(path)
-        return [max(1, place) for place in found["positions"].values()]
+        recorded: Any = seals.unseal(path)
+        return [max(1, place) for place in recorded["positions"].values()]
     except (StateDamaged, OSError):
         return [1] if files.exists(path) else []
 
@@ -337,8 +337,8 @@ class KeyStates:
             UsageError: the key is not text.
             StateDamaged: a file is missing, or not what was written.
         """
-        found = self.entry(key)
-        return None if found is None else found.value
+        state = self.entry(key)
+        return None if state is None else state.value
 
     def entry(self, key: str) -> KeyState | None:
         """Return the key's state with its sequence and wave; None: it has none."""
@@ -358,11 +358,11 @@ class KeyStates:
         if (place := local_log_folder(self._folder)) is None:
             return None  # the plan has not run yet
         files = open_newest_cached(place).files().values()
-        found = KeyValues(key_file(self._folder, file) for file in files)
+        values = KeyValues(key_file(self._folder, file) for file in files)
         try:
-            return found.of(pa.array([key]), bucket, bucket).get(key)
+            return values.of(pa.array([key]), bucket, bucket).get(key)
         finally:
-            found.close()
+            values.close()
 
 
 # States of several keys, read from the files of a keyed node's table: the row of a key's latest wave counts.

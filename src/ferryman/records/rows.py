@@ -255,14 +255,14 @@ def sent_events(outbox_rows: pa.Table, noted: Iterable[RowResult], destination: 
     exceptions = {r.row: r for r in noted}
     if exceptions:
         rows = outbox_rows["row"].to_pylist()
-        found = [exceptions.get(r) for r in rows]
-        columns["status"] = [Status.INDEXED.value if f is None else f.status for f in found]
-        columns["message"] = [None if f is None else f.message for f in found]
+        results = [exceptions.get(r) for r in rows]
+        columns["status"] = [Status.INDEXED.value if f is None else f.status for f in results]
+        columns["message"] = [None if f is None else f.message for f in results]
         columns["attempt"] = [
-            a + 1 if f is None else f.attempt for a, f in zip(outbox_rows["attempt"].to_pylist(), found, strict=True)
+            a + 1 if f is None else f.attempt for a, f in zip(outbox_rows["attempt"].to_pylist(), results, strict=True)
         ]
         for name in ("due", "since", "transient"):
-            columns[name] = [None if f is None else getattr(f, name) for f in found]
+            columns[name] = [None if f is None else getattr(f, name) for f in results]
     table = table_of(
         LEDGER, n, **columns, destination=destination, wave=wave, ordinal=ORDINAL_SENT, created=dt.datetime.now(dt.UTC)
     )

@@ -261,5 +261,5 @@ def _utf8(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "surrogateescape")
 
 
-def _encode(found: re.Match[str]) -> str:
-    return "".join(f"%{byte:02X}" for byte in found[0].encode("utf-8", "surrogateescape"))
+def _encode(match: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in match[0].encode("utf-8", "surrogateescape"))

@@ -374,16 +374,16 @@ def _name_regex(glob: str) -> str:
     return _TOKEN.sub(_token_regex, glob)
 
 
-def _token_regex(found: re.Match[str]) -> str:
-    text = found[0]
+def _token_regex(match: re.Match[str]) -> str:
+    text = match[0]
     if text[0] == "*":
         return "[^/]*"
     if text == "?":
         return "[^/]"
     if len(text) == 1:
         return re.escape(text)
-    characters = re.sub(r"([\\\[\]&~|^])", r"\\\1", found[2])
-    return f"(?!/)[{'^' if found[1] else ''}{characters}]"
+    characters = re.sub(r"([\\\[\]&~|^])", r"\\\1", match[2])
+    return f"(?!/)[{'^' if match[1] else ''}{characters}]"
 
 
 # Compressed files, recognised by their first bytes and read as their content.

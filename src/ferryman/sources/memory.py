@@ -54,8 +54,8 @@ class Memory(Source):
             )
         self._documents: Iterable[Published] | Callable[[], Iterable[Published]] | None = documents
         if not callable(documents):
-            for index, given in enumerate(documents):
-                _parse(index, given)
+            for index, document in enumerate(documents):
+                _parse(index, document)
 
     def __getstate__(self) -> dict[str, Any]:
         # Workers get the documents of their own piece, not all of them; and a function may not be picklable.
@@ -95,20 +95,22 @@ class Memory(Source):
                 yield Document.of(id, decode_fields(fields), raw)
 
 
-def _parse(index: int, given: object) -> tuple[str, bytes | None, dict[str, Any]]:
+def _parse(index: int, document: object) -> tuple[str, bytes | None, dict[str, Any]]:
     """Return id, raw and fields of a document that a program provides."""
     id: object
     raw: object
-    match given:
+    match document:
         case Document(operation="delete"):
             raise UsageError(f"documents[{index}] is a delete: to delete a document, leave it out of the list.")
         case Document():
-            id, raw, fields = given.id, given.raw, given.fields
+            id, raw, fields = document.id, document.raw, document.fields
         case dict():
-            fields = {str(name): value for name, value in given.items() if name not in ("id", "raw")}
-            id, raw = given.get("id"), given.get("raw")
+            fields = {str(name): value for name, value in document.items() if name not in ("id", "raw")}
+            id, raw = document.get("id"), document.get("raw")
         case _:
-            raise UsageError(f"documents[{index}] is a {type(given).__name__}: give a Document, or a dict with 'id'.")
+            raise UsageError(
+                f"documents[{index}] is a {type(document).__name__}: give a Document, or a dict with 'id'."
+            )
     if not isinstance(id, str) or not id:
         raise UsageError(f"documents[{index}] has the id {id!r}: give it a text of its own, not empty.")
     try:

@@ -270,12 +270,12 @@ class Queue(Log):
         return {**self.__dict__, "_queue": None}
 
 
-def _validate_texts(option: str, given: Iterable[str] | None) -> frozenset[str] | None:
-    if given is None:
+def _validate_texts(option: str, value: Iterable[str] | None) -> frozenset[str] | None:
+    if value is None:
         return None
-    texts = None if isinstance(given, str | bytes) else list(given)
+    texts = None if isinstance(value, str | bytes) else list(value)
     if not texts or not all(isinstance(text, str) for text in texts):
-        raise UsageError(f"{option}={given!r}: give a list of texts, as in {option}=['command'].")
+        raise UsageError(f"{option}={value!r}: give a list of texts, as in {option}=['command'].")
     return frozenset(texts)
 
 

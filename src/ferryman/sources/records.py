@@ -110,8 +110,8 @@ class Records(FileSource):
         gaps: list[RowPiece | ListingGap] = []
         for piece in self._tree.pieces():
             try:
-                found = self._tree.listing(piece)  # in the driver, so there is nothing to doubt
-                files.extend(RowPiece(each, False) for each in found if isinstance(each, Listed))
+                listing = self._tree.listing(piece)  # in the driver, so there is nothing to doubt
+                files.extend(RowPiece(each, False) for each in listing if isinstance(each, Listed))
             except TransientError as e:
                 gaps.append(ListingGap(str(e), is_connection_error(e, reading=True)))
         return files + gaps

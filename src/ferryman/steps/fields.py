@@ -286,8 +286,8 @@ def _parse_with_dateutil(text: str, day_first: bool) -> datetime:
         raise ValueError("is not a date that can be read. Say how it is written: formats=….") from None
     if first != second:
         raise ValueError("does not say year, month and day. Say how it is written: formats=….")
-    found: datetime = first
-    return found
+    parsed: datetime = first
+    return parsed
 
 
 class _UnknownZone(Exception):

@@ -174,10 +174,10 @@ class Sql(Destination):
             engine = self._dialect.open_reader(self._url)
             try:
                 with engine.connect() as connection:
-                    found = [connection.scalar(sa.select(sa.func.max(t.c.sequence))) for t in tables]
+                    highest = [connection.scalar(sa.select(sa.func.max(t.c.sequence))) for t in tables]
             finally:
                 engine.dispose()
-        return max((n for n in found if n is not None), default=None)
+        return max((n for n in highest if n is not None), default=None)
 
     def open(self, context: DestinationContext) -> None:
         with self._dialect.translated_errors(self.target()):

@@ -274,7 +274,7 @@ def create(connection: sa.Connection, table: str, columns: Sequence[str]) -> Non
 def find(connection: sa.Connection, table: str, terms: list[Term], limit: int, mark: tuple[str, str]) -> list[Hit]:
     """Return the rows that match all terms, best first."""
     there = {column["name"] for column in sa.inspect(connection).get_columns(table)}
-    shown = ", ".join(f"{_in_text(name)}::text" for name in columns_of(connection, table) or ())
+    snippet_columns = ", ".join(f"{_in_text(name)}::text" for name in columns_of(connection, table) or ())
     title = quoted("title") + "::text" if "title" in there else "NULL"
     query, values = _query(terms)
     rows = connection.execute(
@@ -282,7 +282,7 @@ def find(connection: sa.Connection, table: str, terms: list[Term], limit: int, m
             f"""
             WITH asked AS (SELECT {query} AS query, {query.replace("folded_", "typed_")} AS typed),
             found AS (
-                SELECT id, {title} AS title, left(concat_ws(' … ', {shown}), {_SNIPPET_CHARACTERS}) AS text,
+                SELECT id, {title} AS title, left(concat_ws(' … ', {snippet_columns}), {_SNIPPET_CHARACTERS}) AS text,
                     ts_rank({COLUMN}, query) AS rank
                 FROM {_in_text(table)}, asked WHERE {COLUMN} @@ query ORDER BY rank DESC, id LIMIT :limit
             )
@@ -517,10 +517,10 @@ def explain(error: BaseException, where: str) -> DeliveryError | None:
         return None
     if cause.sqlstate is None and isinstance(cause, psycopg.DataError):  # psycopg's own: it was never sent
         return PermanentError(f"{where}: {_message_of(cause)}: change the document in a step.")
-    found = _fault(cause)
-    if found is None:
+    fault = _fault(cause)
+    if fault is None:
         return None
-    kind, remedy = found
+    kind, remedy = fault
     return kind(f"{where}: {_message_of(cause)}: {remedy}.")
 
 

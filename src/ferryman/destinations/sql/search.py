@@ -31,13 +31,13 @@ def search(
     """
     url = _url(index)
     dialect = dialect_of(url)
-    shown = index if "://" not in index else url.render_as_string()
+    place = index if "://" not in index else url.render_as_string()
     terms = terms_of(text)
     try:
-        with dialect.translated_errors(shown), dialect.open_reader(url).connect() as connection:
+        with dialect.translated_errors(place), dialect.open_reader(url).connect() as connection:
             if not dialect.is_indexed(connection, table):
                 raise UsageError(
-                    f"{shown}: table {table} has no full-text index. Give the right --table, or have the plan make "
+                    f"{place}: table {table} has no full-text index. Give the right --table, or have the plan make "
                     f"one: Sql(…, table={table!r}, full_text=['text'])."
                 )
             return dialect.find(connection, table, terms, limit, mark) if terms and limit > 0 else []

@@ -124,12 +124,12 @@ class SqliteWriter(dialect.Writer):
     def _known(
         self, connection: sa.Connection, table: sa.Table, ids: Collection[str], at_most: int | None = None
     ) -> dict[str, LastDelivery]:
-        found: dict[str, LastDelivery] = {}
+        stored: dict[str, LastDelivery] = {}
         for some in id_slices(ids):
             query = sa.select(table.c.id, table.c.sequence, table.c.delivery_hash).where(table.c.id.in_(some))
             for id, sequence, digest in connection.execute(query.limit(at_most)):
-                found[id] = LastDelivery(sequence, digest)
-        return found
+                stored[id] = LastDelivery(sequence, digest)
+        return stored
 
     def _delete(self, connection: sa.Connection, table: sa.Table, ids: Collection[str]) -> None:
         for some in id_slices(ids):

@@ -189,7 +189,7 @@ MISSING = "missing"
 
 @runtime_checkable
 class PlanView(Protocol):
-    """What a picture needs of a ``Plan``, which this package does not import, since a plan can draw itself."""
+    """Parts of a ``Plan`` that a picture needs, which this package does not import, since a plan can draw itself."""
 
     name: str
     version: int
@@ -329,7 +329,7 @@ def _label(box: Box) -> str:
 
 def _escaped(text: str) -> str:
     """Escape all but letters, digits and harmless characters as Mermaid's entities (``#34;``)."""
-    return re.sub(r"[^\w .,=:/-]|[^\S ]|^-|^\d(?=\d*[.])", lambda found: f"#{_code(found[0])};", text)
+    return re.sub(r"[^\w .,=:/-]|[^\S ]|^-|^\d(?=\d*[.])", lambda match: f"#{_code(match[0])};", text)
 
 
 def _code(character: str) -> int:

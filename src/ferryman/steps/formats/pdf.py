@@ -64,10 +64,10 @@ def _page(book: Any, number: int) -> str:
 
 def _iso_date(text: str) -> str:
     """Convert a date as PDF writes it, ``D:20240501120000+02'00'``, to ISO 8601; "" if it is not a date."""
-    found = _DATE.match(text.strip())
-    if not found:
+    match = _DATE.match(text.strip())
+    if not match:
         return ""
-    year, month, day, hour, minute, second, utc, sign, hours, minutes = found.groups()
+    year, month, day, hour, minute, second, utc, sign, hours, minutes = match.groups()
     iso = f"{year}-{month or '01'}-{day or '01'}T{hour or '00'}:{minute or '00'}:{second or '00'}"
     zone = "+00:00" if utc else f"{sign}{hours}:{minutes or '00'}" if sign else ""
     try:

@@ -138,11 +138,11 @@ class _Page:
                 self._until = ""
             return
         each = _COMMENT.sub("", each)
-        found = _REQUEST.match(each) if each[:1] in (".", "'") else None
-        if found is None:
+        match = _REQUEST.match(each) if each[:1] in (".", "'") else None
+        if match is None:
             self._text(each.removesuffix("\\}"))
-        elif not found[1].startswith("\\"):
-            self._request(found[1], found[2])
+        elif not match[1].startswith("\\"):
+            self._request(match[1], match[2])
 
     def _text(self, each: str) -> None:
         if self._table:
@@ -261,9 +261,9 @@ class _Page:
         if name == "el":
             is_true, rest_of_line = (self._else.pop() if self._else else False), rest
         else:
-            found = _CONDITION.match(rest)
-            is_true = bool(found and found[2] and (found[2] in "no") != bool(found[1]))
-            rest_of_line = found[4] if found else ""
+            match = _CONDITION.match(rest)
+            is_true = bool(match and match[2] and (match[2] in "no") != bool(match[1]))
+            rest_of_line = match[4] if match else ""
             if name == "ie":
                 self._else.append(not is_true)
         rest_of_line = rest_of_line.lstrip()
@@ -279,16 +279,16 @@ class _Page:
         if "\\" not in text:
             return text
 
-        def sign(found: re.Match[str]) -> str:
-            if code := found["code"] or found["number"]:
-                number = int(code, 16 if found["code"] else 10)
+        def sign(match: re.Match[str]) -> str:
+            if code := match["code"] or match["number"]:
+                number = int(code, 16 if match["code"] else 10)
                 return chr(number) if number < 0x110000 else ""
-            key = found["string"] or found["string2"] or found["string1"]
+            key = match["string"] or match["string2"] or match["string1"]
             if key is not None:
                 return self._strings.get(key, _SPECIAL_CHARACTERS.get(key, ""))
-            if name := found["name"] or found["name2"]:
+            if name := match["name"] or match["name2"]:
                 return _special_character(name)
-            return _ESCAPED.get(found["sign"] or "", "")
+            return _ESCAPED.get(match["sign"] or "", "")
 
         return _ESCAPE.sub(sign, text)
 
