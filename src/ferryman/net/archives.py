@@ -126,7 +126,7 @@ def members(file: Stream, budget: Budget) -> Iterator[Member]:
     """Yield the files of an archive in their order, without folders. Closes the archive.
 
     A zip's declared sizes are charged to the budget before the first member, a compressed tar's bytes as they are
-    unpacked. The content of an uncompressed tar is not charged: it is no larger than the archive.
+    unpacked. The content of an uncompressed tar is not charged: it is not larger than the archive.
 
     Raises:
         TooMuch: also while a member is read.

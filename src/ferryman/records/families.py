@@ -60,7 +60,7 @@ class FailedMember(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         node: the node at which a retry continues; the nodes before it are not repeated.
-        route, branches: those taken up to this node.
+        route, branches: those taken before this node.
         owed: the missing deliveries.
     """
 
