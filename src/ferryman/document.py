@@ -21,7 +21,7 @@ from ferryman.errors import (
     UsageError,
     describe,
     plain_text,
-    shown,
+    safe_repr,
     unless_interrupt,
 )
 
@@ -30,23 +30,23 @@ Operation = Literal["upsert", "delete"]
 _encode = msgspec.json.Encoder(order="sorted").encode
 
 
-class Again(NamedTuple):
-    """A wish to be read and walked again."""
+class RereadRequest(NamedTuple):
+    """Request of a step to have its document read and processed again later."""
 
     after_s: float
     why: str
 
 
-class KeyMaker(Protocol):
-    """Knows which step is called at present."""
+class StepCaller(Protocol):
+    """Port for the code that calls steps, which knows the current call."""
 
     def key_of(self, doc: Document) -> str | None:
-        """The document's idempotency key in this call; None: no step is being called."""
+        """Return the document's idempotency key in the current call; None if no step is being called."""
         ...
 
 
-called_by: ContextVar[KeyMaker | None] = ContextVar("called_by", default=None)
-"""Whoever calls steps in this thread."""
+current_caller: ContextVar[StepCaller | None] = ContextVar("called_by", default=None)
+"""Caller of steps in this thread."""
 
 
 class Document(MutableMapping[str, Any]):
@@ -86,14 +86,14 @@ class Document(MutableMapping[str, Any]):
         self.refused: str | Unsupported | None = None
         self.only_if_changed = False
         self.previous: dict[str, Any] | None = None
-        self._again: Again | None = None
+        self._again: RereadRequest | None = None
         self._children = 0
         self._fields = fields
 
     @classmethod
     def of(cls, id: str, fields: dict[str, Any], raw: bytes | None = None, version: str = "") -> Document:
         """Make a document from a dict of fields, which it keeps (no copy); field names are free, "raw" too."""
-        doc = cls.__new__(cls)  # once a document and wave: half of what __init__ takes
+        doc = cls.__new__(cls)  # called for each document and wave: takes half the time of __init__
         doc.id = doc.origin_id = id
         doc.raw = raw
         doc.parent_id = None
@@ -157,10 +157,10 @@ class Document(MutableMapping[str, Any]):
         after_s = _seconds(after)
         if after_s is None:
             raise PermanentError(f"{self.id}: again(after={after!r}): give seconds, or text as in after='1h'.")
-        self._again = Again(max(limits.REREAD_MIN_S, after_s), plain_text(why))
+        self._again = RereadRequest(max(limits.REREAD_MIN_S, after_s), plain_text(why))
 
     @property
-    def asked_again(self) -> Again | None:
+    def asked_again(self) -> RereadRequest | None:
         """Return the last request made by ``again``."""
         return self._again
 
@@ -177,8 +177,8 @@ class Document(MutableMapping[str, Any]):
         Raises:
             UsageError: no step is being called in this thread.
         """
-        maker = called_by.get()
-        if maker is None or (key := maker.key_of(self)) is None:
+        caller = current_caller.get()
+        if caller is None or (key := caller.key_of(self)) is None:
             raise UsageError(f"{self.id}: idempotency_key is known within a step, in the thread that it is called in.")
         return key
 
@@ -189,9 +189,9 @@ class Document(MutableMapping[str, Any]):
             PermanentError: a field holds what cannot be copied (a lock, a generator); names it.
         """
         try:
-            fields = {n: v if type(v) in _UNCHANGEABLE else copied(v) for n, v in self._fields.items()}  # most are
+            fields = {n: v if type(v) in _IMMUTABLE else copy_value(v) for n, v in self._fields.items()}  # most are
         except BaseException as e:
-            raise _uncopyable(self._fields, unless_interrupt(e)) from None
+            raise _copy_error(self._fields, unless_interrupt(e)) from None
         copy = Document.of(self.id, fields, self.raw)
         copy.parent_id = self.parent_id
         copy.origin_id = self.origin_id
@@ -216,7 +216,7 @@ class Document(MutableMapping[str, Any]):
         try:
             return self.raw.decode(encoding)
         except UnicodeDecodeError as e:
-            if b"\0" in self.raw[:_HEAD_BYTES] and not self.raw.startswith(_WIDE):
+            if b"\0" in self.raw[:_BINARY_CHECK_BYTES] and not self.raw.startswith(_WIDE_BOMS):
                 raise Unsupported(
                     f"{self.id}: it is not text but binary data. Leave it out with exclude=, or have its source drop "
                     "what is not read: unsupported='skip'."
@@ -264,59 +264,60 @@ class Document(MutableMapping[str, Any]):
         return f"Document({self.id!r}{raw}, fields={sorted(self._fields)})"
 
 
-_HEAD_BYTES = 8000
-"""Within which a NUL makes content binary: so git tells, and so it is with nearly all pictures and programs."""
+_BINARY_CHECK_BYTES = 8000
+"""Number of first bytes among which a NUL marks content as binary: git's rule, true of nearly all pictures and
+programs."""
 
-_WIDE = (b"\xff\xfe", b"\xfe\xff")
+_WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff")
 """First bytes of text in UTF-16 and UTF-32, where NULs mean nothing."""
 
 
 def _seconds(after: object) -> float | None:
-    """A duration; None if it is not one."""
+    """Convert a duration to seconds; None if it is not a valid one."""
     try:
         if isinstance(after, timedelta):
-            found = after.total_seconds()
+            seconds = after.total_seconds()
         else:
-            found = durations.seconds(after) if isinstance(after, str) else float(after)  # type: ignore[arg-type]
+            seconds = durations.seconds(after) if isinstance(after, str) else float(after)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         return None
-    return found if 0 <= found <= limits.REREAD_MAX_S and not isinstance(after, bool) else None
+    return seconds if 0 <= seconds <= limits.REREAD_MAX_S and not isinstance(after, bool) else None
 
 
-def copied(value: Any) -> Any:
-    """A copy of a JSON value, several times faster than ``deepcopy``; of anything else ``deepcopy``'s."""
+def copy_value(value: Any) -> Any:
+    """Copy a JSON value, several times faster than ``deepcopy``; other values by ``deepcopy``."""
     kind = type(value)
     if kind is dict:
-        return {name: copied(each) for name, each in value.items()}
+        return {name: copy_value(each) for name, each in value.items()}
     if kind is list:
-        return [copied(each) for each in value]
-    return value if kind in _UNCHANGEABLE else deepcopy(value)
+        return [copy_value(each) for each in value]
+    return value if kind in _IMMUTABLE else deepcopy(value)
 
 
-def _uncopyable(fields: dict[str, Any], error: BaseException) -> PermanentError:
-    """Which field cannot be copied, and why."""
+def _copy_error(fields: dict[str, Any], error: BaseException) -> PermanentError:
+    """Return the error that says which field cannot be copied, and why."""
     for name, value in fields.items():
         try:
-            copied(value)
+            copy_value(value)
         except BaseException as e:
             unless_interrupt(e)
             why = _TOO_DEEP if isinstance(e, RecursionError) else f"holds a {type(value).__name__}"
             return PermanentError(
-                f"field {shown(name)} {why}, of which no copy can be made ({describe(e)}). Copies are made for steps "
-                "with batch= and for routers that send a document several ways: take the field out before, or make "
-                "the object in the step that uses it."
+                f"field {safe_repr(name)} {why}, of which no copy can be made ({describe(e)}). Copies are made for "
+                "steps with batch= and for routers that send a document several ways: take the field out before, or "
+                "make the object in the step that uses it."
             )
     return PermanentError(f"its fields cannot be copied ({describe(error)})")
 
 
-_FLAT = frozenset({str, int, bool, bytes, type(None)})
-"""Types of which JSON has every value."""
+_SCALAR_TYPES = frozenset({str, int, bool, bytes, type(None)})
+"""Types whose values JSON can all hold."""
 
-_UNCHANGEABLE = _FLAT | {float}
+_IMMUTABLE = _SCALAR_TYPES | {float}
 
 
 def encode_fields(fields: dict[str, Any]) -> bytes:
-    """Fields as JSON bytes with sorted keys, so that equal fields are equal bytes.
+    """Encode fields as JSON with sorted keys, so that equal fields give equal bytes.
 
     Raises:
         BadDocument: a value that JSON cannot hold, NaN and the infinite numbers among them, or one that is nested too
@@ -327,15 +328,17 @@ def encode_fields(fields: dict[str, Any]) -> bytes:
     except MemoryError:
         raise
     except Exception as e:  # also what the objects raise that msgspec asks
-        raise _unencodable(fields, e) from None
+        raise _encoding_error(fields, e) from None
     for name, value in fields.items():
-        if type(value) not in _FLAT and (why := unfit(value, limits.NESTED - 1)):
-            raise BadDocument(f"field {shown(name)} {why}. Set it to something else in a step, such as text or None.")
+        if type(value) not in _SCALAR_TYPES and (why := json_problem(value, limits.NESTED - 1)):
+            raise BadDocument(
+                f"field {safe_repr(name)} {why}. Set it to something else in a step, such as text or None."
+            )
     return encoded
 
 
 def is_text(text: str) -> bool:
-    """Can it be stored? Text with half a character (a lone surrogate), as of a file name that is not UTF-8, cannot."""
+    """Return whether text can be stored: it has no lone surrogate, as in a file name that is not UTF-8."""
     if text.isascii():
         return True
     try:
@@ -359,8 +362,8 @@ def raw_bytes(raw: object) -> bytes | None:
 
 
 def storable_id(id: str) -> str:
-    """An id of a source as it can be stored: one that is not whole text with what is wrong of it escaped, so that the
-    document can be named when it is refused."""
+    """Return a source's id in a form that can be stored: lone surrogates are escaped, so that the document can be named
+    when it is refused."""
     return id if is_text(id) else plain_text(id)
 
 
@@ -371,11 +374,13 @@ def check_source_id(id: str) -> None:
         BadDocument: it is not.
     """
     if not is_text(id):
-        raise BadDocument(f"its source gave it the id {shown(id)}, which has half a character in it (a lone surrogate)")
+        raise BadDocument(
+            f"its source gave it the id {safe_repr(id)}, which has half a character in it (a lone surrogate)"
+        )
 
 
 def encode_value(value: Any, what: str) -> bytes:
-    """A value that is to stand in fields, as JSON bytes with sorted keys.
+    """Encode a value that is to be part of fields as JSON with sorted keys.
 
     Args:
         what: begins the message, such as "the state".
@@ -391,13 +396,13 @@ def encode_value(value: Any, what: str) -> bytes:
         raise BadDocument(f"{what} {_TOO_DEEP}") from None
     except Exception as e:
         raise BadDocument(f"{what} JSON cannot hold ({plain_text(e)})") from None
-    if why := unfit(value, limits.NESTED - 1):
+    if why := json_problem(value, limits.NESTED - 1):
         raise BadDocument(f"{what} {why}")
     return encoded
 
 
 def decode_json(text: bytes | str) -> Any:
-    """A JSON value that came from outside.
+    """Decode a JSON value that came from outside.
 
     Raises:
         ValueError: it is not JSON, or nested more than ``limits.NESTED`` deep.
@@ -406,64 +411,64 @@ def decode_json(text: bytes | str) -> Any:
         value = msgspec.json.decode(text)
     except RecursionError:
         raise ValueError(f"it {_TOO_DEEP}") from None
-    if why := unfit(value):
+    if why := json_problem(value):
         raise ValueError(f"it {why}")
     return value
 
 
-def unfit(value: Any, levels: int = limits.NESTED) -> str:
-    """Why a value that can be encoded is not one that fields may hold, in words that follow its name; "" if it is.
+def json_problem(value: Any, levels: int = limits.NESTED) -> str:
+    """Return why fields may not hold a value that can be encoded, as the rest of a sentence about it; "" if they may.
 
-    NaN and the infinite numbers would become null without a word; and what is nested deep ends whatever looks at each
-    level: copies, pickling, other programs' parsers.
+    NaN and the infinite numbers would silently become null; deep nesting breaks code that recurses over it: copies,
+    pickling, other programs' parsers.
 
     Args:
-        levels: of lists and dicts that it may have.
+        levels: number of nested lists and dicts that it may have.
     """
     kind = type(value)
     if kind is float:
         return "" if value - value == 0 else f"holds {value}, which is not a number in JSON"
-    if kind in _FLAT:
+    if kind in _SCALAR_TYPES:
         return ""
     if kind is dict or isinstance(value, dict):
         inner: Iterable[Any] = value.values()
-    elif kind is list or isinstance(value, _SERIES):
+    elif kind is list or isinstance(value, _SEQUENCE_TYPES):
         inner = value
     else:
         plain = msgspec.to_builtins(value, str_keys=True)  # dates, dataclasses and whatever else msgspec knows
-        return "" if type(plain) is kind else unfit(plain, levels)
+        return "" if type(plain) is kind else json_problem(plain, levels)
     if not levels:
         return _TOO_DEEP
-    if kind is list and value and type(value[0]) is float and _are_finite(value):
+    if kind is list and value and type(value[0]) is float and _are_finite(value):  # embeddings: the fast path
         return ""
     for each in inner:
-        if type(each) not in _FLAT and (why := unfit(each, levels - 1)):
+        if type(each) not in _SCALAR_TYPES and (why := json_problem(each, levels - 1)):
             return why
     return ""
 
 
-_SERIES: Final = (list, tuple, set, frozenset)
+_SEQUENCE_TYPES: Final = (list, tuple, set, frozenset)
 
 
 def _are_finite(numbers: list[Any]) -> bool:
-    """Return whether each number is finite; fast for lists of a thousand, as models give them."""
+    """Return whether all numbers are finite. Fast for embeddings: NaN and infinity make the sum not finite."""
     try:
         total = sum(numbers)
-    except Exception:  # there are others among them
+    except Exception:  # other values are among them
         return False
     return bool(total - total == 0)
 
 
-def _unencodable(fields: dict[str, Any], error: Exception) -> BadDocument:
-    """Which field cannot be encoded, and why."""
+def _encoding_error(fields: dict[str, Any], error: Exception) -> BadDocument:
+    """Return the error that says which field cannot be encoded, and why."""
     for name, value in fields.items():
         try:
             _encode({name: value})
         except RecursionError:
-            return BadDocument(f"field {shown(name)} {_TOO_DEEP}. Set it to something flatter in a step.")
+            return BadDocument(f"field {safe_repr(name)} {_TOO_DEEP}. Set it to something flatter in a step.")
         except Exception:
             return BadDocument(
-                f"field {shown(name)} holds a {type(value).__name__} that JSON cannot hold "
+                f"field {safe_repr(name)} holds a {type(value).__name__} that JSON cannot hold "
                 f"({plain_text(error)}). Set it to text, a number, a list or a dict in a step."
             )
     return BadDocument(f"the fields are not JSON: {plain_text(error)}")
@@ -473,39 +478,40 @@ _TOO_DEEP: Final = f"is nested more than {limits.NESTED} deep"
 
 
 def check_size(fields: bytes, raw: bytes | None) -> None:
-    """Can a delivery hold so much?
+    """Check that a delivery can hold fields and raw bytes of this size.
 
     Raises:
         BadDocument: it is larger than ``limits.MAX_CONTENT_BYTES``.
     """
-    if why := excess(fields, raw):
+    if why := size_problem(fields, raw):
         raise BadDocument(why)
 
 
-def excess(fields: bytes, raw: bytes | None) -> str:
-    """Why a delivery cannot hold this; "" if it can."""
+def size_problem(fields: bytes, raw: bytes | None) -> str:
+    """Return why a delivery cannot hold fields and raw bytes of this size; "" if it can."""
     for what, size in (("fields", len(fields)), ("raw bytes", len(raw or b""))):
-        if size > (most := limits.MAX_CONTENT_BYTES):
+        if size > (limit := limits.MAX_CONTENT_BYTES):
             return (
-                f"its {what} are too large: {size:,} bytes, and a document holds {most:,} at most. "
+                f"its {what} are too large: {size:,} bytes, and a document holds {limit:,} at most. "
                 "Split it into children in a step, or deliver its location instead of its content."
             )
     return ""
 
 
 decode_fields = msgspec.json.Decoder(dict[str, Any]).decode
-"""JSON bytes back to fields."""
+"""Decode JSON bytes to fields."""
 
 
-_HASH = blake2b(digest_size=16)
+_EMPTY_HASH = blake2b(digest_size=16)
 
 
 def content_version(fields: bytes, raw: bytes | None) -> str:
-    """Version of a document: BLAKE2b-128 (32 hex digits) of its encoded fields and raw bytes, never of a time.
+    """Return the version of a document: BLAKE2b-128 (32 hex digits) of its encoded fields and raw bytes, of no time.
 
-    JSON has no NUL byte, so fields and raw cannot run into each other; no raw differs from empty raw.
+    A NUL, which JSON does not contain, separates fields from raw; documents without raw differ from those with empty
+    raw.
     """
-    h = _HASH.copy()  # in three quarters of the time that a new one takes
+    h = _EMPTY_HASH.copy()  # takes three quarters of the time of a new one
     h.update(fields)
     if raw is not None:
         h.update(b"\0")

@@ -226,23 +226,25 @@ class OutOfMemory(WorkerDied):
 
 
 def describe(error: BaseException) -> str:
-    """An error of other people's code, its kind first, as text that can be stored."""
+    """Describe an error raised by foreign code, its class first, as text that can be stored."""
     return f"{class_name(error)}: {plain_text(error)}"
 
 
 def class_name(value: object) -> str:
-    """Name of the class of a value of other people's code; the class itself may refuse to say it."""
+    """Return the name of a foreign object's class, even if the class overrides how its name is read."""
     return plain_text(vars(type)["__name__"].__get__(type(value)))
 
 
 def message_of(error: BaseException) -> str:
-    """Return an error's text for a message: of our own kinds the words alone; of others the kind first."""
+    """Return an error's text for a message; for errors that are not Ferryman's the class comes first."""
     return plain_text(error) if isinstance(error, FerrymanError) else describe(error)
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal asks this process to stop, or what is under way is given up: it says nothing of what was being called.
-    A ``KeyboardInterrupt`` that other people's code raises is an error of theirs."""
+    """A signal asks this process to stop, or the work under way is abandoned: the code being called is not to blame.
+
+    A ``KeyboardInterrupt`` raised by foreign code is an error of that code.
+    """
 
 
 def unless_interrupt(error: BaseException) -> BaseException:
@@ -254,10 +256,10 @@ def unless_interrupt(error: BaseException) -> BaseException:
     """
     if issubclass(type(error), Interrupted):
         raise error
-    return askable(error)
+    return inspectable(error)
 
 
-def askable(error: BaseException) -> BaseException:
+def inspectable(error: BaseException) -> BaseException:
     """Return an error raised by foreign code, replaced by another if its class or traceback cannot be read."""
     try:
         _ = error.__class__, error.__traceback__
@@ -269,13 +271,15 @@ def askable(error: BaseException) -> BaseException:
 
 def as_exception(error: BaseException) -> Exception:
     """Return an error raised by foreign code as one that ends no process of ours: ``sys.exit()`` would."""
-    error = askable(error)
+    error = inspectable(error)
     return error if isinstance(error, Exception) else RuntimeError(f"it raised {describe(error)}")
 
 
-def plain_text(reason: object, most: int = limits.MESSAGE_CHARACTERS) -> str:
-    """Any reason that other people's code gave, as text that can be stored: it may be no text, or no words, or have
-    halves of characters; of a long one the middle is left out."""
+def plain_text(reason: object, limit: int = limits.MESSAGE_CHARACTERS) -> str:
+    """Convert a reason given by foreign code to text that can be stored, whatever object it is.
+
+    Lone surrogates are escaped, and the middle of a long text is left out.
+    """
     if reason is None:
         return ""
     try:
@@ -283,11 +287,11 @@ def plain_text(reason: object, most: int = limits.MESSAGE_CHARACTERS) -> str:
     except BaseException as e:
         unless_interrupt(e)
         text = f"(a {class_name(reason)} that cannot say why)"
-    return str.encode(shortened(text, most), "utf-8", "backslashreplace").decode()
+    return str.encode(shortened(text, limit), "utf-8", "backslashreplace").decode()
 
 
-def shown(value: object) -> str:
-    """Any value of other people's code as a message shows it; its ``repr`` may raise."""
+def safe_repr(value: object) -> str:
+    """Return the repr of a foreign object for a message, or its class if ``repr`` raises."""
     try:
         return plain_text(repr(value))
     except BaseException as e:
@@ -295,9 +299,9 @@ def shown(value: object) -> str:
         return f"a {type(value).__name__}"
 
 
-def shortened(text: str, most: int) -> str:
-    """A text without its middle, with how much is missing, if it has more than ``most`` characters."""
-    if len(text) <= most:
+def shortened(text: str, limit: int) -> str:
+    """Shorten a text of more than ``limit`` characters: its middle is replaced by the number of missing characters."""
+    if len(text) <= limit:
         return text
-    end = most // 4
-    return f"{text[: most - end]} … ({len(text) - most:,} characters left out) … {text[-end:]}"
+    end = limit // 4
+    return f"{text[: limit - end]} … ({len(text) - limit:,} characters left out) … {text[-end:]}"

@@ -386,7 +386,8 @@ KEY_BYTES: Final = 256 * KIB
 
 KEY_BUCKETS: Final = 32
 KEY_BUCKETS_MAX: Final = 4096
-"""Ranges of keys that tasks work on; with more tasks, handing them out takes longer than running them."""
+"""Ranges of keys that tasks work on, by default and at most; with more, scheduling tasks takes longer than running
+them."""
 
 KEY_BUFFER_BYTES: Final = MIB
 """Bytes of documents that one call of an ``update`` gets."""
@@ -416,10 +417,10 @@ def seconds(text: str) -> float:
     Raises:
         ValueError: not a duration.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|d|)", text.strip().lower())
-    if found is None:
+    match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|d|)", text.strip().lower())
+    if match is None:
         raise ValueError(f"{text!r}: give seconds, or a number with ms, s, m, h or d: 60, 60s, 2m, 1d")
-    return float(found[1]) * UNITS_S[found[2]]
+    return float(match[1]) * UNITS_S[match[2]]
 
 
 def per_second(rate: object) -> float:
@@ -430,8 +431,8 @@ def per_second(rate: object) -> float:
     """
     count, slash, unit = str(rate).replace(" ", "").lower().partition("/")
     unit = {"sec": "s", "min": "m", "hour": "h", "day": "d"}.get(unit, unit)
-    found = re.fullmatch(r"\d+(?:\.\d*)?|\.\d+", count)
-    known = unit in ("s", "m", "h", "d") if slash else not isinstance(rate, bool)
-    if found is None or not known or not float(count):
+    is_number = re.fullmatch(r"\d+(?:\.\d*)?|\.\d+", count) is not None
+    is_known_unit = unit in ("s", "m", "h", "d") if slash else not isinstance(rate, bool)
+    if not is_number or not is_known_unit or not float(count):
         raise ValueError(f"{rate!r}: give a number a second, or text as in '100/s', '600/m', '50/h'")
     return float(count) / UNITS_S[unit]

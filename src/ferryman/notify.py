@@ -34,7 +34,7 @@ import msgspec
 from ferryman import crash, limits
 from ferryman.destinations.webhook import signature_headers, signing_key
 from ferryman.errors import StateDamaged
-from ferryman.net.http import Http, NotSent, Unanswered, filled
+from ferryman.net.http import Http, NotSent, Unanswered, expand_variables
 from ferryman.plan.plan import NotifyTarget
 from ferryman.records.rows import DOCUMENTS, LEDGER, reason_of
 from ferryman.state.state import NOTIFIED, State
@@ -221,13 +221,13 @@ def _post(target: NotifyTarget, body: bytes) -> None:
     secret = target.secret
     if secret is None and os.environ.get(SECRET_VARIABLE):
         secret = f"${{{SECRET_VARIABLE}}}"
-    if (key := signing_key(secret, target.shown)) is not None:
+    if (key := signing_key(secret, target.redacted)) is not None:
         headers |= signature_headers(key, id, body)
-    http = Http(target.to, shown=target.shown)
+    http = Http(target.to, shown=target.redacted)
     try:
         answer = http.request("POST", http.path, body, timeout_s=target.timeout_s, headers=headers)
-        if not answer.fine:
-            text = http.shown(answer.body)
+        if not answer.is_success:
+            text = http.redact(answer.body)
             raise Undelivered(f"answered {answer.status} {answer.reason}".rstrip() + (f" ({text})" if text else ""))
     except (NotSent, Unanswered) as e:
         raise Undelivered(str(e)) from e
@@ -241,7 +241,7 @@ def _mail(target: NotifyTarget, digest: Digest) -> None:
     Without a server: by ``sendmail``, or to this machine's port 25.
     """
     addresses, _, query = target.to[len("mailto:") :].partition("?")
-    options = {name: filled(values[-1], target.shown) for name, values in parse_qs(query).items()}
+    options = {name: expand_variables(values[-1], target.redacted) for name, values in parse_qs(query).items()}
     if unknown := options.keys() - {"server", "from", "user", "password"}:
         raise Undelivered(f"{', '.join(sorted(unknown))}: not known here: give server, from, user or password")
     message = EmailMessage()
@@ -386,9 +386,9 @@ class Reporter:
         if thread.is_alive():
             errors.append(f"no end after {target.timeout_s:g} s")
         if errors:
-            self._warn_once(target.shown, f"{errors[0]}. The next digest repeats it.")
+            self._warn_once(target.redacted, f"{errors[0]}. The next digest repeats it.")
             return False
-        self._last_warning.pop(target.shown, None)
+        self._last_warning.pop(target.redacted, None)
         return True
 
     def _warn_once(self, target: str, what: str) -> None:

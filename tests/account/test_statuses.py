@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from ferryman.records.rows import MEANING, MOVES, TERMINAL, Status, move
+from ferryman.records.rows import MEANING, MOVES, TERMINAL, Status, check_move
 
 GRID = """
               FORCE RESTART DIRTY PROCESSING ERROR BATCHED INDEXING INDEXED DROPPED DEAD ERROR_DOC
@@ -45,10 +45,10 @@ def test_a_move_is_legal_or_raises(before: Status | None, after: Status, legal: 
     """A legal move gives the new state; an illegal one raises, says what would be legal, and changes nothing."""
     table = {k: set(v) for k, v in MOVES.items()}
     if legal:
-        assert move(before, after) is after
+        assert check_move(before, after) is after
     else:
         with pytest.raises(ValueError, match=f"cannot go from {before or 'nothing'} to {after}: only to "):
-            move(before, after)
+            check_move(before, after)
     assert {k: set(v) for k, v in MOVES.items()} == table
 
 

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import pytest
 
 from ferryman.destinations import Destination, DestinationContext, Directory, Guarantee, Outcome, files
-from ferryman.destinations.files import key, plain, unlike
+from ferryman.destinations.files import case_key, hashed_path, path_of_id
 from ferryman.errors import PermanentError, PlanError, TransientError
 from ferryman.testing.destinations import DestinationSuite, delete, delivery
 
@@ -128,10 +128,10 @@ def test_what_ids_are_called() -> None:
         "x" * 241: None,
         "y/" * 600 + "z": None,
     }
-    assert {id: plain(id) for id in called} == called
-    assert unlike("x" * 300 + ".txt").startswith("x" * 60 + "~")
-    assert unlike("x" * 300 + ".txt").endswith(".txt")
-    assert key("Straße/É") == key("STRASSE/e\u0301")
+    assert {id: path_of_id(id) for id in called} == called
+    assert hashed_path("x" * 300 + ".txt").startswith("x" * 60 + "~")
+    assert hashed_path("x" * 300 + ".txt").endswith(".txt")
+    assert case_key("Straße/É") == case_key("STRASSE/e\u0301")
 
 
 @pytest.mark.rule("directory.order")
@@ -143,7 +143,7 @@ def test_every_id_has_a_file_of_its_own(tmp_path: Path) -> None:
         outcomes = opened(tmp_path).write(part)
         assert [o.kind for o in outcomes] == ["ok"] * len(part)
         paths = indexed(tmp_path)
-        assert len({key(path) for path in paths.values()}) == len(paths)
+        assert len({case_key(path) for path in paths.values()}) == len(paths)
         assert tree(tmp_path) == {paths[d.id]: d.raw for d in chunk if d.id in paths}
     assert {id: paths[id] for id in ("a", "b/c", "x%41", "é")} == {"a": "a", "b/c": "b/c", "x%41": "xA", "é": "é"}
     opened(tmp_path).write([delete(id, 100 + i) for i, id in enumerate(ids)])
@@ -157,13 +157,13 @@ def test_a_folder_that_came_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "mine").write_text("mine")
     assert opened(tmp_path).write([delivery("a", 3, "new")]) == [Outcome.ok()]
-    assert tree(tmp_path) == {"a/mine": b"mine", unlike("a"): b"new"}
+    assert tree(tmp_path) == {"a/mine": b"mine", hashed_path("a"): b"new"}
 
 
 def test_a_file_that_was_there_is_not_touched(tmp_path: Path) -> None:
     """The document is refused, with what to do; the others are written."""
     (tmp_path / "mine.txt").write_text("mine")
-    (tmp_path / unlike("mine.txt")).write_text("mine too")
+    (tmp_path / hashed_path("mine.txt")).write_text("mine too")
     refused, fine = opened(tmp_path).write([delivery("mine.txt", 1), delivery("yours.txt", 2)])
     assert (refused.kind, refused.universal, fine.kind) == ("permanent", False, "ok")
     assert refused.why.startswith(f"{tmp_path}/mine.txt already existed")
@@ -200,7 +200,7 @@ def test_a_kill_between_file_and_index(tmp_path: Path, monkeypatch: pytest.Monke
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(files.Shelf, "note", killed)
+        patched.setattr(files.IndexedFolder, "record", killed)
         with pytest.raises(KeyboardInterrupt):
             opened(tmp_path, content=content).write(chunk)
     assert len(tree(tmp_path)) == 2, "the files are there, the index does not know"

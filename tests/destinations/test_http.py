@@ -17,7 +17,7 @@ def test_what_tls_sends_after_its_handshake_is_no_end_of_the_connection(tls_serv
         http.connect(TIMEOUT_S)
         assert select.select([http._connection.sock], [], [], TIMEOUT_S)[0], "TLS 1.3 sends session tickets"
         for _ in range(2):
-            assert http.request("POST", http.path, b"{}", timeout_s=TIMEOUT_S).fine
+            assert http.request("POST", http.path, b"{}", timeout_s=TIMEOUT_S).is_success
         assert http.connections == 1
         http.close()
 
@@ -25,9 +25,9 @@ def test_what_tls_sends_after_its_handshake_is_no_end_of_the_connection(tls_serv
 def test_a_connection_that_the_server_has_closed_is_made_anew(tls_server: TlsServer) -> None:
     with Receiver(tls=tls_server.context) as receiver:
         http = Http(receiver.url, shown="the receiver", ca=str(tls_server.ca))
-        assert http.request("POST", http.path, b"{}", timeout_s=TIMEOUT_S).fine
+        assert http.request("POST", http.path, b"{}", timeout_s=TIMEOUT_S).is_success
         receiver.stop()
         receiver.start()
-        assert http.request("POST", http.path, b"{}", timeout_s=TIMEOUT_S).fine
+        assert http.request("POST", http.path, b"{}", timeout_s=TIMEOUT_S).is_success
         assert http.connections == 2
         http.close()

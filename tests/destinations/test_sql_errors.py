@@ -164,5 +164,5 @@ def test_too_little_memory_is_about_the_document(code: int) -> None:
 def test_other_errors_are_left_alone() -> None:
     """What is not the database's is not explained away."""
     assert sqlite.explain(KeyError("x"), "here") is None
-    with pytest.raises(KeyError), SQLite().explained("here"):
+    with pytest.raises(KeyError), SQLite().translated_errors("here"):
         raise KeyError("x")

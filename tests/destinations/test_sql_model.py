@@ -123,4 +123,4 @@ def test_append_mode_is_a_set(history: list[tuple[list[Delivery], bool]]) -> Non
 
 def test_the_model_knows_bad_values() -> None:
     """The bad value of these tests is one that SQLite refuses."""
-    assert SQLite().blames_a_row(OverflowError("Python int too large to convert to SQLite INTEGER"))
+    assert SQLite().is_row_error(OverflowError("Python int too large to convert to SQLite INTEGER"))

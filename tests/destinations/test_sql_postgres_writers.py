@@ -70,8 +70,8 @@ def test_who_is_overtaken_begins_again(database: Database) -> None:
     sql.write([delivery("known", 1)])
     inner = sql._writer
     assert isinstance(inner, postgresql.PostgresWriter)
-    inner._new_expected = False
-    put, rounds = inner._put, []
+    inner._expects_new = False
+    put, rounds = inner._put_through_stage, []
 
     def meanwhile(*args: Any) -> int:
         rounds.append(1)
@@ -79,7 +79,7 @@ def test_who_is_overtaken_begins_again(database: Database) -> None:
             assert other.write([delivery("a", 9)]) == [OK]
         return put(*args)
 
-    with mock.patch.object(inner, "_put", meanwhile):
+    with mock.patch.object(inner, "_put_through_stage", meanwhile):
         assert sql.write([delivery("a", 5), delivery("b", 6)]) == [STALE, OK]
     assert len(rounds) == 2
     sql.close()

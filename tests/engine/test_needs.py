@@ -14,7 +14,7 @@ from ferryman.document import Document
 from ferryman.engine.breakers import NodeBreakers
 from ferryman.errors import PlanError
 from ferryman.plan import Plan
-from ferryman.plan.nodes import VARIABLE
+from ferryman.plan.nodes import CAPABILITIES_VARIABLE
 from ferryman.routers import ByField
 from ferryman.sources import Memory
 from ferryman.testing.inprocess import InProcess
@@ -39,7 +39,7 @@ class Machines(InProcess):
         answers = []
         with pytest.MonkeyPatch.context() as patch:
             for item in items:
-                patch.setenv(VARIABLE, self._random.choice(self.has))
+                patch.setenv(CAPABILITIES_VARIABLE, self._random.choice(self.has))
                 answers += super().run(task, [item])
         return answers
 
@@ -62,7 +62,7 @@ def seen(net: Network) -> Callable[[Document], Document]:
     calls = net.counting("seen")
 
     def step(doc: Document) -> Document:
-        assert "gpu" in os.environ[VARIABLE].split(",")
+        assert "gpu" in os.environ[CAPABILITIES_VARIABLE].split(",")
         return calls(doc)
 
     return step

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ferryman.records.rows import Status, move
+from ferryman.records.rows import Status, check_move
 from tests.model.state import UNTOUCHED, Claim, Config, Fold, Known, Result, Said, State, Waiting
 
 ILLEGAL = "an event that the ledger's table of moves does not know"
@@ -51,7 +51,7 @@ def with_events(state: State, fold: Fold) -> State:
         if said.status == UNTOUCHED:
             continue
         try:
-            ledger[said.sequence] = move(Status(ledger[said.sequence] or Status.BATCHED), Status(said.status))
+            ledger[said.sequence] = check_move(Status(ledger[said.sequence] or Status.BATCHED), Status(said.status))
         except ValueError:
             state = state._replace(remembered=(*state.remembered, ILLEGAL))
     return state._replace(ledger=tuple(ledger), fold=fold)

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 import urllib3
 
 from ferryman import limits
-from ferryman.net.faults import causes, is_connection
+from ferryman.net.faults import causes, is_connection_error
 from ferryman.sources.folder import Root
 
 
@@ -96,7 +96,7 @@ CONNECTION: dict[str, BaseException] = {
 @pytest.mark.parametrize("error", CONNECTION.values(), ids=CONNECTION)
 def test_an_error_of_the_connection_needs_no_words(error: BaseException) -> None:
     """Builtin ones, those with a status of a server in trouble, and those of known libraries."""
-    assert is_connection(error)
+    assert is_connection_error(error)
 
 
 OTHERS: dict[str, BaseException] = {
@@ -119,15 +119,15 @@ OTHERS: dict[str, BaseException] = {
 @pytest.mark.parametrize("error", OTHERS.values(), ids=OTHERS)
 def test_other_errors_are_not(error: BaseException) -> None:
     """Nor is what only looks alike."""
-    assert not is_connection(error)
+    assert not is_connection_error(error)
 
 
 def test_sqlite_is_busy_or_wrong() -> None:
     """Another process that holds the database lets go of it; a missing table does not appear."""
-    assert is_connection(operational(named("sqlite3", "OperationalError", sqlite_errorcode=5)))
+    assert is_connection_error(operational(named("sqlite3", "OperationalError", sqlite_errorcode=5)))
     engine = sa.create_engine("sqlite://")
     with engine.connect() as db:
-        assert not is_connection(raised(lambda: db.execute(sa.text("SELECT * FROM nothing"))))
+        assert not is_connection_error(raised(lambda: db.execute(sa.text("SELECT * FROM nothing"))))
 
 
 def test_the_chain_is_followed() -> None:
@@ -147,23 +147,23 @@ def test_the_chain_is_followed() -> None:
         except ConnectionResetError:
             raise RuntimeError("known") from None
 
-    assert is_connection(raised(lambda: wrapping(True)))
-    assert is_connection(raised(lambda: wrapping(False)))
-    assert not is_connection(raised(cut_off))
+    assert is_connection_error(raised(lambda: wrapping(True)))
+    assert is_connection_error(raised(lambda: wrapping(False)))
+    assert not is_connection_error(raised(cut_off))
     one, other = RuntimeError("one"), RuntimeError("other")
     one.__cause__, other.__cause__ = other, one
     assert list(causes(one)) == [one, other]
-    assert not is_connection(one)
+    assert not is_connection_error(one)
 
 
 @pytest.mark.rule("outage.device")
 def test_a_device_that_fails_is_an_outage_where_it_is_read() -> None:
     """In a source's read; in a step the same error may be of any file."""
     for number in (errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EHOSTUNREACH, errno.ENODEV):
-        assert is_connection(OSError(number, "x"), reading=True)
-    assert not is_connection(OSError(errno.EIO, "x"))
+        assert is_connection_error(OSError(number, "x"), reading=True)
+    assert not is_connection_error(OSError(errno.EIO, "x"))
     for number in (errno.EACCES, errno.ENOENT, errno.EISDIR):
-        assert not is_connection(OSError(number, "x"), reading=True)
+        assert not is_connection_error(OSError(number, "x"), reading=True)
 
 
 @pytest.mark.rule("outage.device")
@@ -177,8 +177,8 @@ def test_files_tell_what_the_device_said(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("ferryman.sources.folder.os.read", failing)
     error = raised(lambda: Root(str(tmp_path)).read("a", 100))
     monkeypatch.undo()
-    assert is_connection(error, reading=True)
-    assert not is_connection(raised(lambda: Root(str(tmp_path)).read("gone", 100)), reading=True)
+    assert is_connection_error(error, reading=True)
+    assert not is_connection_error(raised(lambda: Root(str(tmp_path)).read("gone", 100)), reading=True)
 
 
 def test_an_error_that_raises_when_it_is_asked() -> None:
@@ -192,8 +192,8 @@ def test_an_error_that_raises_when_it_is_asked() -> None:
         def __str__(self) -> str:
             raise RuntimeError("no words")
 
-    assert not is_connection(Odd())
-    is_connection(operational(Odd()))  # whatever it is taken for, asking does not raise
+    assert not is_connection_error(Odd())
+    is_connection_error(operational(Odd()))  # whatever it is taken for, asking does not raise
 
 
 def test_durations() -> None:

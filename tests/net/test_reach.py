@@ -12,8 +12,8 @@ import pytest
 
 from ferryman.document import Document
 from ferryman.errors import UsageError
-from ferryman.net.reach import ENVIRONMENT, OWN_PLAN, HostPattern, NotAllowed, Reach, of_this_process, to_environment
-from ferryman.net.urls import answer
+from ferryman.net.reach import OWN_PLAN, REACH_VARIABLE, HostPattern, NotAllowed, Reach, process_reach, to_environment
+from ferryman.net.urls import send_request
 from ferryman.steps import fetch_url
 from tests.intake.service.receiver import FileServer
 
@@ -125,10 +125,13 @@ def test_the_connection_goes_to_the_address_that_was_judged(monkeypatch: pytest.
     monkeypatch.setattr("urllib3.util.connection.create_connection", connect)
     from urllib3.exceptions import NewConnectionError
 
-    with pytest.raises(NewConnectionError), answer(Reach().pool(), "GET", "http://rebinding.example/", {}, 5):
+    with pytest.raises(NewConnectionError), send_request(Reach().pool(), "GET", "http://rebinding.example/", {}, 5):
         pass
     assert (asked, connected) == (["rebinding.example"], ["93.184.216.34"])
-    with pytest.raises(NotAllowed, match=r"127\.0\.0\.1"), answer(Reach().pool(), "GET", "http://x.example/", {}, 5):
+    with (
+        pytest.raises(NotAllowed, match=r"127\.0\.0\.1"),
+        send_request(Reach().pool(), "GET", "http://x.example/", {}, 5),
+    ):
         pass
     assert connected == ["93.184.216.34"]
 
@@ -138,10 +141,10 @@ def test_a_host_that_is_allowed_answers() -> None:
     with FileServer({"/a": b"content"}) as server:
         url = server.url("/a")
         for hosts in (("127.0.0.1",), ("127.0.0.0/8",), (url.split("/")[2],)):
-            with answer(Reach(hosts=hosts).pool(), "GET", url, {}, 5) as got:
+            with send_request(Reach(hosts=hosts).pool(), "GET", url, {}, 5) as got:
                 assert got.read() == b"content"
         for hosts in ((), ("10.0.0.0/8",), ("127.0.0.1:1",)):
-            with pytest.raises(NotAllowed), answer(Reach(hosts=hosts).pool(), "GET", url, {}, 5):
+            with pytest.raises(NotAllowed), send_request(Reach(hosts=hosts).pool(), "GET", url, {}, 5):
                 pass
 
 
@@ -169,11 +172,11 @@ def test_files_below_the_folders_that_were_named(tmp_path: Path) -> None:
 
 def test_workers_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """By their environment; without a word a step follows the rules of its own plan."""
-    monkeypatch.delenv(ENVIRONMENT, raising=False)
-    assert of_this_process() is OWN_PLAN
+    monkeypatch.delenv(REACH_VARIABLE, raising=False)
+    assert process_reach() is OWN_PLAN
     told = Reach(("/a",), ("10.0.0.0/8:80",))
-    monkeypatch.setitem(os.environ, ENVIRONMENT, to_environment(told))
-    assert of_this_process() == told
+    monkeypatch.setitem(os.environ, REACH_VARIABLE, to_environment(told))
+    assert process_reach() == told
 
 
 @pytest.mark.rule("reach.step")
@@ -185,10 +188,10 @@ def test_fetch_url_keeps_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
         doc = Document("a")
         doc["link"] = server.url("/a")
         fetch._pool.cache_clear()
-        monkeypatch.delenv(ENVIRONMENT, raising=False)
+        monkeypatch.delenv(REACH_VARIABLE, raising=False)
         assert fetch_url("link")(doc).raw == b"content"
         fetch._pool.cache_clear()
-        monkeypatch.setitem(os.environ, ENVIRONMENT, to_environment(Reach()))
+        monkeypatch.setitem(os.environ, REACH_VARIABLE, to_environment(Reach()))
         with pytest.raises(NotAllowed, match=r"127\.0\.0\.1"):
             fetch_url("link")(doc)
         fetch._pool.cache_clear()

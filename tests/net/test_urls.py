@@ -26,8 +26,8 @@ from ferryman.net import urls
 )
 def test_what_is_shown_of_a_url(url: str, shown: str) -> None:
     """No user, password, query or fragment; of a query that there was one, unless it names a target."""
-    assert urls.shown(url) == shown
-    assert urls.plain(url) == shown.removesuffix("?…")
+    assert urls.redact(url) == shown
+    assert urls.strip_secrets(url) == shown.removesuffix("?…")
 
 
 @pytest.mark.parametrize(
@@ -42,13 +42,13 @@ def test_what_is_shown_of_a_url(url: str, shown: str) -> None:
 )
 def test_user_and_password_of_a_url(url: str, login: bytes) -> None:
     """They are no part of what is asked for, and sent byte for byte."""
-    parts, found = urls.parted(url + "#part")
+    parts, found = urls.split_login(url + "#part")
     assert parts.url == "http://host/x"
-    assert urls.basic(found).removeprefix("Basic ") == base64.b64encode(login).decode()
+    assert urls.basic_auth(found).removeprefix("Basic ") == base64.b64encode(login).decode()
 
 
 def test_what_passes() -> None:
     """Who says that a request was not handled, and servers in trouble; nothing that is the request's fault."""
-    assert [status for status in range(200, 500) if urls.passes(status)] == [408, 425, 429]
-    assert all(map(urls.passes, range(500, 600)))
-    assert all(map(urls.passes, urls.AWAY))
+    assert [status for status in range(200, 500) if urls.is_retryable(status)] == [408, 425, 429]
+    assert all(map(urls.is_retryable, range(500, 600)))
+    assert all(map(urls.is_retryable, urls.UNAVAILABLE))

@@ -259,14 +259,14 @@ BESIDE = """
 import pickle, subprocess, sys
 from ferryman import Document, Plan
 from ferryman.destinations import Null
-from ferryman.plan.load import send_neighbours
+from ferryman.plan.load import pickle_neighbours_by_value
 from ferryman.plan.calls import dumps
 from ferryman.sources import Memory
 import neighbour
 
 plan = Plan("beside", version=1)
 plan.source("docs", Memory([Document("a")])).step("work", neighbour.step).destination("out", Null())
-send_neighbours([plan])
+pickle_neighbours_by_value([plan])
 there = "import pickle, sys; print(pickle.load(sys.stdin.buffer)(3))"
 done = subprocess.run([sys.executable, "-c", there], input=dumps(neighbour.step), cwd="/", capture_output=True)
 print(done.stdout.decode().strip() or done.stderr.decode().splitlines()[-1])

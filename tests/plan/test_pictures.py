@@ -19,7 +19,17 @@ from ferryman.destinations import Queue as ToQueue
 from ferryman.destinations import Sql
 from ferryman.plan import picture
 from ferryman.plan.picture import drawing
-from ferryman.plan.picture.layout import LOOP, Arrow, Laid, Link, Polyline, Rect, Size, laid, layered
+from ferryman.plan.picture.layout import (
+    LOOP_WIDTH,
+    Arrow,
+    GraphLayout,
+    Link,
+    Polyline,
+    Rect,
+    Size,
+    assign_layers,
+    lay_out,
+)
 from ferryman.plan.picture.textual import title_of
 from ferryman.routers import ByField, Duplicate, RoundRobin
 from ferryman.sources import Memory, Queue
@@ -208,7 +218,7 @@ def test_a_picture_of_any_plan(plan: Plan) -> None:
     """It is XML; each node is a box, each name that is not there too; each name that is followed is an edge."""
     root = parsed(plan)
     missing = {a for n in plan.nodes for a in n.after} - {n.name for n in plan.nodes}
-    wanted = Counter(drawing.printable(name) for name in [*(n.name for n in plan.nodes), *missing])
+    wanted = Counter(drawing.replace_unprintable(name) for name in [*(n.name for n in plan.nodes), *missing])
     boxes = having(root, "node")
     titles = Counter(box.findtext(f"{SVG}title", "").rpartition(": ")[0] for box in boxes)
 
@@ -276,9 +286,9 @@ def graphs(draw: st.DrawFn) -> tuple[list[Size], list[Arrow]]:
 def points(way: Polyline) -> list[tuple[float, float]]:
     """The edge as many points: straight at each stop, bent between them, as it is drawn."""
     found = []
-    for stop in way.stops:
+    for stop in way.segments:
         found += [(stop.x, stop.top + (stop.bottom - stop.top) * t / 8) for t in range(9)]
-    for a, b in pairwise(way.stops):
+    for a, b in pairwise(way.segments):
         for t in (n / 16 for n in range(17)):
             middle = (a.bottom + b.top) / 2
             weights = ((1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3)
@@ -292,29 +302,31 @@ def holds(box: Rect, x: float, y: float) -> bool:
     return box.x + 0.01 < x < box.x + box.width - 0.01 and box.y + 0.01 < y < box.y + box.height - 0.01
 
 
-def touching(place: Laid) -> list[tuple[Rect, Polyline]]:
-    return [(box, way) for way in place.ways for box in place.boxes if any(holds(box, x, y) for x, y in points(way))]
+def touching(place: GraphLayout) -> list[tuple[Rect, Polyline]]:
+    return [
+        (box, way) for way in place.polylines for box in place.boxes if any(holds(box, x, y) for x, y in points(way))
+    ]
 
 
 @given(graphs())
 @settings(deadline=None)
 def test_nothing_is_in_the_way(graph: tuple[list[Size], list[Arrow]]) -> None:
     """Of any graph: boxes and labels do not overlap, no edge runs through a box, all is on the sheet."""
-    place = laid(*graph)
-    labels = [way.label for way in place.ways if way.label]
+    place = lay_out(*graph)
+    labels = [way.label for way in place.polylines if way.label]
 
     assert not overlapping([*place.boxes, *labels])
     assert not touching(place)
-    assert len(place.ways) == len(graph[1])
+    assert len(place.polylines) == len(graph[1])
     for x, y, width, height in [*place.boxes, *labels]:
         assert -0.01 <= x <= x + width <= place.width + 0.01
         assert -0.01 <= y <= y + height <= place.height + 0.01
-    for arrow, way in zip(graph[1], place.ways, strict=True):
+    for arrow, way in zip(graph[1], place.polylines, strict=True):
         ends = [place.boxes[arrow.start], place.boxes[arrow.end]]
-        if way.stops:
-            upper, lower = ends[::-1] if way.turned else ends
-            assert way.stops[0].top == pytest.approx(upper.y + upper.height)
-            assert way.stops[-1].bottom == pytest.approx(lower.y)
+        if way.segments:
+            upper, lower = ends[::-1] if way.is_reversed else ends
+            assert way.segments[0].top == pytest.approx(upper.y + upper.height)
+            assert way.segments[-1].bottom == pytest.approx(lower.y)
             assert (way.label is None) == (arrow.label is None)
         else:
             assert arrow.start == arrow.end
@@ -322,15 +334,15 @@ def test_nothing_is_in_the_way(graph: tuple[list[Size], list[Arrow]]) -> None:
 
 def test_loops_have_room() -> None:
     """An edge from a box to itself stands at its right, and its neighbour makes way."""
-    place = laid([Size(100, 50)] * 2, [Arrow(0, 0)])
+    place = lay_out([Size(100, 50)] * 2, [Arrow(0, 0)])
 
-    assert place.boxes[1].x - place.boxes[0].x - 100 >= LOOP
+    assert place.boxes[1].x - place.boxes[0].x - 100 >= LOOP_WIDTH
 
 
 def test_edges_that_need_not_cross_do_not() -> None:
     """A ladder whose right and left sides were made in turn is untangled."""
     links = [Link(0, 3), Link(1, 2), Link(2, 5), Link(3, 4), Link(4, 6), Link(5, 7)]
-    rows = layered(8, links).rows
+    rows = assign_layers(8, links).rows
 
     sides = [[{0: 0, 3: 0, 4: 0, 6: 0}.get(box, 1) for box in row] for row in rows]
     assert sides == [sides[0]] * 4
@@ -338,7 +350,7 @@ def test_edges_that_need_not_cross_do_not() -> None:
 
 def test_a_path_is_a_straight_line() -> None:
     """Boxes of a path that nothing else touches stand below each other, whatever their widths."""
-    place = laid([Size(60, 30), Size(200, 30), Size(100, 30)], [Arrow(0, 1), Arrow(1, 2)])
+    place = lay_out([Size(60, 30), Size(200, 30), Size(100, 30)], [Arrow(0, 1), Arrow(1, 2)])
 
     assert {round(box.middle, 3) for box in place.boxes} == {100.0}
 
@@ -347,7 +359,7 @@ def test_a_path_is_a_straight_line() -> None:
 def test_a_large_plan_is_drawn_in_seconds() -> None:
     """300 nodes, of which some have long edges."""
     links = [Arrow(n // 3, n) for n in range(1, 300)] + [Arrow(n, n + 100) for n in range(0, 200, 7)]
-    place = laid([Size(120, 50)] * 300, links)
+    place = lay_out([Size(120, 50)] * 300, links)
 
     assert not overlapping(place.boxes)
 
@@ -372,8 +384,8 @@ def test_labels_of_branches(mapping: dict[Any, str], default: str | None, labels
 
 def test_long_words_are_shortened_in_the_middle() -> None:
     """The ends tell more; the length is kept."""
-    assert drawing.shortened("sqlite:////data/index.db#documents", 20) == "sqlite://…#documents"
-    assert drawing.shortened("short", 5) == "short"
+    assert drawing.elide("sqlite:////data/index.db#documents", 20) == "sqlite://…#documents"
+    assert drawing.elide("short", 5) == "short"
 
 
 def test_the_title_names_the_strategy(tmp_path: Path) -> None:

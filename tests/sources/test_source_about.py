@@ -11,7 +11,7 @@ from folders import scan, tree
 
 from ferryman.errors import UsageError
 from ferryman.sources import Files
-from ferryman.sources.files import FIELDS, mime_of, moment
+from ferryman.sources.files import FIELDS, iso_time, mime_of
 
 MAY = 1714557600
 
@@ -83,9 +83,9 @@ def test_types_do_not_depend_on_the_machine() -> None:
 
 def test_times_that_are_none() -> None:
     """A disk may say anything."""
-    assert moment(None) is None
-    assert moment(1e15) is None
-    assert moment(-1) == "1969-12-31T23:59:59Z"
+    assert iso_time(None) is None
+    assert iso_time(1e15) is None
+    assert iso_time(-1) == "1969-12-31T23:59:59Z"
 
 
 def test_a_store_s_files_too(tmp_path: Path) -> None:

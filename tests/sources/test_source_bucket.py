@@ -342,7 +342,12 @@ def test_secrets_are_never_shown() -> None:
     copy = pickle.loads(pickle.dumps(source))
 
     assert copy._tree._options == options
-    shown = [repr(source), source.root, source._tree.shown("a"), source._tree._words(ValueError(f"no {options} …"))]  # type: ignore[attr-defined]
+    shown = [
+        repr(source),
+        source.root,
+        source._tree.display_path("a"),
+        source._tree._error_text(ValueError(f"no {options} …")),
+    ]  # type: ignore[attr-defined]
     for text in shown:
         assert not any(secret in text for secret in ("s3cr3t", "t0ken", "passw0rd")), text
     assert "http://127.0.0.1:9" in shown[-1]

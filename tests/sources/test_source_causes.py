@@ -12,7 +12,7 @@ import fsspec
 import pytest
 
 from ferryman.errors import TransientError
-from ferryman.net.faults import is_connection
+from ferryman.net.faults import is_connection_error
 from ferryman.sources import Csv, Files, JsonLines, Lines, Listed
 from ferryman.sources.folder import Root
 
@@ -65,7 +65,7 @@ def test_a_bucket_that_is_away(bucket: str, outage: OSError, monkeypatch: pytest
     monkeypatch.setattr(type(fsspec.filesystem("memory")), "cat_file", fails(outage))
     with pytest.raises(TransientError, match="a: cannot be read now") as caught:
         source.read(Listed("a", 4))
-    assert is_connection(caught.value, reading=True)
+    assert is_connection_error(caught.value, reading=True)
 
 
 @pytest.mark.rule("outage.source")
@@ -81,7 +81,7 @@ def test_rows_in_a_bucket_that_is_away(
     monkeypatch.setattr(memory, "open", (lambda *_, **__: Broken(outage)) if opens else fails(outage))
     with pytest.raises(TransientError) as caught:
         list(source.listing(piece))
-    assert is_connection(caught.value, reading=True)
+    assert is_connection_error(caught.value, reading=True)
 
 
 @pytest.mark.rule("outage.source")
@@ -96,4 +96,4 @@ def test_rows_on_a_disk_that_is_away(
     monkeypatch.setattr(Root, "_open", fails(outage))
     with pytest.raises(TransientError) as caught:
         list(source.listing(piece))
-    assert is_connection(caught.value, reading=True)
+    assert is_connection_error(caught.value, reading=True)

@@ -67,7 +67,7 @@ TAKEN = [
 @pytest.mark.parametrize(("include", "path", "taken"), TAKEN)
 def test_an_include_takes(include: str, path: str, taken: bool) -> None:
     """A glob is matched against the whole path relative to the root."""
-    assert Globs(include, None).takes(path) is taken
+    assert Globs(include, None).selects(path) is taken
 
 
 EXCLUDED = [
@@ -90,7 +90,7 @@ EXCLUDED = [
 @pytest.mark.parametrize(("exclude", "path", "excluded"), EXCLUDED)
 def test_an_exclude_leaves_out(exclude: str, path: str, excluded: bool) -> None:
     """An exclude wins, and takes out with a folder all that is in it."""
-    assert Globs("**/*", exclude).takes(path) is not excluded
+    assert Globs("**/*", exclude).selects(path) is not excluded
 
 
 WALKED = [
@@ -123,7 +123,7 @@ def test_a_folder_is_walked_only_if_it_can_matter(
     include: str | list[str], exclude: str | None, folder: str, walked: bool
 ) -> None:
     """A walk leaves out what no glob reaches."""
-    assert Globs(include, exclude).walks(folder) is walked
+    assert Globs(include, exclude).may_contain(folder) is walked
 
 
 names = st.sampled_from(["a", "b", "ab", ".a", "a.py", "b.py"])
@@ -137,9 +137,9 @@ globs = st.lists(
 def test_no_walk_leaves_out_what_is_taken(include: list[str], exclude: list[str], path: str) -> None:
     """Pruning is only faster: every folder above a taken file is walked."""
     rules = Globs(include, exclude)
-    if rules.takes(path):
+    if rules.selects(path):
         above = ["", *itertools.accumulate(path.split("/")[:-1], lambda a, b: f"{a}/{b}")]
-        assert all(rules.walks(folder) for folder in above)
+        assert all(rules.may_contain(folder) for folder in above)
 
 
 @pytest.mark.parametrize("include", ["**/*", "**", ["*.md", "**/*"]])
@@ -171,4 +171,4 @@ def test_a_glob_that_cannot_be_meant_is_refused(include: str | list[str], says: 
 
 def test_globs_travel() -> None:
     """They are pickled to the workers with their source."""
-    assert pickle.loads(pickle.dumps(Globs("*.py", "a.py"))).takes("b.py")
+    assert pickle.loads(pickle.dumps(Globs("*.py", "a.py"))).selects("b.py")

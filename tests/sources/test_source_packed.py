@@ -164,7 +164,10 @@ def test_a_disk_that_fails_is_no_damage(kind: str) -> None:
             buffer[: len(data)] = data
             return len(data)
 
-    with packed_module.unpacked(Failing(), "x", 0) as stream, pytest.raises(TransientError, match="the disk failed"):
+    with (
+        packed_module.open_unpacked(Failing(), "x", 0) as stream,
+        pytest.raises(TransientError, match="the disk failed"),
+    ):
         stream.read()
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ferryman.sources import Files
-from ferryman.sources.base import id_of, name_of, shown
+from ferryman.sources.base import id_of, name_of, printable_path
 
 any_name = st.binary(min_size=1, max_size=40).filter(
     lambda b: b"/" not in b and b"\0" not in b and b not in (b".", b"..")
@@ -62,8 +62,8 @@ def test_ids_stay_readable(name: bytes, id: str) -> None:
 
 def test_messages_show_paths_as_they_are_on_one_line() -> None:
     """A path in a message can be copied; what would break the line is encoded."""
-    assert shown("/data/100%#1/a b") == "/data/100%#1/a b"
-    assert shown("/data/a\nb\udcff") == "/data/a%0Ab%FF"
+    assert printable_path("/data/100%#1/a b") == "/data/100%#1/a b"
+    assert printable_path("/data/a\nb\udcff") == "/data/a%0Ab%FF"
 
 
 @given(raw=any_name.filter(lambda b: len(b) < 40))

@@ -61,7 +61,7 @@ def closed_port() -> int:
 @pytest.fixture(autouse=True)
 def asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of a test follow each other within the second for which a worker leaves a host alone."""
-    fetch._away.clear()
+    fetch._unavailable_until.clear()
     monkeypatch.setattr(limits, "BACKOFF_FIRST_S", 0.0)
 
 
@@ -119,7 +119,7 @@ def test_a_host_that_did_not_answer_is_not_waited_for_again_at_once(closed_port:
     url = f"http://127.0.0.1:{closed_port}/"
     doc = Document("a", link=url)
     for away in (True, False):
-        fetch._away[f"127.0.0.1:{closed_port}"] = time.monotonic() + (3600 if away else 0), "no answer"
+        fetch._unavailable_until[f"127.0.0.1:{closed_port}"] = time.monotonic() + (3600 if away else 0), "no answer"
         with pytest.raises(Unavailable) as caught:
             fetch_url("link")(doc)
         assert caught.value.why == ("no answer" if away else f"{url}: Connection refused")

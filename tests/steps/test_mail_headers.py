@@ -46,7 +46,7 @@ def test_parts_with_thousands_of_parameters() -> None:
 @pytest.mark.rule("timeout.ready-made")
 def test_steps_that_have_a_time_limit() -> None:
     """Ready-made steps that read formats, match patterns or ask servers; ``timeout=`` takes precedence."""
-    assert StepNode("a", (), fn=steps.extract_text()).limit_s == limits.STEP_TIMEOUT_S
-    assert StepNode("a", (), fn=steps.fetch_url("link"), timeout=5.0).limit_s == 5.0
-    assert StepNode("a", (), fn=steps.trim("x")).limit_s is None
-    assert StepNode("a", (), fn=lambda doc: doc).limit_s is None
+    assert StepNode("a", (), fn=steps.extract_text()).call_timeout_s == limits.STEP_TIMEOUT_S
+    assert StepNode("a", (), fn=steps.fetch_url("link"), timeout=5.0).call_timeout_s == 5.0
+    assert StepNode("a", (), fn=steps.trim("x")).call_timeout_s is None
+    assert StepNode("a", (), fn=lambda doc: doc).call_timeout_s is None

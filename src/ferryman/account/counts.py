@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from ferryman import crash, limits
-from ferryman.records.families import had_sql
+from ferryman.records.families import was_published_sql
 from ferryman.records.rows import ORDINAL_COMMAND, TERMINAL, Status
 from ferryman.state.maintenance import DOCUMENT, HASHES, Columns, last_rows, rows_by_document, to_columns
 from ferryman.state.state import COUNTED, State
@@ -209,7 +209,7 @@ class _PartitionedCount:
         flags = []
         for first in range(0, len(self._destinations), _BITS):
             bits = [
-                f"CASE WHEN {had_sql(name)} THEN {1 << bit} ELSE 0 END"
+                f"CASE WHEN {was_published_sql(name)} THEN {1 << bit} ELSE 0 END"
                 for bit, name in enumerate(self._destinations[first : first + _BITS])
             ]
             flags.append(f"{' + '.join(bits)}::BIGINT")

@@ -19,7 +19,7 @@ from ferryman.account.questions import explain_query_errors, open_view, retry_re
 from ferryman.account.relations import View
 from ferryman.errors import UsageError
 from ferryman.plan import Plan, keyed_nodes
-from ferryman.records.families import SEPARATOR, in_family
+from ferryman.records.families import SEPARATOR, in_family_sql
 from ferryman.records.keys import KEY_STATE
 from ferryman.records.rows import TERMINAL, Status, reason_of
 from ferryman.state.state import State
@@ -65,7 +65,7 @@ def family_statuses(root: StatePath, family: str, plan: Plan | None = None) -> l
     """
 
     def query(view: View) -> list[FamilyStatus]:
-        statuses = _statuses(view, in_family(family), in_family(family, "document"))
+        statuses = _statuses(view, in_family_sql(family), in_family_sql(family, "document"))
         return [each._replace(family=family) for each in statuses]  # the family may be a single row of a file
 
     return _query(root, plan, query)
@@ -81,7 +81,7 @@ def incomplete_families(
 
     def query(view: View) -> list[FamilyStatus]:
         if family is not None:
-            statuses = _statuses(view, in_family(family), in_family(family, "document"))
+            statuses = _statuses(view, in_family_sql(family), in_family_sql(family, "document"))
             return [each for each in statuses if not each.complete and source in (None, each.source)]
         of_source = "" if source is None else f" AND source = {quote(source)}"
         view.keep("open_families", f"SELECT DISTINCT hash(source, {_family('id')}) AS h FROM ({_open(of_source)})")

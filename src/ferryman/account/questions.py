@@ -23,8 +23,8 @@ from ferryman.account.counts import WAVES, CachedCounts, load_cached, save_cache
 from ferryman.account.relations import COUNTS, UNSUCCESSFUL, Filter, FilterOptions, View
 from ferryman.errors import EngineError, StateDamaged, UsageError
 from ferryman.plan import Plan, SourceNode, destinations_of_sources, errors_node, logs_read, sources_of
-from ferryman.records.families import in_family
-from ferryman.records.rows import DOCUMENTS, LEDGER, LEDGER_COLUMNS, shown
+from ferryman.records.families import in_family_sql
+from ferryman.records.rows import DOCUMENTS, LEDGER, LEDGER_COLUMNS, display_status
 from ferryman.sources.log import CombinedLog, Log, Positions
 from ferryman.state.logs import RANGES, LogPositions, next_places
 from ferryman.state.state import COUNTED, SETTLED, TABLES, WAVE, State, damaged_data, plan_of
@@ -194,7 +194,7 @@ def reasons(
     wanted = Filter.from_options(options)
     return [
         {
-            "status": shown(each["status"], each["operation"]),
+            "status": display_status(each["status"], each["operation"]),
             "deliveries": each["deliveries"],
             "reason": each["reason"],
             "example": each["example"],
@@ -211,7 +211,7 @@ def by_node(root: StatePath, plan: Plan) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
     for each in _query(root, plan, View.by_node):
         counts = found.setdefault(each["node"], {})
-        word = shown(each["status"], each["operation"])
+        word = display_status(each["status"], each["operation"])
         counts[word] = counts.get(word, 0) + each["deliveries"]
     return found
 
@@ -221,7 +221,7 @@ def history(root: StatePath, document: str, plan: Plan | None = None) -> list[di
 
     If the document is a file whose rows are documents: the events of its rows.
     """
-    columns, rows_too = ", ".join(LEDGER_COLUMNS), in_family(document)
+    columns, rows_too = ", ".join(LEDGER_COLUMNS), in_family_sql(document)
     query = f"""
         SELECT {columns} FROM (
             SELECT {columns}, ordinal FROM ledger WHERE document = $document OR {rows_too}

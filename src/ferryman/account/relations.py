@@ -15,9 +15,10 @@ import pyarrow as pa
 from ferryman.account.counts import Tables, count
 from ferryman.errors import UsageError
 from ferryman.plan import destinations_of_sources, errors_node, keyed_nodes, logs_read
-from ferryman.plan.structure import reached as nodes_reached
-from ferryman.records.families import in_family
+from ferryman.plan.structure import reachable_destinations as nodes_reached
+from ferryman.records.families import in_family_sql
 from ferryman.records.rows import (
+    DISPLAY_STATUSES,
     DOCUMENTS,
     LEDGER,
     LEDGER_COLUMNS,
@@ -26,12 +27,11 @@ from ferryman.records.rows import (
     OUTBOX_PARTITION,
     PENDING,
     RANGE,
-    SHOWN,
     Status,
-    alike_sql,
+    common_form_sql,
+    display_status,
+    parse_status,
     reason_sql,
-    shown,
-    stored,
 )
 from ferryman.state.logs import RANGES, LogPositions
 from ferryman.state.state import SETTLED, WAVE, State, missed_entries
@@ -39,7 +39,7 @@ from ferryman.storage import parquet
 from ferryman.storage.query import quote_list, register
 from ferryman.storage.tables import Table
 
-COUNTS: Final = tuple(SHOWN)
+COUNTS: Final = tuple(DISPLAY_STATUSES)
 
 UNSUCCESSFUL: Final = ("DEAD", "ERROR_DOC", "INDEXING")
 """Stored statuses of deliveries that ended without success, or whose outcome is unknown."""
@@ -125,7 +125,7 @@ class View:
             destinations[errors.name] = dict.fromkeys(COUNTS, 0)
         for (destination, status, operation), number in found.ends.items():
             counts = destinations.setdefault(destination, dict.fromkeys(COUNTS, 0))
-            counts[shown(status, operation)] += number
+            counts[display_status(status, operation)] += number
         for destination, number in found.older.items():
             destinations.setdefault(destination, dict.fromkeys(COUNTS, 0))["pending"] += number
         sources = {name: dict.fromkeys(SOURCE_COUNTS, 0) for name in reached}
@@ -159,7 +159,7 @@ class View:
         if self._state.outbox.transaction(RANGES):
             counts["pending"] += self._pending_ranges()
         for (_, status, _), number in found.ends.items():
-            if (word := shown(status, "upsert")) in ("failed", "rejected", "in_doubt"):
+            if (word := display_status(status, "upsert")) in ("failed", "rejected", "in_doubt"):
                 counts[word] += number
         return counts
 
@@ -233,7 +233,7 @@ class View:
         return self.rows(f"""
             SELECT status, operation, count(*) AS deliveries, arg_min(reason, document) AS reason,
                 min(document) AS example
-            FROM current GROUP BY status, operation, {alike_sql("reason")}
+            FROM current GROUP BY status, operation, {common_form_sql("reason")}
             ORDER BY deliveries DESC, reason, status {"" if limit is None else f"LIMIT {int(limit)}"}
         """)
 
@@ -442,7 +442,7 @@ class Filter(NamedTuple):
             where.append("(document = $document OR origin = $document)")
             parameters["document"] = self.document
         if self.family is not None:
-            where.append(in_family(self.family))
+            where.append(in_family_sql(self.family))
         if self.operation is not None:
             where.append(f"operation = '{self.operation}'")
         return where, parameters
@@ -457,6 +457,6 @@ def named_statuses(status: str | None) -> tuple[frozenset[Status], str | None]:
     if status is None:
         return frozenset(), None
     try:
-        return stored(status)
+        return parse_status(status)
     except ValueError as e:
         raise UsageError(f"status {status}: {e}.") from None

@@ -194,11 +194,11 @@ def _print_deliveries_of_plan(loaded: Plan, root: StatePath, spec: str, query: D
 def _print_deliveries(root: StatePath, loaded: Plan, spec: str, query: DeliveryQuery) -> None:
     """Print a line for each delivery, then notes on all of them."""
     from ferryman import account
-    from ferryman.records.rows import shown
+    from ferryman.records.rows import display_status
 
     at_most = query.limit or _default_limit()
     rows = account.deliveries(root, **query.filters, limit=at_most + 1, plan=loaded)
-    listed = [{**row, "status": shown(row["status"], row["operation"])} for row in rows[:at_most]]
+    listed = [{**row, "status": display_status(row["status"], row["operation"])} for row in rows[:at_most]]
     _print_rows(listed, ("document", "source", "destination", "status", "attempt", "wave", "message"))
     if query.verbose:
         _print_tracebacks(listed)

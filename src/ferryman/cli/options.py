@@ -165,13 +165,13 @@ def resource_settings(has: list[str] | None) -> dict[str, str]:
     """
     names = [name.strip() for text in has or [] for name in text.split(",")]
     for name in names:
-        if not nodes.is_name(name):
+        if not nodes.is_capability_name(name):
             raise UsageError(f"--has {name}: give a name of letters, digits and -_. as in --has gpu.")
     if not names:
         return {}
-    joined = ",".join(sorted({*nodes.here(), *names}))
-    os.environ[nodes.VARIABLE] = joined
-    return {f"spark.executorEnv.{nodes.VARIABLE}": joined}
+    joined = ",".join(sorted({*nodes.local_capabilities(), *names}))
+    os.environ[nodes.CAPABILITIES_VARIABLE] = joined
+    return {f"spark.executorEnv.{nodes.CAPABILITIES_VARIABLE}": joined}
 
 
 def notify_targets(texts: list[str] | None) -> list[str]:
@@ -221,11 +221,11 @@ def status_name(text: str | None) -> str | None:
     Raises:
         UsageError: there is no such status; the message lists all.
     """
-    from ferryman.records.rows import stored
+    from ferryman.records.rows import parse_status
 
     try:
         if text is not None:
-            stored(text)
+            parse_status(text)
     except ValueError as e:
         raise UsageError(f"--status {text}: {e}.") from None
     return text

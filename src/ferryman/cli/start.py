@@ -229,9 +229,9 @@ def search(
         return
     print_hits(hits)
     if not hits:
-        from ferryman.net.databases import shown
+        from ferryman.net.databases import redact
 
-        print_note(f"Nothing found for {text!r} in {shown(db)}.")
+        print_note(f"Nothing found for {text!r} in {redact(db)}.")
 
 
 def find_hits(db: str, text: str, table: str = "documents", limit: int = 10) -> list[dict[str, object]]:

@@ -46,7 +46,8 @@ _HEAVY: Final = {
     "Sql": "destinations.sql",
     "Webhook": "destinations.webhook",
 }
-"""On demand, from these modules: SQLAlchemy, pyarrow and urllib3 take longer to load than all of Ferryman."""
+"""Names loaded on demand, and their modules: SQLAlchemy, pyarrow and urllib3 take longer to load than all of
+Ferryman."""
 
 
 def __getattr__(name: str) -> Any:

@@ -48,7 +48,7 @@ class Guarantee(enum.Enum):
     AT_MOST_ONCE = "at-most-once"
 
 
-class _Row(msgspec.Struct, eq=False):
+class _DeliveryFields(msgspec.Struct, eq=False):
     """Fields of a delivery. The engine makes one from a row of columns in this order; msgspec does that in C."""
 
     id: str
@@ -56,7 +56,7 @@ class _Row(msgspec.Struct, eq=False):
     sequence: int
     operation: Operation = "upsert"
     fields: dict[str, Any] | bytes | None = None
-    """Bytes: as JSON, decoded when they are first asked for."""
+    """Fields, or their JSON, which is decoded when the fields are first used."""
     raw: bytes | None = None
     version: str = ""
     source: str = ""
@@ -69,10 +69,10 @@ class _Row(msgspec.Struct, eq=False):
     key_hash: int | None = None
 
 
-_given = vars(_Row)["fields"].__get__  # ``super().fields``, but faster
+_stored_fields = vars(_DeliveryFields)["fields"].__get__  # ``super().fields``, but faster
 
 
-class Delivery(_Row, eq=False):
+class Delivery(_DeliveryFields, eq=False):
     """One document for one destination: what ``write`` gets. Equal on every attempt, but for ``attempt``.
 
     Attributes:
@@ -93,12 +93,12 @@ class Delivery(_Row, eq=False):
         if self.origin_id is None:
             self.origin_id = self.id
 
-    @property  # type: ignore[misc]  # stands before the field: that is what was given
+    @property  # type: ignore[misc]  # hides the field of the base class, which may hold JSON
     def fields(self) -> dict[str, Any]:  # type: ignore[override]
         """The document's fields, JSON values."""
         if self._decoded is None:
-            given = _given(self)
-            self._decoded = decode_fields(given or b"{}") if given is None or isinstance(given, bytes) else given
+            stored = _stored_fields(self)
+            self._decoded = decode_fields(stored or b"{}") if stored is None or isinstance(stored, bytes) else stored
         return self._decoded
 
     @property
@@ -109,9 +109,9 @@ class Delivery(_Row, eq=False):
 
     @property
     def _fields_json(self) -> bytes:
-        """The fields as they were given, as JSON."""
-        given = _given(self)
-        return given if given and isinstance(given, bytes) else encode_fields(self.fields)
+        """Return the fields as JSON, without decoding them first."""
+        stored = _stored_fields(self)
+        return stored if stored and isinstance(stored, bytes) else encode_fields(self.fields)
 
     def text(self, encoding: str = "utf-8") -> str:
         """The raw bytes decoded, undecodable ones replaced: a destination is not a place to refuse a document."""
@@ -283,20 +283,20 @@ class Destination:
         """Once a task, after the last ``write``."""
 
 
-# A delivery as JSON: what goes into files of lines, and what is posted.
+# Deliveries as JSON, for files of lines and for webhooks.
 
 _encode = msgspec.json.Encoder().encode
 
 
-def payload(delivery: Delivery) -> bytes:
-    """An object with ``hash``, ``sequence``, ``operation``, ``id``, ``parent_id``, ``origin_id``, ``source``,
-    ``version``, ``route``, ``fields`` and ``text``; raw bytes that are not UTF-8 as ``raw_base64``. Equal on every
-    attempt.
+def encode_payload(delivery: Delivery) -> bytes:
+    """Encode a delivery as an object with ``hash``, ``sequence``, ``operation``, ``id``, ``parent_id``, ``origin_id``,
+    ``source``, ``version``, ``route``, ``fields`` and ``text``; raw bytes that are not UTF-8 as ``raw_base64``. The
+    result is equal on every attempt.
 
     Raises:
         BadDocument, ValueError, TypeError: it holds what JSON cannot hold.
     """
-    told: dict[str, Any] = {
+    content: dict[str, Any] = {
         "hash": delivery.hash,
         "sequence": delivery.sequence,
         "operation": delivery.operation,
@@ -311,29 +311,29 @@ def payload(delivery: Delivery) -> bytes:
     }
     if delivery.raw is not None:
         try:
-            told["text"] = delivery.raw.decode()
+            content["text"] = delivery.raw.decode()
         except UnicodeDecodeError:
-            told["raw_base64"] = base64.b64encode(delivery.raw).decode("ascii")
-    return _encode(told)
+            content["raw_base64"] = base64.b64encode(delivery.raw).decode("ascii")
+    return _encode(content)
 
 
-def payloads(chunk: list[Delivery], outcomes: list[Outcome | None]) -> list[tuple[int, bytes]]:
-    """(position, payload) of those that JSON can hold; the others get a permanent outcome."""
-    made = []
+def encode_payloads(chunk: list[Delivery], outcomes: list[Outcome | None]) -> list[tuple[int, bytes]]:
+    """Return (position, payload) of the deliveries that JSON can hold; set a permanent outcome for the others."""
+    encoded = []
     for position, delivery in enumerate(chunk):
         try:
-            made.append((position, payload(delivery)))
+            encoded.append((position, encode_payload(delivery)))
         except (BadDocument, ValueError, TypeError) as e:
-            outcomes[position] = Outcome.permanent(f"{shown_id(delivery)}: {e}")
-    return made
+            outcomes[position] = Outcome.permanent(f"{printable_id(delivery)}: {e}")
+    return encoded
 
 
-def shown_id(delivery: Delivery) -> str:
-    """The id in a message, which must be text, also if the id is not."""
+def printable_id(delivery: Delivery) -> str:
+    """Return the id for a message, which must be text that UTF-8 can hold, even if the id is not."""
     return delivery.id.encode(errors="replace").decode()
 
 
-# Which of several deliveries of one id counts: the rule of destinations that keep one row an id.
+# Rule of destinations that keep one row an id: which of several deliveries counts.
 
 
 class LastDelivery(NamedTuple):
@@ -344,11 +344,13 @@ class LastDelivery(NamedTuple):
 
 
 def compare(chunk: Sequence[Delivery], known: dict[str, LastDelivery]) -> tuple[list[Outcome], dict[str, Delivery]]:
-    """Outcomes in the chunk's order, and for each id the delivery that must be in force after the chunk, if it is new.
+    """Return outcomes in the chunk's order, and for each id the delivery that must replace the stored one, if any.
 
-    ``known`` holds what the destination has of these ids; it is not changed. The result is the same as if the
-    deliveries had come one at a time in the order of their sequences: an equal hash is a no-op (ok), a lower sequence
-    than the one in force is stale, anything else wins.
+    The result is the same as if the deliveries had come one at a time in the order of their sequences: an equal hash is
+    a no-op (ok), a lower sequence than the one in force is stale, any other delivery wins.
+
+    Args:
+        known: the last delivery of each id that the destination has stored; it is not changed.
     """
     outcomes = [Outcome.ok()] * len(chunk)
     winners: dict[str, Delivery] = {}

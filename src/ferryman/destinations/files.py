@@ -1,4 +1,4 @@
-"""A file a document."""
+"""Destinations of files: one for each document, or lines of JSON."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from ferryman.destinations.base import (
     LastDelivery,
     Outcome,
     compare,
-    payload,
-    payloads,
-    shown_id,
+    encode_payload,
+    encode_payloads,
+    printable_id,
 )
 from ferryman.destinations.sql import sqlite
 from ferryman.destinations.sql.sqlite import SQLite
@@ -40,7 +40,7 @@ from ferryman.storage.files import classified_errors
 __all__ = ["Directory"]
 
 
-# What the file of a document is called.
+# Names of documents' files.
 
 NAME_BYTES: Final = 240
 """Longest name, in bytes: file systems take 255, and prefixes and suffixes need some."""
@@ -54,19 +54,19 @@ SUFFIX_CHARACTERS: Final = 10
 kind."""
 
 _UNSAFE: Final = re.compile(r'[%/\\:*?"<>|~\x00-\x1f\x7f-\x9f\u2028\u2029]')
-"""Characters that some file system refuses, separators of folders, line ends, and ``~``, which marks our names for
-clashes."""
+"""Characters that some file system refuses, separators of folders, line ends, and ``~``, which marks names with a
+hash."""
 
 
-def plain(id: str) -> str | None:
-    """The path that an id asks for: its parts between slashes are folders, what is percent-encoded in it is decoded.
+def path_of_id(id: str) -> str | None:
+    """Return the path for an id: its parts between slashes are folders, percent-encoded characters are decoded.
 
-    ``None`` if no file can be called so: a name or path that is too long, an empty name.
+    None if there can be no such file: a name or the path is too long, or a name is empty.
 
     Raises:
         UnicodeEncodeError: the id is not text.
     """
-    names = [_safe(name) for name in id.split("/")]
+    names = [_safe_name(name) for name in id.split("/")]
     if names[0].casefold() == ".ferryman":
         names[0] = "%2E" + names[0][1:]
     path = "/".join(names)
@@ -75,8 +75,8 @@ def plain(id: str) -> str | None:
     return path
 
 
-def unlike(id: str, suffix: str = "") -> str:
-    """A path that no other id has, for one that cannot have its plain one: its beginning, ``~``, a hash of the id."""
+def hashed_path(id: str, suffix: str = "") -> str:
+    """Return a unique path for an id that cannot have its plain one: the beginning of the name, ``~``, a hash."""
     stem, dot, own = id.rpartition("/")[2].rpartition(".")
     if not stem or not own.isascii() or not own.isalnum() or len(own) > SUFFIX_CHARACTERS:
         stem, own = stem + dot + own, ""
@@ -84,19 +84,19 @@ def unlike(id: str, suffix: str = "") -> str:
     return f"{begin}~{blake2b(id.encode(), digest_size=16).hexdigest()}{'.' if own else ''}{own}{suffix}"
 
 
-def key(path: str) -> str:
-    """Equal for two paths that some file system takes for one."""
+def case_key(path: str) -> str:
+    """Return a key that is equal for paths that some file system does not distinguish (letter case, Unicode forms)."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
 
 
-def _safe(name: str) -> str:
+def _safe_name(name: str) -> str:
     decoded = name
     if "%" in name:
         try:
             decoded = unquote_to_bytes(name).decode()
         except UnicodeDecodeError:
-            return _encoded(name.replace("%", "\0")).replace("%00", "%")  # bytes that are no text stay encoded
-    safe = _encoded(decoded)
+            return _encode_unsafe(name.replace("%", "\0")).replace("%00", "%")  # bytes that are not text stay encoded
+    safe = _encode_unsafe(decoded)
     if safe in (".", ".."):
         return safe.replace(".", "%2E")
     if safe[-1:] in (".", " "):
@@ -104,12 +104,12 @@ def _safe(name: str) -> str:
     return safe
 
 
-def _encoded(name: str) -> str:
-    return _UNSAFE.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), name)
+def _encode_unsafe(name: str) -> str:
+    return _UNSAFE.sub(lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode()), name)
 
 
-def below(folder: str, path: str) -> str:
-    """The path in the operating system's words."""
+def os_path(folder: str, path: str) -> str:
+    """Join a folder and a path with slashes by the separator of the operating system."""
     return os.path.join(folder, *path.split("/"))
 
 
@@ -195,7 +195,7 @@ class Directory(Destination):
             TransientError: no room, or somebody holds the index for too long.
             PermanentError: no right to write here.
         """
-        with classified_errors(self.directory), SQLite().explained(self.target()):
+        with classified_errors(self.directory), SQLite().translated_errors(self.target()):
             files.make_folder(self.directory / INDEX / "new")
             engine = self._index()
             sqlite.prepare(engine)
@@ -206,18 +206,23 @@ class Directory(Destination):
 
     def highest_sequence(self) -> int | None:
         """Return the highest sequence of files and deletes."""
-        taken = sa.select(sa.func.max(DOCUMENTS.c.sequence)).where(DOCUMENTS.c.operation != "new")
+        query = sa.select(sa.func.max(DOCUMENTS.c.sequence)).where(DOCUMENTS.c.operation != "new")
         engine = self._index()
-        with classified_errors(self.directory), SQLite().explained(self.target()), engine.connect() as connection:
-            found: int | None = connection.scalar(taken)
+        with (
+            classified_errors(self.directory),
+            SQLite().translated_errors(self.target()),
+            engine.connect() as connection,
+        ):
+            highest: int | None = connection.scalar(query)
         engine.dispose()
-        return found
+        return highest
 
     def open(self, context: DestinationContext) -> None:
         self._engine = self._index()
 
     def write(self, chunk: list[Delivery]) -> list[Outcome]:
-        """1. reserve names 2. write files 3. put them under their names, remove others 4. note it in the index.
+        """Write a chunk: 1. reserve names 2. write files 3. rename them, remove deleted ones 4. record them in the
+        index.
 
         Raises:
             Unavailable: no room, or a disk in trouble.
@@ -227,44 +232,50 @@ class Directory(Destination):
             raise Misconfigured(f"{self.target()}: write before open")
         outcomes: dict[int, Outcome] = {}
         bodies = dict(self._bodies(chunk, outcomes))
-        with classified_errors(self.directory), SQLite().explained(self.target()), self._engine.connect() as connection:
-            shelf = Shelf(self.directory, connection)
-            with connection.begin():  # a name is ours, durably, before there is a file of that name
-                refused = shelf.reserve({chunk[i].id: body for i, body in bodies.items()})  # 1
+        with (
+            classified_errors(self.directory),
+            SQLite().translated_errors(self.target()),
+            self._engine.connect() as connection,
+        ):
+            indexed = IndexedFolder(self.directory, connection)
+            with connection.begin():  # a name is durably reserved before there is a file of that name
+                refused = indexed.reserve({chunk[i].id: body for i, body in bodies.items()})  # 1
             for position in [i for i in bodies if chunk[i].id in refused]:
                 outcomes[position] = Outcome.permanent(refused[chunk[position].id])
                 del bodies[position]
             deliveries = {position: chunk[position] for position in bodies}
             with connection.begin():
-                compared, winners = compare(list(deliveries.values()), shelf.known({d.id for d in deliveries.values()}))
+                compared, winners = compare(
+                    list(deliveries.values()), indexed.known({d.id for d in deliveries.values()})
+                )
                 body_of = {delivery.hash: bodies[position] for position, delivery in deliveries.items()}
-                won = [(delivery, body_of[delivery.hash]) for delivery in winners.values()]
-                shelf.put({delivery.id: body for delivery, body in won})  # 2, 3
-                shelf.note(won)  # 4
+                winning_files = [(delivery, body_of[delivery.hash]) for delivery in winners.values()]
+                indexed.put({delivery.id: body for delivery, body in winning_files})  # 2, 3
+                indexed.record(winning_files)  # 4
         outcomes |= dict(zip(deliveries, compared, strict=True))
         return [outcomes[position] for position in range(len(chunk))]
 
-    def _bodies(self, chunk: list[Delivery], outcomes: dict[int, Outcome]) -> Iterator[tuple[int, Body]]:
+    def _bodies(self, chunk: list[Delivery], outcomes: dict[int, Outcome]) -> Iterator[tuple[int, FileBody]]:
         """Yield each delivery's file by position; deliveries without one get an outcome."""
         for position, delivery in enumerate(chunk):
             try:
                 delivery.id.encode()
                 yield position, self._body(delivery)
             except (BadDocument, ValueError, TypeError) as e:
-                outcomes[position] = Outcome.permanent(f"{shown_id(delivery)}: {e}")
+                outcomes[position] = Outcome.permanent(f"{printable_id(delivery)}: {e}")
 
-    def _body(self, delivery: Delivery) -> Body:
+    def _body(self, delivery: Delivery) -> FileBody:
         suffix = ".json" if self.content == "json" else ""
         if delivery.operation == "delete":
-            return Body(None, suffix, self.by == "content")
+            return FileBody(None, suffix, self.by == "content")
         if self.by == "content":
             if delivery.raw is None:
                 raise BadDocument("it has no raw bytes to archive. Leave such documents out with a router.")
             digest = sha256(delivery.raw).hexdigest()
-            return Body(delivery.raw, by_content=True, content=f"sha256/{digest[:2]}/{digest[2:4]}/{digest}")
+            return FileBody(delivery.raw, by_content=True, content=f"sha256/{digest[:2]}/{digest[2:4]}/{digest}")
         if self.content == "json":
-            return Body(payload(delivery) + b"\n", suffix)
-        return Body(encode_fields(delivery.fields) + b"\n" if delivery.raw is None else delivery.raw)
+            return FileBody(encode_payload(delivery) + b"\n", suffix)
+        return FileBody(encode_fields(delivery.fields) + b"\n" if delivery.raw is None else delivery.raw)
 
     def close(self) -> None:
         if self._engine is not None:
@@ -274,10 +285,10 @@ class Directory(Destination):
         return sqlite.make_engine(sa.make_url("sqlite://").set(database=str(self.directory / INDEX / "index.db")))
 
 
-# One ``write`` into a directory of files: what each id's file is called, and how it gets there.
+# The index of a directory, and one ``write`` into it.
 
 INDEX: Final = ".ferryman"
-"""The folder in the directory that is ours: the index, and files that are being written."""
+"""Ferryman's own folder in the directory: the index, and files that are being written."""
 
 DOCUMENTS: Final = sa.Table(
     "documents",
@@ -297,14 +308,14 @@ _SLICE: Final = 500
 """Values in one ``IN (…)``: below what every SQLite takes."""
 
 
-class Body(NamedTuple):
-    """File that a delivery puts into the directory.
+class FileBody(NamedTuple):
+    """File of a delivery.
 
     Attributes:
-        data: None: it is a delete.
-        suffix: behind the document's name.
-        by_content: it is called by its content, not by its id.
-        content: that path.
+        data: content of the file; None: the delivery is a delete.
+        suffix: added to the document's name.
+        by_content: whether the file is named after its content, not its id.
+        content: path made of the content, if ``by_content``.
     """
 
     data: bytes | None
@@ -313,7 +324,7 @@ class Body(NamedTuple):
     content: str = ""
 
 
-class Shelf:
+class IndexedFolder:
     """A directory and its index, inside a transaction that holds the index's write lock."""
 
     def __init__(self, folder: Path, connection: sa.Connection) -> None:
@@ -322,36 +333,36 @@ class Shelf:
         self._connection = connection
 
     def known(self, ids: Iterable[str]) -> dict[str, LastDelivery]:
-        """The last delivery of each id."""
+        """Return the last delivery of each id."""
         d = DOCUMENTS.c
         rows = self._rows(ids, d.id, d.sequence, d.delivery_hash, d.operation)
         return {row.id: LastDelivery(row.sequence, row.delivery_hash) for row in rows if row.operation != "new"}
 
-    def reserve(self, wanted: Mapping[str, Body]) -> dict[str, str]:
-        """Give each id a name that is its alone; which ids cannot have one, with the reason."""
+    def reserve(self, wanted: Mapping[str, FileBody]) -> dict[str, str]:
+        """Reserve a unique name for each id; return the ids that cannot have one, with the reason."""
         d = DOCUMENTS.c
-        have = {row.id: row.path for row in self._rows(wanted, d.id, d.path)}
+        paths = {row.id: row.path for row in self._rows(wanted, d.id, d.path)}
         refused = {}
         for id, body in wanted.items():
-            if id in have and (body.by_content or not self._in_the_way(have[id])):
+            if id in paths and (body.by_content or not self._is_blocked(paths[id])):
                 continue
-            path = "" if body.by_content else next(self._free(id, body.suffix), None)
+            path = "" if body.by_content else next(self._free_paths(id, body.suffix), None)
             if path is None:
-                asked = below(self._folder, plain(id + body.suffix) or unlike(id, body.suffix))
+                asked = os_path(self._folder, path_of_id(id + body.suffix) or hashed_path(id, body.suffix))
                 refused[id] = (
                     f"{asked} already existed and was not written by Ferryman. Move it away, or use another folder."
                 )
                 continue
-            names = {"path": path, "path_key": None if body.by_content else key(path)}
-            if id in have:
+            names = {"path": path, "path_key": None if body.by_content else case_key(path)}
+            if id in paths:
                 self._connection.execute(sa.update(DOCUMENTS).where(d.id == id).values(names))
             else:
                 row = {"id": id, **names, "sequence": -1, "delivery_hash": "", "operation": "new"}
                 self._connection.execute(sa.insert(DOCUMENTS).values(row))
         return refused
 
-    def put(self, bodies: Mapping[str, Body]) -> None:
-        """Make the directory hold these: whole files under their names, durably; deleted ones are gone."""
+    def put(self, bodies: Mapping[str, FileBody]) -> None:
+        """Write these files under their names, whole and durably, and remove those of deletes."""
         d = DOCUMENTS.c
         paths = {row.id: row.path for row in self._rows(bodies, d.id, d.path)}
         placed = []
@@ -359,25 +370,25 @@ class Shelf:
         for id, body in bodies.items():
             if body.data is None:
                 continue
-            if body.content and os.path.exists(below(self._folder, body.content)):
-                touched.add(Path(below(self._folder, body.content)).parent)  # its name may not be durable yet
+            if body.content and os.path.exists(os_path(self._folder, body.content)):
+                touched.add(Path(os_path(self._folder, body.content)).parent)  # a killed writer may not have synced it
                 continue
             temporary = self._new / uuid.uuid4().hex
             disk.write_synced(temporary, body.data)
-            placed.append((temporary, Path(below(self._folder, body.content or paths[id]))))
+            placed.append((temporary, Path(os_path(self._folder, body.content or paths[id]))))
         for temporary, path in placed:
             files.make_folder(path.parent)
             os.replace(temporary, path)
             touched.add(path.parent)
         for id, body in bodies.items():
             if body.data is None and not body.by_content and id in paths:
-                touched |= self._remove(Path(below(self._folder, paths[id])))
+                touched |= self._remove(Path(os_path(self._folder, paths[id])))
         for folder in touched:
-            with suppress(FileNotFoundError):  # the last file of it went after it was touched
+            with suppress(FileNotFoundError):  # the folder was removed with its last file
                 files.fsync_folder(folder)
 
-    def note(self, deliveries: Iterable[tuple[Delivery, Body]]) -> None:
-        """These are what is there now."""
+    def record(self, deliveries: Iterable[tuple[Delivery, FileBody]]) -> None:
+        """Record these deliveries in the index as those that are in the directory."""
         for delivery, body in deliveries:
             values = {"sequence": delivery.sequence, "delivery_hash": delivery.hash, "operation": delivery.operation}
             if body.content:
@@ -386,53 +397,53 @@ class Shelf:
 
     # --- names --------------------------------------------------------------------------------------------------------
 
-    def _free(self, id: str, suffix: str) -> Iterator[str]:
-        """Names that this id could have, best first."""
-        for path in (plain(id + suffix), unlike(id, suffix)):
-            if path is None or self._in_the_way(path) or self._taken(id, path):
+    def _free_paths(self, id: str, suffix: str) -> Iterator[str]:
+        """Yield the free names that this id could have, best first."""
+        for path in (path_of_id(id + suffix), hashed_path(id, suffix)):
+            if path is None or self._is_blocked(path) or self._is_taken(id, path):
                 continue
-            if not os.path.lexists(below(self._folder, path)):
+            if not os.path.lexists(os_path(self._folder, path)):
                 yield path
 
-    def _taken(self, id: str, path: str) -> bool:
-        """Has another id this name, or a folder in it, or is it another id's folder?"""
-        asked, column = key(path), DOCUMENTS.c.path_key
+    def _is_taken(self, id: str, path: str) -> bool:
+        """Return whether another id has this name, or a folder in its path, or uses it as a folder."""
+        asked, column = case_key(path), DOCUMENTS.c.path_key
         names = asked.split("/")
         folders = ["/".join(names[:n]) for n in range(1, len(names) + 1)]
         below_it = (column > f"{asked}/") & (column < f"{asked}0")  # 0 follows the slash
-        found = sa.select(DOCUMENTS.c.id).where(column.in_(folders) | below_it, DOCUMENTS.c.id != id)
-        return self._connection.execute(found.limit(1)).first() is not None
+        query = sa.select(DOCUMENTS.c.id).where(column.in_(folders) | below_it, DOCUMENTS.c.id != id)
+        return self._connection.execute(query.limit(1)).first() is not None
 
-    def _in_the_way(self, path: str) -> bool:
+    def _is_blocked(self, path: str) -> bool:
         """Return whether a folder is where the file should be, or a file where a folder should be."""
-        full = Path(below(self._folder, path))
+        full = Path(os_path(self._folder, path))
         if full.is_dir():
             return True
         return any(parent.is_file() for parent in full.parents if len(parent.parts) > len(Path(self._folder).parts))
 
     def _remove(self, path: Path) -> set[Path]:
-        """Remove a file, and the folders that are empty then; folders that have changed."""
+        """Remove a file, and the folders that are empty then; return the folder that has changed."""
         with suppress(FileNotFoundError, NotADirectoryError):
             path.unlink()
         folder = path.parent
         with suppress(OSError):  # it is not empty
             while folder != Path(self._folder):
-                with suppress(FileNotFoundError):  # a kill came after it was removed
+                with suppress(FileNotFoundError):  # removed before, by a writer that was killed
                     folder.rmdir()
                 folder = folder.parent
         return {folder}
 
     def _rows(self, ids: Iterable[str], *columns: sa.Column) -> Iterator[sa.Row]:  # type: ignore[type-arg]
-        every: Sequence[str] = list(ids)
-        for start in range(0, len(every), _SLICE):
-            some = every[start : start + _SLICE]
+        all_ids: Sequence[str] = list(ids)
+        for start in range(0, len(all_ids), _SLICE):
+            some = all_ids[start : start + _SLICE]
             yield from self._connection.execute(sa.select(*columns).where(DOCUMENTS.c.id.in_(some))).all()
 
 
-# Deliveries as lines of JSON in a folder: a file a chunk.
+# Lines of JSON in a folder: a file for each chunk.
 
 STALE_S: Final = 3600.0
-"""A temporary file older than this is a killed writer's: no ``write`` takes nearly as long."""
+"""Age from which a temporary file is left by a killed writer: no ``write`` takes nearly as long."""
 
 
 class JsonLines(Destination):
@@ -503,7 +514,7 @@ class JsonLines(Destination):
             Misconfigured: no right to write here.
         """
         outcomes: list[Outcome | None] = [None] * len(chunk)
-        if lines := payloads(chunk, outcomes):
+        if lines := encode_payloads(chunk, outcomes):
             name = _name([chunk[position] for position, _ in lines])
             with classified_errors(self.directory):
                 files.replace(self.directory / name, b"\n".join(line for _, line in lines) + b"\n")

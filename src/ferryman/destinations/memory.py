@@ -1,4 +1,4 @@
-"""A destination that the driver's process can look into: for tests and first steps."""
+"""A destination whose deliveries can be read in the driver's process: for tests and first steps."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from ferryman.storage.files import classified_errors, explained_errors
 from ferryman.storage.locks import lock_with_timeout
 
 _FRAME: Final = struct.Struct("<QI")
-"""Before each chunk's pickle: its length and CRC-32, so that a torn one is known."""
+"""Header of each pickled chunk: its length and CRC-32, so that a torn one is detected."""
 
 _GENERATION_BYTES: Final = 16
-"""A spool begins with random bytes: who has read it knows from them whether it was cleared since."""
+"""Random bytes at the beginning of a spool, by which a reader detects that it was cleared since."""
 
 _BUSY_S: Final = 30.0
-"""Another process is waited for so long: it writes a chunk, unless it was stopped."""
+"""Time to wait for the lock of another process: it writes a chunk, unless it was stopped."""
 
 
 class Memory(Destination):
@@ -55,30 +55,30 @@ class Memory(Destination):
     @staticmethod
     def of(name: str) -> list[Delivery]:
         """Everything that the destinations of this name were given, in the order of arrival; [] if nothing was."""
-        with explained_errors(_place()), _Spool(_own_folder(), name).locked() as spool:
+        with explained_errors(_temporary_root()), _Spool(_own_folder(), name).locked() as spool:
             return [delivery for chunk in spool.read_new() for delivery in chunk]
 
     @staticmethod
     def clear(name: str | None = None) -> None:
         """Forget what destinations of this name were given, or all; hashes too."""
-        with explained_errors(_place()):
+        with explained_errors(_temporary_root()):
             for path in Path(_own_folder()).iterdir():
                 if name is None or path.name == _file_name(name):
-                    _empty(path)
+                    _clear_spool(path)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Whoever pickles it first is the driver."""
+        """Add the folder of the process that pickles it first, which is the driver."""
         return self.__dict__ | {"_folder": self._folder or _own_folder(), "_spool": None}
 
     def open(self, context: DestinationContext) -> None:
         self._once = context.guarantee is Guarantee.EXACTLY_ONCE
-        with classified_errors(Path(self._folder or _place())):
+        with classified_errors(Path(self._folder or _temporary_root())):
             self._spool = _Spool(self._folder or _own_folder(), context.destination)
 
     def write(self, chunk: list[Delivery]) -> list[Outcome]:
         if self._spool is None:
             raise Misconfigured("Memory: write before open")
-        with classified_errors(Path(self._folder or _place())), self._spool.locked() as spool:
+        with classified_errors(Path(self._folder or _temporary_root())), self._spool.locked() as spool:
             spool.skip_new()
             arrived = chunk
             if self._once:
@@ -93,22 +93,22 @@ class Memory(Destination):
 
 
 class _Spool:
-    """A file of chunks that several processes append to. What was read of it is not read again."""
+    """A file of chunks that several processes append to. Each chunk is read once."""
 
     _file: BinaryIO
 
     def __init__(self, folder: str, name: str) -> None:
         self._path = os.path.join(folder, _file_name(name))
-        self._forget(b"")
+        self._reset(b"")
 
-    def _forget(self, generation: bytes) -> None:
+    def _reset(self, generation: bytes) -> None:
         self._generation = generation
         self._end = _GENERATION_BYTES
         self.hashes: set[str] = set()
 
     @contextmanager
     def locked(self) -> Iterator[_Spool]:
-        """Alone with the file."""
+        """Hold the file's lock."""
         try:
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         except FileNotFoundError:
@@ -122,7 +122,7 @@ class _Spool:
             yield self
 
     def read_new(self) -> Iterator[list[Delivery]]:
-        """Chunks since the last time. A torn one at the end (its writer was killed) is cut off."""
+        """Yield the chunks since the last call. A torn one at the end, whose writer was killed, is cut off."""
         self._file.seek(0)
         generation = self._file.read(_GENERATION_BYTES)
         if len(generation) < _GENERATION_BYTES:
@@ -131,20 +131,20 @@ class _Spool:
             self._file.write(generation)
             self._file.truncate()
         if generation != self._generation:
-            self._forget(generation)
+            self._reset(generation)
         self._file.seek(self._end)
-        while (chunk := self._frame()) is not None:
+        while (chunk := self._read_chunk()) is not None:
             self._end = self._file.tell()
             self.hashes.update(d.hash for d in chunk)
             yield chunk
         self._file.truncate(self._end)
 
     def skip_new(self) -> None:
-        """Take note of what others have appended."""
+        """Read past the chunks that others have appended, and note their hashes."""
         for _ in self.read_new():
             pass
 
-    def _frame(self) -> list[Delivery] | None:
+    def _read_chunk(self) -> list[Delivery] | None:
         head = self._file.read(_FRAME.size)
         if len(head) < _FRAME.size:
             return None
@@ -156,7 +156,7 @@ class _Spool:
         return chunk
 
     def append(self, chunk: list[Delivery]) -> None:
-        """Add a chunk; after ``read_new``."""
+        """Append a chunk. Call ``read_new`` or ``skip_new`` before."""
         body = pickle.dumps(chunk, pickle.HIGHEST_PROTOCOL)
         self._file.seek(self._end)
         self._file.write(_FRAME.pack(len(body), zlib.crc32(body)) + body)
@@ -165,15 +165,15 @@ class _Spool:
         self.hashes.update(d.hash for d in chunk)
 
 
-def _empty(path: Path) -> None:
+def _clear_spool(path: Path) -> None:
     with open(path, "r+b") as file:
         if not lock_with_timeout(file.fileno(), fcntl.LOCK_EX, _BUSY_S):
             raise EngineError(f"Memory: another process has held {path} for {_BUSY_S:g} s. Was it stopped?")
         file.truncate(0)
 
 
-def _place() -> str:
-    """Where this process's folder is made, or would be if one could write there."""
+def _temporary_root() -> str:
+    """Return the folder in which this process's own is created."""
     return tempfile.tempdir or os.environ.get("TMPDIR") or "/tmp"
 
 
@@ -183,7 +183,7 @@ def _file_name(name: str) -> str:
 
 @cache
 def _own_folder() -> str:
-    """This process's folder (after a fork: its parent's); made when it is first needed."""
+    """Return this process's folder (after a fork its parent's), which is created when it is first needed."""
     folder = tempfile.mkdtemp(prefix="ferryman-memory-")
     atexit.register(_remove, folder, os.getpid())
     return folder
@@ -194,7 +194,7 @@ def _remove(folder: str, owner: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-# A destination that takes everything and keeps nothing.
+# A destination that accepts everything and stores nothing.
 
 
 class Null(Destination):

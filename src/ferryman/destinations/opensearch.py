@@ -22,7 +22,7 @@ from ferryman.net.http import Answer, Auth, Http, NotSent, Unanswered
 __all__ = ["OpenSearch"]
 
 
-# What the server says of a bulk request and of each of its items, and what that means for the deliveries.
+# Answers to a bulk request and for each of its items, and what they mean for the deliveries.
 
 
 class ErrorMeaning(NamedTuple):
@@ -45,7 +45,7 @@ ITEM: Final[dict[int, ErrorMeaning]] = {
     429: ErrorMeaning("transient", True, "It is sent again when the server has room"),
     503: ErrorMeaning("transient", True, "It is sent again when the shard is there"),
 }
-"""Status of an item -> its meaning. One that is not here (500) is a transient outcome of its delivery."""
+"""Status of an item -> its meaning. Any other status (500) is a transient outcome of its delivery."""
 
 TYPES: Final[dict[str, ErrorMeaning]] = {
     "index_not_found_exception": ErrorMeaning("permanent", True, "Run again: Ferryman creates the index"),
@@ -67,12 +67,12 @@ REQUEST: Final[dict[int, ErrorMeaning]] = {
     503: ErrorMeaning("transient", True, "It is sent again when the server is there"),
     504: ErrorMeaning("unknown", True),
 }
-"""Status of a whole answer -> its meaning. ``halve``: the request is sent in halves, until the one document that is
-meant stands alone: for that one it is permanent. ``unknown``: it may have taken effect."""
+"""Status of a whole answer -> its meaning. ``halve``: the request is repeated in halves, until the document to blame is
+alone in one: for that document it is permanent. ``unknown``: it may have taken effect."""
 
 
-def of_request(status: int) -> ErrorMeaning:
-    """The meaning of an answer that is not a 200."""
+def request_meaning(status: int) -> ErrorMeaning:
+    """Return the meaning of an answer with another status than 200."""
     if status in REQUEST:
         return REQUEST[status]
     if status >= 500:
@@ -80,13 +80,13 @@ def of_request(status: int) -> ErrorMeaning:
     return ErrorMeaning("permanent", True, "Correct the url: redirects are not followed")
 
 
-def told() -> Iterator[tuple[str, str]]:
-    """The tables above, as the reference shows them."""
+def outcome_rows() -> Iterator[tuple[str, str]]:
+    """Yield (answer, outcome) of the tables above, for the reference."""
     for where, meanings in (("item", ITEM), ("error of an item", TYPES), ("whole answer", REQUEST)):
-        for said, meaning in meanings.items():
+        for answer, meaning in meanings.items():
             kind = "permanent, once it stands alone" if meaning.kind == "halve" else meaning.kind
             about = ", about all" if meaning.universal else ""
-            yield f"{where} `{said}`", f"{kind}{about}" + (f": {meaning.remedy}" if meaning.remedy else "")
+            yield f"{where} `{answer}`", f"{kind}{about}" + (f": {meaning.remedy}" if meaning.remedy else "")
     yield "an item with any other status", "transient"
     yield "a whole answer of any other 5xx", "unknown; the chunk is sent again in halves"
     yield "no connection", "transient, about all"
@@ -99,18 +99,18 @@ class _Cause(msgspec.Struct):
 
 
 class ErrorCause(msgspec.Struct):
-    """Why an item, or a whole request, was refused."""
+    """Reason for the refusal of an item or a whole request."""
 
     type: str = ""
     reason: str | None = None
     caused_by: _Cause | None = None
 
     def __str__(self) -> str:
-        """Type and reason, without the document's id and value: the same words for the same trouble."""
-        said = _told(self.reason)
-        if said in ("", "failed to parse") and self.caused_by is not None:
-            said = f"{said}: {_told(self.caused_by.reason) or self.caused_by.type}".removeprefix(": ")
-        return f"{said} ({self.type})" if said else self.type
+        """Return type and reason, without the document's id and value, so that equal faults have equal texts."""
+        text = _strip_details(self.reason)
+        if text in ("", "failed to parse") and self.caused_by is not None:
+            text = f"{text}: {_strip_details(self.caused_by.reason) or self.caused_by.type}".removeprefix(": ")
+        return f"{text} ({self.type})" if text else self.type
 
 
 class BulkItem(msgspec.Struct):
@@ -120,9 +120,9 @@ class BulkItem(msgspec.Struct):
     error: ErrorCause | None = None
 
     def outcome(self, target: str) -> Outcome:
-        meaning = ITEM.get(self.status, _UNCLEAR)
+        meaning = ITEM.get(self.status, _OTHER_ERROR)
         if self.error is not None:
-            meaning = TYPES.get(self.error.type, _UNCLEAR if self.status == 404 else meaning)
+            meaning = TYPES.get(self.error.type, _OTHER_ERROR if self.status == 404 else meaning)
         if meaning.kind == "ok":
             return Outcome.ok()
         if meaning.kind == "stale":
@@ -131,7 +131,7 @@ class BulkItem(msgspec.Struct):
         return Outcome(meaning.kind, f"{why}. {meaning.remedy}." if meaning.remedy else why, meaning.universal)
 
 
-_UNCLEAR: Final = ErrorMeaning("transient")
+_OTHER_ERROR: Final = ErrorMeaning("transient")
 
 
 class _Bulk(msgspec.Struct):
@@ -160,15 +160,15 @@ def read_items(body: bytes) -> list[BulkItem]:
 
 
 def refusal(body: bytes) -> str:
-    """Why a request was refused, as far as the answer says so."""
+    """Return why a request was refused, as far as the answer tells."""
     try:
         return str(_decode_refusal(body).error)
     except ValueError:
         return body.decode("utf-8", "replace").strip()
 
 
-def _told(reason: str | None) -> str:
-    """A reason without the parts that differ from document to document."""
+def _strip_details(reason: str | None) -> str:
+    """Remove the parts of a reason that differ from document to document."""
     text = reason or ""
     text = re.sub(r"^\[\d+:\d+\] ", "", text)  # line and column
     text = re.sub(r",? (?:in|from) document with id '.*$", "", text, flags=re.DOTALL)
@@ -178,14 +178,14 @@ def _told(reason: str | None) -> str:
 # Deliveries as lines of a bulk request.
 
 ID_BYTES: Final = 512
-"""Longest id that the server takes, in UTF-8; one that is longer would have the whole request refused."""
+"""Longest id that the server accepts, in UTF-8; it would refuse a whole request with a longer one."""
 
 REQUEST_BYTES: Final = 10 * limits.MIB
-"""A request closes at this size: the least that hosted clusters take. JSON is longer than what it was made of, so a
-chunk may need several. One document alone may be larger: then it is the server's to refuse it."""
+"""Largest size of a request with several documents: the lowest limit of hosted clusters. JSON is longer than the
+delivery, so a chunk may need several requests. A single document may be larger: the server then decides."""
 
 OBJECT: Final = "_ferryman"
-"""Where a document keeps what Ferryman knows of it."""
+"""Field of a document with Ferryman's metadata."""
 
 _SHOWN_CHARACTERS: Final = 80
 """Characters shown of an id that is too long."""
@@ -194,15 +194,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 class BulkRow(NamedTuple):
-    """A delivery's lines in a request."""
+    """A delivery's lines in a request, and its position in the chunk."""
 
     position: int
-    """In the chunk."""
     lines: bytes
 
 
 class BulkWriter:
-    """Makes rows of deliveries.
+    """Converts deliveries to rows of bulk requests.
 
     Args:
         text: name of the field for the decoded raw bytes; None: they are left out.
@@ -214,11 +213,11 @@ class BulkWriter:
         self._own_key = _encode(OBJECT) + b":"
 
     def rows(self, chunk: list[Delivery], outcomes: list[Outcome | None]) -> Iterator[BulkRow]:
-        """A row for each delivery that fits a request; the others have their outcome noted."""
+        """Yield a row for each delivery that can be sent; set the outcomes of the others."""
         for position, delivery in enumerate(chunk):
             try:
                 id = _encode(delivery.id)
-                if refused := _refused(delivery.id):
+                if refused := _id_problem(delivery.id):
                     outcomes[position] = Outcome.permanent(refused)
                 elif delivery.operation == "delete":
                     yield BulkRow(position, _action(b"delete", id, delivery.sequence))
@@ -227,18 +226,18 @@ class BulkWriter:
                         position, _action(b"index", id, delivery.sequence) + self._source(delivery, id) + b"\n"
                     )
             except (BadDocument, ValueError, TypeError) as e:
-                shown = delivery.id.encode(errors="replace").decode()  # the reason must be text, if the id is none
-                outcomes[position] = Outcome.permanent(f"{shown}: {e}")
+                printable = delivery.id.encode(errors="replace").decode()  # the reason must be text, if the id is none
+                outcomes[position] = Outcome.permanent(f"{printable}: {e}")
 
     def _source(self, delivery: Delivery, id: bytes) -> bytes:
-        """The fields as they are, without decoding them; then what Ferryman adds."""
+        """Return the document's source: its fields, without decoding them, then the text and Ferryman's metadata."""
         fields = delivery._fields_json or encode_fields(delivery.fields)
         if self._own_key in fields and OBJECT in delivery.fields:
             raise BadDocument(f"it has a field {OBJECT!r}, which Ferryman writes itself. Rename the field in a step.")
         pieces = [fields[:-1]]
         if delivery.raw is not None and self._text is not None and not self._has_text(delivery, fields):
             pieces.append(self._text_key + _encode(delivery.text()))
-        pieces.append(self._own_key + _own(delivery, id))
+        pieces.append(self._own_key + _metadata(delivery, id))
         return pieces[0] + (b"," if len(pieces[0]) > 1 else b"") + b",".join(pieces[1:]) + b"}"
 
     def _has_text(self, delivery: Delivery, fields: bytes) -> bool:
@@ -246,35 +245,38 @@ class BulkWriter:
         return self._text_key in fields and self._text in delivery.fields
 
 
-def pieces(rows: Iterator[BulkRow], most: int = REQUEST_BYTES) -> Iterator[list[BulkRow]]:
-    """Rows cut into requests of this size."""
-    piece: list[BulkRow] = []
+def split_requests(rows: Iterator[BulkRow], limit_bytes: int = REQUEST_BYTES) -> Iterator[list[BulkRow]]:
+    """Split rows into requests of at most this size."""
+    request_rows: list[BulkRow] = []
     size = 0
     for row in rows:
-        if piece and size + len(row.lines) > most:
-            yield piece
-            piece, size = [], 0
-        piece.append(row)
+        if request_rows and size + len(row.lines) > limit_bytes:
+            yield request_rows
+            request_rows, size = [], 0
+        request_rows.append(row)
         size += len(row.lines)
-    if piece:
-        yield piece
+    if request_rows:
+        yield request_rows
 
 
-def _refused(id: str) -> str:
+def _id_problem(id: str) -> str:
     size = len(id) if id.isascii() else len(id.encode())
     if size > ID_BYTES:
-        shown = id[:_SHOWN_CHARACTERS]
-        return f"{shown}…: its id has {size} bytes, {ID_BYTES} is the most. Give it a shorter one in the source."
+        beginning = id[:_SHOWN_CHARACTERS]
+        return f"{beginning}…: its id has {size} bytes, {ID_BYTES} is the most. Give it a shorter one in the source."
     return "" if size else "its id is empty. Give it one in the source."
 
 
 def _action(operation: bytes, id: bytes, sequence: int) -> bytes:
-    """``external_gte``: what has a lower version than what is there is refused, an equal one is written again. Equal
-    is only the same delivery, with the same bytes."""
+    """Return the action line of a delivery.
+
+    With ``external_gte`` the server refuses a version that is lower than the stored one, and writes an equal one again:
+    only the same delivery, with the same bytes, has an equal version.
+    """
     return b'{"%s":{"_id":%s,"version":%d,"version_type":"external_gte"}}\n' % (operation, id, sequence)
 
 
-def _own(d: Delivery, id: bytes) -> bytes:
+def _metadata(d: Delivery, id: bytes) -> bytes:
     return b'{"hash":"%s","sequence":%d,"origin":%s,"parent":%s,"source":%s,"version":%s,"route":%s}' % (
         d.hash.encode(),
         d.sequence,
@@ -286,12 +288,12 @@ def _own(d: Delivery, id: bytes) -> bytes:
     )
 
 
-# The index: made as the plan wants it, or checked whether it is.
+# The index: created, or checked against the plan.
 
 GC_DELETES_S: Final = 600
-"""How long an index that we make remembers deletes. An older upsert that comes while a delete is remembered is refused;
-nothing of ours is sent a minute late. Ten times that, for requests that wait in the server, at some 100 bytes of its
-memory a delete."""
+"""Time that an index created here remembers deletes, during which older upserts are refused. Ferryman sends nothing
+more than a minute late; ten times that allows for requests that wait in the server. A remembered delete takes some 100
+bytes of its memory."""
 
 GC_DELETES_LEAST_S: Final = 60
 """The server's default: as long as a write may take."""
@@ -316,44 +318,45 @@ _log = logging.getLogger("ferryman")
 
 
 class Ask(Protocol):
-    """A request whose answer is whole, and no refusal but those that are waited for."""
+    """Function that sends a request and raises for every refusal whose status is not ``expected``."""
 
     def __call__(self, method: str, path: str, body: Any = None, *, expected: tuple[int, ...] = ()) -> Answer: ...
 
 
 class Index:
-    """An index by its name, or by an alias that means one."""
+    """An index, given by its name or by an alias of one index."""
 
     def __init__(
         self, ask: Ask, name: str, mappings: Mapping[str, Any], settings: Mapping[str, Any], *, shown: str
     ) -> None:
         self._ask = ask
         self._path = f"/{quote(name, safe='')}"
-        self._mappings = wanted(mappings)
+        self._mappings = with_own_fields(mappings)
         self._settings = {"index.gc_deletes": f"{GC_DELETES_S}s", **settings}
         self._shown = shown
 
     def prepare(self) -> None:
-        """Make it, or look whether it is fit; fields that it lacks are added. Two drivers may do so at once.
+        """Create the index, or check an existing one and add missing fields. Two drivers may do so at once.
 
         Raises:
-            Misconfigured: its mappings contradict the plan's, or the name means something else.
+            Misconfigured: its mappings contradict the plan's, or the name means something else than one index.
         """
-        found = self._find()
-        if found is None:
-            found = self._make() or self._find()
-        if found is not None:
-            self._check(found)
+        indices = self._find()
+        if indices is None:
+            indices = self._make() or self._find()
+        if indices is not None:
+            self._check(indices)
 
     def _find(self) -> dict[str, Any] | None:
         answer = self._ask("GET", f"{self._path}?flat_settings=true", expected=(404,))
         if answer.status == 404:
             return None
-        found: dict[str, Any] = msgspec.json.decode(answer.body)
-        return found
+        indices: dict[str, Any] = msgspec.json.decode(answer.body)
+        return indices
 
     def _make(self) -> dict[str, Any] | None:
-        """None: it is there now, made by us or by somebody who was faster; then what they made is to be checked."""
+        """Create the index; return None, also if another driver was faster: then that driver's index must be
+        checked."""
         body = {"settings": self._settings, "mappings": self._mappings}
         answer = self._ask("PUT", self._path, body, expected=(400,))
         if answer.status == 400 and _EXISTS not in (why := refusal(answer.body)):
@@ -362,25 +365,26 @@ class Index:
             )
         return None
 
-    def _check(self, found: dict[str, Any]) -> None:
-        if len(found) != 1:
+    def _check(self, indices: dict[str, Any]) -> None:
+        if len(indices) != 1:
             raise Misconfigured(
-                f"{self._shown} is an alias of {len(found)} indices: a document that changes would be in two of them. "
-                "Name one index, or an alias of one.",
+                f"{self._shown} is an alias of {len(indices)} indices: a document that changes would be in two of "
+                "them. Name one index, or an alias of one.",
             )
-        [(name, there)] = found.items()
+        [(name, there)] = indices.items()
         if "data_stream" in there:
             raise Misconfigured(
                 f"{self._shown} is a data stream, which keeps every version of a document. Name an index.",
             )
-        self._check_memory(name, there.get("settings", {}))
-        if _lacks(self._mappings, there.get("mappings", {})):
+        self._warn_of_short_memory(name, there.get("settings", {}))
+        if _differs(self._mappings, there.get("mappings", {})):
             self._add_fields()
 
-    def _check_memory(self, name: str, settings: Mapping[str, str]) -> None:
-        """Exactly-once needs that the server remembers a delete for as long as an older upsert may be on its way."""
+    def _warn_of_short_memory(self, name: str, settings: Mapping[str, str]) -> None:
+        """Warn if the server does not remember a delete for as long as an older upsert may still arrive, which
+        exactly-once requires."""
         remembered = settings.get("index.gc_deletes")
-        if remembered is not None and 0 <= seconds(remembered) < GC_DELETES_LEAST_S:
+        if remembered is not None and 0 <= parse_time(remembered) < GC_DELETES_LEAST_S:
             _log.warning(
                 "%s: index.gc_deletes is %s, so that an upsert which arrives late, after a kill, may bring a deleted "
                 "document back. Set it to %ss or more: PUT /%s/_settings",
@@ -396,25 +400,25 @@ class Index:
             )
 
 
-def wanted(mappings: Mapping[str, Any]) -> dict[str, Any]:
-    """The plan's mappings with Ferryman's own object."""
+def with_own_fields(mappings: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the mapping of Ferryman's metadata to the plan's mappings."""
     return {**mappings, "properties": {**mappings.get("properties", {}), OBJECT: OWN_FIELDS}}
 
 
-def seconds(time_value: str) -> float:
-    """A time as settings have it (``60s``); infinite for what means no end (``-1``) or is not a time."""
-    found = re.fullmatch(r"(\d+)(\w+)", time_value)
-    return int(found[1]) * _UNITS[found[2]] if found and found[2] in _UNITS else float("inf")
+def parse_time(time_value: str) -> float:
+    """Parse a time in settings (``60s``) to seconds; infinity for no limit (``-1``) or anything else."""
+    match = re.fullmatch(r"(\d+)(\w+)", time_value)
+    return int(match[1]) * _UNITS[match[2]] if match and match[2] in _UNITS else float("inf")
 
 
-def _lacks(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+def _differs(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
     """Return whether ``ours`` has something that ``theirs`` lacks or has otherwise. ``theirs`` may have more."""
     for key, value in ours.items():
         if key not in theirs:
             if not (key == "type" and value == "object" and "properties" in theirs):  # the server leaves that out
                 return True
         elif isinstance(value, Mapping) and isinstance(theirs[key], Mapping):
-            if _lacks(value, theirs[key]):
+            if _differs(value, theirs[key]):
                 return True
         elif str(value).lower() != str(theirs[key]).lower():  # it has some numbers and truths as text
             return True
@@ -425,10 +429,10 @@ WRITE_S: Final = limits.SEND_TIMEOUT_S - 10
 """Time a ``write`` has, with all its requests: after it nothing is sent any more, so nothing arrives late."""
 
 SHARD_S: Final = 30
-"""Time the server waits for a shard that is not there: less than we wait, so that it is the server who says so."""
+"""Time the server waits for a missing shard: less than Ferryman waits, so that the server reports it."""
 
 CHECK_S: Final = 30.0
-"""Time a question of ``check`` gets: making an index waits for its shards."""
+"""Time-out of a request of ``check``: creating an index waits for its shards."""
 
 _JSON: Final = {"content-type": "application/json"}
 _NDJSON: Final = {"content-type": "application/x-ndjson"}
@@ -490,7 +494,7 @@ class OpenSearch(Destination):
             f"a `write` has {WRITE_S:g} s",
             "fields, depths and sizes: the index's own settings and `http.max_content_length`",
         ),
-        outcomes=tuple(told()),
+        outcomes=tuple(outcome_rows()),
         tested=("OpenSearch 2.19", "Elasticsearch 7.17", "Elasticsearch 8.19"),
     )
 
@@ -518,7 +522,7 @@ class OpenSearch(Destination):
         self._writer = BulkWriter(text)
         self._once = False
         if findings := list(self._findings()):
-            raise PlanError([f"OpenSearch({urls.plain(url)!r}, {index!r}): {finding}" for finding in findings])
+            raise PlanError([f"OpenSearch({urls.strip_secrets(url)!r}, {index!r}): {finding}" for finding in findings])
 
     def _findings(self) -> Iterator[str]:
         if not self.url.startswith(("http://", "https://", "${")):
@@ -545,7 +549,7 @@ class OpenSearch(Destination):
         return f"OpenSearch({self.target()!r})"
 
     def target(self) -> str:
-        return f"{urls.plain(self.url)}/{self.index}"
+        return f"{urls.strip_secrets(self.url)}/{self.index}"
 
     def check(self) -> None:
         """Make the index, or look whether it is fit; any number of drivers may do so at once.
@@ -563,7 +567,7 @@ class OpenSearch(Destination):
         try:
             Index(ask, self.index, self.mappings, self.settings, shown=self.target()).prepare()
         except msgspec.DecodeError as e:
-            raise self._stranger() from e
+            raise self._foreign_server() from e
         finally:
             http.close()
 
@@ -596,75 +600,82 @@ class OpenSearch(Destination):
             ConnectionError: a request was sent and has no answer: it may have taken effect.
             ServerFault: the server failed over it: it may have taken effect.
         """
-        give_up = time.monotonic() + WRITE_S
+        deadline = time.monotonic() + WRITE_S
         outcomes: list[Outcome | None] = [None] * len(chunk)
-        stop: Outcome | None = None
-        for piece in pieces(self._writer.rows(chunk, outcomes)):
-            if stop is None:
-                stop = self._send(piece, outcomes, give_up)
+        common_outcome: Outcome | None = None
+        for rows in split_requests(self._writer.rows(chunk, outcomes)):
+            if common_outcome is None:
+                common_outcome = self._send(rows, outcomes, deadline)
             else:
-                _note(piece, outcomes, stop)
+                _record(rows, outcomes, common_outcome)
         return [outcome or Outcome.ok() for outcome in outcomes]
 
     # --- one request --------------------------------------------------------------------------------------------------
 
-    def _send(self, piece: list[BulkRow], outcomes: list[Outcome | None], give_up: float) -> Outcome | None:
-        """Note what becomes of these rows; an outcome that is about all others too."""
-        left_s = give_up - time.monotonic()
+    def _send(self, rows: list[BulkRow], outcomes: list[Outcome | None], deadline: float) -> Outcome | None:
+        """Send rows and set their outcomes; return an outcome that applies to all following rows too, or None."""
+        left_s = deadline - time.monotonic()
         if left_s <= 0:
-            return _note(piece, outcomes, Outcome.unavailable(f"{self.target()}: it is too slow"))
+            return _record(rows, outcomes, Outcome.unavailable(f"{self.target()}: it is too slow"))
         if self._http is None:
             raise Misconfigured(f"{self.target()}: write before open")
-        body = b"".join(row.lines for row in piece)
+        body = b"".join(row.lines for row in rows)
         try:
             answer = self._http.request("POST", self._bulk_path(), body, timeout_s=left_s, headers=_NDJSON)
         except NotSent as e:
             kind = "permanent" if e.permanent else "transient"
-            return _note(piece, outcomes, Outcome(kind, f"{self.target()}: {e}", True))
+            return _record(rows, outcomes, Outcome(kind, f"{self.target()}: {e}", True))
         except Unanswered as e:
-            return self._unknown(piece, outcomes, ConnectionError(f"{self.target()}: it was sent, but {e}"))
+            return self._raise_or_record_unknown(
+                rows, outcomes, ConnectionError(f"{self.target()}: it was sent, but {e}")
+            )
         if answer.status == 200:
-            return self._read_answer(piece, outcomes, answer)
-        return self._refused(piece, outcomes, answer, give_up)
+            return self._read_answer(rows, outcomes, answer)
+        return self._handle_refusal(rows, outcomes, answer, deadline)
 
-    def _read_answer(self, piece: list[BulkRow], outcomes: list[Outcome | None], answer: Answer) -> Outcome | None:
+    def _read_answer(self, rows: list[BulkRow], outcomes: list[Outcome | None], answer: Answer) -> Outcome | None:
         try:
             items = read_items(answer.body)
-        except ValueError:  # broken off in its headers, or from somebody else: then `check` says so
+        except ValueError:  # the headers broke off, or another kind of server answered, which `check` reports
             lost = f"{self.target()}: its answer is not a bulk answer"
-            return self._unknown(piece, outcomes, ConnectionError(lost))
-        if len(items) != len(piece):
-            lost = f"{self.target()}: it answered {len(items)} of {len(piece)} documents"
-            return self._unknown(piece, outcomes, ConnectionError(lost))
-        stop = None
-        for row, item in zip(piece, items, strict=True):
+            return self._raise_or_record_unknown(rows, outcomes, ConnectionError(lost))
+        if len(items) != len(rows):
+            lost = f"{self.target()}: it answered {len(items)} of {len(rows)} documents"
+            return self._raise_or_record_unknown(rows, outcomes, ConnectionError(lost))
+        common_outcome = None
+        for row, item in zip(rows, items, strict=True):
             outcome = outcomes[row.position] = item.outcome(self.target())
-            stop = outcome if outcome.universal else stop
-        return stop
+            common_outcome = outcome if outcome.universal else common_outcome
+        return common_outcome
 
-    def _refused(
-        self, piece: list[BulkRow], outcomes: list[Outcome | None], answer: Answer, give_up: float
+    def _handle_refusal(
+        self, rows: list[BulkRow], outcomes: list[Outcome | None], answer: Answer, deadline: float
     ) -> Outcome | None:
         assert self._http is not None
-        meaning = of_request(answer.status)
+        meaning = request_meaning(answer.status)
         why = self._why(self._http, answer)
         if meaning.kind == "unknown":
-            return self._unknown(piece, outcomes, ConnectionError(why) if meaning.universal else ServerFault(why))
-        if meaning.kind == "halve" and len(piece) > 1:
-            middle = len(piece) // 2
-            stop = self._send(piece[:middle], outcomes, give_up)
-            if stop is not None:
-                return _note(piece[middle:], outcomes, stop)
-            return self._send(piece[middle:], outcomes, give_up)
+            return self._raise_or_record_unknown(
+                rows, outcomes, ConnectionError(why) if meaning.universal else ServerFault(why)
+            )
+        if meaning.kind == "halve" and len(rows) > 1:
+            middle = len(rows) // 2
+            common_outcome = self._send(rows[:middle], outcomes, deadline)
+            if common_outcome is not None:
+                return _record(rows[middle:], outcomes, common_outcome)
+            return self._send(rows[middle:], outcomes, deadline)
         kind = "permanent" if meaning.kind == "halve" else meaning.kind
-        stop = _note(piece, outcomes, Outcome(kind, f"{why}. {meaning.remedy}.", meaning.universal))
-        return stop if meaning.universal else None
+        common_outcome = _record(rows, outcomes, Outcome(kind, f"{why}. {meaning.remedy}.", meaning.universal))
+        return common_outcome if meaning.universal else None
 
-    def _unknown(self, piece: list[BulkRow], outcomes: list[Outcome | None], error: Exception) -> Outcome | None:
-        """Under at-most-once what other requests have said stays said; else all of it may be sent again."""
+    def _raise_or_record_unknown(
+        self, rows: list[BulkRow], outcomes: list[Outcome | None], error: Exception
+    ) -> Outcome | None:
+        """Raise an error after which the chunk may be sent again; under at-most-once, set unknown outcomes instead, so
+        that the outcomes of the chunk's other requests are kept."""
         if not self._once:
             raise error
-        _note(piece, outcomes, Outcome("unknown", str(error)))
+        _record(rows, outcomes, Outcome("unknown", str(error)))
         return Outcome.unavailable(str(error))
 
     def _bulk_path(self) -> str:
@@ -683,7 +694,7 @@ class OpenSearch(Destination):
         return Http(self.url, shown=self.target(), auth=auth, ca=self.ca)
 
     def _ask(self, http: Http, method: str, path: str, body: Any, expected: tuple[int, ...]) -> Answer:
-        """For ``check``: here any failure is about the whole destination."""
+        """Send a request of ``check``; any failure concerns the whole destination."""
         sent = None if body is None else msgspec.json.encode(body)
         try:
             answer = http.request(method, http.path.rstrip("/") + path, sent, timeout_s=CHECK_S, headers=_JSON)
@@ -695,15 +706,17 @@ class OpenSearch(Destination):
             raise Unavailable(f"{self.target()}: its answer broke off in the headers")
         if answer.status == 200 or answer.status in expected:
             return answer
-        meaning = of_request(answer.status)
+        meaning = request_meaning(answer.status)
         why = self._why(http, answer) + (f". {meaning.remedy}." if meaning.remedy else "")
         raise (Unavailable if meaning.kind in ("transient", "unknown") else Misconfigured)(why)
 
     def _why(self, http: Http, answer: Answer) -> str:
-        shown = http.shown(refusal(answer.body))
-        return f"{self.target()}: answered {answer.status} {answer.reason}".rstrip() + (f" ({shown})" if shown else "")
+        reason = http.redact(refusal(answer.body))
+        return f"{self.target()}: answered {answer.status} {answer.reason}".rstrip() + (
+            f" ({reason})" if reason else ""
+        )
 
-    def _stranger(self) -> PermanentError:
+    def _foreign_server(self) -> PermanentError:
         return Misconfigured(
             f"{self.target()}: what answers there is neither OpenSearch nor Elasticsearch. Correct the url.",
         )
@@ -713,8 +726,8 @@ class ServerFault(Exception):
     """The server failed over a request; it may have taken effect."""
 
 
-def _note(piece: list[BulkRow], outcomes: list[Outcome | None], outcome: Outcome) -> Outcome:
-    for row in piece:
+def _record(rows: list[BulkRow], outcomes: list[Outcome | None], outcome: Outcome) -> Outcome:
+    for row in rows:
         outcomes[row.position] = outcome
     return outcome
 

@@ -92,21 +92,21 @@ class Queue(Destination):
         Raises:
             Misconfigured: something else is at its place, it is damaged, or cannot be written.
         """
-        with self._explained():
-            self._opened().make()
+        with self._translated_errors():
+            self._open_queue().make()
 
     def highest_of(self, context: DestinationContext) -> int | None:
-        with self._explained():
-            if not self._opened().exists:  # not made yet, or away
+        with self._translated_errors():
+            if not self._open_queue().exists:  # not made yet, or away
                 raise Unavailable(f"{self.root / self.name}: there is no queue")
-            return self._opened().highest_of(_writer_of(context))
+            return self._open_queue().highest_of(_writer_of(context))
 
     def open(self, context: DestinationContext) -> None:
         self._writer = _writer_of(context)
         self._settled = context.settled
         self._queue = None  # a worker keeps its plan for many runs, and the queue may have been made again since
-        with self._explained():
-            self._opened()
+        with self._translated_errors():
+            self._open_queue()
 
     def write(self, chunk: list[Delivery]) -> list[Outcome]:
         """Append the chunk, in the order of the sequences, in one commit.
@@ -119,27 +119,30 @@ class Queue(Destination):
         rows: dict[tuple[int, str], tuple[str, str, str, int]] = {}
         refused: set[tuple[str, int]] = set()
         for position, delivery in enumerate(chunk):
-            if (of := (delivery.source, delivery.key_hash or 0)) in refused and delivery.key_hash is not None:
+            if (export_key := (delivery.source, delivery.key_hash or 0)) in refused and delivery.key_hash is not None:
                 outcomes[position] = Outcome.held()
                 continue
             try:
                 rows[delivery.sequence, delivery.hash] = self._row(delivery)
             except (TypeError, ValueError, BadDocument) as e:
                 outcomes[position] = Outcome.permanent(f"the message: {plain_text(e)}")
-                refused.add(of)
+                refused.add(export_key)
         if rows:
             schema = CONTENT.append(pa.field(SEQUENCE, pa.int64()))
             columns = zip(*(rows[key] for key in sorted(rows)), strict=True)
-            with self._explained():
-                self._opened().append_new(pa.table([pa.array(c) for c in columns], schema), self._writer, self._settled)
+            with self._translated_errors():
+                self._open_queue().append_new(
+                    pa.table([pa.array(c) for c in columns], schema), self._writer, self._settled
+                )
         return outcomes
 
     def _row(self, delivery: Delivery) -> tuple[str, str, str, int]:
-        """Message, meta, hash, sequence."""
+        """Return (message, meta, hash, sequence) of a delivery."""
         return self._message(delivery), self._meta(delivery), delivery.hash, delivery.sequence
 
     def _message(self, delivery: Delivery) -> str:
-        """The fields as they are stored, in JSON; they are looked at again only where they may not be a message."""
+        """Return the message as JSON. The stored fields are used as they are, and checked only if they may be too
+        large or nested too deep for a message."""
         if delivery.operation == "delete":
             return "{}"
         if self.text is not None and delivery.raw is not None:
@@ -151,26 +154,26 @@ class Queue(Destination):
         return fields.decode() if flat and len(fields) <= limits.QUEUE_MESSAGE_BYTES else text_of(delivery.fields)
 
     def _meta(self, delivery: Delivery) -> str:
-        about: dict[str, Any] = {"id": delivery.id, "source": delivery.source}
+        meta: dict[str, Any] = {"id": delivery.id, "source": delivery.source}
         if delivery.operation == "delete":
-            about["operation"] = "delete"
+            meta["operation"] = "delete"
         if delivery.parent_id is not None:
-            about |= {"parent_id": delivery.parent_id, "origin_id": delivery.origin_id}
-        about |= {SEQUENCE: delivery.sequence, WRITER: self._writer}
+            meta |= {"parent_id": delivery.parent_id, "origin_id": delivery.origin_id}
+        meta |= {SEQUENCE: delivery.sequence, WRITER: self._writer}
         try:
-            text = msgspec.json.encode(about).decode()
+            text = msgspec.json.encode(meta).decode()
         except UnicodeEncodeError:  # half a character in an id
-            text = text_of(about)
+            text = text_of(meta)
         return f"{text[:-1]},{delivery.came_from[1:]}" if delivery.came_from else text
 
-    def _opened(self) -> DurableQueue:
+    def _open_queue(self) -> DurableQueue:
         if self._queue is None:
             self._queue = DurableQueue(self.name, self.root, keep=self.keep)
         return self._queue
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Errors of a queue as those of a destination, about all of it."""
+    def _translated_errors(self) -> Iterator[None]:
+        """Convert errors of the queue to ``Unavailable`` or ``Misconfigured``."""
         try:
             with classified_queue_errors(self.root / self.name):
                 yield
@@ -183,7 +186,7 @@ class Queue(Destination):
 
 
 def _writer_of(context: DestinationContext) -> str:
-    """Names a plan's node and a state of it in the queue; a newer version goes on under it, for rows that it takes
-    over may have been appended already."""
+    """Return the name under which the queue knows a node of a plan and its state. A newer version of the plan keeps it,
+    because rows that it takes over may have been appended already."""
     version = context.first_version or context.plan_version
     return f"{context.plan}-v{version}/{context.destination} {context.state}".strip()

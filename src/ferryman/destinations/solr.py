@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote, urlencode
 import msgspec
 
 from ferryman import limits
-from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Outcome, shown_id
+from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Outcome, printable_id
 from ferryman.errors import BadDocument, Misconfigured, PermanentError, PlanError, Unavailable
 from ferryman.net import urls
 from ferryman.net.http import Answer, Auth, Http, NotSent, Unanswered
@@ -19,7 +19,7 @@ from ferryman.net.http import Answer, Auth, Http, NotSent, Unanswered
 __all__ = ["Solr"]
 
 
-# What is asked of a collection of Solr, and what its answers mean.
+# Requests to a collection of Solr, and the meaning of its answers.
 
 GET_BYTES: Final = limits.MIB
 """Most bytes of ids in one request: half of Solr's default limit for a form (``formdataUploadLimitInKB``)."""
@@ -27,14 +27,14 @@ GET_BYTES: Final = limits.MIB
 CHAIN: Final = "DocBasedVersionConstraintsProcessorFactory"
 
 LOG_ACTIVE: Final = 3
-"""State of a transaction log that has been read to its end."""
+"""State of a transaction log that has been replayed completely."""
 
-THESE: Final = (400, 413, 500)
-"""Statuses that speak of the documents that were sent."""
+DOCUMENT_STATUSES: Final = (400, 413, 500)
+"""Statuses that concern the documents that were sent."""
 
 CONFLICT: Final = 409
 
-_FOR_A_PERSON: Final = {
+_REMEDIES: Final = {
     301: "correct the URL",
     302: "correct the URL",
     401: "correct auth=",
@@ -43,22 +43,22 @@ _FOR_A_PERSON: Final = {
     405: "correct the URL",
     407: "correct the URL",
 }
-"""Statuses that waiting does not fix, and what does."""
+"""Statuses that waiting does not resolve -> what to do."""
 
 _Result = TypeVar("_Result")
 
 
-def told() -> Iterator[tuple[str, str]]:
-    """(Answer, what becomes of the deliveries), for the reference."""
+def outcome_rows() -> Iterator[tuple[str, str]]:
+    """Yield (answer, outcome of the deliveries), for the reference."""
     yield "200, the id among what was taken", "ok"
     yield "the same hash is there", "ok"
     yield "a higher sequence is there", "stale"
     yield "409, or 200 without the id", "somebody was faster: it is read and compared again"
     yield "400, 413", "permanent, once it stands alone, with Solr's words"
     yield "500", "transient, once it stands alone"
-    for status, remedy in _FOR_A_PERSON.items():
+    for status, remedy in _REMEDIES.items():
         yield str(status), f"permanent, about all: {remedy}"
-    yield ", ".join(map(str, urls.NOT_TAKEN)), "transient, about all"
+    yield ", ".join(map(str, urls.NOT_HANDLED)), "transient, about all"
     yield "any other, no connection, no answer", "transient, about all; it may have taken effect, and is sent again"
 
 
@@ -68,33 +68,33 @@ class StoredVersion(NamedTuple):
     sequence: int
     hash: str | None
     version: int
-    """Solr's own number of this state of the document: a write that names it is refused if it has changed."""
+    """Solr's ``_version_`` of the document: a write that names it is refused if the document has changed since."""
 
 
 class Reply(NamedTuple):
-    """Result of an update: 200, 409 (another writer was faster, or it is too old) or one of ``THESE``.
+    """Result of an update: 200, 409 (another writer was faster, or it is too old) or one of ``DOCUMENT_STATUSES``.
 
     Attributes:
-        taken: ids that took effect, as far as Solr tells; also of an update that it refused in the end.
+        accepted: ids that took effect, as far as Solr tells; also of an update that failed in the end.
         why: Solr's words.
     """
 
     status: int
-    taken: set[str]
+    accepted: set[str]
     why: str
 
 
 class Collection:
     """A collection, core or alias, by its URL."""
 
-    def __init__(self, http: Http, shown: str, names: Names, timeout_s: float) -> None:
+    def __init__(self, http: Http, shown: str, names: FieldNames, timeout_s: float) -> None:
         self._http = http
         self._shown = shown
         self._names = names
         self._timeout_s = timeout_s
         self._path = http.path.rstrip("/")
-        self._awake_at = 0
-        """Number of the connection by which it was seen to be awake."""
+        self._replayed_connection = 0
+        """Number of the connection on which the transaction log was last seen to be replayed."""
 
     def check(self, versions: bool) -> None:
         """Check that the collection exists and has the fields that are needed.
@@ -105,30 +105,32 @@ class Collection:
         """
         unique = self._json(self._ask("GET", "/schema/uniquekey")).get("uniqueKey")
         if unique != "id":
-            raise self._unfit(f"its unique key is {unique!r}: Ferryman needs id")
+            raise self._misconfigured(f"its unique key is {unique!r}: Ferryman needs id")
         for name in self._names[1:]:
             path = f"/schema/fields/{quote(name, safe='')}?includeDynamic=true"
             if self._request("GET", path).status == 404:
-                raise self._unfit(f"its schema has no field {name}: add it, or a dynamic field that it falls under")
+                raise self._misconfigured(
+                    f"its schema has no field {name}: add it, or a dynamic field that it falls under"
+                )
         if versions:
             config = self._ask("GET", "/config/updateRequestProcessorChain").body
             if CHAIN.encode() not in config:
-                raise self._unfit(f"no update chain of it has a {CHAIN}: add one, or leave versions= out")
+                raise self._misconfigured(f"no update chain of it has a {CHAIN}: add one, or leave versions= out")
 
     def known(self, ids: Iterable[str]) -> dict[str, StoredVersion]:
         """Return the stored versions of these ids, committed or not (a real-time get)."""
-        self._awake()
-        found: dict[str, StoredVersion] = {}
+        self._check_log_replayed()
+        stored: dict[str, StoredVersion] = {}
         names = self._names
         for form in self._forms(ids):
-            told = self._json(self._ask("POST", "/get", form, _FORM))
+            content = self._json(self._ask("POST", "/get", form, _FORM))
             # Of one id Solr answers {"doc": …}, of several {"response": …}.
-            for doc in told["response"]["docs"] if "response" in told else filter(None, [told.get("doc")]):
-                sequence, digest = _one(doc.get(names.sequence)), _one(doc.get(names.hash))
-                found[doc["id"]] = StoredVersion(
+            for doc in content["response"]["docs"] if "response" in content else filter(None, [content.get("doc")]):
+                sequence, digest = _single_value(doc.get(names.sequence)), _single_value(doc.get(names.hash))
+                stored[doc["id"]] = StoredVersion(
                     -1 if sequence is None else int(sequence), digest, int(doc["_version_"])
                 )
-        return found
+        return stored
 
     def update(self, body: bytes, **parameters: str) -> Reply:
         """Send documents or deletes.
@@ -138,16 +140,16 @@ class Collection:
             ConnectionError: it may have taken effect, or not.
             Misconfigured: for an operator to fix.
         """
-        self._awake()
+        self._check_log_replayed()
         query = urlencode({"versions": "true", "failOnVersionConflicts": "false", "wt": "json", **parameters})
         answer = self._request("POST", f"/update?{query}", body, _JSON)
-        if answer.fine or answer.status in (CONFLICT, *THESE):
-            told = self._json(answer)
-            why = self._http.shown(str(told.get("error", {}).get("msg", answer.reason)))
-            self._about_the_collection(why)
-            pairs = [*told.get("adds", ()), *told.get("deletes", ())]
-            return Reply(200 if answer.fine else answer.status, set(pairs[::2]), why)
-        raise self._failed(answer)
+        if answer.is_success or answer.status in (CONFLICT, *DOCUMENT_STATUSES):
+            content = self._json(answer)
+            why = self._http.redact(str(content.get("error", {}).get("msg", answer.reason)))
+            self._raise_if_misconfigured(why)
+            pairs = [*content.get("adds", ()), *content.get("deletes", ())]
+            return Reply(200 if answer.is_success else answer.status, set(pairs[::2]), why)
+        raise self._error_of(answer)
 
     def highest_sequence(self) -> int | None:
         """Return the highest sequence of documents, and of deletes that leave a tombstone. Commits pending updates.
@@ -156,36 +158,40 @@ class Collection:
             TransientError, ConnectionError: it cannot be asked.
             Misconfigured: for an operator to fix.
         """
-        self._awake()
+        self._check_log_replayed()
         self._ask("POST", "/update?commit=true&wt=json", b"{}", _JSON)
         field = self._names.sequence
         form = urlencode(
             {"q": "*:*", "rows": "0", "wt": "json", "stats": "true", "stats.field": f"{{!max=true}}{field}"}
         )
-        told = self._json(self._ask("POST", "/select", form.encode(), _FORM))
-        highest = (told["stats"]["stats_fields"].get(field) or {}).get("max")
+        content = self._json(self._ask("POST", "/select", form.encode(), _FORM))
+        highest = (content["stats"]["stats_fields"].get(field) or {}).get("max")
         return None if highest is None else int(highest)
 
-    def _awake(self) -> None:
-        """A server that stands alone takes writes while it reads its transaction log after a crash, and does not see
-        what it has not read yet: an older version would replace a newer one. In a cloud it waits by itself."""
-        self._sent(lambda: self._http.connect(self._timeout_s))
+    def _check_log_replayed(self) -> None:
+        """Check that the server has replayed its transaction log.
+
+        A single server accepts writes while it replays its log after a crash, and does not see updates that it has not
+        replayed yet: an older version would replace a newer one. A cloud waits by itself. The check is made once for
+        each connection.
+        """
+        self._translate_errors(lambda: self._http.connect(self._timeout_s))
         connection = self._http.connections
-        if connection == self._awake_at:
+        if connection == self._replayed_connection:
             return
-        # A core that is still loading calls its log read: one that answers has begun to read it.
+        # A core that is still loading reports its log as replayed, but one that answers a request has begun replaying.
         self._ask("POST", "/get", urlencode({"id": ""}).encode(), _FORM)
         base, _, name = self._path.rpartition("/")
         log = f"solr.core.{unquote(name)}:TLOG.state"
         answer = self._request("GET", f"/admin/metrics?{urlencode({'key': log, 'wt': 'json'})}", base=base)
         state = (
-            self._json(answer).get("metrics", {}).get(log) if answer.fine else None
-        )  # None: it is not for us to know
+            self._json(answer).get("metrics", {}).get(log) if answer.is_success else None
+        )  # None: this user may not read metrics
         if connection != self._http.connections:
             raise Unavailable(f"{self._shown}: it closed the connection while it was asked")
         if state not in (None, LOG_ACTIVE):
             raise Unavailable(f"{self._shown}: it has not read its transaction log to the end yet")
-        self._awake_at = connection
+        self._replayed_connection = connection
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -203,8 +209,8 @@ class Collection:
 
     def _ask(self, method: str, path: str, body: bytes | None = None, kind: str = "") -> Answer:
         answer = self._request(method, path, body, kind)
-        if not answer.fine:
-            raise self._failed(answer)
+        if not answer.is_success:
+            raise self._error_of(answer)
         return answer
 
     def _request(
@@ -212,9 +218,11 @@ class Collection:
     ) -> Answer:
         headers = {"content-type": kind} if kind else {}
         path = (self._path if base is None else base) + path
-        return self._sent(lambda: self._http.request(method, path, body, timeout_s=self._timeout_s, headers=headers))
+        return self._translate_errors(
+            lambda: self._http.request(method, path, body, timeout_s=self._timeout_s, headers=headers)
+        )
 
-    def _sent(self, send: Callable[[], _Result]) -> _Result:
+    def _translate_errors(self, send: Callable[[], _Result]) -> _Result:
         try:
             return send()
         except NotSent as e:
@@ -226,34 +234,38 @@ class Collection:
 
     def _json(self, answer: Answer) -> dict[str, Any]:
         try:
-            found = msgspec.json.decode(answer.body)
+            content = msgspec.json.decode(answer.body)
         except msgspec.DecodeError:
-            found = None
-        if not isinstance(found, dict):
-            if answer.fine:
-                raise self._unfit("its answer is not JSON: is this the URL of a collection?")
-            return {"error": {"msg": self._http.shown(answer.body) or answer.reason}}
-        return found
+            content = None
+        if not isinstance(content, dict):
+            if answer.is_success:
+                raise self._misconfigured("its answer is not JSON: is this the URL of a collection?")
+            return {"error": {"msg": self._http.redact(answer.body) or answer.reason}}
+        return content
 
     # --- what it means ------------------------------------------------------------------------------------------------
 
-    def _failed(self, answer: Answer) -> Exception:
-        said = str(self._json(answer).get("error", {}).get("msg", "")) if answer.body[:1] == b"{" else ""
+    def _error_of(self, answer: Answer) -> Exception:
+        text = str(self._json(answer).get("error", {}).get("msg", "")) if answer.body[:1] == b"{" else ""
         why = f"{self._shown}: answered {answer.status} {answer.reason}".rstrip()
-        why += f" ({self._http.shown(said)})" if said else ""
-        if remedy := _FOR_A_PERSON.get(answer.status):
+        why += f" ({self._http.redact(text)})" if text else ""
+        if remedy := _REMEDIES.get(answer.status):
             return Misconfigured(f"{why}. To fix it: {remedy}; then run again.")
-        return Unavailable(why) if answer.status in urls.NOT_TAKEN else ConnectionError(why)
+        return Unavailable(why) if answer.status in urls.NOT_HANDLED else ConnectionError(why)
 
-    def _about_the_collection(self, why: str) -> None:
-        """Some words are no document's fault, though they come with a document's status."""
+    def _raise_if_misconfigured(self, why: str) -> None:
+        """Raise if a refusal is the collection's fault, although its status is that of a bad document."""
         if "must specify doc version param" in why:
-            raise self._unfit(f"its update chain compares versions ({why}): say versions=, with this parameter's name")
+            raise self._misconfigured(
+                f"its update chain compares versions ({why}): say versions=, with this parameter's name"
+            )
         for name in self._names[1:]:
             if f"unknown field '{name}'" in why:
-                raise self._unfit(f"its schema has no field {name}: add it, or a dynamic field that it falls under")
+                raise self._misconfigured(
+                    f"its schema has no field {name}: add it, or a dynamic field that it falls under"
+                )
 
-    def _unfit(self, why: str) -> PermanentError:
+    def _misconfigured(self, why: str) -> PermanentError:
         return Misconfigured(f"{self._shown}: {why}; then run again.")
 
 
@@ -261,8 +273,8 @@ _JSON: Final = "application/json"
 _FORM: Final = "application/x-www-form-urlencoded"
 
 
-def _one(value: Any) -> Any:
-    """A field's value; a schema that was guessed makes lists of all."""
+def _single_value(value: Any) -> Any:
+    """Return a field's value; a schemaless collection makes lists of all values."""
     return value[0] if isinstance(value, list) and value else value
 
 
@@ -270,10 +282,10 @@ TIMEOUT_S: Final = 30.0
 """Time a request gets: a bulk of some MiB takes a second; a server that merges segments may need more."""
 
 WRITE_S: Final = limits.SEND_TIMEOUT_S - TIMEOUT_S - 5
-"""After this no more requests are begun in a ``write``, so that the last one may take all its time."""
+"""Time during which a ``write`` begins requests, so that the last one may still take its whole time-out."""
 
 ROUNDS: Final = 8
-"""How often an id that somebody else writes at the same time is read again before it is left for later."""
+"""Number of times that an id is read again because another writer changes it, before it is left for later."""
 
 COMMIT_WITHIN_MS: Final = 1000
 """Time until sent documents can be found, in milliseconds: short for a user, and few commits for the server."""
@@ -332,7 +344,7 @@ class Solr(Destination):
             "an id, and a term that is not analysed, has 32 766 bytes at most",
             f"a `write` begins requests for {WRITE_S:g} s",
         ),
-        outcomes=tuple(told()),
+        outcomes=tuple(outcome_rows()),
         tested=("Solr 9.10, one server",),
     )
 
@@ -349,7 +361,7 @@ class Solr(Destination):
         sequence_field: str = "ferryman_sequence_l",
     ) -> None:
         self.url = url.rstrip("/")
-        self.names = Names(text, hash_field, sequence_field)
+        self.names = FieldNames(text, hash_field, sequence_field)
         self.commit_within_ms = commit_within_ms
         self.versions = versions
         self.auth = auth
@@ -358,7 +370,7 @@ class Solr(Destination):
         self.compares_sequences = versions is not None  # type: ignore[misc]
         self._http: Http | None = None
         if findings := list(self._findings()):
-            raise PlanError([f"Solr({urls.plain(url)!r}): {finding}" for finding in findings])
+            raise PlanError([f"Solr({urls.strip_secrets(url)!r}): {finding}" for finding in findings])
 
     def _findings(self) -> Iterator[str]:
         if not self.url.startswith(("http://", "https://", "${")) or "?" in self.url:
@@ -374,7 +386,7 @@ class Solr(Destination):
         return {name: value for name, value in self.__dict__.items() if name != "_collection"} | {"_http": None}
 
     def target(self) -> str:
-        return urls.plain(self.url)
+        return urls.strip_secrets(self.url)
 
     def check(self) -> None:
         """Check that the collection exists, with the fields and the chain that are needed. Changes nothing.
@@ -415,26 +427,26 @@ class Solr(Destination):
         if self._http is None:
             raise Misconfigured(f"{self.target()}: write before open")
         outcomes: dict[int, Outcome] = {}
-        writing = _Writing(self._collection, self._parameters(), self.versions, outcomes)
+        writer = _ChunkWriter(self._collection, self._parameters(), self.versions, outcomes)
         for layer in self._layers(chunk, outcomes):
-            writing.settle(layer)
+            writer.settle(layer)
         return [outcomes[position] for position in range(len(chunk))]
 
     def _layers(self, chunk: list[Delivery], outcomes: dict[int, Outcome]) -> list[list[UpdateRow]]:
-        """Each id once in a layer; of several deliveries of one id, the older ones in earlier layers."""
+        """Split a chunk into layers with each id once; older deliveries of an id are in earlier layers."""
         layers: list[list[UpdateRow]] = []
-        seen: dict[str, int] = defaultdict(int)
+        layer_of: dict[str, int] = defaultdict(int)
         for position in sorted(range(len(chunk)), key=lambda i: chunk[i].sequence):
             delivery = chunk[position]
             try:
                 delivery.id.encode()
-                body = document(delivery, self.names) if delivery.operation == "upsert" else {}
-                encoded(body)
+                body = solr_document(delivery, self.names) if delivery.operation == "upsert" else {}
+                encode(body)
             except (BadDocument, UnicodeEncodeError) as e:
-                outcomes[position] = Outcome.permanent(f"{shown_id(delivery)}: {e}")
+                outcomes[position] = Outcome.permanent(f"{printable_id(delivery)}: {e}")
                 continue
-            depth = seen[delivery.id]
-            seen[delivery.id] += 1
+            depth = layer_of[delivery.id]
+            layer_of[delivery.id] += 1
             if depth == len(layers):
                 layers.append([])
             layers[depth].append(UpdateRow(position, delivery, body))
@@ -448,19 +460,19 @@ class Solr(Destination):
 
 
 class UpdateRow(NamedTuple):
-    """A delivery of a chunk, with its place in it and the document that is made of it ({} of a delete)."""
+    """A delivery of a chunk, its position, and the document made of it ({} for a delete)."""
 
     position: int
     delivery: Delivery
     body: dict[str, Any]
 
 
-class _Writing:
-    """One ``write``: rows, each of another id, are sent until each has an outcome.
+class _ChunkWriter:
+    """State of one ``write``: sends rows with different ids until each has an outcome.
 
     Args:
-        parameters: of every update.
-        outcomes: position -> outcome; filled.
+        parameters: parameters of every update.
+        outcomes: position -> outcome; filled in.
     """
 
     def __init__(
@@ -473,12 +485,12 @@ class _Writing:
         self._until = time.monotonic() + WRITE_S
 
     def settle(self, rows: list[UpdateRow]) -> None:
-        """1. What has the collection? 2. Compare. 3. Send what is newer, naming what was seen. 4. What is not confirmed
-        was seen by somebody else too: again from 1."""
+        """Bring each row to an outcome: 1. read the stored versions 2. compare 3. send newer rows, on the condition
+        that the stored version has not changed 4. repeat for rows that lost to another writer."""
         for _ in range(ROUNDS):
             known = self._collection.known(row.delivery.id for row in rows)  # 1
             rows = [row for row in rows if not self._is_settled(row, known.get(row.delivery.id))]  # 2
-            rows = self._upserts([r for r in rows if r.body], known) + self._deletes(
+            rows = self._send_upserts([r for r in rows if r.body], known) + self._send_deletes(
                 [r for r in rows if not r.body], known
             )  # 3
             if not rows:
@@ -487,7 +499,7 @@ class _Writing:
             self._outcomes[row.position] = Outcome.transient("other writers change this document at the same time")
 
     def _is_settled(self, row: UpdateRow, known: StoredVersion | None) -> bool:
-        """Needs this row not be sent?"""
+        """Return whether this row needs no update, and set its outcome."""
         if known is None:
             if row.body or self._versions is not None:
                 return False
@@ -500,92 +512,92 @@ class _Writing:
             return False
         return True
 
-    def _upserts(self, rows: list[UpdateRow], known: dict[str, StoredVersion]) -> list[UpdateRow]:
-        """Send documents; those that are still open."""
+    def _send_upserts(self, rows: list[UpdateRow], known: dict[str, StoredVersion]) -> list[UpdateRow]:
+        """Send documents; return the rows without an outcome."""
         waiting: list[UpdateRow] = []
         groups = [rows] if rows else []
         while groups:
             group = groups.pop(0)
             if time.monotonic() > self._until:
-                self._too_late(group)
+                self._record_too_late(group)
                 continue
-            body = b"[" + b",".join(encoded(self._conditional(row, known)) for row in group) + b"]"
+            body = b"[" + b",".join(encode(self._conditional(row, known)) for row in group) + b"]"
             reply = self._collection.update(body, **self._parameters)
-            rest = self._confirmed(group, reply)
+            rest = self._record_accepted(group, reply)
             if reply.status in (200, CONFLICT):
                 waiting += rest
             elif len(group) == 1 and rest:
-                self._refused(group[0], reply)
+                self._record_refusal(group[0], reply)
             elif rest:
-                # It stopped at the first one that it had not taken, or, in a cloud, at one of them.
+                # It stopped at the first document that it had not accepted, or, in a cloud, at one of these.
                 groups = [part for part in (rest[:1], rest[1:]) if part] + groups
         return waiting
 
-    def _deletes(self, rows: list[UpdateRow], known: dict[str, StoredVersion]) -> list[UpdateRow]:
-        """Send deletes; those that are still open."""
+    def _send_deletes(self, rows: list[UpdateRow], known: dict[str, StoredVersion]) -> list[UpdateRow]:
+        """Send deletes; return the rows without an outcome."""
         if not rows:
             return []
         if self._versions is None:
             orders = [{"id": row.delivery.id, "_version_": known[row.delivery.id].version} for row in rows]
             body = b"{" + b",".join(b'"delete":' + msgspec.json.encode(order) for order in orders) + b"}"
-            return self._answered(rows, self._collection.update(body, **self._parameters))
+            return self._handle_reply(rows, self._collection.update(body, **self._parameters))
         waiting: list[UpdateRow] = []
         for row in rows:
             if time.monotonic() > self._until:
-                self._too_late([row])
+                self._record_too_late([row])
                 continue
             parameters = {**self._parameters, self._versions: str(row.delivery.sequence)}
             reply = self._collection.update(msgspec.json.encode({"delete": {"id": row.delivery.id}}), **parameters)
-            waiting += self._answered([row], reply)
+            waiting += self._handle_reply([row], reply)
         return waiting
 
-    def _answered(self, rows: list[UpdateRow], reply: Reply) -> list[UpdateRow]:
-        """Deletes after their answer; those that are still open."""
-        rest = self._confirmed(rows, reply)
+    def _handle_reply(self, rows: list[UpdateRow], reply: Reply) -> list[UpdateRow]:
+        """Set the outcomes of deletes by the reply; return the rows without an outcome."""
+        rest = self._record_accepted(rows, reply)
         if reply.status in (200, CONFLICT):
             return rest
         for row in rest:
-            self._refused(row, reply)
+            self._record_refusal(row, reply)
         return []
 
     def _conditional(self, row: UpdateRow, known: dict[str, StoredVersion]) -> dict[str, Any]:
-        """The document, to be taken only if what is there is what we have seen (-1: nothing)."""
+        """Return the document with the condition that the stored version is the one that was read (-1: none)."""
         seen = known.get(row.delivery.id)
         return row.body | {"_version_": -1 if seen is None else seen.version}
 
-    def _confirmed(self, rows: list[UpdateRow], reply: Reply) -> list[UpdateRow]:
-        """Note what was taken; the rest."""
+    def _record_accepted(self, rows: list[UpdateRow], reply: Reply) -> list[UpdateRow]:
+        """Set the outcomes of the accepted rows; return the others."""
         rest = []
         for row in rows:
-            if row.delivery.id in reply.taken:
+            if row.delivery.id in reply.accepted:
                 self._outcomes[row.position] = Outcome.ok()
             else:
                 rest.append(row)
         return rest
 
-    def _refused(self, row: UpdateRow, reply: Reply) -> None:
+    def _record_refusal(self, row: UpdateRow, reply: Reply) -> None:
         id = row.delivery.id
-        # Of the same trouble the same words: many of them in a row are the collection's trouble, not the documents'.
-        said = reply.why.replace(f"[doc={id}] ", "").replace(f"document id {id} ", "document ")
-        why = f"Solr refuses it ({reply.status}): {said}"
+        # Equal faults get equal texts, because many of them in a row mean that the collection is at fault.
+        reason = reply.why.replace(f"[doc={id}] ", "").replace(f"document id {id} ", "document ")
+        why = f"Solr refuses it ({reply.status}): {reason}"
         self._outcomes[row.position] = Outcome.transient(why) if reply.status == 500 else Outcome.permanent(why)
 
-    def _too_late(self, rows: list[UpdateRow]) -> None:
+    def _record_too_late(self, rows: list[UpdateRow]) -> None:
         for row in rows:
             self._outcomes[row.position] = Outcome.unavailable(
                 f"the chunk was not done within {WRITE_S:g} s",
             )
 
 
-# A delivery as a document of Solr.
+# Conversion of deliveries to documents of Solr.
 
-_SOLRS_OWN: Final = ("_version_", "_root_", "_nest_path_", "_nest_parent_", "_childDocuments_")
-"""Fields with a meaning: a document that sets them would no longer be one of ours."""
+_RESERVED_FIELDS: Final = ("_version_", "_root_", "_nest_path_", "_nest_parent_", "_childDocuments_")
+"""Fields with a meaning in Solr: a document that sets them would not be stored as an ordinary one."""
 
 _encode = msgspec.json.Encoder().encode
 
 
-class Names(NamedTuple):
+class FieldNames(NamedTuple):
     """Names of fields in the collection."""
 
     text: str
@@ -593,29 +605,29 @@ class Names(NamedTuple):
     sequence: str
 
 
-def document(delivery: Delivery, names: Names) -> dict[str, Any]:
-    """The fields as they are, ``id``, the text, hash and sequence.
+def solr_document(delivery: Delivery, names: FieldNames) -> dict[str, Any]:
+    """Convert a delivery to a document with its fields, ``id``, the text, hash and sequence.
 
-    Numbers, texts and truth values stay what they are, a list of them is a field with several values; None is left
-    out. Anything deeper is JSON text: Solr would take an object for an order to change the document that is there.
+    Numbers, texts and booleans stay as they are, a list of them becomes a field with several values, None is left out.
+    Nested values become JSON text: Solr would interpret an object as an instruction to modify the stored document.
 
     Raises:
         BadDocument: a field has a name that Solr or Ferryman keeps for itself.
     """
-    made: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, value in delivery.fields.items():
-        if name in _SOLRS_OWN or name in names[1:]:
+        if name in _RESERVED_FIELDS or name in names[1:]:
             raise BadDocument(f"a field is called {name}, which has a meaning of its own. Rename it in a step.")
         if isinstance(value, list):
-            made[name] = [_flat(each) for each in value if each is not None]
+            fields[name] = [_flatten(each) for each in value if each is not None]
         elif value is not None:
-            made[name] = _flat(value)
+            fields[name] = _flatten(value)
     if delivery.raw is not None:
-        made[names.text] = delivery.text()
-    return made | {"id": delivery.id, names.hash: delivery.hash, names.sequence: delivery.sequence}
+        fields[names.text] = delivery.text()
+    return fields | {"id": delivery.id, names.hash: delivery.hash, names.sequence: delivery.sequence}
 
 
-def encoded(document: dict[str, Any]) -> bytes:
+def encode(document: dict[str, Any]) -> bytes:
     """Encode as JSON.
 
     Raises:
@@ -632,5 +644,5 @@ def encoded(document: dict[str, Any]) -> bytes:
         raise BadDocument(f"its fields are not JSON: {e}") from None
 
 
-def _flat(value: Any) -> Any:
+def _flatten(value: Any) -> Any:
     return _encode(value).decode() if isinstance(value, (dict, list)) else value

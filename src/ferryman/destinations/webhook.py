@@ -22,25 +22,25 @@ from ferryman.destinations.base import (
     Facts,
     Guarantee,
     Outcome,
-    payloads,
+    encode_payloads,
 )
 from ferryman.errors import Misconfigured, PermanentError, PlanError, Unavailable
 from ferryman.net import urls
-from ferryman.net.http import ANSWER_BYTES, Answer, Http, NotSent, Unanswered, filled
+from ferryman.net.http import ANSWER_BYTES, Answer, Http, NotSent, Unanswered, expand_variables
 
 __all__ = ["Webhook"]
 
 
-# What the answers to a webhook mean: for the document, for the receiver, and for what may be sent again.
+# Meaning of the answers to a webhook: whether they concern the documents or the receiver, and what may be sent again.
 
 
 class StatusMeaning(NamedTuple):
     """Meaning of a status.
 
     Attributes:
-        kind: "refused": not taken, and never will be; "later": not taken, send it again; "unsure": it may have taken
-            effect.
-        universal: about the receiver, not about these documents.
+        kind: "refused": not accepted, and never will be; "later": not accepted, send it again; "unsure": it may have
+            taken effect.
+        universal: whether it concerns the receiver, not these documents.
         remedy: what to do.
     """
 
@@ -55,7 +55,7 @@ _CREDENTIALS: Final = StatusMeaning(
 )
 _WRONG_URL: Final = StatusMeaning("refused", True, "correct the URL or the receiver, then run again")
 _MOVED: Final = StatusMeaning("refused", True, "a body is not sent after a redirect: give the new URL, then run again")
-_THESE: Final = StatusMeaning("refused", False, "change the document in a step, or the receiver")
+_DOCUMENT_FAULT: Final = StatusMeaning("refused", False, "change the document in a step, or the receiver")
 _TOO_LARGE: Final = StatusMeaning(
     "refused", False, "send fewer at once (batch=, batch_bytes=), or shorten it in a step"
 )
@@ -64,7 +64,7 @@ _FAILED: Final = StatusMeaning("unsure", False, "check the receiver's log")
 _GATEWAY: Final = StatusMeaning("unsure", True, "check that the receiver behind the gateway runs")
 
 STATUSES: Final[dict[int, StatusMeaning]] = {
-    **dict.fromkeys(urls.NOT_TAKEN, _LATER),
+    **dict.fromkeys(urls.NOT_HANDLED, _LATER),
     401: _CREDENTIALS,
     402: _CREDENTIALS,
     403: _CREDENTIALS,
@@ -89,94 +89,97 @@ STATUSES: Final[dict[int, StatusMeaning]] = {
     500: _FAILED,
 }
 
-CLASSES: Final[dict[int, StatusMeaning]] = {3: _MOVED, 4: _THESE, 5: _GATEWAY}
-"""Statuses that are not named above, by their first digit."""
+CLASSES: Final[dict[int, StatusMeaning]] = {3: _MOVED, 4: _DOCUMENT_FAULT, 5: _GATEWAY}
+"""First digit of a status that is not listed above -> its meaning."""
 
 
 def meaning(status: int) -> StatusMeaning:
-    """Return the meaning of a status that is not a success; one unknown to HTTP is the receiver's fault."""
+    """Return the meaning of a status that is not a success; an unknown one counts as a fault of the receiver."""
     return STATUSES.get(status) or CLASSES.get(status // 100, _WRONG_URL)
 
 
-def told() -> Iterator[tuple[str, str]]:
-    """(Answer, what becomes of the deliveries), for the reference."""
+def outcome_rows() -> Iterator[tuple[str, str]]:
+    """Yield (answer, outcome of the deliveries), for the reference."""
     yield "2xx", "ok, or what its `outcomes` say"
     by_meaning: dict[StatusMeaning, list[str]] = {}
-    for status, meant in [*STATUSES.items(), *((f"other {digit}xx", meant) for digit, meant in CLASSES.items())]:
-        by_meaning.setdefault(meant, []).append(str(status))
+    for status, meaning_ in [
+        *STATUSES.items(),
+        *((f"other {digit}xx", meaning_) for digit, meaning_ in CLASSES.items()),
+    ]:
+        by_meaning.setdefault(meaning_, []).append(str(status))
     kinds = {
         "later": "transient; sent again under any guarantee",
         "refused": "permanent",
         "unsure": "unknown under at-most-once, else sent again",
     }
-    for meant, statuses in by_meaning.items():
-        about = ", about all" if meant.universal else ""
-        yield f"{', '.join(statuses)}", f"{kinds[meant.kind]}{about}: {meant.remedy}"
+    for meaning_, statuses in by_meaning.items():
+        about = ", about all" if meaning_.universal else ""
+        yield f"{', '.join(statuses)}", f"{kinds[meaning_.kind]}{about}: {meaning_.remedy}"
     yield "no connection, or no TLS", "transient, about all; sent again under any guarantee"
     yield "broken off after it was sent, or no answer in time", "unknown under at-most-once, else sent again"
 
 
-class Said(msgspec.Struct):
-    """A receiver's word on one delivery."""
+class ReceiverOutcome(msgspec.Struct):
+    """A receiver's outcome for one delivery."""
 
     hash: str
     outcome: Literal["ok", "stale", "transient", "permanent"]
     why: str = ""
 
 
-class Outcomes(msgspec.Struct):
-    """The body of a success, if it has one that counts."""
+class ReceiverOutcomes(msgspec.Struct):
+    """Body of a successful answer that states outcomes."""
 
-    outcomes: list[Said]
+    outcomes: list[ReceiverOutcome]
 
 
-_decode = msgspec.json.Decoder(Outcomes).decode
+_decode = msgspec.json.Decoder(ReceiverOutcomes).decode
 _decode_any = msgspec.json.Decoder().decode
 
 
-def outcomes(body: bytes, sent: list[Delivery]) -> list[Outcome]:
-    """Return the outcomes in the body of a success, by delivery hash. A body without outcomes means that all is well.
+def parse_outcomes(body: bytes, sent: list[Delivery]) -> list[Outcome]:
+    """Return the outcomes in the body of a successful answer; without ``outcomes`` in it, all deliveries are ok.
 
-    One that does, and leaves a delivery out or cannot be understood, leaves it unknown: never ok.
+    If the outcomes leave a delivery out, or cannot be parsed, its outcome is unknown, never ok.
     """
     try:
-        found: Any = _decode_any(body)
+        content: Any = _decode_any(body)
     except (msgspec.DecodeError, RecursionError):
         return [Outcome.ok()] * len(sent)
-    if not isinstance(found, dict) or "outcomes" not in found:
+    if not isinstance(content, dict) or "outcomes" not in content:
         return [Outcome.ok()] * len(sent)
     try:
-        said = {each.hash: each for each in _decode(body).outcomes}
+        by_hash = {each.hash: each for each in _decode(body).outcomes}
     except msgspec.DecodeError as e:
         return [Outcome("unknown", f"the receiver's outcomes cannot be read: {e}")] * len(sent)
-    return [_outcome(said.get(delivery.hash)) for delivery in sent]
+    return [_outcome(by_hash.get(delivery.hash)) for delivery in sent]
 
 
-def _outcome(said: Said | None) -> Outcome:
-    if said is None:
+def _outcome(answer: ReceiverOutcome | None) -> Outcome:
+    if answer is None:
         return Outcome("unknown", "the receiver's outcomes leave this delivery out")
-    match said.outcome:
+    match answer.outcome:
         case "ok":
             return Outcome.ok()
         case "stale":
             return Outcome.stale()
         case "transient":
-            return Outcome.transient(said.why or "the receiver asks to try later")
-    return Outcome.permanent(said.why or "the receiver refuses it without a reason")
+            return Outcome.transient(answer.why or "the receiver asks to try later")
+    return Outcome.permanent(answer.why or "the receiver refuses it without a reason")
 
 
 TIMEOUT_S: Final = 30.0
 """Time a request gets: a receiver that needs longer should answer first and work afterwards."""
 
 WRITE_S: Final = limits.SEND_TIMEOUT_S - 10
-"""Time a ``write`` takes at most, with all its waits: it must say itself what it knows, before it is given up."""
+"""Longest time of a ``write``, with all its waits: it must report what it knows before the engine ends it."""
 
 OWN_HEADERS: Final = ("content-type", "idempotency-key", "webhook-id", "webhook-timestamp", "webhook-signature")
-"""Headers that a plan cannot set: body and key are given, and the signature is made of them."""
+"""Headers that a plan cannot set, because ``Webhook`` sets them itself."""
 
 
 class UnclearAnswer(Exception):
-    """The receiver failed over these deliveries; they may have taken effect, or not."""
+    """The receiver failed while it processed these deliveries; they may or may not have taken effect."""
 
 
 class Webhook(Destination):
@@ -236,7 +239,7 @@ class Webhook(Destination):
     facts: ClassVar[Facts] = Facts(
         stored="what the receiver makes of it; each request says the deliveries' hashes and sequences",
         limits=(f"a `write` has {WRITE_S:g} s", f"of an answer {ANSWER_BYTES >> 20} MiB are read"),
-        outcomes=tuple(told()),
+        outcomes=tuple(outcome_rows()),
     )
 
     def __init__(
@@ -261,7 +264,7 @@ class Webhook(Destination):
         self._http: Http | None = None
         self._next_s = 0.0
         if findings := list(self._findings()):
-            raise PlanError([f"Webhook({urls.plain(url)!r}): {finding}" for finding in findings])
+            raise PlanError([f"Webhook({urls.strip_secrets(url)!r}): {finding}" for finding in findings])
 
     def _findings(self) -> Iterator[str]:
         if not self.url.startswith(("http://", "https://", "${")):
@@ -282,7 +285,7 @@ class Webhook(Destination):
         return self.__dict__ | {"_http": None, "_key": None}
 
     def target(self) -> str:
-        return urls.plain(self.url)
+        return urls.strip_secrets(self.url)
 
     def check(self) -> None:
         """Check that a server answers. Sends nothing.
@@ -319,35 +322,35 @@ class Webhook(Destination):
             UnclearAnswer: it may have taken effect, or not; it may be these deliveries' fault.
             PermanentError: it is refused, and halving it shows which delivery is meant (not under at-most-once).
         """
-        found: list[Outcome | None] = [None] * len(chunk)
-        bodies = payloads(chunk, found)
+        results: list[Outcome | None] = [None] * len(chunk)
+        bodies = encode_payloads(chunk, results)
         if bodies:
             sent = [chunk[position] for position, _ in bodies]
             for (position, _), outcome in zip(bodies, self._post(sent, [body for _, body in bodies]), strict=True):
-                found[position] = outcome
-        return [outcome or Outcome.ok() for outcome in found]
+                results[position] = outcome
+        return [outcome or Outcome.ok() for outcome in results]
 
     # --- one request --------------------------------------------------------------------------------------------------
 
     def _post(self, sent: list[Delivery], bodies: list[bytes]) -> list[Outcome]:
-        give_up = time.monotonic() + WRITE_S
+        deadline = time.monotonic() + WRITE_S
         body = self._body(bodies)
         headers = {"content-type": "application/json", "idempotency-key": idempotency_key(sent)}
         while True:
-            self._pace()
-            with self._unanswered():
+            self._wait_for_turn()
+            with self._translated_errors():
                 try:
-                    answer = self._request(body, headers, min(self.timeout_s, give_up - time.monotonic()))
+                    answer = self._request(body, headers, min(self.timeout_s, deadline - time.monotonic()))
                 except NotSent as e:
                     why = f"{self.target()}: {e}"
                     return [Outcome("permanent" if e.permanent else "transient", why, True)] * len(sent)
-            if answer.fine:
-                return outcomes(answer.body, sent)
+            if answer.is_success:
+                return parse_outcomes(answer.body, sent)
             meant = meaning(answer.status)
             wait_s = urls.retry_after_s(answer.headers) if meant.kind == "later" else None
-            # Time for the wait, for the next turn and for another request, else it is the destination's circuit's work.
-            if wait_s is None or time.monotonic() + wait_s + self._turn_s() + self.timeout_s > give_up:
-                return self._refused(answer, meant, wait_s, len(sent))
+            # Wait here only if there is time for the wait, the next turn and another request; else the engine retries.
+            if wait_s is None or time.monotonic() + wait_s + self._turn_s() + self.timeout_s > deadline:
+                return self._refusal_outcomes(answer, meant, wait_s, len(sent))
             time.sleep(wait_s)
 
     def _request(self, body: bytes, headers: Mapping[str, str], timeout_s: float) -> Answer:
@@ -357,12 +360,12 @@ class Webhook(Destination):
             headers = {**headers, **signature_headers(self._key, headers["idempotency-key"], body)}
         return self._http.request("POST", self._http.path, body, timeout_s=timeout_s, headers=headers)
 
-    def _refused(self, answer: Answer, meant: StatusMeaning, wait_s: float | None, rows: int) -> list[Outcome]:
-        """Return the outcomes of deliveries whose answer was no success. Uncertain ones are raised."""
+    def _refusal_outcomes(self, answer: Answer, meant: StatusMeaning, wait_s: float | None, rows: int) -> list[Outcome]:
+        """Return the outcomes of deliveries whose answer was not a success; raise if they may have taken effect."""
         assert self._http is not None
-        said = self._http.shown(answer.body)
+        text = self._http.redact(answer.body)
         why = f"{self.target()}: answered {answer.status} {answer.reason}".rstrip()
-        why += (f", asks to wait {wait_s:.0f} s" if wait_s else "") + (f" ({said})" if said else "")
+        why += (f", asks to wait {wait_s:.0f} s" if wait_s else "") + (f" ({text})" if text else "")
         if meant.kind == "unsure":
             raise (ConnectionError if meant.universal else UnclearAnswer)(f"{why}: {meant.remedy}")
         if meant.kind == "later":
@@ -372,7 +375,7 @@ class Webhook(Destination):
         return [Outcome("permanent", f"{why}: {meant.remedy}.", meant.universal)] * rows
 
     @contextmanager
-    def _unanswered(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         try:
             yield
         except Unanswered as e:
@@ -380,13 +383,13 @@ class Webhook(Destination):
 
     def _body(self, bodies: list[bytes]) -> bytes:
         context = self._context
-        told = {"plan": context.plan, "plan_version": context.plan_version, "destination": context.destination}
-        return msgspec.json.encode({**told, "deliveries": [msgspec.Raw(body) for body in bodies]})
+        head = {"plan": context.plan, "plan_version": context.plan_version, "destination": context.destination}
+        return msgspec.json.encode({**head, "deliveries": [msgspec.Raw(body) for body in bodies]})
 
     def _turn_s(self) -> float:
         return max(0.0, self._next_s - time.monotonic())
 
-    def _pace(self) -> None:
+    def _wait_for_turn(self) -> None:
         """Wait for this request's turn."""
         if self.rate is not None:
             time.sleep(self._turn_s())
@@ -397,7 +400,7 @@ class Webhook(Destination):
 
 
 def idempotency_key(sent: list[Delivery]) -> str:
-    """The hash of the one delivery, or the hash of the hashes of several."""
+    """Return the hash of a single delivery, or the hash of the hashes of several."""
     if len(sent) == 1:
         return sent[0].hash
     return blake2b("".join(d.hash for d in sent).encode(), digest_size=16).hexdigest()
@@ -407,7 +410,7 @@ def idempotency_key(sent: list[Delivery]) -> str:
 
 
 def signing_key(secret: str | None, where: str) -> bytes | None:
-    """The key that a secret stands for; None without one.
+    """Return the signing key for a secret; None without one.
 
     Args:
         secret: text, in which ``${NAME}`` is filled in from the environment; behind ``whsec_`` it is base64.
@@ -418,7 +421,7 @@ def signing_key(secret: str | None, where: str) -> bytes | None:
     """
     if secret is None:
         return None
-    text = filled(secret, where)
+    text = expand_variables(secret, where)
     if not text.startswith("whsec_"):
         return text.encode()
     try:
@@ -430,10 +433,10 @@ def signing_key(secret: str | None, where: str) -> bytes | None:
 
 
 def signature_headers(key: bytes, id: str, body: bytes) -> dict[str, str]:
-    """The headers that sign a request.
+    """Return the headers that sign a request.
 
     Args:
-        id: names the request; the same if it is sent again.
+        id: identifies the request; equal if it is sent again.
     """
     at = int(time.time())
     signed = b"%s.%d." % (id.encode(), at) + body

@@ -16,8 +16,8 @@ from ferryman.engine.results import ErrorKind, Listing, NodeError, NodeReport, N
 from ferryman.engine.runner.base import Runner
 from ferryman.notify import Stopped
 from ferryman.plan import JoinNode, Plan, StepNode
-from ferryman.plan.calls import REMEDY, returns_nothing
-from ferryman.plan.nodes import VARIABLE, here, listed
+from ferryman.plan.calls import REMEDY, always_returns_none
+from ferryman.plan.nodes import CAPABILITIES_VARIABLE, join_names, local_capabilities
 from ferryman.records.families import decode_held
 
 
@@ -25,7 +25,7 @@ class ListCapabilities:
     """Task: return the capabilities (``needs=`` of steps) that the machine has on which it runs."""
 
     def __call__(self, _number: int) -> frozenset[str]:
-        return here()
+        return local_capabilities()
 
 
 class NodeBreakers:
@@ -178,8 +178,9 @@ class NodeBreakers:
         for node, needs in self._needs.items():
             if not any(needs <= has for has in capabilities):
                 why = (
-                    f"needs {listed(needs)}, which no executor has. On one machine: --has {','.join(sorted(needs))}; "
-                    f"on a cluster, {VARIABLE} in the environment of the executors that have it"
+                    f"needs {join_names(needs)}, which no executor has. On one machine: --has "
+                    f"{','.join(sorted(needs))}; on a cluster, {CAPABILITIES_VARIABLE} in the environment of the "
+                    "executors that have it"
                 )
                 self.breakers.record_failure(self._label(node), why, permanent=True)
                 self._unrunnable.add(node)
@@ -237,7 +238,7 @@ class NodeBreakers:
             f"that came to it, so it dropped {'it' if count == 1 else 'them'}. {REMEDY}"
             for name, count in self._none_counts.items()
             if name not in self._productive
-            and (count >= _HINT_AFTER_NONES or (count and returns_nothing(self._steps[name].fn)))
+            and (count >= _HINT_AFTER_NONES or (count and always_returns_none(self._steps[name].fn)))
         ]
 
     def stopped(self) -> list[Stopped]:

@@ -20,15 +20,15 @@ from ferryman.account.relations import Filter
 from ferryman.engine.commit import commit_wave
 from ferryman.engine.settle import in_process, settle
 from ferryman.plan import keyed_nodes, logs_read
-from ferryman.plan.keyed import counted_once
+from ferryman.plan.keyed import read_once_sources
 from ferryman.records.families import (
     FailedMember,
-    Owed,
+    MissingDelivery,
     Published,
+    count_open_deliveries,
     decode_failures,
     encode_failures,
     encode_published,
-    open_deliveries,
 )
 from ferryman.records.keys import export_name
 from ferryman.records.rows import DOCUMENTS, EVENT_OF_ROW, ORDINAL_COMMAND, RANGE, Status, events, table_of
@@ -103,7 +103,7 @@ def _select_deliveries(state: State, command: Command, share: tuple[int, int]) -
     if command.documents is not None:
         selected = [d for d in selected if d["origin"] in command.documents]
     if command.definition.whole_documents:
-        once = counted_once(state.plan.nodes)
+        once = read_once_sources(state.plan.nodes)
         selected = [
             d
             for d in selected
@@ -216,7 +216,7 @@ def _write_document_rows(
             [changed for f in decode_failures(text) if (changed := change(f, wanted[name])).owed]
             for name, text in zip(names, columns["failed"], strict=True)
         ]
-        owed = [open_deliveries(each) for each in failures]
+        owed = [count_open_deliveries(each) for each in failures]
         columns |= {"owed": owed, "failed": [encode_failures(each) for each in failures]}
         if effect is DocumentsEffect.DUE:
             columns |= {"due": 0, "held": None}
@@ -237,7 +237,7 @@ def _family_name(state: State, delivery: dict[str, Any]) -> str:
 
 def _reopen_deliveries(failure: FailedMember, wanted: set[tuple[str, str, str]]) -> FailedMember:
     """Return the failure with these deliveries, (member, destination, route), pending again from attempt zero."""
-    owed = [Owed(*o.end, 0, True) if (failure.member, *o.end) in wanted else o for o in failure.owed]
+    owed = [MissingDelivery(*o.end, 0, True) if (failure.member, *o.end) in wanted else o for o in failure.owed]
     return FailedMember(failure.member, failure.node, failure.route, failure.branches, owed)
 
 

@@ -17,7 +17,7 @@ from ferryman.engine.runner.on_demand import OnDemandRunner, cores_of
 from ferryman.errors import EngineError, FerrymanError
 from ferryman.observe import Observer
 from ferryman.plan import Plan, SourceNode
-from ferryman.plan.load import send_neighbours
+from ferryman.plan.load import pickle_neighbours_by_value
 from ferryman.sources import DataFrame
 from ferryman.state.state import State, state_root
 from ferryman.storage.files import StatePath, is_disk_full
@@ -124,7 +124,7 @@ def open_runner(
                 observer.message(note)
             runner = SparkRunner(existing)
             if not runner.on_one_machine:
-                send_neighbours(plans)
+                pickle_neighbours_by_value(plans)
             yield runner
             return
     with contextlib.ExitStack() as cleanup:
@@ -145,7 +145,7 @@ def open_runner(
         cores = cores_of(master)
         if cores is None:
             announce()
-            send_neighbours(plans)
+            pickle_neighbours_by_value(plans)
             yield start()
             return
         check_java()

@@ -18,7 +18,7 @@ from ferryman.engine.once import OnceRanges, OnceWave, end_once_wave
 from ferryman.engine.results import NO_IDS, NOTHING_STAGED, Blocked, ListedPart, Listing, Staged, WantedIds, outage_of
 from ferryman.errors import Misconfigured, StateLost, UsageError, message_of
 from ferryman.plan import ExportsNode, SourceNode, errors_node, keyed_nodes, logs_read
-from ferryman.plan.keyed import counted_once, sources_above
+from ferryman.plan.keyed import read_once_sources, upstream_sources
 from ferryman.records.keys import lane_number, lanes, place_id, place_of
 from ferryman.records.rows import now_us, wait_s
 from ferryman.sources.log import Log, Piece, Positions
@@ -65,7 +65,7 @@ class Logs:
         """Logs whose new positions they do not know yet."""
         self._once = state.plan.once
         self._max_entries = limits.ONCE_DOCUMENTS if self._once else limits.TASK_DOCUMENTS
-        self._counted_once = counted_once(state.plan.nodes)
+        self._counted_once = read_once_sources(state.plan.nodes)
         self._once_ranges = OnceRanges(state, self._logs)
         holds = errors_node(state.plan.nodes) is None
         self._held_exports = {
@@ -251,7 +251,7 @@ class Logs:
     def _keyed_nodes_fed_by(self, name: str) -> list[str]:
         """Return the keyed nodes that a log's entries reach."""
         plan = self._state.plan.nodes
-        return [n.name for n in keyed_nodes(plan) if name in {s.name for s in sources_above(n, plan)}]
+        return [n.name for n in keyed_nodes(plan) if name in {s.name for s in upstream_sources(n, plan)}]
 
     def _reset_options(self, name: str) -> str:
         return " ".join(f"--reset-state {node}" for node in self._keyed_nodes_fed_by(name))

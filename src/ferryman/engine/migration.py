@@ -22,11 +22,11 @@ from ferryman.engine.once import recover_once_wave
 from ferryman.engine.settle import in_process, settle
 from ferryman.errors import UsageError
 from ferryman.plan import KeyedNode, Plan, changed_sources, keyed_nodes, logs_read, sources_of, structure
-from ferryman.plan.keyed import counted_once, sources_above
-from ferryman.plan.structure import DELIVERED, Structure, keyed_of, reached
-from ferryman.records.families import had_sql
-from ferryman.records.keys import FOLDER, FORGOTTEN, PUBLISHED, feed_of, lanes, place_id
-from ferryman.records.rows import DOCUMENTS, EVENT_OF_ROW, LEDGER, ORDINAL_COMMAND, OUTBOX_KEPT, Status, table_of
+from ferryman.plan.keyed import read_once_sources, upstream_sources
+from ferryman.plan.structure import DELIVERED_KINDS, Structure, keyed_node_names, reachable_destinations
+from ferryman.records.families import was_published_sql
+from ferryman.records.keys import FOLDER, FORGOTTEN, PUBLISHED, feed_id, lanes, place_id
+from ferryman.records.rows import DOCUMENTS, EVENT_OF_ROW, LEDGER, ORDINAL_COMMAND, OUTBOX_SMALL, Status, table_of
 from ferryman.sources import Log
 from ferryman.state.commands import queued_commands
 from ferryman.state.keyed import MERGED
@@ -65,7 +65,7 @@ def finish(state: State) -> str:
     older: Any = seals.unseal(state.root / MIGRATION)
     why = f"plan version {state.plan.version} continues from version {older['from']}"
     number = state.wave + 1
-    removed = [name for name, node in before.items() if node.kind in DELIVERED and name not in after]
+    removed = [name for name, node in before.items() if node.kind in DELIVERED_KINDS and name not in after]
     paths = [f.path for f in state.outbox.files.values() if f.partition["destination"] in removed]
     dropped = [_drop_events(state, path, number, why) for path in paths]
     parts = [write_part(state.ledger.folder, table, epoch=state.epoch) for table in dropped if table.num_rows]
@@ -97,10 +97,10 @@ def _reprocess_condition(plan: Plan, before: Structure, after: Structure) -> str
     These are all documents of changed sources, and all that had failed, whose deliveries have other hashes now. Log
     entries that a keyed node has counted are not read twice, and exports of keyed nodes are processed once.
     """
-    keyed = keyed_of(before) | keyed_of(after)
+    keyed = keyed_node_names(before) | keyed_node_names(after)
     sources = changed_sources(before, after)
-    once = quote_list(counted_once(plan.nodes) - keyed)
-    counted = " OR ".join(map(had_sql, sorted(keyed))) or "false"
+    once = quote_list(read_once_sources(plan.nodes) - keyed)
+    counted = " OR ".join(map(was_published_sql, sorted(keyed))) or "false"
     return (
         f"operation = 'upsert' AND source NOT IN (SELECT unnest({quote_list(keyed)})) AND CASE "
         f"WHEN source IN (SELECT unnest({once})) THEN failed IS NOT NULL AND NOT ({counted}) "
@@ -111,9 +111,13 @@ def _reprocess_condition(plan: Plan, before: Structure, after: Structure) -> str
 def _describe_keyed_nodes(state: State, before: Structure, after: Structure) -> Iterator[str]:
     """Yield a line for each keyed node: what it has not received of logs, and what it continues with."""
     for node in keyed_nodes(state.plan.nodes):
-        above = [s.name for s in sources_above(node, state.plan.nodes) if isinstance(s.source, Log)]
+        above = [s.name for s in upstream_sources(node, state.plan.nodes) if isinstance(s.source, Log)]
         before_node = before.get(node.name)
-        new = [name for name in above if LogPositions(state, name).was_read and node.name not in reached(before, name)]
+        new = [
+            name
+            for name in above
+            if LogPositions(state, name).was_read and node.name not in reachable_destinations(before, name)
+        ]
         if new:
             yield f"{node.name} counts what comes from now on in {', '.join(new)}, of which entries were read before"
         if before_node is not None and before_node.code != after[node.name].code:
@@ -122,7 +126,7 @@ def _describe_keyed_nodes(state: State, before: Structure, after: Structure) -> 
 
 def _drop_events(state: State, path: str, number: int, why: str) -> pa.Table:
     """Return the events that drop all rows of an outbox file, whose destination was removed."""
-    rows = read_part(state.outbox.path(path), OUTBOX_KEPT)
+    rows = read_part(state.outbox.path(path), OUTBOX_SMALL)
     destination = state.outbox.files[path].partition["destination"]
     return table_of(
         LEDGER,
@@ -222,7 +226,7 @@ def refuse_incompatible(old: State, plan: Plan, *, fenced: bool) -> None:
         UsageError: why; nothing was changed.
     """
     before = old.recorded_structure()
-    keyed = keyed_of(before)
+    keyed = keyed_node_names(before)
     if not keyed and not keyed_nodes(plan.nodes):
         return
     version = old.plan.version
@@ -230,7 +234,7 @@ def refuse_incompatible(old: State, plan: Plan, *, fenced: bool) -> None:
         raise UsageError("\n".join(f"--from-version {version}: {each}" for each in problems))
     if fenced or not keyed:
         return
-    logs = [name for name in counted_once(plan.nodes) if name not in keyed]
+    logs = [name for name in read_once_sources(plan.nodes) if name not in keyed]
     unfinished = [*unfinished_work(old, keyed, before), *counted_and_failed(old, logs, keyed)]
     unfinished += [
         f"`{command.verb}` by {command.who} is queued, and was not carried out" for command in queued_commands(old)
@@ -245,7 +249,7 @@ def refuse_incompatible(old: State, plan: Plan, *, fenced: bool) -> None:
 
 def shared_keyed_nodes(old: State, plan: Plan) -> list[KeyedNode]:
     """Return the keyed nodes that both versions have."""
-    had = keyed_of(old.recorded_structure())
+    had = keyed_node_names(old.recorded_structure())
     return [node for node in keyed_nodes(plan.nodes) if node.name in had]
 
 
@@ -253,14 +257,14 @@ def keyed_identity(old: State, plan: Plan) -> dict[str, Any]:
     """Return what the new state stores about keyed nodes: the names under which readers of the older version know a
     node's changes, and all keyed nodes that ever existed, since places of exports are used once."""
     return {
-        "feeds": {node.name: feed_of(old.root, node.name) for node in shared_keyed_nodes(old, plan)},
+        "feeds": {node.name: feed_id(old.root, node.name) for node in shared_keyed_nodes(old, plan)},
         "keyed": sorted(all_keyed_names(old)),
     }
 
 
 def all_keyed_names(old: State) -> set[str]:
     """Return the names of the keyed nodes of a version and of all before it."""
-    return keyed_of(old.recorded_structure()).union(old.identity().get("keyed", ()))
+    return keyed_node_names(old.recorded_structure()).union(old.identity().get("keyed", ()))
 
 
 def copy_keyed_tables(old: State, new: State) -> None:
@@ -377,7 +381,7 @@ def migrate(root: StatePath, plan: Plan, from_version: int) -> None:
         recover_once_wave(old, in_process, plan)
         fenced = files.exists(old.root / MIGRATED)
         refuse_incompatible(old, plan, fenced=fenced)
-        if not keyed_of(old.recorded_structure()):  # with keyed nodes none is queued, or it came after the fence
+        if not keyed_node_names(old.recorded_structure()):  # with them none is queued, or it came after the fence
             for command in queued_commands(old):
                 commands.apply(old, command)
         old.check_ownership()

@@ -20,7 +20,7 @@ from ferryman.engine.commit import commit_wave
 from ferryman.engine.settle import in_process, settle
 from ferryman.errors import Unavailable, UsageError, message_of
 from ferryman.plan import Node, SourceNode, keyed_nodes, successors
-from ferryman.plan.keyed import keyed_above, sources_above
+from ferryman.plan.keyed import upstream_keyed_nodes, upstream_sources
 from ferryman.records.keys import CONTRIBUTIONS, EXPORTS_FILE, KEY_STATE, file_stats, lane_of, lanes
 from ferryman.records.rows import table_of
 from ferryman.sources import Log
@@ -117,7 +117,7 @@ def _add_nodes_below(nodes: Sequence[Node], names: Collection[str]) -> set[str]:
     chosen, before = set(names), set[str]()
     while chosen != before:
         before = set(chosen)
-        chosen |= {node.name for node in keyed.values() if keyed_above(node, nodes) & chosen}
+        chosen |= {node.name for node in keyed.values() if upstream_keyed_nodes(node, nodes) & chosen}
     return chosen
 
 
@@ -129,10 +129,10 @@ def _feeding_logs(nodes: Sequence[Node], chosen: Collection[str]) -> list[Source
     """
     above: dict[str, SourceNode] = {}
     for node in keyed_nodes(nodes):
-        feeding = {each.name: each for each in sources_above(node, nodes)}
+        feeding = {each.name: each for each in upstream_sources(node, nodes)}
         if node.name in chosen:
             above |= feeding
-            if others := sorted(keyed_above(node, nodes) - {*chosen}):
+            if others := sorted(upstream_keyed_nodes(node, nodes) - {*chosen}):
                 raise UsageError(
                     f"--reset-state: {', '.join(others)} also feeds {node.name}, and would not be counted again: name "
                     "it, too. Nothing was changed."
@@ -144,7 +144,7 @@ def _feeding_logs(nodes: Sequence[Node], chosen: Collection[str]) -> list[Source
             "changed."
         )
     for node in keyed_nodes(nodes):
-        if node.name not in chosen and (shared := {s.name for s in sources_above(node, nodes)} & above.keys()):
+        if node.name not in chosen and (shared := {s.name for s in upstream_sources(node, nodes)} & above.keys()):
             raise UsageError(
                 f"--reset-state: {', '.join(sorted(shared))} also feeds {node.name}, which would count it twice: give "
                 f"--reset-state {node.name}, too. Nothing was changed."

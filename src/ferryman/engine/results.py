@@ -17,7 +17,7 @@ import msgspec
 
 import ferryman
 from ferryman import crash
-from ferryman.document import Again
+from ferryman.document import RereadRequest
 from ferryman.engine.runner.base import QueryFailed
 from ferryman.errors import (
     BadDocument,
@@ -35,7 +35,7 @@ from ferryman.errors import (
     shortened,
 )
 from ferryman.memory import describe_memory_error, is_failed_allocation
-from ferryman.net.faults import causes, is_connection
+from ferryman.net.faults import causes, is_connection_error
 from ferryman.plan import SourceNode
 from ferryman.records.families import Published
 from ferryman.records.rows import HEADING, LONGEST
@@ -54,7 +54,7 @@ class Savepoint(NamedTuple):
     events: int
     published: tuple[int, list[Published]]
     counts: dict[str, int]
-    reread: Again | None
+    reread: RereadRequest | None
 
 
 class Staged(NamedTuple):
@@ -166,7 +166,7 @@ def outage_of(error: BaseException) -> Outage | None:
     cause = error.__cause__ if isinstance(error, QueryFailed) and error.__cause__ is not None else error
     if isinstance(cause, Misconfigured):
         return Outage(message_of(error), permanent=True)
-    if isinstance(error, Unavailable | WorkerDied) or is_connection(error, reading=True):
+    if isinstance(error, Unavailable | WorkerDied) or is_connection_error(error, reading=True):
         return Outage(message_of(error), permanent=False)
     if isinstance(error, UsageError | QueryFailed):
         return Outage(message_of(error), permanent=True)
@@ -360,7 +360,7 @@ class Traces:
         ):
             theirs = theirs.tb_next
         text = (
-            plain_text("".join(_format_traceback(error, theirs)), most=_UNSHORTENED).removeprefix(HEADING).strip("\n")
+            plain_text("".join(_format_traceback(error, theirs)), limit=_UNSHORTENED).removeprefix(HEADING).strip("\n")
         )
         return text if len(text) <= LONGEST else f"  …\n{text[-LONGEST:]}"
 
@@ -401,7 +401,7 @@ def _kind_of_error(error: BaseException, reading: bool) -> ErrorKind:
         return ErrorKind.UNAVAILABLE
     if any(isinstance(each, StepTimeout) for each in causes(error)):
         return ErrorKind.UNFORESEEN
-    if is_connection(error, reading=reading):
+    if is_connection_error(error, reading=reading):
         return ErrorKind.CONNECTION
     return ErrorKind.TRANSIENT if isinstance(error, TransientError) else ErrorKind.UNFORESEEN
 

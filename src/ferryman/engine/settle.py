@@ -34,7 +34,7 @@ from ferryman.records.rows import (
     LEDGER,
     OUTBOX,
     OUTBOX_FILE,
-    OUTBOX_KEPT,
+    OUTBOX_SMALL,
     Result,
     RowResult,
     Rows,
@@ -300,7 +300,7 @@ class Repairer:
 
     def __call__(self, item: Repair) -> tuple[Part | None, int, int]:
         """Return the file, the number of its rows that leave the outbox, and the number of deletes among these."""
-        table = read_part(local_copy(path_of(self.root) / "outbox" / item.path), OUTBOX_KEPT)
+        table = read_part(local_copy(path_of(self.root) / "outbox" / item.path), OUTBOX_SMALL)
         rows = table["row"]
         mask = pc.and_(pc.greater_equal(rows, item.rows.first), pc.less(rows, item.rows.end))
         if item.eligible is not None:

@@ -35,7 +35,7 @@ from ferryman.intake.states import ACCESS as ACCESS_TABLE
 from ferryman.intake.states import BATCH, JOB, JobList, JobState, Transitions, job_list_of
 from ferryman.intake.store import Check, Conflict, Create, Delete, Op, StoredNode
 from ferryman.intake.tree import KINDS, NodeTree
-from ferryman.net.urls import shown
+from ferryman.net.urls import redact
 
 FAIL_AFTER_S: Final = 3600.0
 """Age in seconds from which a finding is a failure: younger nodes may be somebody's current work, and give a
@@ -487,11 +487,11 @@ def _strip_url(begins: str, rest: str) -> str:
     """Remove secrets from a value that is a URL. Where no host can be, the password may reach up to the last ``@``."""
     if _HOST.match(rest) is None or "@" in re.split("[/?#]", rest, maxsplit=1)[0]:
         rest = rest.rpartition("@")[2]
-    return _strip_urls(shown(f"{begins}{rest}"))
+    return _strip_urls(redact(f"{begins}{rest}"))
 
 
 def _strip_urls(text: str) -> str:
-    return _URL.sub(lambda found: shown(found[0]), text)
+    return _URL.sub(lambda found: redact(found[0]), text)
 
 
 def dump_without_secrets(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from ferryman.document import unfit
+from ferryman.document import json_problem
 from ferryman.errors import UsageError, plain_text
 from ferryman.intake import nodes
 from ferryman.intake.errors import NodeInvalid, StateError
@@ -448,7 +448,7 @@ def read_inventory(path: Path) -> Iterator[StoredFile]:
                 stored = msgspec.json.decode(line, type=StoredFile)
             except (msgspec.MsgspecError, RecursionError) as e:
                 raise ValueError(plain_text(e)) from None
-            if why := unfit(stored.fields):
+            if why := json_problem(stored.fields):
                 raise ValueError(f"what is said of {stored.path} {why}")
             yield stored
 

@@ -1,4 +1,4 @@
-"""Members of an archive: zip and tar, the latter also compressed, with the guard against what is in them to do harm."""
+"""Members of zip and tar archives, also compressed tar, with guards against archives that are made to do harm."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from ferryman.net import compressed
 
-BROKEN: Final = (*compressed.DAMAGES, zipfile.BadZipFile, tarfile.TarError, NotImplementedError)
+ARCHIVE_ERRORS: Final = (*compressed.DAMAGE_ERRORS, zipfile.BadZipFile, tarfile.TarError, NotImplementedError)
 """Exceptions of opening and reading broken archives; an ``OSError`` with a number is about the disk."""
 
 Stream = io.RawIOBase | io.BytesIO
@@ -33,14 +33,14 @@ ENTRIES: Final = 2
 """Entries in a zip's directory for each member that may be unpacked: folders have some, too."""
 
 DIGITS: Final = 256
-"""In a row, in a tar member's attributes: none of them has numbers as long."""
+"""Longest run of digits in a tar member's attributes: real ones have far fewer."""
 
 _ENTRY: Final = b"PK\x01\x02"
 _ENTRY_BYTES: Final = 46
 """Fixed bytes of an entry in a zip's directory, before its name, extra data and comment."""
 _LENGTHS_AT: Final = 28
 
-_READ_WHOLE: Final = (
+_TYPES_READ_WHOLE: Final = (
     tarfile.GNUTYPE_LONGNAME,
     tarfile.GNUTYPE_LONGLINK,
     tarfile.XHDTYPE,
@@ -50,7 +50,7 @@ _READ_WHOLE: Final = (
 
 
 class Flaw(enum.StrEnum):
-    """Why a member may not come out."""
+    """Reason for not unpacking a member."""
 
     OUTSIDE = "outside"
     ENCRYPTED = "encrypted"
@@ -60,41 +60,41 @@ class Flaw(enum.StrEnum):
 
 
 class Member(NamedTuple):
-    """A file in an archive, to be opened before the next one is asked for."""
+    """A file in an archive; it must be opened before the next member is requested."""
 
     path: str
     flaw: Flaw | None
     open: Callable[[], Any]
 
 
-class TooMuch(Exception):
-    """An archive goes over its budget; says by which limit."""
+class BudgetExceeded(Exception):
+    """An archive exceeds its budget; the message says which limit."""
 
 
 class Budget:
-    """Limit of what an archive may unpack to, counted over all archives in it.
+    """Limits of an archive's members and unpacked size, counted over all archives in it.
 
     Args:
-        packed: its own size (bytes).
-        members: how many it may have.
-        size: what they may have unpacked (bytes).
-        ratio: unpacked bytes a packed byte, from ``free`` bytes on.
-        words: what is said of one with more members, more bytes, more bytes a byte; each has a place for the limit.
+        packed: size of the archive (bytes).
+        members: largest number of members.
+        size: largest unpacked size of all members (bytes).
+        ratio: largest number of unpacked bytes per packed byte; not checked up to ``free`` unpacked bytes.
+        messages: templates for the errors of too many members, too many bytes, too high a ratio; ``{}`` is the limit.
     """
 
-    def __init__(self, packed: int, members: int, size: int, ratio: float, free: int, words: Sequence[str]) -> None:
+    def __init__(self, packed: int, members: int, size: int, ratio: float, free: int, messages: Sequence[str]) -> None:
         self._limits = (members, size, ratio)
         self._ratio_bytes = max(free, packed * ratio)
-        self._words = words
+        self._words = messages
         self._members = self._bytes = 0
         self.is_spent = False
 
-    def left(self) -> int:
-        """How many members it may have still."""
+    def members_left(self) -> int:
+        """Return the number of members that may still be unpacked."""
         return int(max(0, self._limits[0] - self._members))
 
     def take(self, members: int, size: int) -> None:
-        """Count what is about to be unpacked, or has just been.
+        """Count members and bytes that are about to be unpacked, or have just been.
 
         Raises:
             TooMuch: it goes over a limit.
@@ -102,31 +102,31 @@ class Budget:
         self._members += members
         self._bytes += size
         counts = ((self._members, self._limits[0]), (self._bytes, self._limits[1]), (self._bytes, self._ratio_bytes))
-        for (count, most), limit, words in zip(counts, self._limits, self._words, strict=True):
-            if count > most:
+        for (count, limit_), limit, messages in zip(counts, self._limits, self._words, strict=True):
+            if count > limit_:
                 self.is_spent = True
-                raise TooMuch(words.format(limit))
+                raise BudgetExceeded(messages.format(limit))
 
 
 def is_archive(file: Stream) -> bool:
-    """Does it begin like one that ``members`` unpacks? Closes it."""
+    """Return whether a file begins like an archive that ``members`` unpacks. Closes the file."""
     plain: io.BufferedReader = io.BufferedReader(file)
     with plain:
         if _is_zip(plain):
             return True
         try:
-            head = _unpacked(plain, lambda size: None).read(tarfile.BLOCKSIZE)
+            head = _decompressed(plain, lambda size: None).read(tarfile.BLOCKSIZE)
             tarfile.TarInfo.frombuf(head, tarfile.ENCODING, "surrogateescape")
-        except BROKEN:
+        except ARCHIVE_ERRORS:
             return False
     return True
 
 
 def members(file: Stream, budget: Budget) -> Iterator[Member]:
-    """Files of an archive in their order; of folders nothing. Closes it.
+    """Yield the files of an archive in their order, without folders. Closes the archive.
 
-    All that a zip declares is taken from the budget before the first one comes, of a compressed tar each byte as it is
-    unpacked. A tar that is not compressed holds no more than it is.
+    A zip's declared sizes are charged to the budget before the first member, a compressed tar's bytes as they are
+    unpacked. The content of an uncompressed tar is not charged: it is not larger than the archive.
 
     Raises:
         TooMuch: also while a member is read.
@@ -134,16 +134,16 @@ def members(file: Stream, budget: Budget) -> Iterator[Member]:
     """
     plain: io.BufferedReader = io.BufferedReader(file)
     with plain:
-        yield from (_of_zip if _is_zip(plain) else _of_tar)(plain, budget)
+        yield from (_zip_members if _is_zip(plain) else _tar_members)(plain, budget)
 
 
-def climbs(path: str) -> bool:
+def leads_outside(path: str) -> bool:
     """Return whether the path leads out of its folder."""
     parts = path.replace("\\", "/").split("/")
     return not parts[0] or ".." in parts or "\0" in path or bool(_DRIVE.match(path))
 
 
-def _of_zip(plain: io.BufferedReader, budget: Budget) -> Iterator[Member]:
+def _zip_members(plain: io.BufferedReader, budget: Budget) -> Iterator[Member]:
     bounded = _BoundedZip(plain, budget)
     with zipfile.ZipFile(bounded) as archive:
         bounded.is_listed = True
@@ -153,14 +153,17 @@ def _of_zip(plain: io.BufferedReader, budget: Budget) -> Iterator[Member]:
         budget.take(len(infos), sum(info.file_size for info in infos))
         for info in infos:
             is_link = stat.S_ISLNK(info.external_attr >> 16)
-            flaws = {Flaw.OUTSIDE: climbs(info.filename), Flaw.ENCRYPTED: info.flag_bits & 1, Flaw.LINK: is_link}
+            flaws = {Flaw.OUTSIDE: leads_outside(info.filename), Flaw.ENCRYPTED: info.flag_bits & 1, Flaw.LINK: is_link}
             flaw = next((flaw for flaw, has in flaws.items() if has), None)
             yield Member(info.filename, flaw, partial(archive.open, info))  # it reads no more than was declared
 
 
 class _BoundedZip:
-    """A zip's bytes. Its directory is read whole, and each entry of it takes ten times its bytes: one with more entries
-    than may be unpacked is refused before that."""
+    """File of a zip that refuses a directory with more entries than may be unpacked.
+
+    ``zipfile`` reads the directory as a whole, and each entry takes ten times its bytes in memory, so the entries are
+    counted before ``zipfile`` parses them.
+    """
 
     def __init__(self, plain: io.BufferedReader, budget: Budget) -> None:
         self._plain, self._budget = plain, budget
@@ -171,7 +174,7 @@ class _BoundedZip:
     def read(self, size: int = -1) -> bytes:
         if self.is_listed:
             return self._plain.read(size)
-        members = ENTRIES * max(1, self._budget.left())
+        members = ENTRIES * max(1, self._budget.members_left())
         if size > max(HEADER_BYTES, members * DIRECTORY_BYTES):
             raise zipfile.BadZipFile(f"its directory has {size} bytes: more than {DIRECTORY_BYTES} a member")
         data = self._plain.read(size)
@@ -181,7 +184,7 @@ class _BoundedZip:
 
 
 def _entries(directory: bytes) -> int:
-    """How many entries a zip's directory has."""
+    """Count the entries of a zip's directory."""
     count = at = 0
     while len(directory) - at >= _ENTRY_BYTES:
         at += _ENTRY_BYTES + sum(struct.unpack_from("<HHH", directory, at + _LENGTHS_AT))
@@ -189,39 +192,39 @@ def _entries(directory: bytes) -> int:
     return count
 
 
-def _of_tar(plain: io.BufferedReader, budget: Budget) -> Iterator[Member]:
-    stream = _unpacked(plain, partial(budget.take, 0))
+def _tar_members(plain: io.BufferedReader, budget: Budget) -> Iterator[Member]:
+    stream = _decompressed(plain, partial(budget.take, 0))
     with stream, tarfile.open(fileobj=stream, mode="r|", errorlevel=1, tarinfo=_BoundedInfo) as archive:
         for info in archive:
-            archive.members.clear()  # type: ignore[attr-defined]  # it would keep all of them
+            archive.members.clear()  # type: ignore[attr-defined]  # it would keep all of them in memory
             if not info.isdir():
                 budget.take(1, 0)
                 yield Member(info.name, _flaw(info), partial(archive.extractfile, info))
 
 
 class _BoundedInfo(tarfile.TarInfo):
-    """A member's header. What comes before one to hold a long name or attributes is read whole: it must be short."""
+    """Header of a tar member. Blocks for long names and attributes, which are read as a whole, must be short."""
 
     def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
-        if self.type in _READ_WHOLE and self.size > HEADER_BYTES:
+        if self.type in _TYPES_READ_WHOLE and self.size > HEADER_BYTES:
             raise tarfile.ReadError(f"a member's name or attributes have {self.size} bytes, more than {HEADER_BYTES}")
         return super()._proc_member(archive)  # type: ignore[misc, no-any-return]
 
     def _proc_pax(self, archive: Any) -> tarfile.TarInfo:
-        """Attributes with a long row of digits are refused: tarfile looks for one of them in quadratic time."""
+        """Refuse attributes with a long run of digits: ``tarfile`` would search them in quadratic time."""
         inner = archive.fileobj
         data = inner.read(self._block(self.size))  # type: ignore[attr-defined]
         if max(map(len, re.split(rb"[^0-9]+", data))) > DIGITS:
             raise tarfile.ReadError(f"a member's attributes have a number of more than {DIGITS} digits")
-        archive.fileobj = _ReadAgain(data, inner)
+        archive.fileobj = _ReplayingStream(data, inner)
         try:
             return super()._proc_pax(archive)  # type: ignore[misc, no-any-return]
         finally:
             archive.fileobj = inner
 
 
-class _ReadAgain:
-    """A stream of which a part was read ahead."""
+class _ReplayingStream:
+    """A stream that returns data that was read ahead before it goes on."""
 
     def __init__(self, data: bytes, inner: Any) -> None:
         self._data, self._inner = data, inner
@@ -233,7 +236,7 @@ class _ReadAgain:
 
 
 def _flaw(info: tarfile.TarInfo) -> Flaw | None:
-    if climbs(info.name):
+    if leads_outside(info.name):
         return Flaw.OUTSIDE
     if not info.isreg():
         return Flaw.LINK if info.issym() or info.islnk() else Flaw.DEVICE
@@ -241,9 +244,9 @@ def _flaw(info: tarfile.TarInfo) -> Flaw | None:
 
 
 def _is_zip(plain: io.BufferedReader) -> bool:
-    """By its beginning: a tar may end with a zip, and zipfile looks at the end."""
+    """Return whether a file begins like a zip; ``zipfile`` looks at the end, where a tar may hold a zip."""
     return plain.peek(2).startswith(b"PK")
 
 
-def _unpacked(plain: io.BufferedReader, take: Callable[[int], None]) -> io.BufferedReader:
-    return io.BufferedReader(compressed.Unpacked(plain, take)) if compressed.kind_of(plain) else plain
+def _decompressed(plain: io.BufferedReader, take: Callable[[int], None]) -> io.BufferedReader:
+    return io.BufferedReader(compressed.UnpackedStream(plain, take)) if compressed.stream_compression(plain) else plain

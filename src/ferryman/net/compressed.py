@@ -1,4 +1,4 @@
-"""Compressed bytes, known by the first of them: gzip, bzip2, xz and zstd."""
+"""Decompression of gzip, bzip2, xz and zstd, recognised by their first bytes."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from typing import Any, Final
 from ferryman import limits
 
 CHUNK_BYTES: Final = 128 * limits.KIB
-DAMAGES: Final = (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError)
+DAMAGE_ERRORS: Final = (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError)
 """Exceptions of unpackers for damaged bytes."""
 
 _HEAD_BYTES: Final = 10
 
 
-def kind(head: bytes) -> str:
-    """Return the compression that these first bytes announce; "" if they do not."""
-    return next((name for name, (magic, _) in _KINDS.items() if magic.match(head)), "")
+def compression_of(head: bytes) -> str:
+    """Return the compression that begins with these bytes; "" if there is none."""
+    return next((name for name, (magic, _) in _COMPRESSIONS.items() if magic.match(head)), "")
 
 
-def kind_of(stream: io.BufferedReader) -> str:
-    """Return the compression of a stream, which stays where it is."""
-    return kind(stream.peek(_HEAD_BYTES)[:_HEAD_BYTES])
+def stream_compression(stream: io.BufferedReader) -> str:
+    """Return the compression of a stream, without moving its position."""
+    return compression_of(stream.peek(_HEAD_BYTES)[:_HEAD_BYTES])
 
 
-class Unpacked(io.RawIOBase):
-    """Content of a compressed stream, which is closed with it. Memory does not grow with it.
+class UnpackedStream(io.RawIOBase):
+    """Content of a compressed stream, which is closed with this one. It is unpacked in chunks, so memory is bounded.
 
     Args:
-        take: is told of so many bytes when they have been unpacked, and raises where it is too much.
+        on_unpacked: called with the number of bytes after each chunk; it raises if there are too many.
     """
 
-    def __init__(self, packed: io.BufferedReader, take: Callable[[int], None]) -> None:
-        self._packed, self._take = packed, take
-        self._inner = _KINDS[kind_of(packed)][1](packed)
+    def __init__(self, packed: io.BufferedReader, on_unpacked: Callable[[int], None]) -> None:
+        self._packed, self._on_unpacked = packed, on_unpacked
+        self._inner = _COMPRESSIONS[stream_compression(packed)][1](packed)
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        data = self._inner.read1(len(buffer))  # not read: what comes before a damage is good
+        data = self._inner.read1(len(buffer))  # not read(): data before a damaged part is good
         buffer[: len(data)] = data
-        self._take(len(data))
+        self._on_unpacked(len(data))
         return len(data)
 
     def close(self) -> None:
@@ -55,8 +55,8 @@ class Unpacked(io.RawIOBase):
         super().close()
 
 
-class _Xz:
-    """Python's own reader of xz sets no limit to the memory that a file may ask for; this one does."""
+class _XzReader:
+    """Reader of xz that limits the memory a file may demand; Python's own does not."""
 
     def __init__(self, packed: io.BufferedReader) -> None:
         self._packed = packed
@@ -64,7 +64,7 @@ class _Xz:
         self._rest = b""
 
     def read1(self, size: int) -> bytes:
-        """Up to so many bytes; none at the end."""
+        """Return up to ``size`` bytes; b"" at the end."""
         while True:
             if self._decoder is None and not self._next():
                 return b""
@@ -81,7 +81,7 @@ class _Xz:
                 return data
 
     def _next(self) -> bool:
-        """Begin the next of several streams; between them there may be zeros."""
+        """Begin the next of several concatenated streams, between which there may be zeros; False at the end."""
         while not (rest := self._rest.lstrip(b"\0")):
             self._rest = self._packed.read1(CHUNK_BYTES)
             if not self._rest:
@@ -91,17 +91,17 @@ class _Xz:
         return True
 
 
-def _zstd(packed: io.BufferedReader) -> Any:
-    """Arrow's reader; it refuses windows of more than 128 MiB itself."""
-    import pyarrow as pa  # takes 0.1 s to load, and few need it
+def _open_zstd(packed: io.BufferedReader) -> Any:
+    """Open Arrow's reader of zstd, which refuses windows of more than 128 MiB."""
+    import pyarrow as pa  # takes 0.1 s to load, and is rarely needed
 
     return pa.CompressedInputStream(pa.PythonFile(packed, mode="r"), "zstd")
 
 
-_KINDS: Final[dict[str, tuple[re.Pattern[bytes], Callable[[io.BufferedReader], Any]]]] = {
+_COMPRESSIONS: Final[dict[str, tuple[re.Pattern[bytes], Callable[[io.BufferedReader], Any]]]] = {
     "gzip": (re.compile(rb"\x1f\x8b\x08"), lambda packed: gzip.GzipFile(fileobj=packed)),
     "bzip2": (re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)"), bz2.BZ2File),
-    "xz": (re.compile(rb"\xfd7zXZ\0"), _Xz),
-    "zstd": (re.compile(rb"\x28\xb5\x2f\xfd"), _zstd),
+    "xz": (re.compile(rb"\xfd7zXZ\0"), _XzReader),
+    "zstd": (re.compile(rb"\x28\xb5\x2f\xfd"), _open_zstd),
 }
-"""Name -> first bytes, unpacker."""
+"""Name of a compression -> its first bytes, and how to open a reader."""

@@ -1,4 +1,4 @@
-"""How databases are named and how they fail: URLs, drivers, passwords that nobody must see, errors that pass."""
+"""URLs of databases, their drivers and passwords, and which of their errors are transient."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ POSTGRESQL_DRIVER: Final = "postgresql+psycopg"
 
 _HIDDEN: Final = "***"
 
-_PASSING_SQLSTATES: Final = ("08", "25", "40", "53", "55", "57", "58", "XX")
-"""Classes of SQLSTATE that speak of the connection, the server or other sessions, not of the statement."""
+_TRANSIENT_SQLSTATES: Final = ("08", "25", "40", "53", "55", "57", "58", "XX")
+"""Classes of SQLSTATE that concern the connection, the server or other sessions, not the statement."""
 
-_PASSING_SQLITE: Final = (
+_TRANSIENT_SQLITE: Final = (
     sqlite3.SQLITE_BUSY,
     sqlite3.SQLITE_LOCKED,
     sqlite3.SQLITE_IOERR,
@@ -28,18 +28,18 @@ _PASSING_SQLITE: Final = (
 )
 
 _REFUSALS: Final = ("authentication", "password", "pg_hba.conf", "does not exist", "Access denied", "permission denied")
-"""A refused connection often has no code, only words."""
+"""Words in permanent errors of connecting, which often have no code."""
 
 
-def parse(url: str) -> sa.URL:
-    """The URL, in full: a plain ``postgresql://`` with the driver that we use, a relative file from the root on.
+def parse_url(url: str) -> sa.URL:
+    """Parse a URL, add the driver that Ferryman uses to a plain ``postgresql://``, and make a file's path absolute.
 
     Raises:
         UsageError: it is not a database URL, or its driver is not installed; says what to write or install.
     """
     try:
         parsed = sa.make_url(url)
-    except (sa.exc.ArgumentError, ValueError):  # the latter: of its port
+    except (sa.exc.ArgumentError, ValueError):  # ValueError: a bad port
         raise UsageError(
             "the url is not one that SQLAlchemy knows. Write sqlite:///index.db for a file, or "
             "postgresql://user@host/database"
@@ -51,24 +51,24 @@ def parse(url: str) -> sa.URL:
     return _absolute(parsed) if parsed.get_backend_name() == "sqlite" else parsed
 
 
-def shown(url: str) -> str:
-    """A URL, or what was given for one, without its password."""
-    return parse(url).render_as_string() if "://" in url else url
+def redact(url: str) -> str:
+    """Return a URL without its password; other text is returned as it is."""
+    return parse_url(url).render_as_string() if "://" in url else url
 
 
 def is_in_memory(url: sa.URL) -> bool:
-    """Return whether it is an SQLite database without a file, private to one process."""
+    """Return whether a URL means an SQLite database without a file, which is private to one process."""
     path = url.database
     return not path or path == ":memory:" or "mode=memory" in path or url.query.get("mode") == "memory"
 
 
-def written(url: sa.URL) -> str:
-    """The URL with its password, to be parsed again."""
+def with_password(url: sa.URL) -> str:
+    """Return a URL as text with its password, to be parsed again."""
     return url.render_as_string(hide_password=False)
 
 
-def without_secrets(text: str, url: sa.URL) -> str:
-    """A text that may have come from a driver, without the URL's password and without what its options hide."""
+def redact_text(text: str, url: sa.URL) -> str:
+    """Remove the URL's password, and the values of its secret options, from a text such as a driver's error."""
     secrets = [url.password, *(v for k, v in url.query.items() if "pass" in k.lower() or "secret" in k.lower())]
     for secret in secrets:
         if secret:
@@ -84,15 +84,15 @@ def _absolute(url: sa.URL) -> sa.URL:
     return url.set(database=places.absolute(path))
 
 
-def may_pass(error: sa.exc.DBAPIError) -> bool:
-    """Would the same statement be answered later (a server that is down, a lock), without anybody fixing it?"""
+def is_transient(error: sa.exc.DBAPIError) -> bool:
+    """Return whether the same statement may succeed later without anybody fixing it (a server is down, a lock)."""
     cause = error.orig
     code = getattr(cause, "sqlite_errorcode", None)
     if code is not None:
-        return code & 0xFF in _PASSING_SQLITE
+        return code & 0xFF in _TRANSIENT_SQLITE
     state = getattr(cause, "sqlstate", None)
     if state:
-        return str(state).startswith(_PASSING_SQLSTATES)
+        return str(state).startswith(_TRANSIENT_SQLSTATES)
     if any(words in str(cause) for words in _REFUSALS):
         return False
     return isinstance(error, sa.exc.OperationalError | sa.exc.InterfaceError)

@@ -1,4 +1,4 @@
-"""HTTP to one server, for destinations: whatever fails, it is known whether the server may have got the request."""
+"""HTTP client for destinations. After any failure it is known whether the server may have received the request."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from ferryman.net import urls
 from ferryman.net.faults import causes
 
 ANSWER_BYTES: Final = 16 * limits.MIB
-"""Most bytes read of an answer: an outcome each for far more deliveries than a chunk has."""
+"""Largest part read of an answer: outcomes for far more deliveries than a chunk has."""
 
 Auth = str | tuple[str, str]
 
 _LEAST_S: Final = 0.001
-"""A time-out of 0 would mean: do not wait for the socket at all."""
+"""Shortest time-out of a socket: 0 would make it non-blocking."""
 
 
 class NotSent(Exception):
-    """No byte of the request has left: nothing took effect, for certain.
+    """No byte of the request was sent, so nothing took effect.
 
     Attributes:
-        permanent: waiting does not help (a certificate that is not trusted).
+        permanent: trying again does not help (a certificate that is not trusted).
     """
 
     def __init__(self, why: str, permanent: bool = False) -> None:
@@ -45,11 +45,11 @@ class NotSent(Exception):
 
 
 class Unanswered(Exception):
-    """The request was sent, at least in part, and no whole answer came: it may have taken effect, or not."""
+    """The request was sent, at least in part, without a complete answer: it may or may not have taken effect."""
 
 
 class Answer(NamedTuple):
-    """A whole answer; of one that is not a success perhaps without its body."""
+    """A complete answer; one that is not a success may lack its body."""
 
     status: int
     reason: str
@@ -57,7 +57,7 @@ class Answer(NamedTuple):
     body: bytes
 
     @property
-    def fine(self) -> bool:
+    def is_success(self) -> bool:
         return 200 <= self.status < 300
 
 
@@ -67,10 +67,10 @@ class Http:
     Args:
         url: http or https; a user and password in it are sent as Basic authentication. ``${NAME}`` in it, in ``auth``
             and in the headers' values, is filled in from the environment.
-        auth: user and password, or all that the header ``Authorization`` says (``Bearer ${TOKEN}``).
+        auth: user and password, or the whole value of the header ``Authorization`` (``Bearer ${TOKEN}``).
         headers: sent with each request.
         ca: a PEM file with the authorities to trust; None: the system's.
-        shown: the URL as it may be shown.
+        shown: the URL without secrets, for messages.
 
     Raises:
         Misconfigured: an environment variable is missing, the URL is invalid, or ``ca`` cannot be read.
@@ -85,31 +85,31 @@ class Http:
         headers: Mapping[str, str] | None = None,
         ca: str | None = None,
     ) -> None:
-        parsed, login = _parted(filled(url, shown), shown)
-        self._headers = {name: filled(value, shown) for name, value in (headers or {}).items()}
+        parsed, login = _split_url(expand_variables(url, shown), shown)
+        self._headers = {name: expand_variables(value, shown) for name, value in (headers or {}).items()}
         self._secrets = [value for name, value in self._headers.items() if value != (headers or {})[name]]
         if isinstance(auth, str):
-            self._headers["authorization"] = filled(auth, shown)
+            self._headers["authorization"] = expand_variables(auth, shown)
             self._secrets += self._headers["authorization"].split()[1:]
         elif auth is not None:
-            login = ":".join(filled(part, shown) for part in auth)
+            login = ":".join(expand_variables(part, shown) for part in auth)
         if login:
-            basic = urls.basic(login)
+            basic = urls.basic_auth(login)
             self._headers.setdefault("authorization", basic)
             self._secrets += [*basic.split()[1:], login.partition(":")[2]]
-        self._secrets += [os.environ[name].strip() for name in names(url)]
+        self._secrets += [os.environ[name].strip() for name in variable_names(url)]
         self.path = parsed.request_uri
         self.connections = 0
-        """How often it was connected: another number, perhaps another process of the server."""
+        """Number of connections made so far: if it has changed, another process of the server may answer."""
         self._connection = _connection(parsed, ca, shown)
-        self._connection.response_class = _WholeHead
+        self._connection.response_class = _StrictResponse
 
     def connect(self, timeout_s: float) -> None:
-        """Be connected. Raises ``NotSent``."""
+        """Connect, unless a connection is open. Raises ``NotSent``."""
         connection = self._connection
-        if connection.is_connected or _only_tickets(connection.sock):
+        if connection.is_connected or _has_only_tls_tickets(connection.sock):
             return
-        connection.close()  # what the server has closed meanwhile
+        connection.close()  # the server may have closed it meanwhile
         connection.timeout = timeout_s
         try:
             connection.connect()
@@ -125,19 +125,19 @@ class Http:
     def request(
         self, method: str, path: str, body: bytes | None, *, timeout_s: float, headers: Mapping[str, str] | None = None
     ) -> Answer:
-        """One request, one answer; both within ``timeout_s``, looked at whenever something arrives.
+        """Send one request and read its answer, both within ``timeout_s``, which is checked whenever data arrives.
 
         Raises:
             NotSent: nothing took effect.
-            Unanswered: nobody knows.
+            Unanswered: it may or may not have taken effect.
         """
-        give_up = time.monotonic() + timeout_s
+        deadline = time.monotonic() + timeout_s
         self.connect(timeout_s)
         connection = self._connection
         all_headers = {"user-agent": "ferryman", "accept-encoding": "gzip", **self._headers, **(headers or {})}
-        connection.timeout = max(give_up - time.monotonic(), _LEAST_S)
+        connection.timeout = max(deadline - time.monotonic(), _LEAST_S)
         try:
-            with suppress(BrokenPipeError, ConnectionResetError):  # who refuses it may answer before it has all of it
+            with suppress(BrokenPipeError, ConnectionResetError):  # a server may refuse it before it has all of it
                 connection.request(method, path, body=body, headers=all_headers, preload_content=False)
             answer = connection.getresponse()
         except (HTTPException, HTTPError, OSError) as e:
@@ -145,10 +145,10 @@ class Http:
             raise Unanswered(_reason(e, timeout_s)) from e
         content = bytearray()
         try:
-            while len(content) <= ANSWER_BYTES and (piece := answer.read(limits.MIB, decode_content=True)):
-                content += piece
+            while len(content) <= ANSWER_BYTES and (part := answer.read(limits.MIB, decode_content=True)):
+                content += part
                 if connection.sock is not None:
-                    connection.sock.settimeout(max(give_up - time.monotonic(), _LEAST_S))
+                    connection.sock.settimeout(max(deadline - time.monotonic(), _LEAST_S))
             if len(content) > ANSWER_BYTES:
                 raise HTTPException(f"more than {ANSWER_BYTES} bytes")
         except (HTTPException, HTTPError, OSError) as e:
@@ -156,23 +156,23 @@ class Http:
             if 200 <= answer.status < 300:
                 raise Unanswered(f"it answered {answer.status}, but then {_reason(e, timeout_s)}") from e
             content.clear()
-        return Answer(answer.status, self.shown(answer.reason or ""), answer.headers, bytes(content))
+        return Answer(answer.status, self.redact(answer.reason or ""), answer.headers, bytes(content))
 
     def close(self) -> None:
-        """No more requests."""
+        """Close the connection."""
         self._connection.close()
 
-    def shown(self, said: str | bytes, most: int = 300) -> str:
-        """Return the server's words as one line without our secrets."""
-        text = said.decode("utf-8", "replace") if isinstance(said, bytes) else said
+    def redact(self, text: str | bytes, limit: int = 300) -> str:
+        """Return a text from the server as one line of at most ``limit`` characters, without our secrets."""
+        line = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
         for secret in filter(None, self._secrets):
-            text = text.replace(secret, "…")
-        text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-        return text if len(text) <= most else text[:most] + "…"
+            line = line.replace(secret, "…")
+        line = " ".join("".join(c if c.isprintable() else " " for c in line).split())
+        return line if len(line) <= limit else line[:limit] + "…"
 
 
-class _Lines:
-    """A file whose last line is remembered."""
+class _LastLineReader:
+    """A file that remembers the last line that was read."""
 
     def __init__(self, file: Any) -> None:
         self.file = file
@@ -186,11 +186,12 @@ class _Lines:
         return getattr(self.file, name)
 
 
-class _WholeHead(HTTPResponse):
-    """http.client takes an answer whose head breaks off for one with fewer headers, and without a length."""
+class _StrictResponse(HTTPResponse):
+    """Response that requires complete headers; ``http.client`` would accept headers that break off, without a
+    length."""
 
     def begin(self) -> None:
-        lines = _Lines(self.fp)
+        lines = _LastLineReader(self.fp)
         self.fp = lines  # type: ignore[assignment]
         super().begin()
         self.fp = lines.file
@@ -198,9 +199,9 @@ class _WholeHead(HTTPResponse):
             raise IncompleteRead(lines.last)
 
 
-def _parted(url: str, shown: str) -> tuple[Url, str]:
+def _split_url(url: str, shown: str) -> tuple[Url, str]:
     with suppress(ValueError):
-        parts, login = urls.parted(url)
+        parts, login = urls.split_login(url)
         if parts.scheme in ("http", "https") and parts.host:
             return parts, login
     raise Misconfigured(f"{shown} is not an http or https URL. Correct it, then run again.")
@@ -219,63 +220,64 @@ def _connection(url: Url, ca: str | None, shown: str) -> HTTPConnection:
     return HTTPSConnection(host, url.port or 443, ssl_context=context)
 
 
-def _only_tickets(sock: object) -> bool:
-    """Return whether the readable data is only what TLS 1.3 sends after its handshake, not an end of the connection."""
+def _has_only_tls_tickets(sock: object) -> bool:
+    """Return whether the readable data is only session tickets, which TLS 1.3 sends after its handshake, not the end of
+    the connection."""
     if not isinstance(sock, ssl.SSLSocket):
         return False
-    waits_s = sock.gettimeout()
+    timeout_s = sock.gettimeout()
     sock.settimeout(0)
     try:
-        sock.recv(1)  # a byte of an answer that nobody asked for would make it unfit, too
+        sock.recv(1)  # a byte of an unsolicited answer would make the connection unusable, too
     except ssl.SSLWantReadError:
         return True
     except OSError:
         pass
     finally:
-        sock.settimeout(waits_s)
+        sock.settimeout(timeout_s)
     return False
 
 
 def _reason(error: BaseException, timeout_s: float) -> str:
-    said = (getattr(each, "strerror", None) for each in causes(error))
-    broken = f"the connection broke off, or it is not HTTP ({type(error).__name__})"
-    return urls.reason(error, timeout_s) or next(filter(None, said), broken)
+    reasons = (getattr(each, "strerror", None) for each in causes(error))
+    default = f"the connection broke off, or it is not HTTP ({type(error).__name__})"
+    return urls.failure_reason(error, timeout_s) or next(filter(None, reasons), default)
 
 
-# Secrets from the environment: ``${NAME}`` in a destination's arguments, filled in where it is used.
+# Secrets from the environment: ``${NAME}`` in a destination's arguments, expanded only where it is used.
 
-_NAME: Final = re.compile(r"\$\{(\w+)\}")
+_VARIABLE: Final = re.compile(r"\$\{(\w+)\}")
 
 
-def filled(text: str, where: str) -> str:
-    """``text`` with each ``${NAME}`` replaced by that variable of this process's environment, stripped.
+def expand_variables(text: str, subject: str) -> str:
+    """Replace each ``${NAME}`` by the variable of this process's environment, stripped.
 
-    Call it in ``check`` and ``open``: what is filled in is then never pickled, shown or stored.
+    Call it in ``check`` and ``open``, so that secrets are never pickled, shown or stored.
 
     Args:
-        where: begins the error's message.
+        subject: begins the error's message.
 
     Raises:
         Misconfigured: a variable is not set, or holds a line break; its value is not shown.
     """
 
-    def value(found: re.Match[str]) -> str:
-        value = os.environ.get(found[1], "").strip()
+    def value(match: re.Match[str]) -> str:
+        value = os.environ.get(match[1], "").strip()
         if not value:
             raise Misconfigured(
-                f"{where}: the environment variable {found[1]} is not set. Set it for the driver and for the workers, "
-                "then run again.",
+                f"{subject}: the environment variable {match[1]} is not set. Set it for the driver and for the "
+                "workers, then run again.",
             )
         if not value.isprintable():
             raise Misconfigured(
-                f"{where}: the environment variable {found[1]} holds a line break or another control character. "
+                f"{subject}: the environment variable {match[1]} holds a line break or another control character. "
                 "Set it to one line, then run again.",
             )
         return value
 
-    return _NAME.sub(value, text)
+    return _VARIABLE.sub(value, text)
 
 
-def names(text: str) -> list[str]:
-    """The variables that a text asks for."""
-    return _NAME.findall(text)
+def variable_names(text: str) -> list[str]:
+    """Return the names of the variables in a text."""
+    return _VARIABLE.findall(text)

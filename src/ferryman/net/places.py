@@ -1,8 +1,8 @@
-"""Relative paths in a plan are meant from the folder of the plan file that is being loaded, else from the current one.
+"""Relative paths in a plan: relative to the folder of the plan file that is being loaded, else to the current folder.
 
-So ``ferryman run`` reads and writes the same places wherever it is started: by hand, by cron. A plan that a program
-builds itself means the program's current folder, like any path in it. Paths are made absolute when a source or a
-destination is made, and so mean the same in workers.
+So ``ferryman run`` reads and writes the same places wherever it is started, by hand or by cron. In a plan that a
+program builds, paths are relative to the current folder, like any path in that program. Paths are made absolute when a
+source or a destination is created, so they mean the same in workers.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _BASE: Final[ContextVar[str | None]] = ContextVar("ferryman_places_base", defaul
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
-    """The path from the root on, ``~`` spelled out."""
+    """Return an absolute path, with ``~`` expanded."""
     return os.path.abspath(os.path.join(_BASE.get() or os.getcwd(), os.path.expanduser(os.fspath(path))))
 
 
-def resolved(uri: str | None) -> str | None:
-    """Return one name for a place that is read or written: a folder may have several, by symbolic links."""
+def resolve(uri: str | None) -> str | None:
+    """Return the canonical name of a place that is read or written: symbolic links give a folder several names."""
     if uri is None or not uri.startswith("file:///"):
         return uri
     return Path(os.path.realpath(unquote(uri.removeprefix("file://")))).as_uri()
@@ -32,7 +32,7 @@ def resolved(uri: str | None) -> str | None:
 
 @contextlib.contextmanager
 def relative_to(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Meanwhile, relative paths are meant from this folder."""
+    """Make ``absolute`` interpret relative paths from this folder meanwhile."""
     before = _BASE.set(os.path.abspath(folder))
     try:
         yield

@@ -1,8 +1,8 @@
 """Limits of URLs given by strangers: which addresses may be connected to, and which files of this machine may be read.
 
 An address that is not public (private, loopback, link-local, where clouds keep their metadata services, …) is refused
-unless a pattern allows it. It is judged after the host's name was resolved, and the connection goes to the very address
-that was judged: a second answer of the name's server does not matter. No proxy is used.
+unless a pattern allows it. It is checked after the host's name was resolved, and the connection goes to the very
+address that was checked: a second answer of the name server does not matter. No proxy is used.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ METADATA: Final = tuple(
         # AWS, Google, Oracle, Scaleway
     )
 )
-"""Link-local addresses, and where clouds tell a machine its secrets."""
+"""Link-local addresses, and those of the metadata services of clouds, which give a machine its secrets."""
 
 NOT_PUBLIC: Final = tuple(
     ipaddress.ip_network(network)
@@ -52,24 +52,24 @@ NOT_PUBLIC: Final = tuple(
         *("64:ff9b:1::/48", "2001::/23", "3fff::/20", "5f00::/16", "fec0::/10"),
     )
 )
-"""Addresses of special purpose, by IANA's registries, which some versions of Python take for public."""
+"""Addresses of special purpose, by IANA's registries, that some versions of Python consider public."""
 
-WITH_IPV4: Final = tuple(
+EMBEDS_IPV4: Final = tuple(
     map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/96", "::ffff:0:0:0/96", "::/96", "::ffff:0:0/96"))
 )
-"""Addresses that lead to the IPv4 address in their last 32 bits."""
+"""IPv6 networks whose addresses lead to the IPv4 address in their last 32 bits."""
 
-ENVIRONMENT: Final = "FERRYMAN_REACH"
-"""How a process tells the workers of its plan what they may reach."""
+REACH_VARIABLE: Final = "FERRYMAN_REACH"
+"""Environment variable by which a process passes its ``Reach`` to the workers of its plan."""
 
 
 class NotAllowed(PermanentError):
-    """A URL that leads where its author may not send us."""
+    """A URL leads to an address or a file that its author may not have us read."""
 
 
 @dataclass(frozen=True)
 class HostPattern:
-    """A host name with ``*``, an address, or a network in CIDR form; with a port, or for all."""
+    """A host name with ``*``, an address, or a network in CIDR form; with a port, or for all ports."""
 
     name: str = ""
     network: Network | None = None
@@ -77,25 +77,25 @@ class HostPattern:
 
     @classmethod
     def parse(cls, text: str) -> HostPattern:
-        """``maps.example.org``, ``*.example.org:8080``, ``10.0.0.0/8``, ``[fd00::1]:443``.
+        """Parse ``maps.example.org``, ``*.example.org:8080``, ``10.0.0.0/8``, ``[fd00::1]:443``.
 
         Raises:
             UsageError: it is none of these.
         """
-        found = re.fullmatch(r"\[([^\]]+)\](?::([0-9]{1,5}))?", text)
-        if found is None and text.count(":") <= 1:
-            found = re.fullmatch(r"([^:\[\]\s]+)(?::([0-9]{1,5}))?", text)
-        host, port = found.groups() if found else (text, None)
+        match = re.fullmatch(r"\[([^\]]+)\](?::([0-9]{1,5}))?", text)
+        if match is None and text.count(":") <= 1:
+            match = re.fullmatch(r"([^:\[\]\s]+)(?::([0-9]{1,5}))?", text)
+        host, port = match.groups() if match else (text, None)
         try:
             return cls(network=ipaddress.ip_network(host, strict=False), port=None if port is None else int(port))
         except ValueError:
             pass
-        if found is None or not re.fullmatch(r"[\w*.-]+", host):
+        if match is None or not re.fullmatch(r"[\w*.-]+", host):
             raise UsageError(f"{text!r} is not a host name, an address or a network. Give one, as 10.0.0.0/8:8080.")
         return cls(name=host.lower().rstrip("."), port=None if port is None else int(port))
 
     def allows(self, host: str, address: Address, port: int) -> bool:
-        """Does it name this address, or the host that was asked for?"""
+        """Return whether the pattern matches this address, or the name of the requested host."""
         if self.port not in (None, port):
             return False
         if self.network is not None:
@@ -108,8 +108,8 @@ class Reach:
     """Addresses and files that may be reached.
 
     Args:
-        folders: files below these may be read by ``file:`` URLs; none: no file.
-        hosts: allow what would be refused, as ``HostPattern.parse`` takes them.
+        folders: files below these may be read by ``file:`` URLs; none: no file may be read.
+        hosts: exceptions, which allow addresses that would be refused; see ``HostPattern.parse``.
         strict: refuse every address that is not public; False: only ``METADATA``.
     """
 
@@ -118,8 +118,10 @@ class Reach:
     strict: bool = True
 
     def file(self, url: str) -> BinaryIO:
-        """The file that a URL names, open. Whoever may write below a folder may put links in the place of files and
-        folders at any moment: so what is judged is where the open file is.
+        """Open the file that a URL names.
+
+        The path of the open file is checked, not only the path in the URL: whoever may write below a folder may replace
+        files and folders by links at any moment.
 
         Raises:
             NotAllowed: it is in none of the folders, wherever links lead; or it is a folder, a pipe or a device.
@@ -131,7 +133,7 @@ class Reach:
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise NotAllowed(f"{path}: is not a file.")
-            self._refuse_elsewhere(path, _place_of(descriptor, path))
+            self._refuse_elsewhere(path, _real_path(descriptor, path))
             return open(descriptor, "rb")
         except BaseException:
             os.close(descriptor)
@@ -142,29 +144,29 @@ class Reach:
             raise NotAllowed(f"{path}: files of this machine are not read from there. Allow it with --allow-files DIR.")
 
     def addresses(self, host: str, port: int) -> list[str]:
-        """The addresses of a host, each of which may be connected to.
+        """Return the addresses of a host, all of which may be connected to.
 
         Raises:
-            NotAllowed: one of them may not.
-            OSError: nobody knows the host.
+            NotAllowed: one of them may not be connected to.
+            OSError: the host is unknown.
         """
         bare = host.strip("[]")
         answers = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM)
-        found = dict.fromkeys(str(sockaddr[0]).partition("%")[0] for *_, sockaddr in answers)
-        for text in found:
+        addresses = dict.fromkeys(str(sockaddr[0]).partition("%")[0] for *_, sockaddr in answers)
+        for text in addresses:
             if not self.allows(bare, ipaddress.ip_address(text), port):
                 raise NotAllowed(
                     f"{host}: its address {text} is not a public one, and may not be asked for. Allow it with --hosts."
                 )
-        return list(found)
+        return list(addresses)
 
     def allows(self, host: str, address: Address, port: int) -> bool:
-        """May this address be connected to?"""
-        inner = _inner(address)
-        refused = any(one in network for one in (address, inner) for network in METADATA)
+        """Return whether a connection to this address is allowed."""
+        embedded = _embedded_ipv4(address)
+        refused = any(one in network for one in (address, embedded) for network in METADATA)
         if self.strict and not refused:
-            refused = not all(map(_is_public, (address, inner)))
-        return not refused or any(pattern.allows(host, inner, port) for pattern in self._patterns)
+            refused = not all(map(_is_public, (address, embedded)))
+        return not refused or any(pattern.allows(host, embedded, port) for pattern in self._patterns)
 
     def check(self) -> None:
         """Raises ``UsageError`` if one of ``hosts`` is not a pattern."""
@@ -175,50 +177,54 @@ class Reach:
         return [HostPattern.parse(text) for text in self.hosts]
 
     def pool(self, connections: int = 1) -> PoolManager:
-        """Connections that keep to it, so many a server; certificates are checked by the system's authorities."""
+        """Return a pool whose connections obey these limits, with ``connections`` for each server.
+
+        Certificates are checked against the system's authorities.
+        """
         return _pool(self, connections)
 
 
 NOTHING_PRIVATE: Final = Reach()
-"""Reach of submitters: public addresses, and no file."""
+"""Limits for URLs from submitters: public addresses only, and no files."""
 
 OWN_PLAN: Final = Reach(strict=False)
-"""Reach of a step of one's own plan: its author is trusted, though the authors of documents may not be."""
+"""Limits for steps of one's own plan: its author is trusted, though the authors of documents may not be."""
 
 
-def of_this_process() -> Reach:
-    """Return the reach set for the workers of this plan; without one, ``OWN_PLAN``."""
-    told = os.environ.get(ENVIRONMENT)
-    return msgspec.json.decode(told, type=Reach) if told else OWN_PLAN
+def process_reach() -> Reach:
+    """Return the limits that the environment sets for workers of this plan; ``OWN_PLAN`` if it sets none."""
+    encoded = os.environ.get(REACH_VARIABLE)
+    return msgspec.json.decode(encoded, type=Reach) if encoded else OWN_PLAN
 
 
 def to_environment(reach: Reach) -> str:
-    """Encode for ``of_this_process``."""
+    """Encode for ``process_reach``."""
     return msgspec.json.encode({"folders": reach.folders, "hosts": reach.hosts, "strict": reach.strict}).decode()
 
 
-def _place_of(descriptor: int, path: Path) -> str:
-    """Where an open file is; where nobody tells, where its path leads now, if it is the same file."""
+def _real_path(descriptor: int, path: Path) -> str:
+    """Return the path of an open file; if the system does not tell, where its path leads now, if that is the same
+    file."""
     with suppress(OSError):
         return os.readlink(f"/proc/self/fd/{descriptor}")
     real = os.path.realpath(path)
     return real if os.path.samestat(os.stat(real), os.fstat(descriptor)) else ""
 
 
-def _inner(address: Address) -> Address:
-    """The IPv4 address that an IPv6 one leads to; any other, itself."""
+def _embedded_ipv4(address: Address) -> Address:
+    """Return the IPv4 address that an IPv6 address leads to; any other address is returned as it is."""
     if isinstance(address, ipaddress.IPv4Address):
         return address
-    if any(address in network for network in WITH_IPV4) and int(address) > 1:  # :: and ::1 are themselves
+    if any(address in network for network in EMBEDS_IPV4) and int(address) > 1:  # :: and ::1 are themselves
         return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
     return address.sixtofour or address
 
 
 def _is_public(address: Address) -> bool:
-    """By itself; what it leads to is judged, too."""
+    """Return whether an address is public; the caller also checks the IPv4 address embedded in it."""
     if any(address in network for network in NOT_PUBLIC) or address.is_multicast:
         return False
-    return address.is_global or _inner(address) is not address
+    return address.is_global or _embedded_ipv4(address) is not address
 
 
 def _pool(reach: Reach, connections: int) -> PoolManager:
@@ -226,10 +232,10 @@ def _pool(reach: Reach, connections: int) -> PoolManager:
     from urllib3.connection import HTTPConnection, HTTPSConnection
 
     def connect(self: Any) -> socket.socket:
-        return _connected(reach, self)
+        return _connect(reach, self)
 
     def headers(self: Any) -> Any:
-        with _cut_after(self.sock, self.timeout):
+        with _cut_off_after(self.sock, self.timeout):
             return HTTPConnection.getresponse(self)
 
     guarded = {"_new_conn": connect, "getresponse": headers}
@@ -244,12 +250,12 @@ def _pool(reach: Reach, connections: int) -> PoolManager:
 
 
 @contextmanager
-def _cut_after(connected: socket.socket, timeout_s: object) -> Iterator[None]:
-    """Cut a connection whose answer has no end of its headers by then: a server that sends a byte now and then would
-    never run into a timeout of the socket's.
+def _cut_off_after(connected: socket.socket, timeout_s: object) -> Iterator[None]:
+    """Shut a connection down if the headers of its answer are not complete in time: a server that sends a byte now and
+    then would never exceed the timeout of the socket.
 
     Raises:
-        TimeoutError: it was cut.
+        TimeoutError: the connection was shut down.
     """
     if not isinstance(timeout_s, int | float):
         yield
@@ -274,44 +280,46 @@ def _cut_after(connected: socket.socket, timeout_s: object) -> Iterator[None]:
         timer.cancel()
 
 
-def _connected(reach: Reach, asking: Any) -> socket.socket:
-    """A connection of urllib3's to the first address that answers; its errors are urllib3's own."""
-    from urllib3 import exceptions as of
+def _connect(reach: Reach, requester: Any) -> socket.socket:
+    """Connect a connection of urllib3 to the first address that answers; raise urllib3's own errors."""
+    from urllib3 import exceptions
     from urllib3.util import connection
 
-    host = asking._dns_host
-    began = time.monotonic()
+    host = requester._dns_host
+    started = time.monotonic()
     try:
-        addresses: Sequence[str] = reach.addresses(host, asking.port)
+        addresses: Sequence[str] = reach.addresses(host, requester.port)
     except socket.gaierror as e:
-        _refuse_late(asking, began)
-        raise of.NameResolutionError(asking.host, asking, e) from e
+        _check_resolution_time(requester, started)
+        raise exceptions.NameResolutionError(requester.host, requester, e) from e
     except UnicodeError:
-        raise of.LocationParseError(f"{host!r}, label empty or too long") from None
-    _refuse_late(asking, began)
+        raise exceptions.LocationParseError(f"{host!r}, label empty or too long") from None
+    _check_resolution_time(requester, started)
     for n, address in enumerate(addresses, 1):
         try:
             return connection.create_connection(
-                (address, asking.port), asking.timeout, asking.source_address, asking.socket_options
+                (address, requester.port), requester.timeout, requester.source_address, requester.socket_options
             )
         except TimeoutError as e:
             if n == len(addresses):
-                text = f"Connection to {asking.host} timed out. (connect timeout={asking.timeout})"
-                raise of.ConnectTimeoutError(asking, text) from e
+                text = f"Connection to {requester.host} timed out. (connect timeout={requester.timeout})"
+                raise exceptions.ConnectTimeoutError(requester, text) from e
         except OSError as e:
             if n == len(addresses):
-                raise of.NewConnectionError(asking, f"Failed to establish a new connection: {e}") from e
+                raise exceptions.NewConnectionError(requester, f"Failed to establish a new connection: {e}") from e
     raise AssertionError("a host without addresses is an error of its name")
 
 
-def _refuse_late(asking: Any, began: float) -> None:
-    """A name's server may keep us waiting as any other may: nobody can break that off, but it is known as such.
+def _check_resolution_time(requester: Any, started: float) -> None:
+    """Raise a time-out if resolving the host's name took too long. Resolving cannot be interrupted.
 
     Raises:
-        ConnectTimeoutError: it took longer than a connection may.
+        ConnectTimeoutError: it took longer than connecting may.
     """
     from urllib3.exceptions import ConnectTimeoutError
 
-    took = time.monotonic() - began
-    if isinstance(asking.timeout, int | float) and took > asking.timeout:
-        raise ConnectTimeoutError(asking, f"{asking.host}: its name was not resolved within {asking.timeout:g} s")
+    took_s = time.monotonic() - started
+    if isinstance(requester.timeout, int | float) and took_s > requester.timeout:
+        raise ConnectTimeoutError(
+            requester, f"{requester.host}: its name was not resolved within {requester.timeout:g} s"
+        )

@@ -1,4 +1,4 @@
-"""How a step is called: with one document or several, one call after the other or many at once, and how often."""
+"""Checks of steps' code: how it may be called, what it returns, and whether it can be pickled for workers."""
 
 from __future__ import annotations
 
@@ -21,31 +21,32 @@ from ferryman.errors import plain_text
 from ferryman.plan.nodes import DestinationNode, JoinNode, KeyedNode, Node, RouterNode, StepNode
 
 
-def bad_calls(node: StepNode) -> Iterator[str]:
-    """Why it cannot be called so."""
-    if node.batch is not None and not _is_whole(node.batch):
+def call_findings(node: StepNode) -> Iterator[str]:
+    """Yield the reasons why the step cannot be called with its ``batch``, ``concurrency`` and ``rate``."""
+    if node.batch is not None and not _is_positive_int(node.batch):
         yield f"{node.name}: batch={node.batch!r}: give a whole number of documents, 1 or more, or leave it out."
-    most = limits.CONCURRENCY_MAX
-    if not _is_whole(node.concurrency) or node.concurrency > most:
-        yield f"{node.name}: concurrency={node.concurrency!r}: give a whole number from 1 to {most}."
+    limit = limits.CONCURRENCY_MAX
+    if not _is_positive_int(node.concurrency) or node.concurrency > limit:
+        yield f"{node.name}: concurrency={node.concurrency!r}: give a whole number from 1 to {limit}."
     if node.rate is not None:
         try:
             durations.per_second(node.rate)
         except ValueError as e:
             yield f"{node.name}: rate={e}."
-    if _is_made_by(node.fn, inspect.isasyncgenfunction):
+    if _is_defined_as(node.fn, inspect.isasyncgenfunction):
         yield f"{node.name}: its function is an async generator: return a list of documents."
-    elif node.concurrency != 1 and not node.in_batches and _is_made_by(node.fn, inspect.isgeneratorfunction):
+    elif node.concurrency != 1 and not node.in_batches and _is_defined_as(node.fn, inspect.isgeneratorfunction):
         yield (
             f"{node.name}: its function is a generator, of which the code runs as its documents are taken, one call "
             f"after the other: return a list of documents, or leave out concurrency={node.concurrency!r}."
         )
 
 
-def called_twice(nodes: Iterable[Node], strategy: object) -> Iterator[str]:
-    """Steps that a plan of this strategy cannot have: what was under way when a call failed would be called again."""
+def concurrent_step_findings(nodes: Iterable[Node], strategy: object) -> Iterator[str]:
+    """Yield a finding for each step with concurrent calls, which a plan of this strategy cannot have: those under way
+    when one fails would be repeated."""
     for node in nodes:
-        if isinstance(node, StepNode) and node.side_by_side:
+        if isinstance(node, StepNode) and node.is_concurrent:
             yield (
                 f"{node.name}: strategy={strategy!r} calls a step for one entry after the other, so that an error or a "
                 "kill costs no more than that entry: leave out batch=, arrow= and concurrency=."
@@ -54,15 +55,15 @@ def called_twice(nodes: Iterable[Node], strategy: object) -> Iterator[str]:
 
 def is_async(fn: Callable[..., Any]) -> bool:
     """Return whether ``fn`` is an ``async def``, or an object whose call is one."""
-    return _is_made_by(fn, inspect.iscoroutinefunction)
+    return _is_defined_as(fn, inspect.iscoroutinefunction)
 
 
-def _is_made_by(fn: Any, kind: Callable[[Any], bool]) -> bool:
+def _is_defined_as(fn: Any, kind: Callable[[Any], bool]) -> bool:
     fn = getattr(fn, "func", fn)  # functools.partial
     return kind(fn) or kind(vars(type(fn)).get("__call__"))
 
 
-def _is_whole(value: object) -> bool:
+def _is_positive_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
@@ -71,15 +72,15 @@ def _is_whole(value: object) -> bool:
 REMEDY: Final = "A step must return its document (`return doc`); one that returns None drops it."
 
 
-def forgotten_returns(nodes: Sequence[Node]) -> Iterator[str]:
-    """A warning for each step of which every ``return`` returns None."""
+def forgotten_return_warnings(nodes: Sequence[Node]) -> Iterator[str]:
+    """Yield a warning for each step whose ``return`` statements all return None."""
     for node in nodes:
-        if isinstance(node, StepNode) and returns_nothing(node.fn):
+        if isinstance(node, StepNode) and always_returns_none(node.fn):
             yield f"{node.name}: its function always returns None, so every document is dropped here. {REMEDY}"
 
 
-def returns_nothing(function: Any) -> bool:
-    """Does this function's code return None wherever it returns? False where that cannot be seen."""
+def always_returns_none(function: Any) -> bool:
+    """Return whether a function's code returns None at every return; False if that cannot be determined."""
     if isinstance(function, MethodType):
         function = function.__func__
     if not isinstance(function, FunctionType):
@@ -88,33 +89,33 @@ def returns_nothing(function: Any) -> bool:
         return False
     code = inspect.unwrap(function).__code__
     makes_iterators = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-    returned = list(_returned(code))
-    return not code.co_flags & makes_iterators and bool(returned) and not any(returned)
+    return_values = list(_return_values(code))
+    return not code.co_flags & makes_iterators and bool(return_values) and not any(return_values)
 
 
-def _returned(code: CodeType) -> Iterator[bool]:
-    """For each return of the code: may it return something else than None?"""
+def _return_values(code: CodeType) -> Iterator[bool]:
+    """Yield for each return of the code whether it may return something other than None."""
     before = None
     for instruction in dis.get_instructions(code):
         if instruction.opname == "RETURN_CONST":
             yield instruction.argval is not None
         elif instruction.opname == "RETURN_VALUE":
-            none = before is not None and before.opname == "LOAD_CONST" and before.argval is None
-            yield instruction.is_jump_target or not none  # a jump brings another value: `return a if b else None`
+            is_none = before is not None and before.opname == "LOAD_CONST" and before.argval is None
+            yield instruction.is_jump_target or not is_none  # a jump brings another value: `return a if b else None`
         before = instruction
 
 
-# A plan's code on its way to the workers. What cannot be sent is named before Spark is started.
+# Pickling of a plan's code for the workers. Code that cannot be pickled is reported before Spark is started.
 #
-# What a program or a plan file defines travels by value: the workers have no such ``__main__``. cloudpickle sees to
-# that for functions and classes; for a few other things that such code makes of its functions, ``dumps`` does.
+# What a program or a plan file defines is pickled by value, because the workers do not have its ``__main__``.
+# cloudpickle does that for functions and classes; ``_Pickler`` adds objects that such code makes of its functions.
 
-_DEPTH: Final = 5
-"""How far a name is followed from function to function."""
+_CULPRIT_DEPTH: Final = 5
+"""Number of names that are followed from function to function to find the object that cannot be pickled."""
 
 
 def dumps(value: Any) -> bytes:
-    """Pickled for a worker, which unpickles it with ``pickle`` alone.
+    """Pickle a value for a worker, which unpickles it with ``pickle`` alone.
 
     Raises:
         Exception: whatever an object's own ``__reduce__`` raises; most often TypeError or PicklingError.
@@ -124,66 +125,70 @@ def dumps(value: Any) -> bytes:
         return file.getvalue()
 
 
-_Cached: Final = type(functools.lru_cache(len))
+_CachedFunction: Final = type(functools.lru_cache(len))
 
 
 def _reduce_cached(cached: Any) -> Any:
-    """``functools.cache``: by its name, where workers find that; else the function below it, with an empty cache."""
-    if not _by_value(cached):
+    """Reduce a ``functools.cache`` to its name if workers can import it, else to its function and an empty cache."""
+    if not _is_pickled_by_value(cached):
         return cached.__reduce__()
-    about = {name: each for name, each in vars(cached).items() if name != "__wrapped__"}
-    return _cache_again, (cached.__wrapped__, cached.cache_parameters()), about
+    attributes = {name: each for name, each in vars(cached).items() if name != "__wrapped__"}
+    return _rebuild_cached, (cached.__wrapped__, cached.cache_parameters()), attributes
 
 
-def _cache_again(function: Any, parameters: Mapping[str, Any]) -> Any:
+def _rebuild_cached(function: Any, parameters: Mapping[str, Any]) -> Any:
     return functools.lru_cache(**parameters)(function)
 
 
-def _reduce_property(made: functools.cached_property[Any]) -> Any:
-    """Without the lock that it has in older Pythons."""
-    about = {name: each for name, each in vars(made).items() if name != "lock"}
-    return functools.cached_property, (made.func,), about
+def _reduce_property(prop: functools.cached_property[Any]) -> Any:
+    """Reduce a ``cached_property`` without the lock that it has in older versions of Python."""
+    attributes = {name: each for name, each in vars(prop).items() if name != "lock"}
+    return functools.cached_property, (prop.func,), attributes
 
 
-def _reduce_new_type(made: Any) -> Any:
-    return (NewType, (made.__name__, made.__supertype__)) if _by_value(made) else made.__reduce__()
+def _reduce_new_type(new_type: Any) -> Any:
+    return (
+        (NewType, (new_type.__name__, new_type.__supertype__))
+        if _is_pickled_by_value(new_type)
+        else new_type.__reduce__()
+    )
 
 
-def _typed_dict(name: str, module: str, annotations: Mapping[str, Any], total: bool) -> Any:
-    made: Any = TypedDict(name, dict(annotations), total=total)  # type: ignore[misc]
-    made.__module__ = module
-    return made
+def _rebuild_typed_dict(name: str, module: str, annotations: Mapping[str, Any], total: bool) -> Any:
+    rebuilt: Any = TypedDict(name, dict(annotations), total=total)  # type: ignore[misc]
+    rebuilt.__module__ = module
+    return rebuilt
 
 
-def _by_value(named: Any) -> bool:
-    """No worker finds it by its name."""
-    module = sys.modules.get(str(getattr(named, "__module__", "")))
-    if module is None or _is_in(module.__name__, _travelling()):
+def _is_pickled_by_value(subject: Any) -> bool:
+    """Return whether an object must be pickled by value because no worker can import it by name."""
+    module = sys.modules.get(str(getattr(subject, "__module__", "")))
+    if module is None or _is_module_in(module.__name__, _modules_by_value()):
         return True
-    found: Any = module
-    for part in str(getattr(named, "__qualname__", "")).split("."):
-        found = getattr(found, part, None)
-    return found is not named
+    value: Any = module
+    for part in str(getattr(subject, "__qualname__", "")).split("."):
+        value = getattr(value, part, None)
+    return value is not subject
 
 
-def _travelling() -> frozenset[str]:
-    """Modules of which what they define travels by value."""
+def _modules_by_value() -> frozenset[str]:
+    """Return the modules whose definitions are pickled by value."""
     return frozenset({"__main__", *cloudpickle.list_registry_pickle_by_value()})
 
 
-def _is_in(module: str, known: frozenset[str]) -> bool:
+def _is_module_in(module: str, known: frozenset[str]) -> bool:
     return module in known or any(module.startswith(f"{each}.") for each in known)
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle's, and more of what is made of a program's functions."""
+    """cloudpickle's pickler, extended to more objects that are made of a program's functions."""
 
     dispatch_table: ClassVar[Any] = ChainMap(
         {
-            _Cached: _reduce_cached,
+            _CachedFunction: _reduce_cached,
             functools.cached_property: _reduce_property,
             NewType: _reduce_new_type,
-            # of functools.singledispatch
+            # used by functools.singledispatch
             WeakKeyDictionary: lambda weak: (WeakKeyDictionary, (dict(weak),)),
             MappingProxyType: lambda view: (MappingProxyType, (dict(view),)),
         },
@@ -192,27 +197,28 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
-        self._known = _travelling()
+        self._known = _modules_by_value()
         self.names: list[str] = []
-        """Objects sent by name only although no worker has their module."""
+        """Names of objects pickled by name although no worker has their module."""
 
     def reducer_override(self, value: Any) -> Any:
-        """Called for every object that is not one of Python's plain values, before the table."""
-        if is_typeddict(value) and _by_value(value):  # its class is not made as others are
-            about = (value.__name__, value.__module__, value.__annotations__, value.__total__)
-            return _typed_dict, about
+        """Implement ``Pickler.reducer_override``, called before the dispatch table for every object that is not one of
+        Python's plain values."""
+        if is_typeddict(value) and _is_pickled_by_value(value):  # cloudpickle cannot rebuild such a class
+            arguments = (value.__name__, value.__module__, value.__annotations__, value.__total__)
+            return _rebuild_typed_dict, arguments
         reduced = super().reducer_override(value)
         if reduced is NotImplemented and type(value) not in self.dispatch_table:
             module = getattr(value, "__module__", None)
-            if isinstance(module, str) and _is_in(module, self._known):
+            if isinstance(module, str) and _is_module_in(module, self._known):
                 reduced = value.__reduce_ex__(cloudpickle.DEFAULT_PROTOCOL)
                 if isinstance(reduced, str):
                     self.names.append(f"{module}.{reduced}")
         return reduced
 
 
-def cannot_be_pickled(nodes: Sequence[Node]) -> Iterator[str]:
-    """A finding for each step, router and destination that cannot be pickled, which names what of it cannot."""
+def pickling_findings(nodes: Sequence[Node]) -> Iterator[str]:
+    """Yield a finding for each step, router and destination that cannot be pickled, naming the part to blame."""
     for node in nodes:
         match node:
             case StepNode() | JoinNode():
@@ -226,7 +232,7 @@ def cannot_be_pickled(nodes: Sequence[Node]) -> Iterator[str]:
             case _:
                 continue
         if (why := pickling_error(code)) is not None:
-            path = _culprit(code, _DEPTH)
+            path = _path_to_culprit(code, _CULPRIT_DEPTH)
             uses = f" it uses {' of '.join(reversed(path))}, and that cannot be pickled:" if path else ""
             yield (
                 f"{node.name}: cannot be sent to the workers:{uses} {why}. Make it in the workers: in the function "
@@ -235,7 +241,7 @@ def cannot_be_pickled(nodes: Sequence[Node]) -> Iterator[str]:
 
 
 def pickling_error(value: Any) -> str | None:
-    """Why it cannot be pickled, or not be unpickled by a worker; None if it can."""
+    """Return the reason why a value cannot be pickled, or not be unpickled by a worker; None if it can."""
     with io.BytesIO() as file:
         pickler = _Pickler(file)
         try:
@@ -247,11 +253,12 @@ def pickling_error(value: Any) -> str | None:
     return None
 
 
-def _culprit(value: Any, depth: int) -> list[str]:
-    """The way to what cannot be pickled: a name, then the name that it uses, and so on; [] if none is to blame."""
+def _path_to_culprit(value: Any, depth: int) -> list[str]:
+    """Return the names that lead to the part that cannot be pickled: a name, the name that it uses, and so on; [] if no
+    single part is to blame."""
     for name, part in _parts(value):
         if pickling_error(part) is not None:
-            return [name, *(_culprit(part, depth - 1) if depth else [])]
+            return [name, *(_path_to_culprit(part, depth - 1) if depth else [])]
     return []
 
 
@@ -274,6 +281,6 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _names(code: CodeType) -> set[str]:
-    """Names that a function and what is defined in it looks up."""
+    """Return the names that a function and the functions defined in it look up."""
     inner = (_names(each) for each in code.co_consts if isinstance(each, CodeType))
     return set(code.co_names).union(*inner)

@@ -18,9 +18,9 @@ from ferryman.plan.nodes import DestinationNode, JoinNode, KeyedNode, Node, Rout
 
 
 def fingerprint(nodes: Sequence[Node]) -> str:
-    """BLAKE2b-128 over names, kinds, edges, and the steps: their code and their arguments.
+    """Return a BLAKE2b-128 hash of names, kinds, edges, and the steps' code and arguments.
 
-    Not over data that a function closes over.
+    Data that a function closes over is not part of it.
     """
     h = blake2b(digest_size=16)
     for node in sorted(nodes, key=lambda n: n.name):
@@ -65,14 +65,14 @@ def code_of(node: StepNode | RouterNode | JoinNode | KeyedNode) -> Iterator[str]
 
 
 def _router(router: Any) -> Iterator[str]:
-    """The code of ``choose``, and public attributes, those that a class may set for its routers too.
+    """Yield the code of ``choose``, and the router's public attributes, class attributes of ``Router`` included.
 
-    Names that begin with ``_`` are what the router keeps for itself while it runs. The order of a mapping says nothing.
+    Names that begin with ``_`` hold what changes while the router runs. The order of a mapping does not matter.
     """
-    yield from _code(getattr(router, "choose", None))  # what is not a Router is for plan check to refuse
+    yield from _code(getattr(router, "choose", None))  # an object that is not a Router is refused by plan check
     names = {"deterministic", "copies", "on_unequal", *getattr(router, "__dict__", ())}
-    for of in type(router).__mro__:
-        slots = vars(of).get("__slots__", ())
+    for base in type(router).__mro__:
+        slots = vars(base).get("__slots__", ())
         names.update([slots] if isinstance(slots, str) else slots)
     for name in sorted(n for n in names if not n.startswith("_")):
         value = getattr(router, name, None)
@@ -81,9 +81,9 @@ def _router(router: Any) -> Iterator[str]:
 
 
 def _code(fn: Any) -> Iterator[str]:
-    """Bytecode and constants of a function, without line numbers: moving it in its file changes nothing.
+    """Yield bytecode and constants of a function, without line numbers: moving it in its file changes nothing.
 
-    Of an object that is called: its class, the code of its ``__call__``, and if it is a dataclass, its fields.
+    For a callable object: its class, the code of its ``__call__``, and if it is a dataclass, its fields.
     """
     if isinstance(fn, partial):
         yield from _code(fn.func)
@@ -92,20 +92,20 @@ def _code(fn: Any) -> Iterator[str]:
         return
     code = getattr(getattr(fn, "__func__", fn), "__code__", None)
     if code is None:
-        named = fn if hasattr(fn, "__qualname__") else type(fn)  # a built-in function has a name of its own
-        yield f"{getattr(named, '__module__', '')}.{named.__qualname__}"
+        owner = fn if hasattr(fn, "__qualname__") else type(fn)  # a built-in function has a name of its own
+        yield f"{getattr(owner, '__module__', '')}.{owner.__qualname__}"
         code = getattr(vars(type(fn)).get("__call__"), "__code__", None)
     if isinstance(code, CodeType):
         yield from _bytecode(code)
     if is_dataclass(fn) and not isinstance(fn, type):
         for field in fields(fn):
-            if field.compare:  # what makes it another one
+            if field.compare:  # other fields do not make two objects differ
                 yield field.name
                 yield from _value(getattr(fn, field.name))
 
 
 def _value(value: Any) -> Iterator[str]:
-    """Yield a parameter's canonical text. Of objects without a lasting text (a client, a lock) only the class
+    """Yield a parameter's canonical text. For objects without a stable text (a client, a lock) only the class
     counts."""
     match value:
         case None | bool() | int() | float() | str() | bytes() | Enum() | date() | timedelta() | Decimal() | PurePath():

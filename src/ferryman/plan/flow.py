@@ -57,7 +57,7 @@ class Flow:
             for plan in self.plans
             for node in plan.nodes
             if isinstance(node, DestinationNode) and isinstance(node.destination, Destination)
-            if (target := _written_by(plan, node)) is not None
+            if (target := _written_place(plan, node)) is not None
         ]
         return tuple(
             Joint(target, writer, destination, self.label(plan), node.name)
@@ -65,21 +65,23 @@ class Flow:
             for node in plan.nodes
             if isinstance(node, SourceNode) and isinstance(node.source, Source)
             for target, writer, destination in written
-            if places.resolved(target) == places.resolved(node.source.reads()) and writer != self.label(plan)
+            if places.resolve(target) == places.resolve(node.source.reads()) and writer != self.label(plan)
         )
 
     @property
     def order(self) -> tuple[Plan, ...]:
         """The plans so that each comes after those whose deliveries it reads; plans in a cycle come before what
         follows the cycle. Else in the order in which they were given."""
-        before = self._before()
-        left = {self.label(plan): plan for plan in self.plans}
+        predecessors = self._predecessors()
+        remaining = {self.label(plan): plan for plan in self.plans}
         ordered = []
-        while left:
+        while remaining:
             ready = (
-                label for label in left if all(label in before[earlier] for earlier in before[label] if earlier in left)
+                label
+                for label in remaining
+                if all(label in predecessors[earlier] for earlier in predecessors[label] if earlier in remaining)
             )
-            ordered.append(left.pop(next(ready)))
+            ordered.append(remaining.pop(next(ready)))
         return tuple(ordered)
 
     def check(self) -> list[str]:
@@ -107,46 +109,48 @@ class Flow:
 
     def _findings(self) -> list[str]:
         """Return the faults of the flow itself."""
-        found = []
+        findings = []
         if not isinstance(self.name, str) or not NAME.match(self.name):
-            found.append(f"flow {self.name!r}: bad name: use letters, digits, '_', '.', '-', beginning with a letter.")
+            findings.append(
+                f"flow {self.name!r}: bad name: use letters, digits, '_', '.', '-', beginning with a letter."
+            )
         if not self._given:
-            found.append(f"flow {self.name}: it has no plans: give one or more, Flow(name, [plan, plan]).")
+            findings.append(f"flow {self.name}: it has no plans: give one or more, Flow(name, [plan, plan]).")
         for index, plan in enumerate(self._given):
             if not isinstance(plan, Plan):
-                found.append(f"flow {self.name}: plans[{index}] is a {type(plan).__name__}: give Plans.")
+                findings.append(f"flow {self.name}: plans[{index}] is a {type(plan).__name__}: give Plans.")
         keys = Counter(plan.key for plan in self.plans)
         for key, count in keys.items():
             if count > 1:
-                found.append(
+                findings.append(
                     f"flow {self.name}: {count} plans are {key}, and would share a state: give each a name of its own."
                 )
-        return found
+        return findings
 
     def _cycles(self) -> list[str]:
-        """A warning for each cycle."""
+        """Return a warning for each cycle of plans."""
         after: dict[str, list[str]] = {self.label(plan): [] for plan in self.plans}
         for joint in self.joints:
             after[joint.reader].append(joint.writer)
         return [
             f"{' → '.join([*ring, ring[0]])}: a cycle of plans: what each writes comes back to it. A run ends only "
             "once nothing goes round any more: see to it that every document leaves the cycle."
-            for ring in cycles([_Turn(label, tuple(writers)) for label, writers in after.items()])
+            for ring in cycles([_FlowMember(label, tuple(writers)) for label, writers in after.items()])
         ]
 
-    def _before(self) -> dict[str, set[str]]:
-        """Plan -> all plans whose deliveries come to it, over others too; in a cycle also itself."""
-        before: dict[str, set[str]] = {self.label(plan): set() for plan in self.plans}
+    def _predecessors(self) -> dict[str, set[str]]:
+        """Return plan -> all plans whose deliveries reach it, directly or through others; in a cycle also itself."""
+        predecessors: dict[str, set[str]] = {self.label(plan): set() for plan in self.plans}
         for joint in self._joints(self.plans):
-            before[joint.reader].add(joint.writer)
-        grown = True
-        while grown:
-            grown = False
-            for found in before.values():
-                further = set().union(*(before[each] for each in found)) - found
-                found |= further
-                grown = grown or bool(further)
-        return before
+            predecessors[joint.reader].add(joint.writer)
+        is_growing = True
+        while is_growing:
+            is_growing = False
+            for known in predecessors.values():
+                further = set().union(*(predecessors[each] for each in known)) - known
+                known |= further
+                is_growing = is_growing or bool(further)
+        return predecessors
 
     def _repr_svg_(self) -> str:
         """Return the picture that a notebook shows: all plans in one."""
@@ -158,15 +162,15 @@ class Flow:
         return f"Flow({self.name!r}, {[plan.key for plan in self.plans]})"
 
 
-def _written_by(plan: Plan, node: DestinationNode) -> str | None:
-    """Return the place that another plan may read."""
+def _written_place(plan: Plan, node: DestinationNode) -> str | None:
+    """Return the place written by a destination, or the feed of a keyed node, which another plan may read."""
     if isinstance(node, KeyedNode):
         return feed_name(plan.key, node.name)
     return node.destination.target()
 
 
-class _Turn(NamedTuple):
-    """A plan among those it follows, for ``cycles``."""
+class _FlowMember(NamedTuple):
+    """A plan and the plans that it follows, for ``cycles``."""
 
     name: str
     after: tuple[str, ...]

@@ -1,7 +1,7 @@
-"""From what an operator types to a plan or a flow: ``file.py``, ``file.py:name`` or ``package.module:name``.
+"""Loading of plans and flows by what an operator types: ``file.py``, ``file.py:name`` or ``package.module:name``.
 
-What a plan file defines (steps, destinations, sources) is pickled to the workers by value, and so are the modules that
-lie beside it: the workers need not have these files. Modules that are installed are pickled by reference.
+What a plan file defines (steps, destinations, sources) is pickled to the workers by value, and so are the modules in
+its folder: the workers need not have these files. Installed modules are pickled by reference.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import cloudpickle
 
 from ferryman.errors import FerrymanError, UsageError
 from ferryman.net.places import relative_to
-from ferryman.plan.calls import cannot_be_pickled
+from ferryman.plan.calls import pickling_findings
 from ferryman.plan.flow import Flow
 from ferryman.plan.plan import Plan
 
@@ -30,52 +30,52 @@ FORMS = "give a Python file that makes a Plan (plan.py), one plan of it (plan.py
 Runnable = Plan | Flow
 """Argument of ``run``, ``status``, ``preview``, ``plan check`` and ``plan show``."""
 
-Made = TypeVar("Made", Plan, Flow)
+PlanOrFlow = TypeVar("PlanOrFlow", Plan, Flow)
 
 
 def load(spec: str) -> Runnable:
-    """The plan or the flow that ``spec`` names. A file that makes one flow is that flow, whatever plans it makes.
+    """Load the plan or flow that ``spec`` names. A file that makes one flow means that flow, whatever plans it makes.
 
     Runs the user's file: what it prints goes to stderr, and what it raises is reported as its own error, with file and
-    line. The file's folder is put first on ``sys.path``, and what it says of relative paths is meant from there.
+    line. The file's folder is put first on ``sys.path``, and relative paths in the file are relative to it.
 
     Raises:
         UsageError: no such file or module, an error in it, no Plan in it, or several and none named.
     """
-    return _pick(*_module(spec))
+    return _select(*_load_module(spec))
 
 
 def load_plan(spec: str) -> Plan:
-    """The one plan that ``spec`` names, for what cannot be asked of several; otherwise as ``load``.
+    """Load the one plan that ``spec`` names, for commands that work on a single plan; otherwise as ``load``.
 
     Raises:
-        UsageError: also of a flow of several plans; names them.
+        UsageError: as ``load``, and for a flow of several plans, which the message names.
     """
-    module, place, name = _module(spec)
-    found = _pick(module, place, name)
-    if isinstance(found, Plan):
-        return found
-    if len(found.plans) == 1:
-        return found.plans[0]
-    names = [_name_of(plan, found, _made(module, Plan)) for plan in found.plans]
+    module, place, name = _load_module(spec)
+    loaded = _select(module, place, name)
+    if isinstance(loaded, Plan):
+        return loaded
+    if len(loaded.plans) == 1:
+        return loaded.plans[0]
+    names = [_name_in_module(plan, loaded, _find_defined(module, Plan)) for plan in loaded.plans]
     raise UsageError(
         f"{spec} is a flow of {len(names)} plans ({', '.join(names)}): say which one: {_example(place, names)}."
     )
 
 
 def plan_file(spec: str) -> Path | None:
-    """The plan file that ``spec`` names, absolute; None where it names a module."""
+    """Return the absolute path of the plan file that ``spec`` names; None if it names a module."""
     place, _ = _split(spec)
     return place if isinstance(place, Path) else None
 
 
 def spec_of(spec: str, flow: Flow, plan: Plan) -> str:
-    """How an operator names one plan of the flow that ``spec`` names: ``plan.py:orders``."""
+    """Return what an operator types for one plan of the flow that ``spec`` names: ``plan.py:orders``."""
     return f"{spec if spec.endswith('.py') else spec.rpartition(':')[0]}:{flow.label(plan)}"
 
 
-def _module(spec: str) -> tuple[ModuleType, str, str | None]:
-    """The module that ``spec`` names, run or imported; how it was named; the name after the colon."""
+def _load_module(spec: str) -> tuple[ModuleType, str, str | None]:
+    """Run or import the module that ``spec`` names; return it, its place as named, and the name after the colon."""
     place, name = _split(spec)
     if isinstance(place, Path):
         folder = place.parent
@@ -88,7 +88,7 @@ def _module(spec: str) -> tuple[ModuleType, str, str | None]:
 
 
 def _split(spec: str) -> tuple[Path | str, str | None]:
-    """(file or module, name of the plan in it)."""
+    """Split ``spec`` into (file or module, name of the plan in it)."""
     head, colon, name = spec.rpartition(":")
     if spec.endswith(".py"):
         head, colon, name = spec, "", ""
@@ -105,7 +105,7 @@ def _split(spec: str) -> tuple[Path | str, str | None]:
 
 
 def _run_file(path: Path) -> ModuleType:
-    """The file as a module. Compiled each time: a cached one may be of the file's last edit in the same second."""
+    """Run a file as a module. It is compiled each time: cached bytecode may be of an edit in the same second."""
     name = _module_name(path.stem)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -113,7 +113,7 @@ def _run_file(path: Path) -> ModuleType:
     sys.modules[name] = module
     with (
         relative_to(path.parent),
-        _their_errors(path),
+        _user_errors(path),
         _importing_from(path.parent),
         contextlib.redirect_stdout(sys.stderr),
     ):
@@ -123,7 +123,7 @@ def _run_file(path: Path) -> ModuleType:
 
 
 def _import(name: str, folder: Path) -> ModuleType:
-    with _their_errors(None), _importing_from(folder), contextlib.redirect_stdout(sys.stderr):
+    with _user_errors(None), _importing_from(folder), contextlib.redirect_stdout(sys.stderr):
         importlib.invalidate_caches()  # a module that was written within the last tick of the file system's clock
         try:
             return importlib.import_module(name)
@@ -134,22 +134,22 @@ def _import(name: str, folder: Path) -> ModuleType:
 
 
 def _module_name(stem: str) -> str:
-    """The file's name, as if it was imported, unless a module has it that is not a plan file loaded earlier.
+    """Return the name that importing the file would give it, unless another module than a plan file has that name.
 
-    Python's own module of that name is imported first, or whoever wants it later would get the plan.
+    A standard module of that name is imported first, because a later import of it would get the plan otherwise.
     """
     if stem in sys.stdlib_module_names:
         with contextlib.suppress(ImportError):
             importlib.import_module(stem)
-    taken = stem in sys.modules or stem in sys.stdlib_module_names
-    if taken and stem not in cloudpickle.list_registry_pickle_by_value():
+    in_use = stem in sys.modules or stem in sys.stdlib_module_names
+    if in_use and stem not in cloudpickle.list_registry_pickle_by_value():
         return f"{stem}_plan"
     return stem
 
 
 @contextlib.contextmanager
 def _importing_from(folder: Path) -> Iterator[None]:
-    """The folder first on ``sys.path``, as for a script. It stays there: steps may import when they run."""
+    """Put the folder first on ``sys.path``, as for a script. It stays there: steps may import when they run."""
     if sys.path[:1] != [str(folder)]:
         sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
@@ -157,56 +157,57 @@ def _importing_from(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _their_errors(path: Path | None) -> Iterator[None]:
+def _user_errors(path: Path | None) -> Iterator[None]:
     """Convert errors of the user's code to a UsageError that names the line."""
     try:
         yield
     except KeyboardInterrupt:
         raise
-    except BaseException as e:  # also SystemExit: `exit()` in a plan file must not end us as if all was well
-        file, line = _place(e, path)
+    except BaseException as e:  # also SystemExit: `exit()` in a plan file must not end the command with success
+        file, line = _error_location(e, path)
         if not file and isinstance(e, UsageError):
             raise
-        raise UsageError(f"{file}{f', line {line}' if line else ''}: {_told(e)}") from e
+        raise UsageError(f"{file}{f', line {line}' if line else ''}: {_error_text(e)}") from e
 
 
-def _place(error: BaseException, path: Path | None) -> tuple[str, int | None]:
-    """(file, line) of the deepest of the user's frames, or of the line that is not Python."""
+def _error_location(error: BaseException, path: Path | None) -> tuple[str, int | None]:
+    """Return (file, line) of the innermost frame in the user's code, or of a syntax error."""
     if isinstance(error, SyntaxError) and error.filename:
         return error.filename, error.lineno
     frames = traceback.extract_tb(error.__traceback__)
     if path is None:
-        theirs = [f for f in frames if "importlib" not in f.filename and not _is_ours(f.filename)]
+        user_frames = [f for f in frames if "importlib" not in f.filename and not _is_ours(f.filename)]
     else:
-        theirs = [f for f in frames if f.filename == str(path) or _beside(f.filename, path.parent)]
-    if theirs:
-        return theirs[-1].filename, theirs[-1].lineno
+        user_frames = [f for f in frames if f.filename == str(path) or _is_beside(f.filename, path.parent)]
+    if user_frames:
+        return user_frames[-1].filename, user_frames[-1].lineno
     return (str(path), None) if path else ("", None)
 
 
-def _told(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     if isinstance(error, FerrymanError):
         return str(error)
     if isinstance(error, ModuleNotFoundError):
         return f"{error}. Install it into {sys.prefix}, or put it beside the plan file."
-    what = ((error.msg if isinstance(error, SyntaxError) else str(error)) or "").removesuffix(".")
+    text = ((error.msg if isinstance(error, SyntaxError) else str(error)) or "").removesuffix(".")
     kind = type(error).__name__
-    return f"{kind}: {what}. Correct it there; -v shows the traceback." if what else f"{kind}. Correct it there."
+    return f"{kind}: {text}. Correct it there; -v shows the traceback." if text else f"{kind}. Correct it there."
 
 
 def _is_ours(filename: str) -> bool:
     return Path(filename).is_relative_to(Path(__file__).parents[1])
 
 
-def _beside(filename: str, folder: Path) -> bool:
+def _is_beside(filename: str, folder: Path) -> bool:
     path = Path(filename)
     return path.is_relative_to(folder) and "site-packages" not in path.parts and not _is_ours(filename)
 
 
-def send_neighbours(plans: Iterable[Plan]) -> None:
-    """Workers on other machines get the modules beside this program by value, as those beside a plan file.
+def pickle_neighbours_by_value(plans: Iterable[Plan]) -> None:
+    """Have the modules beside this program pickled by value, like those beside a plan file, for workers elsewhere.
 
-    Not if what the plans use of them cannot be pickled: where the workers have them, by name is enough.
+    If a plan uses something in them that cannot be pickled, they are pickled by name, which works if the workers have
+    them.
     """
     folder = _program_folder()
     known = cloudpickle.list_registry_pickle_by_value()
@@ -217,13 +218,13 @@ def send_neighbours(plans: Iterable[Plan]) -> None:
     ]
     for module in beside:
         cloudpickle.register_pickle_by_value(module)
-    if beside and any(True for plan in plans for _ in cannot_be_pickled(plan.nodes)):
+    if beside and any(True for plan in plans for _ in pickling_findings(plan.nodes)):
         for module in beside:
             cloudpickle.unregister_pickle_by_value(module)
 
 
 def _program_folder() -> Path | None:
-    """Where the program's own modules are; None: it is an installed one. Without a file it is the current folder."""
+    """Return the folder of the program's own modules; None for an installed program; without a file the current one."""
     main = sys.modules["__main__"]
     file = getattr(main, "__file__", None)
     if file is None:
@@ -235,7 +236,7 @@ def _program_folder() -> Path | None:
 
 
 def _pickle_by_value(module: ModuleType, folder: Path) -> None:
-    """Workers get this module, and those imported from its folder, by value."""
+    """Have this module, and those imported from its folder, pickled by value."""
     cloudpickle.register_pickle_by_value(module)
     for name, neighbour in list(sys.modules.items()):
         if _imported_from(neighbour, name, folder) and name in sys.modules:
@@ -243,7 +244,8 @@ def _pickle_by_value(module: ModuleType, folder: Path) -> None:
 
 
 def _imported_from(module: object, name: str, folder: Path) -> bool:
-    """Was it found by its name right in this folder? An installed package below it (``.venv``) was not."""
+    """Return whether a module was imported by its name from this very folder, not from a package installed below it
+    (``.venv``)."""
     file = getattr(module, "__file__", None)
     if not isinstance(module, ModuleType) or not isinstance(file, str) or name.partition(".")[0] == "ferryman":
         return False
@@ -253,47 +255,47 @@ def _imported_from(module: object, name: str, folder: Path) -> bool:
     return Path(file) in (stem.with_name(f"{stem.name}.py"), stem / "__init__.py")
 
 
-def _pick(module: ModuleType, place: str, name: str | None) -> Runnable:
-    """The named one; else the one flow, or where there is none the one plan."""
-    plans, flows = _made(module, Plan), _made(module, Flow)
+def _select(module: ModuleType, place: str, name: str | None) -> Runnable:
+    """Return the object of this name; without a name the only flow, or if there is no flow the only plan."""
+    plans, flows = _find_defined(module, Plan), _find_defined(module, Flow)
     if name is not None:
-        return _named(module, place, name)
-    found: Mapping[str, Runnable] = flows or plans
-    if not found:
+        return _find_by_name(module, place, name)
+    candidates: Mapping[str, Runnable] = flows or plans
+    if not candidates:
         raise UsageError(f'{place} makes no Plan: write plan = Plan("name") at its top level, not in a function.')
-    if len(found) > 1:
-        what = f"{len(found)} {'flows' if flows else 'plans'} ({', '.join(found)})"
-        raise UsageError(f"{place} makes {what}: say which one: {_example(place, list(found))}.")
-    return next(iter(found.values()))
+    if len(candidates) > 1:
+        several = f"{len(candidates)} {'flows' if flows else 'plans'} ({', '.join(candidates)})"
+        raise UsageError(f"{place} makes {several}: say which one: {_example(place, list(candidates))}.")
+    return next(iter(candidates.values()))
 
 
-def _named(module: ModuleType, place: str, name: str) -> Runnable:
+def _find_by_name(module: ModuleType, place: str, name: str) -> Runnable:
     """Return the module's object of this name; else the plan of this name in one of its flows."""
     value = vars(module).get(name)
     if isinstance(value, Plan | Flow):
         return value
-    plans, flows = _made(module, Plan), _made(module, Flow)
+    plans, flows = _find_defined(module, Plan), _find_defined(module, Flow)
     members = {flow.label(plan): plan for flow in flows.values() for plan in flow.plans}
     if name in members:
         return members[name]
-    there = [*plans, *flows, *(label for label, plan in members.items() if plan not in plans.values())]
+    available = [*plans, *flows, *(label for label, plan in members.items() if plan not in plans.values())]
     kinds = "Plan or Flow" if flows else "Plan"
-    has = ", ".join(there) or "none"
-    raise UsageError(f"{place} has no {kinds} named {name!r}; it has: {has}. Correct the name after the colon.")
+    names = ", ".join(available) or "none"
+    raise UsageError(f"{place} has no {kinds} named {name!r}; it has: {names}. Correct the name after the colon.")
 
 
-def _made(module: ModuleType, kind: type[Made]) -> dict[str, Made]:
-    """The plans, or flows, at a module's top level, each by the first of its names."""
-    found: dict[str, Made] = {}
+def _find_defined(module: ModuleType, kind: type[PlanOrFlow]) -> dict[str, PlanOrFlow]:
+    """Return the plans, or flows, at a module's top level, each under the first of its names."""
+    defined: dict[str, PlanOrFlow] = {}
     for key, value in vars(module).items():
-        if isinstance(value, kind) and not any(value is known for known in found.values()):
-            found[key] = value
-    return found
+        if isinstance(value, kind) and not any(value is known for known in defined.values()):
+            defined[key] = value
+    return defined
 
 
-def _name_of(plan: Plan, flow: Flow, made: Mapping[str, Plan]) -> str:
-    """How a plan of a flow is named behind the colon."""
-    return next((name for name, each in made.items() if each is plan), flow.label(plan))
+def _name_in_module(plan: Plan, flow: Flow, plans: Mapping[str, Plan]) -> str:
+    """Return the name that selects a plan of a flow, after the colon."""
+    return next((name for name, each in plans.items() if each is plan), flow.label(plan))
 
 
 def _example(place: str, names: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from ferryman import limits
 from ferryman.destinations.base import Delivery, Destination, Effect, Guarantee, Outcome
-from ferryman.document import Document, copied
+from ferryman.document import Document, copy_value
 from ferryman.errors import PermanentError
 from ferryman.routers import Router
 from ferryman.sources.base import Source
@@ -21,23 +21,24 @@ StepFunction = Callable[..., Any]
 ``batch`` a list of documents -> as many answers; with ``arrow`` a record batch -> a record batch. Also ``async``."""
 
 
-class Limits(NamedTuple):
+class RetryLimits(NamedTuple):
     """How long errors are tried again.
 
     Attributes:
-        attempts: tries; where there is patience, of errors that are not transient by their own word.
-        patience_s: how long, from the first one on, transient errors are tried again; None: ``attempts`` count all.
+        attempts: number of tries; with ``patience_s``, only errors that do not declare themselves transient count.
+        patience_s: how long transient errors are tried again, counted from the first one; None: all errors count as
+            attempts.
     """
 
     attempts: int
     patience_s: float | None
 
-    def passed(self, attempt: int, transient: int, waited_s: float | None) -> bool:
-        """Was this failed attempt the last one?
+    def is_exhausted(self, attempt: int, transient: int, waited_s: float | None) -> bool:
+        """Return whether this failed attempt was the last one.
 
         Args:
             attempt: its number, from 1.
-            transient: how many of these ended in a transient error.
+            transient: number of attempts so far that ended in a transient error.
             waited_s: seconds since the first transient error, if this one is transient; else None.
         """
         if self.patience_s is None:
@@ -49,12 +50,12 @@ class Limits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How a destination is delivered to.
+    """Policy for the deliveries to a destination.
 
     Attributes:
         guarantee: what a kill may do to a delivery in flight.
-        attempts: tries a delivery gets before it is DEAD; of errors that nobody anticipated, where there is patience.
-        patience_s: how long transient errors are tried again; None: ``attempts`` are all that there are.
+        attempts: tries a delivery gets before it is DEAD; with ``patience_s``, only unanticipated errors count.
+        patience_s: how long transient errors are tried again; None: they count as attempts like all others.
         backoff: seconds to wait at most after the n-th failed attempt (the wait is uniform below it); None: 1 s × 4ⁿ.
         batch: rows a chunk at most.
         batch_bytes: bytes a chunk at most (one larger row is a chunk of its own).
@@ -74,21 +75,21 @@ class Policy:
     lanes: int | None = None
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> RetryLimits:
         """Return the limits for errors of the destination itself."""
-        return Limits(self.attempts, self.patience_s)
+        return RetryLimits(self.attempts, self.patience_s)
 
     @property
     def longest_backoff_s(self) -> float:
-        """No wait is longer, whatever the attempt; seconds."""
+        """Return the upper bound of the wait after any attempt, seconds."""
         return max(limits.BACKOFF_MAX_S, *(self.backoff or (0.0,)))
 
     def longest_wait_s(self, attempt: int, *, patient: bool = False) -> float:
-        """Upper end of the wait after attempt number ``attempt`` (from 1), seconds.
+        """Return the upper bound of the wait after attempt number ``attempt`` (from 1), seconds.
 
         Args:
-            patient: there is no last attempt: after many the wait is not shorter than the default, whatever
-                ``backoff`` says.
+            patient: attempts are not limited in number: after many of them the wait is not shorter than the default,
+                whatever ``backoff`` says.
         """
         default = limits.BACKOFF_FIRST_S * limits.BACKOFF_FACTOR ** min(attempt - 1, 32)
         default = min(limits.BACKOFF_MAX_S, default)
@@ -100,37 +101,37 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Common to all kinds: a name unique in the plan, and the names of the nodes it follows."""
+    """A node of a plan: a name, unique in the plan, and the names of the nodes that it follows."""
 
     name: str
     after: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
-        """``source``, ``step``, ``router``, ``tee``, ``destination``: in the words of the glossary."""
+        """Return the kind of node, as the glossary calls it: ``source``, ``step``, ``router``, ``tee``, …"""
         return type(self).__name__.removesuffix("Node").lower()
 
 
 @dataclass(frozen=True, slots=True)
 class CalledNode(Node):
-    """One that is called for each document before the commit: what its errors mean.
+    """A node that is called for each document before the commit, with its policy for errors.
 
     Attributes:
-        brake: after errors of so many documents in a row the node itself is in trouble; None: never.
+        brake: number of documents that fail in a row before the node itself counts as broken; None: it never does.
         patience_s: how long transient errors are tried again.
-        attempts: tries, of whatever error; None: as the destination says.
+        attempts: number of tries, whatever the error; None: as the policy of the destination says.
     """
 
     brake: int | None = field(default=limits.BRAKE, kw_only=True)
     patience_s: float = field(default=limits.PATIENCE_S, kw_only=True)
     attempts: int | None = field(default=None, kw_only=True)
 
-    def limits(self, policy: Policy) -> Limits:
+    def limits(self, policy: Policy) -> RetryLimits:
         """Return the limits for errors of this node, for deliveries to a destination of this policy: the node's own
         ``attempts`` win."""
         if self.attempts is not None:
-            return Limits(self.attempts, None)
-        return Limits(policy.attempts, None if policy.patience_s is None else self.patience_s)
+            return RetryLimits(self.attempts, None)
+        return RetryLimits(policy.attempts, None if policy.patience_s is None else self.patience_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +140,13 @@ class SourceNode(CalledNode):
 
     @property
     def entry(self) -> str:
-        """The place in the graph at which its documents come in."""
+        """Return the name under which its documents enter the graph."""
         return self.name
 
 
 @dataclass(frozen=True, slots=True)
 class JoinNode(SourceNode):
-    """Makes one document of one entry of each of several logs. Its source reads all of them."""
+    """A join: makes one document of one entry of each of several logs. Its source reads all of them."""
 
     fn: StepFunction = field(kw_only=True)
     timeout: float | None = field(default=None, kw_only=True)
@@ -153,7 +154,7 @@ class JoinNode(SourceNode):
 
 @dataclass(frozen=True, slots=True)
 class AltsNode(SourceNode):
-    """Takes the entries of several logs in turns. Its source reads all of them."""
+    """An alts node: takes the entries of several logs in turns. Its source reads all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +162,11 @@ class StepNode(CalledNode):
     """A function of documents.
 
     Attributes:
-        batch: it is called with so many documents at most; None: with one, unless ``arrow``.
+        batch: largest number of documents in a call; None: one, unless ``arrow``.
         arrow: it is called with a record batch.
-        concurrency: calls under way at once in a task, at most.
-        rate: calls of the whole run, as ``durations.per_second`` reads it; None: as fast as it goes.
-        needs: what a machine must have to run it; see ``needs.here``.
+        concurrency: largest number of calls under way at once in a task.
+        rate: calls of the whole run, as ``limits.per_second`` parses it; None: no limit.
+        needs: capabilities that a machine must have to run it, see ``local_capabilities``.
     """
 
     fn: StepFunction = field(kw_only=True)
@@ -180,7 +181,7 @@ class StepNode(CalledNode):
 
     @property
     def rows(self) -> int:
-        """Documents a call, at most."""
+        """Return the largest number of documents in a call."""
         return self.batch or (limits.ARROW_ROWS if self.arrow else 1)
 
     @property
@@ -189,13 +190,13 @@ class StepNode(CalledNode):
         return self.arrow or self.batch is not None
 
     @property
-    def side_by_side(self) -> bool:
-        """Are several documents on their way to it at once?"""
+    def is_concurrent(self) -> bool:
+        """Return whether the step may work on several documents at once."""
         return self.rows > 1 or self.concurrency > 1
 
     @property
-    def limit_s(self) -> float | None:
-        """Seconds that a call may take: ``timeout``, or what a ready-made step has by itself; None: any time."""
+    def call_timeout_s(self) -> float | None:
+        """Return the seconds that a call may take: ``timeout``, or the default of a ready-made step; None: no limit."""
         own: float | None = getattr(self.fn, "TIMEOUT_S", None)
         return own if self.timeout is None else self.timeout
 
@@ -212,57 +213,59 @@ class DestinationNode(Node):
     tee: bool = field(default=False, kw_only=True)
     """The document goes on, whatever becomes of its delivery here."""
     errors: bool = field(default=False, kw_only=True)
-    """It follows nothing: it gets a message of each final failure in the plan."""
+    """It has no predecessor: it gets a message of each final failure in the plan."""
 
     @property
     def kind(self) -> str:
         return "tee" if self.tee else "destination"
 
 
-# What machines have that steps may need: a graphics card, a licence. Each machine says it in its environment.
+# Capabilities of machines that steps may need: a graphics card, a licence. Each machine names its own in its
+# environment.
 
-VARIABLE: Final = "FERRYMAN_HAS"
-"""Names between commas, in the environment of an executor."""
+CAPABILITIES_VARIABLE: Final = "FERRYMAN_HAS"
+"""Environment variable of an executor: names of its capabilities, separated by commas."""
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
+_CAPABILITY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
 
 
-def names(given: Any) -> frozenset[Any]:
-    """One name, several, or none; what is not a name is kept, for ``is_name`` to refuse."""
-    if given is None:
+def capability_names(value: Any) -> frozenset[Any]:
+    """Return the capabilities given as one name, several, or None; values that are not names are kept for ``check``."""
+    if value is None:
         return frozenset()
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        return frozenset([given])
-    return frozenset(given)
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        return frozenset([value])
+    return frozenset(value)
 
 
-def is_name(given: object) -> bool:
-    """May something be called so? Letters, digits and ``-_.``, such as "gpu"."""
-    return isinstance(given, str) and _NAME.match(given) is not None
+def is_capability_name(value: object) -> bool:
+    """Return whether a value can name a capability: letters, digits and ``-_.``, such as "gpu"."""
+    return isinstance(value, str) and _CAPABILITY_NAME.match(value) is not None
 
 
-def here() -> frozenset[str]:
-    """Return what this machine offers to ``needs=``."""
-    return frozenset(name for part in os.environ.get(VARIABLE, "").split(",") if (name := part.strip()))
+def local_capabilities() -> frozenset[str]:
+    """Return the capabilities of this machine, which ``needs=`` asks for."""
+    return frozenset(name for part in os.environ.get(CAPABILITIES_VARIABLE, "").split(",") if (name := part.strip()))
 
 
-def listed(given: Iterable[str]) -> str:
-    """Names as a message has them."""
-    return " and ".join(sorted(given))
+def join_names(value: Iterable[str]) -> str:
+    """Join names for a message."""
+    return " and ".join(sorted(value))
 
 
 # A combiner as the update of a keyed node.
 
 Combiner = Callable[[str, list[Any]], Any]
-"""(key, values) -> one value for all of them; None: the key has none any more."""
+"""Function: (key, values) -> one value for all of them; None: the key has no state any more."""
 
 Value = str | Callable[[Document], Any]
-"""A field, or a function of the document."""
+"""Value of a document for a combiner: a field's name, or a function of the document."""
 
 
 @dataclass(frozen=True)
 class Combining:
-    """Combines the values of a wave's documents, then the result with the state; exports the change, if it is one."""
+    """Update function that combines the values of a wave's documents, then the result with the state, and exports the
+    change if there is one."""
 
     combiner: Combiner
     value: Value | None
@@ -271,7 +274,9 @@ class Combining:
     def __call__(self, key: str, state: Any, documents: list[Document]) -> tuple[Any, dict[str, Any] | None]:
         new = self.combiner(key, [value for doc in documents for value in self._values_of(doc)])
         if state is not None and new is not None:
-            new = self.combiner(key, [copied(state), new])  # it may change the first of them and return that
+            new = self.combiner(
+                key, [copy_value(state), new]
+            )  # it may change its first argument in place and return it
         elif new is None:
             new = state
         if new == state:
@@ -279,7 +284,7 @@ class Combining:
         return new, {"key": key, "old": state, "new": new}
 
     def _values_of(self, doc: Document) -> Iterator[Any]:
-        """Yield the operations that take back the old value and add the new one."""
+        """Yield the value that undoes the document's former value, if there was one, and its new value."""
         if doc.previous is not None and self.inverse is not None:
             yield self.inverse(self._value_of(Document.of(doc.id, doc.previous)))
         if doc.operation == "upsert":
@@ -298,14 +303,14 @@ class Combining:
 # Nodes that keep state by key: a destination for what comes in, a source for what they export.
 
 UpdateFunction = Callable[[str, Any, list[Document]], Any]
-"""(key, state, documents) -> (new state, exports)."""
+"""Function: (key, state, documents) -> (new state, exports)."""
 
 Key = str | Callable[[Document], str]
-"""A field, or a function of the document."""
+"""Key of a document: a field's name, or a function of the document."""
 
 
 class KeyedState(Destination):
-    """The state of a keyed node, as the engine's deliveries see it. Only the engine writes it, wave by wave."""
+    """Placeholder destination of a keyed node: the engine groups its deliveries by key instead of sending them."""
 
     effect = Effect.IDEMPOTENT
     transactional = True
@@ -332,9 +337,9 @@ class KeyedNode(DestinationNode):
     Attributes:
         update: (key, state, documents) -> (new state, exports).
         key: a field, or a function of the document.
-        buckets: into so many ranges the keys are hashed; each is worked on by one task at a time.
-        buffer_bytes: of documents that one call of ``update`` gets at most; a larger one comes alone.
-        brake: after so many failing calls without a success in a task, ``update`` itself is broken.
+        buckets: number of ranges that keys are hashed to; one task at a time works on each.
+        buffer_bytes: largest size of the documents in one call of ``update``; a larger document comes alone.
+        brake: number of failing calls without a success in a task after which ``update`` itself counts as broken.
         timeout: seconds that a call may take; None: any time.
         exports: the source of what follows.
     """
@@ -352,59 +357,62 @@ class KeyedNode(DestinationNode):
         return "keyed"
 
     def key_of(self, doc: Document) -> str:
-        """The document's key.
+        """Return the document's key.
 
         Raises:
             PermanentError: it has none, or one that cannot be a key.
         """
         if callable(self.key):
-            return checked_key(self.key(doc), "the function key=")
+            return validate_key(self.key(doc), "the function key=")
         if self.key not in doc.fields:
             raise PermanentError(f"{self.name}: the document has no field {self.key!r}, which is to be its key")
-        return checked_key(doc.fields[self.key], f"the field {self.key!r}")
+        return validate_key(doc.fields[self.key], f"the field {self.key!r}")
 
 
-def checked_key(given: Any, whose: str) -> str:
-    """A key that can be kept.
+def validate_key(value: Any, origin: str) -> str:
+    """Return the key if it can be stored.
+
+    Args:
+        origin: where it came from, for the message.
 
     Raises:
         PermanentError: it is not text, or too long.
     """
-    if not isinstance(given, str):
-        raise PermanentError(f"{whose} gives a {type(given).__name__}: a key is text")
+    if not isinstance(value, str):
+        raise PermanentError(f"{origin} gives a {type(value).__name__}: a key is text")
     try:
-        size = len(given.encode())
+        size = len(value.encode())
     except UnicodeEncodeError:
         raise PermanentError(
-            f"{whose} gives text with half a character (a lone surrogate), which cannot be kept"
+            f"{origin} gives text with half a character (a lone surrogate), which cannot be kept"
         ) from None
     if size > limits.KEY_BYTES:
-        raise PermanentError(f"{whose} gives a key of {size:,} bytes: a key has {limits.KEY_BYTES:,} at most")
-    return given
+        raise PermanentError(f"{origin} gives a key of {size:,} bytes: a key has {limits.KEY_BYTES:,} at most")
+    return value
 
 
 def keyed_nodes(nodes: Iterable[Node]) -> list[KeyedNode]:
-    """In the order of their making."""
+    """Return the keyed nodes in plan order."""
     return [n for n in nodes if isinstance(n, KeyedNode)]
 
 
 def sources_of(nodes: Sequence[Node]) -> list[SourceNode]:
-    """Every source: those that the plan names, and the exports of keyed nodes that something follows."""
+    """Return all sources: those that the plan names, and the exports of keyed nodes that have successors."""
     followed = {name for node in nodes for name in node.after}
-    found: list[SourceNode] = []
+    sources: list[SourceNode] = []
     for node in nodes:
         if isinstance(node, SourceNode):
-            found.append(node)
+            sources.append(node)
         elif isinstance(node, KeyedNode) and node.name in followed:
-            found.append(node.exports)
-    return found
+            sources.append(node.exports)
+    return sources
 
 
-def source_named(nodes: Sequence[Node], name: str) -> SourceNode:
-    """The source of this name; of a keyed node its exports."""
+def find_source(nodes: Sequence[Node], name: str) -> SourceNode:
+    """Return the source of this name; for a keyed node its exports."""
     return next(n for n in sources_of(nodes) if n.name == name)
 
 
-def exports_of(name: str) -> ExportsNode:
-    """The source of what a keyed node of this name exports."""
+def exports_node(name: str) -> ExportsNode:
+    """Return the source of the exports of the keyed node of this name."""
     return ExportsNode(name, source=Exports())

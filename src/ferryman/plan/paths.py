@@ -1,4 +1,4 @@
-"""The paths through a plan: what follows which node, where documents come from and where they end."""
+"""Paths through a plan: successors of nodes, and the sources and destinations that they connect."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ferryman.sources.log import Log
 
 
 class End(NamedTuple):
-    """A destination that can be reached from a node, and the duplicating branches on the way there."""
+    """A destination that can be reached from a node, and the branches of copying routers on the path to it."""
 
     destination: str
     route: tuple[str, ...]
 
 
 def successors(nodes: Sequence[Node]) -> dict[str, list[Node]]:
-    """Name -> the nodes that follow it, in the order of their making."""
+    """Return name -> the nodes that follow it, in plan order."""
     following: dict[str, list[Node]] = defaultdict(list)
     for node in nodes:
         for name in node.after:
@@ -31,60 +31,60 @@ def successors(nodes: Sequence[Node]) -> dict[str, list[Node]]:
 
 
 def ends(nodes: Sequence[Node]) -> dict[str, tuple[End, ...]]:
-    """Name -> every end of a document that comes to this node, for a checked plan.
+    """Return name -> all ends of the paths from this node, for a checked plan.
 
-    One destination has several ends where a router above it makes copies: each route is a delivery of its own.
+    A destination has several ends if a router upstream of it makes copies: each route is a delivery of its own.
     """
     following = successors(nodes)
-    found: dict[str, tuple[End, ...]] = {}
-    for node in reversed(in_order(nodes)):
-        here: dict[End, None] = {End(node.name, ()): None} if isinstance(node, DestinationNode) else {}
+    ends_of: dict[str, tuple[End, ...]] = {}
+    for node in reversed(topological_order(nodes)):
+        own_ends: dict[End, None] = {End(node.name, ()): None} if isinstance(node, DestinationNode) else {}
         for child in following[node.name]:
             copies = isinstance(node, RouterNode) and node.router.copies
             branch = (child.name,) if copies else ()
-            here |= {End(end.destination, branch + end.route): None for end in found[child.name]}
+            own_ends |= {End(end.destination, branch + end.route): None for end in ends_of[child.name]}
         if isinstance(node, KeyedNode):  # what it exports are other documents
-            mine = End(node.name, ())
-            del here[mine]
-            found[node.exports.entry], here = tuple(here), {mine: None}
-        found[node.name] = tuple(here)
-    return found
+            own_end = End(node.name, ())
+            del own_ends[own_end]
+            ends_of[node.exports.entry], own_ends = tuple(own_ends), {own_end: None}
+        ends_of[node.name] = tuple(own_ends)
+    return ends_of
 
 
 def destinations_of_sources(nodes: Sequence[Node]) -> dict[str, list[str]]:
-    """Source -> the destinations, tees too, that its documents may come to; in plan order, for a checked plan."""
+    """Return source -> the destinations (tees too) that its documents may reach, in plan order, for a checked plan."""
     reached = ends(nodes)
     return {n.name: list(dict.fromkeys(e.destination for e in reached[n.entry])) for n in sources_read(nodes)}
 
 
-def called_below(nodes: Sequence[Node], source: str) -> list[str]:
-    """Steps and routers that a source's documents may come to, in the order of their making, and the source, if it is
-    called, too."""
-    following, found = successors(nodes), {source}
-    for node in in_order(nodes):
-        if node.name in found:
-            found |= {each.name for each in following[node.name]}
-    return [n.name for n in nodes if n.name in found and isinstance(n, CalledNode)]
+def called_nodes_below(nodes: Sequence[Node], source: str) -> list[str]:
+    """Return the steps and routers that a source's documents may reach, and the source itself if it is called, in plan
+    order."""
+    following, reached = successors(nodes), {source}
+    for node in topological_order(nodes):
+        if node.name in reached:
+            reached |= {each.name for each in following[node.name]}
+    return [n.name for n in nodes if n.name in reached and isinstance(n, CalledNode)]
 
 
 def conflicting_sources(nodes: Sequence[Node]) -> dict[str, list[str]]:
-    """Source -> the other sources, in plan order, of which documents may reach the same target, keyed by id, under the
-    same ids."""
-    found: dict[str, list[str]] = {}
+    """Return source -> the other sources, in plan order, whose documents may overwrite its own in a target keyed by
+    id."""
+    conflicts: dict[str, list[str]] = {}
     for sources in sources_of_targets(nodes).values():
         for one in sources:
-            others = [other.name for other in sources if other is not one and _may_clash(one, other)]
-            found[one.name] = list(dict.fromkeys([*found.get(one.name, ()), *others]))
-    return found
+            others = [other.name for other in sources if other is not one and _ids_may_conflict(one, other)]
+            conflicts[one.name] = list(dict.fromkeys([*conflicts.get(one.name, ()), *others]))
+    return conflicts
 
 
-def _may_clash(one: SourceNode, other: SourceNode) -> bool:
+def _ids_may_conflict(one: SourceNode, other: SourceNode) -> bool:
     shorter, longer = sorted((one.source.prefix, other.source.prefix), key=len)
     return longer.startswith(shorter)
 
 
 def sources_of_targets(nodes: Sequence[Node]) -> dict[str, list[SourceNode]]:
-    """Targets keyed by id -> the sources whose documents come there, for a checked plan."""
+    """Return target keyed by id -> the sources whose documents reach it, for a checked plan."""
     by_name, sources = {n.name: n for n in nodes}, {n.name: n for n in sources_read(nodes)}
     reached: dict[str, list[SourceNode]] = {}
     for source, names in destinations_of_sources(nodes).items():
@@ -95,33 +95,33 @@ def sources_of_targets(nodes: Sequence[Node]) -> dict[str, list[SourceNode]]:
 
 
 def sources_read(nodes: Iterable[Node]) -> list[SourceNode]:
-    """The sources that are read: not those that are inputs of a join or alts, which reads them."""
+    """Return the sources that the engine reads: those that are inputs of a join or alts are read by that node."""
     sources = sources_of([*nodes])
     inputs = {name for n in sources for name in n.after}
     return [n for n in sources if n.name not in inputs]
 
 
 def logs_read(nodes: Iterable[Node]) -> list[SourceNode]:
-    """Return those of the nodes that are logs."""
+    """Return the sources that the engine reads and that are logs."""
     return [n for n in sources_read(nodes) if isinstance(n.source, Log)]
 
 
 def errors_node(nodes: Iterable[Node]) -> DestinationNode | None:
-    """The destination that ``Plan.errors`` named; None: there is none."""
+    """Return the destination that ``Plan.errors`` added; None if there is none."""
     return next((n for n in nodes if isinstance(n, DestinationNode) and n.errors), None)
 
 
 def target_of(node: Node) -> str:
-    """The physical place that a destination writes to; its own name if it is nobody else's."""
+    """Return the physical place that a destination writes to; the node's name if no other node can write there."""
     assert isinstance(node, DestinationNode)
     return node.destination.target() or node.name
 
 
-# Nodes that follow each other in a ring, also through a place outside; and the order of those that do not.
+# Cycles of nodes, also through an external place that one plan writes and reads; and the topological order.
 
 
 class Joint(NamedTuple):
-    """A place that one plan writes and another reads.
+    """A link between two plans: a place that one of them writes and the other reads.
 
     Attributes:
         target: the place, as ``Destination.target`` and ``Source.reads`` name it.
@@ -136,7 +136,7 @@ class Joint(NamedTuple):
     source: str
 
 
-class Linked(Protocol):
+class GraphMember(Protocol):
     """A member of a graph: a node, or a plan of a flow."""
 
     @property
@@ -146,8 +146,8 @@ class Linked(Protocol):
     def after(self) -> Sequence[str]: ...
 
 
-def in_order(nodes: Sequence[Node]) -> list[Node]:
-    """Nodes so that each comes after those it follows (Kahn); without those that are in a cycle, or behind one."""
+def topological_order(nodes: Sequence[Node]) -> list[Node]:
+    """Sort nodes so that each comes after those it follows (Kahn); nodes in or behind a cycle are left out."""
     waiting = {n.name: set(n.after) for n in nodes}
     by_name = {n.name: n for n in nodes}
     ordered: list[Node] = []
@@ -160,11 +160,11 @@ def in_order(nodes: Sequence[Node]) -> list[Node]:
     return ordered
 
 
-def cycles(nodes: Sequence[Linked]) -> list[list[str]]:
-    """Rings of names, each from its first node on the way that documents take.
+def cycles(nodes: Sequence[GraphMember]) -> list[list[str]]:
+    """Return cycles as lists of names in the direction of the documents, each from its first node in plan order.
 
-    Any plan may be given: names that are not there are passed over, and where several nodes have one name, the first
-    is meant. Every edge that closes a ring is in one of the rings: no more come to light when these are opened.
+    Any plan may be given: unknown names are ignored, and a name that several nodes have means the first of them. Every
+    edge that closes a cycle is in one of those returned, so breaking these leaves no other.
     """
     numbers: dict[str, int] = {}
     for number, node in enumerate(nodes):
@@ -174,18 +174,18 @@ def cycles(nodes: Sequence[Linked]) -> list[list[str]]:
         for name in node.after:
             if name in numbers:
                 following[numbers[name]].append(number)
-    told: set[tuple[int, int]] = set()
+    reported: set[tuple[int, int]] = set()
     rings = []
-    for start in _left_over(following):
+    for start in _in_or_behind_cycles(following):
         for end in following[start]:
-            if (start, end) not in told and (ring := _shortest(end, start, following)):
-                told.update(pairwise([start, *ring]))
+            if (start, end) not in reported and (ring := _shortest_path(end, start, following)):
+                reported.update(pairwise([start, *ring]))
                 first = ring.index(min(ring))
                 rings.append([nodes[number].name for number in ring[first:] + ring[:first]])
     return rings
 
 
-def _left_over(following: Sequence[Sequence[int]]) -> list[int]:
+def _in_or_behind_cycles(following: Sequence[Sequence[int]]) -> list[int]:
     """Return the members that are in a ring or behind one."""
     missing = [0] * len(following)
     for ends in following:
@@ -200,36 +200,36 @@ def _left_over(following: Sequence[Sequence[int]]) -> list[int]:
     return [number for number, count in enumerate(missing) if count]
 
 
-def _shortest(start: int, end: int, following: Sequence[Sequence[int]]) -> list[int]:
-    """From ``start`` to ``end``, both among them; [] if there is no way."""
-    before: dict[int, int | None] = {start: None}
+def _shortest_path(start: int, end: int, following: Sequence[Sequence[int]]) -> list[int]:
+    """Return the shortest path from ``start`` to ``end``, both included; [] if there is none."""
+    previous: dict[int, int | None] = {start: None}
     waiting = deque([start])
-    while waiting and end not in before:
-        at = waiting.popleft()
-        for number in following[at]:
-            if number not in before:
-                before[number] = at
+    while waiting and end not in previous:
+        current_node = waiting.popleft()
+        for number in following[current_node]:
+            if number not in previous:
+                previous[number] = current_node
                 waiting.append(number)
-    way: list[int] = []
-    step: int | None = end if end in before else None
-    while step is not None:
-        way.append(step)
-        step = before[step]
-    return way[::-1]
+    path: list[int] = []
+    current: int | None = end if end in previous else None
+    while current is not None:
+        path.append(current)
+        current = previous[current]
+    return path[::-1]
 
 
-def endless(nodes: Sequence[Node]) -> list[str]:
-    """Sources that read what a destination of the same plan writes, by whatever name."""
+def loop_findings(nodes: Sequence[Node]) -> list[str]:
+    """Return a finding for each source that reads what a destination of the same plan writes, by whatever name."""
     written = {
         target: n.name
         for n in reversed(nodes)
         if isinstance(n, DestinationNode) and isinstance(n.destination, Destination)
-        if (target := places.resolved(n.destination.target())) is not None
+        if (target := places.resolve(n.destination.target())) is not None
     }
     return [
         f"{n.name}: reads {target}, which {written[target]} of the same plan writes: a loop without end. Make two "
         "plans of it, one that writes and one that reads, and run them together as a Flow: Flow(name, [first, second])."
         for n in nodes
         if isinstance(n, SourceNode) and isinstance(n.source, Source)
-        if (target := places.resolved(n.source.reads())) in written
+        if (target := places.resolve(n.source.reads())) in written
     ]

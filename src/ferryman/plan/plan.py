@@ -4,37 +4,49 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ferryman import limits
 from ferryman.destinations.base import Destination, Effect, Guarantee
-from ferryman.errors import PlanError
+from ferryman.errors import PlanError, UsageError
 from ferryman.net import urls
 from ferryman.plan import check
-from ferryman.plan.calls import cannot_be_pickled, forgotten_returns
+from ferryman.plan.calls import forgotten_return_warnings, pickling_findings
 from ferryman.plan.fingerprint import fingerprint
-from ferryman.plan.inputs import Strategy, bad_strategy
-from ferryman.plan.keyed import KeyedHandle, KeyedPlan
+from ferryman.plan.inputs import Strategy, strategy_findings
 from ferryman.plan.nodes import (
     AltsNode,
+    Combiner,
+    Combining,
     DestinationNode,
     JoinNode,
+    Key,
+    KeyedNode,
+    KeyedState,
     Node,
     Policy,
     RouterNode,
     SourceNode,
     StepFunction,
     StepNode,
-    names,
+    UpdateFunction,
+    Value,
+    capability_names,
+    exports_node,
+    keyed_nodes,
 )
 from ferryman.routers import Router
 from ferryman.sources.base import Source
 from ferryman.sources.log import Alternating, Joined, Log
 
+if TYPE_CHECKING:
+    from ferryman.records.keys import KeyStates
 
-class Plan(KeyedPlan):
+
+class Plan:
     """A named, versioned graph: sources → steps and routers → destinations.
 
     >>> plan = Plan("plays", version=1)
@@ -89,8 +101,8 @@ class Plan(KeyedPlan):
     ) -> Handle:
         """Where documents come from. ``brake``, ``patience`` and ``attempts`` say what errors of its ``read`` mean, as
         for ``step``."""
-        policy = called(brake, patience, attempts)
-        return self._add(SourceNode(name_of(name), source=source, **policy))
+        policy = error_policy(brake, patience, attempts)
+        return self._add(SourceNode(node_name(name), source=source, **policy))
 
     def join(
         self,
@@ -110,9 +122,9 @@ class Plan(KeyedPlan):
                 or a dict (its fields go on), None (dropped), or several (each goes on as a child).
             inputs: name -> source of this plan, which must be a log.
         """
-        logs = {key: self._log(given) for key, given in inputs.items()}
-        after, policy = _names(inputs.values()), called(brake, patience, attempts)
-        return self._add(JoinNode(name_of(name), after, source=Joined(logs), fn=fn, timeout=timeout, **policy))
+        logs = {key: self._log_of_input(source) for key, source in inputs.items()}
+        after, policy = _node_names(inputs.values()), error_policy(brake, patience, attempts)
+        return self._add(JoinNode(node_name(name), after, source=Joined(logs), fn=fn, timeout=timeout, **policy))
 
     def alts(
         self,
@@ -129,9 +141,9 @@ class Plan(KeyedPlan):
         Args:
             inputs: sources of this plan, which must be logs.
         """
-        after, policy = _names(inputs), called(brake, patience, attempts)
-        logs = {key: self._log(key) for key in after}
-        return self._add(AltsNode(name_of(name), after, source=Alternating(logs), **policy))
+        after, policy = _node_names(inputs), error_policy(brake, patience, attempts)
+        logs = {key: self._log_of_input(key) for key in after}
+        return self._add(AltsNode(node_name(name), after, source=Alternating(logs), **policy))
 
     def step(
         self,
@@ -178,8 +190,8 @@ class Plan(KeyedPlan):
         """
         return self._add(
             StepNode(
-                name_of(name),
-                _names(after),
+                node_name(name),
+                _node_names(after),
                 fn=fn,
                 effect=Effect(effect),
                 mutates=mutates,
@@ -188,8 +200,8 @@ class Plan(KeyedPlan):
                 arrow=arrow,
                 concurrency=concurrency,
                 rate=rate,
-                needs=names(needs),
-                **called(brake, patience, attempts),
+                needs=capability_names(needs),
+                **error_policy(brake, patience, attempts),
             )
         )
 
@@ -205,8 +217,8 @@ class Plan(KeyedPlan):
     ) -> Handle:
         """A fork: each node that follows is a branch, called by its name, and the router says which ones a document
         takes. ``brake``, ``patience`` and ``attempts`` as for ``step``."""
-        policy = called(brake, patience, attempts)
-        return self._add(RouterNode(name_of(name), _names(after), router=router, **policy))
+        policy = error_policy(brake, patience, attempts)
+        return self._add(RouterNode(node_name(name), _node_names(after), router=router, **policy))
 
     def tee(self, name: str, destination: Destination, **policy: Any) -> Handle:
         """A destination in the middle of a path: it gets the document as it is here, and the document goes on
@@ -252,7 +264,7 @@ class Plan(KeyedPlan):
         policy = Policy(
             guarantee=default_guarantee(destination) if guarantee is None else Guarantee(guarantee),
             attempts=limits.ATTEMPTS if attempts is None else attempts,
-            patience_s=patience_of(patience) if attempts is None else None,
+            patience_s=patience_seconds(patience) if attempts is None else None,
             backoff=waits,
             batch=limits.BATCH_ROWS if batch is None else batch,
             batch_bytes=batch_bytes,
@@ -262,9 +274,114 @@ class Plan(KeyedPlan):
         )
         return self._add(
             DestinationNode(
-                name_of(name), _names(after), destination=destination, policy=policy, tee=tee, errors=errors
+                node_name(name), _node_names(after), destination=destination, policy=policy, tee=tee, errors=errors
             )
         )
+
+    def keyed(
+        self,
+        name: str,
+        update: UpdateFunction,
+        *,
+        key: Key,
+        after: Any = None,
+        attempts: int | None = None,
+        buckets: int = limits.KEY_BUCKETS,
+        buffer_bytes: int = limits.KEY_BUFFER_BYTES,
+        brake: int | None = limits.BRAKE,
+        timeout: float | None = None,
+    ) -> Handle:
+        """A state for each key, and what follows from its changes. ``update(key, state, documents)`` is called with the
+        documents of a wave that have this key, in their order, and returns the new state and what to export; both are
+        committed together. State and exports are JSON values and documents.
+
+        What follows this node gets the exports: documents of any id, dicts of fields (their id is the key), and
+        ``Document.deletion(id)``. They go on in the order in which a key has made them.
+
+        Args:
+            update: state None: there is none. New state None: it is removed. Exports: a document, several, or None. It
+                is called before the commit, perhaps more than once: it must not change anything outside.
+            key: a field, or a function of the document that returns text. What raises, or has no such field, is an
+                error of that document.
+            after: nodes or names it follows; a name may be declared later.
+            attempts: tries that a document gets of which ``update`` raises; None: 3, of transient errors for a day.
+            buckets: into so many ranges keys are hashed: as many tasks at most work on them at once.
+            buffer_bytes: bytes of documents that a call gets at most; what is more comes with the next call for the
+                key, with the state that this one has returned. A larger document comes alone.
+            brake: after so many failing calls in a task without a success ``update`` itself is in trouble: it is
+                stopped, and its documents are kept. None: never.
+            timeout: seconds a call may take; one that takes longer is interrupted, or its process is ended, and
+                counts as one that raises.
+        """
+        policy = Policy(
+            guarantee=Guarantee.EXACTLY_ONCE,
+            attempts=limits.ATTEMPTS if attempts is None else attempts,
+            patience_s=limits.PATIENCE_S if attempts is None else None,
+        )
+        return self._add(
+            KeyedNode(
+                node_name(name),
+                _node_names(after),
+                destination=KeyedState(),
+                policy=policy,
+                tee=True,
+                update=update,
+                key=key,
+                buckets=buckets,
+                buffer_bytes=buffer_bytes,
+                brake=brake,
+                timeout=timeout,
+                exports=exports_node(name),
+            )
+        )
+
+    def combine(
+        self,
+        name: str,
+        combiner: Combiner,
+        *,
+        key: Key,
+        value: Value | None = None,
+        inverse: Callable[[Any], Any] | None = None,
+        after: Any = None,
+        **options: Any,
+    ) -> Handle:
+        """A state for each key that is made by combining values: sums, largest values, sets.
+
+        The values of a wave are combined first, then the result with the state, so ``combiner`` must not depend on
+        how values are grouped: ``combiner(k, [combiner(k, [a, b]), c])`` is ``combiner(k, [a, b, c])``. What follows
+        gets ``{"key", "old", "new"}`` of each key that has changed, under the key as id; ``old`` is the ``new`` that
+        was told before, None the first time.
+
+        Args:
+            combiner: ``combiner(key, values)`` returns one value for them: of a wave, then of the state (if there is
+                one) and the wave. None of the latter: the key has no state any more.
+            key: as ``keyed``.
+            value: a field, or a function of the document; None: each document has the value 1.
+            inverse: makes of a value the one that undoes it, such as ``operator.neg`` for sums. Needed where documents
+                can change or vanish, as of files.
+            after: nodes or names it follows; a name may be declared later.
+            options: as ``keyed``.
+        """
+        return self.keyed(name, Combining(combiner, value, inverse), key=key, after=after, **options)
+
+    def state(self, name: str, state: str | Path | None = None) -> KeyStates:
+        """The committed states of a keyed node: ``plan.state("counts").get(key)``.
+
+        Args:
+            state: the folder of states, as ``ferryman.run`` takes it; default: ``.ferryman`` in the current folder.
+
+        Raises:
+            UsageError: the plan has no keyed node of this name.
+        """
+        names = [node.name for node in keyed_nodes(self.nodes)]
+        if name not in names:
+            raise UsageError(f"{name} is not a keyed node of this plan. It has: {', '.join(names) or 'none'}.")
+        from ferryman.records.keys import KeyStates  # it would make each start slower
+        from ferryman.storage.files import path_of
+
+        states = path_of(Path(".ferryman") if state is None else state)
+        return KeyStates((states.absolute() if isinstance(states, Path) else states) / self.key, name)
 
     def errors(self, destination: Destination, *, name: str = "errors", **policy: Any) -> Handle:
         """Where final failures go as messages, most often a ``Queue``: one for each failure of a step, a router or a
@@ -309,13 +426,13 @@ class Plan(KeyedPlan):
             PlanError: every reason found, each naming the node and what to do.
         """
         findings, warnings = check.check(self.name, self.version, self.nodes)
-        findings += bad_strategy(self.strategy, self.nodes)
+        findings += strategy_findings(self.strategy, self.nodes)
         findings += [finding for target in self._notified for finding in target.findings()]
-        findings += cannot_be_pickled(self.nodes)
-        findings += missing_extras(self.nodes)
+        findings += pickling_findings(self.nodes)
+        findings += missing_extra_findings(self.nodes)
         if findings:
             raise PlanError(findings)
-        return [*warnings, *forgotten_returns(self.nodes)]
+        return [*warnings, *forgotten_return_warnings(self.nodes)]
 
     def freeze(self) -> None:
         """Check it, and let nothing be added any more."""
@@ -327,13 +444,10 @@ class Plan(KeyedPlan):
         """32 hex digits over structure and step code."""
         return fingerprint(self.nodes)
 
-    def _log(self, given: Any) -> Any:
-        """The source that an input names; ``check`` looks whether it is a log."""
-        [name] = _names(given) or ("",)
+    def _log_of_input(self, value: Any) -> Any:
+        """Return the source that an input names; ``check`` refuses one that is not a log."""
+        [name] = _node_names(value) or ("",)
         return next((n.source for n in self._nodes if n.name == name and isinstance(n, SourceNode)), Log())
-
-    def _make(self, kind: Any, name: str, after: Any, **fields: Any) -> Handle:
-        return self._add(kind(name_of(name), _names(after), **fields))
 
     def _add(self, node: Node) -> Handle:
         if self._frozen:
@@ -353,7 +467,7 @@ class Plan(KeyedPlan):
         return f"Plan({self.name!r}, version={self.version}, nodes={[n.name for n in self._nodes]})"
 
 
-class Handle(KeyedHandle):
+class Handle:
     """A node of a plan, to go on from: ``files.step(…).destination(…)``."""
 
     def __init__(self, plan: Plan, name: str) -> None:
@@ -376,28 +490,36 @@ class Handle(KeyedHandle):
         """A destination after this node; policy as ``Plan.destination``."""
         return self.plan.destination(name, destination, after=self._after(policy), **policy)
 
+    def keyed(self, name: str, update: UpdateFunction, **options: Any) -> Handle:
+        """A keyed node after this node; options as ``Plan.keyed``."""
+        return self.plan.keyed(name, update, after=self._after(options), **options)
+
+    def combine(self, name: str, combiner: Combiner, **options: Any) -> Handle:
+        """A combining node after this node; options as ``Plan.combine``."""
+        return self.plan.combine(name, combiner, after=self._after(options), **options)
+
     def _after(self, options: dict[str, Any]) -> tuple[str, ...]:
-        return (self.name, *_names(options.pop("after", None)))
+        return (self.name, *_node_names(options.pop("after", None)))
 
     def __repr__(self) -> str:
         return f"<node {self.name} of plan {self.plan.name}>"
 
 
-def _names(after: Any) -> tuple[str, ...]:
+def _node_names(after: Any) -> tuple[str, ...]:
     if after is None:
         return ()
     if isinstance(after, str) or not isinstance(after, Iterable):
         after = [after]
-    return tuple(dict.fromkeys(a.name if isinstance(a, Handle) else name_of(a) for a in after))
+    return tuple(dict.fromkeys(a.name if isinstance(a, Handle) else node_name(a) for a in after))
 
 
-# Is what a plan's sources and destinations are made with installed? Asked before Spark is started.
+# Packages that sources and destinations need, looked for before Spark is started.
 
 
-def missing_extras(nodes: Sequence[Node]) -> Iterator[str]:
-    """A finding for each source and destination that needs what is not installed, with the command that installs it.
+def missing_extra_findings(nodes: Sequence[Node]) -> Iterator[str]:
+    """Yield a finding for each source and destination that needs a missing package, with the command that installs it.
 
-    Steps say it themselves when they are made.
+    Steps raise it themselves when they are created.
     """
     for node in nodes:
         match node:
@@ -411,14 +533,14 @@ def missing_extras(nodes: Sequence[Node]) -> Iterator[str]:
             yield f"{node.name}: {missing}."
 
 
-# Whom a plan tells of what goes wrong.
+# Targets of a plan's notifications.
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 @dataclass(frozen=True, slots=True)
 class NotifyTarget:
-    """One that is notified.
+    """A target of notifications.
 
     Attributes:
         to: an http or https URL, ``mailto:ADDRESS``, or a command line.
@@ -439,18 +561,18 @@ class NotifyTarget:
         return "mail" if self.to.lower().startswith("mailto:") else "command"
 
     @property
-    def shown(self) -> str:
+    def redacted(self) -> str:
         """Return the address without passwords."""
         match self.kind:
             case "url":
-                return urls.plain(self.to)
+                return urls.strip_secrets(self.to)
             case "mail":
                 return self.to.partition("?")[0]
         return self.to.split()[0] if self.to.split() else self.to
 
     def findings(self) -> Iterator[str]:
-        """Why it can never be told anything; each with what to do."""
-        where = f"notify {self.shown!r}"
+        """Yield the reasons why this target can never be notified, each with the remedy."""
+        where = f"notify {self.redacted!r}"
         scheme = _SCHEME.match(self.to)
         if not self.to.strip() or not self.to.isprintable():
             yield f"{where}: give a URL, mailto:ADDRESS or a command, on one line."
@@ -460,7 +582,7 @@ class NotifyTarget:
             yield f"{where}: {scheme[1]} is not known here: give an http or https URL, mailto:ADDRESS or a command."
         elif self.kind == "command" and not _is_command(self.to):
             yield f"{where}: a quote is not closed: correct the command."
-        elif self.kind == "mail" and "@" not in self.shown:
+        elif self.kind == "mail" and "@" not in self.redacted:
             yield f"{where}: give an address, as in mailto:me@example.org."
         if self.secret is not None and (not self.secret or self.kind != "url"):
             yield f"{where}: a secret signs what is posted to a URL: leave it out, or give secret='${{HOOK_SECRET}}'."
@@ -485,31 +607,31 @@ def _is_command(text: str) -> bool:
         return False
 
 
-# Options of nodes as they are given, made what a node holds.
+# Conversion of a method's arguments to the values that a node holds.
 
 
-def name_of(given: object) -> str:
-    """A name; what is not text in angle brackets, for ``check`` to refuse."""
-    return given if isinstance(given, str) else f"<{given!r}>"
+def node_name(value: object) -> str:
+    """Return a node's name; another value than text as its repr in angle brackets, which ``check`` refuses."""
+    return value if isinstance(value, str) else f"<{value!r}>"
 
 
-def called(brake: int | None, patience: float | str, attempts: int | None) -> dict[str, Any]:
-    """Policy of a node that is called before the commit."""
-    return {"brake": brake, "patience_s": patience_of(patience), "attempts": attempts}
+def error_policy(brake: int | None, patience: float | str, attempts: int | None) -> dict[str, Any]:
+    """Return the error policy of a node that is called before the commit, as its fields."""
+    return {"brake": brake, "patience_s": patience_seconds(patience), "attempts": attempts}
 
 
-def patience_of(given: float | str) -> float:
-    """Seconds; what is not a duration as it is, for ``check`` to refuse."""
-    if not isinstance(given, str):
-        return given
+def patience_seconds(value: float | str) -> float:
+    """Convert a duration to seconds; return anything else unchanged, for ``check`` to refuse."""
+    if not isinstance(value, str):
+        return value
     try:
-        return limits.seconds(given)
+        return limits.seconds(value)
     except ValueError:
-        return given  # type: ignore[return-value]
+        return value  # type: ignore[return-value]
 
 
 def default_guarantee(destination: Destination) -> Guarantee:
-    """The best it can keep: semantics of the three guarantees, by what the destination declares."""
+    """Return the strongest guarantee that the destination can keep, by what it declares."""
     if getattr(destination, "transactional", False):
         return Guarantee.EXACTLY_ONCE
     effect = getattr(destination, "effect", None)

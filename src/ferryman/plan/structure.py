@@ -14,12 +14,12 @@ from ferryman.plan.plan import Plan
 
 
 class NodeRecord(msgspec.Struct, frozen=True):
-    """A node as a state remembers it.
+    """A node as a state stores it.
 
     Attributes:
         type: class of its source, router or destination; "" for a step.
-        code: hash of what a step or a router does; "" for the others.
-        target: where a destination writes to.
+        code: hash of the code and parameters of a step or router; "" for the others.
+        target: the place that a destination writes to.
     """
 
     kind: str
@@ -30,10 +30,10 @@ class NodeRecord(msgspec.Struct, frozen=True):
 
 
 Structure = Mapping[str, NodeRecord]
-"""Name -> node."""
+"""Structure of a plan: name -> node."""
 
 
-DELIVERED: Final = ("destination", "tee", "keyed")
+DELIVERED_KINDS: Final = ("destination", "tee", "keyed")
 """Kinds of nodes for which there are deliveries, and rows in the outbox."""
 
 
@@ -42,62 +42,66 @@ class Differences(NamedTuple):
 
     structure: list[str]
     code: list[str]
-    """Names of nodes."""
+    """Names of the nodes whose code differs."""
     targets: list[str]
 
 
 def structure(plan: Plan) -> dict[str, NodeRecord]:
-    """Return what a state stores about a plan."""
+    """Return the structure of a plan, which its state stores."""
     return {node.name: _record(node) for node in plan.nodes}
 
 
 def changes(before: Structure, after: Structure) -> Differences:
-    """Return the changes from ``before`` to ``after``."""
-    found = Differences([], [], [])
+    """Return the differences between two structures, as changes from ``before`` to ``after``."""
+    differences = Differences([], [], [])
     for name in [*before, *(n for n in after if n not in before)]:
         old, new = before.get(name), after.get(name)
         if old is None:
             assert new is not None
-            found.structure.append(f"{new.kind} {name} is new")
+            differences.structure.append(f"{new.kind} {name} is new")
         elif new is None:
-            found.structure.append(f"{old.kind} {name} was removed")
+            differences.structure.append(f"{old.kind} {name} was removed")
         elif (old.kind, old.type) != (new.kind, new.type):
-            found.structure.append(f"{name} is {_called(new)} now, it was {_called(old)}")
+            differences.structure.append(f"{name} is {_describe(new)} now, it was {_describe(old)}")
         elif old.after != new.after:
-            found.structure.append(f"{name} follows {_list(new.after)} now, it followed {_list(old.after)}")
+            differences.structure.append(
+                f"{name} follows {_join_names(new.after)} now, it followed {_join_names(old.after)}"
+            )
         elif old.code != new.code:
-            found.code.append(name)
+            differences.code.append(name)
         elif old.target != new.target:
-            found.targets.append(f"{name} writes to {new.target} now, it wrote to {old.target}")
-    return found
+            differences.targets.append(f"{name} writes to {new.target} now, it wrote to {old.target}")
+    return differences
 
 
 def changed_sources(before: Structure, after: Structure) -> list[str]:
-    """Sources that both have, and whose documents go another way now, or through other steps, or elsewhere."""
+    """Return the sources of both structures whose documents now take other paths, steps or destinations."""
     return [
         name
         for name, node in after.items()
-        if node.kind in ("source", "join", "alts") and name in before and _below(before, name) != _below(after, name)
+        if node.kind in ("source", "join", "alts")
+        and name in before
+        and _subgraph_below(before, name) != _subgraph_below(after, name)
     ]
 
 
-def keyed_of(plan: Structure) -> set[str]:
-    """The keyed nodes of a plan, by their names."""
+def keyed_node_names(plan: Structure) -> set[str]:
+    """Return the names of a plan's keyed nodes."""
     return {name for name, node in plan.items() if node.kind == "keyed"}
 
 
-def reached(plan: Structure, source: str) -> set[str]:
-    """The destinations, tees and keyed nodes that a source's entries may come to."""
-    found, waiting = set[str](), {source}
+def reachable_destinations(plan: Structure, source: str) -> set[str]:
+    """Return the destinations, tees and keyed nodes that a source's entries may reach."""
+    below, waiting = set[str](), {source}
     while waiting:
-        following = {name for name, node in plan.items() if waiting.intersection(node.after)} - found
-        found |= following
+        following = {name for name, node in plan.items() if waiting.intersection(node.after)} - below
+        below |= following
         waiting = {name for name in following if plan[name].kind not in ("keyed", "join", "alts")}
-    return {name for name in found if plan[name].kind in DELIVERED}
+    return {name for name in below if plan[name].kind in DELIVERED_KINDS}
 
 
-def _below(plan: Structure, source: str) -> dict[str, NodeRecord]:
-    """All that a source's documents can come to; edges from elsewhere are left out."""
+def _subgraph_below(plan: Structure, source: str) -> dict[str, NodeRecord]:
+    """Return the nodes that a source's documents can reach, with only the edges between them."""
     reached = {source}
     while more := {name for name, node in plan.items() if name not in reached and reached.intersection(node.after)}:
         reached |= more
@@ -110,18 +114,18 @@ def _below(plan: Structure, source: str) -> dict[str, NodeRecord]:
 def _record(node: Node) -> NodeRecord:
     after = list(node.after)
     match node:
-        case JoinNode(source=what):
-            return NodeRecord(node.kind, type(what).__name__, after, _hash(node))
-        case SourceNode(source=what):
-            return NodeRecord(node.kind, type(what).__name__, after)
+        case JoinNode(source=port):
+            return NodeRecord(node.kind, type(port).__name__, after, _hash(node))
+        case SourceNode(source=port):
+            return NodeRecord(node.kind, type(port).__name__, after)
         case StepNode():
             return NodeRecord(node.kind, "", after, _hash(node))
-        case RouterNode(router=what):
-            return NodeRecord(node.kind, type(what).__name__, after, _hash(node))
+        case RouterNode(router=port):
+            return NodeRecord(node.kind, type(port).__name__, after, _hash(node))
         case KeyedNode():
             return NodeRecord(node.kind, "", after, _hash(node))
-        case DestinationNode(destination=what):
-            return NodeRecord(node.kind, type(what).__name__, after, target=what.target())
+        case DestinationNode(destination=port):
+            return NodeRecord(node.kind, type(port).__name__, after, target=port.target())
     raise TypeError(f"{node!r} is not a node")
 
 
@@ -132,9 +136,9 @@ def _hash(node: StepNode | RouterNode | JoinNode | KeyedNode) -> str:
     return h.hexdigest()
 
 
-def _called(node: NodeRecord) -> str:
+def _describe(node: NodeRecord) -> str:
     return f"a {node.kind}" + (f" ({node.type})" if node.type else "")
 
 
-def _list(names: list[str]) -> str:
+def _join_names(names: list[str]) -> str:
     return ", ".join(names) or "nothing"

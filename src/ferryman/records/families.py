@@ -1,4 +1,4 @@
-"""Record of a document's family in ``documents``: which deliveries it had, and where its steps failed.
+"""Record of a document's family in the table ``documents``: where it was published, and where its steps failed.
 
 A family is a source document, its *origin*, with everything that steps made of it. Its members are named by what their
 id has after the origin's: "" for the origin itself, "#3" for a child, "#3#a" for a grandchild.
@@ -23,23 +23,23 @@ class Published(NamedTuple):
     route: str
     destination: str
     content: str = ""
-    """Hash of the content that was sent, see ``content_of``; "" if it is not compared: it is sent with each version."""
+    """Hash of the content that was sent, see ``content_of``; "" if the member is sent with each version."""
 
     @property
     def place(self) -> tuple[str, str, str]:
-        """(member, route, destination): there is one of it in a family."""
+        """Return (member, route, destination), which is unique in a family."""
         return self[:3]
 
 
-class Owed(msgspec.Struct, frozen=True, array_like=True):
+class MissingDelivery(msgspec.Struct, frozen=True, array_like=True):
     """A delivery that is missing because a step failed.
 
     Attributes:
         route: the whole route to the destination.
-        attempt: attempts made.
-        open: it is tried again; False: it ended as DEAD or ERROR_DOC, and an operator may open it again.
-        since: its first transient error, µs since 1970; None: it had none.
-        transient: how many of the attempts ended in a transient error.
+        attempt: number of attempts made.
+        open: whether it is tried again; False: it ended as DEAD or ERROR_DOC, and an operator may open it again.
+        since: time of its first transient error, µs since 1970; None: it had none.
+        transient: number of attempts that ended in a transient error.
     """
 
     destination: str
@@ -51,27 +51,28 @@ class Owed(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def end(self) -> tuple[str, str]:
-        """(destination, route)."""
+        """Return (destination, route)."""
         return self.destination, self.route
 
 
 class FailedMember(msgspec.Struct, frozen=True, array_like=True):
-    """A member came to a node, which failed: what is missing below it.
+    """A member whose processing failed at a node, and the deliveries that are missing because of it.
 
     Attributes:
-        node: where a retry goes on; what was done before it is not done again.
-        route, branches: as far as there.
+        node: the node at which a retry continues; the nodes before it are not repeated.
+        route, branches: those taken before this node.
+        owed: the missing deliveries.
     """
 
     member: str
     node: str
     route: str
     branches: str
-    owed: list[Owed]
+    owed: list[MissingDelivery]
 
     @property
     def open(self) -> bool:
-        """Return whether a part of the failure is tried again."""
+        """Return whether one of the missing deliveries is tried again."""
         return any(o.open for o in self.owed)
 
 
@@ -81,7 +82,7 @@ def descends(member: str, ancestor: str) -> bool:
 
 
 def ancestry(member: str) -> Iterator[str]:
-    """The member itself, the one that it was made from, and so on up to the origin, ""."""
+    """Yield the member itself, its parent, and so on up to the origin, ""."""
     yield member
     while member:
         member = member.rpartition("#")[0]
@@ -89,82 +90,88 @@ def ancestry(member: str) -> Iterator[str]:
 
 
 SEPARATOR: Final = "#"
-"""Stands between a file's id and its row's name, where rows are documents of their own; ids have no other."""
+"""Separates a file's id from the name of a row that is a document of its own; ids contain no other."""
 
 
-def in_family(family: str, column: str = "origin") -> str:
-    """SQL: is this the origin of that id, or a row of that file?"""
+def family_of(document: str) -> str:
+    """Return the id of the file that a document is a row of, or of a child's origin; else the document's own id."""
+    return document.partition(SEPARATOR)[0]
+
+
+def in_family_sql(family: str, column: str = "origin") -> str:
+    """Return SQL that tests whether a column holds this id, or that of a row of this file."""
     return f"({column} = {quote(family)} OR starts_with({column}, {quote(family + SEPARATOR)}))"
 
 
 def parent_of(child: str) -> str:
-    """Id of the document that a child was made from; a key has no ``#`` of its own."""
+    """Return the id of a child's parent; a key contains no ``#``."""
     return child.rpartition("#")[0]
 
 
 CONTENT: Final = "="
-"""Begins every content of a ``Published``: names of nodes and members do not."""
+"""First character of every content of a ``Published``; names of nodes and members do not begin with it."""
 
 
 def content_of(fields: bytes, raw: bytes | None) -> str:
-    """Equal for equal fields and raw bytes."""
+    """Return a hash that is equal for equal fields and raw bytes."""
     return CONTENT + content_version(fields, raw)
 
 
-def had_sql(destination: str) -> str:
-    """SQL: was something of a document's family, a row of ``documents``, given to this destination?"""
+def was_published_sql(destination: str) -> str:
+    """Return SQL that tests whether a member of the family in a row of ``documents`` was published to this
+    destination."""
     ends = (f',"{destination}"]', f',"{destination}","{CONTENT}')
     return "(" + " OR ".join(f"contains(given, {quote(end)})" for end in ends) + ")"
 
 
-def encode_published(given: Iterable[Published]) -> str:
+def encode_published(published: Iterable[Published]) -> str:
     """Encode for ``documents``; "" for nothing. A large family takes several lines."""
-    if isinstance(given, (list, tuple)) and len(given) <= _FEW:
-        return _encode_few(tuple(given))
-    return (given if isinstance(given, PublishedLines) else PublishedLines(given)).encode()
+    if isinstance(published, (list, tuple)) and len(published) <= _SMALL_FAMILY:
+        return _encode_small(tuple(published))
+    return (published if isinstance(published, PublishedLines) else PublishedLines(published)).encode()
 
 
 def decode_published(text: str) -> Collection[Published]:
-    """From ``documents``. What a large family was given is decoded on each pass."""
+    """Decode a value of ``documents``. A large family's is decoded again on each iteration."""
     if "\n" in text:
         return PublishedLines.of(text)
     return _decode_short(text) if len(text) <= _SHORT else _decode(text)
 
 
 class PublishedLines(Collection[Published]):
-    """Deliveries of a large family, in order. All but the last are held encoded: as objects, a million take some 200
+    """Publications of a large family, in order. All but the last are held encoded: a million objects take some 200
     MB."""
 
-    def __init__(self, given: Iterable[Published] = ()) -> None:
+    def __init__(self, published: Iterable[Published] = ()) -> None:
         self._lines: list[str] = []
         self._last: list[Published] = []
-        for each in given:
+        for each in published:
             self.append(each)
 
     @classmethod
     def of(cls, text: str) -> Self:
         """Decode the result of ``encode``."""
-        found = cls()
-        found._lines = text[1:-1].split(_BREAK)
-        return found
+        lines = cls()
+        lines._lines = text[1:-1].split(_BREAK)
+        return lines
 
-    def append(self, given: Published) -> None:
-        self._last.append(given)
+    def append(self, published: Published) -> None:
+        self._last.append(published)
         if len(self._last) == _LINE:
             self._lines.append(_encode(tuple(self._last))[1:-1])
             self._last = []
 
     def mark(self) -> tuple[int, list[Published]]:
-        """To come back to, see ``cut``."""
+        """Return a mark of the current end, for ``cut``."""
         return len(self._lines), self._last.copy()
 
     def cut(self, mark: tuple[int, list[Published]]) -> None:
-        """Forget what has come since."""
+        """Remove what was appended since the mark."""
         del self._lines[mark[0] :]
         self._last = mark[1].copy()
 
     def encode(self) -> str:
-        """One JSON array, a line for each thousand: within a text JSON has no line end."""
+        """Encode as one JSON array with a line for each thousand; JSON has no line ends inside texts."""
         lines = [*self._lines, _encode(tuple(self._last))[1:-1]] if self._last else self._lines
         return f"[{_BREAK.join(lines)}]" if lines else ""
 
@@ -180,25 +187,27 @@ class PublishedLines(Collection[Published]):
         return any(each == given for each in self)
 
 
-_FEW: Final = 8
+_SMALL_FAMILY: Final = 8
 _SHORT: Final = 1024
-"""Members and characters of families that are remembered: most are a document alone, and many of these are alike. What
-a large one takes as objects is never alike, and never freed."""
+"""Members and characters of families whose encoding is cached: most consist of one document, and many of these are
+equal. A large one would never be found again in the cache, and would stay in memory."""
 _LINE: Final = 1000
-"""Members a line."""
+"""Members in a line."""
 _BREAK: Final = ",\n"
-"""Between two lines: the array stays valid JSON, for whoever reads the open table."""
+"""Separates two lines: the array stays valid JSON, for readers of the open table."""
 
 
-def _encode(given: tuple[Published, ...]) -> str:
-    return msgspec.json.encode([each if each.content else each.place for each in given]).decode() if given else ""
+def _encode(published: tuple[Published, ...]) -> str:
+    return (
+        msgspec.json.encode([each if each.content else each.place for each in published]).decode() if published else ""
+    )
 
 
 def _decode(text: str) -> tuple[Published, ...]:
     return msgspec.json.decode(text, type=tuple[Published, ...]) if text else ()
 
 
-_encode_few = lru_cache(maxsize=1024)(_encode)
+_encode_small = lru_cache(maxsize=1024)(_encode)
 _decode_short = lru_cache(maxsize=1024)(_decode)
 
 
@@ -209,20 +218,20 @@ def encode_failures(failures: Iterable[FailedMember]) -> str | None:
 
 
 def decode_failures(text: str | None) -> list[FailedMember]:
-    """From ``documents``."""
+    """Decode a value of ``documents``."""
     return msgspec.json.decode(text, type=list[FailedMember]) if text else []
 
 
-def open_deliveries(failures: Sequence[FailedMember]) -> int:
-    """How many deliveries are tried again."""
+def count_open_deliveries(failures: Sequence[FailedMember]) -> int:
+    """Count the missing deliveries that are tried again."""
     return sum(o.open for failure in failures for o in failure.owed)
 
 
 def encode_held(keys: Iterable[str]) -> str | None:
-    """Nodes (or what single ones have to do with) that all that is pending waits for, as text for ``documents``."""
+    """Encode the nodes, or scopes of nodes, that all pending deliveries of a document wait for, for ``documents``."""
     return "\n".join(sorted({" ".join(key.split("\n")) for key in keys})) or None
 
 
 def decode_held(text: str | None) -> list[str]:
-    """From ``documents``."""
+    """Decode a value of ``documents``."""
     return text.split("\n") if text else []

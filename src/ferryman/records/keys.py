@@ -1,4 +1,4 @@
-"""Columns of the tables of a keyed node, and how its keys are spread."""
+"""Tables of keyed nodes: their columns, the distribution of keys, and look-ups of states."""
 
 from __future__ import annotations
 
@@ -74,23 +74,23 @@ EXPORTS_FILE: Final = pa.schema([f for f in EXPORTS if f.name not in EXPORTS_PAR
 """Columns inside a file of exports."""
 
 BUCKETS: Final = 1 << 16
-"""Hash values. A node's buckets are ranges of them, so their number may change at any time."""
+"""Number of hash values. A node's buckets are ranges of these, so the number of buckets may change at any time."""
 
 
 def bucket_of(key: str) -> int:
-    """The hash of a key, below ``BUCKETS``. It never changes."""
+    """Return the hash of a key, below ``BUCKETS``. The function never changes."""
     return zlib.crc32(key.encode()) >> 16
 
 
 def key_hash(key: str) -> int:
-    """Tells a key from others where they are only compared: its bucket, then 40 bits of another hash. It never
-    changes."""
-    return bucket_of(key) << _REST | int.from_bytes(blake2b(key.encode(), digest_size=_REST // 8).digest())
+    """Return a hash that distinguishes keys where they are only compared: the bucket, then 40 bits of another hash. The
+    function never changes."""
+    return bucket_of(key) << _HASH_BITS | int.from_bytes(blake2b(key.encode(), digest_size=_HASH_BITS // 8).digest())
 
 
 def lane_number(hashed: int) -> int:
     """Return the lane number of a ``key_hash``, see ``lane_of``."""
-    return (hashed >> _REST) * limits.KEY_LANES // BUCKETS
+    return (hashed >> _HASH_BITS) * limits.KEY_LANES // BUCKETS
 
 
 def export_revision(lane: int, place: Any) -> Any:
@@ -100,7 +100,7 @@ def export_revision(lane: int, place: Any) -> Any:
 
 
 def place_of(revision: int) -> tuple[str, int]:
-    """Lane and place of an export, by its revision."""
+    """Return lane and place of an export for its revision."""
     place, lane = divmod(revision - 1, limits.KEY_LANES)
     return f"lane{lane}", place
 
@@ -111,65 +111,65 @@ def export_name(revision: int) -> str:
     return f"{lane}/{place}"
 
 
-_REST: Final = 40
+_HASH_BITS: Final = 40
 
 
 PUBLISHED: Final = "ferryman.published"
-"""Application id of the tables: number of the last wave whose results one has."""
+"""Application id in the tables: the number of the last wave whose results a table contains."""
 
 
 def file_stats(buckets: tuple[int, int], waves: tuple[int, int]) -> dict[str, Any]:
-    """Delta statistics of a file of states, or of contributions: which buckets and waves it may have."""
+    """Return Delta statistics of a file of states or contributions: the ranges of its buckets and waves."""
     (first, last), (least, greatest) = buckets, waves
     return {"minValues": {"bucket": first, "wave": least}, "maxValues": {"bucket": last, "wave": greatest}}
 
 
 def lane_of(bucket: int) -> str:
-    """The lane in which the exports of these keys go on."""
+    """Return the lane of the exports of the keys in a bucket."""
     return f"lane{bucket * limits.KEY_LANES // BUCKETS}"
 
 
 def lanes() -> list[str]:
-    """All of them."""
+    """Return the names of all lanes."""
     return [f"lane{n}" for n in range(limits.KEY_LANES)]
 
 
 def place_id(lane: str) -> str:
-    """Application id of a lane's next place."""
+    """Return the application id of a lane's next place."""
     return f"ferryman.place.{lane}"
 
 
-# Who reads the changes of a state, and how far: one sealed file for each reader, in ``changes/<node>/`` of the state.
+# Readers of the changes of a state and their positions: one sealed file for each reader, in ``changes/<node>/``.
 #
-# Deletions that a reader has not had are kept when the state's files are merged. Readers are other plans with other
-# drivers: their files are outside the fence, and only say what has to be kept.
+# Deletions that a reader has not read are kept when the state's files are merged. Readers are other plans with other
+# drivers: their files are outside the fence, and only state what has to be kept.
 
 FOLDER: Final = "changes"
 FORGOTTEN: Final = "ferryman.forgotten"
-"""Application id: the last wave of which deletions have been dropped from the state's files."""
+"""Application id: the last wave whose deletions have been dropped from the state's files."""
 
 
-def feed_of(root: StatePath, node: str) -> str:
-    """By which name a reader knows the changes of a node's state: no other state's has it, but that of a newer version
-    which goes on with it.
+def feed_id(root: StatePath, node: str) -> str:
+    """Return the identity of the changes of a node's state. No other state has it, except that of a newer version of
+    the plan that continues this one.
 
     Args:
-        root: of the state, which is there.
+        root: folder of the state, which must exist.
 
     Raises:
-        StateDamaged: its name cannot be read.
+        StateDamaged: the identity cannot be read.
     """
-    found: Any = seals.unseal(root / "state.json")
-    carried: dict[str, str] = found.get("feeds", {})
-    return carried.get(node, f"{found.get('id', found['first_sequence'])}/{node}")
+    identity: Any = seals.unseal(root / "state.json")
+    carried: dict[str, str] = identity.get("feeds", {})
+    return carried.get(node, f"{identity.get('id', identity['first_sequence'])}/{node}")
 
 
 def note(root: StatePath, node: str, reader: str, positions: Mapping[str, int], dropped: int | None = None) -> None:
-    """This reader has had what lies before these places.
+    """Record that a reader has read everything before these places.
 
     Args:
-        root: of the state.
-        dropped: it begins, and this is the last wave of which deletions were dropped before; None: it has said so.
+        root: folder of the state.
+        dropped: for a new reader, the last wave whose deletions were dropped before it began; None: recorded already.
     """
     path = _path(root, node, reader)
     files.make_folder(path.parent)
@@ -178,28 +178,28 @@ def note(root: StatePath, node: str, reader: str, positions: Mapping[str, int], 
 
 
 def dropped_before(root: StatePath, node: str, reader: str) -> int:
-    """The last wave of which deletions had been dropped when this reader began; 0: none, or nothing is known of it."""
+    """Return the last wave whose deletions had been dropped when this reader began; 0: none, or it is unknown."""
     try:
-        found: Any = seals.unseal(_path(root, node, reader))
+        recorded: Any = seals.unseal(_path(root, node, reader))
     except (StateDamaged, OSError):
         return 0
-    return int(found.get("dropped", 0))
+    return int(recorded.get("dropped", 0))
 
 
 def is_known(root: StatePath, node: str, reader: str) -> bool:
-    """Has this reader said where it stands?"""
+    """Return whether positions of this reader are recorded."""
     return files.exists(_path(root, node, reader))
 
 
 def forget(root: StatePath, node: str, reader: str) -> None:
-    """Keep nothing for this reader any more."""
+    """Remove a reader, for which nothing has to be kept any more."""
     files.remove(_path(root, node, reader))
 
 
-def needed_from(root: StatePath, node: str) -> int | None:
-    """The first wave whose deletions a reader may still need; None: nobody needs any.
+def first_needed_wave(root: StatePath, node: str) -> int | None:
+    """Return the first wave whose deletions a reader may still need; None if no reader needs any.
 
-    A file that cannot be read keeps all.
+    If a reader's file cannot be read, all deletions are needed.
     """
     folder = root / FOLDER / node
     paths = [folder / name for name in files.list_names(folder) if name.endswith(".json")]
@@ -209,8 +209,8 @@ def needed_from(root: StatePath, node: str) -> int | None:
 
 def _places(path: StatePath) -> list[int]:
     try:
-        found: Any = seals.unseal(path)
-        return [max(1, place) for place in found["positions"].values()]
+        recorded: Any = seals.unseal(path)
+        return [max(1, place) for place in recorded["positions"].values()]
     except (StateDamaged, OSError):
         return [1] if files.exists(path) else []
 
@@ -219,7 +219,7 @@ def _path(root: StatePath, node: str, reader: str) -> StatePath:
     return root / FOLDER / node / f"{quote(reader, safe='')}.json"
 
 
-# What keys were given of documents that may change, looked up by document.
+# Contributions of changeable documents to keys, looked up by document.
 
 
 class Contribution(NamedTuple):
@@ -234,24 +234,26 @@ class Contribution(NamedTuple):
     fields: bytes
 
 
-Whose = tuple[str, str]
-"""(source, document): a document that may change comes to a node by one way only, another one in another version of the
-plan."""
+SourceDocument = tuple[str, str]
+"""(source, document). A changeable document reaches a node by one route only; another version of the plan may change
+it."""
 
 
-def contributions_of(files: Sequence[str], documents: pa.Table, folder: Path) -> dict[Whose, list[Contribution]]:
+def contributions_of(
+    files: Sequence[str], documents: pa.Table, folder: Path
+) -> dict[SourceDocument, list[Contribution]]:
     """Return the contributions of these documents to keys, by ``source`` and ``document``.
 
     Args:
-        files: of the table: paths, or URLs of objects.
-        folder: for what does not fit into memory.
+        files: files of the table: paths, or URLs of objects.
+        folder: scratch folder for data that does not fit into memory.
 
     Raises:
         StateDamaged: a file is missing, or not what was written.
     """
-    found: dict[Whose, list[Contribution]] = defaultdict(list)
+    contributions: dict[SourceDocument, list[Contribution]] = defaultdict(list)
     if not files or not documents.num_rows:
-        return found
+        return contributions
     paths = data_files(map(path_of, files))
     verify(paths)
     with connect(folder) as db:
@@ -263,11 +265,11 @@ def contributions_of(files: Sequence[str], documents: pa.Table, folder: Path) ->
             ) WHERE fields IS NOT NULL ORDER BY key
         """)
         for source, document, *contribution in rows.fetchall():
-            found[source, document].append(Contribution(*contribution))
-    return found
+            contributions[source, document].append(Contribution(*contribution))
+    return contributions
 
 
-# What workers note of the keys that they updated; the journal keeps it until the wave is settled.
+# Results that workers record for the keys that they updated; the journal keeps them until the wave is settled.
 
 
 class UpdateResult(msgspec.Struct, frozen=True):
@@ -276,12 +278,12 @@ class UpdateResult(msgspec.Struct, frozen=True):
     Attributes:
         node: the keyed node.
         range: its number in the pass.
-        lane: of its exports.
-        ledger, state, exports, contributions: the files that say it; None: there is nothing to say.
-        leaving: first sequence of an outbox file -> how many of its rows are done.
-        sent: rows that something became of.
-        failed: of these, that failed for good.
-        withdrawn: rows of which a former key was told that they are gone; they are still to come to their new one.
+        lane: lane of its exports.
+        ledger, state, exports, contributions: data files with the results; None: there are none.
+        leaving: first sequence of an outbox file -> number of its rows that are finished.
+        sent: number of rows that were processed.
+        failed: number of these that failed permanently.
+        withdrawn: number of rows withdrawn from a former key, which their new key still has to get.
     """
 
     node: str
@@ -298,7 +300,7 @@ class UpdateResult(msgspec.Struct, frozen=True):
     withdrawn: int
 
 
-# The committed states of a keyed node, for who looks up single keys.
+# Committed states of a keyed node, for look-ups of single keys.
 
 
 class KeyState(NamedTuple):
@@ -306,7 +308,7 @@ class KeyState(NamedTuple):
 
     Attributes:
         sequence: of the last document that changed it.
-        wave: that committed it.
+        wave: the wave that committed it.
     """
 
     key: str
@@ -335,8 +337,8 @@ class KeyStates:
             UsageError: the key is not text.
             StateDamaged: a file is missing, or not what was written.
         """
-        found = self.entry(key)
-        return None if found is None else found.value
+        state = self.entry(key)
+        return None if state is None else state.value
 
     def entry(self, key: str) -> KeyState | None:
         """Return the key's state with its sequence and wave; None: it has none."""
@@ -356,20 +358,20 @@ class KeyStates:
         if (place := local_log_folder(self._folder)) is None:
             return None  # the plan has not run yet
         files = open_newest_cached(place).files().values()
-        found = KeyValues(key_file(self._folder, file) for file in files)
+        values = KeyValues(key_file(self._folder, file) for file in files)
         try:
-            return found.of(pa.array([key]), bucket, bucket).get(key)
+            return values.of(pa.array([key]), bucket, bucket).get(key)
         finally:
-            found.close()
+            values.close()
 
 
-# The state of some keys, read from the files of a keyed node's table: of a key's rows the one of the latest wave.
+# States of several keys, read from the files of a keyed node's table: the row of a key's latest wave counts.
 
 _BUCKET: Final = KEY_STATE.get_field_index("bucket")
 
 
 class KeyFile(NamedTuple):
-    """A file of the state, and which buckets it may have."""
+    """A file of the state, and the range of its buckets."""
 
     path: str
     first: int
@@ -377,7 +379,7 @@ class KeyFile(NamedTuple):
 
 
 def key_file(folder: StatePath, file: DataFile) -> KeyFile:
-    """A live file of a node's state."""
+    """Return a live file of a node's state."""
     return KeyFile(str(folder / file.path), *(int(file.stats[kind]["bucket"]) for kind in ("minValues", "maxValues")))
 
 
@@ -394,7 +396,7 @@ class KeyRow(NamedTuple):
 
 
 class KeyValues:
-    """The state of a node, for who looks up many keys in the order of their buckets."""
+    """States of a node, for look-ups of many keys in the order of their buckets."""
 
     def __init__(self, files: Iterable[KeyFile]) -> None:
         self._files = list(files)
@@ -409,14 +411,14 @@ class KeyValues:
         Raises:
             StateDamaged: a file is missing, or not what was written.
         """
-        found: dict[str, KeyRow] = {}
+        states: dict[str, KeyRow] = {}
         for rows in self._rows(first, last):
             rows = rows.filter(pc.is_in(rows["key"], value_set=keys))
             columns = (rows[name].to_pylist() for name in ("key", "value", "sequence", "wave"))
             for key, value, sequence, wave in zip(*columns, strict=True):
-                if key not in found or found[key].wave < wave:
-                    found[key] = KeyRow(value, sequence, wave)
-        return found
+                if key not in states or states[key].wave < wave:
+                    states[key] = KeyRow(value, sequence, wave)
+        return states
 
     def close(self) -> None:
         """Close the files."""
@@ -425,7 +427,7 @@ class KeyValues:
         self._open = {}
 
     def _rows(self, first: int, last: int) -> Iterator[pa.Table]:
-        """The row groups that may have rows of these buckets."""
+        """Yield the row groups that may have rows of these buckets."""
         for each in self._files:
             if each.first <= last and first <= each.last:
                 try:
@@ -439,6 +441,6 @@ class KeyValues:
             self._open[path] = pq.ParquetFile(local_path(path), page_checksum_verification=True, memory_map=False)
         file = self._open[path]
         for number in range(file.metadata.num_row_groups):
-            told = file.metadata.row_group(number).column(_BUCKET).statistics
-            if told.min <= last and first <= told.max:
+            statistics = file.metadata.row_group(number).column(_BUCKET).statistics
+            if statistics.min <= last and first <= statistics.max:
                 yield file.read_row_group(number, columns=["key", "value", "sequence", "wave"], use_threads=False)

@@ -53,7 +53,7 @@ LEDGER: Final = pa.schema(
 event is about the document."""
 
 LEDGER_COLUMNS: Final = [f.name for f in LEDGER if f.name not in ("ordinal", "due", "since", "transient")]
-"""The public ones, in their public order."""
+"""Public columns of the ledger, in their public order."""
 
 DOCUMENTS: Final = pa.schema(
     [
@@ -109,10 +109,10 @@ OUTBOX_FILE: Final = pa.schema([f for f in OUTBOX if f.name not in OUTBOX_PARTIT
 """Columns inside an outbox file."""
 
 OUTBOX_CONTENT: Final = ["fields", "raw", "provenance"]
-"""The large columns of the outbox."""
+"""Large columns of the outbox."""
 
-OUTBOX_KEPT: Final = [name for name in OUTBOX_FILE.names if name not in OUTBOX_CONTENT]
-"""The others: those of a whole file fit into memory."""
+OUTBOX_SMALL: Final = [name for name in OUTBOX_FILE.names if name not in OUTBOX_CONTENT]
+"""Small columns of the outbox: those of a whole file fit into memory."""
 
 RANGE: Final = "range "
 """Prefix of the version of a range, and of no document's version: entries of a log that an at-most-once plan took
@@ -128,10 +128,10 @@ DeliveryHash = Callable[[str, str, int], str]
 def hasher(
     plan: str, plan_version: int, source: str, destination: str, route: str, operation: Operation
 ) -> DeliveryHash:
-    """A function (document id, version, revision) -> delivery hash, 32 hex digits of BLAKE2b-128.
+    """Return a function (document id, version, revision) -> delivery hash, 32 hex digits of BLAKE2b-128.
 
-    What all rows of a task share is hashed once. The parts are told apart by NUL, which no name, version or number
-    has; the id comes last, so that it may hold anything.
+    The parts that all rows of a task share are hashed once. Parts are separated by NUL, which no name, version or
+    number contains; the id comes last, so that it may contain anything.
     """
     shared = blake2b(
         "\0".join((plan, str(plan_version), source, destination, route, operation, "")).encode(), digest_size=16
@@ -145,12 +145,12 @@ def hasher(
     return delivery_hash
 
 
-# When something is due. A clock that was ahead once puts nothing off for years: what seems to be due later than the
-# plan's longest back-off from now was not given by this clock, and is due now.
+# Due times. A clock that was once ahead must not delay rows for years: a due time later than the plan's longest
+# back-off from now was not set by a correct clock, and counts as due now.
 
 
 def wait_s(due_us: int, now_us: int, longest_s: float) -> float:
-    """Seconds until ``due_us``; both in µs since 1970.
+    """Return the seconds until ``due_us``; both times are in µs since 1970.
 
     Args:
         longest_s: the longest back-off, see ``Plan.longest_backoff_s``.
@@ -159,7 +159,7 @@ def wait_s(due_us: int, now_us: int, longest_s: float) -> float:
 
 
 def wait_of_file_s(file: DataFile, now_us: int, longest_s: float) -> float:
-    """Seconds until the first pending row of an outbox file is due."""
+    """Return the seconds until the first pending row of an outbox file is due."""
     dues = [int(file.stats.get(kind, {}).get("due", 0)) for kind in ("minValues", "maxValues")]
     return min(wait_s(due, now_us, longest_s) for due in dues)
 
@@ -170,12 +170,12 @@ def is_due_sql(column: str, now_us: int, longest_s: float) -> str:
 
 
 def latest_us(now_us: int, longest_s: float) -> int:
-    """Nothing is due later than this, µs since 1970."""
+    """Return the latest valid due time, µs since 1970."""
     return now_us + int(longest_s * 1e6)
 
 
 def now_us() -> int:
-    """Wall clock, µs since 1970."""
+    """Return the wall clock, µs since 1970."""
     return time.time_ns() // 1000
 
 
@@ -184,10 +184,10 @@ def now_us() -> int:
 ORDINAL_COMMAND: Final = 0
 ORDINAL_STEPS: Final = 1
 ORDINAL_SENT: Final = 2
-"""Events of one wave in their order: operator commands, what the steps made of it, what sending it came to."""
+"""Order of the events of one wave: operator commands, results of the steps, results of sending."""
 
 _BINARY_BYTES: Final = (1 << 31) - 1
-"""Most bytes of all values of a binary array, which has offsets of 32 bits."""
+"""Largest total size of the values in a binary array, which has offsets of 32 bits."""
 
 EVENT_OF_ROW: Final = (
     "source",
@@ -201,11 +201,11 @@ EVENT_OF_ROW: Final = (
     "branches",
     "delivery_hash",
 )
-"""Columns that an event has from its outbox row."""
+"""Columns that an event copies from its outbox row."""
 
 
 def table_of(schema: pa.Schema, rows: int, **columns: Any) -> pa.Table:
-    """A table from columns, each a sequence or one value for all rows; missing ones are null."""
+    """Make a table from columns, each a sequence or one value for all rows; missing ones are null."""
     assert columns.keys() <= set(schema.names), columns.keys() - set(schema.names)
     arrays = []
     for field in schema:
@@ -240,7 +240,7 @@ def binary_array(values: Sequence[bytes | None]) -> pa.Array:
 
 
 def events(rows: list[dict[str, Any]], **constant: Any) -> pa.Table:
-    """Ledger rows from dicts that all have the same keys, and values that all rows share."""
+    """Make ledger rows from dicts that all have the same keys, and values that all rows share."""
     columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
     columns = {"route": "", "branches": "", "created": dt.datetime.now(dt.UTC), **constant, **columns}
     return table_of(LEDGER, len(rows), **columns)
@@ -255,44 +255,44 @@ def sent_events(outbox_rows: pa.Table, noted: Iterable[RowResult], destination: 
     exceptions = {r.row: r for r in noted}
     if exceptions:
         rows = outbox_rows["row"].to_pylist()
-        found = [exceptions.get(r) for r in rows]
-        columns["status"] = [Status.INDEXED.value if f is None else f.status for f in found]
-        columns["message"] = [None if f is None else f.message for f in found]
+        results = [exceptions.get(r) for r in rows]
+        columns["status"] = [Status.INDEXED.value if f is None else f.status for f in results]
+        columns["message"] = [None if f is None else f.message for f in results]
         columns["attempt"] = [
-            a + 1 if f is None else f.attempt for a, f in zip(outbox_rows["attempt"].to_pylist(), found, strict=True)
+            a + 1 if f is None else f.attempt for a, f in zip(outbox_rows["attempt"].to_pylist(), results, strict=True)
         ]
         for name in ("due", "since", "transient"):
-            columns[name] = [None if f is None else getattr(f, name) for f in found]
+            columns[name] = [None if f is None else getattr(f, name) for f in results]
     table = table_of(
         LEDGER, n, **columns, destination=destination, wave=wave, ordinal=ORDINAL_SENT, created=dt.datetime.now(dt.UTC)
     )
     return table.filter(pc.not_equal(table["status"], UNTOUCHED)) if exceptions else table
 
 
-# Why a delivery failed: what its event's ``message`` holds, and how messages are grouped.
+# Reasons of failed deliveries, in the ``message`` of their events, and how they are grouped.
 #
 # The first line is the reason. Of an error that nobody foresaw, the traceback may follow in the lines after it.
 
 HEADING: Final = "Traceback (most recent call last):"
-_MARK: Final = f"\n{HEADING}\n"
+_TRACEBACK_START: Final = f"\n{HEADING}\n"
 
 LONGEST: Final = limits.TRACE_CHARACTERS
 """Characters of a traceback that are kept: its first line, and the last ones."""
 
 
 def with_traceback(reason: str, trace: str) -> str:
-    """Both as one message. ``trace``: without its heading; "": none."""
-    return f"{reason}{_MARK}{trace}" if trace else reason
+    """Join a reason and a traceback, given without its heading, to one message; "": there is no traceback."""
+    return f"{reason}{_TRACEBACK_START}{trace}" if trace else reason
 
 
 def reason_of(message: str) -> str:
-    """The message without its traceback."""
-    return message.partition(_MARK)[0]
+    """Return a message without its traceback."""
+    return message.partition(_TRACEBACK_START)[0]
 
 
 def traceback_of(message: str) -> str:
-    """The traceback with its heading; "": there is none."""
-    _, mark, trace = message.partition(_MARK)
+    """Return the traceback of a message with its heading; "" if there is none."""
+    _, mark, trace = message.partition(_TRACEBACK_START)
     return f"{HEADING}\n{trace}" if mark else ""
 
 
@@ -306,13 +306,13 @@ def reason_sql() -> str:
     return f"regexp_replace({about}, ' \\((attempt [0-9]+, the last|no attempt is spent)\\)$', '')"
 
 
-def alike_sql(reason: str) -> str:
+def common_form_sql(reason: str) -> str:
     """Return SQL for the common form of reasons that differ only in numbers and quoted text, with the line of code."""
     plain = f"regexp_replace({reason}, '[0-9]+|''[^'']*''|\"[^\"]*\"', '0', 'g')"
     return f"{plain} || regexp_extract({reason}, ':[0-9]+\\)$')"
 
 
-# Messages of an error queue: what failed, where and why, and what it failed for.
+# Messages of an error queue: what failed, where and why, and for which documents.
 
 
 def error_fields(
@@ -324,15 +324,15 @@ def error_fields(
     destinations: Sequence[str],
     messages: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """The fields of a message.
+    """Return the fields of a message about a failure.
 
     Args:
-        kind: of the node that failed: ``source``, ``step``, ``router``, ``destination``.
-        cause: as the ledger says it.
+        kind: kind of the node that failed: ``source``, ``step``, ``router``, ``destination``.
+        cause: the reason, as in the ledger.
         where: the node's name.
         plan: name and version.
-        destinations: that get nothing for it.
-        messages: what it failed for, see ``failed_message``.
+        destinations: destinations that get nothing because of it.
+        messages: the documents that it failed for, see ``failed_message``.
     """
     name, version = plan
     config = {"plan": name, "version": version, "destinations": list(dict.fromkeys(destinations))}
@@ -345,21 +345,21 @@ def failed_message(id: str, source: str, body: bytes | None) -> dict[str, Any]:
     Fields that a message of a queue cannot hold one level down are there as text, ``json``, or not at all.
     """
     about: dict[str, Any] = {"id": id, "source": source}
-    if body is None or len(body) > _TEXT_BYTES:
+    if body is None or len(body) > _BODY_BYTES:
         return about
     fields = msgspec.json.decode(body)
-    return {**about, "body": fields} if _depth(fields) <= _DEEPEST else {**about, "json": body.decode()}
+    return {**about, "body": fields} if _depth(fields) <= _BODY_NESTED else {**about, "json": body.decode()}
 
 
-_DEEPEST: Final = limits.QUEUE_NESTED - 3
+_BODY_NESTED: Final = limits.QUEUE_NESTED - 3
 """Levels of fields that go into an error message as they are: they lie in an object in a list in an object."""
 
-_TEXT_BYTES: Final = limits.QUEUE_MESSAGE_BYTES // 4
-"""The rest of the message needs room too, and what is text is longer there."""
+_BODY_BYTES: Final = limits.QUEUE_MESSAGE_BYTES // 4
+"""Largest fields in an error message: its other parts need room too, and fields that are text become longer there."""
 
 
 def _depth(value: object) -> int:
-    """Levels of objects and lists."""
+    """Return the depth of nested objects and lists."""
     deepest, level = 0, [value]
     while level := [each for each in level if isinstance(each, dict | list)]:
         deepest += 1
@@ -368,14 +368,15 @@ def _depth(value: object) -> int:
 
 
 def error_route(node: str, route: str, wave: int) -> str:
-    """The route of an error message: which failure it is of. A failure that an operator has tried again is another."""
+    """Return the route of an error message, which identifies its failure. If an operator retries it, the next failure
+    is another one."""
     return f"{route}/{node}@{wave}" if route else f"{node}@{wave}"
 
 
-# What workers note of the rows that they sent; the journal keeps it until the wave is settled.
+# Results that workers record for the rows that they sent; the journal keeps them until the wave is settled.
 
 UNTOUCHED: Final = "UNTOUCHED"
-"""In place of a status: the destination was down before this row was tried; it stays pending as it is."""
+"""Pseudo-status of a row that was not tried because the destination was down; it stays pending unchanged."""
 
 
 class Rows(NamedTuple):
@@ -398,24 +399,24 @@ class RowResult(msgspec.Struct, frozen=True, array_like=True):
     message: str
     attempt: int
     due: int | None
-    """When an ERROR is tried again, µs since 1970; None: not pending any more."""
+    """Time at which an ERROR is tried again, µs since 1970; None: not pending any more."""
     since: int | None = None
     """Time of its first transient error, µs since 1970."""
     transient: int | None = None
-    """How many attempts ended so."""
+    """Number of attempts that ended in a transient error."""
 
 
 class Result(msgspec.Struct, frozen=True):
     """Result of a range of rows.
 
     Attributes:
-        sent: how many rows were attempted; the others of the range were not eligible in this pass, or not reached.
-        leave: how many of them are done and leave the outbox; the others are to be tried again, or held for review.
+        sent: number of rows attempted; the others of the range were not eligible in this pass, or not reached.
+        leave: number of these that are finished and leave the outbox; the others are retried, or held for review.
         part: their ledger events, as a data file of the ledger.
         rows: only without such a file: those that were not simply delivered.
-        deleted: of those that leave, how many are deletes.
-        stale: how many the destination left alone, for it has something newer.
-        failed: how many are failed or rejected.
+        deleted: number of deletes among those that leave.
+        stale: number of rows that the destination ignored because it has newer ones.
+        failed: number of failed and rejected rows.
         eligible: rows attempted, where that is not the whole range; only without such a file.
     """
 
@@ -442,11 +443,12 @@ class Result(msgspec.Struct, frozen=True):
         deleted: int = 0,
         meant: list[int] | None = None,
     ) -> Result:
-        """Counted from what is noted of those of the eligible rows that were not simply delivered.
+        """Make a result from the eligible rows that were not simply delivered.
 
         Args:
-            eligible: how many rows of the range were to be sent.
-            meant: which these are, where that is not the whole range.
+            eligible: number of rows of the range that were to be sent.
+            noted: results of the rows that were not simply delivered.
+            meant: the eligible rows, if they are not the whole range.
         """
         statuses = Counter(n.status for n in noted)
         return cls(
@@ -470,7 +472,7 @@ class Result(msgspec.Struct, frozen=True):
         return None if self.part is None else Part(*self.part)
 
 
-# The ledger's vocabulary and its legal moves, as data. Pictures and docs are made from these tables.
+# Statuses of the ledger and their legal transitions, as data. Pictures and docs are generated from these tables.
 
 
 class Status(enum.StrEnum):
@@ -490,7 +492,7 @@ class Status(enum.StrEnum):
 
 
 TERMINAL: Final = frozenset({Status.INDEXED, Status.DROPPED, Status.DEAD, Status.ERROR_DOC})
-"""A delivery in one of these has ended, until its document changes or an operator asks for more."""
+"""Statuses in which a delivery has ended, until its document changes or an operator intervenes."""
 
 MEANING: Final[dict[Status, str]] = {
     Status.FORCE: "an operator wants it read again, changed or not; the next scan reads it as a new revision",
@@ -508,9 +510,9 @@ MEANING: Final[dict[Status, str]] = {
 
 _S = Status
 PENDING: Final = frozenset({_S.FORCE, _S.RESTART, _S.ERROR, _S.BATCHED})
-"""Still to be sent."""
+"""Statuses of deliveries that still have to be sent."""
 
-SHOWN: Final[dict[str, tuple[frozenset[Status], str | None]]] = {
+DISPLAY_STATUSES: Final[dict[str, tuple[frozenset[Status], str | None]]] = {
     "delivered": (frozenset({_S.INDEXED}), "upsert"),
     "deleted": (frozenset({_S.INDEXED}), "delete"),
     "dropped": (frozenset({_S.DROPPED}), None),
@@ -519,63 +521,63 @@ SHOWN: Final[dict[str, tuple[frozenset[Status], str | None]]] = {
     "pending": (PENDING, None),
     "in_doubt": (frozenset({_S.INDEXING}), None),
 }
-"""Status shown to users -> the stored statuses, and the operation where that matters."""
+"""Status shown to users -> the stored statuses, and the operation if it matters."""
 
 
-def shown(status: str, operation: str) -> str:
-    """The word for a delivery of this status: a key of ``SHOWN``."""
-    for word, (statuses, only) in SHOWN.items():
+def display_status(status: str, operation: str) -> str:
+    """Return the status shown to users for a delivery of this status: a key of ``DISPLAY_STATUSES``."""
+    for word, (statuses, only) in DISPLAY_STATUSES.items():
         if status in statuses and only in (None, operation):
             return word
     return "pending"
 
 
-def stored(text: str) -> tuple[frozenset[Status], str | None]:
-    """The statuses, and the operation where it matters, for a shown word or a stored name, in any case.
+def parse_status(text: str) -> tuple[frozenset[Status], str | None]:
+    """Return the stored statuses, and the operation if it matters, for a displayed or stored name in any letter case.
 
     Raises:
-        ValueError: there is no such status; names all.
+        ValueError: there is no such status; the message names all.
     """
     word = text.strip().lower().replace("-", "_")
-    if word in SHOWN:
-        return SHOWN[word]
+    if word in DISPLAY_STATUSES:
+        return DISPLAY_STATUSES[word]
     if word.upper() in set(Status):
         return frozenset({Status(word.upper())}), None
-    raise ValueError(f"choose one of {', '.join(SHOWN)}; or of the stored names {', '.join(Status)}")
+    raise ValueError(f"choose one of {', '.join(DISPLAY_STATUSES)}; or of the stored names {', '.join(Status)}")
 
 
 _STEPS = frozenset({_S.BATCHED, _S.ERROR, _S.DROPPED, _S.DEAD, _S.ERROR_DOC})
 """Statuses that steps may give a document that is processed (again)."""
 _SENT = frozenset({_S.INDEXING, _S.INDEXED, _S.ERROR, _S.DEAD, _S.ERROR_DOC})
 """Statuses that sending may give a committed row."""
-_PERSON = frozenset({_S.RESTART, _S.FORCE})
+_OPERATOR = frozenset({_S.RESTART, _S.FORCE})
 
 MOVES: Final[dict[Status | None, frozenset[Status]]] = {
     None: frozenset({_S.PROCESSING}),
     _S.PROCESSING: _STEPS | {_S.INDEXED},
     _S.BATCHED: _SENT | {_S.DROPPED},
-    _S.INDEXING: _SENT | _PERSON | {_S.DROPPED},
-    _S.ERROR: _STEPS | _SENT | _PERSON,
-    _S.RESTART: _STEPS | _SENT | _PERSON,
+    _S.INDEXING: _SENT | _OPERATOR | {_S.DROPPED},
+    _S.ERROR: _STEPS | _SENT | _OPERATOR,
+    _S.RESTART: _STEPS | _SENT | _OPERATOR,
     _S.FORCE: frozenset({_S.PROCESSING, _S.FORCE, _S.DROPPED}),
     _S.DIRTY: frozenset({_S.PROCESSING, _S.DIRTY}),
     _S.INDEXED: frozenset({_S.FORCE, _S.DIRTY}),
     _S.DROPPED: frozenset({_S.FORCE, _S.DIRTY}),
-    _S.DEAD: _PERSON | {_S.DROPPED},
-    _S.ERROR_DOC: _PERSON | {_S.DROPPED},
+    _S.DEAD: _OPERATOR | {_S.DROPPED},
+    _S.ERROR_DOC: _OPERATOR | {_S.DROPPED},
 }
-"""From -> to, for one delivery. None: nothing known of it yet.
+"""Legal transitions of a delivery: from -> to. None: there is no event yet.
 
-It describes what the code does: the model moves by it, the tests hold every ledger against it, docs and pictures are
-made of it. Nothing looks it up while events are written, for an event does not know the one before.
+The table describes what the code does: the model uses it, the tests check every ledger against it, docs and pictures
+are generated from it. It is not used while events are written, because the writer does not know the event before.
 """
 
 
-def move(before: Status | None, after: Status) -> Status:
-    """The state after a legal move.
+def check_move(before: Status | None, after: Status) -> Status:
+    """Return the status after a transition.
 
     Raises:
-        ValueError: not a legal one; nothing changes.
+        ValueError: the transition is not legal.
     """
     if after not in MOVES[before]:
         raise ValueError(

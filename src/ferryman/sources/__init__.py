@@ -38,7 +38,8 @@ __all__ = [
 ]
 
 _HEAVY: Final = {"Changes": "sources.changes", "Jobs": "intake.source", "Queue": "sources.queue", "Sql": "sources.sql"}
-"""On demand, from these modules: SQLAlchemy takes longer to load than all of Ferryman, and few plans read a queue."""
+"""Names loaded on demand, and their modules: SQLAlchemy takes longer to load than all of Ferryman, and few plans read a
+queue."""
 
 
 def __getattr__(name: str) -> Any:

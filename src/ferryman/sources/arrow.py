@@ -1,4 +1,4 @@
-"""Rows of Arrow batches as ids and JSON. Imported when the first rows come: pyarrow takes 0.1 s to load."""
+"""Conversion of Arrow batches to ids and JSON. Imported only when there are rows: pyarrow takes 0.1 s to load."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ferryman import limits
 from ferryman.errors import UsageError
 
 Convert = Callable[[Any], Any]
-"""Makes a JSON value of one that is not None."""
+"""Function that converts a value, not None, to a JSON value."""
 
-_sorted = msgspec.json.Encoder(order="sorted").encode
-_as_is = msgspec.json.Encoder().encode
+_encode_sorted = msgspec.json.Encoder(order="sorted").encode
+_encode_in_order = msgspec.json.Encoder().encode
 
 
 _NO_STRUCT_NAME = re.compile(r'["\\\x00-\x1f]')  # msgspec writes a struct's names as they are, without escapes
 
 
 class RowEncoder:
-    """Makes ids and JSON of batches of one schema: for each row what ``encode_fields`` makes of its values.
+    """Converts batches of one schema to ids and JSON, which equals the result of ``encode_fields`` for each row.
 
-    It works by columns. Values cross from Arrow to Python a column at a time, and a row is a ``msgspec.Struct``, filled
-    and encoded without any Python in between: half a microsecond a row of five columns, where dicts cost two.
+    Values are converted from Arrow to Python a column at a time. A row is a ``msgspec.Struct``, filled and encoded
+    without Python code per row: a row of five columns takes half a microsecond, with dicts two.
 
     Raises:
         UsageError: no column has this name, two columns share one, or ids cannot be made of this column.
@@ -38,40 +38,40 @@ class RowEncoder:
         check_names(schema.names, id)
         self.schema = schema
         self._id = schema.names.index(id)
-        self._id_casts = _casts(schema.types[self._id])
+        self._id_casts = _casts_of(schema.types[self._id])
         self._id_text = _id_text(id, schema.types[self._id])
         order = sorted(range(len(schema.names)), key=lambda i: schema.names[i])
-        self._row = _row_of([schema.names[i] for i in order])
-        self._columns = [(i, _casts(schema.types[i]), _convert(schema.types[i])) for i in order]
+        self._row = _row_maker([schema.names[i] for i in order])
+        self._columns = [(i, _casts_of(schema.types[i]), _converter(schema.types[i])) for i in order]
         for name, kind in zip(schema.names, schema.types, strict=True):
-            if _levels(kind) >= limits.NESTED:
+            if _nesting(kind) >= limits.NESTED:
                 raise UsageError(f"DataFrame: column {name!r} is nested more than {limits.NESTED} deep.")
         nested = any(kind.num_fields for kind in schema.types)
-        self._encode = _sorted if nested else _as_is  # the columns are in order already
+        self._encode = _encode_sorted if nested else _encode_in_order  # the columns are in order already
 
     def encode(self, batch: pa.RecordBatch) -> tuple[list[str | None], list[bytes]]:
-        """Ids, None or "" where a row has none, and fields."""
+        """Return ids, None or "" for rows without one, and encoded fields."""
         ids = _values(batch.column(self._id), self._id_casts, self._id_text)
         columns = [_values(batch.column(i), casts, convert) for i, casts, convert in self._columns]
         return ids, list(map(self._encode, map(self._row, *columns)))
 
 
-def _levels(kind: pa.DataType) -> int:
-    """Lists, structs and maps in each other."""
+def _nesting(kind: pa.DataType) -> int:
+    """Return the depth of nested lists, structs and maps."""
     inner = [kind.field(at).type for at in range(kind.num_fields)] if not types.is_map(kind) else []
     inner += [kind.key_type, kind.item_type] if types.is_map(kind) else []
-    return 1 + max(map(_levels, inner)) if inner else 0
+    return 1 + max(map(_nesting, inner)) if inner else 0
 
 
 def _values(column: pa.Array, casts: list[pa.DataType], convert: Convert | None) -> list[Any]:
     for kind in casts:
         column = column.cast(kind)
     values: list[Any] = column.to_pylist()
-    return values if convert is None else _converted(values, convert)
+    return values if convert is None else _convert_all(values, convert)
 
 
-def _row_of(names: list[str]) -> Callable[..., Any]:
-    """Return a function that makes a row's values, in the order of these names, something to encode."""
+def _row_maker(names: list[str]) -> Callable[..., Any]:
+    """Return a function that combines a row's values, in the order of these names, to an object to encode."""
     if any(_NO_STRUCT_NAME.search(name) for name in names):
         return lambda *values: dict(zip(names, values, strict=True))
     fields = {f"c{at}": name for at, name in enumerate(names)}
@@ -85,13 +85,15 @@ def check_names(names: list[str], id: str) -> None:
     """
     if id not in names:
         raise UsageError(f"DataFrame(id={id!r}): there is no such column. There are: {', '.join(names)}.")
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise UsageError(f"DataFrame: two columns are called {', '.join(twice)}: give them names of their own in read.")
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    if duplicates:
+        raise UsageError(
+            f"DataFrame: two columns are called {', '.join(duplicates)}: give them names of their own in read."
+        )
 
 
-def bad_id(name: str, kind: str) -> str:
-    """Why a column cannot be the id."""
+def id_type_error(name: str, kind: str) -> str:
+    """Return the error text for a column whose type cannot be an id."""
     return f"DataFrame(id={name!r}): the column holds {kind}; an id is text or a number. Cast it to string in read."
 
 
@@ -104,30 +106,30 @@ def _id_text(name: str, kind: pa.DataType) -> Convert | None:
     if types.is_floating(kind):
         return _number_text
     if types.is_decimal(kind):
-        return _digits
-    raise UsageError(bad_id(name, str(kind)))
+        return _plain_decimal
+    raise UsageError(id_type_error(name, str(kind)))
 
 
-def _casts(kind: pa.DataType) -> list[pa.DataType]:
-    """The types that a column is cast to, one after the other, before it goes to Python.
+def _casts_of(kind: pa.DataType) -> list[pa.DataType]:
+    """Return the types that a column is cast to, one after the other, before it is converted to Python.
 
-    Times become text in Arrow: Python's own end with the year 9999, Spark's do not. An instant is brought to UTC
-    first, so that its text (and the document's version) does not depend on the session's time zone. A number of single
-    precision goes by its text too: 0.1 stays 0.1, where Python would show the 0.10000000149011612 that it is.
+    Times become text in Arrow, because Python's types end with the year 9999. An instant is converted to UTC first, so
+    that its text (and the document's version) does not depend on the session's time zone. A single-precision number
+    becomes text too: 0.1 stays 0.1, where Python would have 0.10000000149011612.
     """
-    utc = _swapped(kind, _in_utc)
-    text = _swapped(utc, _as_text)
+    utc = _map_types(kind, _in_utc)
+    text = _map_types(utc, _as_text)
     return ([] if utc == kind else [utc]) + ([] if text == utc else [text])
 
 
-def _swapped(kind: pa.DataType, swap: Convert) -> pa.DataType:
-    """A type with each innermost type in it swapped."""
+def _map_types(kind: pa.DataType, swap: Convert) -> pa.DataType:
+    """Return a type with each innermost type in it replaced."""
     if types.is_map(kind):
-        return pa.map_(_swapped(kind.key_type, swap), _swapped(kind.item_type, swap))
+        return pa.map_(_map_types(kind.key_type, swap), _map_types(kind.item_type, swap))
     if _is_list(kind):
-        return pa.list_(_swapped(kind.value_type, swap))
+        return pa.list_(_map_types(kind.value_type, swap))
     if types.is_struct(kind):
-        return pa.struct([pa.field(field.name, _swapped(field.type, swap)) for field in kind])
+        return pa.struct([pa.field(field.name, _map_types(field.type, swap)) for field in kind])
     return swap(kind)
 
 
@@ -142,22 +144,22 @@ def _as_text(kind: pa.DataType) -> pa.DataType:
     return pa.string() if is_time or types.is_decimal(kind) or types.is_float32(kind) else kind
 
 
-def _convert(kind: pa.DataType) -> Convert | None:
+def _converter(kind: pa.DataType) -> Convert | None:
     """Return the conversion of a column's values to JSON values, after the casts; None if they need none."""
     if types.is_timestamp(kind) or types.is_time(kind):
-        return _moment
+        return _iso_moment
     if types.is_decimal(kind):
-        return _digits
+        return _plain_decimal
     if types.is_float32(kind):
         return float
     if types.is_map(kind):
-        key, item = _convert(kind.key_type) or _same, _convert(kind.item_type) or _same
-        return lambda pairs: {_name(key(k)): None if v is None else item(v) for k, v in pairs}
+        key, item = _converter(kind.key_type) or _identity, _converter(kind.item_type) or _identity
+        return lambda pairs: {_key_name(key(k)): None if v is None else item(v) for k, v in pairs}
     if _is_list(kind):
-        element = _convert(kind.value_type)
-        return None if element is None else lambda values: _converted(values, element)
+        element = _converter(kind.value_type)
+        return None if element is None else lambda values: _convert_all(values, element)
     if types.is_struct(kind):
-        fields = {field.name: convert for field in kind if (convert := _convert(field.type)) is not None}
+        fields = {field.name: convert for field in kind if (convert := _converter(field.type)) is not None}
         if not fields:
             return None
         return lambda row: row | {n: None if row[n] is None else convert(row[n]) for n, convert in fields.items()}
@@ -168,21 +170,21 @@ def _is_list(kind: pa.DataType) -> bool:
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
-def _converted(values: list[Any], convert: Convert) -> list[Any]:
+def _convert_all(values: list[Any], convert: Convert) -> list[Any]:
     return [None if value is None else convert(value) for value in values]
 
 
-def _same(value: Any) -> Any:
+def _identity(value: Any) -> Any:
     return value
 
 
-def _name(key: Any) -> str:
-    """A map's key as a name in a JSON object."""
-    return key if isinstance(key, str) else _sorted(key).decode().strip('"')
+def _key_name(key: Any) -> str:
+    """Convert a map's key to a name in a JSON object."""
+    return key if isinstance(key, str) else _encode_sorted(key).decode().strip('"')
 
 
-def _moment(text: str) -> str:
-    """ISO 8601 from Arrow's text of a time: ``2024-05-01 10:00:00.000000Z``."""
+def _iso_moment(text: str) -> str:
+    """Convert Arrow's text of a time, ``2024-05-01 10:00:00.000000Z``, to ISO 8601."""
     if text.endswith(".000000Z"):  # most are whole seconds in UTC
         return text[:-8].replace(" ", "T", 1) + "Z"
     whole, _, rest = text.replace(" ", "T", 1).partition(".")
@@ -191,12 +193,12 @@ def _moment(text: str) -> str:
     return whole + (f".{fraction}" if fraction.strip("0") else "") + ("Z" if rest.endswith("Z") else "")
 
 
-def _digits(text: str) -> str:
-    """A decimal without an exponent."""
+def _plain_decimal(text: str) -> str:
+    """Return a decimal's text without an exponent."""
     return format(Decimal(text), "f") if "E" in text else text
 
 
 def _number_text(value: float | str) -> str:
-    """The text of a number as Python writes it; "" for NaN, which names nothing."""
+    """Return the text of a number as Python writes it; "" for NaN, which cannot be an id."""
     number = float(value)
     return "" if number != number else str(number)

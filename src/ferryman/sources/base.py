@@ -61,7 +61,7 @@ class Doubt(NamedTuple):
 
 MISSING: Final = "missing"
 EMPTY: Final = "empty"
-THERE: Final = "there"
+PRESENT: Final = "there"
 """There, though the driver did not name it."""
 
 
@@ -183,10 +183,10 @@ class Source:
         raise NotImplementedError
 
 
-# File names as text: as ids that survive the way back, and as words in a message.
+# File names as text: as ids that can be converted back, and in messages.
 
 _PLAIN = re.compile(r"[ -~]*")
-_CONTROL = "\x00-\x1f\x7f-\x9f\u2028\u2029"  # they would break a line of output in two
+_CONTROL = "\x00-\x1f\x7f-\x9f\u2028\u2029"  # would break a line of output in two
 _UNDECODABLE = "\udc80-\udcff"  # a byte that is not UTF-8, as Python keeps it
 _ENCODED_IN_ID = re.compile(f"[%#{_CONTROL}{_UNDECODABLE}]")
 _ENCODED_IN_OWN_ID = re.compile("#|%(?=2[35])")
@@ -194,12 +194,12 @@ _ENCODED_IN_MESSAGE = re.compile(f"[{_CONTROL}{_UNDECODABLE}]")
 
 
 def id_of(name: str) -> str:
-    """The id of a file by its name or relative path as the operating system gives it.
+    """Return the id of a file for its name or relative path as the operating system gives it.
 
-    Every name has exactly one id, and ``name_of`` leads back, whatever bytes the name is made of. Letters of all
+    Every name has exactly one id, and ``name_of`` converts it back, whatever bytes the name consists of. Letters of all
     alphabets, spaces and punctuation stay as they are. Percent-encoded, byte by byte, are ``%`` itself, ``#`` (it
-    parts a child's key from its parent), control characters and Unicode's line ends, and bytes that are not UTF-8.
-    The id does not depend on the locale of the process that makes it.
+    separates a child's key from its parent), control characters, Unicode's line ends, and bytes that are not UTF-8.
+    The id does not depend on the locale of the process.
     """
     if _PLAIN.fullmatch(name) and "%" not in name and "#" not in name:
         return name
@@ -207,10 +207,10 @@ def id_of(name: str) -> str:
 
 
 def name_of(id: str) -> str:
-    """The name as the operating system wants it, from an id that ``id_of`` made.
+    """Return the name, as the operating system needs it, for an id made by ``id_of``.
 
     Raises:
-        UnicodeEncodeError: no ``id_of`` made this.
+        UnicodeEncodeError: ``id_of`` cannot have made this id.
     """
     if id.isascii() and "%" not in id:
         return id
@@ -218,42 +218,42 @@ def name_of(id: str) -> str:
 
 
 def id_of_key(key: str) -> str:
-    """The id of a file by its name in a store that keeps names as text, as ``id_of``; ``key_of`` leads back."""
+    """Return the id of a file for its key in a store whose keys are text, like ``id_of``; ``key_of`` is the inverse."""
     return _ENCODED_IN_ID.sub(_encode, key)
 
 
 def key_of(id: str) -> str:
-    """The name in the store, from an id that ``id_of_key`` made."""
+    """Return the key in the store for an id made by ``id_of_key``."""
     return unquote_to_bytes(id).decode("utf-8", "surrogateescape") if "%" in id else id
 
 
 def id_of_text(text: str) -> str:
-    """The id of a document that has a name of its own (a key of a table, a URL); ``text_of`` leads back.
+    """Return the id of a document that has a name of its own (a key of a table, a URL); ``text_of`` is the inverse.
 
-    ``#`` becomes ``%23``, for it parts a child's key from its parent; a ``%`` becomes ``%25`` where 23 or 25 follow, so
-    that no two names have one id. All else stays as it is: a URL with ``%20`` in it too.
+    ``#`` becomes ``%23``, for it separates a child's key from its parent; a ``%`` becomes ``%25`` where 23 or 25
+    follows, so that no two names have one id. Everything else stays as it is, also a URL with ``%20`` in it.
     """
     return _ENCODED_IN_OWN_ID.sub(_encode, text) if "#" in text or "%2" in text else text
 
 
 def ids_of_texts(texts: list[str]) -> list[str]:
-    """Encode many names as ids; nearly always nothing in them needs encoding."""
+    """Encode many names as ids, with one quick check, since nearly always nothing needs encoding."""
     every = "\0".join(texts)
     return list(map(id_of_text, texts)) if "#" in every or "%2" in every else texts
 
 
 def text_of(id: str) -> str:
-    """The name, from an id that ``id_of_text`` made."""
+    """Return the name for an id made by ``id_of_text``."""
     return id.replace("%23", "#").replace("%25", "%") if "%2" in id else id
 
 
-def shown_key(key: str) -> str:
-    """A name in a store for a message, on one line."""
+def printable_key(key: str) -> str:
+    """Return a store's key for a message: on one line."""
     return _ENCODED_IN_MESSAGE.sub(_encode, key)
 
 
-def shown(path: str) -> str:
-    """A path for a message: as it is, but on one line and printable."""
+def printable_path(path: str) -> str:
+    """Return a path for a message: on one line and printable."""
     return path if _PLAIN.fullmatch(path) else _ENCODED_IN_MESSAGE.sub(_encode, _utf8(path))
 
 
@@ -261,5 +261,5 @@ def _utf8(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "surrogateescape")
 
 
-def _encode(found: re.Match[str]) -> str:
-    return "".join(f"%{byte:02X}" for byte in found[0].encode("utf-8", "surrogateescape"))
+def _encode(match: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in match[0].encode("utf-8", "surrogateescape"))

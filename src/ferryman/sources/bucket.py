@@ -1,4 +1,4 @@
-"""Files in what fsspec reaches: object stores, archives, other machines, as a tree of files."""
+"""Tree of the files in a file system of fsspec: an object store, an archive, another machine."""
 
 from __future__ import annotations
 
@@ -19,32 +19,42 @@ from urllib.parse import quote
 
 from ferryman import limits
 from ferryman.errors import BadDocument, TransientError, UsageError, plain_text
-from ferryman.sources.base import EMPTY, MISSING, THERE, Doubt, Listed, id_of_key, key_of, shown_key
-from ferryman.sources.folder import LEAVE_OUT, FileContent, Found, Globs, Piece, pieces, too_large, walked
+from ferryman.sources.base import EMPTY, MISSING, PRESENT, Doubt, Listed, id_of_key, key_of, printable_key
+from ferryman.sources.folder import (
+    LEAVE_OUT,
+    FileContent,
+    FolderFindings,
+    Globs,
+    Piece,
+    size_refusal,
+    split_tree,
+    walk_piece,
+)
 
 _SECRET: Final = re.compile(r"secret|token|pass|key|cred|sas|sign|auth|conn", re.IGNORECASE)
 _USER: Final = re.compile(r"(?<=://)[^/@]*@")
 _QUERY: Final = re.compile(r"\?[^:]*")  # a signed URL's signature
-_SHORTEST_SECRET: Final = 4  # characters; less would blot out words
+_SHORTEST_SECRET: Final = 4  # characters; removing shorter values would garble the text
 
 _ETAGS: Final = ("ETag", "etag", "md5Hash", "content_md5", "content_hash", "checksum", "CRC")
 _TIMES: Final = ("LastModified", "last_modified", "mtime", "modified", "updated")
-"""Under which names fsspec's file systems give what they know of a file."""
+"""Keys under which fsspec's file systems give the time of modification; above, an etag or checksum."""
 
-_FOR_GOOD: Final = (PermissionError, zipfile.BadZipFile, NotImplementedError)
+_PERMANENT_ERRORS: Final = (PermissionError, zipfile.BadZipFile, NotImplementedError)
 _STREAM_BYTES: Final = 4 * limits.MIB
-"""Bytes that are asked for at once when a file is read piece by piece: far more than a round trip costs."""
+"""Bytes requested at once when a file is read in chunks: large compared to a round trip."""
 
 
 class Bucket:
-    """Tree of files that fsspec reaches, see ``Tree``. Folders are listed one by one, so that none is left out
-    unnoticed.
+    """Tree of the files in a file system of fsspec, see ``FileTree``.
+
+    Folders are listed one by one, because fsspec's own walk skips those that it cannot list.
 
     Args:
         url: as fsspec takes it.
-        options: for fsspec; kept out of everything that is shown.
-        max_bytes: files of more are listed as refused; None: no limit.
-        only: name of a file, for ``OneFile``.
+        options: for fsspec; never shown.
+        max_bytes: larger files are listed as refused; None: no limit.
+        only: name of a file, for ``SingleFile``.
     """
 
     def __init__(self, url: str, globs: Globs, max_bytes: int | None, options: dict[str, Any], only: str = "") -> None:
@@ -53,19 +63,19 @@ class Bucket:
         self._max_bytes = max_bytes
         self._options = options
         self._only = only
-        self._opened: tuple[int, Any, str] | None = None
+        self._file_system: tuple[int, Any, str] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None}  # connections do not travel
+        return {**self.__dict__, "_file_system": None}  # connections cannot be pickled
 
     @property
     def where(self) -> str:
         return _QUERY.sub("?…", _USER.sub("…@", self._url))
 
-    def shown(self, id: str) -> str:
+    def display_path(self, id: str) -> str:
         outer, chained, inner = self.where.partition("::")
         whole = f"{outer.rstrip('/')}/{id}" if not outer.endswith("://") else outer + id
-        return shown_key(whole) + chained + inner
+        return printable_key(whole) + chained + inner
 
     def check(self) -> None:
         fs, root = self._fs()
@@ -74,11 +84,13 @@ class Bucket:
         except FileNotFoundError:
             raise UsageError(f"{self.where}: there is nothing of this name. Correct the URL.") from None
         except PermissionError as e:
-            raise UsageError(f"{self.where}: may not be read: {self._words(e)}. Correct the credentials.") from None
+            raise UsageError(
+                f"{self.where}: may not be read: {self._error_text(e)}. Correct the credentials."
+            ) from None
         except Exception as e:
             if "Credentials" in type(e).__name__:
-                raise UsageError(f"{self.where}: {self._words(e)}. Give credentials in the environment.") from None
-            return  # a fault of the moment: the listing meets it again, and is incomplete
+                raise UsageError(f"{self.where}: {self._error_text(e)}. Give credentials in the environment.") from None
+            return  # perhaps transient: the listing meets it again, and is incomplete
         if not is_folder:
             folder, name = self._split()
             raise UsageError(f"{self.where}: is not a folder. Start at the one it is in, {folder}, include={name!r}.")
@@ -88,19 +100,19 @@ class Bucket:
         try:
             return bool(fs.info(root)["type"] == "file")
         except Exception:
-            return False  # whatever it is: check or the listing tells
+            return False  # check or the listing reports the error
 
-    def alone(self) -> Bucket:
+    def single_file(self) -> Bucket:
         return Bucket(self._split()[0], self._globs, None, self._options, self._split()[1])
 
     def listed(self) -> Listed:
-        """List the file, see ``OneFile``."""
+        """List the file, see ``SingleFile``."""
         try:
             fs, path = self._fs_path(id_of_key(self._only))
-            about = fs.info(path)
+            info = fs.info(path)
         except Exception as e:
-            raise TransientError(f"{self.shown(id_of_key(self._only))}: {self._words(e)}") from e
-        return self._listed(self._only, about, 0.0)
+            raise TransientError(f"{self.display_path(id_of_key(self._only))}: {self._error_text(e)}") from e
+        return self._listed_file(self._only, info, 0.0)
 
     def _split(self) -> tuple[str, str]:
         outer, chained, inner = self._url.partition("::")
@@ -110,103 +122,105 @@ class Bucket:
     # --- listing ------------------------------------------------------------------------------------------------------
 
     def pieces(self) -> list[Piece]:
-        return pieces(self._folders, id_of_key)
+        return split_tree(self._subfolders, id_of_key)
 
     def listing(self, piece: Piece) -> Iterator[Listed | Doubt]:
-        return walked(piece, key_of, self._folder, id_of_key, f"Fix that, {LEAVE_OUT}.")
+        return walk_piece(piece, key_of, self._list_folder, id_of_key, f"Fix that, {LEAVE_OUT}.")
 
     def still_there(self, ids: Iterable[str]) -> str:
         for id in islice(ids, limits.DELETION_CHECKS_IN_STORE):
-            if not self._globs.takes(key_of(id)):
+            if not self._globs.selects(key_of(id)):
                 continue
             try:
                 fs, path = self._fs_path(id)
                 if fs.isfile(path):
-                    return f"{self.shown(id)} is there for {socket.gethostname()}"
+                    return f"{self.display_path(id)} is there for {socket.gethostname()}"
             except Exception as e:
-                return f"{self.shown(id)} cannot be looked at again: {self._words(e)}"
+                return f"{self.display_path(id)} cannot be looked at again: {self._error_text(e)}"
         return ""
 
     def contradiction(self, doubt: Doubt) -> str:
-        place = self.shown(doubt.place)
+        place = self.display_path(doubt.place)
         try:
             fs, path = self._fs_path(doubt.place)
             there = bool(fs.exists(path))
-            if doubt.seen == THERE:
+            if doubt.seen == PRESENT:
                 return "" if there else f"{place} is not there for {socket.gethostname()}"
             if doubt.seen == MISSING:
                 return f"{place} is there for {socket.gethostname()}" if there else ""
-            full = there and bool(self._inside(key_of(doubt.place)))
+            full = there and bool(self._folder_entries(key_of(doubt.place)))
             return f"{place} is not empty for {socket.gethostname()}" if full else ""
         except Exception as e:
-            return f"{place} cannot be looked at again: {self._words(e)}"
+            return f"{place} cannot be looked at again: {self._error_text(e)}"
 
-    def _folders(self, folder: str) -> list[str]:
-        found = Found([])
-        for _ in self._folder(folder, found):
+    def _subfolders(self, folder: str) -> list[str]:
+        findings = FolderFindings([])
+        for _ in self._list_folder(folder, findings):
             pass
-        return found.below
+        return findings.below
 
-    def _folder(self, folder: str, found: Found) -> Iterator[Listed]:
-        """The files of one folder, sorted."""
+    def _list_folder(self, folder: str, findings: FolderFindings) -> Iterator[Listed]:
+        """Yield the files right in a folder, sorted."""
         trusted = time.time() - limits.FINGERPRINT_TRUST_S
-        for name, about in self._entries(folder, found):
-            if about["type"] == "directory":
+        for name, info in self._entries(folder, findings):
+            if info["type"] == "directory":
                 if name.endswith("/"):
-                    found.troubles.append(f"{self.shown(id_of_key(name))}: names without a first part cannot be listed")
-                elif self._globs.walks(name):
-                    found.below.append(name)
-            elif self._globs.takes(name):
-                yield self._listed(name, about, trusted)
+                    findings.problems.append(
+                        f"{self.display_path(id_of_key(name))}: names without a first part cannot be listed"
+                    )
+                elif self._globs.may_contain(name):
+                    findings.below.append(name)
+            elif self._globs.selects(name):
+                yield self._listed_file(name, info, trusted)
 
-    def _entries(self, folder: str, found: Found) -> list[tuple[str, dict[str, Any]]]:
+    def _entries(self, folder: str, findings: FolderFindings) -> list[tuple[str, dict[str, Any]]]:
         """Return the entries of a folder with their names relative to the root."""
         try:
-            entries = self._inside(folder)
-            found.seen = "" if entries else EMPTY
+            entries = self._folder_entries(folder)
+            findings.seen = "" if entries else EMPTY
             return entries
         except FileNotFoundError:
             if not folder:
-                found.troubles.append(f"{self.where}: there is nothing of this name")
+                findings.problems.append(f"{self.where}: there is nothing of this name")
             else:
-                found.seen = MISSING
+                findings.seen = MISSING
             return []
         except Exception as e:
-            found.fail(f"{self.shown(id_of_key(folder))}: {self._words(e)}", e)
+            findings.add_problem(f"{self.display_path(id_of_key(folder))}: {self._error_text(e)}", e)
             return []
 
-    def _inside(self, folder: str) -> list[tuple[str, dict[str, Any]]]:
+    def _folder_entries(self, folder: str) -> list[tuple[str, dict[str, Any]]]:
         fs, root = self._fs()
         path = f"{root}/{folder}" if root and folder else root + folder
         start = f"{root}/" if root else ""
-        found = []
-        for about in fs.ls(path, detail=True, refresh=True):
-            whole = str(about["name"])
+        entries = []
+        for info in fs.ls(path, detail=True, refresh=True):
+            whole = str(info["name"])
             name = whole.removeprefix(start)
-            if about["type"] == "directory":
+            if info["type"] == "directory":
                 name = name.rstrip("/")
                 if name in (folder, root):
                     if not whole.endswith("/"):
-                        continue  # some list a folder in itself
-                    name = f"{folder}/"  # so does S3 where a key has an empty name in it, a//b
-            elif name.endswith("/") and not about.get("size"):
-                continue  # what consoles make to show an empty folder
-            found.append((name, about))
-        return sorted(found, key=itemgetter(0))
+                        continue  # some file systems list a folder in itself
+                    name = f"{folder}/"  # S3 does so for keys with an empty name in them, a//b
+            elif name.endswith("/") and not info.get("size"):
+                continue  # a placeholder that consoles create for an empty folder
+            entries.append((name, info))
+        return sorted(entries, key=itemgetter(0))
 
-    def _listed(self, name: str, about: dict[str, Any], trusted: float) -> Listed:
-        id, path, size = id_of_key(name), self.shown(id_of_key(name)), int(about.get("size") or 0)
-        if about["type"] != "file":
-            return Listed(id, 0, refused=f"{path}: a {about['type']}, not a file; not read. Remove it, {LEAVE_OUT}.")
+    def _listed_file(self, name: str, info: dict[str, Any], trusted: float) -> Listed:
+        id, path, size = id_of_key(name), self.display_path(id_of_key(name)), int(info.get("size") or 0)
+        if info["type"] != "file":
+            return Listed(id, 0, refused=f"{path}: a {info['type']}, not a file; not read. Remove it, {LEAVE_OUT}.")
         if {"", ".", ".."}.intersection(name.split("/")):
             return Listed(
                 id, 0, refused=f"{path}: a file below a folder cannot have such a name. Rename it, {LEAVE_OUT}."
             )
-        fingerprint = _fingerprint(about, size, trusted)
-        modified_s = _modified_s(about)
+        fingerprint = _fingerprint(info, size, trusted)
+        modified_s = _modified_s(info)
         location = "" if modified_s is None else repr(modified_s)
         if self._max_bytes is not None and size > self._max_bytes:
-            return Listed(id, size, fingerprint, refused=too_large(path, size, self._max_bytes))
+            return Listed(id, size, fingerprint, refused=size_refusal(path, size, self._max_bytes))
         return Listed(id, size, fingerprint, location)
 
     # --- reading ------------------------------------------------------------------------------------------------------
@@ -214,20 +228,20 @@ class Bucket:
     def uri(self, id: str) -> str:
         outer, chained, inner = self.where.partition("::")
         key = quote(key_of(id), errors="surrogateescape") if outer.startswith(("http://", "https://")) else key_of(id)
-        return f"{outer}{'' if outer.endswith('/') else '/'}{shown_key(key)}{chained}{inner}"
+        return f"{outer}{'' if outer.endswith('/') else '/'}{printable_key(key)}{chained}{inner}"
 
     def read(self, listed: Listed, limit_bytes: int) -> FileContent:
         try:
             fs, path = self._fs_path(listed.id)
             if listed.size:
                 data: bytes = fs.cat_file(path, start=0, end=limit_bytes + 1)  # one request
-            else:  # a range of nothing is an error to some stores, and others do not tell sizes
+            else:  # an empty range is an error in some stores, and others do not tell sizes
                 with fs.open(path, "rb") as file:
                     data = file.read(limit_bytes + 1)
         except Exception as e:
             self._refuse(listed.id, e)
         if len(data) > limit_bytes:
-            raise BadDocument(too_large(self.shown(listed.id), max(listed.size, len(data)), limit_bytes))
+            raise BadDocument(size_refusal(self.display_path(listed.id), max(listed.size, len(data)), limit_bytes))
         return FileContent(data, float(listed.location) if listed.location else None)
 
     def open(self, listed: Listed) -> io.RawIOBase:
@@ -240,24 +254,24 @@ class Bucket:
             self._refuse(listed.id, e)
 
     def _refuse(self, id: str, error: Exception) -> NoReturn:
-        """Raise what an error of fsspec means for the document; its cause tells whether it was the connection.
+        """Raise the document's error for an error of fsspec; the cause tells whether the connection failed.
 
         Raises:
             BadDocument, TransientError, UsageError
         """
-        path = self.shown(id)
+        path = self.display_path(id)
         if isinstance(error, BadDocument | TransientError | UsageError):
             raise error
         if isinstance(error, FileNotFoundError | KeyError):
             raise TransientError(f"{path}: deleted after it was listed. The next scan handles it.") from error
-        if isinstance(error, _FOR_GOOD) or "encrypted" in str(error):
+        if isinstance(error, _PERMANENT_ERRORS) or "encrypted" in str(error):
             raise BadDocument(
-                f"{path}: may not or cannot be read: {self._words(error)}. Fix it, {LEAVE_OUT}."
+                f"{path}: may not or cannot be read: {self._error_text(error)}. Fix it, {LEAVE_OUT}."
             ) from error
-        raise TransientError(f"{path}: cannot be read now: {self._words(error)}") from error
+        raise TransientError(f"{path}: cannot be read now: {self._error_text(error)}") from error
 
-    def _words(self, error: Exception) -> str:
-        """An error's text on one line, secrets blotted out."""
+    def _error_text(self, error: Exception) -> str:
+        """Return an error's text on one line, without secrets."""
         text = " ".join(plain_text(error).split()) or type(error).__name__
         for secret in [*_secrets(self._options), *_USER.findall(self._url)]:
             text = text.replace(secret, "…")
@@ -283,32 +297,32 @@ class Bucket:
         return ""
 
     def _fs(self) -> tuple[Any, str]:
-        """The file system, opened once a process, and the root's path in it, without a slash at its end.
+        """Return the file system, opened once in each process, and the root's path in it, without a slash at its end.
 
         Raises:
-            UsageError: fsspec, or what it needs for this URL, is not installed; it knows no such URL or option.
+            UsageError: fsspec, or a package it needs for this URL, is not installed; the URL or an option is unknown.
         """
-        if self._opened is None or self._opened[0] != os.getpid():
+        if self._file_system is None or self._file_system[0] != os.getpid():
             try:
                 import fsspec
             except ImportError:
                 raise UsageError(f"{self.where}: URLs need fsspec: pip install 'ferryman[fsspec]'.") from None
             try:
-                # Connections may be shared in a process, they take long to make; but not what was listed an hour ago,
-                # nor an archive that was opened before it was replaced.
-                anew = {"use_listings_cache": False, "skip_instance_cache": "::" in self._url}
-                fs, root = fsspec.url_to_fs(self._url, **anew, **self._options)
+                # Connections are shared in a process, because they take long to open; but listings must not be cached,
+                # nor an archive, which may have been replaced since it was opened.
+                cache_options = {"use_listings_cache": False, "skip_instance_cache": "::" in self._url}
+                fs, root = fsspec.url_to_fs(self._url, **cache_options, **self._options)
             except ImportError as e:
                 how = ": pip install 'ferryman[s3]'" if "s3fs" in str(e) else ""
-                raise UsageError(f"{self.where}: {self._words(e)}{how}.") from None
+                raise UsageError(f"{self.where}: {self._error_text(e)}{how}.") from None
             except (ValueError, TypeError, FileNotFoundError, zipfile.BadZipFile) as e:
-                raise UsageError(f"{self.where}: cannot be opened: {self._words(e)}.") from None
-            self._opened = os.getpid(), fs, root.rstrip("/")
-        return self._opened[1:]
+                raise UsageError(f"{self.where}: cannot be opened: {self._error_text(e)}.") from None
+            self._file_system = os.getpid(), fs, root.rstrip("/")
+        return self._file_system[1:]
 
 
 class _Stream(io.RawIOBase):
-    """A file of fsspec's whose errors are Ferryman's."""
+    """An open file of fsspec whose errors are converted to Ferryman's."""
 
     def __init__(self, file: Any, bucket: Bucket, id: str) -> None:
         self._file = file
@@ -332,20 +346,20 @@ class _Stream(io.RawIOBase):
         super().close()
 
 
-def _fingerprint(about: dict[str, Any], size: int, trusted: float) -> str:
-    """An etag or checksum, else size and time; "" where the store tells nothing that can be trusted."""
+def _fingerprint(info: dict[str, Any], size: int, trusted: float) -> str:
+    """Return a file's fingerprint: an etag or checksum, else size and time; "" if the store gives nothing reliable."""
     for name in _ETAGS:
-        if about.get(name):
-            etag = str(about[name]).strip('"')
+        if info.get(name):
+            etag = str(info[name]).strip('"')
             return f"{size}-{etag}"
-    seconds = _modified_s(about)
+    seconds = _modified_s(info)
     return f"{size}-{seconds!r}" if seconds is not None and seconds < trusted else ""
 
 
-def _modified_s(about: dict[str, Any]) -> float | None:
-    """When a file was modified (seconds since 1970), as far as the store tells."""
+def _modified_s(info: dict[str, Any]) -> float | None:
+    """Return when a file was modified (seconds since 1970); None if the store does not tell."""
     for name in _TIMES:
-        changed = about.get(name)
+        changed = info.get(name)
         seconds = changed.timestamp() if isinstance(changed, datetime) else changed
         if isinstance(seconds, int | float):
             return seconds
@@ -353,7 +367,7 @@ def _modified_s(about: dict[str, Any]) -> float | None:
 
 
 def _secrets(options: dict[str, Any]) -> Iterator[str]:
-    """Values, at any depth, of options whose names sound like it."""
+    """Yield the values, at any depth, of options whose names suggest secrets."""
     for name, value in options.items():
         if isinstance(value, dict):
             yield from _secrets(value)

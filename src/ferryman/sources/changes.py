@@ -1,7 +1,7 @@
-"""The changes of a state by key, as a log: what another plan reads that replicates the state.
+"""Log of the changes of a state by key, for another plan that replicates the state.
 
 A place is a wave of the plan that keeps the state, and all keys that it changed share it. Partitions are the ranges of
-keys by which the state's exports go on. Nothing is written for a feed: it is read from the files of the state.
+keys that the state's exports are partitioned by. Nothing is written for this log: it is read from the state's files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from ferryman.document import Document, content_version, decode_fields, excess
+from ferryman.document import Document, content_version, decode_fields, size_problem
 from ferryman.errors import BadDocument, FerrymanError, Misconfigured, StateDamaged, Unavailable, UsageError
 from ferryman.net import places
 from ferryman.records.keys import BUCKETS, FORGOTTEN, KEY_STATE, PUBLISHED, lane_of, lanes
@@ -76,13 +76,13 @@ class Changes(Log):
         self.node = node
         self.plan_key = str(plan.key)
         self._reader = ""
-        self.root = _states(".ferryman" if state is None else state) / self.plan_key
+        self.root = _states_folder(".ferryman" if state is None else state) / self.plan_key
 
     def place(self) -> str | None:
         return str(self._folder)
 
     def local_paths(self) -> tuple[str, ...]:
-        return (str(self._folder),) if isinstance(self._folder, Path) and self._is_there() else ()
+        return (str(self._folder),) if isinstance(self._folder, Path) and self._exists() else ()
 
     def reads(self) -> str | None:
         return feed_name(self.plan_key, self.node)
@@ -91,16 +91,16 @@ class Changes(Log):
         """Raises:
         Misconfigured: the state cannot be read, or another version of Ferryman wrote it.
         """
-        with self._explained():
-            if self._is_there():
+        with self._translated_errors():
+            if self._exists():
                 self._files()
 
     def identity(self) -> str:
-        with self._explained():
+        with self._translated_errors():
             return self._identity()
 
     def nothing(self) -> str:
-        if self._is_there():
+        if self._exists():
             return ""
         return f"plan {self.plan_key} has no state of {self.node} in {self.root.parent} yet"
 
@@ -109,32 +109,32 @@ class Changes(Log):
 
     def end(self) -> Positions:
         """Return for each range of keys the wave after the last one that changed any."""
-        with self._explained():
-            return self._files().end() if self._is_there() else {}
+        with self._translated_errors():
+            return self._files().end() if self._exists() else {}
 
     def lag(self, positions: Positions, end: Positions) -> int:
-        """Keys to be read, about."""
+        """Return the approximate number of keys to be read."""
         if not super().lag(positions, end):
             return 0
-        with self._explained(), self._readers():
+        with self._translated_errors(), self._files_kept():
             return max(1, sum(count for *_, count in self._files().counts(positions, end)))
 
     def pieces(self, start: Positions, end: Positions, limit: int) -> Iterator[Piece]:
-        """Whole waves of a range of keys, so many that they have no more keys than ``limit``; one at least.
+        """Yield pieces of whole waves of a range of keys, each with at most ``limit`` keys, or of one wave.
 
         Raises:
-            Misconfigured: deletions that were not read are not kept any more.
+            Misconfigured: deletions that this plan has not read are not kept any more.
         """
         if not super().lag(start, end):
             return
-        with self._explained(), self._readers():
-            found = self._files()
-            self._check_kept(found.forgotten, start, end)
-            counts = found.counts(start, end)
+        with self._translated_errors(), self._files_kept():
+            changed_files = self._files()
+            self._check_kept(changed_files.forgotten, start, end)
+            counts = changed_files.counts(start, end)
         for partition, last in end.items():
-            mine = [(wave, count) for name, wave, count in counts if name == partition]
-            for first, upto, count in _cut(mine, start.get(partition, last), last, limit):
-                yield Piece(partition, first, upto, count * found.row_bytes, str(last))
+            own_counts = [(wave, count) for name, wave, count in counts if name == partition]
+            for first, upto, count in _cut_pieces(own_counts, start.get(partition, last), last, limit):
+                yield Piece(partition, first, upto, count * changed_files.row_bytes, str(last))
 
     def pinned(self, piece: Piece, identities: Mapping[str, str]) -> Piece:
         return piece._replace(identity=f"{piece.identity}:{identities.get('', '')}")
@@ -152,22 +152,22 @@ class Changes(Log):
         return self._rows(piece)
 
     def read(self, listed: Listed) -> Document:
-        """The key's state as it is now: what it was then is not kept."""
+        """Return the key's current state: earlier ones are not kept."""
         from ferryman.records.keys import KeyStates
 
-        with self._explained():
-            found = KeyStates(self.root, self.node).entry(listed.id)
-        if found is None:
+        with self._translated_errors():
+            entry = KeyStates(self.root, self.node).entry(listed.id)
+        if entry is None:
             raise BadDocument(f"{listed.id}: the key has no state in {self.node} any more")
-        return Document(listed.id, key=found.key, value=found.value, sequence=found.sequence)
+        return Document(listed.id, key=entry.key, value=entry.value, sequence=entry.sequence)
 
     def announce(self, reader: str) -> None:
-        """Whoever begins needs the deletions from its first look on, also if it is killed before it can say where it
-        stands: until then all are kept. Those that were dropped before, it does not need."""
+        """Register a new reader, so that all deletions from now on are kept for it, even if it is killed before it can
+        note its positions. It does not need deletions that were dropped before."""
         from ferryman.records import keys
 
-        with self._explained():
-            if self._is_there() and not keys.is_known(self.root, self.node, reader):
+        with self._translated_errors():
+            if self._exists() and not keys.is_known(self.root, self.node, reader):
                 keys.note(self.root, self.node, reader, {"": 1})
                 keys.note(self.root, self.node, reader, {"": 1}, self._files().forgotten)
         self._reader = reader
@@ -175,7 +175,7 @@ class Changes(Log):
     def note(self, reader: str, positions: Positions, moved: str = "") -> None:
         from ferryman.records import keys
 
-        if self._is_there():
+        if self._exists():
             keys.note(self.root, self.node, reader, {p: max(1, at) for p, at in positions.items()})
 
     def forget(self, reader: str) -> None:
@@ -189,23 +189,23 @@ class Changes(Log):
     def _folder(self) -> StatePath:
         return self.root / "state" / self.node
 
-    def _is_there(self) -> bool:
+    def _exists(self) -> bool:
         from ferryman.storage import files
 
         return files.exists(self.root / "state.json") and files.is_folder(self._folder / "_delta_log")
 
     def _identity(self) -> str:
-        from ferryman.records.keys import feed_of
+        from ferryman.records.keys import feed_id
 
-        return feed_of(self.root, self.node) if self._is_there() else ""
+        return feed_id(self.root, self.node) if self._exists() else ""
 
     def _files(self) -> ChangedFiles:
 
         return ChangedFiles(self._folder)
 
     @contextmanager
-    def _readers(self) -> Iterator[None]:
-        """Files that a driver replaces meanwhile stay."""
+    def _files_kept(self) -> Iterator[None]:
+        """Keep the files that a driver replaces meanwhile."""
         from ferryman.storage.locks import Readers
 
         with Readers(self.root / "readers").reading():
@@ -214,24 +214,24 @@ class Changes(Log):
     def _check_kept(self, forgotten: int, start: Positions, end: Positions) -> None:
         from ferryman.records import keys
 
-        lost = [p for p, last in end.items() if 0 < start.get(p, last) <= min(forgotten, last - 1)]
-        if lost and forgotten > keys.dropped_before(self.root, self.node, self._reader):
+        behind = [p for p, last in end.items() if 0 < start.get(p, last) <= min(forgotten, last - 1)]
+        if behind and forgotten > keys.dropped_before(self.root, self.node, self._reader):
             raise Misconfigured(
                 f"{self._folder}: deletions up to wave {forgotten} are not kept any more, and this plan has read up to "
-                f"wave {min(start[p] for p in lost) - 1}: what was deleted between would stay at its destinations. "
+                f"wave {min(start[p] for p in behind) - 1}: what was deleted between would stay at its destinations. "
                 "Empty them, and give the plan another version, which reads the state from its beginning"
             )
 
     def _rows(self, piece: Piece) -> Iterator[pa.Table]:
         upto, _, identity = piece.identity.partition(":")
-        with self._explained(), self._readers():
+        with self._translated_errors(), self._files_kept():
             if identity and identity != self._identity():
                 raise Unavailable(f"{self._folder} is another one on {socket.gethostname()}")
             yield from self._files().rows(piece, int(upto or piece.end), self.full_id)
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Errors of a state as those of a source, about all of it."""
+    def _translated_errors(self) -> Iterator[None]:
+        """Convert errors of the state to ``Unavailable`` or ``Misconfigured``."""
         try:
             yield
         except StateDamaged as e:
@@ -242,16 +242,16 @@ class Changes(Log):
             raise Unavailable(f"{self._folder}: {e}") from e
 
 
-def _states(state: str | os.PathLike[str]) -> StatePath:
-    """The folder of states that was named, or its URL."""
+def _states_folder(state: str | os.PathLike[str]) -> StatePath:
+    """Return the folder of states: an absolute path or a URL."""
     from ferryman.storage.files import path_of
 
     where = os.fspath(state)
     return path_of(where if "://" in where else places.absolute(where))
 
 
-def _cut(counts: list[tuple[int, int]], start: int, end: int, limit: int) -> Iterator[tuple[int, int, int]]:
-    """(first place, end, entries) of the pieces between: of so many entries, or of one place that has any.
+def _cut_pieces(counts: list[tuple[int, int]], start: int, end: int, limit: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (first place, end, entries) of the pieces in between, each of at most ``limit`` entries or of one place.
 
     Args:
         counts: (place, entries), by place.
@@ -269,10 +269,9 @@ def _cut(counts: list[tuple[int, int]], start: int, end: int, limit: int) -> Ite
         yield first, end, size
 
 
-# Changes of a state as Arrow, read from its files. Apart from the log: DuckDB takes longer to load than a command
-# line may.
+# Changes of a state as Arrow tables, read from its files.
 
-_UNPACKED: Final = 4
+_UNPACKED_RATIO: Final = 4
 """Approximate size of states in memory, as a multiple of their size in files."""
 _CHANGED: Final = pa.schema([KEY_STATE.field(name) for name in ("key", "value", "sequence", "wave")])
 _NOTHING: Final = content_version(b"", None)
@@ -280,10 +279,10 @@ _NOTHING: Final = content_version(b"", None)
 
 
 class ChangedFiles:
-    """The files of a node's state, as of now.
+    """Current files of a keyed node's state.
 
     Attributes:
-        forgotten: the last wave of which deletions may have been dropped; 0: none were.
+        forgotten: the last wave whose deletions may have been dropped; 0: none were.
 
     Raises:
         StateDamaged: the table cannot be read.
@@ -303,7 +302,7 @@ class ChangedFiles:
     def row_bytes(self) -> int:
         """Return the approximate size of a key and its state, in bytes."""
         rows = sum(file.rows for file in self._files)
-        return _UNPACKED * sum(file.size for file in self._files) // max(1, rows)
+        return _UNPACKED_RATIO * sum(file.size for file in self._files) // max(1, rows)
 
     def end(self) -> dict[str, int]:
         """Return for each range of keys the wave after the last one that changed any: a reader that has them all
@@ -312,7 +311,7 @@ class ChangedFiles:
         return dict.fromkeys(lanes(), 1 + max(last, self.forgotten or -1))
 
     def counts(self, start: Positions, end: Positions) -> list[tuple[str, int, int]]:
-        """(range of keys, wave, keys that it has changed) between these places, by wave.
+        """Return (range of keys, wave, number of keys that it has changed) between these places, sorted by wave.
 
         Raises:
             StateDamaged: a file is missing, or not what was written.
@@ -326,12 +325,12 @@ class ChangedFiles:
             FROM read_parquet({quote_list(map(local_path, paths))}) GROUP BY ALL ORDER BY wave
         """
         with tempfile.TemporaryDirectory() as scratch, connect(Path(scratch)) as db:
-            found = [(lanes()[lane], wave, count) for lane, wave, count in db.execute(query).fetchall()]
-        return [each for each in found if start.get(each[0], end[each[0]]) <= each[1] < end[each[0]]]
+            counted = [(lanes()[lane], wave, count) for lane, wave, count in db.execute(query).fetchall()]
+        return [each for each in counted if start.get(each[0], end[each[0]]) <= each[1] < end[each[0]]]
 
     def rows(self, piece: Piece, upto: int, full_id: Callable[[str], str]) -> Iterator[pa.Table]:
-        """The keys of a piece in the columns of ``ROWS``, with ``revision`` and ``deletes``; by wave and key. One that
-        another wave before ``upto`` has changed again is left out: it comes with that one.
+        """Yield the keys of a piece in the columns of ``ROWS``, with ``revision`` and ``deletes``, sorted by wave and
+        key. A key that a later wave before ``upto`` has changed again is left out: it comes with that wave.
 
         Raises:
             StateDamaged: a file is missing, or not what was written.
@@ -350,24 +349,24 @@ class ChangedFiles:
         """
         with tempfile.TemporaryDirectory() as scratch, connect(Path(scratch)) as db:
             for batch in stream(db, query, _CHANGED):
-                yield _told(batch, full_id)
+                yield _as_rows(batch, full_id)
 
     def _paths(self, first: int, lane: str | None = None) -> list[str]:
-        """Files that may have changes of this wave or later ones."""
-        files = [f for f in self._files if self._last_wave(f) >= first and (lane is None or _reaches(f, lane))]
+        """Return the files that may have changes of this wave or later ones."""
+        files = [f for f in self._files if self._last_wave(f) >= first and (lane is None or _overlaps(f, lane))]
         return [str(self._folder / file.path) for file in files]
 
     def _last_wave(self, file: DataFile) -> int:
-        """The last wave of which a file has rows; an older Ferryman has not written down which."""
+        """Return the last wave of a file's rows; files of older versions of Ferryman do not state it."""
         return int(file.stats.get("maxValues", {}).get("wave", self._published))
 
 
-def _reaches(file: DataFile, lane: str) -> bool:
+def _overlaps(file: DataFile, lane: str) -> bool:
     first, last = (lanes().index(lane_of(int(file.stats[kind]["bucket"]))) for kind in ("minValues", "maxValues"))
     return first <= lanes().index(lane) <= last
 
 
-def _told(batch: pa.RecordBatch, full_id: Callable[[str], str]) -> pa.Table:
+def _as_rows(batch: pa.RecordBatch, full_id: Callable[[str], str]) -> pa.Table:
     changed = zip(*(column.to_pylist() for column in batch.columns[:3]), strict=True)
     rows = [_row(key, value, sequence, full_id) for key, value, sequence in changed]
     ids, fields, versions, refused, dropped, deletes = map(list, zip(*rows, strict=True))
@@ -379,12 +378,12 @@ def _told(batch: pa.RecordBatch, full_id: Callable[[str], str]) -> pa.Table:
 
 
 def _row(key: str, value: str | None, sequence: int, full_id: Callable[[str], str]) -> tuple[Any, ...]:
-    """Id, fields, version, why it is refused, why it is dropped, and whether it is a deletion."""
+    """Return id, fields, version, refusal, reason for dropping, and whether it is a deletion, of one key."""
     if not key:
         return full_id("(empty)"), b"{}", _NOTHING, None, "an empty key cannot be the id of a document", False
     if value is None:
         return full_id(key), None, _NOTHING, None, None, True
     fields = b'{"key":%s,"sequence":%d,"value":%s}' % (msgspec.json.encode(key), sequence, value.encode())
-    if why := excess(fields, None):
+    if why := size_problem(fields, None):
         return full_id(key), None, content_version(why.encode(), None), why, None, False
     return full_id(key), fields, content_version(fields, None), None, None, False

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _ID_TYPES: Final = ("string", "char", "varchar", "tinyint", "smallint", "int", "bigint", "float", "double", "decimal")
-# How Spark writes the types that reach Python as their innards, or not at all; also inside of others, but not as the
-# name of a field: struct<variant:int>.
+# Names of Spark's types that cannot be converted for Python, also inside other types, but not as the name of a field:
+# struct<variant:int>.
 _OPAQUE: Final = re.compile(r"(?:^|[:<,])(variant|geometry|geography|interval (?:year|month))\b(?!:)")
-_SHOWN_CHARACTERS: Final = 200  # of a row without an id: enough to find it
+_SHOWN_CHARACTERS: Final = 200  # characters shown of a row without an id: enough to find it
 
 
 class DataFrame(Source):
@@ -61,7 +61,7 @@ class DataFrame(Source):
         self.id = id
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_read": None}  # it may hold a DataFrame or a session, which cannot travel
+        return {**self.__dict__, "_read": None}  # it may hold a DataFrame or a session, which cannot be pickled
 
     def __repr__(self) -> str:
         return f"DataFrame(…, id={self.id!r})"
@@ -74,8 +74,8 @@ class DataFrame(Source):
                 or with a type that cannot become JSON; names the column.
         """
         from ferryman.sources.arrow import (
-            bad_id,  # brings pyarrow, which building a plan does not need
             check_names,
+            id_type_error,  # brings pyarrow, which building a plan does not need
         )
 
         if self._read is None:
@@ -94,7 +94,7 @@ class DataFrame(Source):
                     f"DataFrame: column {name!r} holds {opaque[1]}, which JSON cannot hold. Cast it or drop it in read."
                 )
             if name == self.id and kind.partition("(")[0] not in _ID_TYPES:
-                raise UsageError(bad_id(name, kind))
+                raise UsageError(id_type_error(name, kind))
         return frame
 
     def columns(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[list[str], list[bytes]]]:
@@ -109,7 +109,7 @@ class DataFrame(Source):
         from ferryman.sources.arrow import RowEncoder
 
         encoder: RowEncoder | None = None
-        rows = without = 0
+        rows = without_id = 0
         example = b""
         for batch in batches:
             if encoder is None or encoder.schema != batch.schema:
@@ -119,13 +119,13 @@ class DataFrame(Source):
             if None in ids or "" in ids:
                 example = example or next(text for id, text in zip(ids, fields, strict=True) if not id)
                 named = [(id, text) for id, text in zip(ids, fields, strict=True) if id]
-                without += len(ids) - len(named)
+                without_id += len(ids) - len(named)
                 ids, fields = [id for id, _ in named], [text for _, text in named]
             yield ids, fields  # type: ignore[misc]  # no None is left in ids
-        if without:
+        if without_id:
             raise BadDocument(
-                f"{without} of {rows} rows have no {self.id!r} (null or empty) and cannot be documents. The first is "
-                f"{_short(example)}. Give them an id, or leave them out in read: "
+                f"{without_id} of {rows} rows have no {self.id!r} (null or empty) and cannot be documents. The first "
+                f"is {_short_row(example)}. Give them an id, or leave them out in read: "
                 f'.where("{self.id} is not null").'
             )
 
@@ -136,6 +136,6 @@ class DataFrame(Source):
                 yield Document.of(id, decode_fields(text))
 
 
-def _short(row: bytes) -> str:
+def _short_row(row: bytes) -> str:
     text = row.decode()
     return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"

@@ -1,4 +1,4 @@
-"""Exports of a keyed node as Arrow. Apart from the log: pyarrow takes longer to load than a command line may."""
+"""Exports of a keyed node as Arrow tables; not in ``sources.exports``, because pyarrow takes long to load."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ferryman.storage.parquet import RowGroups
 
 
 def rows_of(piece: Piece) -> Iterator[pa.Table]:
-    """The exports of a piece in the columns of ``ROWS``; also ``revision``, ``deletes`` (is it a deletion?), and
-    ``key_hash``.
+    """Yield the exports of a piece in the columns of ``ROWS`` and three more: ``revision``, ``deletes`` (whether it is
+    a deletion), ``key_hash``.
 
     Raises:
         StateDamaged: the file is missing, or not what was written.

@@ -25,7 +25,7 @@ class Exports(Log):
     """The exports of one keyed node.
 
     Attributes:
-        folder: of the table; None: there is no state yet.
+        folder: folder of the table; None: there is no state yet.
     """
 
     repeats_ids = True
@@ -47,7 +47,7 @@ class Exports(Log):
         return {lane: table.transaction(place_id(lane)) for lane in lanes()}
 
     def pieces(self, start: Positions, end: Positions, limit: int) -> Iterator[Piece]:
-        """Pieces of files: the exports of a wave and a lane are in one or several."""
+        """Yield pieces, each inside one file: the exports of a wave and a lane are in one or several files."""
         if (table := self._table()) is None:
             return
         assert self.folder is not None
@@ -58,17 +58,17 @@ class Exports(Log):
                     yield from _pieces_of(file, self.folder, start.get(lane, last), last, limit)
 
     def pinned(self, piece: Piece, identities: Mapping[str, str]) -> Piece:
-        """A piece names its file, which never changes."""
+        """Return the piece as it is: it names its file, which never changes."""
         return piece
 
     def rows(self, piece: Piece) -> Iterator[pa.Table]:
-        """The exports of a piece, with their places as revisions: several may have one id."""
+        """Yield the exports of a piece, with revisions made of their places: several may have one id."""
         from ferryman.sources.export_rows import rows_of
 
         return rows_of(piece)
 
     def read(self, listed: Listed) -> Document:
-        """Never: an export is read by its place."""
+        """Raise ``BadDocument``: an export is read by its place, never by its id."""
         raise BadDocument("it is not kept any more: an export is carried on once")
 
     def _table(self) -> OpenTable | None:
@@ -81,7 +81,7 @@ class Exports(Log):
         return None if place is None else open_newest_cached(place)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "folder": None}  # a worker is told the file
+        return {**self.__dict__, "folder": None}  # workers get the path of the file in their piece
 
 
 def _first_place(file: DataFile) -> int:

@@ -19,14 +19,14 @@ from ferryman.net import places
 from ferryman.sources.base import Detect, Doubt, Listed, Source
 from ferryman.sources.folder import FileTree, Folder, Globs, Piece, read_unpacked
 
-# Which files a source takes; and what the sources of files have in common.
+# Selection of files, and the base class of sources of files.
 
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(?:://|::.*://)")  # fsspec chains them: zip::s3://bucket/a.zip
 
 
 @dataclass(frozen=True, slots=True, repr=False)  # its URL and its options may have secrets in them
 class FileSelection:
-    """Which files a source takes: its arguments of these names."""
+    """Selection of a source's files: its arguments of these names."""
 
     root: str | os.PathLike[str]
     include: str | Sequence[str]
@@ -34,14 +34,14 @@ class FileSelection:
     storage_options: Mapping[str, Any] | None
 
     def tree(self, source: str, max_bytes: int | None) -> FileTree:
-        """The files: in a folder of this machine, or in what a URL leads to.
+        """Return the tree of files: in a folder of this machine, or at a URL.
 
         Args:
-            source: its name, for messages.
-            max_bytes: files of more are listed as refused; None: no limit.
+            source: name of the source's class, for messages.
+            max_bytes: larger files are listed as refused; None: no limit.
 
         Raises:
-            UsageError: the arguments cannot be meant.
+            UsageError: an argument is invalid.
         """
         path = os.fspath(self.root)
         if not isinstance(path, str) or not path:
@@ -50,7 +50,7 @@ class FileSelection:
         if path.startswith("file://"):
             path = path.removeprefix("file://")
         if _URL.match(path):
-            from ferryman.sources.bucket import Bucket  # fsspec takes its time
+            from ferryman.sources.bucket import Bucket  # only for URLs: fsspec takes long to load
 
             return Bucket(path, globs, max_bytes, dict(self.storage_options or {}))
         if self.storage_options:
@@ -98,11 +98,11 @@ class FileSource(Source):
         return self._tree.not_installed()
 
     def __repr__(self) -> str:
-        left_out = "" if self.exclude is None else f", exclude={self.exclude!r}"
-        return f"{type(self).__name__}({self.root!r}, include={self.include!r}{left_out})"
+        exclude = "" if self.exclude is None else f", exclude={self.exclude!r}"
+        return f"{type(self).__name__}({self.root!r}, include={self.include!r}{exclude})"
 
     def contradiction(self, doubt: Doubt) -> str:
-        """Does this machine see a file or folder that a worker did not find, or found empty?"""
+        """Return how this machine sees a file or folder that a worker did not find, or found empty; "" if alike."""
         return self._tree.contradiction(doubt)
 
 
@@ -189,9 +189,9 @@ class Files(FileSource):
     ) -> None:
         files = FileSelection(root, include, exclude, storage_options)
         super().__init__(files, max_bytes, max_bytes, prefix=prefix, detect=detect, max_deleted=max_deleted)
-        self.base_url = checked_base_url(base_url)
-        self.fields = checked_names("fields", fields)
-        self.uncounted = frozenset(self.fields) - frozenset(checked_names("counted", counted))
+        self.base_url = validate_base_url(base_url)
+        self.fields = validate_field_names("fields", fields)
+        self.uncounted = frozenset(self.fields) - frozenset(validate_field_names("counted", counted))
         if unsupported not in ("reject", "skip"):
             raise UsageError(f"Files(unsupported={unsupported!r}): give 'reject' or 'skip'.")
         self.decompress = decompress
@@ -231,22 +231,22 @@ class Files(FileSource):
         data, modified_s = self._tree.read(listed, self.max_bytes)
         fields = self._fields(listed.id, len(data), modified_s)
         if self.decompress:
-            data = read_unpacked(data, self._tree.shown(listed.id), self.max_bytes)
+            data = read_unpacked(data, self._tree.display_path(listed.id), self.max_bytes)
         return Document.of(listed.id, fields, data)
 
     def _fields(self, id: str, size: int, modified_s: float | None) -> dict[str, Any]:
         name = name_of_file(id)
-        say: dict[str, Callable[[], Any]] = {
+        compute: dict[str, Callable[[], Any]] = {
             "uri": lambda: web_address(self.base_url, id) if self.base_url else self._tree.uri(id),
             "name": lambda: name,
             "size": lambda: size,
-            "modified": lambda: moment(modified_s),
+            "modified": lambda: iso_time(modified_s),
             "mime": lambda: mime_of(name),
         }
-        return {field: say[field]() for field in self.fields}
+        return {field: compute[field]() for field in self.fields}
 
 
-# What ``Files`` says of a file beside its bytes: the fields of its document.
+# Fields of the documents of ``Files``.
 
 FIELDS: Final = ("uri", "name", "size", "modified", "mime")
 
@@ -278,7 +278,7 @@ _TYPES: Final = {
     "yml": "application/yaml",
     "zst": "application/zstd",
 }
-"""Types that Python's own table does not have. The system's table is not asked: machines differ in it."""
+"""Types that Python's own table lacks. The system's table is not used, because it differs between machines."""
 
 _python = mimetypes.MimeTypes()
 _python.types_map = ({}, {})
@@ -288,7 +288,7 @@ for _each in (mimetypes._types_map_default, {f".{end}": kind for end, kind in _T
 
 
 def name_of_file(id: str) -> str:
-    """Return the file name without folders; what no text can hold stays encoded, as in the id."""
+    """Return the file name without folders; a name that is not UTF-8 stays percent-encoded, as in the id."""
     last = id.rpartition("/")[2]
     try:
         return unquote_to_bytes(last).decode()
@@ -297,7 +297,7 @@ def name_of_file(id: str) -> str:
 
 
 def mime_of(name: str) -> str:
-    """The media type by the end of a file's name."""
+    """Return the media type for the ending of a file's name."""
     stem, dot, ends = name.partition(".")
     return _mime_of_ends(ends) if stem and dot else _mime_of(name)
 
@@ -314,25 +314,25 @@ def _mime_of(name: str) -> str:
     return kind or _UNKNOWN
 
 
-def moment(seconds: float | None) -> str | None:
-    """ISO 8601 in UTC; None where there is no such time."""
+def iso_time(seconds: float | None) -> str | None:
+    """Format a time (seconds since 1970) as ISO 8601 in UTC; None for None and for times out of range."""
     try:
-        return None if seconds is None else _second(int(seconds))
+        return None if seconds is None else _iso_second(int(seconds))
     except (OverflowError, OSError, ValueError):
         return None
 
 
 @lru_cache(maxsize=1024)
-def _second(seconds: int) -> str:
+def _iso_second(seconds: int) -> str:
     return dt.datetime.fromtimestamp(seconds, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def web_address(base_url: str, id: str) -> str:
-    """A file's address below the one of the root."""
+    """Return a file's web address below the address of the root."""
     return f"{base_url.rstrip('/')}/{quote(unquote_to_bytes(id))}"
 
 
-def checked_base_url(url: Any) -> str | None:
+def validate_base_url(url: Any) -> str | None:
     """
     Raises:
         UsageError: it is not an absolute URL.
@@ -342,13 +342,13 @@ def checked_base_url(url: Any) -> str | None:
     return url
 
 
-def checked_names(option: str, names: Any) -> tuple[str, ...]:
+def validate_field_names(option: str, names: Any) -> tuple[str, ...]:
     """
     Raises:
         UsageError: there is no such field.
     """
-    found = FIELDS if names is True else () if names is False else (names,) if isinstance(names, str) else tuple(names)
-    unknown = [name for name in found if name not in FIELDS]
+    chosen = FIELDS if names is True else () if names is False else (names,) if isinstance(names, str) else tuple(names)
+    unknown = [name for name in chosen if name not in FIELDS]
     if unknown:
         raise UsageError(f"Files({option}={names!r}): {unknown[0]!r} is not one of {', '.join(FIELDS)}.")
-    return found
+    return chosen

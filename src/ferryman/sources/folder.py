@@ -21,8 +21,8 @@ from urllib.parse import quote_from_bytes
 from ferryman import limits
 from ferryman.errors import BadDocument, TransientError, UsageError
 from ferryman.net import compressed
-from ferryman.net.faults import is_connection
-from ferryman.sources.base import EMPTY, MISSING, THERE, Doubt, Listed, id_of, name_of, shown
+from ferryman.net.faults import is_connection_error
+from ferryman.sources.base import EMPTY, MISSING, PRESENT, Doubt, Listed, id_of, name_of, printable_path
 
 _TRUST_NS: Final = int(limits.FINGERPRINT_TRUST_S * 1e9)
 _BROKEN_LINK: Final = {
@@ -37,11 +37,11 @@ _by_name = attrgetter("name")
 
 
 class Folder:
-    """Tree of files in a folder, see ``Tree``. Looks at each file once, and reads only what is really below the root.
+    """Tree of files in a folder, see ``FileTree``. Inspects each file once, and reads only files really below the root.
 
     Args:
         path: absolute.
-        max_bytes: files of more are listed as refused; None: no limit.
+        max_bytes: larger files are listed as refused; None: no limit.
     """
 
     def __init__(self, path: str, globs: Globs, max_bytes: int | None) -> None:
@@ -56,8 +56,8 @@ class Folder:
     def not_installed(self) -> str:
         return ""
 
-    def shown(self, id: str) -> str:
-        return self._root.shown(id)
+    def display_path(self, id: str) -> str:
+        return self._root.display_path(id)
 
     def check(self) -> None:
         self._root.check()
@@ -65,8 +65,8 @@ class Folder:
     def is_file(self) -> bool:
         return os.path.isfile(self._root.path)
 
-    def alone(self) -> File:
-        return File(self._root.path)
+    def single_file(self) -> LocalFile:
+        return LocalFile(self._root.path)
 
     def uri(self, id: str) -> str:
         return f"file://{quote_from_bytes(os.fsencode(self._root.path_of(name_of(id))))}"
@@ -80,185 +80,191 @@ class Folder:
     # --- listing ------------------------------------------------------------------------------------------------------
 
     def pieces(self) -> list[Piece]:
-        return pieces(self._folders, id_of)
+        return split_tree(self._subfolders, id_of)
 
     def listing(self, piece: Piece) -> Iterator[Listed | Doubt]:
-        """Every file of these folders, sorted by name within each folder."""
-        remedy = f"Fix that (rights: chmod a+rx for {user()}), {LEAVE_OUT}."
-        return walked(piece, name_of, self._folder, id_of, remedy)
+        """Yield every file of these folders, sorted by name within each folder."""
+        remedy = f"Fix that (rights: chmod a+rx for {user_label()}), {LEAVE_OUT}."
+        return walk_piece(piece, name_of, self._list_folder, id_of, remedy)
 
     def still_there(self, ids: Iterable[str]) -> str:
         names: dict[str, set[str]] = {}
         for id in ids:
             folder, _, last = (name := name_of(id)).rpartition("/")
             path = self._root.path_of(name)
-            if self._globs.takes(name) and os.path.lexists(path) and not os.path.isdir(path):
+            if self._globs.selects(name) and os.path.lexists(path) and not os.path.isdir(path):
                 if folder not in names:
-                    names[folder] = self._names(folder)
-                if last in names[folder]:  # not another way to write its name, where letters' case makes no difference
-                    return _only_here(path, "there")
+                    names[folder] = self._names_in(folder)
+                if last in names[folder]:  # on case-insensitive file systems, another spelling of the name is no proof
+                    return _seen_here(path, "there")
         return ""
 
-    def _names(self, folder: str) -> set[str]:
-        """Return the names in a folder, if it is walked and not reached by a link."""
-        while_in = folder
-        while while_in:
-            if not self._globs.walks(while_in) or os.path.islink(self._root.path_of(while_in)):
+    def _names_in(self, folder: str) -> set[str]:
+        """Return the names in a folder; none if the listing leaves the folder out or it is reached by a link."""
+        ancestor = folder
+        while ancestor:
+            if not self._globs.may_contain(ancestor) or os.path.islink(self._root.path_of(ancestor)):
                 return set()
-            while_in = while_in.rpartition("/")[0]
+            ancestor = ancestor.rpartition("/")[0]
         try:
             return set(os.listdir(self._root.path_of(folder)))
         except OSError:
-            return set()  # the listing met the same
+            return set()  # the listing met the same error
 
     def contradiction(self, doubt: Doubt) -> str:
         path = self._root.path_of(name_of(doubt.place))
-        if doubt.seen == THERE:
-            return "" if os.path.lexists(path) else f"{shown(path)} is not there on {socket.gethostname()}"
+        if doubt.seen == PRESENT:
+            return "" if os.path.lexists(path) else f"{printable_path(path)} is not there on {socket.gethostname()}"
         try:
             if doubt.seen == EMPTY:
                 with os.scandir(path) as entries:
-                    return "" if next(entries, None) is None else _only_here(path, "not empty")
-            return _only_here(path, "there") if os.path.lexists(path) else ""
+                    return "" if next(entries, None) is None else _seen_here(path, "not empty")
+            return _seen_here(path, "there") if os.path.lexists(path) else ""
         except FileNotFoundError:
             return ""
         except OSError as e:
-            return f"{shown(path)}: {e.strerror} on {socket.gethostname()}"
+            return f"{printable_path(path)}: {e.strerror} on {socket.gethostname()}"
 
-    def _folders(self, folder: str) -> list[str]:
-        """The folders in this one that must be walked, sorted."""
+    def _subfolders(self, folder: str) -> list[str]:
+        """Return the folders right in this one that must be walked, sorted."""
         start = f"{folder}/" if folder else ""
         with os.scandir(self._root.path_of(folder)) as entries:
             names = [start + entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-        return sorted(name for name in names if self._globs.walks(name))
+        return sorted(name for name in names if self._globs.may_contain(name))
 
-    def _folder(self, folder: str, found: Found) -> Iterator[Listed]:
-        """The files of one folder."""
+    def _list_folder(self, folder: str, findings: FolderFindings) -> Iterator[Listed]:
+        """Yield the files right in a folder."""
         globs = self._globs
         start = f"{folder}/" if folder else ""
         start_id = id_of(start)
-        trusted_ns = time.time_ns() - _TRUST_NS  # before anything is looked at: what changes meanwhile is not trusted
-        entries = self._entries(folder, found)
+        trusted_ns = time.time_ns() - _TRUST_NS  # taken before listing, so that a file that changes now is not trusted
+        entries = self._entries(folder, findings)
         while entries:
-            entry = entries.pop()  # and forget it: with what it knows of its file it is large, and folders may be too
+            entry = entries.pop()  # freed at once: entries with their stat results are large, and so may be the folder
             name = start + entry.name
             try:
                 if entry.is_dir(follow_symlinks=False):
-                    if globs.walks(name):
-                        found.below.append(name)
+                    if globs.may_contain(name):
+                        findings.below.append(name)
                     continue
-                if not globs.everything and not globs.takes(name) and not entry.is_symlink():
+                if not globs.everything and not globs.selects(name) and not entry.is_symlink():
                     continue
-                about = entry.stat(follow_symlinks=False)
-                if stat.S_ISLNK(about.st_mode):
+                info = entry.stat(follow_symlinks=False)
+                if stat.S_ISLNK(info.st_mode):
                     listed = self._link(name, trusted_ns)
                 else:
-                    listed = self._file(start_id + id_of(entry.name), about, trusted_ns)
+                    listed = self._file(start_id + id_of(entry.name), info, trusted_ns)
                 if listed is not None:
                     yield listed
             except FileNotFoundError:
-                continue  # gone since the folder was read
+                continue  # deleted since the folder was read
             except OSError as e:
-                found.fail(_trouble(self._root.path_of(name), e), e)
+                findings.add_problem(_listing_error(self._root.path_of(name), e), e)
                 if isinstance(e, PermissionError):
-                    return  # the folder may be read but not searched: all its files would say the same
+                    return  # the folder may be read but not searched: all its files would raise the same
 
-    def _entries(self, folder: str, found: Found) -> list[os.DirEntry[str]]:
+    def _entries(self, folder: str, findings: FolderFindings) -> list[os.DirEntry[str]]:
         """Return a folder's entries in reverse order of their names."""
         path = self._root.path_of(folder)
         entries: list[os.DirEntry[str]] = []
         try:
             with os.scandir(path) as inside:
-                entries.extend(inside)  # keeps what it got when the folder breaks off in the middle
-            found.seen = "" if entries else EMPTY
+                entries.extend(inside)  # keeps the entries before an error in the middle
+            findings.seen = "" if entries else EMPTY
         except FileNotFoundError:
             if not folder or not os.path.isdir(self._root.path):
-                found.troubles.append(f"{shown(path)}: there is no such folder on {socket.gethostname()}")
+                findings.problems.append(f"{printable_path(path)}: there is no such folder on {socket.gethostname()}")
             else:
-                found.seen = MISSING
+                findings.seen = MISSING
         except OSError as e:
-            found.fail(_trouble(path, e), e)
+            findings.add_problem(_listing_error(path, e), e)
         entries.sort(key=_by_name, reverse=True)
         return entries
 
-    def _file(self, id: str, about: os.stat_result, trusted_ns: int, link_to: str = "") -> Listed:
-        size, changed_ns = about.st_size, about.st_mtime_ns
-        if not stat.S_ISREG(about.st_mode):
-            return Listed(id, 0, refused=special(self._root.shown(id), about.st_mode))
+    def _file(self, id: str, info: os.stat_result, trusted_ns: int, link_to: str = "") -> Listed:
+        size, changed_ns = info.st_size, info.st_mtime_ns
+        if not stat.S_ISREG(info.st_mode):
+            return Listed(id, 0, refused=special_file_refusal(self._root.display_path(id), info.st_mode))
         fingerprint = "" if changed_ns > trusted_ns else f"{size}-{changed_ns}{link_to}"
         if self._max_bytes is not None and size > self._max_bytes:
-            return Listed(id, size, fingerprint, refused=too_large(self._root.shown(id), size, self._max_bytes))
+            return Listed(
+                id, size, fingerprint, refused=size_refusal(self._root.display_path(id), size, self._max_bytes)
+            )
         return Listed(id, size, fingerprint)
 
     def _link(self, name: str, trusted_ns: int) -> Listed | None:
         """Return a link's entry: a file, a refusal that says where it leads, or None to ignore it."""
         path, globs = self._root.path_of(name), self._globs
-        takes, walks = globs.takes(name), globs.walks(name)
-        if not takes and not walks:
+        is_selected, may_contain = globs.selects(name), globs.may_contain(name)
+        if not is_selected and not may_contain:
             return None
         leads_to = os.readlink(path)
         try:
-            about = os.stat(path)
+            info = os.stat(path)
         except OSError as e:
             why = _BROKEN_LINK.get(e.errno or 0)
             if why is None:
                 raise
-            return self._refused(name, leads_to, f"{why}. Fix or remove the link") if takes else None
-        is_folder = stat.S_ISDIR(about.st_mode)
-        if not (walks if is_folder else takes):
+            return self._refused(name, leads_to, f"{why}. Fix or remove the link") if is_selected else None
+        is_folder = stat.S_ISDIR(info.st_mode)
+        if not (may_contain if is_folder else is_selected):
             return None
         target = os.path.realpath(path)
-        inside = self._root.way_to(target)
+        inside = self._root.path_inside(target)
         if inside is None:
             there = "start another source there" if is_folder else "put the file inside"
             return self._refused(
-                name, leads_to, f"leads out of the root to {shown(target)}. Start the source further up, {there}"
+                name,
+                leads_to,
+                f"leads out of the root to {printable_path(target)}. Start the source further up, {there}",
             )
         if not is_folder:
-            return self._file(id_of(name), about, trusted_ns, f"-{id_of(inside)}")
-        if relative(os.path.realpath(os.path.dirname(path)), target) is not None:
+            return self._file(id_of(name), info, trusted_ns, f"-{id_of(inside)}")
+        if path_below(os.path.realpath(os.path.dirname(path)), target) is not None:
             return self._refused(name, leads_to, "leads in a circle: that folder holds the link. Remove the link")
-        if globs.walks(inside):
+        if globs.may_contain(inside):
             return None  # listed there, under its real path
         return self._refused(
-            name, leads_to, f"leads to a folder that the globs leave out, and is not followed. Include {shown(inside)}"
+            name,
+            leads_to,
+            f"leads to a folder that the globs leave out, and is not followed. Include {printable_path(inside)}",
         )
 
     def _refused(self, name: str, leads_to: str, why: str) -> Listed:
-        path = shown(self._root.path_of(name))
-        return Listed(id_of(name), 0, refused=f"{path}: link to {shown(leads_to)}, which {why}, {LEAVE_OUT}.")
+        path = printable_path(self._root.path_of(name))
+        return Listed(id_of(name), 0, refused=f"{path}: link to {printable_path(leads_to)}, which {why}, {LEAVE_OUT}.")
 
 
-def _trouble(path: str, error: OSError) -> str:
-    return f"{shown(path)}: {error.strerror} on {socket.gethostname()}"
+def _listing_error(path: str, error: OSError) -> str:
+    return f"{printable_path(path)}: {error.strerror} on {socket.gethostname()}"
 
 
-def _only_here(path: str, what: str) -> str:
-    return f"{shown(path)} is {what} on {socket.gethostname()}"
+def _seen_here(path: str, what: str) -> str:
+    return f"{printable_path(path)} is {what} on {socket.gethostname()}"
 
 
-class File:
-    """A single file, see ``OneFile``."""
+class LocalFile:
+    """A file of this machine as the root of a source, see ``SingleFile``."""
 
     def __init__(self, path: str) -> None:
         self.where = path
         self._id = id_of(os.path.basename(path))
 
-    def shown(self, id: str) -> str:
-        return shown(self.where)
+    def display_path(self, id: str) -> str:
+        return printable_path(self.where)
 
     def listed(self) -> Listed:
         try:
             return Listed(self._id, os.stat(self.where).st_size)
         except OSError as e:
-            raise TransientError(f"{shown(self.where)}: {e.strerror}") from e
+            raise TransientError(f"{printable_path(self.where)}: {e.strerror}") from e
 
     def open(self, listed: Listed) -> Stream:
         folder, name = os.path.split(os.path.realpath(self.where))
         return Root(folder).open(id_of(name))
 
 
-# Which paths of a tree are taken: globs to include, globs to exclude.
+# Selection of paths in a tree by globs to include and globs to exclude.
 #
 # A glob is matched against the whole path relative to the root, case-sensitively: ``*`` and ``?`` stay within one
 # name, ``[a-z]`` and ``[!a-z]`` are one character, ``**`` between slashes is any number of folders (also none),
@@ -271,59 +277,61 @@ _BRACES = re.compile(r"(?<!\[)\{([^{}]*,[^{}]*)\}")
 class Globs:
     """Includes and excludes over paths relative to a root, with ``/`` between names; "" is the root itself.
 
-    An include takes files. An exclude wins over every include, and one that matches a folder leaves out all that is
-    in it, as with rsync and .gitignore: ``build``, ``**/node_modules``, ``**/.*``.
+    An include selects files. An exclude wins over every include, and one that matches a folder excludes everything in
+    it, as with rsync and .gitignore: ``build``, ``**/node_modules``, ``**/.*``.
 
     Raises:
         UsageError: a glob that can match nothing (absolute, with ``..``, empty), naming it.
     """
 
     def __init__(self, include: str | Sequence[str], exclude: str | Sequence[str] | None) -> None:
-        included = _parsed("include", include)
-        excluded = _parsed("exclude", exclude or [])
+        included = _parse_globs("include", include)
+        excluded = _parse_globs("exclude", exclude or [])
         if not included:
             raise UsageError("include=[] would take no file at all: leave it out to take every file, or give a glob.")
         self.everything = (["**", "*"] in included or ["**"] in included) and not excluded
-        """Nothing is left out: ``takes`` need not be asked."""
-        self._included = _either(included, _path)
-        self._reached = _either(included, _reach)
-        self._excluded = _either(excluded, lambda glob: _path(glob) + _BELOW)
-        self._pruned = _either(excluded, lambda glob: _path(glob[:-1] if glob[-1] == "**" else glob) + _BELOW)
+        """Whether all files are selected, so that ``selects`` need not be called."""
+        self._included = _any_of(included, _path_regex)
+        self._reached = _any_of(included, _folder_regex)
+        self._excluded = _any_of(excluded, lambda glob: _path_regex(glob) + _ANYTHING_BELOW)
+        self._pruned = _any_of(
+            excluded, lambda glob: _path_regex(glob[:-1] if glob[-1] == "**" else glob) + _ANYTHING_BELOW
+        )
 
-    def takes(self, path: str) -> bool:
+    def selects(self, path: str) -> bool:
         """Return whether the file at this path is selected."""
         return self._included.fullmatch(path) is not None and self._excluded.fullmatch(path) is None
 
-    def walks(self, folder: str) -> bool:
-        """Can anything below this folder be taken? False only if nothing can."""
+    def may_contain(self, folder: str) -> bool:
+        """Return whether a file below this folder may be selected; False only if none can be."""
         return self._reached.fullmatch(folder) is not None and self._pruned.fullmatch(folder) is None
 
 
-_BELOW = "(?:/.*)?"
+_ANYTHING_BELOW = "(?:/.*)?"
 _NOTHING = "(?!)"
 
 
-def _either(globs: list[list[str]], regex: Callable[[list[str]], str]) -> re.Pattern[str]:
+def _any_of(globs: list[list[str]], regex: Callable[[list[str]], str]) -> re.Pattern[str]:
     return re.compile("|".join(f"(?:{regex(glob)})" for glob in globs) or _NOTHING, re.DOTALL)
 
 
-def _parsed(option: str, globs: str | Sequence[str]) -> list[list[str]]:
-    """Each glob as the list of its names, braces expanded."""
+def _parse_globs(option: str, globs: str | Sequence[str]) -> list[list[str]]:
+    """Split each glob into the list of its names, with braces expanded."""
     whole = [globs] if isinstance(globs, str) else list(globs)
-    return [_names(option, glob) for one in whole for glob in _expanded(option, one)]
+    return [_split_glob(option, glob) for one in whole for glob in _expand_braces(option, one)]
 
 
-def _expanded(option: str, glob: object) -> list[str]:
+def _expand_braces(option: str, glob: object) -> list[str]:
     if not isinstance(glob, str):
         raise UsageError(f"{option}={glob!r}: give a glob, or a list of globs, as text.")
     braces = _BRACES.search(glob)
     if braces is None:
         return [glob]
     rest = glob[: braces.start()], glob[braces.end() :]
-    return [full for choice in braces[1].split(",") for full in _expanded(option, choice.join(rest))]
+    return [full for choice in braces[1].split(",") for full in _expand_braces(option, choice.join(rest))]
 
 
-def _names(option: str, glob: str) -> list[str]:
+def _split_glob(option: str, glob: str) -> list[str]:
     if glob.startswith("/"):
         raise UsageError(f"{option}={glob!r}: globs are relative to the root of the source, without a leading slash.")
     names = [name for name in glob.split("/") if name not in ("", ".")]
@@ -335,56 +343,56 @@ def _names(option: str, glob: str) -> list[str]:
         names.append("**")
     names = names[:1] + [name for before, name in pairwise(names) if (before, name) != ("**", "**")]
     try:
-        re.compile(_path(names))
+        re.compile(_path_regex(names))
     except re.error as e:
         raise UsageError(f"{option}={glob!r} is not a glob: {e.msg}.") from None
     return names
 
 
-def _path(names: list[str]) -> str:
-    """Regular expression of the paths that match."""
-    parts = [("(?:.*/)?" if name == "**" else _name(name) + "/") for name in names[:-1]]
+def _path_regex(names: list[str]) -> str:
+    """Return a regular expression for the paths that match."""
+    parts = [("(?:.*/)?" if name == "**" else _name_regex(name) + "/") for name in names[:-1]]
     last = names[-1:] or ["**"]
-    return "".join(parts) + (".*" if last == ["**"] else _name(last[0]))
+    return "".join(parts) + (".*" if last == ["**"] else _name_regex(last[0]))
 
 
-def _reach(names: list[str]) -> str:
-    """Regular expression of the folders in which, or below which, a path may match."""
+def _folder_regex(names: list[str]) -> str:
+    """Return a regular expression for the folders in or below which a path may match."""
     if "**" in names[:1]:
         return ".*"
     if len(names) == 1:
         return ""
-    return f"(?:{_name(names[0])}(?:/{_reach(names[1:])})?)?"
+    return f"(?:{_name_regex(names[0])}(?:/{_folder_regex(names[1:])})?)?"
 
 
 _TOKEN = re.compile(r"\*+|\?|\[(!?)(\]?[^\]]*)\]|.", re.DOTALL)
 
 
-def _name(glob: str) -> str:
+def _name_regex(glob: str) -> str:
     if not glob.strip("*"):
         return "[^/]+"  # the root, "", is not a name
-    return _TOKEN.sub(_token, glob)
+    return _TOKEN.sub(_token_regex, glob)
 
 
-def _token(found: re.Match[str]) -> str:
-    text = found[0]
+def _token_regex(match: re.Match[str]) -> str:
+    text = match[0]
     if text[0] == "*":
         return "[^/]*"
     if text == "?":
         return "[^/]"
     if len(text) == 1:
         return re.escape(text)
-    characters = re.sub(r"([\\\[\]&~|^])", r"\\\1", found[2])
-    return f"(?!/)[{'^' if found[1] else ''}{characters}]"
+    characters = re.sub(r"([\\\[\]&~|^])", r"\\\1", match[2])
+    return f"(?!/)[{'^' if match[1] else ''}{characters}]"
 
 
-# Compressed files, known by their first bytes and read as what is in them.
+# Compressed files, recognised by their first bytes and read as their content.
 
 
-def unpacked(stream: io.RawIOBase | io.BytesIO, path: str, size: int) -> io.BufferedReader:
-    """The bytes of a file: unpacked if it is gzip, bzip2, xz or zstd, as they are if not.
+def open_unpacked(stream: io.RawIOBase | io.BytesIO, path: str, size: int) -> io.BufferedReader:
+    """Open a file's content: unpacked if it is gzip, bzip2, xz or zstd, else as it is.
 
-    Closing what is returned closes the stream. It streams: memory does not grow with the file.
+    It is read in chunks, so memory does not grow with the file. Closing the returned stream closes the given one.
 
     Args:
         path: for messages.
@@ -393,21 +401,21 @@ def unpacked(stream: io.RawIOBase | io.BytesIO, path: str, size: int) -> io.Buff
     Raises:
         BadDocument: while reading: the packed bytes are damaged or break off, or unpack to far too many.
     """
-    plain: io.BufferedReader = io.BufferedReader(stream, compressed.CHUNK_BYTES)
-    if kind := compressed.kind_of(plain):
-        return io.BufferedReader(_Told(plain, f"{path}: {kind} data", size), compressed.CHUNK_BYTES)
-    return plain
+    buffered: io.BufferedReader = io.BufferedReader(stream, compressed.CHUNK_BYTES)
+    if kind := compressed.stream_compression(buffered):
+        return io.BufferedReader(_CheckedUnpacking(buffered, f"{path}: {kind} data", size), compressed.CHUNK_BYTES)
+    return buffered
 
 
 def read_unpacked(data: bytes, path: str, limit_bytes: int) -> bytes:
     """Unpack the content of a file that is in memory already.
 
     Raises:
-        BadDocument: see above; or it unpacks to more than the limit.
+        BadDocument: as ``open_unpacked``, or it unpacks to more than the limit.
     """
-    if not compressed.kind(data):
+    if not compressed.compression_of(data):
         return data
-    with unpacked(io.BytesIO(data), path, len(data)) as stream:
+    with open_unpacked(io.BytesIO(data), path, len(data)) as stream:
         whole = stream.read(limit_bytes + 1)
     if len(whole) > limit_bytes:
         raise BadDocument(
@@ -416,46 +424,56 @@ def read_unpacked(data: bytes, path: str, limit_bytes: int) -> bytes:
     return whole
 
 
-class _Told(compressed.Unpacked):
-    """Unpacked bytes, with damages and bombs told in words."""
+class _CheckedUnpacking(io.RawIOBase):
+    """Unpacked content of a file whose damage, or excessive size, is reported as an error of its document."""
 
     def __init__(self, packed: io.BufferedReader, what: str, size: int) -> None:
-        super().__init__(packed, self._count)
+        self._content = compressed.UnpackedStream(packed, self._count)
         self._what = what
-        self._most = max(limits.PACKED_FREE_BYTES, size * limits.PACKED_RATIO)
-        self._made = 0
+        self._limit_bytes = max(limits.PACKED_FREE_BYTES, size * limits.PACKED_RATIO)
+        self._unpacked_bytes = 0
+
+    def readable(self) -> bool:
+        return True
 
     def readinto(self, buffer: Any) -> int:
         try:
-            return super().readinto(buffer)
-        except compressed.DAMAGES as e:  # an error of reading comes as Ferryman's
+            return self._content.readinto(buffer)
+        except compressed.DAMAGE_ERRORS as e:  # errors of reading the file itself are Ferryman's already
             raise BadDocument(
-                f"{self._what} that cannot be unpacked after byte {self._made} ({e}). Make the file again, {LEAVE_OUT}."
+                f"{self._what} that cannot be unpacked after byte {self._unpacked_bytes} ({e}). Make the file again, "
+                f"{LEAVE_OUT}."
             ) from None
 
+    def close(self) -> None:
+        self._content.close()
+        super().close()
+
     def _count(self, size: int) -> None:
-        self._made += size
-        if self._made > self._most:
+        self._unpacked_bytes += size
+        if self._unpacked_bytes > self._limit_bytes:
             raise BadDocument(
-                f"{self._what} that unpack to more than {self._most} bytes, {limits.PACKED_RATIO} times the file: "
-                f"it looks like a decompression bomb. Unpack the file if it is not, {LEAVE_OUT}."
+                f"{self._what} that unpack to more than {self._limit_bytes} bytes, {limits.PACKED_RATIO} times the "
+                f"file: it looks like a decompression bomb. Unpack the file if it is not, {LEAVE_OUT}."
             )
 
 
 # The folder that a source of files may not leave.
 
 LEAVE_OUT: Final = "or leave it out with exclude=…"
-"""How every message about a file ends: the way out that is always there."""
+"""End of every message about a file: the remedy that is always possible."""
 
-# A named pipe that took a file's place after the listing must not hang the worker: without a writer, a blocking open
-# of one waits forever.
-_OPEN: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+# Opening must not block: if a named pipe has replaced a file since the listing, a blocking open would wait for a writer
+# forever.
+_OPEN_FLAGS: Final = (
+    os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+)
 
 
 class Root:
-    """A folder, and the reading of files that are really in it, whatever links lead where.
+    """A folder whose files are read only if they are really in it, wherever links lead.
 
-    ``path`` is absolute; it may itself be a link, also one that is turned to another folder while we work.
+    ``path`` is absolute; it may itself be a link, also one that is redirected to another folder meanwhile.
     """
 
     def __init__(self, path: str) -> None:
@@ -464,19 +482,19 @@ class Root:
         self._real_start: str | None = None
 
     def path_of(self, name: str) -> str:
-        """Absolute path of a relative one; "" is the root itself."""
+        """Return the absolute path of a relative one; "" is the root itself."""
         return self._start + name if name else self.path
 
-    def shown(self, id: str) -> str:
-        """Absolute path of a document, for messages."""
-        return shown(self._start) + id
+    def display_path(self, id: str) -> str:
+        """Return the absolute path of a document, for messages."""
+        return printable_path(self._start) + id
 
     def check(self) -> None:
         """
         Raises:
             UsageError: the root is not there, is not a folder, or may not be read.
         """
-        root = shown(self.path)
+        root = printable_path(self.path)
         try:
             os.scandir(self.path).close()
         except FileNotFoundError:
@@ -487,122 +505,124 @@ class Root:
                 f"{root}: is not a folder. Start Files at the folder it is in: Files({folder!r}, include={name!r})."
             ) from None
         except PermissionError:
-            raise UsageError(f"{root}: {user()} may not read this folder. Allow it: chmod a+rx.") from None
+            raise UsageError(f"{root}: {user_label()} may not read this folder. Allow it: chmod a+rx.") from None
         except OSError:
-            pass  # a fault of the moment: the listing meets it again, and is incomplete
+            pass  # perhaps transient: the listing meets it again, and is incomplete
 
-    def way_to(self, real_path: str) -> str | None:
-        """The way from the root to a path without links ("" for the root itself); None if it is not in the root."""
-        return relative(real_path, os.path.realpath(self.path))
+    def path_inside(self, real_path: str) -> str | None:
+        """Return a path, given without links, relative to the root ("" for the root itself); None if it is outside."""
+        return path_below(real_path, os.path.realpath(self.path))
 
     def read(self, id: str, limit_bytes: int) -> tuple[bytes, float]:
-        """The bytes of a file as they are now, in one go, and when it was modified (seconds since 1970).
+        """Return the current bytes of a file, and when it was modified (seconds since 1970).
 
         Raises:
             BadDocument: this user may not read it; it is no longer a file, larger than the limit, or out of the root.
             TransientError: it was deleted, or the disk failed.
         """
         try:
-            opened, about = self._open(id)
+            descriptor, info = self._open(id)
             try:
-                return self._bytes(id, opened, about.st_size, limit_bytes), about.st_mtime
+                return self._bytes(id, descriptor, info.st_size, limit_bytes), info.st_mtime
             finally:
-                os.close(opened)
+                os.close(descriptor)
         except OSError as e:
-            raise self._why(id, e) from e  # whether it was the device is asked of the cause
+            raise self._document_error(id, e) from e  # the cause tells whether the device failed
 
     def open(self, id: str) -> Stream:
-        """A file's bytes to be read piece by piece; the caller closes it.
+        """Open a file to be read in chunks; the caller closes it.
 
         Raises:
             FileNotFoundError: it was deleted.
             BadDocument, TransientError: as ``read`` says; the stream too.
         """
         try:
-            opened, about = self._open(id)
+            descriptor, info = self._open(id)
         except FileNotFoundError:
             raise
         except OSError as e:
-            raise self._why(id, e) from e
-        return Stream(opened, about.st_size, self.shown(id))
+            raise self._document_error(id, e) from e
+        return Stream(descriptor, info.st_size, self.display_path(id))
 
     def _open(self, id: str) -> tuple[int, os.stat_result]:
-        """An open file that is really in the root, and what the system says of it."""
+        """Open a file that is really in the root; return its descriptor and status."""
         try:
             path = self._start + name_of(id)
-            opened = os.open(path, _OPEN)
+            descriptor = os.open(path, _OPEN_FLAGS)
         except ValueError:
             raise BadDocument(f"{id!r} is not the id of a file: no file name can be made of it.") from None
         try:
-            about = os.fstat(opened)
-            if stat.S_ISDIR(about.st_mode):
+            info = os.fstat(descriptor)
+            if stat.S_ISDIR(info.st_mode):
                 raise TransientError(
-                    f"{self.shown(id)}: became a folder after it was listed. The next scan looks inside."
+                    f"{self.display_path(id)}: became a folder after it was listed. The next scan looks inside."
                 )
-            if not stat.S_ISREG(about.st_mode):
-                raise BadDocument(special(self.shown(id), about.st_mode))
-            self._stay_inside(id, path, opened)
+            if not stat.S_ISREG(info.st_mode):
+                raise BadDocument(special_file_refusal(self.display_path(id), info.st_mode))
+            self._refuse_outside(id, path, descriptor)
         except BaseException:
-            os.close(opened)
+            os.close(descriptor)
             raise
-        return opened, about
+        return descriptor, info
 
-    def _bytes(self, id: str, opened: int, size: int, limit: int) -> bytes:
+    def _bytes(self, id: str, descriptor: int, size: int, limit: int) -> bytes:
         if size > limit:
-            raise BadDocument(too_large(self.shown(id), size, limit))
-        data = os.read(opened, size + 1)
+            raise BadDocument(size_refusal(self.display_path(id), size, limit))
+        data = os.read(descriptor, size + 1)
         if len(data) == size:
-            return data  # it ends where it should: one byte more was asked for
-        # It grows or shrinks under our hands, or is larger than one call reads.
+            return data  # complete: one byte more was requested than there is
+        # The file grows or shrinks meanwhile, or is larger than one call reads.
         parts, total = [], 0
         while data:
             parts.append(data)
             total += len(data)
             if total > limit:
-                raise BadDocument(too_large(self.shown(id), max(total, os.fstat(opened).st_size), limit))
-            data = os.read(opened, max(size - total, limits.MIB))
+                raise BadDocument(size_refusal(self.display_path(id), max(total, os.fstat(descriptor).st_size), limit))
+            data = os.read(descriptor, max(size - total, limits.MIB))
         return b"".join(parts)
 
-    def _stay_inside(self, id: str, path: str, opened: int) -> None:
-        """Refuse a file outside of the root, wherever a link on its way may lead by now. The open file itself is asked:
-        between a look at its path and its opening the path may change."""
+    def _refuse_outside(self, id: str, path: str, descriptor: int) -> None:
+        """Refuse a file outside the root. The path of the open file is checked, because links in the path by which it
+        was opened may have changed."""
         if self._real_start is None:
             self._real_start = _real_start(self.path)
-        where = _real_path(opened)
+        where = _real_path(descriptor)
         if where is not None and self._real_start and where.startswith(self._real_start):
             return
-        # This system does not tell, or the root is a link that was turned meanwhile: ask once more, by path.
+        # The system does not tell the path, or the root is a link that was redirected meanwhile: check again, by path.
         self._real_start = None
         real = os.path.realpath(path)
-        if self.way_to(real) is None:
+        if self.path_inside(real) is None:
             raise BadDocument(
-                f"{self.shown(id)}: leads out of the root {shown(self.path)} to {shown(real)}; it was not read. "
-                f"Put the file inside, start the source further up, {LEAVE_OUT}."
+                f"{self.display_path(id)}: leads out of the root {printable_path(self.path)} to "
+                f"{printable_path(real)}; it was not read. Put the file inside, start the source further up, "
+                f"{LEAVE_OUT}."
             )
-        if not os.path.samestat(os.stat(real), os.fstat(opened)):
-            raise TransientError(f"{self.shown(id)}: was replaced while it was opened.")
+        if not os.path.samestat(os.stat(real), os.fstat(descriptor)):
+            raise TransientError(f"{self.display_path(id)}: was replaced while it was opened.")
 
-    def _why(self, id: str, error: OSError) -> BadDocument | TransientError:
-        """Return the document's error for an error of the system."""
-        path = self.shown(id)
+    def _document_error(self, id: str, error: OSError) -> BadDocument | TransientError:
+        """Convert an error of the operating system to the document's error."""
+        path = self.display_path(id)
         match error.errno:
             case errno.ENOENT | errno.ENOTDIR:
                 return TransientError(f"{path}: deleted after it was listed. The next scan handles it.")
             case errno.EACCES | errno.EPERM:
-                return BadDocument(f"{path}: {user()} may not read this file. Allow it (chmod a+r), {LEAVE_OUT}.")
+                return BadDocument(f"{path}: {user_label()} may not read this file. Allow it (chmod a+r), {LEAVE_OUT}.")
             case errno.ELOOP:
                 return BadDocument(f"{path}: a link that leads in a circle. Fix or remove it, {LEAVE_OUT}.")
             case errno.ENXIO:
-                return BadDocument(special(path, stat.S_IFSOCK))
+                return BadDocument(special_file_refusal(path, stat.S_IFSOCK))
             case _:
                 return TransientError(f"{path}: cannot be read now: {error.strerror}.")
 
 
 class Stream(io.FileIO):
-    """An open file. One that becomes shorter meanwhile is being rewritten: its end is not taken for an end."""
+    """An open file that raises if the file becomes shorter meanwhile: it is being rewritten, so its end is not
+    final."""
 
-    def __init__(self, opened: int, size: int, path: str) -> None:
-        super().__init__(opened)
+    def __init__(self, descriptor: int, size: int, path: str) -> None:
+        super().__init__(descriptor)
         self._size = size
         self._path = path
 
@@ -612,92 +632,93 @@ class Stream(io.FileIO):
             TransientError: the disk failed, or the file became shorter.
         """
         try:
-            got = super().readinto(buffer) or 0
-            if not got and len(buffer) and os.fstat(self.fileno()).st_size < self._size:
+            count = super().readinto(buffer) or 0
+            if not count and len(buffer) and os.fstat(self.fileno()).st_size < self._size:
                 raise TransientError(f"{self._path}: became shorter while it was read")
         except OSError as e:
             raise TransientError(f"{self._path}: cannot be read now: {e.strerror}") from e
-        return got
+        return count
 
 
-def too_large(path: str, size: int, limit: int) -> str:
-    """Why a file over the limit is refused. Sizes in bytes."""
+def size_refusal(path: str, size: int, limit: int) -> str:
+    """Return why a file over the limit is refused. Sizes are in bytes."""
     return f"{path}: {size} bytes, more than the limit of {limit}. Allow it with max_bytes={size}, {LEAVE_OUT}."
 
 
-def special(path: str, mode: int) -> str:
-    """Why something that is neither file nor folder is refused."""
+def special_file_refusal(path: str, mode: int) -> str:
+    """Return why something that is neither file nor folder is refused."""
     kind = "a named pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
     return f"{path}: {kind}, not a file; it is not read. Take it out of the folder, {LEAVE_OUT}."
 
 
-def relative(path: str, folder: str) -> str | None:
-    """The way from a folder down to a path, "" for itself; None if it is not in it. Both absolute and without links."""
+def path_below(path: str, folder: str) -> str | None:
+    """Return a path relative to a folder, "" for the folder itself; None if it is outside. Both are absolute and
+    without links."""
     if path == folder:
         return ""
     start = folder.rstrip(os.sep) + os.sep
     return path[len(start) :] if path.startswith(start) else None
 
 
-def user() -> str:
-    """Who we are, for messages about rights: names of users differ between machines."""
+def user_label() -> str:
+    """Return the current user for messages about permissions, by number: names differ between machines."""
     return f"this user (uid {os.geteuid()})" if hasattr(os, "geteuid") else "this user"
 
 
-def _real_path(opened: int) -> str | None:
-    """Where an open file is, links resolved; None where the system does not tell."""
+def _real_path(descriptor: int) -> str | None:
+    """Return the path of an open file without links; None if the system does not tell it."""
     try:
-        return os.readlink(f"/proc/self/fd/{opened}")
+        return os.readlink(f"/proc/self/fd/{descriptor}")
     except OSError:
         return None
 
 
 def _real_start(folder: str) -> str:
-    """The real path of a folder, with a slash at its end; "" where the system does not tell."""
-    opened = os.open(folder, _OPEN)
+    """Return the real path of a folder, with a slash at its end; "" if the system does not tell it."""
+    descriptor = os.open(folder, _OPEN_FLAGS)
     try:
-        real = _real_path(opened)
+        real = _real_path(descriptor)
         return "" if real is None else real.rstrip(os.sep) + os.sep
     finally:
-        os.close(opened)
+        os.close(descriptor)
 
 
-# Files below a root, wherever that is: in a folder of this machine, or in what fsspec reaches.
+# Files below a root, in a folder of this machine or in a file system of fsspec.
 
 
 class FolderPiece(NamedTuple):
-    """A folder of a piece."""
+    """A folder in a piece of a listing."""
 
     id: str
     below: str | None
-    """None: the folders below belong to it too. Else they are pieces of their own: ``names_hash`` of their names."""
+    """None: the folders below it are listed with it. Else they are listed separately: ``names_hash`` of their names."""
 
 
 Piece = list[FolderPiece]
-"""A piece of a listing."""
+"""Part of a listing, for one task."""
 
-_NAMED_FOLDERS: Final = 3  # folders that an error names; a broken mount may have thousands
+_NAMED_FOLDERS: Final = 3  # number of problems that an error lists; a broken mount may cause thousands
 
 
 class FileContent(NamedTuple):
-    """A file as it was read."""
+    """Content of a file."""
 
     data: bytes
     modified_s: float | None
-    """When it was modified (seconds since 1970); None: not known."""
+    """Time of modification (seconds since 1970); None: not known."""
 
 
-class OneFile(Protocol):
-    """A root that is itself a file. The plan names it, so a link may lead anywhere."""
+class SingleFile(Protocol):
+    """Port for a root that is itself a file. The plan names it, so a link may lead anywhere."""
 
-    def shown(self, id: str) -> str:
+    def display_path(self, id: str) -> str:
         """Return the file's name for messages, see ``FileTree``."""
 
     def listed(self) -> Listed:
         """List the file; its id is its name.
 
         Raises:
-            TransientError: it was deleted, or cannot be looked at.
+            TransientError: it was deleted, or cannot be inspected.
         """
 
     def open(self, listed: Listed) -> io.RawIOBase:
@@ -705,17 +726,18 @@ class OneFile(Protocol):
 
 
 class FileTree(Protocol):
-    """Files below a root, by ids relative to it. Travels to the workers; opens nothing before it is asked."""
+    """Port for the files below a root, by ids relative to it. It is pickled to the workers, and opens nothing before a
+    method needs it."""
 
     @property
     def where(self) -> str:
-        """The root: a path or a URL, without secrets."""
+        """Return the root: a path or a URL, without secrets."""
 
     def not_installed(self) -> str:
         """Return the missing extra, see ``Source``."""
 
-    def shown(self, id: str) -> str:
-        """A file's whole path or URL for a message: on one line, without secrets."""
+    def display_path(self, id: str) -> str:
+        """Return a file's whole path or URL for a message: on one line, without secrets."""
 
     def check(self) -> None:
         """
@@ -726,14 +748,15 @@ class FileTree(Protocol):
     def is_file(self) -> bool:
         """Return whether the root itself is a file."""
 
-    def alone(self) -> OneFile:
-        """The root, if it is a file."""
+    def single_file(self) -> SingleFile:
+        """Return the root as a file; call only if ``is_file``."""
 
     def pieces(self) -> list[Piece]:
-        """Up to ``limits.SMALL_LISTING_PARTS`` pieces: folders are opened from the top until there are enough."""
+        """Split the listing into up to ``limits.SMALL_LISTING_PARTS`` pieces: folders are opened from the top until
+        there are enough."""
 
     def listing(self, piece: Piece) -> Iterator[Listed | Doubt]:
-        """Every file of these folders, in an order that stays; and folders that are not as they may be elsewhere.
+        """Yield every file of these folders, in a stable order, and folders that other machines may see differently.
 
         Raises:
             TransientError: some folders could not be read; raised after all the others were listed.
@@ -746,10 +769,10 @@ class FileTree(Protocol):
         """Return how this machine sees a doubtful place, see ``Source``."""
 
     def uri(self, id: str) -> str:
-        """Where a file can be opened: absolute, without secrets."""
+        """Return the URI by which a file can be opened: absolute, without secrets."""
 
     def read(self, listed: Listed, limit_bytes: int) -> FileContent:
-        """A file's bytes as they are now.
+        """Read a file.
 
         Raises:
             BadDocument: this user may not read it; it is no longer a file, or larger than the limit.
@@ -757,7 +780,7 @@ class FileTree(Protocol):
         """
 
     def open(self, listed: Listed) -> io.RawIOBase:
-        """Open a file to read its bytes piece by piece, however many there are; the caller closes it.
+        """Open a file of any size, to be read in chunks; the caller closes it.
 
         Raises:
             FileNotFoundError: it was deleted.
@@ -765,81 +788,81 @@ class FileTree(Protocol):
         """
 
 
-def pieces(folders: Callable[[str], list[str]], id_of: Callable[[str], str]) -> list[Piece]:
-    """Cut the tree into pieces, see ``FileTree.pieces``; ``folders`` returns the names of the folders in a folder,
-    and may raise."""
-    walked: list[tuple[str, list[str]]] = []  # their folders are pieces of their own, so they bring only their files
+def split_tree(subfolders_of: Callable[[str], list[str]], id_of: Callable[[str], str]) -> list[Piece]:
+    """Split a tree into pieces, see ``FileTree.pieces``; ``subfolders_of`` returns the names of the folders in a
+    folder, and may raise."""
+    listed: list[tuple[str, list[str]]] = []  # their folders are pieces of their own, so they bring only their files
     whole: list[str] = []
     waiting = deque([""])
-    while waiting and len(walked) + len(whole) + len(waiting) < limits.SMALL_LISTING_PARTS:
+    while waiting and len(listed) + len(whole) + len(waiting) < limits.SMALL_LISTING_PARTS:
         folder = waiting.popleft()
         try:
-            below = folders(folder)
-            waiting.extend(below)
-            walked.append((folder, below))
+            subfolders = subfolders_of(folder)
+            waiting.extend(subfolders)
+            listed.append((folder, subfolders))
         except Exception:
-            whole.append(folder)  # its listing meets the same and can say so without stopping the others
-    found = [FolderPiece(id_of(folder), names_hash(below)) for folder, below in walked]
-    found += [FolderPiece(id_of(folder), None) for folder in (*whole, *waiting)]
-    parts = min(len(found), limits.SMALL_LISTING_PARTS)
-    cuts = [len(found) * i // parts for i in range(parts + 1)]
-    return [found[start:end] for start, end in pairwise(cuts)]
+            whole.append(folder)  # its listing raises the same error, without stopping the others
+    folder_pieces = [FolderPiece(id_of(folder), names_hash(subfolders)) for folder, subfolders in listed]
+    folder_pieces += [FolderPiece(id_of(folder), None) for folder in (*whole, *waiting)]
+    parts = min(len(folder_pieces), limits.SMALL_LISTING_PARTS)
+    cuts = [len(folder_pieces) * i // parts for i in range(parts + 1)]
+    return [folder_pieces[start:end] for start, end in pairwise(cuts)]
 
 
 def names_hash(names: Iterable[str]) -> str:
     """Return a hash of names, equal on machines that see the same names."""
-    both = "\0".join(sorted(names)).encode("utf-8", "surrogatepass")
-    return blake2b(both, digest_size=16).hexdigest()
+    joined = "\0".join(sorted(names)).encode("utf-8", "surrogatepass")
+    return blake2b(joined, digest_size=16).hexdigest()
 
 
 @dataclass(slots=True)
-class Found:
-    """Findings of a walk beside files."""
+class FolderFindings:
+    """Results of listing a folder, besides its files."""
 
     below: list[str]
-    """Folders in it, whole names."""
-    troubles: list[str] = field(default_factory=list)
-    """Troubles so far, in words."""
+    """Folders in it, by their names relative to the root."""
+    problems: list[str] = field(default_factory=list)
+    """Descriptions of the errors so far, of all folders of the piece."""
     outages: list[Exception] = field(default_factory=list)
-    """Errors of the device or the connection among the causes of ``troubles``."""
+    """Errors of the device or the connection among the causes of ``problems``."""
     seen: str = ""
     """MISSING or EMPTY, if it is."""
 
-    def fail(self, why: str, error: Exception) -> None:
-        """Something could not be looked at."""
-        self.troubles.append(why)
-        if is_connection(error, reading=True):
+    def add_problem(self, problem: str, error: Exception) -> None:
+        """Note that something could not be inspected."""
+        self.problems.append(problem)
+        if is_connection_error(error, reading=True):
             self.outages.append(error)
 
 
-def walked(
+def walk_piece(
     piece: Piece,
     name_of: Callable[[str], str],
-    folder: Callable[[str, Found], Iterator[Listed]],
+    list_folder: Callable[[str, FolderFindings], Iterator[Listed]],
     id_of: Callable[[str], str],
     remedy: str,
 ) -> Iterator[Listed | Doubt]:
     """Walk a piece, see ``FileTree.listing``.
 
     Args:
-        folder: lists the folder of a name, and notes what it finds.
+        list_folder: yields the files of the folder of this name, and fills in the findings.
     """
-    troubles: list[str] = []
+    problems: list[str] = []
     outages: list[Exception] = []
     doubts: list[Doubt] = []
     for id, names in piece:
         waiting = [name_of(id)]
         while waiting:
             name = waiting.pop()
-            found = Found([], troubles, outages)
-            yield from folder(name, found)
-            if found.seen:
-                doubts.append(Doubt(id_of(name), found.seen))
+            findings = FolderFindings([], problems, outages)
+            yield from list_folder(name, findings)
+            if findings.seen:
+                doubts.append(Doubt(id_of(name), findings.seen))
             if names is None:
-                waiting.extend(reversed(found.below))
-            elif names_hash(found.below) != names:
-                doubts.extend(Doubt(id_of(each), THERE) for each in found.below)
+                waiting.extend(reversed(findings.below))
+            elif names_hash(findings.below) != names:
+                doubts.extend(Doubt(id_of(each), PRESENT) for each in findings.below)
     yield from doubts[: limits.FOLDER_CHECKS]
-    if troubles:
-        more = f"; and {len(troubles) - _NAMED_FOLDERS} more" if len(troubles) > _NAMED_FOLDERS else ""
-        raise TransientError(f"{'; '.join(troubles[:_NAMED_FOLDERS])}{more}. {remedy}") from next(iter(outages), None)
+    if problems:
+        more = f"; and {len(problems) - _NAMED_FOLDERS} more" if len(problems) > _NAMED_FOLDERS else ""
+        raise TransientError(f"{'; '.join(problems[:_NAMED_FOLDERS])}{more}. {remedy}") from next(iter(outages), None)

@@ -55,10 +55,10 @@ _BATCH_BYTES: Final = 16 * limits.MIB
 
 
 def feed_name(plan: str, node: str) -> str:
-    """By which name a ``Flow`` knows the changes of a keyed node's state; see ``Source.reads``.
+    """Return the name by which a ``Flow`` identifies the changes of a keyed node's state; see ``Source.reads``.
 
     Args:
-        plan: with its version.
+        plan: name of the plan with its version.
     """
     return f"state:{plan}/{node}"
 
@@ -93,12 +93,12 @@ class Entry(NamedTuple):
     there; of the document only the id counts. "": it can."""
 
 
-class Moved(NamedTuple):
-    """Where a reader was moved."""
+class ReaderMove(NamedTuple):
+    """A move of a reader to other positions, which an operator requested."""
 
     positions: Positions
     token: str
-    """Tells this move from all others."""
+    """Identifies this move among all others."""
 
 
 class Log(Source):
@@ -250,7 +250,7 @@ class Log(Source):
         """Full ids of the entries that these deliveries of another plan have made."""
         return []
 
-    def moved(self, reader: str) -> Moved | None:
+    def moved(self, reader: str) -> ReaderMove | None:
         """Where an operator wants a reader to go on, instead of where it stands; None: nowhere else. The engine follows
         each move once."""
         return None
@@ -298,18 +298,18 @@ class Log(Source):
 
 # Several logs read as one: for ``Plan.join`` and ``Plan.alts``.
 
-_BETWEEN: Final = "&"
-"""Between the ids of the entries that make one document."""
+_ID_SEPARATOR: Final = "&"
+"""Separates the ids of the entries that are joined to one document."""
 
-_NUMBER: Final = "#"
-"""The partition of a join's own count."""
+_COUNT_PARTITION: Final = "#"
+"""Partition whose position is the number of the next joined document."""
 
-_LAST: Final = 1 << 62
-"""No join comes to this number: how many there will be shows only when they are read."""
+_NO_END: Final = 1 << 62
+"""End of a join's own count: the number of joined documents is known only when they are read."""
 
 
 class CombinedLog(Log):
-    """Base of both.
+    """Base of the logs that read several others.
 
     Args:
         inputs: name -> log.
@@ -346,41 +346,49 @@ class CombinedLog(Log):
 
     def forget(self, reader: str) -> None:
         for name, log in self.inputs.items():
-            log.forget(self._reader(reader, name))
+            log.forget(self._input_reader(reader, name))
 
-    def moved(self, reader: str) -> Moved | None:
-        moves = {name: log.moved(self._reader(reader, name)) for name, log in self.inputs.items()}
-        found = {name: move for name, move in moves.items() if move is not None}
-        positions = {p: at for name, move in found.items() for p, at in self._under(name, move.positions).items()}
-        return Moved(positions, json.dumps({name: move.token for name, move in found.items()})) if found else None
+    def moved(self, reader: str) -> ReaderMove | None:
+        moves = {name: log.moved(self._input_reader(reader, name)) for name, log in self.inputs.items()}
+        moves_made = {name: move for name, move in moves.items() if move is not None}
+        positions = {
+            p: at
+            for name, move in moves_made.items()
+            for p, at in self._to_own_partitions(name, move.positions).items()
+        }
+        return (
+            ReaderMove(positions, json.dumps({name: move.token for name, move in moves_made.items()}))
+            if moves_made
+            else None
+        )
 
     def note(self, reader: str, positions: Positions, moved: str = "") -> None:
         tokens = json.loads(moved) if moved else {}
         for name, log in self.inputs.items():
-            if mine := self.positions_of(name, positions):
-                log.note(self._reader(reader, name), mine, tokens.get(name, ""))
+            if own_positions := self.positions_of(name, positions):
+                log.note(self._input_reader(reader, name), own_positions, tokens.get(name, ""))
 
-    def _reader(self, reader: str, name: str) -> str:
-        """By which name an input knows its reader: where two inputs read the same log, each by its own."""
+    def _input_reader(self, reader: str, name: str) -> str:
+        """Return the name of the reader of an input: if two inputs read the same log, each has a reader of its own."""
         places = [log.place() for log in self.inputs.values()]
         if places.count(self.inputs[name].place()) == 1:
             return reader
-        told, _, state = reader.rpartition("-")
-        return f"{told[: limits.READER_CHARACTERS - len(name)]}.{name}-{state}"
+        name_part, _, state = reader.rpartition("-")
+        return f"{name_part[: limits.READER_CHARACTERS - len(name)]}.{name}-{state}"
 
-    def _under(self, name: str, positions: Positions) -> Positions:
-        """Positions of an input, under the partitions that it has here."""
+    def _to_own_partitions(self, name: str, positions: Positions) -> Positions:
+        """Convert an input's positions to those under the partitions of the combined log."""
         raise NotImplementedError
 
 
 class Alternating(CombinedLog):
-    """The entries of several logs, a piece of each in turns."""
+    """Entries of several logs, a piece of each in turns."""
 
     def begin(self) -> Positions:
-        return self._all(lambda log: log.begin())
+        return self._collect(lambda log: log.begin())
 
     def end(self) -> Positions:
-        return self._all(lambda log: log.end())
+        return self._collect(lambda log: log.end())
 
     def pieces(self, start: Positions, end: Positions, limit: int) -> Iterator[Piece]:
         each = [
@@ -395,15 +403,15 @@ class Alternating(CombinedLog):
         return piece._replace(identity=identities[piece.partition.partition("/")[0]])
 
     def read_piece(self, piece: Piece) -> Iterator[Document | Entry]:
-        log, own = self._own(piece)
+        log, own = self._input_piece(piece)
         return log.read_piece(own)
 
     def rows(self, piece: Piece) -> Iterator[pa.Table]:
-        log, own = self._own(piece)
+        log, own = self._input_piece(piece)
         return log.rows(own)
 
     def range_id(self, piece: Piece) -> str:
-        log, own = self._own(piece)
+        log, own = self._input_piece(piece)
         return log.range_id(own)
 
     def read(self, listed: Listed) -> Document:
@@ -420,25 +428,25 @@ class Alternating(CombinedLog):
         raise BadDocument("; ".join(errors) or f"{listed.id}: not an entry of any input")
 
     def full_id(self, id: str) -> str:
-        return id  # it is the input's already
+        return id  # the input has added its prefix already
 
     def own_id(self, full_id: str) -> str:
         return full_id
 
     def positions_of(self, name: str, positions: Positions) -> dict[str, int]:
-        mine = f"{name}/"
-        return {p.removeprefix(mine): at for p, at in positions.items() if p.startswith(mine)}
+        start = f"{name}/"
+        return {p.removeprefix(start): at for p, at in positions.items() if p.startswith(start)}
 
     def partitions_of(self, name: str, positions: Positions) -> list[str]:
         return [partition for partition in positions if partition.startswith(f"{name}/")]
 
-    def _under(self, name: str, positions: Positions) -> Positions:
+    def _to_own_partitions(self, name: str, positions: Positions) -> Positions:
         return {f"{name}/{partition}": at for partition, at in positions.items()}
 
-    def _all(self, ask: Any) -> Positions:
-        return {p: at for name, log in self.inputs.items() for p, at in self._under(name, ask(log)).items()}
+    def _collect(self, ask: Any) -> Positions:
+        return {p: at for name, log in self.inputs.items() for p, at in self._to_own_partitions(name, ask(log)).items()}
 
-    def _own(self, piece: Piece) -> tuple[Log, Piece]:
+    def _input_piece(self, piece: Piece) -> tuple[Log, Piece]:
         name, _, partition = piece.partition.partition("/")
         log = self.inputs[name]
         return log, piece._replace(partition=partition)
@@ -454,63 +462,63 @@ class Joined(CombinedLog):
     """Whether filtered entries share the number of the document after them."""
 
     def begin(self) -> Positions:
-        return {**{name: _only(name, log.begin()) for name, log in self.inputs.items()}, _NUMBER: 1}
+        return {**{name: _single_position(name, log.begin()) for name, log in self.inputs.items()}, _COUNT_PARTITION: 1}
 
     def end(self) -> Positions:
-        ends = {name: _only(name, log.end()) for name, log in self.inputs.items()}
-        return {**ends, _NUMBER: _LAST}
+        ends = {name: _single_position(name, log.end()) for name, log in self.inputs.items()}
+        return {**ends, _COUNT_PARTITION: _NO_END}
 
     def lag(self, positions: Positions, end: Positions) -> int:
         return min(max(0, end[name] - positions[name]) for name in self.inputs)
 
     def pieces(self, start: Positions, end: Positions, limit: int) -> Iterator[Piece]:
-        if start[_NUMBER] >= end[_NUMBER]:
+        if start[_COUNT_PARTITION] >= end[_COUNT_PARTITION]:
             return
-        start = {**start, **{name: self._first(name, start[name], end[name]) for name in self.inputs}}
+        start = {**start, **{name: self._first_kept(name, start[name], end[name]) for name in self.inputs}}
         if not (rows := self.lag(start, end)):
             return
-        upto = {name: end[name] for name in self.inputs}
+        ends = {name: end[name] for name in self.inputs}
         if any(log.filters for log in self.inputs.values()):  # how many pass shows only when they are read
-            yield self._piece(start, upto, start[_NUMBER], start[_NUMBER] + rows)
+            yield self._join_piece(start, ends, start[_COUNT_PARTITION], start[_COUNT_PARTITION] + rows)
             return
         for done in range(0, rows, limit):
-            some = min(limit, rows - done)
+            count = min(limit, rows - done)
             first = {name: start[name] + done for name in self.inputs}
-            last = {name: at + some for name, at in first.items()}
-            number = start[_NUMBER] + done
-            yield self._piece(first, last, number, number + some)
+            last = {name: at + count for name, at in first.items()}
+            number = start[_COUNT_PARTITION] + done
+            yield self._join_piece(first, last, number, number + count)
 
     def pinned(self, piece: Piece, identities: Mapping[str, str]) -> Piece:
         return piece._replace(identities=tuple(identities[name] for name, *_ in piece.inputs))
 
     def read_piece(self, piece: Piece) -> Iterator[Entry]:
-        return self._entries(piece, {})
+        return self._joined_entries(piece, {})
 
     def rows(self, piece: Piece) -> Iterator[pa.Table]:
         self._reached: dict[str, int] = {}
-        return self._tables(self._entries(piece, self._reached))
+        return self._tables(self._joined_entries(piece, self._reached))
 
     def reached(self, piece: Piece) -> Positions:
         return self._reached
 
     def behind(self, piece: Piece) -> Positions:
-        return {name: last for name, _, last in piece.inputs} | {_NUMBER: piece.end}
+        return {name: last for name, _, last in piece.inputs} | {_COUNT_PARTITION: piece.end}
 
     def range_id(self, piece: Piece) -> str:
         pieces = (
             (self.inputs[name], Piece(next(iter(self.inputs[name].begin())), first, last))
             for name, first, last in piece.inputs
         )
-        return _BETWEEN.join(log.range_id(each) for log, each in pieces)
+        return _ID_SEPARATOR.join(log.range_id(each) for log, each in pieces)
 
     def read(self, listed: Listed) -> Document:
         return self.entry(listed).document
 
     def entry(self, listed: Listed) -> Entry:
         parts: dict[str, Entry] = {}
-        for (name, log), id in zip(self.inputs.items(), listed.id.split(_BETWEEN), strict=True):
+        for (name, log), id in zip(self.inputs.items(), listed.id.split(_ID_SEPARATOR), strict=True):
             parts[name] = log.entry(listed._replace(id=log.own_id(unquote(id))))
-        return self._joined(0, parts)
+        return self._join_entries(0, parts)
 
     def full_id(self, id: str) -> str:
         return id
@@ -522,50 +530,53 @@ class Joined(CombinedLog):
         return {partition: positions[name] for partition in self.inputs[name].begin() if name in positions}
 
     def identities(self) -> dict[str, str]:
-        return {**super().identities(), _NUMBER: _NUMBER}
+        return {**super().identities(), _COUNT_PARTITION: _COUNT_PARTITION}
 
     def partitions_of(self, name: str, positions: Positions) -> list[str]:
         return [name]
 
-    def _under(self, name: str, positions: Positions) -> Positions:
+    def _to_own_partitions(self, name: str, positions: Positions) -> Positions:
         return {name: next(iter(positions.values()))}
 
-    def _first(self, name: str, start: int, end: int) -> int:
+    def _first_kept(self, name: str, start: int, end: int) -> int:
         """Return the first entry of an input in the range that is still kept."""
         [partition] = self.inputs[name].begin()
         pieces = self.inputs[name].pieces({partition: start}, {partition: end}, max(1, end - start))
         return next((piece.start for piece in pieces), max(start, end))
 
-    def _piece(self, first: Positions, last: Positions, number: int, end: int) -> Piece:
+    def _join_piece(self, first: Positions, last: Positions, number: int, end: int) -> Piece:
         inputs = tuple((name, first[name], last[name]) for name in self.inputs)
-        return Piece(_NUMBER, number, end, 0, "", inputs)
+        return Piece(_COUNT_PARTITION, number, end, 0, "", inputs)
 
-    def _entries(self, piece: Piece, reached: dict[str, int]) -> Iterator[Entry]:
-        """One after the other; where the inputs stand then is in ``reached``."""
-        reached |= {name: first for name, first, _ in piece.inputs} | {_NUMBER: piece.start}
+    def _joined_entries(self, piece: Piece, reached: dict[str, int]) -> Iterator[Entry]:
+        """Yield joined entries one by one, and keep the positions of the inputs in ``reached`` up to date.
+
+        An entry that an input's filter drops is yielded by itself, under the number of the next joined document.
+        """
+        reached |= {name: first for name, first, _ in piece.inputs} | {_COUNT_PARTITION: piece.start}
         identities = piece.identities or ("",) * len(piece.inputs)
         readers = {
-            name: _entries_of(self.inputs[name], first, last, identity)
+            name: _read_entries(self.inputs[name], first, last, identity)
             for (name, first, last), identity in zip(piece.inputs, identities, strict=True)
         }
-        passed: dict[str, Entry] = {}
-        while reached[_NUMBER] < piece.end:
+        ready: dict[str, Entry] = {}
+        while reached[_COUNT_PARTITION] < piece.end:
             for name, reader in readers.items():
-                while name not in passed and (entry := next(reader, None)) is not None:
+                while name not in ready and (entry := next(reader, None)) is not None:
                     if entry.dropped:
                         reached[name] = entry.place + 1
                         entry.document.id = self.inputs[name].full_id(entry.document.id)
-                        yield entry._replace(place=reached[_NUMBER])
+                        yield entry._replace(place=reached[_COUNT_PARTITION])
                     else:
-                        passed[name] = entry
-            if len(passed) < len(readers):
+                        ready[name] = entry
+            if len(ready) < len(readers):
                 return
-            number = reached[_NUMBER]
-            reached |= {name: entry.place + 1 for name, entry in passed.items()} | {_NUMBER: number + 1}
-            yield self._joined(number, passed)
-            passed = {}
+            number = reached[_COUNT_PARTITION]
+            reached |= {name: entry.place + 1 for name, entry in ready.items()} | {_COUNT_PARTITION: number + 1}
+            yield self._join_entries(number, ready)
+            ready = {}
 
-    def _joined(self, number: int, parts: Mapping[str, Entry]) -> Entry:
+    def _join_entries(self, number: int, parts: Mapping[str, Entry]) -> Entry:
         fields: dict[str, Any] = {}
         ids = []
         refused: list[str] = []
@@ -581,23 +592,23 @@ class Joined(CombinedLog):
             if entry.refused:
                 refused.append(f"{id}: {entry.refused}")
             if entry.provenance is not None:
-                known = Provenance.of(entry.provenance)
-                queues |= known.queues
-                tx = known.tx if tx is None else tx
+                origin = Provenance.of(entry.provenance)
+                queues |= origin.queues
+                tx = origin.tx if tx is None else tx
         provenance = encode(Provenance(queues, tx)) if queues else None
-        return Entry(number, Document.of(_BETWEEN.join(ids), fields), "", provenance, "; ".join(refused))
+        return Entry(number, Document.of(_ID_SEPARATOR.join(ids), fields), "", provenance, "; ".join(refused))
 
 
-def inputs_of(doc: Document) -> dict[str, Document]:
-    """The documents of which a join has made one, by the names of its inputs."""
-    found = {}
+def split_joined(doc: Document) -> dict[str, Document]:
+    """Return the documents that a join combined to one, by the names of its inputs."""
+    documents = {}
     for name, part in doc.fields.items():
         raw = part.get("raw")
-        found[name] = Document.of(part["id"], part["fields"], None if raw is None else base64.b64decode(raw))
-    return found
+        documents[name] = Document.of(part["id"], part["fields"], None if raw is None else base64.b64decode(raw))
+    return documents
 
 
-def _entries_of(log: Log, first: int, last: int, identity: str) -> Iterator[Entry]:
+def _read_entries(log: Log, first: int, last: int, identity: str) -> Iterator[Entry]:
     from ferryman.storage.parquet import column_values
 
     [partition] = log.begin()
@@ -610,11 +621,11 @@ def _entries_of(log: Log, first: int, last: int, identity: str) -> Iterator[Entr
             yield Entry(place, doc, dropped or "", provenance, refused or "")
 
 
-def _only(name: str, positions: Positions) -> int:
-    """The position in a log of one partition.
+def _single_position(name: str, positions: Positions) -> int:
+    """Return the position in a log of one partition.
 
     Raises:
-        Misconfigured: it has several: its entries have no order.
+        Misconfigured: the log has several partitions, so its entries have no order.
     """
     if len(positions) != 1:
         raise Misconfigured(

@@ -1,4 +1,4 @@
-"""Entries of a log as Arrow. Apart from the port: pyarrow takes longer to load than a command line may."""
+"""Entries of a log as Arrow tables; not in ``sources.log``, because pyarrow takes long to load."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ ROWS: Final = pa.schema(
         pa.field("provenance", pa.string()),
     ]
 )
-"""Entries as ``Log.rows`` gives them; either ``fields`` or ``refused`` is not null."""
+"""Columns of ``Log.rows``; in each row either ``fields`` or ``refused`` is not null."""
 
 
 def table_of_entries(rows: list[tuple[Any, ...]]) -> pa.Table:
-    """Rows in the order of ``ROWS``."""
+    """Convert rows, with values in the order of ``ROWS``, to a table."""
     columns = zip(*rows, strict=True)
     return pa.table([pa.array(c, f.type) for c, f in zip(columns, ROWS, strict=True)], schema=ROWS)

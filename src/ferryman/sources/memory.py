@@ -11,13 +11,13 @@ from ferryman.errors import BadDocument, UsageError
 from ferryman.sources.base import Detect, Listed, Source
 
 Published = Document | dict[str, Any]
-"""A document as it may be given: a ``Document``, or a dict with "id", perhaps "raw" (bytes), and fields."""
+"""Document that a program provides: a ``Document``, or a dict with "id", optionally "raw" (bytes), and fields."""
 
-Entry = tuple[str, bytes | None, bytes, str]
-"""A document on its way to a worker: id, raw, fields as JSON, and why it is refused if it is."""
+EncodedDocument = tuple[str, bytes | None, bytes, str]
+"""Document encoded for a worker: id, raw, fields as JSON, and why it is refused, or ""."""
 
 PIECE_DOCUMENTS: Final = 1000
-"""Documents a piece of the listing: few enough to spread over workers, enough to make a task worth its start."""
+"""Documents in a piece of the listing: few enough to spread over workers, enough for a task of their own."""
 
 
 class Memory(Source):
@@ -54,39 +54,39 @@ class Memory(Source):
             )
         self._documents: Iterable[Published] | Callable[[], Iterable[Published]] | None = documents
         if not callable(documents):
-            for index, given in enumerate(documents):
-                _parts(index, given)
+            for index, document in enumerate(documents):
+                _parse(index, document)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Workers get the documents of their own piece, not everything; and a function may hold what cannot travel.
+        # Workers get the documents of their own piece, not all of them; and a function may not be picklable.
         return {**self.__dict__, "_documents": None}
 
     def __repr__(self) -> str:
         return "Memory(…)"
 
-    def partitions(self) -> list[list[Entry]]:
+    def partitions(self) -> list[list[EncodedDocument]]:
         """Slices of the documents, with the documents in them.
 
         Raises:
             UsageError: an entry is not a document, naming its index; or this is a worker's copy of the source.
         """
-        given = self._documents() if callable(self._documents) else self._documents
-        if given is None:
+        documents = self._documents() if callable(self._documents) else self._documents
+        if documents is None:
             raise UsageError("Memory: its documents stay in the program that made it; a pickled copy has none to list.")
-        pieces: list[list[Entry]] = []
-        piece: list[Entry] = []
-        room = 0
-        for index, one in enumerate(given):
-            if room <= 0 or len(piece) >= PIECE_DOCUMENTS:
+        pieces: list[list[EncodedDocument]] = []
+        piece: list[EncodedDocument] = []
+        room_bytes = 0
+        for index, one in enumerate(documents):
+            if room_bytes <= 0 or len(piece) >= PIECE_DOCUMENTS:
                 piece = []
                 pieces.append(piece)
-                room = limits.TASK_BYTES
-            entry = _entry(*_parts(index, one))
+                room_bytes = limits.TASK_BYTES
+            entry = _encode(*_parse(index, one))
             piece.append(entry)
-            room -= len(entry[1] or b"") + len(entry[2])
+            room_bytes -= len(entry[1] or b"") + len(entry[2])
         return pieces
 
-    def listing(self, partition: list[Entry]) -> Iterator[Listed | Document]:
+    def listing(self, partition: list[EncodedDocument]) -> Iterator[Listed | Document]:
         """The documents of this slice, whole."""
         for id, raw, fields, refused in partition:
             if refused:
@@ -95,20 +95,22 @@ class Memory(Source):
                 yield Document.of(id, decode_fields(fields), raw)
 
 
-def _parts(index: int, given: object) -> tuple[str, bytes | None, dict[str, Any]]:
-    """Id, raw and fields of an entry."""
+def _parse(index: int, document: object) -> tuple[str, bytes | None, dict[str, Any]]:
+    """Return id, raw and fields of a document that a program provides."""
     id: object
     raw: object
-    match given:
+    match document:
         case Document(operation="delete"):
             raise UsageError(f"documents[{index}] is a delete: to delete a document, leave it out of the list.")
         case Document():
-            id, raw, fields = given.id, given.raw, given.fields
+            id, raw, fields = document.id, document.raw, document.fields
         case dict():
-            fields = {str(name): value for name, value in given.items() if name not in ("id", "raw")}
-            id, raw = given.get("id"), given.get("raw")
+            fields = {str(name): value for name, value in document.items() if name not in ("id", "raw")}
+            id, raw = document.get("id"), document.get("raw")
         case _:
-            raise UsageError(f"documents[{index}] is a {type(given).__name__}: give a Document, or a dict with 'id'.")
+            raise UsageError(
+                f"documents[{index}] is a {type(document).__name__}: give a Document, or a dict with 'id'."
+            )
     if not isinstance(id, str) or not id:
         raise UsageError(f"documents[{index}] has the id {id!r}: give it a text of its own, not empty.")
     try:
@@ -122,7 +124,7 @@ def _parts(index: int, given: object) -> tuple[str, bytes | None, dict[str, Any]
     return id, raw, fields
 
 
-def _entry(id: str, raw: bytes | None, fields: dict[str, Any]) -> Entry:
+def _encode(id: str, raw: bytes | None, fields: dict[str, Any]) -> EncodedDocument:
     try:
         return id, raw, encode_fields(fields), ""
     except BadDocument as e:

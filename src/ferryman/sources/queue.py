@@ -21,12 +21,12 @@ from ferryman.queues.place import check_name, root_of, uri_of
 from ferryman.queues.queue import classified_queue_errors
 from ferryman.records.provenance import Provenance, encode
 from ferryman.sources.base import Listed
-from ferryman.sources.log import Entry, Log, Moved, OnError, Piece, Positions
+from ferryman.sources.log import Entry, Log, OnError, Piece, Positions, ReaderMove
 from ferryman.sources.log_rows import ROWS
 
 _TIME: Final = "%Y-%m-%dT%H:%M:%S+00:00"
 
-_UNPACKED: Final = 4
+_UNPACKED_RATIO: Final = 4
 """Approximate size of messages in memory, as a multiple of their size in a queue's files."""
 
 
@@ -62,8 +62,8 @@ class Queue(Log):
         super().__init__(prefix=prefix, ordered=ordered, on_error=on_error)
         self.name = check_name(name)
         self.root = root_of(root)
-        self.types = _texts("types", types)
-        self.topics = _texts("topics", topics)
+        self.types = _validate_texts("types", types)
+        self.topics = _validate_texts("topics", topics)
         self.filters = self.types is not None or self.topics is not None
         self._queue: DurableQueue | None = None
 
@@ -80,39 +80,39 @@ class Queue(Log):
         """Raises:
         Misconfigured: something else is at its place.
         """
-        self._queue = None  # it may have been deleted and made again since the last time
-        with self._explained():
-            self._opened()
+        self._queue = None  # it may have been deleted and created again since the last time
+        with self._translated_errors():
+            self._open_queue()
 
     def identity(self) -> str:
-        with self._explained():
-            return self._opened().id or ""
+        with self._translated_errors():
+            return self._open_queue().id or ""
 
     def nothing(self) -> str:
-        with self._explained():
-            if self._opened().exists:
+        with self._translated_errors():
+            if self._open_queue().exists:
                 return ""
-        found = DurableQueue.all(self.root)
-        return f"there is no queue {self.name} in {self.root} yet (there: {', '.join(found) or 'none'})"
+        names = DurableQueue.all(self.root)
+        return f"there is no queue {self.name} in {self.root} yet (there: {', '.join(names) or 'none'})"
 
     def begin(self) -> Positions:
         return {self.name: 1}
 
     def end(self) -> Positions:
-        with self._explained():
-            return {self.name: self._opened().last_index + 1}
+        with self._translated_errors():
+            return {self.name: self._open_queue().last_index + 1}
 
     def pieces(self, start: Positions, end: Positions, limit: int) -> Iterator[Piece]:
         first, last = start[self.name], end[self.name]
-        with self._explained():
-            files = self._opened().files(first, last) if first < last else []
+        with self._translated_errors():
+            files = self._open_queue().files(first, last) if first < last else []
         if not files:
             return
         first = max(first, files[0][0])
         size = sum(size * (min(upto, last) - max(at, first)) // (upto - at) for at, upto, size in files)
         for at in range(first, last, limit):
             upto = min(at + limit, last)
-            yield Piece(self.name, at, upto, _UNPACKED * size * (upto - at) // (last - first))
+            yield Piece(self.name, at, upto, _UNPACKED_RATIO * size * (upto - at) // (last - first))
 
     def read_piece(self, piece: Piece) -> Iterator[Entry]:
         for table in self._read(piece):
@@ -131,65 +131,65 @@ class Queue(Log):
         if name != self.name or not number.isdecimal():
             raise BadDocument(f"{listed.id}: not a message of queue {self.name}")
         index = int(number)
-        with self._explained():
-            found = self._opened().read(index, 1)
-        if not found or found[0].index != index:
+        with self._translated_errors():
+            messages = self._open_queue().read(index, 1)
+        if not messages or messages[0].index != index:
             raise BadDocument(f"{listed.id}: the queue does not keep this message any more")
-        return self._entry(found[0])
+        return self._entry(messages[0])
 
     def entries_of(self, hashes: Collection[str]) -> list[str]:
-        with self._explained():
-            return [self.full_id(f"{self.name}/{index}") for index in self._opened().indices_of(hashes)]
+        with self._translated_errors():
+            return [self.full_id(f"{self.name}/{index}") for index in self._open_queue().indices_of(hashes)]
 
-    def moved(self, reader: str) -> Moved | None:
-        with self._explained():
-            found = self._opened().moved(reader)
-        return None if found is None else Moved({self.name: found[0]}, found[1])
+    def moved(self, reader: str) -> ReaderMove | None:
+        with self._translated_errors():
+            move = self._open_queue().moved(reader)
+        return None if move is None else ReaderMove({self.name: move[0]}, move[1])
 
     def note(self, reader: str, positions: Positions, moved: str = "") -> None:
-        with self._explained():
-            queue = self._opened()
+        with self._translated_errors():
+            queue = self._open_queue()
             if queue.exists:
                 queue.register(reader, positions[self.name], moved)
 
     def forget(self, reader: str) -> None:
-        with self._explained():
-            self._opened().forget(reader)
+        with self._translated_errors():
+            self._open_queue().forget(reader)
 
     def _read(self, piece: Piece) -> Iterator[pa.Table]:
-        """All messages of a piece, in order.
+        """Yield all messages of a piece, in order.
 
         Raises:
-            Unavailable: one of them is not there: trimmed meanwhile, or this machine sees another folder.
+            Unavailable: a message is missing: it was trimmed meanwhile, or this machine sees another folder.
         """
-        following, end = piece.start, piece.end
-        with self._explained():
-            if not self._is(piece.identity):
-                self._queue = None  # we have had it open since before it was made again
-            if not self._is(piece.identity):
+        next_index, end = piece.start, piece.end
+        with self._translated_errors():
+            if not self._has_identity(piece.identity):
+                self._queue = None  # it was opened before the queue was created again
+            if not self._has_identity(piece.identity):
                 raise Unavailable(f"queue {self.root / self.name} is another one on {socket.gethostname()}")
-            for table in self._opened().read_rows(following, end):
-                if table["index"][0].as_py() != following:
+            for table in self._open_queue().read_rows(next_index, end):
+                if table["index"][0].as_py() != next_index:
                     break
-                following += table.num_rows
+                next_index += table.num_rows
                 yield table
-        if following < end:
+        if next_index < end:
             raise Unavailable(
-                f"message {following} of queue {self.root / self.name} is not there on {socket.gethostname()}. Every "
+                f"message {next_index} of queue {self.root / self.name} is not there on {socket.gethostname()}. Every "
                 "machine must see the same folder"
             )
 
-    def _is(self, identity: str) -> bool:
-        return not identity or self._opened().id == identity
+    def _has_identity(self, identity: str) -> bool:
+        return not identity or self._open_queue().id == identity
 
     def _rows(self, table: pa.Table) -> pa.Table:
-        """Whole columns at a time: a message is JSON already."""
+        """Convert messages to the columns of ``ROWS``, without decoding them: a message is JSON already."""
         n = table.num_rows
         texts = table["message"].combine_chunks()
         fields = texts.cast(pa.binary())
         refused: pa.Array = pa.nulls(n, pa.string())
         if pc.any(escaped := pc.match_substring(texts, "\\ud")).as_py():
-            fields, refused = _recoded(texts, escaped)
+            fields, refused = _recode(texts, escaped)
         bodies = fields.to_pylist()
         stem = self.full_id(f"{self.name}/0")[:-1]
         index = table["index"].combine_chunks()
@@ -201,16 +201,16 @@ class Queue(Log):
                 pa.nulls(n, pa.binary()),
                 pa.array([content_version(b"" if body is None else body, None) for body in bodies], pa.string()),
                 refused,
-                self._passed_over(texts),
+                self._drop_reasons(texts),
                 self._provenances(table),
             ],
             schema=ROWS,
         )
 
-    def _passed_over(self, texts: pa.Array) -> pa.Array:
+    def _drop_reasons(self, texts: pa.Array) -> pa.Array:
         if not self.filters:
             return pa.nulls(len(texts), pa.string())
-        return pa.array([self._why_not(json.loads(text)) for text in texts.to_pylist()], pa.string())
+        return pa.array([self._drop_reason(json.loads(text)) for text in texts.to_pylist()], pa.string())
 
     def _provenances(self, table: pa.Table) -> pa.Array:
         index = table["index"].combine_chunks().cast(pa.string())
@@ -222,23 +222,23 @@ class Queue(Log):
         return pa.array([self._provenance(*row) for row in zip(*columns, strict=True)], pa.string())
 
     def _entry(self, message: Message) -> Entry:
-        about = json.dumps(message.meta) if message.meta else None
+        meta = json.dumps(message.meta) if message.meta else None
         time = pc.strftime(pa.array([message.created], pa.timestamp("us", tz="UTC")), _TIME)[0].as_py()
         return Entry(
             message.index,
             Document.of(f"{self.name}/{message.index}", message.body),
-            self._why_not(message.body) or "",
-            self._provenance(message.index, time, about),
+            self._drop_reason(message.body) or "",
+            self._provenance(message.index, time, meta),
         )
 
     def _provenance(self, index: int, time: str, meta: str | None) -> str:
-        """``{"queues": {name: {"index", "time"}}, "tx": index on the first queue}``, as JSON."""
-        before = Provenance.of(meta)
-        queues = {**before.queues, self.name: {"index": index, "time": time}}
-        return encode(Provenance(queues, index if before.tx is None else before.tx))
+        """Return ``{"queues": {name: {"index", "time"}}, "tx": index on the first queue}`` as JSON."""
+        earlier = Provenance.of(meta)
+        queues = {**earlier.queues, self.name: {"index": index, "time": time}}
+        return encode(Provenance(queues, index if earlier.tx is None else earlier.tx))
 
-    def _why_not(self, body: dict[str, Any]) -> str | None:
-        """Why the filter does not let a message pass; None: it does."""
+    def _drop_reason(self, body: dict[str, Any]) -> str | None:
+        """Return why the filter drops a message; None if it passes."""
         if not self.filters:
             return None
         kind, topics = body.get("type"), body.get("topics")
@@ -249,43 +249,43 @@ class Queue(Log):
         wanted = [f"{name} {', '.join(of)}" for name, of in (("type", self.types), ("topics", self.topics)) if of]
         return f"not {' or '.join(wanted)}: queue {self.name} is read with a filter"
 
-    def _opened(self) -> DurableQueue:
+    def _open_queue(self) -> DurableQueue:
         if self._queue is None:
             self._queue = DurableQueue(self.name, self.root)
         return self._queue
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Errors of a queue as those of a source, about all of it."""
+    def _translated_errors(self) -> Iterator[None]:
+        """Convert errors of the queue to ``Unavailable`` or ``Misconfigured``."""
         try:
             with classified_queue_errors(self.root / self.name):
                 yield
         except Misconfigured as e:
             self._queue = None
             if isinstance(e.__cause__, QueueReplaced):
-                raise Unavailable(str(e)) from e  # it is looked at again
+                raise Unavailable(str(e)) from e  # the next attempt opens the queue that is there now
             raise
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_queue": None}
 
 
-def _texts(option: str, given: Iterable[str] | None) -> frozenset[str] | None:
-    if given is None:
+def _validate_texts(option: str, value: Iterable[str] | None) -> frozenset[str] | None:
+    if value is None:
         return None
-    texts = None if isinstance(given, str | bytes) else list(given)
+    texts = None if isinstance(value, str | bytes) else list(value)
     if not texts or not all(isinstance(text, str) for text in texts):
-        raise UsageError(f"{option}={given!r}: give a list of texts, as in {option}=['command'].")
+        raise UsageError(f"{option}={value!r}: give a list of texts, as in {option}=['command'].")
     return frozenset(texts)
 
 
-def _recoded(texts: pa.Array, escaped: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Messages of which some have escaped halves of characters, which no document can hold: as fields, or refused."""
+def _recode(texts: pa.Array, escaped: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Return (fields, refusals) of messages, some of which have escapes of surrogates: a lone one is refused."""
     fields: list[bytes | None] = []
     refused: list[str | None] = []
-    for text, suspect in zip(texts.to_pylist(), escaped.to_pylist(), strict=True):
+    for text, has_escape in zip(texts.to_pylist(), escaped.to_pylist(), strict=True):
         try:
-            fields.append(encode_fields(json.loads(text)) if suspect else text.encode())
+            fields.append(encode_fields(json.loads(text)) if has_escape else text.encode())
             refused.append(None)
         except BadDocument as e:
             fields.append(None)

@@ -18,25 +18,25 @@ import msgspec
 from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import BadDocument, TransientError, Unavailable, UsageError
-from ferryman.net.faults import is_connection
+from ferryman.net.faults import is_connection_error
 from ferryman.sources.base import MISSING, Detect, Doubt, Listed, id_of_text
 from ferryman.sources.files import FileSelection, FileSource
-from ferryman.sources.folder import LEAVE_OUT, unpacked
+from ferryman.sources.folder import LEAVE_OUT, open_unpacked
 
 
 class RecordRow(NamedTuple):
-    """Content of a file at one place: a document, or the reason why it is none."""
+    """A line or row of a file: a document, or the reason why it cannot be one."""
 
     name: str
     """Name in the file, such as ``line=12``: no child's key contains a ``=``, so ids cannot clash."""
     line: int
-    """Where it begins, for messages."""
+    """Number of its first line, for messages."""
     fields: dict[str, Any]
     raw: bytes | None = None
     id: str | None = None
-    """An id of its own; None: its file and name are its id."""
+    """An id of its own; None: its id consists of the file and ``name``."""
     refused: str = ""
-    """Why it can be no document."""
+    """Why it cannot be a document; "" if it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +44,23 @@ class RowPiece:
     """A piece of a listing: one file."""
 
     file: Listed
-    alone: bool
-    """The root is this file itself."""
+    single_file: bool
+    """Whether the root of the source is this file."""
 
 
-class Gap(NamedTuple):
+class ListingGap(NamedTuple):
     """Files that could not be listed.
 
     Attributes:
-        away: it was the device, or the connection.
+        is_outage: whether the device or the connection failed.
     """
 
     why: str
-    away: bool
+    is_outage: bool
 
 
 class UnreadableRecords(Exception):
-    """Why the rest of a file is not rows, beginning with the line."""
+    """The rest of a file has no recognisable rows; the message begins with the line."""
 
 
 class Records(FileSource):
@@ -83,14 +83,14 @@ class Records(FileSource):
         max_deleted: float,
     ) -> None:
         super().__init__(files, max_bytes, None, prefix=prefix, detect=detect, max_deleted=max_deleted)
-        self.encoding = checked_encoding(type(self).__name__, encoding)
+        self.encoding = validate_encoding(type(self).__name__, encoding)
         self.ids_in_rows = False
 
-    def rows(self, lines: Iterator[Physical]) -> Iterator[RecordRow]:
-        """The rows of a file.
+    def rows(self, lines: Iterator[PhysicalLine]) -> Iterator[RecordRow]:
+        """Yield the rows of a file.
 
         Raises:
-            UnreadableRecords: of the rest of the file no rows can be made.
+            UnreadableRecords: the rest of the file has no recognisable rows.
         """
         raise NotImplementedError
 
@@ -102,71 +102,71 @@ class Records(FileSource):
         if not self._tree.is_file():
             self._tree.check()
 
-    def partitions(self) -> list[RowPiece | Gap]:
+    def partitions(self) -> list[RowPiece | ListingGap]:
         """A piece a file; and one that says why files could not be listed."""
         if self._tree.is_file():
-            return [RowPiece(self._tree.alone().listed(), True)]
-        files: list[RowPiece | Gap] = []
-        gaps: list[RowPiece | Gap] = []
+            return [RowPiece(self._tree.single_file().listed(), True)]
+        files: list[RowPiece | ListingGap] = []
+        gaps: list[RowPiece | ListingGap] = []
         for piece in self._tree.pieces():
             try:
-                found = self._tree.listing(piece)  # in the driver, so there is nothing to doubt
-                files.extend(RowPiece(each, False) for each in found if isinstance(each, Listed))
+                listing = self._tree.listing(piece)  # in the driver, so there is nothing to doubt
+                files.extend(RowPiece(each, False) for each in listing if isinstance(each, Listed))
             except TransientError as e:
-                gaps.append(Gap(str(e), is_connection(e, reading=True)))
+                gaps.append(ListingGap(str(e), is_connection_error(e, reading=True)))
         return files + gaps
 
-    def listing(self, partition: RowPiece | Gap) -> Iterator[Listed | Document | Doubt]:
+    def listing(self, partition: RowPiece | ListingGap) -> Iterator[Listed | Document | Doubt]:
         """The documents of this file.
 
         Raises:
             TransientError: it could not be read to its end, or rows without an id were left out; names the file.
         """
-        if isinstance(partition, Gap):
-            raise (Unavailable if partition.away else TransientError)(partition.why)
-        tree, file = self._tree.alone() if partition.alone else self._tree, partition.file
+        if isinstance(partition, ListingGap):
+            raise (Unavailable if partition.is_outage else TransientError)(partition.why)
+        tree, file = self._tree.single_file() if partition.single_file else self._tree, partition.file
         if file.refused:
-            raise TransientError(f"{file.refused} {_REST}")
-        path = tree.shown(file.id)
+            raise TransientError(f"{file.refused} {_REST_UNKNOWN}")
+        path = tree.display_path(file.id)
         try:
             stream = tree.open(file)
         except FileNotFoundError:
-            if partition.alone:  # then there is nothing to list from, which is not the same as nothing in it
-                raise TransientError(f"{path}: deleted since it was listed. {_REST}") from None
+            if partition.single_file:  # then there is nothing to list from, which is not the same as nothing in it
+                raise TransientError(f"{path}: deleted since it was listed. {_REST_UNKNOWN}") from None
             yield Doubt(file.id, MISSING)  # gone since it was listed, and its documents with it
             return
         except BadDocument as e:
-            raise TransientError(f"{e} {_REST}") from e
-        with unpacked(stream, path, file.size) as opened:
+            raise TransientError(f"{e} {_REST_UNKNOWN}") from e
+        with open_unpacked(stream, path, file.size) as opened:
             yield from self._documents(opened, file.id, path)
 
-    def _documents(self, opened: Any, file: str, path: str) -> Iterator[Listed | Document]:
-        nameless = 0
+    def _documents(self, lines_file: Any, file: str, path: str) -> Iterator[Listed | Document]:
+        without_id = 0
         first = ""
         try:
-            for row in self.rows(physical_lines(opened, self.encoding, self.max_bytes, path)):
+            for row in self.rows(physical_lines(lines_file, self.encoding, self.max_bytes, path)):
                 id = f"{file}#{row.name}" if row.id is None else id_of_text(row.id)
                 if not row.refused:
                     yield Document.of(id, row.fields, row.raw)
                     continue
                 why = f"{path}, line {row.line}: {row.refused}."
                 if row.id is None:
-                    nameless += 1
+                    without_id += 1
                     first = first or why
                 yield Listed(id, 0, refused=why)
         except BadDocument as e:
-            raise TransientError(f"{str(e).removesuffix('.')}. {_REST}") from e
+            raise TransientError(f"{str(e).removesuffix('.')}. {_REST_UNKNOWN}") from e
         except UnreadableRecords as e:
-            raise TransientError(f"{path}, {e}. {_REST}") from e
-        if nameless and self.ids_in_rows:
-            raise TransientError(f"{path} has rows ({nameless}) whose id cannot be known; the first: {first}")
+            raise TransientError(f"{path}, {e}. {_REST_UNKNOWN}") from e
+        if without_id and self.ids_in_rows:
+            raise TransientError(f"{path} has rows ({without_id}) whose id cannot be known; the first: {first}")
 
 
-_REST: Final = "Not all that is in this file is known."
+_REST_UNKNOWN: Final = "Not all that is in this file is known."
 
 
-def bad_id(id: str) -> str:
-    """Why this text cannot be an id; "" if it can."""
+def id_problem(id: str) -> str:
+    """Return why a text cannot be an id; "" if it can."""
     if not id:
         return "it has no id"
     return "" if id.splitlines() == [id] else f"its id has a line end in it: {id!r}"
@@ -258,51 +258,53 @@ class Csv(Records):
             csv.reader([], **self._format)
         except (TypeError, ValueError, csv.Error) as e:
             raise UsageError(f"Csv(delimiter={delimiter!r}, quote={quote!r}, escape={escape!r}): {e}.") from None
-        if self.columns is not None and (why := self._wrong(self.columns)):
+        if self.columns is not None and (why := self._column_problem(self.columns)):
             raise UsageError(f"Csv(columns={columns!r}): {why}.")
 
-    def rows(self, lines: Iterator[Physical]) -> Iterator[RecordRow]:
+    def rows(self, lines: Iterator[PhysicalLine]) -> Iterator[RecordRow]:
         csv.field_size_limit(max(csv.field_size_limit(), self.max_bytes))  # Python's own, for all: ours is the feed's
-        feed = _Feed(lines, self.max_bytes)
-        reader = csv.reader(feed, **self._format)
+        row_lines = _RowLines(lines, self.max_bytes)
+        reader = csv.reader(row_lines, **self._format)
         columns = self.columns
         number = 0
         while True:
-            feed.begin()
+            row_lines.begin()
             try:
                 cells = next(reader, None)
             except csv.Error as e:
-                feed.wrong = feed.wrong or _explain_csv(str(e))
-            if feed.first == 0:
+                row_lines.problem = row_lines.problem or _explain_csv(str(e))
+            if row_lines.first == 0:
                 return
             number += 1
-            if columns is None and feed.wrong:
-                raise UnreadableRecords(f"line {feed.first}: the header cannot be read: {feed.wrong}")
-            if feed.wrong:
-                yield RecordRow(f"row={number}", feed.first, {}, refused=feed.wrong)
-                if feed.lost:
-                    raise UnreadableRecords(f"line {feed.first}: {feed.wrong}. Where the next row begins is not known")
+            if columns is None and row_lines.problem:
+                raise UnreadableRecords(f"line {row_lines.first}: the header cannot be read: {row_lines.problem}")
+            if row_lines.problem:
+                yield RecordRow(f"row={number}", row_lines.first, {}, refused=row_lines.problem)
+                if row_lines.next_row_unknown:
+                    raise UnreadableRecords(
+                        f"line {row_lines.first}: {row_lines.problem}. Where the next row begins is not known"
+                    )
             elif columns is None:
-                columns = self._header(feed.first, cells)
+                columns = self._header(row_lines.first, cells)
             elif cells:
-                yield self._row(f"row={number}", feed.first, columns, cells)
+                yield self._row(f"row={number}", row_lines.first, columns, cells)
 
     def _header(self, line: int, cells: list[str] | None) -> list[str] | None:
-        """The columns by the header; None if the row was blank."""
+        """Return the columns named by the header; None if the row is blank."""
         if not cells:
             return None
         columns = [name or f"column_{at}" for at, name in enumerate(cells, 1)]
-        if why := self._wrong(columns):
+        if why := self._column_problem(columns):
             raise UnreadableRecords(f"line {line}: {why}")
         return columns
 
-    def _wrong(self, columns: list[str]) -> str:
-        """Why these cannot be the columns."""
+    def _column_problem(self, columns: list[str]) -> str:
+        """Return why these cannot be the columns; "" if they can."""
         if not columns:
             return "give a name for each column"
-        twice = [name for name, times in Counter(columns).items() if times > 1]
-        if twice:
-            return f"two columns are called {', '.join(map(repr, twice))}: give them names of their own"
+        duplicates = [name for name, times in Counter(columns).items() if times > 1]
+        if duplicates:
+            return f"two columns are called {', '.join(map(repr, duplicates))}: give them names of their own"
         for option, name in (("id", self.id), ("content", self.content)):
             if name is not None and name not in columns:
                 return f"there is no column {name!r} for {option}=. There are: {', '.join(columns)}"
@@ -314,46 +316,50 @@ class Csv(Records):
             return RecordRow(name, line, {}, refused=why)
         fields: dict[str, Any] = dict(zip(columns, cells, strict=True))
         id = None if self.id is None else fields[self.id]
-        if id is not None and (refused := bad_id(id)):
+        if id is not None and (refused := id_problem(id)):
             return RecordRow(name, line, {}, refused=f"{refused} (in column {self.id!r})")
         raw = None if self.content is None else fields.pop(self.content).encode()
         return RecordRow(name, line, fields, raw, id)
 
 
-class _Feed:
-    """Lines for Python's CSV reader, with the numbers of those that made a row."""
+class _RowLines:
+    """Iterator of lines for Python's CSV reader that keeps track of the lines of the current row.
 
-    def __init__(self, lines: Iterator[Physical], limit_bytes: int) -> None:
+    Attributes:
+        first: number of the row's first line; 0: there was none.
+        problem: why the row is refused; "" if it is not.
+    """
+
+    def __init__(self, lines: Iterator[PhysicalLine], limit_bytes: int) -> None:
         self._lines = lines
         self._limit = limit_bytes
         self.begin()
 
     def begin(self) -> None:
-        """The next line is a row's first one."""
+        """Begin a new row with the next line."""
         self.first = 0
-        """Number of the row's first line; 0: there was none."""
-        self.wrong = ""
+        self.problem = ""
         self._last = 0
         self._bytes = 0
         self._too_long = False
 
     @property
-    def lost(self) -> bool:
-        """If the row is wrong: is it not known where the next one begins?"""
+    def next_row_unknown(self) -> bool:
+        """Return whether it is unknown where the row after a refused one begins."""
         return self._last > self.first or self._too_long
 
-    def __iter__(self) -> _Feed:
+    def __iter__(self) -> _RowLines:
         return self
 
     def __next__(self) -> str:
-        number, line, wrong = next(self._lines)  # its end is the row's, also in the middle
+        number, line, problem = next(self._lines)  # its end is the row's, also in the middle
         self.first = self.first or number
         self._last = number
         self._bytes += len(line)
-        self.wrong = self.wrong or wrong
-        if self._bytes > self._limit + 2 or (wrong and not line):
+        self.problem = self.problem or problem
+        if self._bytes > self._limit + 2 or (problem and not line):
             self._too_long = True
-            self.wrong = wrong or f"a row of more than {self._limit} bytes. Raise max_bytes, or close the quote"
+            self.problem = problem or f"a row of more than {self._limit} bytes. Raise max_bytes, or close the quote"
             raise csv.Error
         return line.decode()
 
@@ -429,10 +435,10 @@ class JsonLines(Records):
         self.content = _pointer("content", content)
         self.ids_in_rows = self.id is not None
 
-    def rows(self, lines: Iterator[Physical]) -> Iterator[RecordRow]:
-        for number, line, wrong in lines:
-            if wrong:
-                yield RecordRow(f"line={number}", number, {}, refused=wrong)
+    def rows(self, lines: Iterator[PhysicalLine]) -> Iterator[RecordRow]:
+        for number, line, problem in lines:
+            if problem:
+                yield RecordRow(f"line={number}", number, {}, refused=problem)
             elif not line.isspace():
                 yield self._row(number, line)
 
@@ -450,11 +456,11 @@ class JsonLines(Records):
             if id is not None and (isinstance(id, bool) or not isinstance(id, str | int | float)):
                 return RecordRow(name, number, {}, refused=f"its id, at {self.id}, is neither text nor a number")
             id = "" if id is None else str(id)
-            if refused := bad_id(id):
+            if refused := id_problem(id):
                 return RecordRow(name, number, {}, refused=f"{refused} (at {self.id})")
         raw = None
         if self.content is not None:
-            text = self.content.take(value)
+            text = self.content.pop(value)
             if not isinstance(text, str | None):
                 return RecordRow(name, number, {}, id=id, refused=f"its content, at {self.content}, is not text")
             raw = None if text is None else text.encode()
@@ -535,11 +541,11 @@ class Lines(Records):
         self.id = id
         self.blank = blank
 
-    def rows(self, lines: Iterator[Physical]) -> Iterator[RecordRow]:
+    def rows(self, lines: Iterator[PhysicalLine]) -> Iterator[RecordRow]:
         keep, by_content = self.blank == "keep", self.id == "content"
-        for number, line, wrong in lines:
-            if wrong:
-                yield RecordRow(f"line={number}", number, {}, refused=wrong)
+        for number, line, problem in lines:
+            if problem:
+                yield RecordRow(f"line={number}", number, {}, refused=problem)
             elif keep or not line.isspace():
                 text = line[:-2] if line.endswith(b"\r\n") else line.removesuffix(b"\n")
                 name = f"content={blake2b(text, digest_size=16).hexdigest()}" if by_content else f"line={number}"
@@ -548,10 +554,10 @@ class Lines(Records):
 
 # The lines of a file, as UTF-8, whatever encoding the file has.
 
-Physical = tuple[int, bytes, str]
-"""Number from 1, the line in UTF-8 with its line end, and what is wrong with it: the line is "" if it is too long."""
+PhysicalLine = tuple[int, bytes, str]
+"""Number from 1, the line in UTF-8 with its line end, and its problem or "". A line that is too long is b""."""
 
-_BOMS: Final = (  # the longer ones first: UTF-32's begins with UTF-16's
+_BYTE_ORDER_MARKS: Final = (  # the longer ones first: UTF-32's begins with UTF-16's
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32-le"),
     (codecs.BOM_UTF32_BE, "utf-32-be"),
@@ -561,26 +567,27 @@ _BOMS: Final = (  # the longer ones first: UTF-32's begins with UTF-16's
 _CHUNK_BYTES: Final = 64 * limits.KIB
 
 
-def checked_encoding(source: str, encoding: str) -> str:
-    """Python's name of an encoding.
+def validate_encoding(source: str, encoding: str) -> str:
+    """Return Python's name of an encoding.
 
     Raises:
-        UsageError: there is none of this name, or it is not a text encoding.
+        UsageError: there is no such encoding, or it is not a text encoding.
     """
     try:
-        found = codecs.lookup(encoding)
+        codec = codecs.lookup(encoding)
         "".encode(encoding)  # base64 and its like are codecs too
     except (LookupError, TypeError):
         raise UsageError(
             f"{source}(encoding={encoding!r}): not a text encoding; give one such as 'utf-8' or 'cp1252'."
         ) from None
-    return "utf-8" if found.name == "utf-8-sig" else found.name
+    return "utf-8" if codec.name == "utf-8-sig" else codec.name
 
 
-def physical_lines(stream: io.BufferedReader, encoding: str, limit_bytes: int, path: str) -> Iterator[Physical]:
-    """Lines end with LF or CR LF; the last one need not. A byte order mark is left out, and wins over ``encoding``.
+def physical_lines(stream: io.BufferedReader, encoding: str, limit_bytes: int, path: str) -> Iterator[PhysicalLine]:
+    """Yield the lines of a file, in UTF-8.
 
-    A line over the limit is passed by without being held.
+    Lines end with LF or CR LF; the last one need not. A byte order mark is left out, and wins over ``encoding``. A line
+    over the limit is skipped without being held in memory.
 
     Args:
         limit_bytes: longest line (bytes in the file; in UTF-8 where the encoding's line end is not one byte, as
@@ -590,7 +597,7 @@ def physical_lines(stream: io.BufferedReader, encoding: str, limit_bytes: int, p
         BadDocument: invalid UTF-16 or the like: where the next line begins cannot be known.
     """
     head = stream.peek(4)[:4]
-    for mark, marked in _BOMS:
+    for mark, marked in _BYTE_ORDER_MARKS:
         if head.startswith(mark):
             stream.read(len(mark))
             encoding = marked
@@ -627,24 +634,24 @@ def _explain_undecodable(error: UnicodeError, line: bytes, encoding: str) -> str
 
 
 class _AsUtf8(io.RawIOBase):
-    """A stream of another encoding."""
+    """UTF-8 content of a stream in another encoding."""
 
     def __init__(self, stream: io.BufferedReader, encoding: str, path: str) -> None:
         self._stream = stream
         self._encoding = encoding
         self._decoder = codecs.getincrementaldecoder(encoding)()
         self._path = path
-        self._left = b""
+        self._decoded = b""
         self._read = 0
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self._left:
+        while not self._decoded:
             data = self._stream.read1(_CHUNK_BYTES)
             try:
-                self._left = self._decoder.decode(data, final=not data).encode()
+                self._decoded = self._decoder.decode(data, final=not data).encode()
             except UnicodeError as e:
                 raise BadDocument(
                     f"{self._path}: not {self._encoding} text after byte {self._read}: {getattr(e, 'reason', e)}. "
@@ -653,23 +660,23 @@ class _AsUtf8(io.RawIOBase):
             self._read += len(data)
             if not data:
                 break
-        part, self._left = self._left[: len(buffer)], self._left[len(buffer) :]
+        part, self._decoded = self._decoded[: len(buffer)], self._decoded[len(buffer) :]
         buffer[: len(part)] = part
         return len(part)
 
 
-# JSON pointers (RFC 6901): where in a JSON value something is.
+# JSON pointers (RFC 6901): paths to values inside a JSON value.
 
 _INDEX: Final = re.compile(r"0|[1-9][0-9]*")
 _BAD_ESCAPE: Final = re.compile(r"~(?![01])")
 
 
 class Pointer:
-    """``/meta/id``, ``/tags/0``, ``/a~1b`` for the name ``a/b``, ``~0`` for ``~``. A text without a slash at its
-    beginning, which is not a pointer, stands for that name: ``id``.
+    """A JSON pointer: ``/meta/id``, ``/tags/0``, ``/a~1b`` for the name ``a/b``, ``~0`` for ``~``. A text that does not
+    begin with a slash is a name at the top level: ``id``.
 
     Raises:
-        ValueError: it is empty, which would be the whole value, or has a ``~`` that escapes nothing.
+        ValueError: it is empty, which would mean the whole value, or has a ``~`` that escapes nothing.
     """
 
     def __init__(self, text: str) -> None:
@@ -687,22 +694,22 @@ class Pointer:
         return self.text
 
     def of(self, value: Any) -> Any:
-        """Return the value at the pointer; None if there is none."""
+        """Return the value that the pointer refers to; None if there is none."""
         for step in self._steps:
-            value = _below(value, step)
+            value = _member(value, step)
         return value
 
-    def take(self, value: Any) -> Any:
+    def pop(self, value: Any) -> Any:
         """Remove the value from its object and return it; values in arrays stay there."""
         for step in self._steps[:-1]:
-            value = _below(value, step)
-        found = _below(value, self._steps[-1])
+            value = _member(value, step)
+        removed = _member(value, self._steps[-1])
         if isinstance(value, dict):
             value.pop(self._steps[-1], None)
-        return found
+        return removed
 
 
-def _below(value: Any, step: str) -> Any:
+def _member(value: Any, step: str) -> Any:
     if isinstance(value, dict):
         return value.get(step)
     if isinstance(value, list) and _INDEX.fullmatch(step) and int(step) < len(value):

@@ -26,17 +26,17 @@ from ferryman.net import databases
 from ferryman.sources.base import Detect, Listed, Source
 
 FETCH_ROWS: Final = 200
-"""Rows that are fetched at a time: what a worker holds of a query, also where each row has a megabyte of content."""
+"""Rows fetched at a time, which a worker holds in memory, also if each has a megabyte of content."""
 
 SHOWN_CHARACTERS: Final = 200
 """Longest text shown of a row without an id, in characters: enough to find it."""
 
 BUSY_TIMEOUT_S: Final = 30.0
-"""How long a reader of SQLite waits for a writer."""
+"""Time that a reader of SQLite waits for a writer."""
 
 
 class Range(NamedTuple):
-    """A piece of the query: ``lower`` ≤ split column < ``upper``; None: no end on this side. NULLs are in the first."""
+    """A piece of the query: ``lower`` ≤ split column < ``upper``; None: unbounded. NULLs belong to the first piece."""
 
     lower: Any = None
     upper: Any = None
@@ -99,14 +99,14 @@ class Sql(Source):
             prefix=prefix, detect=detect or ("fingerprint" if changed else "content"), max_deleted=max_deleted
         )
         try:
-            parsed = databases.parse(url)
+            parsed = databases.parse_url(url)
         except UsageError as e:
             raise UsageError(f"Sql: {e}.") from None
         if parsed.get_backend_name() == "sqlite" and databases.is_in_memory(parsed):
             raise UsageError("Sql: a database in memory is private to one process. Give a file: sqlite:///shop.db.")
         if pieces < 1:
             raise UsageError(f"Sql(pieces={pieces}): give at least 1.")
-        self.url = databases.written(parsed)
+        self.url = databases.with_password(parsed)
         self.query = query.strip().rstrip(";").rstrip()
         self.id, self.content, self.changed, self.split, self.pieces = id, content, changed, split, pieces
         self._reader: sa.Connection | None = None
@@ -115,14 +115,14 @@ class Sql(Source):
         return {**self.__dict__, "_reader": None}
 
     def place(self) -> str | None:
-        return databases.shown(self.url)
+        return databases.redact(self.url)
 
     def not_installed(self) -> str:
         try:
             self._url.get_dialect().import_dbapi()
         except ModuleNotFoundError as e:
             return f"{self._where}: the driver {e.name} is not installed: pip install {e.name}"
-        except (sa.exc.ArgumentError, NotImplementedError):  # the run says it
+        except (sa.exc.ArgumentError, NotImplementedError):  # reported by the run
             return ""
         return ""
 
@@ -132,16 +132,16 @@ class Sql(Source):
     # --- the port -----------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Ask for the query's columns, and for none of its rows.
+        """Query the columns, without any rows, and check that those of the arguments are there.
 
         Raises:
             UsageError: no such database, no right to it, no such column, or the query is not one; says which.
             TransientError: the server does not answer.
         """
-        with self._connected() as connection:
+        with self._connect() as connection:
             names = list(connection.execute(self._statement("q.*", "1 = 0")).keys())
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise UsageError(f"{self._where}: two columns are called {', '.join(twice)}: give them names with AS.")
+        if duplicates := sorted({name for name in names if names.count(name) > 1}):
+            raise UsageError(f"{self._where}: two columns are called {', '.join(duplicates)}: give them names with AS.")
         asked = {"id": self.id, "content": self.content, "changed": self.changed, "split": self.split}
         for argument, name in asked.items():
             if name is not None and name not in names:
@@ -157,13 +157,13 @@ class Sql(Source):
         """
         if self.split is None or self.pieces == 1:
             return [Range()]
-        with self._connected() as connection:
+        with self._connect() as connection:
             column = self._quoted(self.split)
             least, most = connection.execute(self._statement(f"min({column}), max({column})")).one()
         if least is None or least == most:
             return [Range()]
         try:
-            ends = [_between(least, most, i, self.pieces) for i in range(1, self.pieces)]
+            ends = [_interpolate(least, most, i, self.pieces) for i in range(1, self.pieces)]
         except TypeError:
             raise UsageError(
                 f"{self._where}: split={self.split!r} holds a {type(least).__name__}, which cannot be cut into ranges. "
@@ -179,9 +179,9 @@ class Sql(Source):
             BadDocument: some rows have no id; raised after the last row.
             TransientError, UsageError: see ``check``.
         """
-        rows = without = 0
+        rows = without_id = 0
         example = ""
-        with self._connected() as connection:
+        with self._connect() as connection:
             for row in self._rows(connection, partition):
                 rows += 1
                 value = row[self.id]
@@ -192,16 +192,16 @@ class Sql(Source):
                         f"{self._where}: id={self.id!r} holds {e}; an id is text or a number. Cast it in the query."
                     ) from None
                 if not id:
-                    without += 1
-                    example = example or _shown(row)
+                    without_id += 1
+                    example = example or _short_row(row)
                 elif self.changed is None:
                     yield self._document(id, row)
                 else:
-                    yield Listed(id, 0, _fingerprint(row[self.changed]), location=_located(value))
-        if without:
+                    yield Listed(id, 0, _fingerprint(row[self.changed]), location=_encode_id(value))
+        if without_id:
             raise BadDocument(
-                f"{without} of {rows} rows have no {self.id!r} (NULL or empty) and cannot be documents. The first is "
-                f"{example}. Give them an id, or leave them out of the query: WHERE {self.id} IS NOT NULL."
+                f"{without_id} of {rows} rows have no {self.id!r} (NULL or empty) and cannot be documents. The first "
+                f"is {example}. Give them an id, or leave them out of the query: WHERE {self.id} IS NOT NULL."
             )
 
     def read(self, listed: Listed) -> Document:
@@ -212,12 +212,12 @@ class Sql(Source):
             TransientError: there is no such row any more (the next scan sees that), or the server does not answer.
         """
         statement = self._statement("q.*", f"q.{self._quoted(self.id)} = :id")
-        with self._explained():
+        with self._translated_errors():
             try:
                 if self._reader is None:
                     self._reader = self._open()
                 row = self._reader.execute(statement, {"id": msgspec.json.decode(listed.location)}).mappings().first()
-                self._reader.rollback()  # the next one is to see what has been committed since
+                self._reader.rollback()  # so that the next read sees what has been committed since
             except Exception:
                 reader, self._reader = self._reader, None
                 if reader is not None:
@@ -225,10 +225,10 @@ class Sql(Source):
                 raise
         if row is None:
             raise TransientError(f"{listed.id}: the row was deleted after it was listed; the next scan handles it.")
-        found = self._document(listed.id, row)
-        if isinstance(found, Listed):
-            raise BadDocument(found.refused)
-        return found
+        document = self._document(listed.id, row)
+        if isinstance(document, Listed):
+            raise BadDocument(document.refused)
+        return document
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
@@ -240,7 +240,7 @@ class Sql(Source):
         columns = "q.*" if self.changed is None else ", ".join(f"q.{self._quoted(n)}" for n in (self.id, self.changed))
         statement = self._statement(columns, " AND ".join(conditions))
         if self.changed is None and not conditions:
-            statement = self._text(self.query)  # as it is: its ORDER BY holds
+            statement = self._text(self.query)  # not as a subquery, which would not keep its ORDER BY
         values = {name: value for name, value in piece._asdict().items() if value is not None}
         with connection.execution_options(yield_per=FETCH_ROWS).execute(statement, values) as result:
             yield from result.mappings()
@@ -272,7 +272,7 @@ class Sql(Source):
         return f"Sql({self._url.render_as_string()})"
 
     def _text(self, query: str) -> sa.TextClause:
-        return sa.text(query.replace(":", r"\:"))  # a colon is the query's own
+        return sa.text(query.replace(":", r"\:"))  # a colon in the query is not a parameter of SQLAlchemy
 
     def _statement(self, columns: str, condition: str = "") -> sa.TextClause:
         query = self.query.replace(":", r"\:")
@@ -282,8 +282,8 @@ class Sql(Source):
         return str(self._url.get_dialect()().identifier_preparer.quote(name)).replace(":", r"\:")
 
     @contextmanager
-    def _connected(self) -> Iterator[sa.Connection]:
-        with self._explained(), closing(self._open()) as connection:
+    def _connect(self) -> Iterator[sa.Connection]:
+        with self._translated_errors(), closing(self._open()) as connection:
             yield connection
 
     def _open(self) -> sa.Connection:
@@ -291,42 +291,42 @@ class Sql(Source):
         if url.get_backend_name() == "sqlite":
             return _open_sqlite(url)
         try:
-            own: dict[str, Any] = {"json_deserializer": loaded} if url.get_backend_name() == "postgresql" else {}
+            own: dict[str, Any] = {"json_deserializer": load_json} if url.get_backend_name() == "postgresql" else {}
             return sa.create_engine(url, poolclass=sa.NullPool, **own).connect()
         except (ModuleNotFoundError, sa.exc.NoSuchModuleError) as e:
             missing = getattr(e, "name", None) or url.drivername
             raise UsageError(f"{self._where}: the driver {missing} is not installed: pip install {missing}.") from None
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         """Convert errors of the database to one line without secrets."""
         try:
             yield
         except sa.exc.DBAPIError as e:
-            said = " ".join(databases.without_secrets(str(e.orig), self._url).split())
-            if databases.may_pass(e):
-                raise Unavailable(f"{self._where}: {said}: it is tried again.") from None
-            raise UsageError(f"{self._where}: {said}: correct the URL, the query or the rights.") from None
+            text = " ".join(databases.redact_text(str(e.orig), self._url).split())
+            if databases.is_transient(e):
+                raise Unavailable(f"{self._where}: {text}: it is tried again.") from None
+            raise UsageError(f"{self._where}: {text}: correct the URL, the query or the rights.") from None
 
 
 def _open_sqlite(url: sa.URL) -> sa.Connection:
     path = str(url.database)
     if not path.startswith("file:") and not os.path.isfile(path):
         raise UsageError(f"{path}: there is no such file. Give an SQLite database that is there.")
-    patience = {} if "timeout" in url.query else {"timeout": BUSY_TIMEOUT_S}  # what the URL says wins
-    engine = sa.create_engine(url, poolclass=sa.NullPool, connect_args=patience)
+    options = {} if "timeout" in url.query else {"timeout": BUSY_TIMEOUT_S}  # what the URL says wins
+    engine = sa.create_engine(url, poolclass=sa.NullPool, connect_args=options)
 
-    def settle_in(connection: sqlite3.Connection, _record: Any) -> None:
+    def set_up(connection: sqlite3.Connection, _record: Any) -> None:
         connection.execute("PRAGMA query_only = ON")
-        # Text that is not UTF-8 harms its own row: it reaches us with surrogates, which JSON refuses.
+        # Text that is not UTF-8 must affect only its own row: it is decoded with surrogates, which JSON refuses later.
         connection.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
 
-    sa.event.listen(engine, "connect", settle_in)
+    sa.event.listen(engine, "connect", set_up)
     return engine.connect()
 
 
-def _between(least: Any, most: Any, part: int, parts: int) -> Any:
-    """``least`` + ``part`` of ``parts`` of the way to ``most``."""
+def _interpolate(least: Any, most: Any, part: int, parts: int) -> Any:
+    """Return the value at ``part``/``parts`` of the distance from ``least`` to ``most``."""
     if isinstance(least, bool | str | bytes):
         raise TypeError
     if isinstance(least, int):
@@ -346,7 +346,7 @@ def _bytes(value: Any) -> bytes | None:
 
 
 def _fingerprint(value: Any) -> str:
-    """Text of a ``changed`` value; "" where it cannot be trusted."""
+    """Return the text of a value of the column ``changed``; "" if it cannot be trusted."""
     if value is None:
         return ""
     if isinstance(value, dt.datetime):
@@ -356,12 +356,12 @@ def _fingerprint(value: Any) -> str:
     return " ".join(str(json_value(value)).split())
 
 
-def _located(value: Any) -> str:
-    """An id's value, to be asked for again: a number stays a number."""
+def _encode_id(value: Any) -> str:
+    """Encode an id's value as JSON, for the query of ``read``: a number stays a number."""
     return msgspec.json.encode(value if isinstance(value, str | int | float) else str(value)).decode()
 
 
-def _shown(row: Any) -> str:
+def _short_row(row: Any) -> str:
     text = ", ".join(f"{name}={value!r}" for name, value in row.items())
     return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "…"
 
@@ -378,23 +378,23 @@ _AS_TEXT: Final = (
     IPv6Network,
 )
 
-_AS_THEY_ARE: Final = frozenset({str, int, bool, type(None)})
+_JSON_TYPES: Final = frozenset({str, int, bool, type(None)})
 
 
 def json_value(value: Any) -> Any:
-    """Convert to a JSON value, see ``sources.Sql``.
+    """Convert a database value to a JSON value, see ``sources.Sql``.
 
     Raises:
-        TypeError: a value of a type that is not known here; names the type.
+        TypeError: a value of an unsupported type; names the type.
     """
     kind = type(value)
-    if kind in _AS_THEY_ARE:
+    if kind in _JSON_TYPES:
         return value
     if kind is float:
         return value if abs(value) != float("inf") and value == value else None
     match value:
         case dt.datetime():
-            return moment(value)
+            return iso_moment(value)
         case dt.date() | dt.time():
             return value.isoformat()
         case dt.timedelta():
@@ -423,26 +423,28 @@ def json_value(value: Any) -> Any:
 
 
 class NestedTooDeep:
-    """A JSON value of the database that is nested deeper than it can be read."""
+    """Marker for a JSON value of the database that is nested too deep to be parsed."""
 
 
-def loaded(text: str | bytes) -> Any:
-    """A JSON value of the database, as its driver gives it; one that is nested too deep must not end the query."""
+def load_json(text: str | bytes) -> Any:
+    """Parse a JSON value for the driver. One that is nested too deep becomes a marker, so that it does not end the
+    query."""
     try:
         return json.loads(text)
     except RecursionError:
         return NestedTooDeep()
 
 
-def moment(value: dt.datetime) -> str:
-    """ISO 8601: an instant in UTC, so that the text does not depend on the session's time zone; others as they are."""
+def iso_moment(value: dt.datetime) -> str:
+    """Format a time as ISO 8601: an instant in UTC, so that the text does not depend on the session's time zone; a time
+    without time zone as it is."""
     if value.tzinfo is None:
         return value.isoformat()
     return value.astimezone(dt.UTC).replace(tzinfo=None).isoformat() + "Z"
 
 
 def id_text(value: Any) -> str:
-    """The text of an id; "" for what names nothing.
+    """Return the text of an id; "" for NULL and NaN.
 
     Raises:
         TypeError: neither text nor a number.

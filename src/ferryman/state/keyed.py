@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from ferryman import crash
 from ferryman.errors import StateDamaged, UsageError
 from ferryman.plan import Plan, keyed_nodes
-from ferryman.plan.structure import Structure, keyed_of
+from ferryman.plan.structure import Structure, keyed_node_names
 from ferryman.records.keys import (
     CONTRIBUTIONS,
     EXPORTS,
@@ -109,7 +109,7 @@ def keyed_tables(plan: Plan, root: StatePath) -> dict[str, KeyedTables]:
 
 def missing_tables(keyed: dict[str, KeyedTables], previous: Structure) -> Iterator[StateDamaged]:
     """Yield an error for each missing table of a node that the plan had when it ran last."""
-    for name in keyed.keys() & keyed_of(previous):
+    for name in keyed.keys() & keyed_node_names(previous):
         for table in keyed[name].all:
             if not table.exists:
                 yield StateDamaged(str(table.folder), "the folder is missing")
@@ -127,7 +127,7 @@ def _refuse_added_again(keyed: dict[str, KeyedTables], plan: Plan, previous: Str
     Raises:
         UsageError: one of the plan's nodes was not in it when it ran last, but has an earlier state.
     """
-    recorded = keyed_of(previous)
+    recorded = keyed_node_names(previous)
     for node in keyed_nodes(plan.nodes):
         tables = keyed[node.name]
         existing = [table for table in tables.all if table.exists]
@@ -146,7 +146,7 @@ def create_missing_tables(keyed: dict[str, KeyedTables], plan: Plan, previous: S
         UsageError: one of them had been in the plan before that.
     """
     _refuse_added_again(keyed, plan, previous)
-    recorded = keyed_of(previous)
+    recorded = keyed_node_names(previous)
     create_tables(tables for name, tables in keyed.items() if name not in recorded)
 
 

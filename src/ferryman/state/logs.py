@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from ferryman import limits
 from ferryman.plan.structure import Structure
-from ferryman.records.families import had_sql
+from ferryman.records.families import was_published_sql
 from ferryman.records.keys import lanes, place_id, place_of
 from ferryman.records.rows import DOCUMENTS
 from ferryman.sources.log import Log, Positions
@@ -300,7 +300,7 @@ def unfinished_work(state: State, nodes: Collection[str], plan: Structure, *, en
 def counted_and_failed(state: State, logs: Collection[str], nodes: Collection[str]) -> Iterator[str]:
     """Yield a line for each of these logs with entries that a keyed node has counted and a step on another branch
     failed: read again, they would be counted twice."""
-    counted = " OR ".join(map(had_sql, nodes)) or "false"
+    counted = " OR ".join(map(was_published_sql, nodes)) or "false"
     for source, number, example in _failed(state, logs, counted):
         yield f"{source}: {number} entries were counted, and failed on another branch (one of them: {example})"
 

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from ferryman import crash, limits
 from ferryman.errors import describe
-from ferryman.records.keys import CONTRIBUTIONS, FORGOTTEN, KEY_STATE, PUBLISHED, file_stats, lanes, needed_from
+from ferryman.records.keys import CONTRIBUTIONS, FORGOTTEN, KEY_STATE, PUBLISHED, file_stats, first_needed_wave, lanes
 from ferryman.state.keyed import MERGED, KeyedTables
 from ferryman.state.logs import LogPositions, lowest_places
 from ferryman.state.outbox import OutboxWriter, due_stats, first_sequence, row_groups, split_family
@@ -466,7 +466,7 @@ def write_merged_keys(state: State, table: Table, files: list[DataFile]) -> tupl
     verify(paths)
     if len(files) < len(table.files):
         return list(_write_last_rows(state, table, paths, forget=0)), {}
-    needed = needed_from(state.root, table.name) if table.folder.parent.name == "state" else None
+    needed = first_needed_wave(state.root, table.name) if table.folder.parent.name == "state" else None
     forget_before = 1 + table.transactions[PUBLISHED] if needed is None else needed
     parts = list(_write_last_rows(state, table, paths, forget=forget_before))
     numbers = {MERGED: sum(part.rows for part in parts)}

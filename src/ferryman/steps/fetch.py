@@ -17,7 +17,7 @@ from ferryman.document import Document
 from ferryman.errors import BadDocument, PermanentError, TransientError, Unavailable
 from ferryman.net import reach
 from ferryman.net import urls as net
-from ferryman.steps.fields import one_name, refused, values
+from ferryman.steps.fields import bad_field, field_name, field_values
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse, PoolManager
@@ -71,36 +71,36 @@ class fetch_url:
     hosts: str | Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        one_name(self.field, "field")
+        field_name(self.field, "field")
         if not self.timeout_s > 0 or not self.max_bytes > 0 or self.redirects < 0:
             raise ValueError("give a timeout_s and max_bytes above 0, and redirects of 0 or more.")
         hosts = (self.hosts,) if isinstance(self.hosts, str) else tuple(self.hosts)
         object.__setattr__(self, "hosts", tuple(host.lower() for host in hosts))
 
     def __call__(self, doc: Document) -> Document:
-        urls = values(doc, self.field)
+        urls = field_values(doc, self.field)
         if not urls:
             return doc
         if len(urls) > 1:
-            raise refused(doc, self.field, f"holds {len(urls)} URLs. Leave one, or make a document of each.")
-        give_up = time.monotonic() + self.timeout_s
-        url = self._allowed(urls[0], f"{doc.id}: field {self.field!r} holds")
+            raise bad_field(doc, self.field, f"holds {len(urls)} URLs. Leave one, or make a document of each.")
+        deadline = time.monotonic() + self.timeout_s
+        url = self._parse_allowed(urls[0], f"{doc.id}: field {self.field!r} holds")
         for _ in range(self.redirects + 1):
-            with self._answer(url, give_up) as answer:
+            with self._answer(url, deadline) as answer:
                 target = answer.get_redirect_location()
                 if not target:
-                    doc.raw = self._content(answer, url, give_up)
+                    doc.raw = self._content(answer, url, deadline)
                     return doc
-            url = self._allowed(target, f"{doc.id}: {net.shown(url.url)} redirects to", url.url)
+            url = self._parse_allowed(target, f"{doc.id}: {net.redact(url.url)} redirects to", url.url)
         raise PermanentError(
-            f"{net.shown(url.url)}: its redirects={self.redirects} are used up. Correct the URL, or allow more."
+            f"{net.redact(url.url)}: its redirects={self.redirects} are used up. Correct the URL, or allow more."
         )
 
-    def _allowed(self, text: str, where: str, base: str = "") -> Url:
-        """The parts of a URL, which may be relative to ``base``.
+    def _parse_allowed(self, text: str, where: str, base: str = "") -> Url:
+        """Parse a URL, which may be relative to ``base``.
 
         Raises:
-            BadDocument: it is not one, or may not be asked for.
+            BadDocument: it is not a URL, or may not be requested.
         """
         from urllib3.util import parse_url
 
@@ -109,83 +109,84 @@ class fetch_url:
         except ValueError:
             raise BadDocument(f"{where} text that is not a URL. Correct it.") from None
         if url.scheme not in ("http", "https") or not url.host:
-            raise BadDocument(f"{where} {net.shown(url.url)}, which is not an http or https URL. Correct it.")
+            raise BadDocument(f"{where} {net.redact(url.url)}, which is not an http or https URL. Correct it.")
         if self.hosts and url.host not in self.hosts:
             raise BadDocument(
-                f"{where} {net.shown(url.url)}, which is on none of the hosts {', '.join(self.hosts)}. Add it there."
+                f"{where} {net.redact(url.url)}, which is on none of the hosts {', '.join(self.hosts)}. Add it there."
             )
         return url
 
     @contextmanager
-    def _answer(self, url: Url, give_up: float) -> Iterator[BaseHTTPResponse]:
-        """The server's answer, its content not read yet. Errors of the network in here are ``TransientError``."""
+    def _answer(self, url: Url, deadline: float) -> Iterator[BaseHTTPResponse]:
+        """Yield the server's answer, whose content is not read yet. Network errors inside become ``TransientError``."""
         from urllib3 import Timeout
         from urllib3.exceptions import HTTPError, LocationValueError
 
-        began = time.monotonic()
-        until, why = _away.get(_host(url), (began, ""))
-        if began < until:
-            raise Unavailable(why, scope=_host(url))
-        timeout = Timeout(total=max(give_up - time.monotonic(), 0.001))
+        started = time.monotonic()
+        until, why = _unavailable_until.get(_host_of(url), (started, ""))
+        if started < until:
+            raise Unavailable(why, scope=_host_of(url))
+        timeout = Timeout(total=max(deadline - time.monotonic(), 0.001))
         try:
-            with net.answer(_pool(os.getpid()), "GET", url.url, {"accept-encoding": "gzip"}, timeout) as answer:
+            with net.send_request(_pool(os.getpid()), "GET", url.url, {"accept-encoding": "gzip"}, timeout) as answer:
                 yield answer
         except LocationValueError:
-            raise BadDocument(f"{net.shown(url.url)}: this is not a possible host name. Correct it.") from None
+            raise BadDocument(f"{net.redact(url.url)}: this is not a possible host name. Correct it.") from None
         except HTTPError as e:
-            broken = f"the answer broke off or is not HTTP ({type(e).__name__})"
-            why = f"{net.shown(url.url)}: {net.reason(e, self.timeout_s) or broken}"
-            raise (_away_since(began, url, why) if _is_of_host(e) else TransientError(why)) from None
+            default = f"the answer broke off or is not HTTP ({type(e).__name__})"
+            why = f"{net.redact(url.url)}: {net.failure_reason(e, self.timeout_s) or default}"
+            raise (_mark_unavailable(started, url, why) if _is_host_failure(e) else TransientError(why)) from None
 
-    def _content(self, answer: BaseHTTPResponse, url: Url, give_up: float) -> bytes:
-        """The content, if the answer has one that may be taken."""
+    def _content(self, answer: BaseHTTPResponse, url: Url, deadline: float) -> bytes:
+        """Read the content of a successful answer; raise for all others."""
         if not 200 <= answer.status < 300:
-            said = f"{net.shown(url.url)}: answered {answer.status} {answer.reason or ''}".rstrip()
-            if answer.status == net.TOO_MANY:
-                raise _away_since(time.monotonic(), url, said)
-            if net.passes(answer.status):
-                raise TransientError(said)
-            raise PermanentError(f"{said}. Correct the URL, or drop the document.")
+            status = f"{net.redact(url.url)}: answered {answer.status} {answer.reason or ''}".rstrip()
+            if answer.status == net.TOO_MANY_REQUESTS:
+                raise _mark_unavailable(time.monotonic(), url, status)
+            if net.is_retryable(answer.status):
+                raise TransientError(status)
+            raise PermanentError(f"{status}. Correct the URL, or drop the document.")
         content = bytearray()
         announced = answer.length_remaining or 0
         while max(announced, len(content)) <= self.max_bytes:
-            if time.monotonic() > give_up:
-                had = f"{len(content)} bytes within {self.timeout_s:g} s, and not all."
-                raise TransientError(f"{net.shown(url.url)}: {had}")
-            piece = answer.read1(_PIECE_BYTES, decode_content=True)
-            if not piece:
+            if time.monotonic() > deadline:
+                progress = f"{len(content)} bytes within {self.timeout_s:g} s, and not all."
+                raise TransientError(f"{net.redact(url.url)}: {progress}")
+            chunk = answer.read1(_PIECE_BYTES, decode_content=True)
+            if not chunk:
                 return bytes(content)
-            content += piece
+            content += chunk
         raise PermanentError(
-            f"{net.shown(url.url)}: has more than max_bytes={self.max_bytes}. Raise the limit, or drop the document."
+            f"{net.redact(url.url)}: has more than max_bytes={self.max_bytes}. Raise the limit, or drop the document."
         )
 
 
 @lru_cache(maxsize=1)
 def _pool(process: int) -> PoolManager:
-    """This process's connections. A forked process must not go on with those of its parent."""
-    return reach.of_this_process().pool()
+    """Return this process's connections. A forked process must not use those of its parent."""
+    return reach.process_reach().pool()
 
 
-_away: Final[dict[str, tuple[float, str]]] = {}
-"""Hosts that this process does not ask now -> until when (monotonic), and why."""
+_unavailable_until: Final[dict[str, tuple[float, str]]] = {}
+"""Unavailable hosts that this process does not contact for now -> until when (monotonic), and why."""
 
 
-def _away_since(began: float, url: Url, why: str) -> Unavailable:
-    """The host is away. It is left alone as long as it was waited for: of a thousand documents of a host that does not
-    answer not every one waits for it, and other hosts get half of the time at least."""
+def _mark_unavailable(started: float, url: Url, why: str) -> Unavailable:
+    """Note that a host is unavailable, and return the error. It is not contacted for as long as the failed attempt
+    took, so that not each of a thousand documents waits for it, and other hosts get at least half of the time."""
     now = time.monotonic()
-    _away[_host(url)] = now + max(now - began, limits.BACKOFF_FIRST_S), why
-    return Unavailable(why, scope=_host(url))
+    _unavailable_until[_host_of(url)] = now + max(now - started, limits.BACKOFF_FIRST_S), why
+    return Unavailable(why, scope=_host_of(url))
 
 
-def _host(url: Url) -> str:
-    """Whom we ask, and at which port."""
+def _host_of(url: Url) -> str:
+    """Return host and port of a URL."""
     return url.netloc or ""
 
 
-def _is_of_host(error: HTTPError) -> bool:
-    """Was the host not reached at all, for now? A name that nobody knows is more often a dead link."""
+def _is_host_failure(error: HTTPError) -> bool:
+    """Return whether the host could not be reached for now. An unknown host name is not such an error: it is more often
+    a dead link."""
     from urllib3.exceptions import ConnectTimeoutError, NameResolutionError, NewConnectionError
 
     if isinstance(error, NameResolutionError):

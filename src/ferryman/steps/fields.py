@@ -95,7 +95,7 @@ class drop_fields:
     fields: str | Sequence[str]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fields", names(self.fields))
+        object.__setattr__(self, "fields", field_names(self.fields))
 
     def __call__(self, doc: Document) -> Document:
         for name in self.fields:
@@ -128,7 +128,7 @@ class set_field:
     how: How = "replace"
 
     def __post_init__(self) -> None:
-        one_name(self.field, "field")
+        field_name(self.field, "field")
         if self.how not in get_args(How):
             raise ValueError(f"how={self.how!r}: choose one of {', '.join(get_args(How))}.")
         try:
@@ -138,11 +138,11 @@ class set_field:
         object.__setattr__(self, "value", deepcopy(self.value))
 
     def __call__(self, doc: Document) -> Document:
-        held = doc.get(self.field)
+        current = doc.get(self.field)
         value = deepcopy(self.value)
         if self.how == "append":
-            doc[self.field] = _as_list(held) + _as_list(value)
-        elif self.how == "replace" or held is None or held in ("", [], (), {}):
+            doc[self.field] = _as_list(current) + _as_list(value)
+        elif self.how == "replace" or current is None or current in ("", [], (), {}):
             doc[self.field] = value
         return doc
 
@@ -154,7 +154,7 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _two_names(field: str, to: str) -> None:
-    if one_name(field, "field") == one_name(to, "to"):
+    if field_name(field, "field") == field_name(to, "to"):
         raise ValueError(f"field and to are both {to!r}: give two names.")
 
 
@@ -165,17 +165,18 @@ _UNITS: Final = {"epoch_second": timedelta(seconds=1), "epoch_millis": timedelta
 """Names of Elasticsearch and OpenSearch for numbers since 1970."""
 
 _SAMPLE: Final = datetime(2016, 11, 28, 23, 45, 56, 789012, UTC)
-_BLANKS: Final = (datetime(2000, 1, 1), datetime(2004, 2, 15))  # noqa: DTZ001 - the text says the zone, or nothing does
-"""Dates that fill the gaps of a text: where the results differ, the text does not name a day.
+_DEFAULT_DATES: Final = (datetime(2000, 1, 1), datetime(2004, 2, 15))  # noqa: DTZ001 - the text says the zone, or nothing does
+"""Dates whose parts complete those missing in a text: if the two results differ, the text does not name a day.
 
 They are more than a week apart, so that "Monday" alone is not a date.
 """
 
 _ZONE_SIGN: Final = re.compile(r"\b(?:UTC|GMT)\s*(?=[+-]\d)")
-"""``GMT+0200`` is what everybody writes for ``+0200``; the parser would take it as POSIX does, the other way round."""
+"""Prefix in ``GMT+0200``, by which people mean ``+0200``; the parser would read it as POSIX does, with the sign
+reversed."""
 
 _COMMENT: Final = re.compile(r"\s*\([^()]*\)$")
-"""Mail and JavaScript repeat the zone's name at the end, in parentheses."""
+"""Name of the zone in parentheses at the end, as in dates of mails and of JavaScript."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,11 +219,11 @@ class reformat_date:
     day_first: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fields", names(self.fields))
+        object.__setattr__(self, "fields", field_names(self.fields))
         formats = (self.formats,) if isinstance(self.formats, str) else tuple(self.formats)
         object.__setattr__(self, "formats", formats)
-        for wanted in formats:
-            _check_format(wanted)
+        for format_ in formats:
+            _check_format(format_)
         _zone(self.from_zone)
         _zone(self.to_zone)
         if self.to is not None and (not self.to or self.to in _UNITS):
@@ -231,10 +232,10 @@ class reformat_date:
             raise ValueError("day_first is for dates without formats: the formats say it already.")
 
     def __call__(self, doc: Document) -> Document:
-        return each(doc, self.fields, self._rewritten, NUMBER_OR_TEXT)
+        return map_values(doc, self.fields, self._reformat, NUMBER_OR_TEXT)
 
-    def _rewritten(self, value: str | int | float) -> str:
-        moment = self._by_formats(value) if self.formats else self._guessed(value)
+    def _reformat(self, value: str | int | float) -> str:
+        moment = self._parse_by_formats(value) if self.formats else self._parse_freely(value)
         try:
             if moment.tzinfo is None:
                 moment = moment.replace(tzinfo=_zone(self.from_zone))
@@ -246,27 +247,27 @@ class reformat_date:
         text = moment.isoformat()
         return text.removesuffix("+00:00") + "Z" if text.endswith("+00:00") else text
 
-    def _by_formats(self, value: str | int | float) -> datetime:
-        for wanted in self.formats:
+    def _parse_by_formats(self, value: str | int | float) -> datetime:
+        for format_ in self.formats:
             try:
-                if wanted in _UNITS:
-                    return _EPOCH + float(value) * _UNITS[wanted]
+                if format_ in _UNITS:
+                    return _EPOCH + float(value) * _UNITS[format_]
                 if isinstance(value, str):
-                    return datetime.strptime(value.strip(), wanted)  # noqa: DTZ007 - the zone follows
+                    return datetime.strptime(value.strip(), format_)  # noqa: DTZ007 - the zone follows
             except (ValueError, OverflowError):
                 continue
         raise ValueError(f"is not a date as in {' or '.join(map(repr, self.formats))}.")
 
-    def _guessed(self, value: str | int | float) -> datetime:
+    def _parse_freely(self, value: str | int | float) -> datetime:
         if not isinstance(value, str):
             raise ValueError("is a number. Say what it counts: formats='epoch_second' or 'epoch_millis'.")
         try:
             return datetime.fromisoformat(value.strip())
         except ValueError:
-            return _parsed(value, self.day_first)
+            return _parse_with_dateutil(value, self.day_first)
 
 
-def _parsed(text: str, day_first: bool) -> datetime:
+def _parse_with_dateutil(text: str, day_first: bool) -> datetime:
     """Parse a date with dateutil.
 
     Raises:
@@ -276,23 +277,25 @@ def _parsed(text: str, day_first: bool) -> datetime:
 
     text = _ZONE_SIGN.sub("", _COMMENT.sub("", text.strip()))
     try:
-        first, second = (parser.parse(text, default=blank, dayfirst=day_first, tzinfos=_offset) for blank in _BLANKS)
+        first, second = (
+            parser.parse(text, default=blank, dayfirst=day_first, tzinfos=_offset) for blank in _DEFAULT_DATES
+        )
     except _UnknownZone as e:
         raise ValueError(f"{e}") from None
     except (ValueError, ArithmeticError):  # it does arithmetic with numbers of any length
         raise ValueError("is not a date that can be read. Say how it is written: formats=….") from None
     if first != second:
         raise ValueError("does not say year, month and day. Say how it is written: formats=….")
-    found: datetime = first
-    return found
+    parsed: datetime = first
+    return parsed
 
 
 class _UnknownZone(Exception):
-    """A time zone's name that may be several."""
+    """The name of a time zone is ambiguous."""
 
 
 def _offset(name: str | None, seconds: int | None) -> tzinfo | None:
-    """The zone of a parsed date; None where it says none."""
+    """Return the time zone of a parsed date for dateutil; None without one."""
     if name is None and seconds is None:
         return None
     if seconds is None or (seconds and name):
@@ -307,20 +310,20 @@ def _zone(name: str) -> ZoneInfo:
         raise ValueError(f"time zone {name!r}: give an IANA name, such as 'UTC' or 'Europe/Paris'.") from None
 
 
-def _check_format(wanted: str) -> None:
-    """It reads what it writes, the year at least."""
-    if wanted in _UNITS:
+def _check_format(format_: str) -> None:
+    """Check that a format can parse what it writes, at least the year."""
+    if format_ in _UNITS:
         return
     try:
-        if datetime.strptime(_SAMPLE.strftime(wanted), wanted).year == _SAMPLE.year:  # noqa: DTZ007
+        if datetime.strptime(_SAMPLE.strftime(format_), format_).year == _SAMPLE.year:  # noqa: DTZ007
             return
         why = "has no year"
     except (ValueError, TypeError) as e:
         why = str(e)
-    raise ValueError(f"format {wanted!r}: {why}. Give one of strptime, as '%d.%m.%Y', or {' or '.join(_UNITS)}.")
+    raise ValueError(f"format {format_!r}: {why}. Give one of strptime, as '%d.%m.%Y', or {' or '.join(_UNITS)}.")
 
 
-# The step that lets documents go.
+# The step that drops documents.
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +362,7 @@ class drop_if:
 Units = Literal["decimal", "binary"]
 
 _LARGEST: Final = 10**33
-"""Above a thousand quettabytes there are no names of units."""
+"""Bound of sizes: above a thousand quettabytes units have no names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,16 +392,16 @@ class format_size:
     digits: int = 1
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fields", names(self.fields))
+        object.__setattr__(self, "fields", field_names(self.fields))
         if self.units not in get_args(Units):
             raise ValueError(f"units={self.units!r}: choose one of {', '.join(get_args(Units))}.")
         if self.digits not in range(10):
             raise ValueError(f"digits={self.digits!r}: give a number from 0 to 9.")
 
     def __call__(self, doc: Document) -> Document:
-        return each(doc, self.fields, self._written, NUMBER_OR_TEXT)
+        return map_values(doc, self.fields, self._format, NUMBER_OR_TEXT)
 
-    def _written(self, size: int | float | str) -> str:
+    def _format(self, size: int | float | str) -> str:
         if isinstance(size, str):
             if not (size.isascii() and size.isdigit()):
                 raise ValueError("is not a number of bytes. Give a number, or a text of digits.")
@@ -408,18 +411,18 @@ class format_size:
         return naturalsize(size, binary=self.units == "binary", format=f"%.{self.digits}f")
 
 
-# What all steps hold to: which fields they were given, and one value or a list of values alike.
+# Shared by all steps: names of fields, and fields that hold one value or a list of values.
 
 Kinds = tuple[type, ...]
-"""Classes of the values that a step takes: one of the two below."""
+"""Classes of the values that a step accepts: one of the two below."""
 
 TEXT: Final[Kinds] = (str,)
 NUMBER_OR_TEXT: Final[Kinds] = (int, float, str)
 
-_CALLED: Final = {TEXT: "text", NUMBER_OR_TEXT: "a number or text"}
+_KIND_NAMES: Final = {TEXT: "text", NUMBER_OR_TEXT: "a number or text"}
 
 
-class Plain:
+class StepWithDefaults:
     """A step whose every argument has a default: ``Plan.step("text", extract_text)`` is ``extract_text()``."""
 
     __slots__ = ()
@@ -435,111 +438,112 @@ class Plain:
 _short = Repr()
 _short.maxstring = _short.maxother = 60
 
-_SHOWN: Final = 80
-"""Characters of a value in a message, which is a line; the value may be a book."""
+_SHOWN_CHARACTERS: Final = 80
+"""Characters of a value in a message, which is one line; the value may be a whole book."""
 
 
-def names(given: str | Sequence[str]) -> tuple[str, ...]:
-    """One name of a field or several, as a tuple.
-
-    Raises:
-        ValueError: none, or one that is not text or empty.
-    """
-    found = (given,) if isinstance(given, str) else tuple(given)
-    if not found or not all(isinstance(name, str) and name for name in found):
-        raise ValueError(f"fields {given!r}: give the name of a field, or a list of names.")
-    return found
-
-
-def one_name(given: str, argument: str) -> str:
-    """The name of one field, as it was given.
+def field_names(value: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the names of fields given as one text or several, as a tuple.
 
     Raises:
-        ValueError: no text, or empty; names the argument.
+        ValueError: there is no name, or one that is not text or is empty.
     """
-    if not isinstance(given, str) or not given:
-        raise ValueError(f"{argument}={given!r}: give the name of a field.")
-    return given
+    chosen = (value,) if isinstance(value, str) else tuple(value)
+    if not chosen or not all(isinstance(name, str) and name for name in chosen):
+        raise ValueError(f"fields {value!r}: give the name of a field, or a list of names.")
+    return chosen
 
 
-def values(doc: Document, name: str, kinds: Kinds = TEXT) -> list[Any] | None:
-    """The values of a field that may hold one or a list of them, nulls left out; None where there is no field.
+def field_name(value: str, argument: str) -> str:
+    """Return the name of one field.
+
+    Raises:
+        ValueError: it is not text, or empty; names the argument.
+    """
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{argument}={value!r}: give the name of a field.")
+    return value
+
+
+def field_values(doc: Document, name: str, kinds: Kinds = TEXT) -> list[Any] | None:
+    """Return the values of a field, which holds one value or a list of them, without nulls; None without the field.
 
     Raises:
         BadDocument: a value of another kind.
     """
-    held = doc.get(name)
-    if held is None:
+    current = doc.get(name)
+    if current is None:
         return None
-    found = [value for value in _all(held) if value is not None]
-    for value in found:
-        _check(doc, name, value, kinds)
-    return found
+    present = [value for value in _as_sequence(current) if value is not None]
+    for value in present:
+        _check_kind(doc, name, value, kinds)
+    return present
 
 
-def each(doc: Document, fields: Sequence[str], change: Callable[[Any], Any], kinds: Kinds = TEXT) -> Document:
-    """The document with every value of these fields changed: a value by itself, a list element by element.
+def map_values(doc: Document, fields: Sequence[str], change: Callable[[Any], Any], kinds: Kinds = TEXT) -> Document:
+    """Apply a function to every value of these fields: to a single value, or to each element of a list.
 
-    Fields that are not there, and nulls, stay as they are. ``change`` says by ``ValueError`` why it cannot.
+    Missing fields and nulls stay as they are. ``change`` raises ``ValueError`` to refuse a value.
 
     Raises:
         BadDocument: a value of another kind, or one that cannot be changed.
     """
     for name in fields:
-        held = doc.get(name)
-        if held is None:
+        current = doc.get(name)
+        if current is None:
             continue
-        changed = [_changed(doc, name, value, change, kinds) for value in _all(held)]
-        doc[name] = changed if isinstance(held, (list, tuple)) else changed[0]
+        changed = [_change_value(doc, name, value, change, kinds) for value in _as_sequence(current)]
+        doc[name] = changed if isinstance(current, (list, tuple)) else changed[0]
     return doc
 
 
-def keys_of(names: Iterable[str]) -> Iterator[str]:
-    """A key for each name, no two alike: of several with one name the second is ``name-2``; without one its place."""
-    taken: set[str] = set()
+def unique_keys(names: Iterable[str]) -> Iterator[str]:
+    """Yield a unique key for each name: of equal names the second becomes ``name-2``; an empty one becomes its
+    index."""
+    used: set[str] = set()
     for place, name in enumerate(names):
         first = name or str(place)
-        key = next(key for key in (first, *(f"{first}-{n}" for n in range(2, place + 3))) if key not in taken)
-        taken.add(key)
+        key = next(key for key in (first, *(f"{first}-{n}" for n in range(2, place + 3))) if key not in used)
+        used.add(key)
         yield key
 
 
-def is_list(doc: Document, name: str) -> bool:
-    """Does the field hold a list of values?"""
+def holds_list(doc: Document, name: str) -> bool:
+    """Return whether the field holds a list of values."""
     return isinstance(doc.get(name), (list, tuple))
 
 
-def shown(value: Any) -> str:
-    """A value in a message, cut short."""
+def short_repr(value: Any) -> str:
+    """Return a short repr of a value, for a message."""
     text = _short.repr(value)
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
 
 
-def refused(doc: Document, name: str, why: str) -> BadDocument:
-    """The error of a value that a step cannot take."""
+def bad_field(doc: Document, name: str, why: str) -> BadDocument:
+    """Return the error for a field that a step cannot process."""
     return BadDocument(f"{doc.id}: field {name!r} {why}")
 
 
-def _all(held: Any) -> Sequence[Any]:
-    return held if isinstance(held, (list, tuple)) else [held]
+def _as_sequence(current: Any) -> Sequence[Any]:
+    return current if isinstance(current, (list, tuple)) else [current]
 
 
-def _changed(doc: Document, name: str, value: Any, change: Callable[[Any], Any], kinds: Kinds) -> Any:
+def _change_value(doc: Document, name: str, value: Any, change: Callable[[Any], Any], kinds: Kinds) -> Any:
     if value is None:
         return None
-    _check(doc, name, value, kinds)
+    _check_kind(doc, name, value, kinds)
     try:
         return change(value)
     except ValueError as e:
-        raise refused(doc, name, f"holds {shown(value)}: {e}") from None
+        raise bad_field(doc, name, f"holds {short_repr(value)}: {e}") from None
 
 
-def _check(doc: Document, name: str, value: Any, kinds: Kinds) -> None:
+def _check_kind(doc: Document, name: str, value: Any, kinds: Kinds) -> None:
     if not isinstance(value, kinds) or isinstance(value, bool):
-        called = _CALLED[kinds]
-        raise refused(
+        kind_name = _KIND_NAMES[kinds]
+        raise bad_field(
             doc,
             name,
-            f"holds {shown(value)}, a {type(value).__name__}, where {called} is needed. "
-            f"Make {called} of it in a step before this one, or give other fields.",
+            f"holds {short_repr(value)}, a {type(value).__name__}, where {kind_name} is needed. "
+            f"Make {kind_name} of it in a step before this one, or give other fields.",
         )

@@ -20,7 +20,16 @@ from urllib.parse import quote
 from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import Dropped, UsageError
-from ferryman.steps.fields import Plain, each, is_list, names, one_name, refused, shown, values
+from ferryman.steps.fields import (
+    StepWithDefaults,
+    bad_field,
+    field_name,
+    field_names,
+    field_values,
+    holds_list,
+    map_values,
+    short_repr,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +52,12 @@ class trim:
     characters: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fields", names(self.fields))
+        object.__setattr__(self, "fields", field_names(self.fields))
         if self.characters == "":
             raise ValueError("characters='': give those to remove, or None for white space.")
 
     def __call__(self, doc: Document) -> Document:
-        return each(doc, self.fields, lambda text: text.strip(self.characters))
+        return map_values(doc, self.fields, lambda text: text.strip(self.characters))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +89,20 @@ class split:
     _pattern: re.Pattern[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fields", names(self.fields))
+        object.__setattr__(self, "fields", field_names(self.fields))
         if self.separator == "":
             raise ValueError("separator='': give a text, or None for white space.")
         if self.separator is None:
             pattern = re.compile(r"\s+")
         else:
-            pattern = _compiled(self.separator if self.regex else re.escape(self.separator))
+            pattern = _compile(self.separator if self.regex else re.escape(self.separator))
         if pattern.groups:
             raise ValueError(f"regular expression {self.separator!r}: has a capturing group. Write (?:…) for (…).")
         object.__setattr__(self, "_pattern", pattern)
 
     def __call__(self, doc: Document) -> Document:
         for name in self.fields:
-            texts = values(doc, name)
+            texts = field_values(doc, name)
             if texts is not None:
                 parts = [part for text in texts for part in self._pattern.split(text)]
                 doc[name] = parts if self.keep_empty else [part for part in parts if part]
@@ -130,15 +139,15 @@ class replace_matches:
     _pattern: re.Pattern[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fields", names(self.fields))
-        object.__setattr__(self, "_pattern", _compiled(self.pattern))
+        object.__setattr__(self, "fields", field_names(self.fields))
+        object.__setattr__(self, "_pattern", _compile(self.pattern))
         try:
             self._pattern.sub(self.replacement, "")
         except (re.error, IndexError) as e:
             raise ValueError(f"replacement {self.replacement!r}: {e}. It follows {self.pattern!r}.") from None
 
     def __call__(self, doc: Document) -> Document:
-        return each(doc, self.fields, lambda text: self._pattern.sub(self.replacement, text))
+        return map_values(doc, self.fields, lambda text: self._pattern.sub(self.replacement, text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,16 +176,16 @@ class keep_matches:
     _pattern: re.Pattern[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fields", names(self.fields))
-        object.__setattr__(self, "_pattern", _compiled(self.pattern))
+        object.__setattr__(self, "fields", field_names(self.fields))
+        object.__setattr__(self, "_pattern", _compile(self.pattern))
 
     def __call__(self, doc: Document) -> Document:
         for name in self.fields:
-            texts = values(doc, name)
+            texts = field_values(doc, name)
             if texts is None:
                 continue
             kept = [text for text in texts if self._pattern.fullmatch(text)]
-            if is_list(doc, name):
+            if holds_list(doc, name):
                 doc[name] = kept
             elif not kept:
                 del doc[name]
@@ -218,7 +227,7 @@ class fill_template:
     missing: str | None = None
 
     def __post_init__(self) -> None:
-        one_name(self.field, "field")
+        field_name(self.field, "field")
         if not _Template(self.template).is_valid():
             raise ValueError(
                 f"template {self.template!r}: write $name or ${{name}} for a field, and $$ for a dollar sign."
@@ -232,12 +241,12 @@ class fill_template:
         return doc
 
     def _text(self, doc: Document, name: str) -> str | None:
-        held = doc.get(name)
-        if held is None:
+        value = doc.get(name)
+        if value is None:
             return self.missing
-        if isinstance(held, (list, tuple)):
-            return self.join.join(_written(doc, name, value) for value in held if value is not None)
-        return _written(doc, name, held)
+        if isinstance(value, (list, tuple)):
+            return self.join.join(_format_value(doc, name, element) for element in value if element is not None)
+        return _format_value(doc, name, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,22 +271,22 @@ class url_encode:
     safe: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fields", names(self.fields))
+        object.__setattr__(self, "fields", field_names(self.fields))
         if not self.safe.isascii():
             raise ValueError(f"safe={self.safe!r}: give ASCII characters; others cannot stand in a URL.")
 
     def __call__(self, doc: Document) -> Document:
-        return each(doc, self.fields, lambda text: quote(text, safe=self.safe))
+        return map_values(doc, self.fields, lambda text: quote(text, safe=self.safe))
 
 
-def _compiled(pattern: str) -> re.Pattern[str]:
+def _compile(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern)
     except re.error as e:
         raise ValueError(f"regular expression {pattern!r}: {e}.") from None
 
 
-def _written(doc: Document, name: str, value: Any) -> str:
+def _format_value(doc: Document, name: str, value: Any) -> str:
     match value:
         case str():
             return value
@@ -285,10 +294,11 @@ def _written(doc: Document, name: str, value: Any) -> str:
             return "true" if value else "false"
         case int() | float():
             return str(value)
-    raise refused(
+    raise bad_field(
         doc,
         name,
-        f"holds {shown(value)}, a {type(value).__name__}, which a template cannot show. Convert it to text before.",
+        f"holds {short_repr(value)}, a {type(value).__name__}, which a template cannot show. Convert it to text "
+        "before.",
     )
 
 
@@ -296,7 +306,11 @@ def _written(doc: Document, name: str, value: Any) -> str:
 
 By = Literal["paragraphs", "sentences", "characters", "tokens", "headings"]
 
-_NEEDED: Final = {"sentences": "sentencex", "characters": "semantic_text_splitter", "tokens": "semantic_text_splitter"}
+_LIBRARIES: Final = {
+    "sentences": "sentencex",
+    "characters": "semantic_text_splitter",
+    "tokens": "semantic_text_splitter",
+}
 _GAP: Final = re.compile(r"\n[^\S\n]*(?:\n[^\S\n]*)+")
 _KEY_BYTES: Final = 16
 
@@ -309,7 +323,7 @@ class _Part(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class split_text(Plain):
+class split_text(StepWithDefaults):
     r"""Make children of the parts of a text: paragraphs, sentences, Markdown sections, or pieces of a size.
 
     The text is the document's ``raw``, as UTF-8 (``extract_text`` leaves it so). Each child has a part as its ``raw``,
@@ -376,7 +390,7 @@ class split_text(Plain):
                 "by='headings' makes one section a part: leave size out, or split the sections by another."
             )
         object.__setattr__(self, "copy", (self.copy,) if isinstance(self.copy, str) else tuple(self.copy))
-        needed = _NEEDED.get(self.by)
+        needed = _LIBRARIES.get(self.by)
         if needed and find_spec(needed) is None:
             raise UsageError(f"split_text by {self.by} needs {needed}: pip install 'ferryman[split]'.")
         if self.by == "tokens":
@@ -402,14 +416,14 @@ class split_text(Plain):
         return child
 
     def _keys(self, parts: Sequence[_Part]) -> Iterator[str | None]:
-        seen: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for part in parts:
             if self.key == "number":
                 yield None
                 continue
             digest = blake2b(part.text.encode(), digest_size=_KEY_BYTES).hexdigest()
-            seen[digest] += 1
-            yield digest if seen[digest] == 1 else f"{digest}-{seen[digest]}"
+            counts[digest] += 1
+            yield digest if counts[digest] == 1 else f"{digest}-{counts[digest]}"
 
     def _parts(self, doc: Document, text: str) -> Iterator[_Part]:
         match self.by:
@@ -425,14 +439,14 @@ class split_text(Plain):
                 yield from (_Part(piece) for piece in splitter.chunks(text) if piece.strip())
 
     def _windows(self, units: list[str], between: str) -> Iterator[_Part]:
-        """``size`` units a part, each beginning ``overlap`` units before the end of the last."""
+        """Yield parts of ``size`` units, each beginning ``overlap`` units before the end of the previous one."""
         assert self.size is not None
         for at in range(0, max(len(units) - self.overlap, min(len(units), 1)), self.size - self.overlap):
             yield _Part(between.join(units[at : at + self.size]))
 
     def _language_of(self, doc: Document) -> str:
-        found = self.language or doc.get("language") or "en"
-        return found if isinstance(found, str) else "en"
+        language = self.language or doc.get("language") or "en"
+        return language if isinstance(language, str) else "en"
 
     def _splitter(self) -> Any:
         assert self.size is not None
@@ -443,10 +457,10 @@ class split_text(Plain):
 
 @lru_cache(maxsize=8)
 def _token_splitter(model: str, size: int, overlap: int) -> Any:
-    """It has the model's vocabulary with it.
+    """Return a splitter that counts tokens by the model's vocabulary, which the library contains.
 
     Raises:
-        ValueError: a model that it does not know.
+        ValueError: the library does not know the model.
     """
     from semantic_text_splitter import TextSplitter
 
@@ -470,7 +484,7 @@ def _sentences(language: str, text: str) -> list[str]:
 
 
 def _sections(text: str) -> Iterator[_Part]:
-    """Sections of Markdown: each begins at a heading, which is its first line. What is in code is not a heading."""
+    """Yield the sections of Markdown: each begins with a heading, its first line. Lines in code are not headings."""
     from markdown_it import MarkdownIt
 
     lines = text.splitlines(keepends=True)

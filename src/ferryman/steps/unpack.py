@@ -8,11 +8,11 @@ from typing import ClassVar
 from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import Dropped
-from ferryman.steps.fields import Plain
+from ferryman.steps.fields import StepWithDefaults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class unpack(Plain):
+class unpack(StepWithDefaults):
     """Make a child of each member of an archive: zip, tar, and tar compressed by gzip, bzip2, xz or zstd.
 
     A child's key is the member's path, its ``raw`` the member's bytes; of members with one path the last counts. The
@@ -53,7 +53,7 @@ class unpack(Plain):
 
         if doc.raw is None or not is_archive(doc.raw):
             return doc
-        found = children(doc, doc.raw, self.max_members, self.max_bytes, self.max_ratio, self.depth)
-        if not found:
+        members = children(doc, doc.raw, self.max_members, self.max_bytes, self.max_ratio, self.depth)
+        if not members:
             raise Dropped("an archive without members")
-        return found
+        return members

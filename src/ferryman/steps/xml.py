@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import BadDocument, UsageError
-from ferryman.steps.formats import line
-from ferryman.steps.formats.office import parsed
+from ferryman.steps.formats import one_line
+from ferryman.steps.formats.office import parse_xml
 
 if TYPE_CHECKING:
     from lxml.etree import XPath, _Element
@@ -56,20 +56,20 @@ class read_xml:
             raise ValueError(f"max_bytes={self.max_bytes}: give a number above 0.")
         object.__setattr__(self, "paths", dict(self.paths))
         object.__setattr__(self, "namespaces", dict(self.namespaces or {}))
-        self._compiled()
+        self._compile()
 
     def __call__(self, doc: Document) -> Document:
         if doc.raw is None:
             return doc
         root = self._root(doc, doc.raw)
-        for name, path in self._compiled().items():
+        for name, path in self._compile().items():
             value = self._value(doc, name, path, root)
             if value not in ("", []):
                 doc[name] = value
         return doc
 
-    def _compiled(self) -> dict[str, XPath]:
-        """The paths, ready to be followed.
+    def _compile(self) -> dict[str, XPath]:
+        """Compile the paths.
 
         Raises:
             ValueError: a path is not valid.
@@ -98,9 +98,9 @@ class read_xml:
                 f"{doc.id}: has {len(raw)} bytes, more than max_bytes={self.max_bytes}. Raise the limit, or split it."
             )
         try:
-            root = parsed(raw)
+            root = parse_xml(raw)
         except etree.XMLSyntaxError as e:
-            raise BadDocument(f"{doc.id}: it is not XML: {line(str(e))}. Correct it.") from None
+            raise BadDocument(f"{doc.id}: it is not XML: {one_line(str(e))}. Correct it.") from None
         declared: Any = root.getroottree().docinfo.internalDTD
         if declared is not None and next(declared.iterentities(), None) is not None:
             raise BadDocument(f"{doc.id}: it declares entities, which are not resolved. Write them out.")
@@ -110,34 +110,34 @@ class read_xml:
         from lxml import etree
 
         try:
-            found = path(root)
+            result = path(root)
         except etree.XPathError as e:
             raise BadDocument(f"{doc.id}: the path of field {name!r} cannot be followed: {e}. Correct it.") from None
-        match found:
+        match result:
             case bool():
-                return found
+                return result
             case float():
-                return _number(found)
+                return _number(result)
             case str():
-                return line(found)
-        texts = [text for each in found if (text := _text(each))]
+                return one_line(result)
+        texts = [text for each in result if (text := _text(each))]
         return texts if len(texts) > 1 else "".join(texts)
 
 
 _LARGEST: Final = 2.0**53
 
 
-def _number(found: float) -> Any:
+def _number(value: float) -> Any:
     """Convert to a JSON number; "" for what is not an exact number."""
-    if found != found or abs(found) > _LARGEST:
+    if value != value or abs(value) > _LARGEST:
         return ""
-    return int(found) if found.is_integer() else found
+    return int(value) if value.is_integer() else value
 
 
-def _text(found: Any) -> str:
+def _text(value: Any) -> str:
     """Return an element's text or an attribute's value."""
-    if isinstance(found, str):
-        return line(found)
-    if isinstance(found, tuple):  # a namespace
-        return line(found[1])
-    return line("".join(found.itertext()) if isinstance(found.tag, str) else found.text)
+    if isinstance(value, str):
+        return one_line(value)
+    if isinstance(value, tuple):  # a namespace
+        return one_line(value[1])
+    return one_line("".join(value.itertext()) if isinstance(value.tag, str) else value.text)

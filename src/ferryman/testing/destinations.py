@@ -238,7 +238,7 @@ class DestinationSuite:
 
     def test_strange_documents_are_documents(self, tmp_path: Path) -> None:
         """Documents without raw or fields, with binary, NULs, any script or JSON are delivered, or refused singly."""
-        chunk = [*_strange(), delivery("usual", 100)]
+        chunk = [*_unusual_deliveries(), delivery("usual", 100)]
         outcomes = self._write(self.destination(tmp_path), tmp_path, chunk)
         assert len(outcomes) == len(chunk)
         assert all(o.kind in ("ok", "permanent") and (o.why or o.kind == "ok") for o in outcomes), outcomes
@@ -375,7 +375,7 @@ def _current_hashes(deliveries: Iterable[Delivery]) -> set[str]:
     return {d.hash for d in last.values() if d.operation == "upsert"}
 
 
-def _strange() -> list[Delivery]:
+def _unusual_deliveries() -> list[Delivery]:
     """Make deliveries with unusual fields, raws and ids."""
     fields: list[dict[str, Any]] = [
         {},

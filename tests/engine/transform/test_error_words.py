@@ -17,7 +17,7 @@ from ferryman import account, limits
 from ferryman.destinations.base import Delivery, Outcome
 from ferryman.document import Document
 from ferryman.engine.results import ErrorKind, Traces, classify_error
-from ferryman.errors import PermanentError, describe, plain_text, shortened, shown
+from ferryman.errors import PermanentError, describe, plain_text, safe_repr, shortened
 from ferryman.plan import Handle, Plan
 from ferryman.routers import Router
 from ferryman.sources import Listed, Memory, Source
@@ -178,7 +178,7 @@ def test_a_long_message_is_shortened_in_the_middle() -> None:
     assert f"{1_000_008 - limits.MESSAGE_CHARACTERS:,} characters left out" in text
     assert len(text) < limits.MESSAGE_CHARACTERS + 100
     assert shortened("x" * limits.MESSAGE_CHARACTERS, limits.MESSAGE_CHARACTERS) == "x" * limits.MESSAGE_CHARACTERS
-    assert shown(Silent()) == "a Silent"
+    assert safe_repr(Silent()) == "a Silent"
     assert describe(ValueError(HALF)) == r"ValueError: a\udcff.txt"
 
 

@@ -11,7 +11,7 @@ import pytest
 from ferryman import Document, Dropped, PermanentError, Plan, account
 from ferryman.destinations import Null
 from ferryman.engine import preview
-from ferryman.plan.calls import returns_nothing
+from ferryman.plan.calls import always_returns_none
 from ferryman.records import rows
 from ferryman.sources import Memory
 from ferryman.testing.inprocess import InProcess
@@ -106,7 +106,7 @@ def makes(doc: Document) -> Any:
 )
 def test_what_a_function_returns(function: Any, nothing: bool) -> None:
     """As far as its code shows it."""
-    assert returns_nothing(function) is nothing
+    assert always_returns_none(function) is nothing
 
 
 def test_preview_gives_the_same_hint(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from ferryman.engine.transform.staging import reconcile
-from ferryman.records.families import FailedMember, Owed, Published
+from ferryman.records.families import FailedMember, MissingDelivery, Published
 
 
 @dataclasses.dataclass
@@ -22,7 +22,7 @@ A, X, Y, XZ = (Published(member, "", "out") for member in ("", "#x", "#y", "#x#z
 
 
 def failure(member: str, *destinations: str, route: str = "") -> FailedMember:
-    return FailedMember(member, "step", "", "", [Owed(name, route, 1) for name in destinations])
+    return FailedMember(member, "step", "", "", [MissingDelivery(name, route, 1) for name in destinations])
 
 
 class Compared(NamedTuple):

@@ -9,7 +9,7 @@ import pytest
 
 from ferryman.intake.service.errors import CorruptSubmission
 from ferryman.intake.service.manifest import check_digest, check_path, group_by_object, parse_manifest
-from ferryman.net.urls import shown
+from ferryman.net.urls import redact
 
 BASE = "http://host/dir/manifest.csv"
 SHA = "a" * 64
@@ -131,4 +131,4 @@ def test_no_place_for_a_file(path: str) -> None:
 
 def test_secrets_are_not_shown() -> None:
     """User, password and query of a URL appear in no message."""
-    assert shown("https://me:secret@host:8443/a?token=secret") == "https://host:8443/a?…"
+    assert redact("https://me:secret@host:8443/a?token=secret") == "https://host:8443/a?…"

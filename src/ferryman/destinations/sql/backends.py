@@ -1,4 +1,4 @@
-"""Which dialect speaks to which database."""
+"""Choice of the dialect for a database."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BACKENDS: Final = ("sqlite", "postgresql")
 
 
 def dialect_of(url: sa.URL) -> Dialect:
-    """The dialect for a URL of one of ``BACKENDS``; loads what only it needs."""
+    """Return the dialect for a URL of one of ``BACKENDS``; loads only the modules that it needs."""
     if url.get_backend_name() == "sqlite":
         from ferryman.destinations.sql.sqlite import SQLite
 

@@ -16,7 +16,7 @@ from ferryman.errors import Misconfigured, PlanError, UsageError
 from ferryman.net import databases
 
 REFUSED: Final = "the database refuses it"
-"""Begins the reasons of refused deliveries: without the id, so that what is wrong with all of them reads alike."""
+"""Beginning of the reasons of refused deliveries: without the id, so that equal faults have equal texts."""
 
 
 class Sql(Destination):
@@ -89,13 +89,13 @@ class Sql(Destination):
         self.mode: Mode = mode
         if findings := list(self._findings(url)):
             raise PlanError([f"Sql(table={table!r}): {finding}" for finding in findings])
-        self.url = databases.written(databases.parse(url))
+        self.url = databases.with_password(databases.parse_url(url))
         self._writer: Writer | None = None
 
     def _findings(self, url: str) -> Iterator[str]:
         reserved = set(RESERVED)
         try:
-            parsed = databases.parse(url)
+            parsed = databases.parse_url(url)
         except UsageError as e:
             yield str(e)
         else:
@@ -104,7 +104,7 @@ class Sql(Destination):
             else:
                 dialect = dialect_of(parsed)
                 reserved |= set(dialect.reserved)
-                yield from dialect.mistakes(parsed, self.table, self.full_text)
+                yield from dialect.argument_findings(parsed, self.table, self.full_text)
         if self.mode not in get_args(Mode):
             yield f"mode={self.mode!r}: use 'upsert' or 'append'"
         if not self.table:
@@ -144,7 +144,7 @@ class Sql(Destination):
 
     @property
     def _layout(self) -> Layout:
-        return Layout(self.table, self.mode, self.columns, self._dialect)
+        return Layout(self.table, self.mode, self.columns, self._dialect.column_types)
 
     def target(self) -> str:
         return f"{self._dialect.place(self._url)}#{self.table}"
@@ -163,24 +163,24 @@ class Sql(Destination):
             PermanentError: no such folder or database, no right to write, a table that is not Ferryman's.
         """
         where = self.target()
-        with self._dialect.explained(where):
+        with self._dialect.translated_errors(where):
             self._dialect.prepare(self._url, self._layout, self.full_text, where)
 
     def highest_sequence(self) -> int | None:
         """Return the highest sequence of rows and tombstones."""
         layout = self._layout
         tables = [layout.documents] if layout.appends else [layout.documents, layout.tombstones]
-        with self._dialect.explained(self.target()):
+        with self._dialect.translated_errors(self.target()):
             engine = self._dialect.open_reader(self._url)
             try:
                 with engine.connect() as connection:
-                    found = [connection.scalar(sa.select(sa.func.max(t.c.sequence))) for t in tables]
+                    highest = [connection.scalar(sa.select(sa.func.max(t.c.sequence))) for t in tables]
             finally:
                 engine.dispose()
-        return max((n for n in found if n is not None), default=None)
+        return max((n for n in highest if n is not None), default=None)
 
     def open(self, context: DestinationContext) -> None:
-        with self._dialect.explained(self.target()):
+        with self._dialect.translated_errors(self.target()):
             self._writer = self._dialect.writer(self._url, self._layout)
 
     def write(self, chunk: list[Delivery]) -> list[Outcome]:
@@ -193,7 +193,7 @@ class Sql(Destination):
         if self._writer is None:
             raise Misconfigured(f"{self.target()}: write before open")
         dialect = self._dialect
-        with dialect.explained(self.target()):
+        with dialect.translated_errors(self.target()):
             return _write_or_split(self._writer, chunk, dialect)
 
     def close(self) -> None:
@@ -203,13 +203,13 @@ class Sql(Destination):
 
 
 def _write_or_split(writer: Writer, chunk: list[Delivery], dialect: Dialect) -> list[Outcome]:
-    """Half by half around deliveries that the database does not take: they must not harm the others."""
+    """Write a chunk; if the database refuses one of its deliveries, write it in halves, so that the others succeed."""
     if not chunk:
         return []
     try:
         return writer.write(chunk)
     except Exception as e:
-        if not dialect.blames_a_row(e):
+        if not dialect.is_row_error(e):
             raise
         if len(chunk) == 1:
             return [Outcome.permanent(str(dialect.explain(e, REFUSED)))]

@@ -1,6 +1,6 @@
 """The port to a kind of database: everything about ``Sql`` and its search that SQLite and PostgreSQL do differently.
 
-A dialect is asked in this order:
+The methods of a dialect are called in this order:
 
     mistakes(…)            when the plan is built: what is wrong with the arguments; no I/O
     prepare(…)             driver, ``check``: database, tables and index are there, or are made now
@@ -9,8 +9,7 @@ A dialect is asked in this order:
     Writer.close()
     open_reader, find      ``ferryman search``
 
-What the database raises comes out as it is; ``explain`` says what it means. A dialect has no state: one object does for
-everybody.
+Errors of the database are raised as they are; ``explain`` converts them. A dialect has no state.
 """
 
 from __future__ import annotations
@@ -33,28 +32,29 @@ class Writer(ABC):
 
     @abstractmethod
     def write(self, chunk: list[Delivery]) -> list[Outcome]:
-        """All of the chunk in one transaction.
+        """Write the whole chunk in one transaction.
 
         Raises:
-            Exception: what the database says of itself, or of one of the deliveries; nothing was written, or (the
-                connection was lost while it committed) all of it: written again it is the same.
+            Exception: an error of the database, about itself or one of the deliveries. Nothing was written, or, if the
+                connection was lost during the commit, all of it: writing it again is safe.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Give the connection up; also a broken one."""
+        """Close the connection, also a broken one."""
 
 
-class Dialect(ColumnTypes, ABC):
-    """Port for one database, see the module."""
+class Dialect(ABC):
+    """Port for one kind of database, see the module."""
 
     single_writer: ClassVar[bool]
-    """Does it take one writer at a time?"""
+    """Whether the database allows only one writer at a time."""
     reserved: ClassVar[tuple[str, ...]]
-    """Names of columns that are the dialect's own."""
+    """Names of columns that the dialect adds."""
+    column_types: ClassVar[ColumnTypes]
 
     @abstractmethod
-    def mistakes(self, url: sa.URL, table: str, columns: tuple[str, ...]) -> Iterator[str]:
+    def argument_findings(self, url: sa.URL, table: str, columns: tuple[str, ...]) -> Iterator[str]:
         """Yield a text for each mistake in these arguments, with the remedy.
 
         ``columns`` (here and in ``prepare``): those to search.
@@ -62,45 +62,46 @@ class Dialect(ColumnTypes, ABC):
 
     @abstractmethod
     def place(self, url: sa.URL) -> str:
-        """The database as a target: no user, no password, no options."""
+        """Return the database's URL as a target: without user, password and options."""
 
     @abstractmethod
     def prepare(self, url: sa.URL, layout: Layout, columns: tuple[str, ...], where: str) -> None:
-        """Make what is not there; any number of drivers may do so at once. ``where`` begins the error texts.
+        """Create database, tables and index where missing; any number of drivers may do so at once. ``where`` begins
+        the error texts.
 
         Raises:
-            Misconfigured: what is there is not fit.
+            Misconfigured: existing ones do not fit.
         """
 
     @abstractmethod
     def writer(self, url: sa.URL, layout: Layout) -> Writer:
-        """A writer into a table that ``prepare`` has found fit."""
+        """Return a writer into a table that ``prepare`` has checked."""
 
     @abstractmethod
     def explain(self, error: BaseException, where: str) -> DeliveryError | None:
-        """Return the error for the delivery, or for the whole database; None for errors of something else."""
+        """Convert an error to that of the delivery, or of the whole database; None if it is not the database's."""
 
     @abstractmethod
     def open_reader(self, url: sa.URL) -> sa.Engine:
-        """An engine that changes nothing.
+        """Return an engine that cannot change anything.
 
         Raises:
-            UsageError: there is no such database; for what can be seen without asking it.
+            UsageError: there is no such database, as far as that can be told without connecting.
         """
 
     @abstractmethod
     def is_indexed(self, connection: sa.Connection, table: str) -> bool:
-        """Has this table a full-text index?"""
+        """Return whether this table has a full-text index."""
 
     @abstractmethod
     def find(
         self, connection: sa.Connection, table: str, terms: list[Term], limit: int, mark: tuple[str, str]
     ) -> list[Hit]:
-        """The best rows that have all of the terms, best first, of a table that has an index."""
+        """Return the rows that match all terms, best first, of a table that has an index."""
 
     @contextmanager
-    def explained(self, where: str) -> Iterator[None]:
-        """Errors of the database inside come out as ``DeliveryError``, with ``where`` and what to do."""
+    def translated_errors(self, where: str) -> Iterator[None]:
+        """Convert errors of the database to ``DeliveryError``, with ``where`` and what to do."""
         try:
             yield
         except Exception as e:
@@ -109,21 +110,22 @@ class Dialect(ColumnTypes, ABC):
                 raise
             raise fault from e
 
-    def blames_a_row(self, error: BaseException) -> bool:
+    def is_row_error(self, error: BaseException) -> bool:
         """Return whether the error is about one delivery's value, so that the others can still be written."""
         fault = self.explain(error, "")
         return isinstance(fault, PermanentError) and not fault.universal
 
 
-def other_columns(where: str, indexed: tuple[str, ...], wanted: tuple[str, ...], drop: str) -> PermanentError:
-    """The full-text index that is there is not the one that the plan wants; ``drop`` is the SQL to be rid of it."""
+def index_mismatch(where: str, indexed: tuple[str, ...], wanted: tuple[str, ...], drop: str) -> PermanentError:
+    """Return the error for an existing full-text index that differs from the plan's; ``drop`` is the SQL to remove
+    it."""
     return Misconfigured(
         f"{where}: the full-text index has the columns {', '.join(indexed)}, the plan says {', '.join(wanted)}. "
         f"Correct the plan, or {drop}: the next run makes it again from the table.",
     )
 
 
-# What is looked for in a full-text index, and what is found.
+# Queries and results of a full-text index.
 
 SNIPPET_WORDS = 16
 """Words of a snippet: about a line."""
@@ -132,11 +134,14 @@ _TERM = re.compile(r'"([^"]*)"?(\*?)|([^\s"]+)')
 
 
 class Term(NamedTuple):
-    """A word, or several that must follow each other."""
+    """A word, or several consecutive words.
+
+    Attributes:
+        is_prefix: whether the last word is only the beginning of a word.
+    """
 
     phrase: str
     is_prefix: bool
-    """The last word may go on."""
 
 
 class Hit(NamedTuple):

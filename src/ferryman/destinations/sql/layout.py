@@ -1,9 +1,9 @@
-"""The table that ``Sql`` writes: its columns, and how a delivery becomes a row."""
+"""The table that ``Sql`` writes: its columns, and the conversion of deliveries to rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Final, Literal, Protocol
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
@@ -32,15 +32,18 @@ STANDARD: Final[tuple[tuple[str, _Kind, bool], ...]] = (
 )
 
 
-class ColumnTypes(Protocol):
-    """The types of a database's columns."""
+class ColumnTypes(NamedTuple):
+    """Types of a database's columns, as its dialect has them.
 
-    column_type: ClassVar[sa.types.TypeEngine[Any]]
-    """Type of columns that fields are copied to."""
-    key_type: ClassVar[sa.types.TypeEngine[Any]]
-    """Type of ids and hashes: text that is compared byte by byte."""
-    json_type: ClassVar[sa.types.TypeEngine[Any]]
-    """Type of ``route`` and ``fields``."""
+    Attributes:
+        field: of columns that fields are copied to.
+        key: of ids and hashes: text that is compared byte by byte.
+        json: of ``route`` and ``fields``.
+    """
+
+    field: sa.types.TypeEngine[Any]
+    key: sa.types.TypeEngine[Any]
+    json: sa.types.TypeEngine[Any]
 
 
 RESERVED: Final = (*(name for name, _, _ in STANDARD), "operation")
@@ -64,22 +67,22 @@ class Layout:
         self._extra = tuple(columns.values())
         metadata = sa.MetaData()
         standard: dict[_Kind, sa.types.TypeEngine[Any]] = {
-            "key": types.key_type,
+            "key": types.key,
             "text": sa.Text(),
             "number": sa.BigInteger(),
-            "json": types.json_type,
+            "json": types.json,
         }
         self.documents = sa.Table(
             table,
             metadata,
             *(sa.Column(n, standard[kind], nullable=null, primary_key=n == self.key) for n, kind, null in STANDARD),
             *((sa.Column("operation", sa.Text(), nullable=False),) if self.appends else ()),
-            *(sa.Column(name, types.column_type) for name in columns),
+            *(sa.Column(name, types.field) for name in columns),
         )
         self.tombstones = sa.Table(
             table + TOMBSTONES,
             metadata,
-            sa.Column("id", types.key_type, primary_key=True, nullable=False),
+            sa.Column("id", types.key, primary_key=True, nullable=False),
             sa.Column("sequence", sa.BigInteger(), nullable=False),
             sa.Column("delivery_hash", sa.Text(), nullable=False),
         )
@@ -90,10 +93,10 @@ class Layout:
         return self.documents.name
 
     def create(self, connection: sa.Connection, where: str) -> None:
-        """Make the tables that are not there.
+        """Create the tables that do not exist.
 
         Raises:
-            Misconfigured: one that is there is not fit.
+            Misconfigured: an existing table does not fit.
         """
         self.documents.create(connection, checkfirst=True)
         if not self.appends:
@@ -101,9 +104,9 @@ class Layout:
         self._check(connection, where)
 
     def rows(self, chunk: list[Delivery]) -> Iterator[tuple[Any, ...]]:
-        """Values of the chunk's deliveries in the order of ``names``: text, numbers, JSON as text, None.
+        """Yield the values of the chunk's deliveries in the order of ``names``: text, numbers, JSON as text, None.
 
-        One at a time: thousands of rows at once would be searched for garbage again and again.
+        One row at a time: the garbage collector would traverse a list of thousands of rows again and again.
 
         Raises:
             BadDocument: fields that JSON cannot hold.
@@ -126,11 +129,12 @@ class Layout:
         if self.appends:
             rows = map(_with_operation, rows, chunk)
         if self._extra:
-            rows = ((*row, *self._copied(d)) for row, d in zip(rows, chunk, strict=True))
+            rows = ((*row, *self._field_values(d)) for row, d in zip(rows, chunk, strict=True))
         return rows
 
-    def _copied(self, delivery: Delivery) -> Iterable[Any]:
-        """Fields for columns of their own: lists and dicts as JSON text, missing ones as NULL."""
+    def _field_values(self, delivery: Delivery) -> Iterable[Any]:
+        """Return the values of fields with columns of their own: lists and dicts as JSON text, None for missing
+        ones."""
         if delivery.operation == "delete":
             return (None,) * len(self._extra)
         fields = delivery.fields
@@ -145,7 +149,7 @@ class Layout:
         name = self.table
         there = {column["name"].lower() for column in inspector.get_columns(name)}
         if missing := [column for column in self.names if column.lower() not in there]:
-            add = "; ".join(f"ALTER TABLE {name} ADD COLUMN {self._declared(c, connection)}" for c in missing)
+            add = "; ".join(f"ALTER TABLE {name} ADD COLUMN {self._column_ddl(c, connection)}" for c in missing)
             raise Misconfigured(
                 f"{where}: the table is there, but has no column {', '.join(missing)}. Give another table=, "
                 f"drop this one, or add what is missing ({add}), then run again.",
@@ -161,11 +165,11 @@ class Layout:
                 f"to be its unique key. Give another table= or mode=, then run again.",
             )
 
-    def _declared(self, name: str, connection: sa.Connection) -> str:
-        """A column as ALTER TABLE takes it."""
+    def _column_ddl(self, name: str, connection: sa.Connection) -> str:
+        """Return the definition of a column for ALTER TABLE."""
         return f"{name} {self.documents.columns[name].type.compile(connection.dialect)}".rstrip()
 
 
 def _with_operation(row: tuple[Any, ...], delivery: Delivery) -> tuple[Any, ...]:
-    """The row of append mode: without text and fields if it is a delete."""
+    """Return the row of append mode: with the operation, and without text and fields for a delete."""
     return (*row, "upsert") if delivery.operation == "upsert" else (*row[:-2], None, None, "delete")

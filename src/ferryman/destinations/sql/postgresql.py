@@ -1,18 +1,18 @@
 """Writing to PostgreSQL: chunks as transactions, COPY for the rows, any number of writers.
 
-Two writers that meet (a late worker and its successor, or two lanes) must leave what one after the other would:
+Two concurrent writers (a late worker and its successor, or two lanes) must have the same effect as one after the other:
 
-1. Each transaction of an upsert table takes an advisory lock: shared if it only upserts, alone if it deletes. So no
-   tombstone comes up while somebody upserts, and an id that is neither in the table nor among the tombstones can be
-   put in.
-2. New rows are copied straight in. If the server says that a key is there, the transaction is taken back, and the rows
-   are merged: the known ones are read and locked, ``compare`` says what is newer, and that goes in through a temporary
-   table with ON CONFLICT, which compares the sequences once more: somebody may have put the id in since. Whoever was
-   overtaken so begins again.
-3. Rows are locked in the order of their ids, by all alike: there is no ring of writers that wait for each other. Where
-   one comes about all the same (a foreign program), the server ends one of them, which begins again.
-4. A connection that is lost, be it in the middle of the commit, is reported as it is: the server is down. The next
-   ``write`` makes it again, and when the chunk comes again, the hashes tell what is there.
+1. Each transaction on an upsert table takes an advisory lock: shared if it only upserts, exclusive if it deletes. So no
+   tombstone appears while somebody upserts, and an id that is neither in the table nor among the tombstones can be
+   inserted.
+2. New rows are copied directly. If the server reports that a key exists, the transaction is rolled back, and the rows
+   are merged: known ones are read and locked, ``compare`` determines which are newer, and these are inserted through a
+   temporary table with ON CONFLICT, which compares the sequences once more: another writer may have inserted the id
+   since. The writer that loses this race begins again.
+3. All writers lock rows in the order of their ids, so they cannot deadlock. If a deadlock arises nevertheless (with a
+   foreign program), the server aborts one writer, which begins again.
+4. A lost connection, even in the middle of the commit, is reported as an unavailable server. The next ``write``
+   connects again, and when the chunk comes again, the hashes tell which rows are stored.
 """
 
 from __future__ import annotations
@@ -33,33 +33,34 @@ from sqlalchemy.exc import DBAPIError
 
 from ferryman.destinations.base import Delivery, LastDelivery, Outcome, compare
 from ferryman.destinations.sql import dialect
-from ferryman.destinations.sql.dialect import SNIPPET_WORDS, Dialect, Hit, Term, other_columns
-from ferryman.destinations.sql.layout import Layout
+from ferryman.destinations.sql.dialect import SNIPPET_WORDS, Dialect, Hit, Term, index_mismatch
+from ferryman.destinations.sql.layout import ColumnTypes, Layout
 from ferryman.errors import DeliveryError, Misconfigured, PermanentError, TransientError, Unavailable
 from ferryman.net import databases
 
 TRIES: Final = 5
-"""Transactions for a chunk that meets others: each time one of those has got through."""
+"""Attempts to write a chunk in conflict with other writers, each of which lets one of them succeed."""
 
 LOCKS: Final = 0x0FE227A1
 """First half of the key of our advisory locks; the second is the table's number."""
 
 
-class _Overtaken(Exception):
-    """Another writer has put in, meanwhile, an id that was not there."""
+class _LostRace(Exception):
+    """Another writer has inserted an id since it was found missing."""
 
 
 class PostgresWriter(dialect.Writer):
-    """Writes chunks into a table that ``prepare`` has found fit."""
+    """Writes chunks into a table that ``prepare`` has checked."""
 
     def __init__(self, url: sa.URL, layout: Layout) -> None:
         self._url = url
         self._layout = layout
         self._sql = _Statements(layout)
-        self._new_expected = True
-        """Most chunks are all new or all known, as the one before."""
+        self._expects_new = True
+        """Whether the next chunk is expected to be all new, like the one before."""
         self._replaces_nul = False
-        """Only while a chunk is repeated that has one: to look for it in every row takes longer than to send it."""
+        """Whether NULs are replaced: only for the second attempt at a chunk, since searching every row for one takes
+        longer than sending it."""
         self._connection = connect(url)
 
     def close(self) -> None:
@@ -72,26 +73,26 @@ class PostgresWriter(dialect.Writer):
         for _ in range(TRIES):
             try:
                 return self._write(chunk)
-            except _Overtaken:
+            except _LostRace:
                 continue
             except psycopg.Error as e:
-                if is_meant(e) and not self._replaces_nul:
+                if may_be_nul(e) and not self._replaces_nul:
                     self._replaces_nul = True
-                elif not is_passing(e):
+                elif not is_conflict(e):
                     raise
         raise Unavailable(f"other writers changed the same ids, {TRIES} times in a row; it is tried again.")
 
     def _write(self, chunk: list[Delivery]) -> list[Outcome]:
         appends = self._layout.appends
-        if self._new_expected and self._can_be_new(chunk):
+        if self._expects_new and self._can_be_new(chunk):
             try:
                 with self._transaction() as cursor:
-                    if appends or not self._buried(cursor, chunk):
+                    if appends or not self._tombstones(cursor, chunk):
                         self._copy(cursor, self._sql.copy, sorted(chunk, key=self._key))
                         return [Outcome.ok()] * len(chunk)
-            except UniqueViolation:  # of our key; or of somebody's own, who is heard again below
+            except UniqueViolation:  # of our key; a constraint of the user's own raises again below
                 pass
-            self._new_expected = False
+            self._expects_new = False
         with self._transaction(alone=any(d.operation == "delete" for d in chunk)) as cursor:
             return self._append(cursor, chunk) if appends else self._merge(cursor, chunk)
 
@@ -107,62 +108,62 @@ class PostgresWriter(dialect.Writer):
     def _transaction(self, alone: bool = False) -> Iterator[psycopg.Cursor[Any]]:
         with self._connection.transaction(), self._connection.cursor() as cursor:
             if not self._layout.appends:
-                cursor.execute(self._sql.lock_alone if alone else self._sql.lock_shared)
+                cursor.execute(self._sql.lock_exclusive if alone else self._sql.lock_shared)
             yield cursor
 
     def _append(self, cursor: psycopg.Cursor[Any], chunk: list[Delivery]) -> list[Outcome]:
-        """A hash that is there is passed over: nothing else can be known."""
-        inserted = self._put(cursor, self._sql.insert, list({d.hash: d for d in chunk}.values()))
-        self._new_expected = inserted == len(chunk)
+        """Insert the deliveries whose hashes are not stored yet."""
+        inserted = self._put_through_stage(cursor, self._sql.insert, list({d.hash: d for d in chunk}.values()))
+        self._expects_new = inserted == len(chunk)
         return [Outcome.ok()] * len(chunk)
 
     def _merge(self, cursor: psycopg.Cursor[Any], chunk: list[Delivery]) -> list[Outcome]:
-        """Compare with what is there, and make of each id what its last delivery says."""
+        """Compare the chunk with the stored rows, and bring each id to the state of its last delivery."""
         ids = sorted({d.id for d in chunk})
         known = self._known(cursor, self._sql.known, ids)
-        buried = self._buried(cursor, chunk)
-        outcomes, winners = compare(chunk, buried | known)
+        tombstones = self._tombstones(cursor, chunk)
+        outcomes, winners = compare(chunk, tombstones | known)
         upserts = [d for d in winners.values() if d.operation == "upsert"]
         deletes = [d for d in winners.values() if d.operation == "delete"]
-        if upserts and self._put(cursor, self._sql.upsert, upserts) < len(upserts):
-            raise _Overtaken
+        if upserts and self._put_through_stage(cursor, self._sql.upsert, upserts) < len(upserts):
+            raise _LostRace
         if deletes:
             values = [d.id for d in deletes], [d.sequence for d in deletes], [d.hash for d in deletes]
-            cursor.execute(self._sql.bury, values)
+            cursor.execute(self._sql.put_tombstones, values)
             cursor.execute(self._sql.delete, [values[0]])
-        if raised := [d.id for d in upserts if d.id in buried]:
-            cursor.execute(self._sql.unbury, [raised])
-        self._new_expected = not known
+        if restored := [d.id for d in upserts if d.id in tombstones]:
+            cursor.execute(self._sql.remove_tombstones, [restored])
+        self._expects_new = not known
         return outcomes
 
-    def _buried(self, cursor: psycopg.Cursor[Any], chunk: list[Delivery]) -> dict[str, LastDelivery]:
+    def _tombstones(self, cursor: psycopg.Cursor[Any], chunk: list[Delivery]) -> dict[str, LastDelivery]:
         """Return the tombstones of these ids. There are often none at all: one look."""
-        if cursor.execute(self._sql.any_buried).fetchone() is None:
+        if cursor.execute(self._sql.any_tombstone).fetchone() is None:
             return {}
-        return self._known(cursor, self._sql.buried, [d.id for d in chunk])
+        return self._known(cursor, self._sql.tombstones_of_ids, [d.id for d in chunk])
 
     def _known(self, cursor: psycopg.Cursor[Any], query: bytes, ids: Collection[str]) -> dict[str, LastDelivery]:
         return {id: LastDelivery(sequence, digest) for id, sequence, digest in cursor.execute(query, [list(ids)])}
 
-    def _put(self, cursor: psycopg.Cursor[Any], statement: bytes, chunk: list[Delivery]) -> int:
-        """Through a temporary table. How many rows were inserted or replaced."""
+    def _put_through_stage(self, cursor: psycopg.Cursor[Any], statement: bytes, chunk: list[Delivery]) -> int:
+        """Write rows through a temporary table; return the number of rows inserted or replaced."""
         cursor.execute(self._sql.make_stage)
         self._copy(cursor, self._sql.copy_to_stage, chunk)
-        put = cursor.execute(statement).rowcount
+        written = cursor.execute(statement).rowcount
         cursor.execute(self._sql.drop_stage)
-        return put
+        return written
 
     def _copy(self, cursor: psycopg.Cursor[Any], statement: bytes, chunk: list[Delivery]) -> None:
         rows = self._layout.rows(chunk)
         if self._replaces_nul:
-            rows = (replaced(row, self._layout.names) for row in rows)
+            rows = (replace_nul(row, self._layout.names) for row in rows)
         with cursor.copy(statement) as copy:
             for row in rows:
                 copy.write_row(row)
 
 
 class _Statements:
-    """SQL for one table. Names go in once, here."""
+    """SQL statements for one table, with its names filled in."""
 
     def __init__(self, layout: Layout) -> None:
         columns = [name for name in layout.names if name != layout.key]
@@ -177,36 +178,36 @@ class _Statements:
             "locks": str(LOCKS),
         }
 
-        def made(template: str) -> bytes:
+        def fill(template: str) -> bytes:
             if "%s" in template:  # then a percent sign in a name is psycopg's too
                 return template.format_map({key: name.replace("%", "%%") for key, name in names.items()}).encode()
             return template.format_map(names).encode()
 
-        self.lock_shared = made("SELECT pg_advisory_xact_lock_shared({locks}, {number})")
-        self.lock_alone = made("SELECT pg_advisory_xact_lock({locks}, {number})")
-        self.copy = made("COPY {documents} ({columns}) FROM STDIN")
-        self.make_stage = made(
+        self.lock_shared = fill("SELECT pg_advisory_xact_lock_shared({locks}, {number})")
+        self.lock_exclusive = fill("SELECT pg_advisory_xact_lock({locks}, {number})")
+        self.copy = fill("COPY {documents} ({columns}) FROM STDIN")
+        self.make_stage = fill(
             "CREATE TEMPORARY TABLE {stage} ON COMMIT DROP AS SELECT {columns} FROM {documents} WITH NO DATA"
         )
-        self.copy_to_stage = made("COPY {stage} ({columns}) FROM STDIN")
-        self.drop_stage = made("DROP TABLE {stage}")
+        self.copy_to_stage = fill("COPY {stage} ({columns}) FROM STDIN")
+        self.drop_stage = fill("DROP TABLE {stage}")
         put = 'INSERT INTO {documents} AS there ({columns}) SELECT {columns} FROM {stage} ORDER BY {key} COLLATE "C" '
-        self.insert = made(put + "ON CONFLICT ({key}) DO NOTHING")
-        self.upsert = made(
+        self.insert = fill(put + "ON CONFLICT ({key}) DO NOTHING")
+        self.upsert = fill(
             put + "ON CONFLICT ({key}) DO UPDATE SET {changes} WHERE there.sequence <= excluded.sequence"
         )
-        self.known = made(
+        self.known = fill(
             'SELECT id, sequence, delivery_hash FROM {documents} WHERE id = ANY(%s) ORDER BY id COLLATE "C" FOR UPDATE'
         )
-        self.any_buried = made("SELECT 1 FROM {tombstones} LIMIT 1")
-        self.buried = made("SELECT id, sequence, delivery_hash FROM {tombstones} WHERE id = ANY(%s)")
-        self.bury = made(
+        self.any_tombstone = fill("SELECT 1 FROM {tombstones} LIMIT 1")
+        self.tombstones_of_ids = fill("SELECT id, sequence, delivery_hash FROM {tombstones} WHERE id = ANY(%s)")
+        self.put_tombstones = fill(
             "INSERT INTO {tombstones} (id, sequence, delivery_hash) SELECT * FROM unnest(%s::text[], %s::bigint[], "
             "%s::text[]) ON CONFLICT (id) DO UPDATE SET sequence = excluded.sequence, "
             "delivery_hash = excluded.delivery_hash"
         )
-        self.delete = made("DELETE FROM {documents} WHERE id = ANY(%s)")
-        self.unbury = made("DELETE FROM {tombstones} WHERE id = ANY(%s)")
+        self.delete = fill("DELETE FROM {documents} WHERE id = ANY(%s)")
+        self.remove_tombstones = fill("DELETE FROM {tombstones} WHERE id = ANY(%s)")
 
 
 def _quoted(name: str) -> str:
@@ -229,21 +230,21 @@ COLUMN: Final = "fts"
 SUFFIX: Final = "_fts"
 """Suffix of the index's name."""
 
-_MADE_OF: Final = "ferryman full text: "
+_COMMENT_START: Final = "ferryman full text: "
 """The comment's beginning; a JSON list of columns follows."""
 
-_JOINTS: Final = "./@_:-&=?<>+~#"
-"""Signs that the parser would take as parts of words, hosts, paths, tags or numbers."""
+_JOINING_CHARACTERS: Final = "./@_:-&=?<>+~#"
+"""Characters that PostgreSQL's parser treats as parts of words, hosts, paths, tags or numbers."""
 
 _SNIPPET_CHARACTERS: Final = 1_000_000
 """Characters of a document searched for a snippet: ten hits are shown at once."""
 
 _MARKS: Final = ("\x02", "\x03")
-"""Around found words, until Python puts in what is asked for: nothing has to be escaped."""
+"""Control characters around found words, replaced by the requested marks in Python, so that nothing needs escaping."""
 
 
 def columns_of(connection: sa.Connection, table: str) -> tuple[str, ...] | None:
-    """The columns that this table's index is made of; None if it has none."""
+    """Return the columns of this table's full-text index; None if it has none."""
     comment = connection.execute(
         sa.text(
             "SELECT col_description(attrelid, attnum) FROM pg_attribute "
@@ -251,17 +252,17 @@ def columns_of(connection: sa.Connection, table: str) -> tuple[str, ...] | None:
         ),
         {"table": quoted(table), "name": COLUMN},
     ).scalar()
-    if comment is None or not comment.startswith(_MADE_OF):
+    if comment is None or not comment.startswith(_COMMENT_START):
         return None
-    return tuple(json.loads(comment.removeprefix(_MADE_OF)))
+    return tuple(json.loads(comment.removeprefix(_COMMENT_START)))
 
 
 def create(connection: sa.Connection, table: str, columns: Sequence[str]) -> None:
-    """Make column and index, with all rows that the table has already; it is locked meanwhile."""
+    """Create column and index, with all existing rows; the table is locked meanwhile."""
     text = " || ' ' || ".join(f"coalesce({quoted(name)}::text, '')" for name in columns)
     name = quoted(table)
-    comment = (_MADE_OF + json.dumps(list(columns), ensure_ascii=False)).replace("'", "''")
-    words = f"to_tsvector('pg_catalog.simple', {_folded(text)})"
+    comment = (_COMMENT_START + json.dumps(list(columns), ensure_ascii=False)).replace("'", "''")
+    words = f"to_tsvector('pg_catalog.simple', {_folded_sql(text)})"
     for statement in (
         f"ALTER TABLE {name} ADD COLUMN {COLUMN} tsvector GENERATED ALWAYS AS ({words}) STORED",
         f"CREATE INDEX {quoted(table + SUFFIX)} ON {name} USING gin ({COLUMN})",
@@ -271,9 +272,9 @@ def create(connection: sa.Connection, table: str, columns: Sequence[str]) -> Non
 
 
 def find(connection: sa.Connection, table: str, terms: list[Term], limit: int, mark: tuple[str, str]) -> list[Hit]:
-    """The best rows that have all of the terms."""
+    """Return the rows that match all terms, best first."""
     there = {column["name"] for column in sa.inspect(connection).get_columns(table)}
-    shown = ", ".join(f"{_in_text(name)}::text" for name in columns_of(connection, table) or ())
+    snippet_columns = ", ".join(f"{_in_text(name)}::text" for name in columns_of(connection, table) or ())
     title = quoted("title") + "::text" if "title" in there else "NULL"
     query, values = _query(terms)
     rows = connection.execute(
@@ -281,7 +282,7 @@ def find(connection: sa.Connection, table: str, terms: list[Term], limit: int, m
             f"""
             WITH asked AS (SELECT {query} AS query, {query.replace("folded_", "typed_")} AS typed),
             found AS (
-                SELECT id, {title} AS title, left(concat_ws(' … ', {shown}), {_SNIPPET_CHARACTERS}) AS text,
+                SELECT id, {title} AS title, left(concat_ws(' … ', {snippet_columns}), {_SNIPPET_CHARACTERS}) AS text,
                     ts_rank({COLUMN}, query) AS rank
                 FROM {_in_text(table)}, asked WHERE {COLUMN} @@ query ORDER BY rank DESC, id LIMIT :limit
             )
@@ -291,11 +292,11 @@ def find(connection: sa.Connection, table: str, terms: list[Term], limit: int, m
         ),
         values | {"limit": limit, "options": _options()},
     )
-    return [Hit(id, title, _marked(snippet, mark), -rank) for id, title, snippet, rank in rows]
+    return [Hit(id, title, _apply_marks(snippet, mark), -rank) for id, title, snippet, rank in rows]
 
 
 def quoted(name: str) -> str:
-    """A name as SQL writes it, whatever is in it."""
+    """Quote a name for SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -304,18 +305,19 @@ def _in_text(name: str) -> str:
     return quoted(name).replace(":", r"\:")
 
 
-def _folded(text: str) -> str:
-    """SQL that takes accents and joints from an SQL expression. Text that is all ASCII has no accents, and most is."""
-    plain = f"CASE WHEN octet_length({text}) = char_length({text}) THEN {text} ELSE {_without_accents(text)} END"
-    return f"translate({plain}, '{_JOINTS}', '{' ' * len(_JOINTS)}')"
+def _folded_sql(text: str) -> str:
+    """Return SQL that removes accents and joining characters from an SQL expression. Accents are not searched in text
+    that is all ASCII, as most is."""
+    plain = f"CASE WHEN octet_length({text}) = char_length({text}) THEN {text} ELSE {_without_accents_sql(text)} END"
+    return f"translate({plain}, '{_JOINING_CHARACTERS}', '{' ' * len(_JOINING_CHARACTERS)}')"
 
 
-def _without_accents(text: str) -> str:
+def _without_accents_sql(text: str) -> str:
     return rf"regexp_replace(normalize({text}, NFD), '[\u0300-\u036F]', '', 'g')"
 
 
 def _query(terms: list[Term]) -> tuple[str, dict[str, Any]]:
-    """SQL of a tsquery, with the values of its parameters: ``folded_…`` without accents, ``typed_…`` as they are."""
+    """Return SQL of a tsquery and its parameters: ``folded_…`` without accents, ``typed_…`` as the user typed them."""
     parts: list[str] = []
     values: dict[str, Any] = {}
     for number, (phrase, is_prefix) in enumerate(terms):
@@ -323,16 +325,16 @@ def _query(terms: list[Term]) -> tuple[str, dict[str, Any]]:
         if is_prefix:
             head, last = " ".join(phrase.split()[:-1]), re.sub(r"['\\\0]", " ", phrase.split()[-1])
         part = f"phraseto_tsquery('simple', :folded_{number})"
-        values |= _both(number, head)
+        values |= _parameters(number, head)
         if is_prefix:
             part += f" <-> to_tsquery('simple', '''' || :folded_{number}_last || ''':*')"
-            values |= _both(f"{number}_last", last)
+            values |= _parameters(f"{number}_last", last)
         parts.append(f"({part})")
     return " && ".join(parts), values
 
 
-def _both(name: int | str, text: str) -> dict[str, str]:
-    text = text.replace("\0", " ").translate(dict.fromkeys(map(ord, _JOINTS), " "))
+def _parameters(name: int | str, text: str) -> dict[str, str]:
+    text = text.replace("\0", " ").translate(dict.fromkeys(map(ord, _JOINING_CHARACTERS), " "))
     decomposed = unicodedata.normalize("NFD", text)
     return {f"folded_{name}": re.sub("[\u0300-\u036f]", "", decomposed), f"typed_{name}": text}
 
@@ -342,7 +344,7 @@ def _options() -> str:
     return f"StartSel={start}, StopSel={stop}, MaxWords={SNIPPET_WORDS}, MinWords={SNIPPET_WORDS // 2}"
 
 
-def _marked(snippet: str, mark: tuple[str, str]) -> str:
+def _apply_marks(snippet: str, mark: tuple[str, str]) -> str:
     for sign, text in zip(_MARKS, mark, strict=True):
         snippet = snippet.replace(sign, text)
     return snippet
@@ -351,19 +353,17 @@ def _marked(snippet: str, mark: tuple[str, str]) -> str:
 # The PostgreSQL dialect of ``Sql``.
 
 NAME_BYTES = 63
-"""Longer names are cut by PostgreSQL, so that two could become one."""
+"""Longest name in PostgreSQL, which shortens longer ones, so that two could become one."""
 
 
 class PostgreSQL(Dialect):
-    """A server; any number of writers; a generated column and a GIN index for full text."""
+    """Dialect of PostgreSQL: any number of writers; a generated column and a GIN index for full text."""
 
     single_writer = False
-    column_type = sa.Text()
-    key_type = sa.Text(collation="C")
-    json_type = JSONB()
+    column_types = ColumnTypes(field=sa.Text(), key=sa.Text(collation="C"), json=JSONB())
     reserved = (COLUMN,)
 
-    def mistakes(self, url: sa.URL, table: str, columns: tuple[str, ...]) -> Iterator[str]:
+    def argument_findings(self, url: sa.URL, table: str, columns: tuple[str, ...]) -> Iterator[str]:
         if url.drivername != databases.POSTGRESQL_DRIVER:
             yield f"{url.drivername} is not supported: write postgresql://, which uses psycopg 3"
         if len(table.encode(errors="replace")) + len("_tombstones") > NAME_BYTES:
@@ -394,7 +394,7 @@ class PostgreSQL(Dialect):
         if indexed is None:
             create(connection, table, columns)
         elif indexed != columns:
-            raise other_columns(where, indexed, columns, f"ALTER TABLE {table} DROP COLUMN {COLUMN}")
+            raise index_mismatch(where, indexed, columns, f"ALTER TABLE {table} DROP COLUMN {COLUMN}")
 
     def writer(self, url: sa.URL, layout: Layout) -> PostgresWriter:
         return PostgresWriter(url, layout)
@@ -417,14 +417,14 @@ class PostgreSQL(Dialect):
 # Connections to PostgreSQL, and how a session is set up.
 
 CONNECT_TIMEOUT_S: Final = 10
-"""A server that does not answer by then is down; a host that drops packets would else take two minutes."""
+"""Time for connecting: a host that drops packets would otherwise take two minutes."""
 
 LOCK_TIMEOUT_S: Final = 30
-"""How long to wait for another writer's rows: half of what a ``write`` may take in all."""
+"""Time to wait for rows that another writer has locked: half of what a ``write`` may take."""
 
 IDLE_TIMEOUT_S: Final = 60
-"""A writer that stands still in the middle of a transaction (stopped, swapped out, cut off) holds its rows no longer
-than this: the server ends its session."""
+"""Time after which the server ends the session of a writer that stalls in the middle of a transaction (stopped, swapped
+out, disconnected), and so releases its rows."""
 
 _SETTINGS: Final = (
     f"SET lock_timeout = '{LOCK_TIMEOUT_S}s'",
@@ -435,36 +435,36 @@ _SETTINGS: Final = (
 
 
 def connect(url: sa.URL) -> psycopg.Connection[Any]:
-    """A session for a writer: a transaction only where one is asked for, each commit on disk.
+    """Open a session for a writer, with explicit transactions and durable commits.
 
-    No prepared statements: behind a pooler (PgBouncer) the next transaction may be another server process's.
+    It uses no prepared statements: behind a pooler (PgBouncer) the next transaction may run in another server process.
     """
     _, options = url.get_dialect()().create_connect_args(url)
-    connection = psycopg.connect(**_patient(dict(options)), autocommit=True, prepare_threshold=None)
+    connection = psycopg.connect(**_with_defaults(dict(options)), autocommit=True, prepare_threshold=None)
     for statement in _SETTINGS:
         connection.execute(statement)
     return connection
 
 
 def engine(url: sa.URL, *, read_only: bool = False) -> sa.Engine:
-    """An engine without a pool."""
+    """Return an engine without a pool."""
     options = {"options": f"{url.query.get('options', '')} -c default_transaction_read_only=on"} if read_only else {}
-    return sa.create_engine(url, poolclass=sa.NullPool, connect_args=_patient(dict(url.query)) | options)
+    return sa.create_engine(url, poolclass=sa.NullPool, connect_args=_with_defaults(dict(url.query)) | options)
 
 
-def _patient(options: dict[str, Any]) -> dict[str, Any]:
+def _with_defaults(options: dict[str, Any]) -> dict[str, Any]:
     return {"connect_timeout": CONNECT_TIMEOUT_S, "application_name": "ferryman"} | options
 
 
-# What PostgreSQL's errors mean: whom they are about, and what to do.
+# Meaning of PostgreSQL's errors: whether they concern a delivery or the database, and what to do.
 
 NodeError = tuple[type[DeliveryError], str]
-"""Kind of error, what to do."""
+"""Class of the error, and what to do."""
 
 _AGAIN: Final = "it is tried again"
 
 FAULTS: Final[dict[str, NodeError]] = {
-    # SQLSTATE, or its first two letters for all that have no line of their own
+    # SQLSTATE, or its first two characters for all states that are not listed
     "08": (Unavailable, f"the connection was lost; {_AGAIN}"),
     "22": (PermanentError, "change the document in a step, or the table's column"),
     "23": (PermanentError, "change the document in a step, or the table's constraint"),
@@ -492,7 +492,7 @@ FAULTS: Final[dict[str, NodeError]] = {
 }
 
 _REFUSALS: Final = {
-    # A refused connection has no SQLSTATE, only words.
+    # A refused connection has no SQLSTATE, only a message.
     "password authentication failed": "28",
     "authentication failed": "28",
     "no password supplied": "28",
@@ -505,7 +505,7 @@ _REFUSALS: Final = {
 
 
 def explain(error: BaseException, where: str) -> DeliveryError | None:
-    """Return the error for the delivery, or for the whole database; None for errors that are not PostgreSQL's."""
+    """Convert an error to that of the delivery, or of the whole database; None if it is not PostgreSQL's."""
     if isinstance(error, DeliveryError):
         return error
     cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
@@ -516,16 +516,17 @@ def explain(error: BaseException, where: str) -> DeliveryError | None:
     if not isinstance(cause, psycopg.Error):
         return None
     if cause.sqlstate is None and isinstance(cause, psycopg.DataError):  # psycopg's own: it was never sent
-        return PermanentError(f"{where}: {_said(cause)}: change the document in a step.")
-    found = _fault(cause)
-    if found is None:
+        return PermanentError(f"{where}: {_message_of(cause)}: change the document in a step.")
+    fault = _fault(cause)
+    if fault is None:
         return None
-    kind, remedy = found
-    return kind(f"{where}: {_said(cause)}: {remedy}.")
+    kind, remedy = fault
+    return kind(f"{where}: {_message_of(cause)}: {remedy}.")
 
 
-def is_passing(error: psycopg.Error) -> bool:
-    """A deadlock, a serialisation failure: the same transaction, begun again at once, finds other circumstances."""
+def is_conflict(error: psycopg.Error) -> bool:
+    """Return whether an error is a deadlock or serialisation failure, after which the transaction can be repeated at
+    once."""
     return error.sqlstate in ("40001", "40P01")
 
 
@@ -544,19 +545,20 @@ def _fault(error: psycopg.Error) -> NodeError | None:
     return FAULTS["08"] if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) else None
 
 
-def _said(error: psycopg.Error) -> str:
-    """The server's words in one line, with the place in the data where it says one. What a row holds is not shown."""
-    said = error.diag.message_primary or str(error).strip() or type(error).__name__
+def _message_of(error: psycopg.Error) -> str:
+    """Return the server's message in one line, with the column or constraint that it names. Values of a row are not
+    shown."""
+    text = error.diag.message_primary or str(error).strip() or type(error).__name__
     if error.diag.column_name:
-        said = f"{said} (column {error.diag.column_name})"
-    elif error.diag.constraint_name and error.diag.constraint_name not in said:
-        said = f"{said} ({error.diag.constraint_name})"
-    return " ".join(said.split())
+        text = f"{text} (column {error.diag.column_name})"
+    elif error.diag.constraint_name and error.diag.constraint_name not in text:
+        text = f"{text} ({error.diag.constraint_name})"
+    return " ".join(text.split())
 
 
-# What PostgreSQL cannot store: NUL, as a character of text and as ``\u0000`` in JSON.
+# NUL, which PostgreSQL cannot store, neither as a character of text nor as ``\u0000`` in JSON.
 #
-# In text and fields U+FFFD stands for it, as for bytes that are no text. An id must stay as it is.
+# In text and fields it is replaced by U+FFFD, like bytes that are not text. An id must not be changed.
 
 _NAMES_OF: Final = ("id", "parent_id", "origin_id")
 """Columns that name documents."""
@@ -566,14 +568,14 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 Row = tuple[Any, ...]
 
 
-def is_meant(error: psycopg.Error) -> bool:
-    """Return whether the error may come from a NUL. psycopg finds it in text, the server in JSON."""
+def may_be_nul(error: psycopg.Error) -> bool:
+    """Return whether the error may be due to a NUL. psycopg detects it in text, the server in JSON."""
     own = isinstance(error, psycopg.DataError) and error.sqlstate is None
     return own or isinstance(error, UntranslatableCharacter | CharacterNotInRepertoire)
 
 
-def replaced(row: Row, names: tuple[str, ...]) -> Row:
-    """The row without NULs.
+def replace_nul(row: Row, names: tuple[str, ...]) -> Row:
+    """Replace the NULs in a row.
 
     Raises:
         PermanentError: an id has one.
@@ -585,25 +587,30 @@ def replaced(row: Row, names: tuple[str, ...]) -> Row:
                 "document another id: with another character in its place it could equal another document's id."
             )
     return tuple(
-        _in_json(value) if name == "fields" else value.replace("\0", "\ufffd") if type(value) is str else value
+        _replace_nul_in_json(value)
+        if name == "fields"
+        else value.replace("\0", "\ufffd")
+        if type(value) is str
+        else value
         for name, value in zip(names, row, strict=True)
     )
 
 
-def _in_json(fields: str | None) -> str | None:
-    """``\\u0000`` may be a NUL, or a backslash and five characters: only JSON itself knows."""
+def _replace_nul_in_json(fields: str | None) -> str | None:
+    """Replace NULs in JSON. It is decoded for that, because ``\\u0000`` may be a NUL, or an escaped backslash and five
+    characters."""
     if fields is None or r"\u0000" not in fields:
         return fields
-    return _encode(_in_value(msgspec.json.decode(fields))).decode()
+    return _encode(_replace_nul_in_value(msgspec.json.decode(fields))).decode()
 
 
-def _in_value(value: Any) -> Any:
+def _replace_nul_in_value(value: Any) -> Any:
     match value:
         case str():
             return value.replace("\0", "\ufffd")
         case list():
-            return [_in_value(each) for each in value]
+            return [_replace_nul_in_value(each) for each in value]
         case dict():
-            return {_in_value(name): _in_value(each) for name, each in value.items()}
+            return {_replace_nul_in_value(name): _replace_nul_in_value(each) for name, each in value.items()}
         case _:
             return value

@@ -31,25 +31,25 @@ def search(
     """
     url = _url(index)
     dialect = dialect_of(url)
-    shown = index if "://" not in index else url.render_as_string()
+    place = index if "://" not in index else url.render_as_string()
     terms = terms_of(text)
     try:
-        with dialect.explained(shown), dialect.open_reader(url).connect() as connection:
+        with dialect.translated_errors(place), dialect.open_reader(url).connect() as connection:
             if not dialect.is_indexed(connection, table):
                 raise UsageError(
-                    f"{shown}: table {table} has no full-text index. Give the right --table, or have the plan make "
+                    f"{place}: table {table} has no full-text index. Give the right --table, or have the plan make "
                     f"one: Sql(…, table={table!r}, full_text=['text'])."
                 )
             return dialect.find(connection, table, terms, limit, mark) if terms and limit > 0 else []
     except DeliveryError as e:  # no database, no right to read it: for the caller to fix
-        raise UsageError(databases.without_secrets(str(e), url)) from e
+        raise UsageError(databases.redact_text(str(e), url)) from e
 
 
 def _url(index: str) -> sa.URL:
     if "://" not in index:
         return sa.URL.create("sqlite", database=os.path.abspath(os.path.expanduser(index)))
     try:
-        url = databases.parse(index)
+        url = databases.parse_url(index)
     except UsageError as e:
         raise UsageError(f"{_scheme(index)}://…: {e}.") from None
     if url.get_backend_name() not in BACKENDS:

@@ -17,22 +17,22 @@ from sqlalchemy.types import UserDefinedType
 
 from ferryman.destinations.base import Delivery, LastDelivery, Outcome, compare
 from ferryman.destinations.sql import dialect
-from ferryman.destinations.sql.dialect import SNIPPET_WORDS, Dialect, Hit, Term, other_columns
-from ferryman.destinations.sql.layout import Layout
+from ferryman.destinations.sql.dialect import SNIPPET_WORDS, Dialect, Hit, Term, index_mismatch
+from ferryman.destinations.sql.layout import ColumnTypes, Layout
 from ferryman.errors import DeliveryError, Misconfigured, PermanentError, TransientError, Unavailable, UsageError
 from ferryman.limits import KIB, MIB
 from ferryman.net import databases
 
 
 class _NotNew(Exception):
-    """Some of the chunk's ids are known already: the quick way does not do."""
+    """Some of the chunk's ids are stored or have tombstones, so the fast path for new ids fails."""
 
 
 class SqliteWriter(dialect.Writer):
-    """Writes chunks into a table that ``prepare`` has found fit.
+    """Writes chunks into a table that ``prepare`` has checked.
 
-    Every transaction takes the write lock before it reads: hashes and sequences that it has seen still hold when it
-    commits, whoever else writes.
+    Every transaction takes the write lock before it reads, so the hashes and sequences that it has read are still valid
+    when it commits, whoever else writes.
     """
 
     def __init__(self, url: sa.URL, layout: Layout) -> None:
@@ -48,7 +48,7 @@ class SqliteWriter(dialect.Writer):
     def write(self, chunk: list[Delivery]) -> list[Outcome]:
         if self._layout.appends:
             with self._transaction() as connection:
-                self._insert(connection, chunk)  # a hash that is there is passed over: nothing else can be known
+                self._insert(connection, chunk)  # rows whose hash is stored are skipped
             return [Outcome.ok()] * len(chunk)
         if len({d.id for d in chunk}) == len(chunk) and all(d.operation == "upsert" for d in chunk):
             try:
@@ -64,23 +64,25 @@ class SqliteWriter(dialect.Writer):
     def _transaction(self) -> Iterator[sa.Connection]:
         with self._connection.begin():
             schema = read_schema(self._connection)
-            if schema != self._schema:  # the first one, or somebody has given the table an index meanwhile
+            if schema != self._schema:  # the first transaction, or the table got an index meanwhile
                 self._full_text = FullText.of(self._connection, self._layout.table)
                 self._statements = Statements(self._layout, numbered=self._full_text is not None)
                 self._schema = schema
             yield self._connection
 
     def _insert_new(self, connection: sa.Connection, chunk: list[Delivery]) -> None:
-        """The quick way for what was never here, which is most: no look-up, the insert itself finds what is there.
+        """Insert new ids, which are most, without looking them up: the insert itself detects existing ones.
 
         Raises:
-            _NotNew: an id is there, or was deleted; the transaction must be rolled back.
+            _NotNew: an id is stored, or has a tombstone; the transaction must be rolled back.
         """
-        if self._buried(connection, [d.id for d in chunk], at_most=1) or self._insert(connection, chunk) < len(chunk):
+        if self._tombstones(connection, [d.id for d in chunk], at_most=1) or self._insert(connection, chunk) < len(
+            chunk
+        ):
             raise _NotNew
 
     def _insert(self, connection: sa.Connection, chunk: list[Delivery]) -> int:
-        """Insert what is not there, and index it. How many were inserted."""
+        """Insert and index the rows that are not stored; return their number."""
         statements, full_text = self._statements, self._full_text
         if full_text is None:
             return _execute(connection, statements.insert, statements.rows(chunk))
@@ -90,12 +92,12 @@ class SqliteWriter(dialect.Writer):
         return inserted
 
     def _merge(self, connection: sa.Connection, chunk: list[Delivery]) -> list[Outcome]:
-        """Compare with what is there, and make of each id what its last delivery says."""
+        """Compare the chunk with the stored rows, and bring each id to the state of its last delivery."""
         layout, statements, full_text = self._layout, self._statements, self._full_text
         ids = {d.id for d in chunk}
         rows = self._known(connection, layout.documents, ids)
-        buried = self._buried(connection, ids)
-        outcomes, winners = compare(chunk, buried | rows)
+        tombstones = self._tombstones(connection, ids)
+        outcomes, winners = compare(chunk, tombstones | rows)
         upserts = [d for d in winners.values() if d.operation == "upsert"]
         deletes = [d for d in winners.values() if d.operation == "delete"]
         if full_text is not None:
@@ -103,14 +105,14 @@ class SqliteWriter(dialect.Writer):
         if upserts:
             first = 0 if full_text is None else full_text.next_row(connection)
             _execute(connection, statements.upsert, statements.rows(upserts, first))
-        _execute(connection, statements.bury, ((d.id, d.sequence, d.hash) for d in deletes))
+        _execute(connection, statements.put_tombstones, ((d.id, d.sequence, d.hash) for d in deletes))
         self._delete(connection, layout.documents, [d.id for d in deletes if d.id in rows])
-        self._delete(connection, layout.tombstones, [d.id for d in upserts if d.id in buried])
+        self._delete(connection, layout.tombstones, [d.id for d in upserts if d.id in tombstones])
         if full_text is not None:
             full_text.add(connection, [d.id for d in upserts])
         return outcomes
 
-    def _buried(
+    def _tombstones(
         self, connection: sa.Connection, ids: Collection[str], at_most: int | None = None
     ) -> dict[str, LastDelivery]:
         """Return the tombstones of these ids. There are often none at all: one look."""
@@ -122,20 +124,23 @@ class SqliteWriter(dialect.Writer):
     def _known(
         self, connection: sa.Connection, table: sa.Table, ids: Collection[str], at_most: int | None = None
     ) -> dict[str, LastDelivery]:
-        found: dict[str, LastDelivery] = {}
-        for some in slices(ids):
+        stored: dict[str, LastDelivery] = {}
+        for some in id_slices(ids):
             query = sa.select(table.c.id, table.c.sequence, table.c.delivery_hash).where(table.c.id.in_(some))
             for id, sequence, digest in connection.execute(query.limit(at_most)):
-                found[id] = LastDelivery(sequence, digest)
-        return found
+                stored[id] = LastDelivery(sequence, digest)
+        return stored
 
     def _delete(self, connection: sa.Connection, table: sa.Table, ids: Collection[str]) -> None:
-        for some in slices(ids):
+        for some in id_slices(ids):
             connection.execute(sa.delete(table).where(table.c.id.in_(some)))
 
 
 def _execute(connection: sa.Connection, statement: str, rows: Iterator[tuple[Any, ...]]) -> int:
-    """A statement for each row, through the driver's own cursor: SQLAlchemy would want all rows in a list. Rows hit."""
+    """Execute a statement for each row; return the number of rows affected.
+
+    It uses the driver's own cursor, because SQLAlchemy needs all rows in a list.
+    """
     cursor = connection.connection.cursor()
     cursor.executemany(statement, rows)  # type: ignore[arg-type]  # any iterable does for sqlite3
     return int(cursor.rowcount)
@@ -155,10 +160,10 @@ ROW: Final = "fts_row"
 SUFFIX: Final = "_fts"
 
 TOKENIZER: Final = "unicode61 remove_diacritics 2"
-"""Words of any script, without case or accents ("Bronte" finds "Brontë"; 2: also where two accents are stacked)."""
+"""Tokenizer for words of any script, without case or accents ("Bronte" finds "Brontë"; 2: also stacked accents)."""
 
 HASH_BYTES: Final = 8 * MIB
-"""FTS5 collects a transaction's words in memory up to this size: one segment for a whole chunk of 5 MiB of text."""
+"""Memory in which FTS5 collects a transaction's words: enough for one segment for a chunk of 5 MiB of text."""
 
 SEGMENTS: Final = 64
 """Segments of one size (the most that FTS5 allows) before it merges them, a little with each chunk; FTS5's own 4 makes
@@ -172,7 +177,7 @@ IDS_PER_STATEMENT: Final = 10_000
 
 
 class FullText:
-    """The index of a table; only inside a transaction that writes."""
+    """Full-text index of a table; its methods are used only inside a write transaction."""
 
     def __init__(self, table: str, columns: Sequence[str]) -> None:
         self.columns = tuple(columns)
@@ -191,12 +196,12 @@ class FullText:
 
     @classmethod
     def of(cls, connection: sa.Connection, table: str) -> FullText | None:
-        """The index that this table has, if it has one."""
+        """Return the index of this table; None if it has none."""
         columns = connection.exec_driver_sql(f"PRAGMA table_info({quoted(table + SUFFIX)})").fetchall()
         return cls(table, [column[1] for column in columns]) if columns else None
 
     def create(self, connection: sa.Connection) -> None:
-        """Make the index, with all rows that the table has already."""
+        """Create the index, with all existing rows."""
         known = {column[1] for column in connection.exec_driver_sql(f"PRAGMA table_info({self._table})")}
         if ROW not in known:
             connection.exec_driver_sql(f"ALTER TABLE {self._table} ADD COLUMN {quoted(ROW)} INTEGER")
@@ -223,11 +228,11 @@ class FullText:
         self._command(connection, "rebuild")
 
     def last_rowid(self, connection: sa.Connection) -> int:
-        """The table's highest rowid: what is inserted now gets a higher one."""
+        """Return the table's highest rowid: rows inserted from now on get higher ones."""
         return int(connection.exec_driver_sql(f"SELECT coalesce(max(rowid), 0) FROM {self._table}").scalar_one())
 
     def next_row(self, connection: sa.Connection) -> int:
-        """The first number that no row has."""
+        """Return the next free number of a row."""
         query = f"SELECT coalesce(max({quoted(ROW)}), 0) + 1 FROM {self._table}"
         return int(connection.exec_driver_sql(query).scalar_one())
 
@@ -237,16 +242,16 @@ class FullText:
 
     def add(self, connection: sa.Connection, ids: Iterable[str]) -> None:
         """Index the rows of these ids, as they are now."""
-        for some in slices(ids):
+        for some in id_slices(ids):
             connection.execute(self._insert, {"ids": some})
 
     def remove(self, connection: sa.Connection, ids: Iterable[str]) -> None:
-        """Take the rows of these ids out of the index; before they are changed."""
-        for some in slices(ids):
+        """Remove the rows of these ids from the index; call it before they are changed."""
+        for some in id_slices(ids):
             connection.execute(self._delete, {"ids": some})
 
     def verify(self, connection: sa.Connection) -> None:
-        """Compare the whole index with the table: FTS5 raises (a damaged database) where they differ."""
+        """Compare the whole index with the table; FTS5 raises an error of a damaged database if they differ."""
         self._command(connection, "integrity-check", 1)
 
     def _command(self, connection: sa.Connection, command: str, rank: int = 0) -> None:
@@ -254,14 +259,14 @@ class FullText:
 
 
 def quoted(name: str) -> str:
-    """A name as SQL writes it, whatever is in it."""
+    """Quote a name for SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 
-def slices(ids: Iterable[str]) -> Iterator[list[str]]:
-    """Ids in lists that fit into one statement."""
-    left = iter(ids)
-    while some := list(islice(left, IDS_PER_STATEMENT)):
+def id_slices(ids: Iterable[str]) -> Iterator[list[str]]:
+    """Split ids into lists that fit into one statement."""
+    remaining = iter(ids)
+    while some := list(islice(remaining, IDS_PER_STATEMENT)):
         yield some
 
 
@@ -272,7 +277,7 @@ _FTS_WORDS: Final = ("rank", "rowid")
 
 
 class _Untyped(UserDefinedType[Any]):
-    """A column of no type, as SQLite allows: it keeps numbers as numbers and text as text, whatever comes."""
+    """A column without type, which SQLite allows: it keeps numbers as numbers and text as text."""
 
     cache_ok = True
 
@@ -281,15 +286,13 @@ class _Untyped(UserDefinedType[Any]):
 
 
 class SQLite(Dialect):
-    """A file; one writer at a time; FTS5 for full text."""
+    """Dialect of SQLite: a file, one writer at a time, FTS5 for full text."""
 
     single_writer = True
-    column_type = _Untyped()
-    key_type = sa.Text()
-    json_type = sa.JSON()
+    column_types = ColumnTypes(field=_Untyped(), key=sa.Text(), json=sa.JSON())
     reserved = (ROW,)
 
-    def mistakes(self, url: sa.URL, table: str, full_text: tuple[str, ...]) -> Iterator[str]:
+    def argument_findings(self, url: sa.URL, table: str, full_text: tuple[str, ...]) -> Iterator[str]:
         if databases.is_in_memory(url):
             yield f"{url}: a database in memory is private to one process. Give a file: sqlite:///index.db"
         if table.lower().startswith("sqlite_"):
@@ -312,7 +315,7 @@ class SQLite(Dialect):
             if index is None:
                 FullText(layout.table, full_text).create(connection)
             elif index.columns != full_text:
-                raise other_columns(where, index.columns, full_text, f"DROP TABLE {layout.table}{SUFFIX}")
+                raise index_mismatch(where, index.columns, full_text, f"DROP TABLE {layout.table}{SUFFIX}")
 
     def writer(self, url: sa.URL, layout: Layout) -> SqliteWriter:
         return SqliteWriter(url, layout)
@@ -348,54 +351,55 @@ class SQLite(Dialect):
 
 
 def _query(terms: list[Term]) -> str:
-    """Terms as FTS5 reads them: strings side by side, so that no character has a meaning but ``"`` and a last ``*``."""
+    """Return terms as a query of FTS5: quoted strings, so that no character has a meaning but ``"`` and a final
+    ``*``."""
     return " ".join(f'"{phrase}"{"*" if is_prefix else ""}' for phrase, is_prefix in terms)
 
 
 # SQLite's files, locks and settings.
 
 BUSY_TIMEOUT_S: Final = 30.0
-"""How long to wait for another writer's transaction: half of what a ``write`` may take in all."""
+"""Time to wait for another writer's transaction: half of what a ``write`` may take."""
 
 PAGE_BYTES: Final = 16 * KIB
-"""Page size of a database we make: 1 to 2 µs a document less than SQLite's 4 KiB with a full-text index."""
+"""Page size of a new database: saves 1 to 2 µs a document compared to SQLite's 4 KiB with a full-text index."""
 
 CACHE_BYTES: Final = 64 * MIB
 """Pages kept in memory by a writer: holds the upper parts of the indexes, and the segments that FTS5 merges."""
 
 WAL_BYTES: Final = 64 * MIB
-"""The log is copied into the database at this size: pages that many chunks change are then copied once."""
+"""Size at which the log is copied into the database: pages that many chunks change are then copied only once."""
 
 
 def make_engine(url: sa.URL) -> sa.Engine:
-    """An engine without a pool whose transactions take the write lock at their start.
+    """Return an engine without a pool whose transactions take the write lock at their start.
 
     A transaction that reads first and writes later would fail at its first write if another process wrote in between;
-    with BEGIN IMMEDIATE what was read (hashes, sequences) still holds when it is written.
+    with BEGIN IMMEDIATE the hashes and sequences that were read are still valid at the write.
     """
-    made = sa.create_engine(
+    engine = sa.create_engine(
         url,
         poolclass=sa.NullPool,
-        connect_args={"isolation_level": None, "check_same_thread": False, **_patience(url)},
+        connect_args={"isolation_level": None, "check_same_thread": False, **_timeout_options(url)},
     )
-    sa.event.listen(made, "connect", _settle_in)
-    sa.event.listen(made, "begin", _begin)
-    return made
+    sa.event.listen(engine, "connect", _set_up_session)
+    sa.event.listen(engine, "begin", _begin)
+    return engine
 
 
 def reader(url: sa.URL) -> sa.Engine:
-    """An engine that changes nothing, and makes no file."""
-    made = sa.create_engine(url, poolclass=sa.NullPool, connect_args=_patience(url))
-    sa.event.listen(made, "connect", lambda connection, _record: connection.execute("PRAGMA query_only = ON"))
-    return made
+    """Return an engine that changes nothing, and creates no file."""
+    engine = sa.create_engine(url, poolclass=sa.NullPool, connect_args=_timeout_options(url))
+    sa.event.listen(engine, "connect", lambda connection, _record: connection.execute("PRAGMA query_only = ON"))
+    return engine
 
 
-def _patience(url: sa.URL) -> dict[str, float]:
-    """How long others may hold the lock: what the URL says wins."""
+def _timeout_options(url: sa.URL) -> dict[str, float]:
+    """Return the option for how long to wait for a lock; the URL's own takes precedence."""
     return {} if "timeout" in url.query else {"timeout": BUSY_TIMEOUT_S}
 
 
-def _settle_in(connection: sqlite3.Connection, _record: Any) -> None:
+def _set_up_session(connection: sqlite3.Connection, _record: Any) -> None:
     for pragma in (
         # Every commit waits for the disk: our own "delivered" must not survive a power cut that the rows do not.
         "synchronous = FULL",
@@ -413,23 +417,24 @@ def _begin(connection: sa.Connection) -> None:
 
 
 def read_schema(connection: sa.Connection) -> int:
-    """A number that changes when a table or an index is made, changed or dropped, by anyone."""
+    """Return a number that changes whenever anybody creates, changes or drops a table or an index."""
     return int(connection.exec_driver_sql("PRAGMA schema_version").scalar_one())
 
 
-def prepare(made: sa.Engine) -> None:
-    """Make the file, if it is not there, and have readers and one writer side by side (WAL). Safe to race."""
-    path = made.url.database or ""
+def prepare(engine: sa.Engine) -> None:
+    """Create the file if it is missing, and enable WAL, so that readers do not block the writer. Several processes may
+    do so at once."""
+    path = engine.url.database or ""
     folder = os.path.dirname(path)
     if not path.startswith("file:") and not os.path.isdir(folder):
         raise Misconfigured(f"{path}: there is no folder {folder}. Make it, or correct the URL, then run again.")
-    with made.connect() as connection:
+    with engine.connect() as connection:
         driver = connection.connection.driver_connection
         assert isinstance(driver, sqlite3.Connection)
-        _patiently(lambda: _to_wal(driver))
+        _retry_while_locked(lambda: _enable_wal(driver))
 
 
-def _to_wal(driver: sqlite3.Connection) -> None:
+def _enable_wal(driver: sqlite3.Connection) -> None:
     if driver.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
         return
     if driver.execute("PRAGMA page_count").fetchone()[0] == 0:
@@ -442,21 +447,21 @@ def _to_wal(driver: sqlite3.Connection) -> None:
         )
 
 
-def _patiently(act: Callable[[], None]) -> None:
-    """SQLite does not wait for a lock when it changes the journal mode: two who make one file would collide."""
-    give_up = time.monotonic() + BUSY_TIMEOUT_S
+def _retry_while_locked(action: Callable[[], None]) -> None:
+    """Repeat an action while the database is locked: SQLite itself does not wait when it changes the journal mode."""
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
     while True:
         try:
-            return act()
+            return action()
         except sqlite3.OperationalError as e:
             if e.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                 raise
-            if time.monotonic() > give_up:
+            if time.monotonic() > deadline:
                 raise
             time.sleep(0.02)
 
 
-# What SQLite's errors mean: whom they are about, and what to do.
+# Meaning of SQLite's errors: whether they concern a delivery or the database, and what to do.
 
 FAULTS: Final[dict[int, tuple[type[DeliveryError], str]]] = {
     # primary result code: (error, what to do)
@@ -483,7 +488,7 @@ FAULTS: Final[dict[int, tuple[type[DeliveryError], str]]] = {
 
 
 def explain(error: BaseException, where: str) -> DeliveryError | None:
-    """Return the error for the delivery, or for the whole database; None for errors that are not SQLite's."""
+    """Convert an error to that of the delivery, or of the whole database; None if it is not SQLite's."""
     if isinstance(error, DeliveryError):
         return error
     cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
@@ -511,15 +516,15 @@ def explain(error: BaseException, where: str) -> DeliveryError | None:
     return None
 
 
-# SQL of SQLite for lists of rows, as its own driver takes it.
+# SQL for ``executemany`` of SQLite's driver.
 
 
 class Statements:
-    """Statements for each row, and the rows. ``numbered``: the table has a full-text index.
+    """Statements executed for each row, and their parameters. ``numbered``: the table has a full-text index.
 
     Attributes:
-        insert: what is new; what is there is passed over.
-        upsert: insert or replace.
+        insert: insert a new row; existing rows are skipped.
+        upsert: insert or replace a row.
         bury: insert or replace a tombstone (id, sequence, hash).
     """
 
@@ -531,12 +536,12 @@ class Statements:
             documents = documents.to_metadata(sa.MetaData())
             documents.append_column(sa.Column(ROW, sa.Integer()))
         insert = sqlite.insert(documents).on_conflict_do_nothing(index_elements=[layout.key])
-        self.insert = _compiled(insert)
-        self.upsert = _compiled(_upsert(documents, [name for name in layout.names if name != layout.key]))
-        self.bury = _compiled(_upsert(layout.tombstones, ["sequence", "delivery_hash"]))
+        self.insert = _compile(insert)
+        self.upsert = _compile(_upsert(documents, [name for name in layout.names if name != layout.key]))
+        self.put_tombstones = _compile(_upsert(layout.tombstones, ["sequence", "delivery_hash"]))
 
     def rows(self, chunk: list[Delivery], first: int = 0) -> Iterator[tuple[Any, ...]]:
-        """Parameters of ``insert`` and ``upsert``, numbered from ``first``; one at a time.
+        """Yield the parameters of ``insert`` and ``upsert``, numbered from ``first``.
 
         Raises:
             BadDocument: fields that JSON cannot hold.
@@ -553,6 +558,6 @@ def _upsert(table: sa.Table, replaced: list[str]) -> sqlite.Insert:
     return insert.on_conflict_do_update(index_elements=[column.name for column in table.primary_key], set_=changes)
 
 
-def _compiled(statement: sqlite.Insert) -> str:
-    """SQL with a ``?`` for each column, in their order: what the driver's ``executemany`` takes without detours."""
+def _compile(statement: sqlite.Insert) -> str:
+    """Return SQL with a ``?`` for each column, in their order, as the driver's ``executemany`` needs it."""
     return str(statement.compile(dialect=sqlite.dialect(paramstyle="qmark")))

@@ -30,14 +30,14 @@ from ferryman.engine.deliver.turn import Hung, Killed, LaneStop, Turn, is_univer
 from ferryman.engine.order import KeyOrder, OutboxFile
 from ferryman.engine.results import Attempts
 from ferryman.engine.runner.base import PickledPlan
-from ferryman.errors import PermanentError, TransientError, describe, plain_text, shown
+from ferryman.errors import PermanentError, TransientError, describe, plain_text, safe_repr
 from ferryman.memory import describe_memory_error, is_failed_allocation, lacks_memory
-from ferryman.net.faults import is_connection
+from ferryman.net.faults import is_connection_error
 from ferryman.plan import DestinationNode, Plan, Policy, errors_node
 from ferryman.records.rows import (
     OUTBOX_CONTENT,
     OUTBOX_FILE,
-    OUTBOX_KEPT,
+    OUTBOX_SMALL,
     Result,
     RowResult,
     Rows,
@@ -91,7 +91,7 @@ class FileDelivery:
         self.file = file
         self.policy: Policy = turn.node.policy
         path = local_copy(turn.root / "outbox" / file.path)
-        table = read_part(path, OUTBOX_KEPT)
+        table = read_part(path, OUTBOX_SMALL)
         self.row_positions, self.table = self._select_eligible(table)
         self.row_numbers: np.ndarray[Any, Any] = self.table["row"].to_numpy()
         self.contents = RowGroups(str(path), OUTBOX_CONTENT, verified=True)
@@ -296,7 +296,7 @@ class FileDelivery:
                     )
                 ]
             if len(chunk) == 1:
-                passes = isinstance(e, TransientError) or is_connection(e)
+                passes = isinstance(e, TransientError) or is_connection_error(e)
                 return [Outcome("permanent" if permanent else "transient" if passes else "unforeseen", why)]
         outcomes: list[Outcome] = []
         middle = len(chunk) // 2
@@ -328,7 +328,7 @@ class FileDelivery:
         answered = [
             o
             if isinstance(o, Outcome) and isinstance(o.kind, str)
-            else Outcome("unknown", f"write answered {shown(o)}")
+            else Outcome("unknown", f"write answered {safe_repr(o)}")
             for o in answered[: len(chunk)]
         ]
         return answered + [Outcome("unknown", "write gave no outcome")] * (len(chunk) - len(answered))

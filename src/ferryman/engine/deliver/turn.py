@@ -314,7 +314,7 @@ def row_result(row: int, before: Attempts, outcome: Outcome, policy: Policy, now
     if kind == "transient":
         since, transient = since or now_us, (transient or 0) + 1
         waited_s = (now_us - since) / 1e6
-    if policy.limits.passed(attempt, transient or 0, waited_s):
+    if policy.limits.is_exhausted(attempt, transient or 0, waited_s):
         return RowResult(row, Status.DEAD, f"{why} (attempt {attempt}, the last)", attempt, None)
     patient = waited_s is not None and policy.patience_s is not None
     wait = random.uniform(0, policy.longest_wait_s(attempt, patient=patient))

@@ -20,7 +20,7 @@ from ferryman.engine.order import rows_behind, send_orders
 from ferryman.engine.runner.base import IsolatingRunner, PickledPlan, Runner, run_isolating
 from ferryman.errors import WorkerDied
 from ferryman.plan import KeyedNode, errors_node, keyed_nodes
-from ferryman.plan.keyed import sources_above
+from ferryman.plan.keyed import upstream_sources
 from ferryman.records.keys import BUCKETS, key_file
 from ferryman.records.rows import wait_of_file_s
 from ferryman.sources import Log
@@ -78,7 +78,7 @@ class KeyUpdates:
 
     def _may_change(self, node: KeyedNode) -> bool:
         """Return whether documents come to the node that can change or vanish."""
-        return any(not isinstance(each.source, Log) for each in sources_above(node, self._state.plan.nodes))
+        return any(not isinstance(each.source, Log) for each in upstream_sources(node, self._state.plan.nodes))
 
     def _files_to_group(self, node: KeyedNode, files: Sequence[DataFile], number: int) -> list[GroupFile]:
         """Return the files to group. A newer row of a document that may change waits until the one before has ended;

@@ -34,7 +34,7 @@ from ferryman.engine.results import (
 from ferryman.engine.runner.base import PickledPlan
 from ferryman.engine.runner.child import Child, Died, TooLong, exit_if_forked
 from ferryman.engine.transform.calls import can_interrupt, interrupt_after, signals_interrupt
-from ferryman.errors import BadDocument, Dropped, PermanentError, WorkerDied, plain_text, shown, unless_interrupt
+from ferryman.errors import BadDocument, Dropped, PermanentError, WorkerDied, plain_text, safe_repr, unless_interrupt
 from ferryman.plan import KeyedNode, Policy, successors
 from ferryman.records.keys import (
     CONTRIBUTIONS,
@@ -241,9 +241,9 @@ def _check_export(key: str, given: Any) -> Export:
         given = Document.of(key, dict(given))
     id = given.id
     if not isinstance(id, str) or not id:
-        raise PermanentError(f"returned an export with the id {shown(id)}: an id is text that is not empty")
+        raise PermanentError(f"returned an export with the id {safe_repr(id)}: an id is text that is not empty")
     if not is_text(id):
-        raise PermanentError(f"returned an export with the id {shown(id)}, which has half a character in it")
+        raise PermanentError(f"returned an export with the id {safe_repr(id)}, which has half a character in it")
     if given.operation == "delete":
         return Export(key, id, "delete", None, None, content_version(b"", None))
     fields, raw = encode_fields(given.fields), given.raw
@@ -700,7 +700,7 @@ def failed_row(sequence: int, before: Attempts, fault: NodeError, policy: Policy
     if fault.kind in TRANSIENT:
         since, transient = since or now_us, (transient or 0) + 1
         waited_s = (now_us - since) / 1e6
-    if policy.limits.passed(attempt, transient or 0, waited_s):
+    if policy.limits.is_exhausted(attempt, transient or 0, waited_s):
         why = with_traceback(f"{fault.text} (attempt {attempt}, the last)", fault.trace)
         return RowResult(sequence, Status.DEAD, why, attempt, None)
     patient = waited_s is not None and policy.patience_s is not None

@@ -21,9 +21,9 @@ from ferryman.document import (
     check_source_id,
     content_version,
     encode_fields,
-    excess,
     is_text,
     raw_bytes,
+    size_problem,
     storable_id,
 )
 from ferryman.engine.batches import CONTENT, LISTING, content_path
@@ -39,11 +39,11 @@ from ferryman.errors import (
     as_exception,
     message_of,
     plain_text,
+    safe_repr,
     shortened,
-    shown,
     unless_interrupt,
 )
-from ferryman.plan import Plan, SourceNode, source_named, sources_of
+from ferryman.plan import Plan, SourceNode, find_source, sources_of
 from ferryman.plan.calls import pickling_error
 from ferryman.records.rows import table_of
 from ferryman.sources import DataFrame, Doubt, Listed, Log, Source
@@ -233,7 +233,7 @@ def _check_doubts(source: Source, part: ListedPart) -> ListedPart:
 
 
 def _source(shipped: PickledPlan, name: str) -> Any:
-    return source_named(shipped.plan().nodes, name).source
+    return find_source(shipped.plan().nodes, name).source
 
 
 class _ListingFile:
@@ -281,7 +281,7 @@ class _ListingFile:
             "fields": fields,
         }
         if max(columns["size"]) > limits.MAX_CONTENT_BYTES:
-            columns["refused"] = [excess(each, None) or None for each in fields]
+            columns["refused"] = [size_problem(each, None) or None for each in fields]
             columns["fields"] = [None if why else each for why, each in zip(columns["refused"], fields, strict=True)]
         size = sum(columns["size"])
         self._bytes += size
@@ -341,9 +341,11 @@ def _storable_row(
         check_source_id(id)
         for what, text in (("fingerprint", fingerprint), ("location", location)):
             if not isinstance(text, str) or not is_text(text):
-                raise BadDocument(f"its source gave it the {what} {shown(text)}, which is not text that can be stored")
+                raise BadDocument(
+                    f"its source gave it the {what} {safe_repr(text)}, which is not text that can be stored"
+                )
         if not isinstance(size, int) or not 0 <= size < 1 << 62:
-            raise BadDocument(f"its source gave it the size {shown(size)}: a size is a number of bytes")
+            raise BadDocument(f"its source gave it the size {safe_repr(size)}: a size is a number of bytes")
     except BadDocument as e:
         return storable_id(id), 0, "", "", why or plain_text(e), None, None, None
     return id, size, fingerprint, location, why, *content
@@ -357,7 +359,9 @@ def _check_entry(entry: Any) -> Listed | Document:
     """
     if isinstance(entry, Listed | Document):
         return entry
-    raise TypeError(f"its listing yields {shown(entry)}: a Document, or a Listed of an id, a size and texts, is wanted")
+    raise TypeError(
+        f"its listing yields {safe_repr(entry)}: a Document, or a Listed of an id, a size and texts, is wanted"
+    )
 
 
 def _document_row(id: str, doc: Document) -> tuple[tuple[Any, ...], int]:

@@ -30,7 +30,7 @@ from ferryman.engine.summary import describe_listing
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.reader import listed_document, unread_version, version_of
 from ferryman.observe import Observer
-from ferryman.plan import conflicting_sources, source_named
+from ferryman.plan import conflicting_sources, find_source
 from ferryman.records.rows import DOCUMENTS, now_us
 from ferryman.sources import Source
 from ferryman.state.state import State
@@ -392,7 +392,7 @@ class FindChanged:
     live: str = ""
 
     def __call__(self, split: TaskSplit) -> list[int]:
-        source = source_named(self.shipped.plan().nodes, split.source).source
+        source = find_source(self.shipped.plan().nodes, split.source).source
         live = ProgressWriter(self.live)
         changed: list[int] = []
         row, away = 0, False

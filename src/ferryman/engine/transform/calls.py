@@ -21,7 +21,7 @@ from ferryman import limits
 from ferryman.document import Document, is_text
 from ferryman.engine.results import StepTimeout
 from ferryman.engine.transform.block import Block
-from ferryman.errors import Dropped, Interrupted, PermanentError, plain_text, shown, unless_interrupt
+from ferryman.errors import Dropped, Interrupted, PermanentError, plain_text, safe_repr, unless_interrupt
 from ferryman.plan import Plan, StepNode
 from ferryman.plan.calls import is_async
 from ferryman.records.families import descends
@@ -32,14 +32,14 @@ _LEAST_S: Final = 0.001
 
 def timeout_message(step: StepNode) -> str:
     """Return the message for a call that takes too long."""
-    return f"step {step.name} took longer than timeout={step.limit_s:g} s"
+    return f"step {step.name} took longer than timeout={step.call_timeout_s:g} s"
 
 
 def time_limit(step: StepNode) -> AbstractContextManager[None]:
     """Return a context that interrupts a call after the time it may take, where calls can be interrupted."""
-    if step.limit_s is None or not can_interrupt():
+    if step.call_timeout_s is None or not can_interrupt():
         return nullcontext()
-    return interrupt_after(step.limit_s, timeout_message(step))
+    return interrupt_after(step.call_timeout_s, timeout_message(step))
 
 
 def make_document_call(step: StepNode, share: float = 1.0) -> Callable[[Document], Any]:
@@ -54,7 +54,7 @@ def make_document_call(step: StepNode, share: float = 1.0) -> Callable[[Document
     Args:
         share: of the step's rate, for this task.
     """
-    if not step.in_batches and not is_async(step.fn) and step.rate is None and step.limit_s is None:
+    if not step.in_batches and not is_async(step.fn) and step.rate is None and step.call_timeout_s is None:
         return step.fn
     call, limiter = _plain_document_call(step), RateLimiter(step.rate, share)
 
@@ -63,9 +63,9 @@ def make_document_call(step: StepNode, share: float = 1.0) -> Callable[[Document
         began = time.monotonic()
         with time_limit(step):
             out = call(doc)
-        if step.limit_s is None or not can_interrupt() or not isinstance(out, Iterator):
+        if step.call_timeout_s is None or not can_interrupt() or not isinstance(out, Iterator):
             return out
-        return _continue_within(out, step.limit_s - (time.monotonic() - began), timeout_message(step))
+        return _continue_within(out, step.call_timeout_s - (time.monotonic() - began), timeout_message(step))
 
     return call_step
 
@@ -340,14 +340,14 @@ class CallScope:
         return blake2b("\0".join(parts).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-# Limits of the rate of calls.
+# RetryLimits of the rate of calls.
 
 _CATCH_UP_S: Final = 0.1
 """Longest delay, in seconds, that later calls make up for."""
 
 
 class RateLimiter:
-    """Limits how often one task calls a step.
+    """RetryLimits how often one task calls a step.
 
     Its first call waits, too: a task cannot know when the one before it made its last call. So the rate is kept however
     many tasks there are.
@@ -481,7 +481,7 @@ class ReturnChecker:
                 raise PermanentError(f"returned a {type(each).__name__} among its documents")
             if not isinstance(each.id, str) or not is_text(each.id):
                 raise PermanentError(
-                    f"returned a document with the id {shown(each.id)}, which is not text that is whole"
+                    f"returned a document with the id {safe_repr(each.id)}, which is not text that is whole"
                 )
             if not descends(each.id, id):
                 raise PermanentError(

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, cast
 from greenlet import getcurrent, greenlet
 
 from ferryman import limits
-from ferryman.document import Document, called_by, decode_fields
+from ferryman.document import Document, current_caller, decode_fields
 from ferryman.engine.live import ProgressWriter
 from ferryman.engine.results import AWAY, NodeAway, NodeError, StepTimeout, classify_error
 from ferryman.engine.runner.child import exit_if_forked
@@ -32,7 +32,7 @@ from ferryman.engine.transform.isolation import Recorder, replay
 from ferryman.engine.transform.reader import DocumentReader, RowAction, stage_row
 from ferryman.engine.transform.staging import Stager
 from ferryman.engine.transform.walk import Walk
-from ferryman.errors import Interrupted, askable, unless_interrupt
+from ferryman.errors import Interrupted, inspectable, unless_interrupt
 from ferryman.plan import StepNode
 from ferryman.plan.calls import is_async
 
@@ -109,7 +109,7 @@ class _CallKeys:
         self._by_id = {w.doc.id: w.call_scope for w in call.waiting}
 
     def key_of(self, doc: Document) -> str | None:
-        """Return the document's idempotency key, see ``KeyMaker``."""
+        """Return the document's idempotency key, see ``StepCaller``."""
         call_scope = self._by_object.get(id(doc)) or self._by_id.get(doc.id)
         return call_scope.key_of(doc) if call_scope is not None else None
 
@@ -218,11 +218,11 @@ class StepQueue:
         if not waiting:
             return
         call = StepCall(waiting, copies if len(waiting) > 1 else [])
-        limit_s = self.step.limit_s
+        limit_s = self.step.call_timeout_s
         self._limiter.note_call()
         self.running.add(call)
         context = contextvars.copy_context()
-        context.run(called_by.set, _CallKeys(call))
+        context.run(current_caller.set, _CallKeys(call))
         if self._in_this_thread:
             context.run(self._run_here, call)
         elif self._is_async:
@@ -276,7 +276,7 @@ class StepQueue:
         try:
             answers = self._answers(call)
         except BaseException as e:
-            error = askable(e)
+            error = inspectable(e)
         if call in self.running:
             call.answers, call.error = answers, error
             self._ended_calls.put((self, call))
@@ -286,12 +286,12 @@ class StepQueue:
 
         def on_end(answers: Any, error: BaseException | None, late: bool) -> None:
             error = StepTimeout(timeout_message(self.step)) if late else error
-            call.answers, call.error = answers, error if error is None else askable(error)
+            call.answers, call.error = answers, error if error is None else inspectable(error)
             self._ended_calls.put((self, call))
 
         out = self._call_batch([each.doc for each in call.waiting])
         assert isinstance(out, Coroutine)
-        start(out, self.step.limit_s, on_end)
+        start(out, self.step.call_timeout_s, on_end)
 
     def _answers(self, call: StepCall) -> list[Any]:
         out = self._call_batch([each.doc for each in call.waiting])
@@ -315,7 +315,7 @@ class _BlockKeys:
         self._rows: dict[str, int] = {}
 
     def key_of(self, doc: Document) -> str | None:
-        """Return the document's idempotency key, see ``KeyMaker``."""
+        """Return the document's idempotency key, see ``StepCaller``."""
         self._rows = self._rows or {id: i for i, id in enumerate(self._block.ids)}
         if (row := self._rows.get(doc.id)) is None:
             return None
@@ -374,7 +374,7 @@ class FirstBatches:
         Nothing is called after a failed call, for all documents or for some: the step may be in trouble.
         """
         context = contextvars.copy_context()
-        context.run(called_by.set, _BlockKeys(self._walk.call_scope, block))
+        context.run(current_caller.set, _BlockKeys(self._walk.call_scope, block))
         self._walk.call_scope.step, self._walk.call_scope.route = self._step.name, ""
         finished = []
         for at in range(0, len(docs), self._step.rows):
@@ -410,7 +410,7 @@ def make_first_batches(
         return None
     [step] = steps
     first = reader.walk.source.next
-    plain = step.concurrency == 1 and not is_async(step.fn) and step.rate is None and step.limit_s is None
+    plain = step.concurrency == 1 and not is_async(step.fn) and step.rate is None and step.call_timeout_s is None
     if first is None or first.name != step.name or not plain:
         return None
     return FirstBatches(step, reader, walks, stager, live)
@@ -440,7 +440,7 @@ class WalkGreenlet(greenlet):  # type: ignore[misc]  # it ships no types
         self.gr_context = contextvars.copy_context()
 
     def run(self) -> None:
-        called_by.set(self.walk.call_scope)
+        current_caller.set(self.walk.call_scope)
         self._run_walk(self.walk)
 
 

@@ -28,7 +28,7 @@ from collections.abc import Collection
 from ferryman import limits
 from ferryman.engine.results import OF_NODE, ErrorKind, NodeError, NodeReport, NodeStates
 from ferryman.plan import CalledNode, Plan, StepNode
-from ferryman.plan.nodes import here, listed
+from ferryman.plan.nodes import join_names, local_capabilities
 
 _COUNTED = (ErrorKind.CONNECTION, ErrorKind.UNFORESEEN)
 
@@ -93,7 +93,7 @@ class NodeHealth:
     @property
     def why(self) -> str:
         """Return why it is closed, for messages of waiting documents."""
-        return f"needs {listed(self._missing_needs)}" if self._missing_needs else "is in trouble"
+        return f"needs {join_names(self._missing_needs)}" if self._missing_needs else "is in trouble"
 
     def turn_away(self) -> None:
         """Note that a document waits for the node."""
@@ -172,7 +172,7 @@ class NodeHealth:
     def report(self) -> NodeReport | None:
         """Return what the driver should know about the node; None: nothing was called."""
         if self._missing_needs:
-            why = f"needs {listed(self._missing_needs)}, which the executors that were tried do not have"
+            why = f"needs {join_names(self._missing_needs)}, which the executors that were tried do not have"
             fault = NodeError(ErrorKind.UNAVAILABLE, self.node, why)
             return NodeReport(self.node, False, (fault,), False, lacks_needs=True) if self._turned_away else None
         faults = (*((self._fault,) if self._fault else ()), *self._scopes.values())
@@ -237,7 +237,7 @@ class NodeHealth:
 
 def health_of_nodes(plan: Plan, now: NodeStates, rows: int) -> dict[str, NodeHealth]:
     """Return node -> its health when a task of so many rows begins."""
-    has = here()
+    has = local_capabilities()
     return {
         n.name: NodeHealth(n.name, n.brake, now, rows, n.needs - has if isinstance(n, StepNode) else ())
         for n in plan.nodes

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 import cloudpickle
 
 from ferryman import limits
-from ferryman.document import Again, Document
+from ferryman.document import Document, RereadRequest
 from ferryman.engine.batches import LogSplit, TaskSplit
 from ferryman.engine.results import NodeError, classify_error
 from ferryman.engine.runner.base import PickledPlan
@@ -36,7 +36,7 @@ from ferryman.engine.transform.walk import End, MemberFailure, WalkSink
 from ferryman.errors import EngineError, PermanentError
 from ferryman.memory import describe_memory_error
 from ferryman.plan import DestinationNode, StepNode
-from ferryman.records.families import FailedMember, Owed
+from ferryman.records.families import FailedMember, MissingDelivery
 
 _Place = tuple[str, str]
 """(step, or "" for reading, document id)."""
@@ -126,7 +126,7 @@ class IsolatedReader:
         self._stager = stager
         self._attempts = max((n.policy.attempts for n in plan.nodes if isinstance(n, DestinationNode)), default=1)
         self._row = 0
-        self._timeouts = {n.name: n.limit_s for n in plan.nodes if isinstance(n, StepNode)}
+        self._timeouts = {n.name: n.call_timeout_s for n in plan.nodes if isinstance(n, StepNode)}
         self._deaths: Counter[_Place] = Counter()
         self._deadly_calls: dict[_Place, str] = {("", id): why for id, why in sizes.refused.items()}
         """Calls that are not made again -> why."""
@@ -314,7 +314,7 @@ class Recorder:
         """Return whether calls were written to the spool."""
         return self._spool.size() > 0
 
-    def upsert(self, doc: Document, end: End, branches: str, fields: bytes, earlier: Owed | None) -> None:
+    def upsert(self, doc: Document, end: End, branches: str, fields: bytes, earlier: MissingDelivery | None) -> None:
         only = _stub(doc, doc.raw)  # its fields are encoded beside it
         only.only_if_changed = bool(doc.only_if_changed)
         self._bytes += len(fields) + len(doc.raw or b"")
@@ -323,7 +323,7 @@ class Recorder:
     def drop(self, doc: Document, *args: Any) -> None:
         self._note("drop", _stub(doc), *args)
 
-    def request_reread(self, doc: Document, request: Again) -> None:
+    def request_reread(self, doc: Document, request: RereadRequest) -> None:
         self._note("request_reread", _stub(doc), request)
 
     def savepoint(self) -> int:

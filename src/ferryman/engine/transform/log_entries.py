@@ -16,8 +16,8 @@ from ferryman.engine.results import Blocked, ErrorKind, NodeError, classify_erro
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.walk import MemberFailure
 from ferryman.errors import unless_interrupt
-from ferryman.plan import ExportsNode, Plan, errors_node, source_named
-from ferryman.records.families import FailedMember, Owed
+from ferryman.plan import ExportsNode, Plan, errors_node, find_source
+from ferryman.records.families import FailedMember, MissingDelivery
 from ferryman.sources.log import Log
 from ferryman.state.logs import number_of_text
 
@@ -36,7 +36,7 @@ class LogEntries:
     """
 
     def __init__(self, plan: Plan, split: LogSplit, *, once: bool = False) -> None:
-        node = source_named(plan.nodes, split.source)
+        node = find_source(plan.nodes, split.source)
         assert isinstance(node.source, Log)
         self._log = node.source
         self._split = split
@@ -98,12 +98,12 @@ class LogEntries:
         if self.by_key and (self._stops or not ended):
             self.held.add(block.key_hashes[i])
 
-    def with_attempts(self, block: Block, i: int, owed: Owed) -> Owed:
+    def with_attempts(self, block: Block, i: int, owed: MissingDelivery) -> MissingDelivery:
         """Return a delivery of the entry of row ``i`` with the attempts made before this wave."""
         head = self._split.head
         if head is None or (head.place, head.entry) != (block.places[i], number_of_text(block.ids[i])):
             return owed
-        return Owed(*owed.end, head.attempt, owed.open, head.since or None, head.transient)
+        return MissingDelivery(*owed.end, head.attempt, owed.open, head.since or None, head.transient)
 
     def hold_entry(
         self,

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ferryman.document import Document, called_by, content_version, decode_fields, encode_fields
+from ferryman.document import Document, content_version, current_caller, decode_fields, encode_fields
 from ferryman.engine.batches import LogSplit, Reason, TaskSplit, content_path
 from ferryman.engine.results import ErrorKind, NodeError, classify_error
 from ferryman.engine.transform.block import Block
@@ -18,7 +18,7 @@ from ferryman.engine.transform.health import NodeHealth
 from ferryman.engine.transform.staging import Stager, WalkOutcome
 from ferryman.engine.transform.walk import Walk, WalkSink
 from ferryman.errors import BadDocument, unless_interrupt
-from ferryman.plan import Plan, StepNode, source_named
+from ferryman.plan import Plan, StepNode, find_source
 from ferryman.sources import Listed, Log, Source
 from ferryman.storage.parquet import BatchGroups, column_values
 
@@ -50,14 +50,14 @@ class DocumentReader:
     ) -> None:
         self._name = split.source
         self._provenance = plan.provenance
-        self._source: Source = source_named(plan.nodes, split.source).source
+        self._source: Source = find_source(plan.nodes, split.source).source
         self._contents = StagedContents()
         self._health = health
         self.fault: NodeError
         self.size = 0
         self.walk = Walk(plan, split.source, sink, task=split.number, prepare_step=prepare_step, health=health)
         self.walk.call_scope.state = state
-        called_by.set(self.walk.call_scope)
+        current_caller.set(self.walk.call_scope)
 
     @property
     def in_batches(self) -> bool:

@@ -15,7 +15,14 @@ from ferryman import crash, limits
 from ferryman.document import Document, Operation
 from ferryman.engine.results import OutboxSavepoint
 from ferryman.engine.transform.block import Block, KnownDocument
-from ferryman.records.families import FailedMember, Owed, Published, encode_failures, open_deliveries, parent_of
+from ferryman.records.families import (
+    FailedMember,
+    MissingDelivery,
+    Published,
+    count_open_deliveries,
+    encode_failures,
+    parent_of,
+)
 from ferryman.records.rows import DOCUMENTS, LEDGER, ORDINAL_STEPS, OUTBOX_FILE, DeliveryHash, Status, hasher, table_of
 from ferryman.state.outbox import OutboxWriter, due_stats
 from ferryman.storage.files import StatePath, remove
@@ -50,10 +57,10 @@ class OutboxBuffer:
         """Their ids, None of an origin's row; None: all are origins."""
         self._fields: list[bytes] = []
         self._raws: list[bytes | None] = []
-        self._earlier: dict[int, Owed] = {}
+        self._earlier: dict[int, MissingDelivery] = {}
         """Row -> its earlier attempts, where there were any."""
 
-    def add(self, i: int, id: str, *, child: bool, earlier: Owed | None = None) -> None:
+    def add(self, i: int, id: str, *, child: bool, earlier: MissingDelivery | None = None) -> None:
         """Add a row whose origin is row ``i`` of the block."""
         if earlier is not None and earlier.attempt:
             self._earlier[len(self.rows)] = earlier
@@ -189,7 +196,14 @@ class OutboxStage:
         self.size = 0
 
     def upsert(
-        self, block: Block, i: int, doc: Document, end: End, branches: str, fields: bytes, earlier: Owed | None
+        self,
+        block: Block,
+        i: int,
+        doc: Document,
+        end: End,
+        branches: str,
+        fields: bytes,
+        earlier: MissingDelivery | None,
     ) -> Published:
         """Add an upsert for a document of the family of row ``i``; return what an origin's row publishes."""
         buffer = self.buffer(end, branches, "upsert")
@@ -373,7 +387,7 @@ class DocumentStage:
                 "operation": operation,
                 "given": given,
                 "due": due,
-                "owed": 0 if due is None else open_deliveries(failures),
+                "owed": 0 if due is None else count_open_deliveries(failures),
                 "failed": encode_failures(failures),
                 "held": held,
                 "forced": False,
@@ -434,7 +448,7 @@ def unchanged_row(id: str, known: KnownDocument) -> dict[str, Any]:
         "operation": known.operation,
         "given": known.given,
         "due": known.due,
-        "owed": 0 if known.due is None else open_deliveries(known.failures),
+        "owed": 0 if known.due is None else count_open_deliveries(known.failures),
         "failed": known.failed,
         "held": known.held,
         "forced": False,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol, Self
 
 from ferryman import crash, limits
-from ferryman.document import Again, Document, Operation, encode_fields
+from ferryman.document import Document, Operation, RereadRequest, encode_fields
 from ferryman.engine.batches import Reason
 from ferryman.engine.results import TRANSIENT, ErrorKind, NodeError, NodeReport, Savepoint, Staged
 from ferryman.engine.runner.child import exit_if_forked
@@ -34,16 +34,16 @@ from ferryman.plan import (
     CalledNode,
     DestinationNode,
     KeyedNode,
-    Limits,
     Plan,
+    RetryLimits,
     ends,
     errors_node,
-    source_named,
+    find_source,
     target_of,
 )
 from ferryman.records.families import (
     FailedMember,
-    Owed,
+    MissingDelivery,
     Published,
     PublishedLines,
     ancestry,
@@ -59,7 +59,7 @@ from ferryman.storage.files import StatePath
 
 _End = tuple[str, str]
 
-_SINGLE_ATTEMPT: Final = Limits(1, None)
+_SINGLE_ATTEMPT: Final = RetryLimits(1, None)
 
 _WAITS_FOR_KEY: Final = "waits for an earlier export of its key, which a step or router could not take"
 
@@ -80,7 +80,7 @@ class Stager:
         self._now_us = now_us
         self._nodes = {n.name: n for n in plan.nodes if isinstance(n, DestinationNode)}
         self._hashes = DeliveryHashes((plan.name, plan.version, source))
-        node = source_named(plan.nodes, source)
+        node = find_source(plan.nodes, source)
         changed = isinstance(node.source, Log) and node.source.repeats_ids  # of an id, each goes on in its order
         in_order = {name for name, each in self._nodes.items() if changed or each.destination.in_order}
         self._source = source
@@ -193,7 +193,7 @@ class Stager:
 
     # -- calls of the walk, see ``walk.WalkSink`` -------------------------------------
 
-    def upsert(self, doc: Document, end: _End, branches: str, fields: bytes, earlier: Owed | None) -> None:
+    def upsert(self, doc: Document, end: _End, branches: str, fields: bytes, earlier: MissingDelivery | None) -> None:
         origin = self._block.ids[self._i]
         child = doc.id != origin
         if child:
@@ -210,7 +210,7 @@ class Stager:
     def drop(self, doc: Document, end: _End, branches: str, why: str, attempt: int) -> None:
         self._add_event(doc, end, branches, Status.DROPPED, why, attempt)
 
-    def request_reread(self, doc: Document, request: Again) -> None:
+    def request_reread(self, doc: Document, request: RereadRequest) -> None:
         self._reread_requests.add(self._block.ids[self._i], request)
 
     def savepoint(self) -> Savepoint:
@@ -269,7 +269,7 @@ class Stager:
                 self._add_event(
                     self._member_stub(""), end, "", Status.ERROR, _WAITS_FOR_KEY, 0, self._now_us, operation
                 )
-            owed = [Owed(*end, 0) for end in self._ends]
+            owed = [MissingDelivery(*end, 0) for end in self._ends]
             self._add_row(i, given="", due=self._now_us, failures=[FailedMember("", self._source, "", "", owed)])
         return True
 
@@ -362,13 +362,13 @@ class Stager:
         """Return whether the fault costs the document none of its attempts."""
         return node_health is not None and not self._final and node_health.spends_no_attempt(fault)
 
-    def _stage_held(self, owed: list[tuple[Document, Owed, MemberFailure]]) -> None:
+    def _stage_held(self, owed: list[tuple[Document, MissingDelivery, MemberFailure]]) -> None:
         """Stage an event for each delivery that waits without spending an attempt, so that it is accounted for."""
         for doc, each, failure in owed:
             why = with_traceback(f"{failure.fault.text} (no attempt is spent)", failure.fault.trace)
             self._add_event(doc, each.end, failure.branches, Status.ERROR, why, each.attempt, self._now_us)
 
-    def _spend_attempt(self, failure: MemberFailure, owed: Owed) -> Owed:
+    def _spend_attempt(self, failure: MemberFailure, owed: MissingDelivery) -> MissingDelivery:
         """Spend an attempt of this delivery, and return it as it is afterwards."""
         policy, node = self._nodes[owed.destination].policy, self._called.get(failure.fault.node)
         if self._entries is not None:
@@ -544,7 +544,7 @@ class ErrorMessages:
         node = errors_node(plan.nodes)
         return None if node is None else cls(plan, source, wave, outbox, node.name)
 
-    def add(self, block: Block, i: int, failure: MemberFailure, owed: Sequence[Owed]) -> None:
+    def add(self, block: Block, i: int, failure: MemberFailure, owed: Sequence[MissingDelivery]) -> None:
         """Add a message for a member of the family of row ``i`` that failed for good, to the deliveries that are not
         open."""
         ended = [o.destination for o in owed if not o.open]
@@ -648,7 +648,7 @@ class _FailedSubtrees:
     """Deliveries below failed nodes, by the member that failed: a family may be large."""
 
     def __init__(self, failures: Iterable[FailedMember]) -> None:
-        self._owed: dict[str, list[Owed]] = defaultdict(list)
+        self._owed: dict[str, list[MissingDelivery]] = defaultdict(list)
         for failure in failures:
             self._owed[failure.member] += failure.owed
         self._ends = {member: {o.end for o in owed} for member, owed in self._owed.items()}
@@ -775,25 +775,27 @@ class AttemptResult(NamedTuple):
         status: of its event; None: it is tried again, the event comes with its due time.
     """
 
-    owed: Owed
+    owed: MissingDelivery
     status: Status | None
     why: str
     patient: bool
 
 
-def spend_attempt(fault: NodeError, owed: Owed, limits: Limits, now_us: int) -> AttemptResult:
+def spend_attempt(fault: NodeError, owed: MissingDelivery, limits: RetryLimits, now_us: int) -> AttemptResult:
     """Return a delivery after a failed attempt: is it tried again, or has it failed?"""
     attempt, transient, since = owed.attempt + 1, owed.transient, owed.since
     if fault.kind is ErrorKind.PERMANENT:
-        return AttemptResult(Owed(*owed.end, attempt, False, since, transient), Status.ERROR_DOC, fault.text, False)
+        return AttemptResult(
+            MissingDelivery(*owed.end, attempt, False, since, transient), Status.ERROR_DOC, fault.text, False
+        )
     waited_s = None
     if fault.kind in TRANSIENT:
         since, transient = since or now_us, transient + 1
         waited_s = (now_us - since) / 1e6
-    last = limits.passed(attempt, transient, waited_s)
+    last = limits.is_exhausted(attempt, transient, waited_s)
     why = f"{fault.text} (attempt {attempt}, the last)" if last else fault.text
     return AttemptResult(
-        Owed(*owed.end, attempt, not last, since, transient),
+        MissingDelivery(*owed.end, attempt, not last, since, transient),
         Status.DEAD if last else None,
         with_traceback(why, fault.trace),
         waited_s is not None and limits.patience_s is not None,
@@ -834,20 +836,20 @@ class RereadRequests:
 
     def __init__(self, now_us: int) -> None:
         self._now_us = now_us
-        self._of: dict[str, Again] = {}
+        self._of: dict[str, RereadRequest] = {}
 
     def __contains__(self, origin: object) -> bool:
         return origin in self._of
 
-    def add(self, origin: str, request: Again) -> None:
+    def add(self, origin: str, request: RereadRequest) -> None:
         """Keep a request to read again; of several times the earliest counts."""
         if (before := self._of.get(origin)) is None or request.after_s < before.after_s:
             self._of[origin] = request
 
-    def get(self, origin: str) -> Again | None:
+    def get(self, origin: str) -> RereadRequest | None:
         return self._of.get(origin)
 
-    def restore(self, origin: str, request: Again | None) -> None:
+    def restore(self, origin: str, request: RereadRequest | None) -> None:
         """Restore an earlier request."""
         self._of.pop(origin, None)
         if request is not None:

@@ -28,7 +28,7 @@ from ferryman.engine.transform.reader import DocumentReader, RowAction, stage_ro
 from ferryman.engine.transform.staging import Stager
 from ferryman.memory import lacks_memory
 from ferryman.plan import StepNode
-from ferryman.plan.paths import called_below
+from ferryman.plan.paths import called_nodes_below
 from ferryman.state.state import id_of
 from ferryman.storage.files import path_of
 
@@ -101,12 +101,12 @@ class TaskProcessing:
         self._entries = LogEntries(plan, split, once=once) if isinstance(split, LogSplit) else None
         # A second look at a node in trouble passes over documents, which they would not survive if errors are final.
         self._health = health_of_nodes(plan, task.nodes, 0 if once else split.rows)
-        below = called_below(plan.nodes, split.source) if once else ()
+        below = called_nodes_below(plan.nodes, split.source) if once else ()
         self._nodes_below = [self._health[name] for name in below]
         self._stager = Stager(plan, split.source, path_of(task.root), task.wave, task.now_us, task.epoch, self._entries)
         state = id_of(path_of(task.root))  # none in a preview
         share = 1 / task.parallel_tasks
-        concurrent_steps = [n for n in plan.nodes if isinstance(n, StepNode) and n.side_by_side and not task.isolated]
+        concurrent_steps = [n for n in plan.nodes if isinstance(n, StepNode) and n.is_concurrent and not task.isolated]
         walks = ConcurrentWalks(concurrent_steps, self._health, share)
         self._reader = DocumentReader(
             plan, split, self._stager, self._health, partial(_prepare_step, walks, share), state
@@ -215,4 +215,4 @@ class TaskProcessing:
 
 def _prepare_step(walks: ConcurrentWalks, share: float, step: StepNode) -> Callable[[Document], Any]:
     """Return the function that is called for a step in a task."""
-    return partial(walks.call, step.name) if step.side_by_side else make_document_call(step, share)
+    return partial(walks.call, step.name) if step.is_concurrent else make_document_call(step, share)

@@ -18,11 +18,11 @@ from functools import partial, wraps
 from typing import Any, NamedTuple, Protocol, Self
 
 from ferryman import limits
-from ferryman.document import Again, Document, check_size, decode_fields, encode_fields
+from ferryman.document import Document, RereadRequest, check_size, decode_fields, encode_fields
 from ferryman.engine.results import AWAY, ErrorKind, NodeAway, NodeError, Traces, classify_error
 from ferryman.engine.transform.calls import CallScope, DocumentStream, ReturnChecker
 from ferryman.engine.transform.health import NodeHealth
-from ferryman.errors import BadDocument, Dropped, PermanentError, Unsupported, plain_text, shown, unless_interrupt
+from ferryman.errors import BadDocument, Dropped, PermanentError, Unsupported, plain_text, safe_repr, unless_interrupt
 from ferryman.plan import (
     DestinationNode,
     JoinNode,
@@ -33,13 +33,13 @@ from ferryman.plan import (
     SourceNode,
     StepNode,
     ends,
-    source_named,
+    find_source,
     successors,
 )
-from ferryman.plan.keyed import counted_once
-from ferryman.records.families import FailedMember, Owed, ancestry, parent_of
+from ferryman.plan.keyed import read_once_sources
+from ferryman.records.families import FailedMember, MissingDelivery, ancestry, parent_of
 from ferryman.routers import Router
-from ferryman.sources.log import inputs_of
+from ferryman.sources.log import split_joined
 
 # The values that a walk works with, and where it says what becomes of deliveries.
 
@@ -55,7 +55,7 @@ class PlanPath(NamedTuple):
 
     route: str = ""
     branches: str = ""
-    wanted: dict[End, Owed] | None = None
+    wanted: dict[End, MissingDelivery] | None = None
 
     def into_copy(self, branch: str) -> PlanPath:
         """Return the path into a branch of a copying router."""
@@ -83,20 +83,20 @@ class MemberFailure(NamedTuple):
     node: str
     route: str
     branches: str
-    owed: list[Owed]
+    owed: list[MissingDelivery]
     fault: NodeError
 
 
 class WalkSink(Protocol):
     """Receives what a walk makes of deliveries. ``attempt`` counts from 1."""
 
-    def upsert(self, doc: Document, end: End, branches: str, fields: bytes, earlier: Owed | None) -> None:
+    def upsert(self, doc: Document, end: End, branches: str, fields: bytes, earlier: MissingDelivery | None) -> None:
         """Stage an upsert of the document; ``earlier``: its earlier attempts, if this is a retry."""
 
     def drop(self, doc: Document, end: End, branches: str, why: str, attempt: int) -> None:
         """Stage that the delivery ends on purpose."""
 
-    def request_reread(self, doc: Document, request: Again) -> None:
+    def request_reread(self, doc: Document, request: RereadRequest) -> None:
         """Stage a step's request to read and walk the document's family again later."""
 
     def savepoint(self) -> Any:
@@ -166,8 +166,8 @@ class Walk:
         self._sink = sink
         self._drops_unsupported = _drops_unsupported(plan, source)
         self._nodes = compile_nodes(plan.nodes, task, prepare_step)
-        self.source = self._nodes[source_named(plan.nodes, source).entry]
-        self._counted_once = source in counted_once(plan.nodes)
+        self.source = self._nodes[find_source(plan.nodes, source).entry]
+        self._counted_once = source in read_once_sources(plan.nodes)
         self.call_scope = CallScope(plan, source)
         self.set_health(health)
         self._return_checker = ReturnChecker(self._note_reread_request)
@@ -459,7 +459,7 @@ class Walk:
         for name in chosen:
             if name not in node.branches:
                 raise PermanentError(
-                    f"chose {shown(name)}, which is not one of its branches {', '.join(node.branches)}"
+                    f"chose {safe_repr(name)}, which is not one of its branches {', '.join(node.branches)}"
                 )
         if len(set(chosen)) < len(chosen):
             raise PermanentError(f"chose a branch twice: {', '.join(chosen)}")
@@ -484,7 +484,7 @@ class Walk:
             if node.accepts is not None:  # of the document as it is kept, and whatever is done to it there
                 node.accepts(Document.of(doc.id, decode_fields(fields), doc.raw))
         except BaseException as e:
-            wanted = {end: Owed(*end, 0) if earlier is None else earlier}
+            wanted = {end: MissingDelivery(*end, 0) if earlier is None else earlier}
             self._fail(doc, node, path._replace(wanted=wanted), unless_interrupt(e))
             return
         if self._retrying:
@@ -546,7 +546,9 @@ class Walk:
     def _record_failure(self, doc: Document, node: CompiledNode, path: PlanPath, fault: NodeError) -> None:
         """Record that the walk ends here for now."""
         ends, wanted = node.ends_from(path.route), path.wanted
-        owed = [Owed(*end, 0) for end in ends] if wanted is None else [wanted[e] for e in ends if e in wanted]
+        owed = (
+            [MissingDelivery(*end, 0) for end in ends] if wanted is None else [wanted[e] for e in ends if e in wanted]
+        )
         if self._retrying:
             self._unreported.difference_update((doc.id, o.end) for o in owed)
         member = self._member_name(doc.id)
@@ -706,7 +708,7 @@ def not_chosen_message(node: CompiledNode, chosen: list[str]) -> str:
 
 def _drops_unsupported(plan: Plan, source: str) -> bool:
     """Return whether documents that no step reads are dropped."""
-    return source_named(plan.nodes, source).source.unsupported == "skip"
+    return find_source(plan.nodes, source).source.unsupported == "skip"
 
 
 def held_error(node: CompiledNode) -> NodeError:
@@ -719,7 +721,7 @@ def _member_walk(doc: Document, member: Document, node: CompiledNode, path: Plan
     """Return the walk of a document that a step made: the document itself, or a child, whose deliveries have had no
     attempt."""
     own = member.id == doc.id or path.wanted is None
-    fresh = path if own else path._replace(wanted={end: Owed(*end, 0) for end in path.wanted or ()})
+    fresh = path if own else path._replace(wanted={end: MissingDelivery(*end, 0) for end in path.wanted or ()})
     return lambda walk: walk._walk_from(member, node.next, fresh)
 
 
@@ -841,7 +843,7 @@ def join_step(fn: Callable[..., Any]) -> Callable[[Document], Any]:
 
     @wraps(fn)
     def call_join(doc: Document) -> Any:
-        out = fn(inputs_of(doc))
+        out = fn(split_joined(doc))
         if out is None:
             return None
         if isinstance(out, Mapping):

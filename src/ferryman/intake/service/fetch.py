@@ -23,7 +23,7 @@ from ferryman.intake.service.manifest import check_url
 from ferryman.limits import GIB, KIB, MIB
 from ferryman.net import urls
 from ferryman.net.reach import NOTHING_PRIVATE, Reach
-from ferryman.net.urls import shown
+from ferryman.net.urls import redact
 from ferryman.storage import files
 from ferryman.storage.files import is_disk_full
 
@@ -179,7 +179,7 @@ class Fetcher:
                 for chunk in chunks:
                     content += chunk
                     if len(content) > limit:
-                        raise CorruptSubmission(f"{shown(url)}: more than {limit} bytes. Split it into several.")
+                        raise CorruptSubmission(f"{redact(url)}: more than {limit} bytes. Split it into several.")
                 return bytes(content)
 
         content = self._retry(url, get)
@@ -248,7 +248,7 @@ class Fetcher:
                     if written > (FILE_BYTES if size is None else size):
                         limit = f"than {FILE_BYTES}" if size is None else f"than the {size} that its submitter says"
                         raise CorruptSubmission(
-                            f"{shown(url)}: has more bytes {limit}. Correct the manifest or the file."
+                            f"{redact(url)}: has more bytes {limit}. Correct the manifest or the file."
                         )
                     self._reserve(len(chunk))
                     out.write(chunk)
@@ -264,7 +264,7 @@ class Fetcher:
                 if urls.split(url)[1].scheme != "file" or is_disk_full(e):
                     raise  # our own disk
                 kind = PermanentError if e.errno in _PERMANENT_ERRNOS else TransientError
-                raise kind(f"{shown(url)}: {os.strerror(e.errno or 0)}") from None
+                raise kind(f"{redact(url)}: {os.strerror(e.errno or 0)}") from None
 
         return retry(ask, self._tries, self._pause_s, self._stop)
 
@@ -282,14 +282,14 @@ class Fetcher:
                 yield _ContentStart(offset, ""), iter(())
                 return
             if answer.status == _NO_RANGE and offset:
-                raise TransientError(f"{shown(url)}: changed while it was fetched")
+                raise TransientError(f"{redact(url)}: changed while it was fetched")
             _refuse_bad_status(url, answer)
             content_offset = 0
             if answer.status == _PARTIAL:
                 span = answer.headers.get("content-range", "").removeprefix("bytes ")
                 if not span.startswith(f"{offset}-"):
                     raise TransientError(
-                        f"{shown(url)}: answered with bytes {span[:40]} where {offset}- were asked for"
+                        f"{redact(url)}: answered with bytes {span[:40]} where {offset}- were asked for"
                     )
                 content_offset = offset
             validator = answer.headers.get("etag", "")
@@ -303,7 +303,7 @@ class Fetcher:
 
     def _refuse_late(self, url: str) -> None:
         if self._deadline is not None and self._clock() > self._deadline:
-            raise PermanentError(f"{shown(url)}: not all is there within the time that a job may take (--job-time).")
+            raise PermanentError(f"{redact(url)}: not all is there within the time that a job may take (--job-time).")
 
     def _read_chunks(self, url: str, read: Callable[[int], bytes]) -> Iterator[bytes]:
         started, received = self._clock(), 0
@@ -318,7 +318,7 @@ class Fetcher:
                 raise self._slow.mark_slow(url)
             if elapsed > SLOW_AFTER_S and received < elapsed * self._lowest_rate:
                 raise TransientError(
-                    f"{shown(url)}: sends less than {self._lowest_rate:g} bytes a second "
+                    f"{redact(url)}: sends less than {self._lowest_rate:g} bytes a second "
                     f"({received} in {elapsed:.0f} s)"
                 )
 
@@ -332,19 +332,19 @@ class Fetcher:
                 self._slow.raise_if_slow(url)
             all_headers = {"accept-encoding": "identity", **headers}
             try:
-                with urls.answer(self._pool, method, url, all_headers, self._timeout_s) as answer:
+                with urls.send_request(self._pool, method, url, all_headers, self._timeout_s) as answer:
                     target = answer.get_redirect_location()
                     if not target:
                         yield answer
                         return
             except of.LocationValueError:
-                raise PermanentError(f"{shown(url)}: this is not a possible host name. Correct it.") from None
+                raise PermanentError(f"{redact(url)}: this is not a possible host name. Correct it.") from None
             except of.HTTPError as e:
                 if self._slow is not None and isinstance(e, of.TimeoutError):
                     raise self._slow.mark_slow(url) from None
-                raise TransientError(f"{shown(url)}: {type(e).__name__}, no whole answer") from None
+                raise TransientError(f"{redact(url)}: {type(e).__name__}, no whole answer") from None
             url = _redirect_target(url, target)
-        raise PermanentError(f"{shown(url)}: is reached by more than {limits.FETCH_REDIRECTS} redirects. Correct it.")
+        raise PermanentError(f"{redact(url)}: is reached by more than {limits.FETCH_REDIRECTS} redirects. Correct it.")
 
     @cached_property
     def _pool(self) -> PoolManager:
@@ -374,7 +374,7 @@ def check_file(url: str, path: Path, digest: str, size: int | None) -> FetchedCo
     size_found = path.stat().st_size
     if size is not None and size_found != size:
         raise CorruptSubmission(
-            f"{shown(url)}: has {size_found} bytes, its submitter says {size}. Correct the manifest or the file."
+            f"{redact(url)}: has {size_found} bytes, its submitter says {size}. Correct the manifest or the file."
         )
     if digest:
         _compare_digests(url, digest, f"{kind}:{(sha256 if kind == 'sha256' else given_kind).hexdigest()}")
@@ -384,15 +384,15 @@ def check_file(url: str, path: Path, digest: str, size: int | None) -> FetchedCo
 def _compare_digests(url: str, expected: str, actual: str) -> None:
     if expected != actual:
         raise CorruptSubmission(
-            f"{shown(url)}: its digest is {actual}, its submitter says {expected}. Correct the manifest or the file."
+            f"{redact(url)}: its digest is {actual}, its submitter says {expected}. Correct the manifest or the file."
         )
 
 
 def _refuse_bad_status(url: str, answer: BaseHTTPResponse) -> None:
     if answer.status in (200, _PARTIAL):
         return
-    message = f"{shown(url)}: answered {answer.status} {answer.reason or ''}".rstrip()
-    if urls.passes(answer.status):
+    message = f"{redact(url)}: answered {answer.status} {answer.reason or ''}".rstrip()
+    if urls.is_retryable(answer.status):
         raise TransientError(message)
     raise PermanentError(f"{message}. Correct the URL.")
 
@@ -406,9 +406,9 @@ def _redirect_target(url: str, target: str) -> str:
     try:
         full_url = check_url(target, url)
     except CorruptSubmission as e:
-        raise PermanentError(f"{shown(url)}: its server redirects: {e}") from None
+        raise PermanentError(f"{redact(url)}: its server redirects: {e}") from None
     if urls.split(full_url)[1].scheme == "file":
-        raise PermanentError(f"{shown(url)}: redirects to a file of this machine, which a server may not do.")
+        raise PermanentError(f"{redact(url)}: redirects to a file of this machine, which a server may not do.")
     return full_url
 
 

@@ -17,8 +17,8 @@ from ferryman.document import decode_json
 from ferryman.errors import plain_text
 from ferryman.intake.service.errors import CorruptSubmission
 from ferryman.limits import MIB
-from ferryman.net.archives import climbs
-from ferryman.net.urls import shown, split
+from ferryman.net.archives import leads_outside
+from ferryman.net.urls import redact, split
 
 MANIFEST_BYTES: Final = 64 * MIB
 MANIFEST_LINES: Final = 100_000
@@ -213,7 +213,7 @@ def _parse_row(line: int, values: Mapping[str, Any], base: str) -> ManifestRow:
         url = check_url(cells["url"], base)
         if split(url)[1].scheme == "file" and split(base)[1].scheme != "file":
             raise CorruptSubmission(
-                f"{shown(url)} is a file of the machine that reads this; a server may not name one."
+                f"{redact(url)} is a file of the machine that reads this; a server may not name one."
             )
         entry = ManifestEntry(
             url,
@@ -320,13 +320,13 @@ def check_url(url: str, base: str = "") -> str:
     except ValueError as e:
         raise CorruptSubmission(f"the url {e}. Correct it.") from None
     if _NOT_IN_NAMES.search(url):
-        raise CorruptSubmission(f"the url {shown(url)} has control characters. Correct it.")
+        raise CorruptSubmission(f"the url {redact(url)} has control characters. Correct it.")
     if parts.scheme not in SCHEMES or (parts.scheme != "file" and not parts.hostname):
         raise CorruptSubmission(
-            f"the url {shown(url)} is not one of {', '.join(SCHEMES)}. Give it whole: http://host/path."
+            f"the url {redact(url)} is not one of {', '.join(SCHEMES)}. Give it whole: http://host/path."
         )
     if parts.scheme == "file" and (parts.netloc not in ("", "localhost") or not parts.path.startswith("/")):
-        raise CorruptSubmission(f"the url {shown(url)} is not a file of this machine. Give it as file:///path.")
+        raise CorruptSubmission(f"the url {redact(url)} is not a file of this machine. Give it as file:///path.")
     return url
 
 
@@ -357,7 +357,7 @@ def check_path(path: str) -> str:
     Raises:
         CorruptSubmission: it climbs out, or no file can have it.
     """
-    if climbs(path):
+    if leads_outside(path):
         raise CorruptSubmission(f"the path {path[:200]!r} leads out of the object. Give paths below one folder.")
     parts = [part for part in path.replace("\\", "/").split("/") if part not in ("", ".")]
     if not parts or len(path) > PATH_CHARS or _NOT_IN_NAMES.search(path):

@@ -24,9 +24,9 @@ from ferryman.intake.service.errors import CorruptSubmission
 from ferryman.intake.service.hosts import SlowHosts
 from ferryman.intake.service.manifest import check_url
 from ferryman.net import urls
-from ferryman.net.http import filled
+from ferryman.net.http import expand_variables
 from ferryman.net.reach import NOTHING_PRIVATE, Reach
-from ferryman.net.urls import shown
+from ferryman.net.urls import redact
 
 if TYPE_CHECKING:
     from urllib3 import PoolManager
@@ -84,7 +84,7 @@ class Callback:
         if not url:
             return False
         if not _is_http_url(url):
-            raise CorruptSubmission(f"the response_url {shown(url)} is not an http or https URL. Correct it.")
+            raise CorruptSubmission(f"the response_url {redact(url)} is not an http or https URL. Correct it.")
         body = msgspec.json.encode(dict(content))
         fetch.retry(lambda: self._post(url, body, str(content.get("id") or "")), self._tries, self._pause_s, self._stop)
         return True
@@ -97,18 +97,18 @@ class Callback:
         if self._slow is not None:
             self._slow.raise_if_slow(url)
         try:
-            with urls.answer(self._pool, "POST", url, headers, self._timeout_s, body) as answer:
+            with urls.send_request(self._pool, "POST", url, headers, self._timeout_s, body) as answer:
                 pass  # what else it says matters to nobody, and may come a byte at a time
         except urllib3_errors.LocationValueError:
-            raise PermanentError(f"{shown(url)}: this is not a possible host name. Correct it.") from None
+            raise PermanentError(f"{redact(url)}: this is not a possible host name. Correct it.") from None
         except urllib3_errors.HTTPError as e:
             if self._slow is not None and isinstance(e, urllib3_errors.TimeoutError):
                 raise self._slow.mark_slow(url) from None
-            raise TransientError(f"{shown(url)}: {type(e).__name__}, no answer") from None
+            raise TransientError(f"{redact(url)}: {type(e).__name__}, no answer") from None
         if 200 <= answer.status < 300:
             return
-        message = f"{shown(url)}: answered {answer.status} {answer.reason or ''}".rstrip()
-        if urls.passes(answer.status):
+        message = f"{redact(url)}: answered {answer.status} {answer.reason or ''}".rstrip()
+        if urls.is_retryable(answer.status):
             raise TransientError(message)
         raise PermanentError(message)
 
@@ -168,7 +168,7 @@ def parse_mail_server(url: str) -> MailServer:
     sender = options.get("from", [f"ferryman@{host}"])[-1]
     if not is_address(sender):
         raise UsageError(f"--smtp: from={sender!r} is not an address. Give ?from=NAME@HOST.")
-    user, password = (filled(unquote(text or ""), "--smtp") for text in (parts.username, parts.password))
+    user, password = (expand_variables(unquote(text or ""), "--smtp") for text in (parts.username, parts.password))
     return MailServer(parts.scheme == "smtps", host, port or _PORTS[parts.scheme], user, password, sender)
 
 

@@ -46,7 +46,7 @@ from ferryman.intake.service.workers import (
 )
 from ferryman.intake.service.workspace import Workspace, is_done
 from ferryman.intake.store import Watch
-from ferryman.net.reach import ENVIRONMENT, to_environment
+from ferryman.net.reach import REACH_VARIABLE, to_environment
 from ferryman.observe import Forwarding, Observer, Silent
 from ferryman.plan import Plan
 from ferryman.storage.files import StatePath
@@ -115,8 +115,8 @@ def serve(
     consumers = Consumers(queue, serving, stop, observer.message)
     consumers.start()
     is_standby, turn_size = False, TurnSize()
-    environment_before = os.environ.get(ENVIRONMENT)
-    os.environ[ENVIRONMENT] = to_environment(serving.reach)  # for the steps of the plan, wherever they run
+    environment_before = os.environ.get(REACH_VARIABLE)
+    os.environ[REACH_VARIABLE] = to_environment(serving.reach)  # for the steps of the plan, wherever they run
     try:
         while not _is_over(consumers, None, serving, stop):
             try:
@@ -131,9 +131,9 @@ def serve(
                 is_standby = True
                 stop.wait(STANDBY_POLL_S)
     finally:
-        os.environ.pop(ENVIRONMENT, None)
+        os.environ.pop(REACH_VARIABLE, None)
         if environment_before is not None:
-            os.environ[ENVIRONMENT] = environment_before
+            os.environ[REACH_VARIABLE] = environment_before
         stop.set()
         consumers.join()
 
@@ -416,7 +416,7 @@ def on_spark(
     from ferryman.engine.driver import drive
 
     worker_environment = (
-        {f"spark.executorEnv.{ENVIRONMENT}": os.environ[ENVIRONMENT]} if ENVIRONMENT in os.environ else {}
+        {f"spark.executorEnv.{REACH_VARIABLE}": os.environ[REACH_VARIABLE]} if REACH_VARIABLE in os.environ else {}
     )
     settings = {**worker_environment, **conf}
     with drive(plan, state, None, master, settings, accept_changes, preflight=preflight, observer=Silent()) as driver:

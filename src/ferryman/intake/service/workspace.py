@@ -32,7 +32,7 @@ from ferryman.intake.service.finisher import UnsyncedFiles, finish
 from ferryman.intake.service.manifest import ManifestEntry, check_path
 from ferryman.limits import MIB
 from ferryman.net import archives
-from ferryman.net.archives import BROKEN, Budget, Flaw, Member, TooMuch
+from ferryman.net.archives import ARCHIVE_ERRORS, Budget, BudgetExceeded, Flaw, Member
 from ferryman.storage import files
 
 FULL_SHARE: Final = 0.8
@@ -289,11 +289,11 @@ def unpack(
                 _write(folder / path_in_folder, content, check_stop, reserve)
     except CorruptSubmission as e:
         raise CorruptSubmission(f"{label}: {e} Pack it again.") from None
-    except TooMuch as e:
+    except BudgetExceeded as e:
         raise CorruptSubmission(f"{label}: it {e}. Pack it again.") from None
     except (FileExistsError, NotADirectoryError, IsADirectoryError):
         raise CorruptSubmission(f"{label}: a name in it is both a file and a folder. Pack it again.") from None
-    except BROKEN as e:
+    except ARCHIVE_ERRORS as e:
         if isinstance(e, OSError) and e.errno is not None:
             raise  # our own disk
         raise CorruptSubmission(f"{label}: is broken: {str(e)[:200]}. Pack it again.") from None

@@ -239,7 +239,7 @@ def parse_address(url: str) -> Address:
         parts = urlsplit(url)  # of several hosts, which `net.split` does not know
     except ValueError as e:
         raise QueueRefused(
-            f"{urls.shown(url)} is not a URL ({e}). Give zookeeper://host:port,host:port/chroot."
+            f"{urls.redact(url)} is not a URL ({e}). Give zookeeper://host:port,host:port/chroot."
         ) from None
     login, _, hosts = parts.netloc.rpartition("@")
     user, _, password = login.partition(":")

@@ -1,4 +1,4 @@
-"""A plan as a picture, drawn from its data, so that it cannot lie. A plan that ``check`` refuses is drawn too."""
+"""Pictures of plans and flows, drawn from their data. A plan that ``check`` refuses is drawn too."""
 
 from ferryman.plan.picture.drawing import BoxCounts, svg
 from ferryman.plan.picture.textual import as_json, box_name, mermaid, text

@@ -1,7 +1,7 @@
-"""A plan as an SVG picture: one file without scripts or fonts of its own, for light and dark windows.
+"""SVG picture of a plan: one file without scripts or embedded fonts, for light and dark windows.
 
-A box's shape says what a node is, its colour what repeating it does. The kind stands in the box too: nobody needs to
-tell colours apart.
+The shape of a box shows the kind of node, its colour the effect of repeating it. The kind is also written in the box,
+so nobody has to distinguish colours.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 from xml.sax.saxutils import escape
 
-from ferryman.plan.picture.layout import Arrow, Laid, Polyline, Rect, Size, VerticalSegment, laid
-from ferryman.plan.picture.textual import MISSING, Box, Drawable, Edge, Pictured, Sketch
-from ferryman.plan.picture.textual import drawn as drawn_of
+from ferryman.plan.picture.layout import Arrow, GraphLayout, Polyline, Rect, Size, VerticalSegment, lay_out
+from ferryman.plan.picture.textual import MISSING, Box, Drawable, Edge, PlanView, Sketch, titled_sketch
 
 MARGIN = 24.0
 HEAD = 64.0
@@ -27,14 +26,15 @@ PADDING = 16.0
 NAME_PX, FACT_PX, TITLE_PX = 14.0, 11.5, 18.0
 LINE_PX = 16.0
 NAME_SIGNS, FACT_SIGNS = 36, 40
-"""Longer names and facts are shortened in the middle, or go on in the next line; in full they are in the tooltip."""
+"""Characters of names and facts in a box; longer ones lose their middle, and are whole in the tooltip."""
 
 LIGHT = {
     "ground": ("#ffffff", "#d0d7de"), "words": ("#1f2328", "#59636e"), "edge": ("#6e7781", "#cf222e"),
     "source": ("#ddf4ff", "#0969da"), "router": ("#fbefff", "#8250df"), "safe": ("#f6f8fa", "#6e7781"),
     "idempotent": ("#dafbe1", "#1a7f37"), "potent": ("#fff1e5", "#bc4c00"), MISSING: ("#ffebe9", "#cf222e"),
 }  # fmt: skip
-"""Fill and stroke; of words: strong and pale; of edges: as it should be, and closing a cycle."""
+"""Fill and stroke of boxes; strong and pale colour of words; colour of normal edges, and of those that close a
+cycle."""
 DARK = {
     "ground": ("#0d1117", "#30363d"), "words": ("#f0f6fc", "#9198a1"), "edge": ("#8b949e", "#ff7b72"),
     "source": ("#0c2d4d", "#4493f8"), "router": ("#2b1d4a", "#ab7df8"), "safe": ("#1c2128", "#8b949e"),
@@ -65,8 +65,8 @@ class BoxCounts(NamedTuple):
     """Counts drawn into a node's box: numbers of documents or deliveries, in words.
 
     Attributes:
-        good: ``1 200 delivered``, in one line.
-        bad: what asks for somebody: ``3 failed``, in another, marked.
+        good: a line such as ``1 200 delivered``.
+        bad: a highlighted line about what needs attention, such as ``3 failed``.
     """
 
     good: str = ""
@@ -74,22 +74,24 @@ class BoxCounts(NamedTuple):
 
 
 def svg(what: Drawable, counts: Mapping[str, BoxCounts] = MappingProxyType({}), subtitle: str = "") -> str:
-    """The picture's text. The same plan gives the same bytes.
+    """Return the picture as text. Equal plans give equal bytes.
 
     Args:
         counts: by node, in a flow by ``plan/node``; written into its box.
         subtitle: below the name.
     """
-    drawn, title = drawn_of(what)
-    counted = [counts.get(box.name, BoxCounts()) for box in drawn.boxes]
-    lines = [_lines(box) for box in drawn.boxes]
-    every = [[*rows, *filter(None, each)] for rows, each in zip(lines, counted, strict=True)]
-    sizes = [_size(box, rows) for box, rows in zip(drawn.boxes, every, strict=True)]
-    place = laid(sizes, [Arrow(e.start, e.end, _label_size(e.label)) for e in drawn.edges])
-    legend = list(_legend(drawn, place, "closes a cycle (refused)" if isinstance(what, Pictured) else "closes a cycle"))
+    sketch, title = titled_sketch(what)
+    counted = [counts.get(box.name, BoxCounts()) for box in sketch.boxes]
+    lines = [_lines(box) for box in sketch.boxes]
+    all_rows = [[*rows, *filter(None, each)] for rows, each in zip(lines, counted, strict=True)]
+    sizes = [_size(box, rows) for box, rows in zip(sketch.boxes, all_rows, strict=True)]
+    place = lay_out(sizes, [Arrow(e.start, e.end, _label_size(e.label)) for e in sketch.edges])
+    legend = list(
+        _legend(sketch, place, "closes a cycle (refused)" if isinstance(what, PlanView) else "closes a cycle")
+    )
     titles = [text_width(title, TITLE_PX, bold=True), text_width(subtitle, FACT_PX)]
-    narrowest = max([*titles, *(w for _, w in legend)])
-    width = max(place.width, narrowest) + 2 * MARGIN
+    widest = max([*titles, *(w for _, w in legend)])
+    width = max(place.width, widest) + 2 * MARGIN
     left = (width - place.width) / 2
     legend_top = HEAD + place.height + MARGIN
     placed = list(_in_rows(legend, width - 2 * MARGIN))
@@ -97,29 +99,29 @@ def svg(what: Drawable, counts: Mapping[str, BoxCounts] = MappingProxyType({}), 
     parts = [
         _opening(width, height),
         f'<title id="ferryman-title">{_escaped(title)}</title>',
-        f'<desc id="ferryman-desc">{_escaped(_told(drawn))}</desc>',
+        f'<desc id="ferryman-desc">{_escaped(_description(sketch))}</desc>',
         f"<style>{_style()}</style>",
         f"<defs>{_head('head', 'tip')}{_head('wrong-head', 'wrong-tip')}</defs>",
-        f'<rect class="ground" x="0.5" y="0.5" width="{_n(width - 1)}" height="{_n(height - 1)}" rx="8"/>',
+        f'<rect class="ground" x="0.5" y="0.5" width="{_px(width - 1)}" height="{_px(height - 1)}" rx="8"/>',
         _text(MARGIN, 38.0, title, "title"),
         *([_text(MARGIN, 56.0, subtitle, "fact left")] if subtitle else []),
-        f'<g transform="translate({_n(left)} {_n(HEAD)})">',
-        *_edges(drawn.edges, place),
-        *(_node(*of_box) for of_box in zip(drawn.boxes, lines, place.boxes, counted, strict=True)),
+        f'<g transform="translate({_px(left)} {_px(HEAD)})">',
+        *_edges(sketch.edges, place),
+        *(_node(*of_box) for of_box in zip(sketch.boxes, lines, place.boxes, counted, strict=True)),
         "</g>",
-        f'<g class="legend" transform="translate({_n(MARGIN)} {_n(legend_top)})">',
-        *(f'<g transform="translate({_n(x)} {_n(row * LEGEND_ROW_PX)})">{part}</g>' for part, x, row in placed),
+        f'<g class="legend" transform="translate({_px(MARGIN)} {_px(legend_top)})">',
+        *(f'<g transform="translate({_px(x)} {_px(row * LEGEND_ROW_PX)})">{part}</g>' for part, x, row in placed),
         "</g>",
         "</svg>\n",
     ]
     return "\n".join(parts).encode("ascii", "xmlcharrefreplace").decode()  # no terminal's encoding can spoil it
 
 
-def _told(drawn: Sketch) -> str:
-    """The picture in a sentence, for those who do not see it."""
-    counts = Counter(box.kind for box in drawn.boxes)
+def _description(sketch: Sketch) -> str:
+    """Describe the picture in a sentence, for readers who cannot see it."""
+    counts = Counter(box.kind for box in sketch.boxes)
     kinds = ", ".join(f"{count} {kind}{'s' if count > 1 and kind != MISSING else ''}" for kind, count in counts.items())
-    names = "; ".join(f"{drawn.boxes[e.start].name} to {drawn.boxes[e.end].name}" for e in drawn.edges)
+    names = "; ".join(f"{sketch.boxes[e.start].name} to {sketch.boxes[e.end].name}" for e in sketch.edges)
     return f"{kinds or 'no nodes'}. {names or 'no edges'}."
 
 
@@ -129,25 +131,25 @@ def _told(drawn: Sketch) -> str:
 def _lines(box: Box) -> list[str]:
     """Return the lines below a box's name: the kind with the type, a target on its own line, then the rest."""
     type_name, *rest = box.facts
-    rows = [shortened(f"{box.kind} · {type_name}", FACT_SIGNS)]
+    rows = [elide(f"{box.kind} · {type_name}", FACT_SIGNS)]
     for fact in rest:
         joined = f"{rows[-1]}, {fact}"
         if len(rows) > 1 and len(joined) <= FACT_SIGNS and "://" not in rows[-1]:
             rows[-1] = joined
         else:
-            rows.append(shortened(fact, FACT_SIGNS))
+            rows.append(elide(fact, FACT_SIGNS))
     return rows
 
 
 def _size(box: Box, rows: Sequence[str]) -> Size:
-    name = text_width(shortened(box.name, NAME_SIGNS), NAME_PX, bold=True)
+    name = text_width(elide(box.name, NAME_SIGNS), NAME_PX, bold=True)
     widest = max([name, *(text_width(row, FACT_PX) for row in rows)])
     side = PADDING + (8 if box.kind in ("router", "join", "alts") else 0)
     return Size(max(NARROWEST, round(widest + 2 * side)), 30.0 + LINE_PX * len(rows))
 
 
 def _node(box: Box, rows: Sequence[str], at: Rect, counts: BoxCounts) -> str:
-    words = [_text(at.middle, at.y + 20, shortened(box.name, NAME_SIGNS), "name")]
+    words = [_text(at.middle, at.y + 20, elide(box.name, NAME_SIGNS), "name")]
     words += [_text(at.middle, at.y + 36 + LINE_PX * i, row, "fact") for i, row in enumerate(rows)]
     below = at.y + 36 + LINE_PX * len(rows)
     for look, row in zip(("count", "count bad"), counts, strict=True):
@@ -161,20 +163,20 @@ def _node(box: Box, rows: Sequence[str], at: Rect, counts: BoxCounts) -> str:
 
 def _shape(kind: str, at: Rect) -> str:
     x, y, w, h = at
-    place = f'x="{_n(x)}" y="{_n(y)}" width="{_n(w)}" height="{_n(h)}"'
-    inner = f'x="{_n(x + 3)}" y="{_n(y + 3)}" width="{_n(w - 6)}" height="{_n(h - 6)}"'
+    place = f'x="{_px(x)}" y="{_px(y)}" width="{_px(w)}" height="{_px(h)}"'
+    inner = f'x="{_px(x + 3)}" y="{_px(y + 3)}" width="{_px(w - 6)}" height="{_px(h - 6)}"'
     match kind:
         case "source":
-            return f'<rect class="shape" {place} rx="{_n(min(h / 2, 22))}"/>'
+            return f'<rect class="shape" {place} rx="{_px(min(h / 2, 22))}"/>'
         case "router" | "join" | "alts":
             cut = min(12.0, h / 3)
             corners = [
                 (x + cut, y), (x + w - cut, y), (x + w, y + h / 2),
                 (x + w - cut, y + h), (x + cut, y + h), (x, y + h / 2),
             ]  # fmt: skip
-            return f'<polygon class="shape" points="{" ".join(f"{_n(a)},{_n(b)}" for a, b in corners)}"/>'
+            return f'<polygon class="shape" points="{" ".join(f"{_px(a)},{_px(b)}" for a, b in corners)}"/>'
         case "tee":
-            bar = f'<path class="bar" d="M{_n(x + 5)},{_n(y)} v{_n(h)} M{_n(x + w - 5)},{_n(y)} v{_n(h)}"/>'
+            bar = f'<path class="bar" d="M{_px(x + 5)},{_px(y)} v{_px(h)} M{_px(x + w - 5)},{_px(y)} v{_px(h)}"/>'
             return f'<rect class="shape" {place} rx="2"/>{bar}'
         case "destination":
             return f'<rect class="shape" {place} rx="3"/><rect class="bar" {inner} rx="1"/>'
@@ -184,57 +186,60 @@ def _shape(kind: str, at: Rect) -> str:
 # --- edges --------------------------------------------------------------------------------------------------------
 
 
-def _edges(edges: Sequence[Edge], place: Laid) -> Iterator[str]:
-    """Lines first, so that no line runs over a label."""
-    for edge, way in zip(edges, place.ways, strict=True):
-        looks = ["edge", *(["one-of-several"] if edge.one_of_several else []), *(["wrong"] if way.turned else [])]
-        path = _path(way) if way.stops else _loop(place.boxes[edge.start])
-        head = "wrong-head" if way.turned else "head"
+def _edges(edges: Sequence[Edge], place: GraphLayout) -> Iterator[str]:
+    """Yield all lines, then all labels, so that no line covers a label."""
+    for edge, line in zip(edges, place.polylines, strict=True):
+        looks = ["edge", *(["one-of-several"] if edge.one_of_several else []), *(["wrong"] if line.is_reversed else [])]
+        path = _path(line) if line.segments else _loop(place.boxes[edge.start])
+        head = "wrong-head" if line.is_reversed else "head"
         yield f'<path class="{" ".join(looks)}" d="{path}" marker-end="url(#ferryman-{head})"/>'
-    for edge, way in zip(edges, place.ways, strict=True):
-        if way.label:
-            x, y, w, h = way.label
-            yield f'<rect class="halo" x="{_n(x)}" y="{_n(y)}" width="{_n(w)}" height="{_n(h)}"/>'
-            yield _text(way.label.middle, y + h - 5, shortened(edge.label, FACT_SIGNS), "label")
+    for edge, line in zip(edges, place.polylines, strict=True):
+        if line.label:
+            x, y, w, h = line.label
+            yield f'<rect class="halo" x="{_px(x)}" y="{_px(y)}" width="{_px(w)}" height="{_px(h)}"/>'
+            yield _text(line.label.middle, y + h - 5, elide(edge.label, FACT_SIGNS), "label")
 
 
-def _path(way: Polyline) -> str:
-    """Straight at each stop, and from one to the next in a curve that begins and ends straight."""
-    stops = [VerticalSegment(s.x, s.bottom, s.top) for s in reversed(way.stops)] if way.turned else way.stops
-    path = [f"M{_n(stops[0].x)},{_n(stops[0].top)}"]
-    for before, stop in pairwise([VerticalSegment(stops[0].x, stops[0].top, stops[0].top), *stops]):
-        middle = _n((before.bottom + stop.top) / 2)
-        if abs(before.x - stop.x) >= 0.5:
-            path.append(f"C{_n(before.x)},{middle} {_n(stop.x)},{middle} {_n(stop.x)},{_n(stop.top)}")
-        if _n(stop.bottom) != _n(stop.top) or abs(before.x - stop.x) < 0.5:  # a line of no length has no direction
-            path.append(f"V{_n(stop.bottom)}")
+def _path(line: Polyline) -> str:
+    """Return the path of an edge: its vertical segments, joined by curves that begin and end vertically."""
+    segments = (
+        [VerticalSegment(s.x, s.bottom, s.top) for s in reversed(line.segments)] if line.is_reversed else line.segments
+    )
+    path = [f"M{_px(segments[0].x)},{_px(segments[0].top)}"]
+    for before, segment in pairwise([VerticalSegment(segments[0].x, segments[0].top, segments[0].top), *segments]):
+        middle = _px((before.bottom + segment.top) / 2)
+        if abs(before.x - segment.x) >= 0.5:
+            path.append(f"C{_px(before.x)},{middle} {_px(segment.x)},{middle} {_px(segment.x)},{_px(segment.top)}")
+        # A line of no length has no direction, so the arrow's head would point anywhere.
+        if _px(segment.bottom) != _px(segment.top) or abs(before.x - segment.x) < 0.5:
+            path.append(f"V{_px(segment.bottom)}")
     return " ".join(path)
 
 
 def _loop(box: Rect) -> str:
     x, y = box.x + box.width, box.y + box.height / 2
-    return f"M{_n(x)},{_n(y - 9)} c22,-8 22,26 0,18"
+    return f"M{_px(x)},{_px(y - 9)} c22,-8 22,26 0,18"
 
 
 def _label_size(label: str) -> Size | None:
     if not label:
         return None
-    return Size(text_width(shortened(label, FACT_SIGNS), FACT_PX) + 8, LINE_PX + 2)
+    return Size(text_width(elide(label, FACT_SIGNS), FACT_PX) + 8, LINE_PX + 2)
 
 
 # --- legend -------------------------------------------------------------------------------------------------------
 
 
-def _legend(drawn: Sketch, place: Laid, cycle: str) -> Iterator[tuple[str, float]]:
-    """(sample with its words, width) of all that is in this picture."""
+def _legend(drawn: Sketch, place: GraphLayout, cycle: str) -> Iterator[tuple[str, float]]:
+    """Yield (sample with its words, width) for each look that occurs in this picture."""
     there = {(box.kind, box.look) for box in drawn.boxes}
     for (kind, look), words in LEGEND.items():
         if (kind, look) in there:
             yield _sample(f'<g class="{kind} {look}">{_shape(kind, Rect(0, 0, *SAMPLE))}</g>', words)
-    line = f'd="M0,{_n(SAMPLE.height / 2)} h{_n(SAMPLE.width)}" marker-end'
+    line = f'd="M0,{_px(SAMPLE.height / 2)} h{_px(SAMPLE.width)}" marker-end'
     if any(edge.one_of_several for edge in drawn.edges):
         yield _sample(f'<path class="edge one-of-several" {line}="url(#ferryman-head)"/>', "one of several ways")
-    if any(way.turned for way in place.ways):
+    if any(polyline.is_reversed for polyline in place.polylines):
         yield _sample(f'<path class="edge wrong" {line}="url(#ferryman-wrong-head)"/>', cycle)
 
 
@@ -244,7 +249,7 @@ def _sample(shape: str, words: str) -> tuple[str, float]:
 
 
 def _in_rows(parts: Sequence[tuple[str, float]], width: float) -> Iterator[tuple[str, float, int]]:
-    """(part, x, row): as many side by side as there is room for."""
+    """Yield (part, x, row), with as many parts in a row as fit."""
     x, row = 0.0, 0
     for part, room in parts:
         if x and x + room > width:
@@ -270,8 +275,8 @@ def _style() -> str:
     )
 
 
-def _colours(of: dict[str, tuple[str, str]]) -> str:
-    (ground, rim), (strong, pale), (edge, wrong) = of["ground"], of["words"], of["edge"]
+def _colours(palette: dict[str, tuple[str, str]]) -> str:
+    (ground, rim), (strong, pale), (edge, wrong) = palette["ground"], palette["words"], palette["edge"]
     rules = [
         f".ground{{fill:{ground};stroke:{rim}}}", f".halo{{fill:{ground}}}", f"text{{fill:{strong}}}",
         f"text.fact{{fill:{pale}}}", f"text.label{{fill:{pale}}}", f".edge{{stroke:{edge}}}", f".tip{{fill:{edge}}}",
@@ -279,13 +284,13 @@ def _colours(of: dict[str, tuple[str, str]]) -> str:
         f"text.bad{{fill:{wrong}}}",
     ]  # fmt: skip
     for look in ("source", "router", "safe", "idempotent", "potent", MISSING):
-        fill, stroke = of[look]
+        fill, stroke = palette[look]
         rules += [f".{look} .shape{{fill:{fill};stroke:{stroke}}}", f".{look} .bar{{stroke:{stroke}}}"]
     return "".join(f".ferryman-plan {rule}" for rule in rules)
 
 
 def _opening(width: float, height: float) -> str:
-    w, h = _n(width), _n(height)
+    w, h = _px(width), _px(height)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="ferryman-plan" width="{w}" height="{h}" '
         f'viewBox="0 0 {w} {h}" role="img" aria-labelledby="ferryman-title ferryman-desc">'
@@ -300,44 +305,44 @@ def _head(name: str, look: str) -> str:
 
 
 def _text(x: float, y: float, words: str, look: str) -> str:
-    return f'<text class="{look}" x="{_n(x)}" y="{_n(y)}">{_escaped(words)}</text>'
+    return f'<text class="{look}" x="{_px(x)}" y="{_px(y)}">{_escaped(words)}</text>'
 
 
 def _escaped(words: str) -> str:
-    return escape(printable(words))
+    return escape(replace_unprintable(words))
 
 
-def _n(number: float) -> str:
-    """Tenths of a pixel are enough, and the same on every machine."""
+def _px(number: float) -> str:
+    """Format a length with one decimal: precise enough, and the same on every machine."""
     return f"{round(number, 1):g}" if abs(number) < 1e5 else f"{number:.0f}"
 
 
-# How wide words are, and how to shorten them, without asking a font: which one will be used is not known here.
+# Width of text, estimated without a font, because the font that will show it is not known here.
 
 NARROW, WIDE = frozenset("iljtfrI.,:;'|!()[]/ "), frozenset("mwMWQOGD@%—…")
 EMS_NARROW, EMS_WIDE, EMS_ELSE, EMS_EAST_ASIAN = 0.36, 0.92, 0.6, 1.05
-"""Widths in parts of the font's size; a little more than the usual fonts without serifs have."""
+"""Widths of characters as fractions of the font size; a little more than those of usual sans-serif fonts."""
 
 
 def text_width(words: str, px: float, *, bold: bool = False) -> float:
-    """Pixels that the words take at most in a font of this size, or a little less."""
-    return sum(map(_ems, words)) * px * (1.1 if bold else 1.0)
+    """Estimate the width of a text in pixels: at least that of usual fonts of this size."""
+    return sum(map(_width_in_ems, words)) * px * (1.1 if bold else 1.0)
 
 
-def shortened(words: str, most: int) -> str:
-    """At most so many signs; the middle is left out, for the ends of names and paths tell more."""
-    if len(words) <= most:
+def elide(words: str, limit: int) -> str:
+    """Shorten a text to ``limit`` characters by leaving out its middle: the ends of names and paths tell more."""
+    if len(words) <= limit:
         return words
-    head = (most - 1) // 2
-    return f"{words[:head]}…{words[len(words) - (most - 1 - head) :]}"
+    head = (limit - 1) // 2
+    return f"{words[:head]}…{words[len(words) - (limit - 1 - head) :]}"
 
 
-def printable(words: str) -> str:
+def replace_unprintable(words: str) -> str:
     """Replace what XML cannot hold (control characters, halves of surrogate pairs) by the replacement sign."""
     return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", words)
 
 
-def _ems(sign: str) -> float:
+def _width_in_ems(sign: str) -> float:
     if sign in NARROW:
         return EMS_NARROW
     if sign in WIDE:

@@ -1,4 +1,7 @@
-"""Descriptions of nodes in words, the same in every picture. They contain no secrets, and making them never fails."""
+"""Descriptions of nodes, and the pictures made of text: JSON, Mermaid, a tree.
+
+Descriptions are the same in every picture. They contain no secrets, and making them never fails.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from ferryman.sources.base import Source
 
 
 def type_name(node: Node) -> str:
-    """The class of a source, a router or a destination, the name of a step's function."""
+    """Return the class name of a source, router or destination, or the name of a step's function."""
     match node:
         case JoinNode():
             return _name_of(node.fn)
@@ -40,7 +43,7 @@ def _name_of(fn: Any) -> str:
 
 
 def options(node: Node) -> dict[str, Any]:
-    """JSON values; {} for what is not what its kind says (``plan.source("a", "a folder")``)."""
+    """Return a node's options as JSON values; {} for an object of a wrong type (``plan.source("a", "a folder")``)."""
     match node:
         case JoinNode() | AltsNode():
             return {"inputs": list(node.after)}
@@ -75,25 +78,25 @@ def options(node: Node) -> dict[str, Any]:
 def effect_of(node: Node) -> Effect | None:
     """Return the node's effect outside when it is repeated; None where it states none."""
     if isinstance(node, DestinationNode):
-        found = getattr(node.destination, "effect", None)
-        return found if isinstance(found, Effect) else None
+        effect = getattr(node.destination, "effect", None)
+        return effect if isinstance(effect, Effect) else None
     return node.effect if isinstance(node, StepNode) else Effect.SAFE
 
 
 def facts(node: Node) -> list[str]:
-    """Return facts about a node beside its name and kind, the most important first."""
-    told, words = options(node), [type_name(node)]
-    if not told:
+    """Return facts about a node besides its name and kind, the most important first."""
+    values, words = options(node), [type_name(node)]
+    if not values:
         return words
     match node:
         case JoinNode() | AltsNode():
             words = [f"{type_name(node)}, of {' and '.join(node.after)}"]
         case SourceNode():
-            words += [told["place"]] if told["place"] else []
-            words += [f"ids begin with {told['prefix']}"] if told["prefix"] else []
-            words += [f"detect={told['detect']}"] if told["detect"] != "content" else []
+            words += [values["place"]] if values["place"] else []
+            words += [f"ids begin with {values['prefix']}"] if values["prefix"] else []
+            words += [f"detect={values['detect']}"] if values["detect"] != "content" else []
         case StepNode():
-            words += [told["effect"]] if node.effect is not Effect.SAFE else []
+            words += [values["effect"]] if node.effect is not Effect.SAFE else []
             words += [] if node.mutates else ["leaves the document as it is"]
             words += ["record batches"] if node.arrow else []
             words += [f"batches of {node.rows}"] if node.in_batches else []
@@ -104,30 +107,33 @@ def facts(node: Node) -> list[str]:
             words += ["a copy down each branch" if node.router.copies else "one branch"]
             words += [] if node.router.deterministic else ["not deterministic"]
         case KeyedNode():
-            words += [f"by {told['key']}"]
+            words += [f"by {values['key']}"]
         case DestinationNode():
-            words += [told["target"]] if told["target"] else []
-            words += ["potent"] if told["effect"] == Effect.POTENT.value else []
-            words += [told["guarantee"], f"{told['attempts']} {'attempt' if told['attempts'] == 1 else 'attempts'}"]
-            words += [] if told["deletes"] else ["ignores deletes"]
+            words += [values["target"]] if values["target"] else []
+            words += ["potent"] if values["effect"] == Effect.POTENT.value else []
+            words += [
+                values["guarantee"],
+                f"{values['attempts']} {'attempt' if values['attempts'] == 1 else 'attempts'}",
+            ]
+            words += [] if values["deletes"] else ["ignores deletes"]
             words += ["gets what failed"] if node.errors else []
     return words
 
 
-def what(node: Node) -> str:
-    """One line about a node."""
+def describe(node: Node) -> str:
+    """Describe a node in one line."""
     return ", ".join(facts(node))
 
 
 def branch_label(before: Node, branch: Node) -> str:
-    """When a document takes this edge: ``kind = com``; "" where there is nothing to say."""
+    """Return the condition for a document to take this edge, such as ``kind = com``; "" if there is nothing to say."""
     if isinstance(before, RouterNode) and isinstance(before.router, Router):
         return before.router.label(branch.name)
     return ""
 
 
 def _place(source: Source) -> str | None:
-    """Other people's code, too."""
+    """Return where a source reads; None if its own code raises."""
     try:
         return source.place()
     except Exception:
@@ -135,14 +141,14 @@ def _place(source: Source) -> str | None:
 
 
 def _target(destination: Destination) -> str | None:
-    """Other people's code: a URL that cannot be read is for the run to refuse."""
+    """Return where a destination writes; None if its own code raises: a run reports that."""
     try:
         return destination.target()
     except Exception:
         return None
 
 
-# A plan as a dict, for programs.
+# JSON, for programs.
 
 
 def as_json(what: Drawable) -> dict[str, Any]:
@@ -151,16 +157,16 @@ def as_json(what: Drawable) -> dict[str, Any]:
     Of a flow ``{"flow", "plans": {NAME: …}, "joints": [{"target", "writer", "destination", "reader", "source"}]}``, the
     plans in the order of their turns.
     """
-    if not isinstance(what, Pictured):
+    if not isinstance(what, PlanView):
         return {
             "flow": what.name,
-            "plans": {what.label(plan): _of_plan(plan) for plan in what.order},
+            "plans": {what.label(plan): _plan_json(plan) for plan in what.order},
             "joints": [joint._asdict() for joint in what.joints],
         }
-    return _of_plan(what)
+    return _plan_json(what)
 
 
-def _of_plan(plan: Pictured) -> dict[str, Any]:
+def _plan_json(plan: PlanView) -> dict[str, Any]:
     return {
         "plan": plan.name,
         "version": plan.version,
@@ -172,18 +178,18 @@ def _of_plan(plan: Pictured) -> dict[str, Any]:
     }
 
 
-# A plan as boxes and edges: what the drawn pictures have in common.
+# Boxes and edges, which the drawn pictures share.
 #
-# Whatever is wrong with the plan, it has a box for every node, one for every name that is followed and not there, and
-# an edge for every name in an ``after``. Where several nodes have one name, edges leave the first of them.
+# An invalid plan is drawn too: there is a box for every node, one for every unknown name in an ``after``, and an edge
+# for every name in an ``after``. If several nodes have one name, edges leave the first of them.
 
 MISSING = "missing"
-"""Kind and look of a name that is followed and not in the plan."""
+"""Kind and look of an unknown name that a node follows."""
 
 
 @runtime_checkable
-class Pictured(Protocol):
-    """Subject of a picture: a ``Plan``, which this package does not import, since a plan can draw itself."""
+class PlanView(Protocol):
+    """Parts of a ``Plan`` that a picture needs, which this package does not import, since a plan can draw itself."""
 
     name: str
     version: int
@@ -195,16 +201,16 @@ class Pictured(Protocol):
     def nodes(self) -> Sequence[Node]: ...
 
 
-class PicturedFlow(Protocol):
-    """Subject of a picture: a ``Flow``, which this package does not import either."""
+class FlowView(Protocol):
+    """Parts of a ``Flow`` that a picture needs; this package does not import that class either."""
 
     name: str
 
     @property
-    def plans(self) -> Sequence[Pictured]: ...
+    def plans(self) -> Sequence[PlanView]: ...
 
     @property
-    def order(self) -> Sequence[Pictured]: ...
+    def order(self) -> Sequence[PlanView]: ...
 
     @property
     def joints(self) -> Sequence[Joint]: ...
@@ -217,20 +223,20 @@ class Box(NamedTuple):
 
     name: str
     kind: str
-    """Decides the shape."""
+    """Determines the shape."""
     look: str
-    """Decides the colour: ``source``, ``router``, or what repeating it does: ``safe``, ``idempotent``, ``potent``."""
+    """Determines the colour: ``source``, ``router``, or the effect: ``safe``, ``idempotent``, ``potent``."""
     facts: tuple[str, ...]
 
 
 class Edge(NamedTuple):
-    """From one box to another, by their numbers."""
+    """An edge between two boxes, given by their numbers."""
 
     start: int
     end: int
     label: str
     one_of_several: bool
-    """The document takes this way or another one."""
+    """Whether a document takes this edge or another one, not all."""
 
 
 class Sketch(NamedTuple):
@@ -239,7 +245,7 @@ class Sketch(NamedTuple):
 
 
 def sketch(nodes: Sequence[Node]) -> Sketch:
-    """Boxes in the order of the nodes' making, then those that are missing; edges in the order of their ends."""
+    """Return boxes in plan order, then boxes of unknown names; edges in the order of their ends."""
     boxes = [Box(n.name, n.kind, _look(n), tuple(facts(n))) for n in nodes]
     numbers: dict[str, int] = {}
     for number, node in enumerate(nodes):
@@ -253,7 +259,7 @@ def sketch(nodes: Sequence[Node]) -> Sketch:
             start = numbers[name]
             before = nodes[start] if start < len(nodes) else None
             label = branch_label(before, node) if before else ""
-            edges.append(Edge(start, number, label, _chooses(before)))
+            edges.append(Edge(start, number, label, _picks_one_branch(before)))
     return Sketch(boxes, edges)
 
 
@@ -265,13 +271,13 @@ def _look(node: Node) -> str:
     return (effect_of(node) or Effect.SAFE).value
 
 
-def _chooses(node: Node | None) -> bool:
+def _picks_one_branch(node: Node | None) -> bool:
     return isinstance(node, RouterNode) and isinstance(node.router, Router) and not node.router.copies
 
 
-# A plan as a Mermaid flowchart, which GitHub, GitLab and many editors draw.
+# Mermaid flowchart, which GitHub, GitLab and many editors draw.
 
-SHAPES = {  # what stands left and right of a label
+SHAPES = {  # text to the left and right of a label
     "source": ("([", "])"),
     "step": ("[", "]"),
     "router": ("{{", "}}"),
@@ -293,15 +299,15 @@ LOOKS = {  # fill and text are both given, so that dark windows cannot pair one 
 
 
 def mermaid(what: Drawable) -> str:
-    """The flowchart's text, for a block that begins with three backticks and ``mermaid``.
+    """Return the flowchart's text, for a block that begins with three backticks and ``mermaid``.
 
-    Dashed edges leave routers that choose: a document takes one of them.
+    Edges from a router that chooses are dashed: a document takes one of them.
     """
     return "\n".join(_lines(what))
 
 
 def _lines(what: Drawable) -> Iterator[str]:
-    (boxes, edges), title = drawn(what)
+    (boxes, edges), title = titled_sketch(what)
     yield "flowchart TD"
     yield f"    %% {_escaped(title)}"
     for number, box in enumerate(boxes):
@@ -322,51 +328,52 @@ def _label(box: Box) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Letters, digits and harmless signs as they are, all else as Mermaid's entities (``#34;``)."""
-    return re.sub(r"[^\w .,=:/-]|[^\S ]|^-|^\d(?=\d*[.])", lambda found: f"#{_code(found[0])};", text)
+    """Escape all but letters, digits and harmless characters as Mermaid's entities (``#34;``)."""
+    return re.sub(r"[^\w .,=:/-]|[^\S ]|^-|^\d(?=\d*[.])", lambda match: f"#{_code(match[0])};", text)
 
 
 def _code(character: str) -> int:
-    """Return a character's code; for control characters and halves of surrogate pairs that of the replacement sign."""
+    """Return a character's code; for control characters and surrogates that of the replacement character."""
     code = ord(character)
     return 0xFFFD if code < 32 or 0x7F <= code < 0xA0 or 0xD800 <= code < 0xE000 else code
 
 
-# A flow as one picture: the boxes of all its plans, and an edge wherever one plan reads what another one writes.
+# Boxes and edges of a flow: those of all its plans, and an edge wherever one plan reads what another writes.
 
-Drawable = Pictured | PicturedFlow
+Drawable = PlanView | FlowView
 """Argument of every picture."""
 
 
-class Titled(NamedTuple):
-    """A sketch and what it is of."""
+class TitledSketch(NamedTuple):
+    """A sketch and its title."""
 
     sketch: Sketch
     title: str
 
 
-def drawn(what: Drawable) -> Titled:
-    """Boxes, edges and a title. In a flow boxes are called ``plan/node``; plans stand in the order of their turns."""
-    if isinstance(what, Pictured):
-        return Titled(sketch(what.nodes), title_of(what))
-    found = Sketch([], [])
+def titled_sketch(what: Drawable) -> TitledSketch:
+    """Return boxes, edges and a title. In a flow boxes are named ``plan/node``, and plans are in the order of their
+    turns."""
+    if isinstance(what, PlanView):
+        return TitledSketch(sketch(what.nodes), title_of(what))
+    merged = Sketch([], [])
     numbers: dict[tuple[str, str], int] = {}
     for plan in what.order:
-        label, first = what.label(plan), len(found.boxes)
+        label, first = what.label(plan), len(merged.boxes)
         boxes, edges = sketch(plan.nodes)
         for box in boxes:
-            numbers.setdefault((label, box.name), len(found.boxes))
-            found.boxes.append(box._replace(name=box_name(label, box.name)))
-        found.edges.extend(edge._replace(start=edge.start + first, end=edge.end + first) for edge in edges)
+            numbers.setdefault((label, box.name), len(merged.boxes))
+            merged.boxes.append(box._replace(name=box_name(label, box.name)))
+        merged.edges.extend(edge._replace(start=edge.start + first, end=edge.end + first) for edge in edges)
     for joint in what.joints:
         start, end = numbers[joint.writer, joint.destination], numbers[joint.reader, joint.source]
-        found.edges.append(Edge(start, end, short_name(joint), False))
-    return Titled(found, title_of(what))
+        merged.edges.append(Edge(start, end, queue_name(joint), False))
+    return TitledSketch(merged, title_of(what))
 
 
 def title_of(what: Drawable) -> str:
-    """``plan plays, version 1``; ``plan bills, version 2, at-most-once``; ``flow shop, 2 plans``."""
-    if isinstance(what, Pictured):
+    """Return a title: ``plan plays, version 1``; ``plan bills, version 2, at-most-once``; ``flow shop, 2 plans``."""
+    if isinstance(what, PlanView):
         return f"plan {what.name}, version {what.version}" + (f", {what.strategy}" if what.strategy else "")
     return f"flow {what.name}, {'1 plan' if len(what.plans) == 1 else f'{len(what.plans)} plans'}"
 
@@ -376,28 +383,28 @@ def box_name(plan: str, node: str) -> str:
     return f"{plan}/{node}"
 
 
-def short_name(joint: Joint) -> str:
-    """Return a queue's name without its place, which the box that writes it shows."""
+def queue_name(joint: Joint) -> str:
+    """Return a queue's name without its folder, which the box of the writer shows."""
     return joint.target.rstrip("/").rpartition("/")[2]
 
 
-# A plan as a tree of lines, for a terminal.
+# Tree of lines, for a terminal.
 
 
 def text(what: Drawable) -> str:
-    """A tree that begins at each source; a node that several nodes lead to is drawn once and then referred to.
+    """Draw a tree from each source; a node with several predecessors is drawn once and then referred to.
 
-    A plan that ``check`` would refuse is drawn too: what no source leads to stands at the end. Of a flow all plans, in
-    the order of their turns, and then what joins them.
+    A plan that ``check`` would refuse is drawn too: nodes that no source leads to come at the end. For a flow, draw all
+    plans in the order of their turns, then the links between them.
     """
-    if isinstance(what, Pictured):
+    if isinstance(what, PlanView):
         return _tree(what)
     joints = [f"{j.writer} ({j.destination}) → {j.reader} ({j.source}): {j.target}" for j in what.joints]
     parts = [title_of(what), *map(_tree, what.order), "\n".join(["joined by", "", *(joints or ["nothing"])])]
     return "\n\n".join(parts)
 
 
-def _tree(plan: Pictured) -> str:
+def _tree(plan: PlanView) -> str:
     rows = list(_rows(plan))
     label_width = max((len(label) for label, _, _ in rows), default=0)
     kind_width = max((len(kind) for _, kind, _ in rows), default=0)
@@ -405,21 +412,21 @@ def _tree(plan: Pictured) -> str:
     return "\n".join([title_of(plan), "", *lines])
 
 
-def _rows(plan: Pictured) -> Iterator[tuple[str, str, str]]:
-    """(drawn label, kind, what it is) for each line."""
+def _rows(plan: PlanView) -> Iterator[tuple[str, str, str]]:
+    """Yield (label with its branches, kind, description) for each line."""
     drawn: set[int] = set()
     for node in plan.nodes:
         if isinstance(node, SourceNode) and id(node) not in drawn:
-            yield from _below(node, plan, drawn)
+            yield from _tree_rows(node, plan, drawn)
     for node in plan.nodes:
         if id(node) not in drawn:
             errors = isinstance(node, DestinationNode) and node.errors
             after = "" if errors else f"; after {', '.join(node.after) or 'nothing'}"
-            yield node.name, node.kind, f"{what(node)}{after}"
+            yield node.name, node.kind, f"{describe(node)}{after}"
 
 
-def _below(source: Node, plan: Pictured, drawn: set[int]) -> Iterator[tuple[str, str, str]]:
-    """A source and what follows it. A loop, not a recursion: a path may be longer than Python's stack is deep."""
+def _tree_rows(source: Node, plan: PlanView, drawn: set[int]) -> Iterator[tuple[str, str, str]]:
+    """Yield the lines of a source and its successors. Iterative, because a path may be longer than Python's stack."""
     following = successors(plan.nodes)
     known = {n.name for n in plan.nodes}
     waiting: list[tuple[Node, str, str, str]] = [(source, "", "", "")]
@@ -429,8 +436,8 @@ def _below(source: Node, plan: Pictured, drawn: set[int]) -> Iterator[tuple[str,
             yield f"{stem}{node.name}", "(above)", when
             continue
         drawn.add(id(node))
-        lost = [f"after {name}, which is not in the plan" for name in node.after if name not in known]
-        yield f"{stem}{node.name}", node.kind, "; ".join(filter(None, [what(node), when, *lost]))
+        missing = [f"after {name}, which is not in the plan" for name in node.after if name not in known]
+        yield f"{stem}{node.name}", node.kind, "; ".join(filter(None, [describe(node), when, *missing]))
         after = following.get(node.name, [])
         for child in reversed(after):
             last = child is after[-1]

@@ -1,8 +1,8 @@
-"""Formats: how the kind of content is found and its text is read; a module for a family of formats.
+"""Formats: detection of the kind of content, and readers of text, with a module for each family of formats.
 
-Everything here works on bytes at hand and loads its library when it is called. What cannot be read raises
-``Unreadable``, which says why and what to do; ``extract_text`` makes the document's error of it. Other exceptions of a
-library mean that the content is broken.
+A reader works on bytes in memory and loads its library when it is called. It raises ``Unreadable``, which says why and
+what to do, and which ``extract_text`` converts to the document's error. Other exceptions of a library mean that the
+content is broken.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from ferryman.errors import DeliveryError
 
-# What reading yields: text, fields, and parts that are documents of their own.
+# Results of readers: text, fields, and parts that become documents of their own.
 
 _CONTROL: Final = bytes({*range(0x20), 0x7F} - set(b"\t\n\f\r"))
 _NO_CHARACTERS: Final = "\ufffe\uffff"
@@ -29,11 +29,11 @@ _DATE: Final = re.compile(r"\d{4}(-\d\d(-\d\d)?)?")
 
 
 class Unreadable(Exception):
-    """It cannot be read: why, and what to do, in words."""
+    """Content cannot be read; the message says why, and what to do."""
 
 
 class Attachment(NamedTuple):
-    """Something inside that is a document of its own, an attachment."""
+    """An attachment, which becomes a document of its own."""
 
     name: str
     """File name, or "" where there is none."""
@@ -44,11 +44,11 @@ class Attachment(NamedTuple):
 
 @dataclass(slots=True)
 class Content:
-    """Text as it is read; paragraphs are apart by a blank line.
+    """Text that was read, with paragraphs separated by a blank line, and facts about it.
 
     Attributes:
-        fields: title, author, created, modified, language, pages, …: what is known, as JSON values.
-        verbatim: its white space means something.
+        fields: title, author, created, modified, language, pages, …, as far as known, as JSON values.
+        verbatim: whether the text's white space has a meaning.
     """
 
     text: str
@@ -57,13 +57,13 @@ class Content:
     verbatim: bool = False
 
 
-def cleaned(text: str, verbatim: bool = False) -> str:
-    """Text that every destination takes: no control characters, no lone surrogates, one way to end a line.
+def clean(text: str, verbatim: bool = False) -> str:
+    """Clean text so that every destination accepts it: no control characters, no lone surrogates, uniform line ends.
 
-    Unless it is to stay ``verbatim``, no blanks at the ends of lines either, and no more than one blank line in a row.
+    Unless the text is ``verbatim``, blanks at the ends of lines and all but one of several blank lines are removed.
     """
     for newline in _NEWLINES:
-        text = text.replace(newline, "\n")  # most have none of them, which is seen faster than by a pattern
+        text = text.replace(newline, "\n")  # faster than a pattern, because most texts have none of them
     text = text.encode("utf-8", "replace").translate(None, _CONTROL).decode()
     for none in _NO_CHARACTERS:
         text = text.replace(none, "")
@@ -77,28 +77,28 @@ def cleaned(text: str, verbatim: bool = False) -> str:
     return text
 
 
-def line(text: str | None) -> str:
-    """Text of a field: one line, "" for nothing."""
-    return " ".join(cleaned(text).split()) if text else ""
+def one_line(text: str | None) -> str:
+    """Return a text as one line, for a field; "" for nothing."""
+    return " ".join(clean(text).split()) if text else ""
 
 
-def moment(text: str | None) -> str:
-    """A date as ISO 8601, "" where it is not one; UTC ends in Z; without a zone it stays without."""
-    text = line(text)
+def iso_date(text: str | None) -> str:
+    """Return a date as ISO 8601 if it is one, else ""; UTC ends in Z; a date without time zone stays without."""
+    text = one_line(text)
     if _DATE.fullmatch(text):
         return text
     try:
-        return written(datetime.fromisoformat(text))
+        return format_time(datetime.fromisoformat(text))
     except ValueError:
         return ""
 
 
-def written(when: datetime) -> str:
-    """ISO 8601, whole seconds; UTC as Z."""
+def format_time(when: datetime) -> str:
+    """Format a time as ISO 8601 with whole seconds; UTC as Z."""
     return when.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-# What some content is: told by its bytes, with the name's ending as a hint where bytes do not say.
+# Kinds of content, detected by the bytes, with the name's ending as a hint where these do not tell.
 
 
 class ContentKind(NamedTuple):
@@ -106,10 +106,10 @@ class ContentKind(NamedTuple):
 
     Attributes:
         type: its MIME type.
-        label: as a message names it.
-        reader: module and function below ``formats``; "" for what is known, and not read.
-        advice: what to do where it is not read.
-        locked: of a kind that is read, but this one is encrypted.
+        label: name in messages.
+        reader: module and function below ``formats``; "" for a kind that is recognised but not read.
+        advice: what to do if it is not read.
+        locked: whether it is encrypted content of a kind that is read.
     """
 
     type: str
@@ -141,7 +141,7 @@ TROFF: Final = ContentKind("text/troff", "a manual page", "troff.troff")
 PLAIN: Final = ContentKind("text/plain", "plain text", "plain.plain")
 
 READ: Final = (PDF, DOCX, PPTX, XLSX, XLSB, XLS, ODT, ODP, ODS, EPUB, HTML, XML, RTF, MARKDOWN, MAIL, TROFF, PLAIN)
-"""All that is read."""
+"""Kinds that are read."""
 
 ZIP: Final = ContentKind("application/zip", "a zip archive", advice="Unpack it with steps.unpack() before")
 TAR: Final = ContentKind("application/x-tar", "a tar archive", advice="Unpack it with steps.unpack() before")
@@ -204,10 +204,10 @@ _BY_ENDING: Final = {
 """Hints for content that is text."""
 
 _HEAD_BYTES: Final = 4096
-"""Looked at for what a text is."""
+"""First bytes inspected to detect the kind of a text."""
 
 _PDF_BYTES: Final = 1024
-"""Within which a PDF must say so; its readers allow that much before it."""
+"""First bytes that must contain the mark of a PDF, which its readers do not demand at the very beginning."""
 
 _TAR_MAGIC: Final = slice(257, 262)
 
@@ -251,9 +251,9 @@ def kind_of(raw: bytes, name: str = "") -> ContentKind:
     if b"%PDF-" in head[:_PDF_BYTES]:
         return PDF
     if head.startswith(_ZIP_MAGIC):
-        return _zipped(raw, ending)
+        return _zip_kind(raw, ending)
     if head.startswith(_OLE_MAGIC):
-        return _compound(raw, ending)
+        return _ole_kind(raw, ending)
     if head.lstrip().startswith(b"{\\rtf"):
         return RTF
     for magic, kind in _MAGIC:
@@ -261,10 +261,10 @@ def kind_of(raw: bytes, name: str = "") -> ContentKind:
             return kind
     if head[_TAR_MAGIC] == b"ustar":
         return TAR
-    return _textual(head, ending)
+    return _text_kind(head, ending)
 
 
-def _textual(head: bytes, ending: str) -> ContentKind:
+def _text_kind(head: bytes, ending: str) -> ContentKind:
     if b"\0" in head and not head.startswith(_TEXT_BOMS):
         return UNKNOWN
     hint = _BY_ENDING.get(ending)
@@ -282,20 +282,20 @@ def _textual(head: bytes, ending: str) -> ContentKind:
     return PLAIN
 
 
-def _zipped(raw: bytes, ending: str) -> ContentKind:
-    """By what is in it: a package says its type, or has the parts of one."""
+def _zip_kind(raw: bytes, ending: str) -> ContentKind:
+    """Return the kind of a zip by its members: a package states its type, or has the parts of one."""
     try:
         archive = zipfile.ZipFile(BytesIO(raw))
         names = set(archive.namelist())
         if "mimetype" in names and archive.getinfo("mimetype").file_size < _HEAD_BYTES:
-            said = archive.read("mimetype").strip().decode("ascii", "replace").removesuffix("-template")
+            declared = archive.read("mimetype").strip().decode("ascii", "replace").removesuffix("-template")
             for kind in (ODT, ODP, ODS, EPUB):
-                if said == kind.type:
+                if declared == kind.type:
                     return kind
     except DeliveryError:  # the step's time is up
         raise
     except Exception:  # there is hardly one that a damaged archive does not raise
-        return _torn(raw, ending)
+        return _torn_zip_kind(raw, ending)
     for kind, part in ((XLSB, "xl/workbook.bin"), (XLSX, "xl/workbook.xml"), (PPTX, "ppt/presentation.xml")):
         if part in names:
             return kind
@@ -304,8 +304,8 @@ def _zipped(raw: bytes, ending: str) -> ContentKind:
     return ZIP
 
 
-def _torn(raw: bytes, ending: str) -> ContentKind:
-    """A zip archive that broke off has no table of contents, but often its first members; else its name tells."""
+def _torn_zip_kind(raw: bytes, ending: str) -> ContentKind:
+    """Return the kind of a zip that breaks off, and so lacks a directory: by its first members, else by its name."""
     for kind in (ODT, ODP, ODS, EPUB):
         if f"mimetype{kind.type}".encode() in raw[:_HEAD_BYTES]:
             return kind
@@ -315,9 +315,9 @@ def _torn(raw: bytes, ending: str) -> ContentKind:
     return next((kind for kind in _PACKAGES if kind.label.lower() == ending), ZIP)
 
 
-def _compound(raw: bytes, ending: str) -> ContentKind:
-    """By the names of its streams, which are UTF-16; where there are several, for one may hold others, by its name."""
-    found = [kind for stream, kind in _STREAMS if stream.encode("utf-16-le") in raw]
-    if not found:
+def _ole_kind(raw: bytes, ending: str) -> ContentKind:
+    """Return the kind of an OLE file by the names of its streams, in UTF-16; if it embeds others, also by its name."""
+    kinds = [kind for stream, kind in _STREAMS if stream.encode("utf-16-le") in raw]
+    if not kinds:
         return _OLE
-    return XLS if XLS in found and ending == "xls" and found[0] != _LOCKED else found[0]
+    return XLS if XLS in kinds and ending == "xls" and kinds[0] != _LOCKED else kinds[0]

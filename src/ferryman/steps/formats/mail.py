@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from ferryman.errors import DeliveryError
 from ferryman.limits import KIB
-from ferryman.steps.formats import Attachment, Content, cleaned, line, written
+from ferryman.steps.formats import Attachment, Content, clean, format_time, one_line
 from ferryman.steps.formats.markup import html
 
 HEADER_CHARS: Final = 4 * KIB
-"""Characters read of a header: the standard library's parser needs quadratic time. 100 addresses take about as many."""
+"""Characters parsed of a header, enough for 100 addresses: the standard library's parser takes quadratic time."""
 
 PART_CHARS, PART_PARAMETERS = KIB, 16
 """Limits for the headers of a part, of which a mail may have thousands: characters, parameters."""
@@ -30,12 +30,12 @@ class _BoundedHeaders(EmailPolicy):
         return name, _cut(value, HEADER_CHARS)
 
 
-def _cut(value: str, most: int) -> str:
+def _cut(value: str, limit: int) -> str:
     """Return the beginning of a value, cut between addresses or words if it has several."""
-    if len(value) <= most:
+    if len(value) <= limit:
         return value
-    ends = (value.rfind(between, 0, most) for between in ",; \n")
-    return value[: next((end for end in ends if end > most // 2), most)]
+    ends = (value.rfind(between, 0, limit) for between in ",; \n")
+    return value[: next((end for end in ends if end > limit // 2), limit)]
 
 
 def mail(raw: bytes) -> Content:
@@ -43,9 +43,9 @@ def mail(raw: bytes) -> Content:
     message = email.message_from_bytes(raw, policy=_BoundedHeaders())
     assert isinstance(message, EmailMessage)
     fields = {
-        "title": line(_header(message, "subject")),
-        "author": line(_header(message, "from")),
-        "to": line(_header(message, "to")),
+        "title": one_line(_header(message, "subject")),
+        "author": one_line(_header(message, "from")),
+        "to": one_line(_header(message, "to")),
         "created": _date(message),
     }
     body = _body(message)
@@ -56,8 +56,8 @@ def mail(raw: bytes) -> Content:
     )
 
 
-def _tried(read: Callable[[], Any]) -> Any:
-    """Return the result; None for a part that cannot be parsed: there are all kinds of mails."""
+def _try_parse(read: Callable[[], Any]) -> Any:
+    """Return the result of parsing; None if it fails, because malformed mails are common."""
     try:
         return read()
     except DeliveryError:  # the step's time is up
@@ -67,17 +67,17 @@ def _tried(read: Callable[[], Any]) -> Any:
 
 
 def _header(message: EmailMessage, name: str) -> str:
-    return cleaned(str(_tried(lambda: message[name]) or ""))
+    return clean(str(_try_parse(lambda: message[name]) or ""))
 
 
 def _date(message: EmailMessage) -> str:
-    return str(_tried(lambda: written(message["date"].datetime)) or "")
+    return str(_try_parse(lambda: format_time(message["date"].datetime)) or "")
 
 
 def _body(message: EmailMessage) -> EmailMessage | None:
-    """The part to read: plain before HTML."""
-    found = _tried(lambda: message.get_body(("plain", "html")))
-    return found if isinstance(found, EmailMessage) else None
+    """Return the part to read, preferably plain text, else HTML."""
+    body = _try_parse(lambda: message.get_body(("plain", "html")))
+    return body if isinstance(body, EmailMessage) else None
 
 
 def _text(part: EmailMessage) -> str:
@@ -88,19 +88,19 @@ def _text(part: EmailMessage) -> str:
     try:
         return raw.decode(charset)
     except (LookupError, UnicodeError):
-        from ferryman.steps.formats.plain import decoded
+        from ferryman.steps.formats.plain import decode_text
 
-        return decoded(raw)[0]
+        return decode_text(raw)[0]
 
 
 def _attachments(message: EmailMessage, body: EmailMessage | None) -> list[EmailMessage]:
     """Return the attachments: everything with content but the body, its other forms, and inline parts of it."""
-    found: list[EmailMessage] = []
-    _gather(message, body, found)
-    return found
+    attachments: list[EmailMessage] = []
+    _gather(message, body, attachments)
+    return attachments
 
 
-def _gather(part: Any, body: EmailMessage | None, found: list[EmailMessage]) -> None:
+def _gather(part: Any, body: EmailMessage | None, attachments: list[EmailMessage]) -> None:
     kind = part.get_content_type()
     if part is body:
         return
@@ -109,9 +109,9 @@ def _gather(part: Any, body: EmailMessage | None, found: list[EmailMessage]) -> 
         if kind == "multipart/alternative":
             parts = [each for each in parts if each.is_multipart()]  # the others say the same in another form
         for each in parts:
-            _gather(each, body, found)
+            _gather(each, body, attachments)
     elif part.get_content_maintype() != "multipart" and not _is_inline(part):
-        found.append(part)
+        attachments.append(part)
 
 
 def _is_inline(part: Any) -> bool:
@@ -120,11 +120,11 @@ def _is_inline(part: Any) -> bool:
 
 
 def _part(part: EmailMessage) -> Attachment:
-    return Attachment(str(_tried(part.get_filename) or ""), _bytes(part), part.get_content_type())
+    return Attachment(str(_try_parse(part.get_filename) or ""), _bytes(part), part.get_content_type())
 
 
 def _bytes(part: Any) -> bytes:
-    """Content, decoded from its transfer; a message's own bytes for one that is attached."""
+    """Return a part's content, decoded from its transfer encoding; for an attached message, its bytes."""
     if part.get_content_type() == "message/rfc822":
         inner = part.get_payload()
         return bytes(inner[0]) if isinstance(inner, list) and inner else b""

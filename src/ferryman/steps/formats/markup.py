@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
-from ferryman.steps.formats import Content, Unreadable, line, moment
-from ferryman.steps.formats.office import Package, described, local, parsed
-from ferryman.steps.formats.plain import decoded
+from ferryman.steps.formats import Content, Unreadable, iso_date, one_line
+from ferryman.steps.formats.office import Package, dublin_core_fields, local_name, parse_xml
+from ferryman.steps.formats.plain import decode_text
 
 if TYPE_CHECKING:
     from lxml.etree import _Element
@@ -62,7 +62,7 @@ _META_CHARSET: Final = re.compile(
     rb"""<(?:meta\b[^>]*?charset|\?xml\b[^>]*?encoding)\s*=\s*["']?\s*([\w.:-]{1,40})""", re.IGNORECASE
 )
 _DECLARED_BYTES: Final = 4096
-"""Where a page says its encoding, generously: the standard has 1024."""
+"""First bytes searched for the declared encoding; the standard demands it within 1024."""
 
 _DECLARATION: Final = re.compile(r"^\s*<\?xml[^>]*\?>")
 
@@ -77,19 +77,19 @@ _META: Final = {
     "last-modified": "modified",
 }
 _OBFUSCATION: Final = (b"http://www.idpf.org/2008/embedding", b"http://ns.adobe.com/pdf/enc#RC")
-"""Encryption of an EPUB's fonts alone, which readers undo."""
+"""Algorithms that obfuscate only an EPUB's fonts, which every reading program can undo."""
 
 
 def html(raw: bytes) -> Content:
-    """Text of the body as it is seen without style; title, author, dates and language from its head."""
+    """Read the text of an HTML page as it is seen without styles; title, author, dates and language from its head."""
     import lxml.html
     from lxml import etree
 
-    text, encoding = _decoded(raw)
+    text, encoding = _decode(raw)
     if not text.strip():
         return Content("", {"charset": encoding})
     try:
-        parser = lxml.html.HTMLParser(huge_tree=True, no_network=True)  # or what is nested deep would be left out
+        parser = lxml.html.HTMLParser(huge_tree=True, no_network=True)  # else deeply nested text would be lost
         root: Any = lxml.html.document_fromstring(_DECLARATION.sub("", text), parser=parser)
     except etree.ParserError:  # nothing but comments
         return Content("", {"charset": encoding})
@@ -100,17 +100,17 @@ def html(raw: bytes) -> Content:
         name = _META.get((meta.get("name") or meta.get("property") or "").lower())
         value = meta.get("content")
         if name and value:
-            shown = moment(value) if name in ("created", "modified") else line(value)
-            fields.setdefault(name, shown)
+            value_text = iso_date(value) if name in ("created", "modified") else one_line(value)
+            fields.setdefault(name, value_text)
     title = root.find(".//title")
-    fields["title"] = line(title.text_content() if title is not None else "") or fields.get("title", "")
-    fields["language"] = line(root.get("lang"))
-    return Content(seen(root), {name: value for name, value in fields.items() if value})
+    fields["title"] = one_line(title.text_content() if title is not None else "") or fields.get("title", "")
+    fields["language"] = one_line(root.get("lang"))
+    return Content(visible_text(root), {name: value for name, value in fields.items() if value})
 
 
 def xml(raw: bytes) -> Content:
-    """Text of all elements, a line each."""
-    root = parsed(raw)
+    """Read the text of all elements, one line each."""
+    root = parse_xml(raw)
     texts = (text.strip() for text in root.itertext() if isinstance(text, str))
     return Content("\n".join(text for text in texts if text))
 
@@ -122,7 +122,7 @@ def epub(raw: bytes) -> Content:
     if not roots:
         raise Unreadable("it names no book: the file is broken. Save it again")
     folder, book = posixpath.dirname(roots[0]), package.xml(roots[0])
-    if "META-INF/encryption.xml" in package and _is_locked(package):
+    if "META-INF/encryption.xml" in package and _is_encrypted(package):
         raise Unreadable("it is protected (DRM). Get an unprotected copy")
     hrefs = {item.get("id", ""): item.get("href", "") for item in book.iter("{*}item")}
     parts = [
@@ -130,64 +130,64 @@ def epub(raw: bytes) -> Content:
         for ref in book.iter("{*}itemref")
     ]
     chapters = [html(package.read(part)).text for part in parts if part in package]
-    fields = described(book)
+    fields = dublin_core_fields(book)
     if "modified" in fields:
         fields["created"] = fields.pop("modified")  # its date is that of publication
     modified = next((m.text for m in book.iter("{*}meta") if m.get("property") == "dcterms:modified"), None)
-    if shown := moment(modified):
-        fields["modified"] = shown
+    if modified_date := iso_date(modified):
+        fields["modified"] = modified_date
     return Content("\n\n".join(chapter for chapter in chapters if chapter), fields)
 
 
-def seen(root: _Element) -> str:
-    """Text as a reader sees it: blocks apart by a blank line, rows and items on lines, tabs between cells."""
+def visible_text(root: _Element) -> str:
+    """Return the text as a reader sees it: a blank line between blocks, rows and items on lines, tabs between cells."""
     text = _TAB.sub("\t", "".join(_pieces(root)))
     text = _GAP.sub(lambda gap: "\n\n" if gap[0].count("\n") > 1 else "\n", text)
-    return re.sub(r" {2,}", " ", text).replace(_KEPT_BLANK, " ").replace(_KEPT_LINE, "\n").strip()
+    return re.sub(r" {2,}", " ", text).replace(_PRE_BLANK, " ").replace(_PRE_LINE, "\n").strip()
 
 
-_KEPT_BLANK: Final = "\ue000"
-_KEPT_LINE: Final = "\ue001"
-"""Stand for white space of ``<pre>`` while the rest is collapsed; of the private use area, which no page uses so."""
+_PRE_BLANK: Final = "\ue000"
+_PRE_LINE: Final = "\ue001"
+"""Placeholders for white space of ``<pre>`` while the rest is collapsed; private use characters, which pages lack."""
 
 
 def _pieces(root: _Element) -> Iterator[str]:
-    """Text and gaps in their order. Pages nest deeper than Python calls."""
+    """Yield text and gaps in their order. Iterative, because pages nest deeper than Python's stack."""
     from lxml import etree
 
-    kept = 0
+    pre_depth = 0
     walk = etree.iterwalk(root, events=("start", "end", "comment", "pi"))
     for event, element in walk:
-        name = local(element)
+        name = local_name(element)
         if event == "start":
             if name in _UNSEEN:
                 walk.skip_subtree()
                 continue
-            yield _before(name)
-            kept += name == "pre"
+            yield _separator(name)
+            pre_depth += name == "pre"
             if element.text:
-                yield _collapsed(element.text, kept > 0)
+                yield _collapse(element.text, pre_depth > 0)
         else:
             if event == "end" and name not in _UNSEEN:
-                kept -= name == "pre"
-                yield "\t" if name in _CELLS else "\n" if name == "br" else _before(name)
+                pre_depth -= name == "pre"
+                yield "\t" if name in _CELLS else "\n" if name == "br" else _separator(name)
             if element.tail and element is not root:
-                yield _collapsed(element.tail, kept > 0)
+                yield _collapse(element.tail, pre_depth > 0)
 
 
-def _before(name: str) -> str:
+def _separator(name: str) -> str:
     """Return the separator before an element: two ``\n`` are a blank line, a ``\r`` is a new line at least."""
     return "\n\n" if name in _BLOCKS else "\r" if name in _LINES else ""
 
 
-def _collapsed(text: str, kept: bool) -> str:
-    if kept:
-        return text.replace("\r\n", "\n").replace(" ", _KEPT_BLANK).replace("\n", _KEPT_LINE)
+def _collapse(text: str, is_pre: bool) -> str:
+    if is_pre:
+        return text.replace("\r\n", "\n").replace(" ", _PRE_BLANK).replace("\n", _PRE_LINE)
     return _BLANKS.sub(" ", text)
 
 
-def _decoded(raw: bytes) -> tuple[str, str]:
-    """By its mark, else by what it declares, else as plain text."""
+def _decode(raw: bytes) -> tuple[str, str]:
+    """Decode by the byte order mark, else by the declared encoding, else like plain text; return text and encoding."""
     declared = _META_CHARSET.search(raw[:_DECLARED_BYTES])
     if declared and not raw.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
         name = declared[1].decode("ascii", "replace").lower()
@@ -196,10 +196,10 @@ def _decoded(raw: bytes) -> tuple[str, str]:
             return raw.decode(name), name
         except (LookupError, UnicodeError):
             pass
-    return decoded(raw)
+    return decode_text(raw)
 
 
-def _is_locked(package: Package) -> bool:
+def _is_encrypted(package: Package) -> bool:
     """Return whether more than fonts is encrypted."""
     methods = re.findall(rb'Algorithm\s*=\s*"([^"]+)"', package.read("META-INF/encryption.xml"))
     return any(method not in _OBFUSCATION for method in methods)

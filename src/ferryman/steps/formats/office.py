@@ -1,7 +1,7 @@
-"""Word processing and slides: DOCX, PPTX, ODT and ODP, read from their XML.
+"""Office documents: DOCX, PPTX, ODT and ODP, read from their XML, and spreadsheets.
 
-Both families are zip archives of XML whose text stands in paragraphs. Reading them from there takes what the object
-models leave out: text boxes, footnotes, comments, headers.
+Both families are zip archives of XML with text in paragraphs. Reading the XML also finds text that libraries with
+object models leave out: text boxes, footnotes, comments, headers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final
 
 from ferryman import limits
-from ferryman.steps.formats import Content, Unreadable, line, moment, written
+from ferryman.steps.formats import Content, Unreadable, format_time, iso_date, one_line
 
 if TYPE_CHECKING:
     from lxml.etree import _Element
@@ -34,64 +34,64 @@ _BESIDE: Final = ("header", "footer", "footnotes", "endnotes", "comments")
 
 
 def docx(raw: bytes) -> Content:
-    """Body, then headers, footers, notes and comments."""
+    """Read the body of a DOCX, then headers, footers, notes and comments."""
     package = Package(raw)
     types = _content_types(package)
     main = [part for part, kind in types.items() if kind.endswith("main+xml") and "word" in kind]
     if not main:
         raise Unreadable("it has no main part: the file is broken. Save it again")
     parts = main + [p for end in _BESIDE for p, kind in types.items() if kind.endswith(f".{end}+xml")]
-    return Content(_joined(_office_text(package, part) for part in parts), core_fields(package))
+    return Content(_join_blocks(_office_text(package, part) for part in parts), core_fields(package))
 
 
 def pptx(raw: bytes) -> Content:
-    """Slides in the order in which they are shown, each followed by its notes."""
+    """Read slides in the order in which they are shown, each followed by its notes."""
     package = Package(raw)
     main = "ppt/presentation.xml"
-    targets = related(package, main)
-    slides = [targets.get(_relation(slide), "") for slide in package.xml(main).iter("{*}sldId")]
+    targets = relationship_targets(package, main)
+    slides = [targets.get(_relation_id(slide), "") for slide in package.xml(main).iter("{*}sldId")]
     parts = []
     for slide in slides:
         if slide in package:
-            notes = [part for part in related(package, slide).values() if "/notesSlide" in part]
+            notes = [part for part in relationship_targets(package, slide).values() if "/notesSlide" in part]
             parts += [slide, *(part for part in notes if part in package)]
     return Content(
-        _joined(_office_text(package, part) for part in parts), core_fields(package) | {"pages": len(slides)}
+        _join_blocks(_office_text(package, part) for part in parts), core_fields(package) | {"pages": len(slides)}
     )
 
 
 def odf(raw: bytes) -> Content:
-    """Text, slides, or sheets of OpenDocument."""
+    """Read the text, slides or sheets of an OpenDocument file."""
     package = Package(raw)
     if "META-INF/manifest.xml" in package and b"encryption-data" in package.read("META-INF/manifest.xml"):
         raise Unreadable("it is encrypted. Save it without a password")
-    root = _seen(package.xml("content.xml"))
-    fields = described(package.xml("meta.xml")) if "meta.xml" in package else {}
+    root = _strip_unseen(package.xml("content.xml"))
+    fields = dublin_core_fields(package.xml("meta.xml")) if "meta.xml" in package else {}
     if slides := sum(1 for _ in root.iter("{*}page")):
         fields["pages"] = slides
     return Content("\n\n".join(_blocks(root, odf=True)), fields)
 
 
 def _content_types(package: Package) -> dict[str, str]:
-    """Part -> content type."""
+    """Return part -> content type."""
     overrides = package.xml("[Content_Types].xml").iter("{*}Override")
     return {each.get("PartName", "").lstrip("/"): each.get("ContentType", "") for each in overrides}
 
 
-def _relation(element: _Element) -> str:
-    """The ``r:id`` of an element, in whichever of its namespaces."""
+def _relation_id(element: _Element) -> str:
+    """Return the ``r:id`` of an element, in either of its namespaces."""
     return next((str(value) for name, value in element.attrib.items() if str(name).endswith("}id")), "")
 
 
 def _office_text(package: Package, part: str) -> str:
-    return "\n\n".join(_blocks(_seen(package.xml(part)), odf=False))
+    return "\n\n".join(_blocks(_strip_unseen(package.xml(part)), odf=False))
 
 
-def _joined(texts: Iterator[str]) -> str:
+def _join_blocks(texts: Iterator[str]) -> str:
     return "\n\n".join(text for text in texts if text)
 
 
-def _seen(root: _Element) -> _Element:
+def _strip_unseen(root: _Element) -> _Element:
     from lxml import etree
 
     etree.strip_elements(root, *_UNSEEN, with_tail=False)
@@ -99,15 +99,15 @@ def _seen(root: _Element) -> _Element:
 
 
 def _blocks(element: _Element, odf: bool) -> Iterator[str]:
-    """Paragraphs, and tables as one block a table: a line a row, tabs between cells."""
+    """Yield paragraphs, and each table as one block: a line for each row, tabs between cells."""
     for each in element:
-        match local(each):
+        match local_name(each):
             case "p" | "h":
                 yield from _paragraph(each, odf)
             case "tbl" | "table":
                 rows = (
-                    "\t".join(" ".join(_blocks(cell, odf)) for cell in _below(row, _CELLS))
-                    for row in _below(each, _ROWS)
+                    "\t".join(" ".join(_blocks(cell, odf)) for cell in _nearest(row, _CELLS))
+                    for row in _nearest(each, _ROWS)
                 )
                 if table := "\n".join(row for row in rows if row.strip()):
                     yield table
@@ -127,11 +127,11 @@ def _paragraph(element: _Element, odf: bool) -> Iterator[str]:
 
 
 def _runs(element: _Element, odf: bool, anchored: list[_Element]) -> Iterator[str]:
-    """Pieces of text. Office writes them into elements of their own, OpenDocument between its elements."""
+    """Yield runs of text. Office writes them into elements of their own, OpenDocument between its elements."""
     if odf and element.text:
         yield element.text
     for each in element:
-        match local(each):
+        match local_name(each):
             case "t" if not odf:
                 yield each.text or ""
             case "tab":
@@ -153,26 +153,26 @@ def _runs(element: _Element, odf: bool, anchored: list[_Element]) -> Iterator[st
             yield each.tail
 
 
-def _below(element: _Element, names: frozenset[str]) -> Iterator[_Element]:
-    """The nearest elements of these names: those of a table inside a cell are that table's."""
+def _nearest(element: _Element, names: frozenset[str]) -> Iterator[_Element]:
+    """Yield the nearest descendants of these names: rows and cells of a nested table belong to that table."""
     for each in element:
-        if local(each) in names:
+        if local_name(each) in names:
             yield each
         else:
-            yield from _below(each, names)
+            yield from _nearest(each, names)
 
 
-# Formats that are zip archives inside: DOCX, ODT, EPUB and their like.
+# Packages: formats that are zip archives inside, such as DOCX, ODT, EPUB.
 
 _CORE: Final = "docProps/core.xml"
-"""Where Office keeps title and author."""
+"""Part in which Office keeps title and author."""
 
 
 class Package:
-    """A zip archive in memory. Its declared sizes are looked at before anything is unpacked.
+    """A zip archive in memory. Its declared sizes are checked before anything is unpacked.
 
     Raises:
-        Unreadable: it would unpack to more than is taken, or is encrypted.
+        Unreadable: it would unpack to more than the limit, or is encrypted.
         zipfile.BadZipFile: it is broken.
     """
 
@@ -195,7 +195,7 @@ class Package:
         return list(self._infos)
 
     def read(self, name: str) -> bytes:
-        """A member's bytes, never more than it declares.
+        """Read a member; it yields no more bytes than it declares.
 
         Raises:
             Unreadable: it is not there, is encrypted, or is larger than one part may be.
@@ -212,12 +212,13 @@ class Package:
         return self._zip.read(info)
 
     def xml(self, name: str) -> _Element:
-        """A member as XML."""
-        return parsed(self.read(name))
+        """Parse a member as XML."""
+        return parse_xml(self.read(name))
 
 
-def parsed(raw: bytes) -> _Element:
-    """The root of untrusted XML: no entity is resolved, nothing is loaded, and depth and sizes are bounded."""
+def parse_xml(raw: bytes) -> _Element:
+    """Parse untrusted XML and return its root: no entity is resolved, nothing is loaded, depth and sizes are
+    limited."""
     from lxml import etree
 
     parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False, huge_tree=False)
@@ -225,29 +226,29 @@ def parsed(raw: bytes) -> _Element:
 
 
 def core_fields(package: Package) -> dict[str, Any]:
-    """Title, author, dates and language that an Office file says of itself."""
-    return described(package.xml(_CORE)) if _CORE in package else {}
+    """Return title, author, dates and language that an Office file states."""
+    return dublin_core_fields(package.xml(_CORE)) if _CORE in package else {}
 
 
-def described(root: _Element) -> dict[str, Any]:
+def dublin_core_fields(root: _Element) -> dict[str, Any]:
     """Return fields from Dublin Core elements anywhere below: Office, OpenDocument and EPUB all use them."""
-    found: dict[str, list[str]] = {}
+    texts: dict[str, list[str]] = {}
     for element in root.iter("{*}*"):
-        name = local(element)
+        name = local_name(element)
         if element.text and element.text.strip():
-            found.setdefault(name, []).append(element.text)
+            texts.setdefault(name, []).append(element.text)
     fields = {
-        "title": line(found.get("title", [""])[0]),
-        "author": "; ".join(map(line, found.get("initial-creator") or found.get("creator") or [])),
-        "created": moment((found.get("created") or found.get("creation-date") or [""])[0]),
-        "modified": moment((found.get("modified") or found.get("date") or [""])[0]),
-        "language": line(found.get("language", [""])[0]),
+        "title": one_line(texts.get("title", [""])[0]),
+        "author": "; ".join(map(one_line, texts.get("initial-creator") or texts.get("creator") or [])),
+        "created": iso_date((texts.get("created") or texts.get("creation-date") or [""])[0]),
+        "modified": iso_date((texts.get("modified") or texts.get("date") or [""])[0]),
+        "language": one_line(texts.get("language", [""])[0]),
     }
     return {name: value for name, value in fields.items() if value}
 
 
-def related(package: Package, part: str) -> dict[str, str]:
-    """Targets of an Office part's relationships, by their ids."""
+def relationship_targets(package: Package, part: str) -> dict[str, str]:
+    """Return the targets of an Office part's relationships, by their ids."""
     folder, name = posixpath.split(part)
     rels = f"{folder}/_rels/{name}.rels".lstrip("/")
     if rels not in package:
@@ -259,8 +260,8 @@ def related(package: Package, part: str) -> dict[str, str]:
     }
 
 
-def local(element: _Element) -> str:
-    """An element's name without its namespace; "" for comments and the like."""
+def local_name(element: _Element) -> str:
+    """Return an element's name without its namespace; "" for comments and the like."""
     tag = element.tag
     return tag.rpartition("}")[2] if isinstance(tag, str) else ""
 
@@ -276,11 +277,12 @@ _TAIL_BYTES: Final = limits.MIB
 
 
 def xlsx(raw: bytes) -> Content:
-    """Values of the cells: a block a sheet, headed by its name; a line a row, tabs between cells; no empty rows."""
+    """Read the values of the cells: a block for each sheet, headed by its name; a line for each row that is not empty,
+    tabs between cells."""
     package = Package(raw)
     for name in package.names:
         if name.startswith("xl/worksheets/") and name.endswith(".xml"):
-            _bounded(name, package.read(name))
+            _check_grid(name, package.read(name))
     content = xls(raw)
     content.fields = core_fields(package) | content.fields
     return content
@@ -303,16 +305,16 @@ def xls(raw: bytes) -> Content:
     return Content("\n\n".join(blocks), {"pages": len(book.sheet_names)})
 
 
-def _bounded(name: str, sheet: bytes) -> None:
-    """Refuse what would take the process: the reader makes a full grid of a sheet, however few of its cells are used.
+def _check_grid(name: str, sheet: bytes) -> None:
+    """Refuse a sheet that would exhaust memory: the reader allocates the full grid, however few of its cells are used.
 
     Raises:
-        Unreadable: too large a grid.
+        Unreadable: the grid is too large.
     """
     rows = max((int(row) for row in _LAST_ROW.findall(sheet[-_TAIL_BYTES:])), default=1)
     if rows * _COLUMNS <= limits.EXTRACT_CELLS:
         return
-    columns = max((_number(letters) for letters in set(_COLUMN.findall(sheet))), default=1)
+    columns = max((_column_number(letters) for letters in set(_COLUMN.findall(sheet))), default=1)
     if rows * columns > limits.EXTRACT_CELLS:
         raise Unreadable(
             f"{name} spans {rows} rows and {columns} columns, more than {limits.EXTRACT_CELLS} cells. "
@@ -320,8 +322,8 @@ def _bounded(name: str, sheet: bytes) -> None:
         )
 
 
-def _number(letters: bytes) -> int:
-    """A column's number: A is 1, AA 27."""
+def _column_number(letters: bytes) -> int:
+    """Return a column's number: A is 1, AA 27."""
     number = 0
     for letter in letters:
         number = number * 26 + letter - 64
@@ -329,19 +331,19 @@ def _number(letters: bytes) -> int:
 
 
 def _cells(row: Iterable[Any]) -> list[str]:
-    """Texts of a row, without empty ones at its end."""
-    texts = [_shown(value) for value in row]
+    """Return the texts of a row's cells, without empty ones at its end."""
+    texts = [_cell_text(value) for value in row]
     while texts and not texts[-1]:
         texts.pop()
     return texts
 
 
-def _shown(value: Any) -> str:
+def _cell_text(value: Any) -> str:
     match value:
         case float() if value.is_integer():
             return str(int(value))
         case datetime():
-            return written(value)
+            return format_time(value)
         case date() | time() | timedelta():
             return str(value)
     return str(value).replace("\n", " ").replace("\t", " ")

@@ -7,16 +7,16 @@ from datetime import datetime
 from typing import Any, Final
 
 from ferryman import limits
-from ferryman.steps.formats import Content, Unreadable, line, written
+from ferryman.steps.formats import Content, Unreadable, format_time, one_line
 
 _HYPHEN: Final = re.compile("[\ufffe\x02](?:\r?\n)?")
-"""A hyphen that PDFium found at the end of a line only; the word goes on."""
+"""Hyphen that PDFium recognised as one at the end of a line, in the middle of a word."""
 
 _DATE: Final = re.compile(r"(?:D:)?(\d{4})(\d\d)?(\d\d)?(\d\d)?(\d\d)?(\d\d)?(?:(Z)|([+-])(\d\d)'?(\d\d)?'?)?")
 
 
 def pdf(raw: bytes) -> Content:
-    """Text of the pages in their order. Pages that are pictures have none."""
+    """Read the text of all pages in order. Pages that are pictures have none."""
     import pypdfium2
 
     try:
@@ -34,10 +34,10 @@ def pdf(raw: bytes) -> Content:
     finally:
         book.close()
     fields: dict[str, Any] = {
-        "title": line(meta.get("Title")),
-        "author": line(meta.get("Author")),
-        "created": _moment(meta.get("CreationDate", "")),
-        "modified": _moment(meta.get("ModDate", "")),
+        "title": one_line(meta.get("Title")),
+        "author": one_line(meta.get("Author")),
+        "created": _iso_date(meta.get("CreationDate", "")),
+        "modified": _iso_date(meta.get("ModDate", "")),
         "pages": count,
     }
     if "\ufffe" in text or "\x02" in text:
@@ -46,7 +46,7 @@ def pdf(raw: bytes) -> Content:
 
 
 def _page(book: Any, number: int) -> str:
-    """A page's text; "" of one that is damaged: the others are read."""
+    """Return a page's text; "" if the page is damaged, so that the others are read."""
     import pypdfium2
 
     try:
@@ -62,15 +62,15 @@ def _page(book: Any, number: int) -> str:
         page.close()
 
 
-def _moment(text: str) -> str:
-    """A date as PDF writes it, ``D:20240501120000+02'00'``, as ISO 8601; "" where it is not one."""
-    found = _DATE.match(text.strip())
-    if not found:
+def _iso_date(text: str) -> str:
+    """Convert a date as PDF writes it, ``D:20240501120000+02'00'``, to ISO 8601; "" if it is not a date."""
+    match = _DATE.match(text.strip())
+    if not match:
         return ""
-    year, month, day, hour, minute, second, utc, sign, hours, minutes = found.groups()
+    year, month, day, hour, minute, second, utc, sign, hours, minutes = match.groups()
     iso = f"{year}-{month or '01'}-{day or '01'}T{hour or '00'}:{minute or '00'}:{second or '00'}"
     zone = "+00:00" if utc else f"{sign}{hours}:{minutes or '00'}" if sign else ""
     try:
-        return written(datetime.fromisoformat(iso + zone))
+        return format_time(datetime.fromisoformat(iso + zone))
     except ValueError:
         return ""

@@ -1,7 +1,7 @@
 """Manual pages and other troff: text without its requests, by the macros of man, mdoc and ms.
 
-No formatter: what a page says is kept, how it would look is not. A condition that is not about the kind of output is
-taken as false, and what a page defines itself as a macro is left out.
+The text of a page is kept, its formatting is not. A condition that is not about the kind of output counts as false, and
+macros that a page defines itself are left out.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import unicodedata
 from collections.abc import Iterator
 from typing import Final
 
-from ferryman.steps.formats import Content, line
-from ferryman.steps.formats.plain import decoded
+from ferryman.steps.formats import Content, one_line
+from ferryman.steps.formats.plain import decode_text
 
 _FONTS: Final = frozenset({"B", "I", "SM", "SB", "R", "CW", "UL"})
 """Macros whose words are text, with blanks between them."""
@@ -24,9 +24,9 @@ _BREAKS: Final = frozenset(
     | {"nf", "fi", "TS", "TE", "NH", "TL", "AU", "AI", "AB", "AE", "QP", "XP", "SY", "YS", "OP", "UR", "UE", "Lp", "D1"}
     | {"Dl"}
 )
-"""Where a paragraph ends."""
+"""Requests that end a paragraph."""
 _IN_NAME: Final = frozenset({"NAME", "NAMN", "NOM", "NOMBRE", "NOME", "NAAM", "BEZEICHNUNG", "名前"})
-"""Headings of the line that says what a page is about."""
+"""Headings of the section with the page's name and summary."""
 _NEXT_LINE_IS_TITLE: Final = frozenset({"TL"})
 
 _REQUEST: Final = re.compile(r"[.'][ \t]*(\S*)[ \t]*(.*)")
@@ -42,8 +42,19 @@ _ESCAPE: Final = re.compile(
     r"|[hvwxlLDbBoXZRASCH]'(?P<quoted>[^']*)'"
     r"|(?P<sign>.)|$)"
 )
-_SIGNS: Final = {"e": "\\", "-": "-", "~": " ", " ": " ", "0": " ", "'": "´", "`": "`", "t": "\t", "\\": "\\", ".": "."}
-_NAMED: Final = {
+_ESCAPED: Final = {
+    "e": "\\",
+    "-": "-",
+    "~": " ",
+    " ": " ",
+    "0": " ",
+    "'": "´",
+    "`": "`",
+    "t": "\t",
+    "\\": "\\",
+    ".": ".",
+}
+_SPECIAL_CHARACTERS: Final = {
     "aq": "'", "dq": '"', "lq": "“", "rq": "”", "oq": "‘", "cq": "’", "em": "—", "en": "–", "hy": "-", "mi": "−",
     "bu": "•", "co": "©", "rg": "®", "tm": "™", "ha": "^", "ti": "~", "rs": "\\", "ga": "`", "aa": "´", "at": "@",
     "sh": "#", "Do": "$", "lB": "[", "rB": "]", "lC": "{", "rC": "}", "la": "⟨", "ra": "⟩", "or": "|", "ba": "|",
@@ -68,34 +79,34 @@ _PUNCTUATION: Final = frozenset(".,;:()[]?!")
 
 
 def troff(raw: bytes) -> Content:
-    """Text, the title (a page's own line of what it is, else its name and section), and the section."""
-    text, encoding = decoded(raw)
+    """Read a page; its title is the line that summarises it, else its name and section."""
+    text, encoding = decode_text(raw)
     page = _Page()
-    for each in _joined(text):
-        page.take(each)
+    for each in _logical_lines(text):
+        page.read_line(each)
     page.end_paragraph()
     fields = {"charset": encoding}
-    if title := line(page.title()):
+    if title := one_line(page.title()):
         fields["title"] = title
     return Content("\n\n".join(page.paragraphs), fields)
 
 
-def _joined(text: str) -> Iterator[str]:
-    """Lines, those together that a backslash at the end joins."""
-    held = ""
+def _logical_lines(text: str) -> Iterator[str]:
+    """Yield the lines, with those joined that a backslash at the end continues."""
+    pending = ""
     for each in text.splitlines():
-        whole = held + each
+        whole = pending + each
         if each.endswith("\\") and not each.endswith("\\\\"):
-            held = whole[:-1]
+            pending = whole[:-1]
             continue
-        held = ""
+        pending = ""
         yield whole
-    if held:
-        yield held
+    if pending:
+        yield pending
 
 
 class _Page:
-    """A page that is read line by line."""
+    """Text of a page, collected line by line."""
 
     def __init__(self) -> None:
         self.paragraphs: list[str] = []
@@ -105,19 +116,20 @@ class _Page:
         self._until = ""
         """Request that ends the omitted part."""
         self._depth = 0
-        """Braces of a condition that is false."""
+        """Number of open braces of a condition that is false."""
         self._else: list[bool] = []
         self._table = False
-        """The format of a table comes."""
-        self._name = self._header = self._of_next = ""
+        """Whether the next lines describe the format of a table."""
+        self._name = self._header = self._marked_title = ""
+        self._section = ""
         self._in_name = False
-        self._about = ""
+        self._summary = ""
 
     def title(self) -> str:
-        return self._of_next or self._about or self._header
+        return self._marked_title or self._summary or self._header
 
-    def take(self, each: str) -> None:
-        """The next line."""
+    def read_line(self, each: str) -> None:
+        """Process the next line."""
         if self._depth:
             self._depth += each.count("\\{") - each.count("\\}")
             return
@@ -126,19 +138,19 @@ class _Page:
                 self._until = ""
             return
         each = _COMMENT.sub("", each)
-        found = _REQUEST.match(each) if each[:1] in (".", "'") else None
-        if found is None:
+        match = _REQUEST.match(each) if each[:1] in (".", "'") else None
+        if match is None:
             self._text(each.removesuffix("\\}"))
-        elif not found[1].startswith("\\"):
-            self._request(found[1], found[2])
+        elif not match[1].startswith("\\"):
+            self._request(match[1], match[2])
 
     def _text(self, each: str) -> None:
         if self._table:
             self._table = not each.rstrip().endswith(".")
             return
-        text = self._plain(each)
-        if self._of_next == "\0":
-            self._of_next = text
+        text = self._unescape(each)
+        if self._marked_title == "\0":
+            self._marked_title = text
         if not text.strip() and not self._verbatim:
             self.end_paragraph()
         elif text.strip() not in ("T{", "T}"):
@@ -151,33 +163,33 @@ class _Page:
             self._until = f".{end[0]}" if end else ".."
         elif name in ("ds", "ds1"):
             key, _, value = rest.partition(" ")
-            self._strings[key] = self._plain(value.lstrip(" ").removeprefix('"'))[:_LONGEST_STRING]
+            self._strings[key] = self._unescape(value.lstrip(" ").removeprefix('"'))[:_LONGEST_STRING]
         elif name in ("if", "ie", "el", "while"):
             self._condition(name, rest)
         elif name in ("TH", "Dt"):
-            self._heading_of_page(_words(rest))
+            self._page_header(_words(rest))
         elif name in ("EQ", "PS"):
             self._until = ".EN" if name == "EQ" else ".PE"
         elif name == "so":
-            self._lines.append(f"See {self._plain(rest).strip()}")
+            self._lines.append(f"See {self._unescape(rest).strip()}")
         elif name == "br":
             self._lines.append("\n")
         else:
             self._macro(name, rest)
 
-    def _heading_of_page(self, words: list[str]) -> None:
-        words = [self._plain(word) for word in words]
+    def _page_header(self, words: list[str]) -> None:
+        words = [self._unescape(word) for word in words]
         self._header = f"{words[0]}({words[1]})" if len(words) > 1 else "".join(words)
 
     def _macro(self, name: str, rest: str) -> None:
         if name in _BREAKS or name in _HEADINGS:
             self.end_paragraph()
-            goes_on = self._verbatim and name not in ("fi", "EE", "TE", "Ed")
-            self._verbatim = goes_on or name in ("nf", "EX", "TS", "Bd")
+            stays_verbatim = self._verbatim and name not in ("fi", "EE", "TE", "Ed")
+            self._verbatim = stays_verbatim or name in ("nf", "EX", "TS", "Bd")
             self._table = name == "TS"
         if name in _NEXT_LINE_IS_TITLE:
-            self._of_next = "\0"
-        words = [self._plain(word) for word in _words(rest)]
+            self._marked_title = "\0"
+        words = [self._unescape(word) for word in _words(rest)]
         if name in _HEADINGS:
             self._in_name = " ".join(words).upper() in _IN_NAME
             if words:
@@ -194,8 +206,8 @@ class _Page:
             self._lines.append(" ".join(words[:1] if name == "IP" else words))
 
     def _mdoc(self, words: list[str]) -> str:
-        """A line of mdoc: macros among its words."""
-        out, closing, glue = "", "", False
+        """Return the text of a line of mdoc, which has macros among its words."""
+        text_so_far, closing, glue = "", "", False
         at = 0
         while at < len(words):
             word, at = words[at], at + 1
@@ -222,16 +234,16 @@ class _Page:
                 signs = _QUOTES[word]
                 if len(signs) == 2:
                     closing = signs[1] + closing
-                out += ("" if not out or glue else " ") + signs[0]
+                text_so_far += ("" if not text_so_far or glue else " ") + signs[0]
                 glue, text = signs[0] not in ")]’”", None
             elif word in _PLAIN_MDOC:
                 text = None
             if closing and all(each in _PUNCTUATION for each in words[at - 1 :]):
-                out, closing, glue = out + closing, "", True  # what ends the sentence stands behind
+                text_so_far, closing, glue = text_so_far + closing, "", True  # what ends the sentence stands behind
             if text is not None:
-                out += text if glue or not out or text in _PUNCTUATION - {"(", "["} else f" {text}"
+                text_so_far += text if glue or not text_so_far or text in _PUNCTUATION - {"(", "["} else f" {text}"
                 glue = text in ("(", "[") or word == "Ap"
-        return out + closing
+        return text_so_far + closing
 
     def end_paragraph(self) -> None:
         """End the current paragraph."""
@@ -242,58 +254,60 @@ class _Page:
         self._lines = []
         if text:
             self.paragraphs.append(text)
-            if self._in_name and not self._about:
-                self._about = text
+            if self._in_name and not self._summary:
+                self._summary = text
 
     def _condition(self, name: str, rest: str) -> None:
         if name == "el":
-            true, then = (self._else.pop() if self._else else False), rest
+            is_true, rest_of_line = (self._else.pop() if self._else else False), rest
         else:
-            found = _CONDITION.match(rest)
-            true = bool(found and found[2] and (found[2] in "no") != bool(found[1]))
-            then = found[4] if found else ""
+            match = _CONDITION.match(rest)
+            is_true = bool(match and match[2] and (match[2] in "no") != bool(match[1]))
+            rest_of_line = match[4] if match else ""
             if name == "ie":
-                self._else.append(not true)
-        then = then.lstrip()
-        if not true:
-            self._depth = max(0, then.count("\\{") + rest[: len(rest) - len(then)].count("\\{") - rest.count("\\}"))
-        elif then := then.removeprefix("\\{").removesuffix("\\}").strip():
-            self.take(then)
+                self._else.append(not is_true)
+        rest_of_line = rest_of_line.lstrip()
+        if not is_true:
+            self._depth = max(
+                0, rest_of_line.count("\\{") + rest[: len(rest) - len(rest_of_line)].count("\\{") - rest.count("\\}")
+            )
+        elif rest_of_line := rest_of_line.removeprefix("\\{").removesuffix("\\}").strip():
+            self.read_line(rest_of_line)
 
-    def _plain(self, text: str) -> str:
-        """Without escapes."""
+    def _unescape(self, text: str) -> str:
+        """Replace the escapes in a text by their characters."""
         if "\\" not in text:
             return text
 
-        def sign(found: re.Match[str]) -> str:
-            if code := found["code"] or found["number"]:
-                number = int(code, 16 if found["code"] else 10)
+        def sign(match: re.Match[str]) -> str:
+            if code := match["code"] or match["number"]:
+                number = int(code, 16 if match["code"] else 10)
                 return chr(number) if number < 0x110000 else ""
-            key = found["string"] or found["string2"] or found["string1"]
+            key = match["string"] or match["string2"] or match["string1"]
             if key is not None:
-                return self._strings.get(key, _NAMED.get(key, ""))
-            if name := found["name"] or found["name2"]:
-                return _named(name)
-            return _SIGNS.get(found["sign"] or "", "")
+                return self._strings.get(key, _SPECIAL_CHARACTERS.get(key, ""))
+            if name := match["name"] or match["name2"]:
+                return _special_character(name)
+            return _ESCAPED.get(match["sign"] or "", "")
 
         return _ESCAPE.sub(sign, text)
 
 
 _LONGEST_STRING: Final = 200
-"""Characters that a defined string may bring in: strings of strings could grow without end."""
+"""Characters kept of a defined string: strings that contain strings could grow without bound."""
 
 
-def _named(name: str) -> str:
-    """A special character by its name; accented ones are composed."""
-    if name in _NAMED:
-        return _NAMED[name]
+def _special_character(name: str) -> str:
+    """Return a special character by its name; accented ones are composed."""
+    if name in _SPECIAL_CHARACTERS:
+        return _SPECIAL_CHARACTERS[name]
     if len(name) == 2 and name[0] in _ACCENTS:
         return unicodedata.normalize("NFC", name[1] + _ACCENTS[name[0]])
     return ""
 
 
 def _words(text: str) -> list[str]:
-    """A request's arguments; those in quotes may have blanks."""
+    """Split a request's arguments; quoted ones may contain blanks."""
     return [
         quoted.replace('""', '"') if plain == "" else plain
         for quoted, plain in _WORD.findall(text.replace("\\ ", "\\~"))
