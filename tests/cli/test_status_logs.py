@@ -18,9 +18,8 @@ from ferryman.queues import Queue
 from ferryman.sources.log import Positions
 from ferryman.state.state import state_root
 from tests.support.logs import Topic
-from tests.support.places import place, trial
+from tests.support.plan_world import PlanWorld, Watch, place, run_plan, trial
 from tests.support.recorder import Recorder
-from tests.support.trial import Trial, Watch, run_plan
 
 __all__ = ["place", "trial"]
 
@@ -163,7 +162,7 @@ class Odd(Topic):
         return super().end()
 
 
-def test_a_log_that_raises_anything(trial: Trial) -> None:
+def test_a_log_that_raises_anything(trial: PlanWorld) -> None:
     topic = Odd(trial.folder / "topic")
     topic.publish("p0", {"n": 0})
     trial.build(source=topic)

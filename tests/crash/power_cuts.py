@@ -21,9 +21,10 @@ from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Memory, Queue
 from ferryman.state.state import state_root
 from ferryman.testing.inprocess import InProcess
-from tests.support.keyed import count, states
+from tests.support.invariants import states
+from tests.support.keyed import count
+from tests.support.plan_world import run_plan
 from tests.support.power_cut import cut_by_chance, images_at_points, in_child
-from tests.support.trial import run_plan
 
 WORDS = [*"abcabdab"]
 

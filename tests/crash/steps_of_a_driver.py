@@ -37,9 +37,9 @@ from tests.crash.child import OVERTAKEN
 from tests.servers.faulty_s3 import settings
 from tests.support import no_lock
 from tests.support.http_store import HttpStore
-from tests.support.keyed import states
+from tests.support.invariants import states
+from tests.support.plan_world import Watch
 from tests.support.recorder import Store
-from tests.support.trial import Watch
 
 WORDS = ("a", "b", "a", "c")
 """Of the messages of a stage."""

@@ -14,7 +14,7 @@ from ferryman.document import Document
 from ferryman.sources import DataFrame, Files
 from tests.destinations.search_index import SearchIndex
 from tests.servers.opensearch import OpenSearchServer
-from tests.support.trial import Watch, run_plan
+from tests.support.plan_world import Watch, run_plan
 
 MAPPINGS = {"properties": {"year": {"type": "integer"}, "name": {"type": "keyword"}}}
 

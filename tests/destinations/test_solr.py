@@ -22,8 +22,8 @@ from ferryman.testing.servers import ServerSuite
 from tests.destinations.conftest import TlsServer
 from tests.servers.solr import SolrServer
 from tests.support.gate import API_KEY, PASSWORD, USER, Gate
+from tests.support.plan_world import PlanWorld, Watch
 from tests.support.receiver import Receiver, Reply
-from tests.support.trial import Trial, Watch
 
 
 @pytest.fixture(scope="module")
@@ -364,7 +364,7 @@ class Restarting(Watch):
 
 
 @pytest.mark.rule("solr.once")
-def test_the_server_is_killed_in_the_middle_of_a_run(solr: SolrServer, guarded: str, trial: Trial) -> None:
+def test_the_server_is_killed_in_the_middle_of_a_run(solr: SolrServer, guarded: str, trial: PlanWorld) -> None:
     """It is waited for; then all is there, what cannot be indexed is dead, and a changed document replaces the old."""
     trial.put(*(f"doc-{i:02}" for i in range(44)))
     trial.documents[7]["words"] = "not a number"

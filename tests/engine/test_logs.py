@@ -18,7 +18,7 @@ from ferryman.sources import Queue
 from ferryman.state.logs import LogPositions
 from ferryman.state.state import state_root
 from tests.support.invariants import rows
-from tests.support.trial import Interrupted, Until, Watch, run_plan
+from tests.support.plan_world import Interrupted, Until, Watch, run_plan
 
 
 class Pipe:

@@ -16,7 +16,7 @@ from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Queue
 from ferryman.state.state import state_root
 from tests.support.invariants import rows
-from tests.support.trial import Watch, run_plan
+from tests.support.plan_world import Watch, run_plan
 
 ERRORS: dict[str, Callable[[str], Exception]] = {"transient": TransientError, "away": Unavailable}
 

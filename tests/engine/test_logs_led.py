@@ -18,8 +18,8 @@ from ferryman.sources import Queue
 from ferryman.state import state as state_module
 from ferryman.state.state import State, state_root
 from tests.support.keyed import count
+from tests.support.plan_world import run_plan
 from tests.support.recorder import Recorder
-from tests.support.trial import run_plan
 
 
 class Changing:

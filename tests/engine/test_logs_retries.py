@@ -22,8 +22,8 @@ from ferryman.sources import Log, Queue
 from ferryman.state.state import state_root
 from tests.support.invariants import rows
 from tests.support.logs import Topic
+from tests.support.plan_world import run_plan
 from tests.support.recorder import Recorder
-from tests.support.trial import run_plan
 
 
 class Retrying:

@@ -19,8 +19,8 @@ from ferryman.sources import Log, Memory, Queue, Source
 from ferryman.sources.log import Positions
 from ferryman.state.state import State, state_root
 from tests.support.logs import Topic
+from tests.support.plan_world import Interrupted, Until, Watch, run_plan
 from tests.support.recorder import Recorder
-from tests.support.trial import Interrupted, Until, Watch, run_plan
 
 
 class Versions:

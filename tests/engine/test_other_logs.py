@@ -17,8 +17,8 @@ from ferryman.sources import Log, Piece
 from ferryman.state.state import state_root
 from tests.support.invariants import rows
 from tests.support.logs import Batches, ChangeFeed, Topic
+from tests.support.plan_world import Interrupted, Until, Watch, run_plan
 from tests.support.recorder import Recorder
-from tests.support.trial import Interrupted, Until, Watch, run_plan
 
 
 class Reading:

@@ -19,11 +19,11 @@ from ferryman.sources import Memory, Queue
 from ferryman.sources.log import Positions
 from ferryman.state.state import state_root
 from tests.support.logs import ChangeFeed, Topic
+from tests.support.plan_world import Interrupted, Until, run_plan
 from tests.support.previewed import previewed
 from tests.support.previewing import ids, with_reasons
 from tests.support.recorder import Recorder
 from tests.support.snapshot import snapshot
-from tests.support.trial import Interrupted, Until, run_plan
 
 
 class Ahead:

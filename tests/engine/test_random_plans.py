@@ -16,7 +16,7 @@ from hypothesis import settings as examples
 
 from tests.support.invariants import rows
 from tests.support.oracle import Arrival, Oracle, Outside, content
-from tests.support.places import MEMORY
+from tests.support.plan_world import MEMORY
 from tests.support.recorder import Recorder
 from tests.support.stories import IDS, Story, origin, stories
 from tests.support.world import World

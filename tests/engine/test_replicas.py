@@ -20,7 +20,7 @@ from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Changes, Queue
 from ferryman.state.state import state_root
 from tests.support.keyed import Words
-from tests.support.trial import Interrupted, Until, Watch, run_plan
+from tests.support.plan_world import Interrupted, Until, Watch, run_plan
 
 
 class Copy(Destination):

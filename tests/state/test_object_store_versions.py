@@ -24,8 +24,8 @@ from ferryman.storage.objects import ObjectPath
 from tests.servers.faulty_s3 import FaultyS3
 from tests.state.test_object_store import total
 from tests.support.in_store import faulty, states
+from tests.support.plan_world import run_plan
 from tests.support.recorder import Recorder
-from tests.support.trial import run_plan
 from tests.support.versions import MIGRATION_POINTS, Killed, Versions, down, kill_at, louder
 
 __all__ = ["faulty", "states"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,8 @@ from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Queue
 from ferryman.state.state import state_root
-from tests.support.invariants import Files
-from tests.support.trial import run_plan
-
-
-def states(root: Path, node: str) -> dict[str, Any]:
-    """Key -> state, of the keys that have one."""
-    rows = Files(root / "state", node).rows()
-    last = {row["key"]: row for row in sorted(rows, key=lambda row: int(row["wave"]))}
-    return {key: json.loads(row["value"]) for key, row in last.items() if row["value"] is not None}
+from tests.support.invariants import states
+from tests.support.plan_world import run_plan
 
 
 def count(key: str, state: int | None, documents: list[Document]) -> tuple[int, Document]:

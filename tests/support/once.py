@@ -17,7 +17,7 @@ from ferryman.queues import Queue as DurableQueue
 from ferryman.routers import Duplicate
 from ferryman.sources import Queue
 from ferryman.state.state import state_root
-from tests.support.trial import run_plan
+from tests.support.plan_world import run_plan
 
 
 class Once:

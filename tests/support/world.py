@@ -21,9 +21,9 @@ from ferryman.state.state import state_root
 from tests.support import NOT_SOON_S
 from tests.support.invariants import rows
 from tests.support.oracle import Paper, Shape, Spot, act, by_field, some
+from tests.support.plan_world import Interrupted, Until, run_plan
 from tests.support.recorder import Recorder
 from tests.support.stories import Content, Fault, Turn
-from tests.support.trial import Interrupted, Until, run_plan
 
 
 class Faults:

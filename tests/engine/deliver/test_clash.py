@@ -12,8 +12,8 @@ from ferryman.operations import retry
 from ferryman.plan import Plan
 from ferryman.sources import Memory
 from ferryman.state.state import state_root
+from tests.support.plan_world import run_plan
 from tests.support.recorder import Recorder
-from tests.support.trial import run_plan
 
 
 class Two:

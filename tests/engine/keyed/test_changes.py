@@ -19,9 +19,9 @@ from ferryman.queues import Queue as DurableQueue
 from ferryman.routers import Duplicate
 from ferryman.sources import Memory, Queue
 from ferryman.state.state import State, state_root
-from tests.support.invariants import Files
-from tests.support.keyed import Words, count, states
-from tests.support.trial import run_plan
+from tests.support.invariants import Files, states
+from tests.support.keyed import Words, count
+from tests.support.plan_world import run_plan
 
 
 def balance(key: str, state: int | None, documents: list[Document]) -> tuple[int | None, dict[str, Any]]:

@@ -21,7 +21,7 @@ from ferryman.records.rows import table_of
 from ferryman.sources import Queue
 from tests.support.invariants import Files
 from tests.support.keyed import Counted, Words, count
-from tests.support.trial import run_plan
+from tests.support.plan_world import run_plan
 
 
 class Hurdle:

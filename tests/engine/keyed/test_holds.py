@@ -18,9 +18,10 @@ from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.routers import Duplicate
 from ferryman.sources import Queue
-from tests.support.keyed import Counted, count, states
+from tests.support.invariants import states
+from tests.support.keyed import Counted, count
+from tests.support.plan_world import run_plan
 from tests.support.recorder import Recorder
-from tests.support.trial import run_plan
 
 
 class Gate(Recorder):

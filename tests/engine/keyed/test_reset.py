@@ -19,10 +19,11 @@ from ferryman.routers import Duplicate
 from ferryman.sources import Changes, Memory, Queue
 from ferryman.state.state import state_root
 from tests.engine.test_replicas import Copy
-from tests.support.keyed import Words, count, states
+from tests.support.invariants import states
+from tests.support.keyed import Words, count
+from tests.support.plan_world import Watch, run_plan
 from tests.support.recorder import Recorder
 from tests.support.tiers import sampled
-from tests.support.trial import Watch, run_plan
 
 
 def told(words: Words) -> dict[str, int]:

@@ -19,9 +19,10 @@ from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Queue
 from ferryman.testing.inprocess import InProcess
-from tests.support.keyed import Words, count, states
+from tests.support.invariants import states
+from tests.support.keyed import Words, count
+from tests.support.plan_world import run_plan
 from tests.support.recorder import Recorder
-from tests.support.trial import run_plan
 
 
 class Killer:

@@ -16,8 +16,9 @@ from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.routers import ByField
 from ferryman.sources import Queue
-from tests.support.keyed import Words, states
-from tests.support.trial import run_plan
+from tests.support.invariants import states
+from tests.support.keyed import Words
+from tests.support.plan_world import run_plan
 
 
 @pytest.mark.rule("keyed.commit")

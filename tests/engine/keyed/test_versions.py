@@ -19,10 +19,10 @@ from ferryman.routers import Duplicate
 from ferryman.sources import Memory
 from ferryman.state.state import state_root
 from tests.engine.keyed.test_changes import balance, total
-from tests.support.keyed import states
+from tests.support.invariants import states
+from tests.support.plan_world import Interrupted, Until, Watch, run_plan
 from tests.support.recorder import Recorder
 from tests.support.tiers import sampled
-from tests.support.trial import Interrupted, Until, Watch, run_plan
 
 Step = Callable[[Document], Document]
 Content = dict[str, dict[str, Any]]

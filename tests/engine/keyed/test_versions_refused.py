@@ -22,9 +22,10 @@ from ferryman.sources import Changes, Memory, Queue
 from ferryman.state.state import State, state_root
 from tests.engine.keyed.test_changes import balance, picky
 from tests.engine.test_replicas import Copy, turns
-from tests.support.keyed import count, states
+from tests.support.invariants import states
+from tests.support.keyed import count
+from tests.support.plan_world import Interrupted, Until, Watch, run_plan
 from tests.support.recorder import Recorder
-from tests.support.trial import Interrupted, Until, Watch, run_plan
 
 
 class Counting:

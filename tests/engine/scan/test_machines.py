@@ -15,8 +15,8 @@ from ferryman.plan import Plan
 from ferryman.sources import Csv, Doubt, Files, Listed, Source
 from ferryman.sources.files import FileSelection
 from ferryman.testing.inprocess import InProcess
+from tests.support.plan_world import run_plan
 from tests.support.recorder import Recorder
-from tests.support.trial import run_plan
 
 HOST = socket.gethostname()
 

@@ -10,8 +10,8 @@ from ferryman import limits
 from ferryman.engine.run import Summary
 from ferryman.plan import Plan
 from ferryman.sources import Memory
+from tests.support.plan_world import run_plan
 from tests.support.recorder import Recorder
-from tests.support.trial import run_plan
 
 
 class Shelves:
