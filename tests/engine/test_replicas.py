@@ -19,7 +19,7 @@ from ferryman.plan.flow import Flow
 from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Changes, Queue
 from ferryman.state.state import state_root
-from tests.support.keyed import Words
+from tests.support.keyed import count_words
 from tests.support.plan_world import Interrupted, Until, Watch, run_plan
 
 
@@ -64,7 +64,7 @@ class Replica:
     """Plan ``words`` keeps a state, plan ``replica`` copies it."""
 
     def __init__(self, folder: Path, *, late: bool = False, version: int = 1) -> None:
-        self.folder, self.words = folder, Words(folder, turns)
+        self.folder, self.words = folder, count_words(folder, turns)
         self.copy = Copy(folder, late=late)
         self.plan = Plan("replica", version=version)
         changes = self.plan.source("changes", Changes(self.words.plan, "counts", folder / "state"))
@@ -261,7 +261,7 @@ def test_a_change_that_waits_holds_those_behind_it(place: Path) -> None:
 
 
 def test_mistakes_are_refused(place: Path) -> None:
-    words = Words(place)
+    words = count_words(place)
     with pytest.raises(UsageError, match="has: counts"):
         Changes(words.plan, "sums")
     with pytest.raises(UsageError, match="is not a Plan"):
@@ -273,7 +273,7 @@ def test_mistakes_are_refused(place: Path) -> None:
 
 def test_what_needs_plain_entries_is_refused(place: Path) -> None:
     """A join, and a plan at most once."""
-    words = Words(place)
+    words = count_words(place)
     plan = Plan("joined", version=1)
     inputs = [plan.source("one", Changes(words.plan, "counts")), plan.source("two", Queue("two", place))]
     plan.alts("any", inputs).destination("copy", Copy(place))

@@ -261,11 +261,17 @@ class PlanWorld:
 
     def queue(self, name: str) -> DurableQueue:
         """Return the queue of this name in the world's folder."""
-        return self.queues.setdefault(name, DurableQueue(name, self.folder))
+        if name not in self.queues:
+            self.queues[name] = DurableQueue(name, self.folder)
+        return self.queues[name]
 
     @property
     def into(self) -> DurableQueue:
         return self.queue("in")
+
+    @into.setter
+    def into(self, queue: DurableQueue) -> None:
+        self.queues["in"] = queue
 
     # -- runs --------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from ferryman.routers import Duplicate
 from ferryman.sources import Memory, Queue
 from ferryman.state.state import State, state_root
 from tests.support.invariants import Files, states
-from tests.support.keyed import Words, count
+from tests.support.keyed import count, count_words
 from tests.support.plan_world import run_plan
 
 
@@ -192,7 +192,7 @@ def test_copies_of_a_document_that_may_change_may_not_meet() -> None:
 @pytest.mark.rule("keyed.again")
 def test_an_entry_of_a_log_is_counted_once(place: Path) -> None:
     """Neither force nor a rewind has it counted again."""
-    words = Words(place)
+    words = count_words(place)
     words.put("a", "b")
     words.run()
     retry(words.plan, state=words.state, force=True, why="a test says so")
@@ -230,7 +230,7 @@ def test_an_entry_that_asks_to_be_read_again_is_rejected(place: Path) -> None:
 @pytest.mark.rule("keyed.another")
 def test_a_queue_that_was_made_again_is_not_counted_on_top(place: Path) -> None:
     """At the start of a run, and in the middle of one; nothing of it is read. A plan of its own counts it anew."""
-    words = Words(place)
+    words = count_words(place)
     words.put("a", "b")
     words.run()
     waves = words.status()["waves"]
@@ -242,7 +242,7 @@ def test_a_queue_that_was_made_again_is_not_counted_on_top(place: Path) -> None:
             words.run()
         assert refused.value.exit_code == 2
     assert (words.states(), words.status()["waves"]) == ({"a": 1, "b": 1}, waves)
-    anew = Words(place)
+    anew = count_words(place)
     anew.state = place / "anew"
     assert anew.run().exit == 0
     assert states(state_root(anew.plan, anew.state), "counts") == {"a": 1}
@@ -251,7 +251,7 @@ def test_a_queue_that_was_made_again_is_not_counted_on_top(place: Path) -> None:
 @pytest.mark.rule("keyed.another")
 def test_a_queue_is_made_again_while_a_plan_runs(place: Path) -> None:
     """The next look ends the run."""
-    words = Words(place)
+    words = count_words(place)
     words.put("a")
 
     def meanwhile(_: float) -> None:
@@ -267,7 +267,7 @@ def test_a_queue_is_made_again_while_a_plan_runs(place: Path) -> None:
 @pytest.mark.rule("keyed.back")
 def test_a_node_that_was_taken_out_cannot_come_back_under_its_name(place: Path) -> None:
     """Its state has missed what came since: that is said, and nothing changed. Under another name it begins anew."""
-    words, queue = Words(place), DurableQueue("in", place)
+    words, queue = count_words(place), DurableQueue("in", place)
     words.put("a")
     words.run()
 

@@ -28,7 +28,7 @@ from ferryman.operations import retry
 from ferryman.sources import Listed, Memory
 from ferryman.storage.parquet import PartWriter, RowGroups
 from ferryman.testing.inprocess import InProcess
-from tests.support.keyed import Words
+from tests.support.keyed import count_words
 from tests.support.once import Once
 from tests.support.plan_world import PlanWorld
 
@@ -246,7 +246,7 @@ def test_what_does_not_fit_at_a_key(
     place: Path, place_of: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It alone; the others are counted, its key's too. Where there is more memory, a retry counts it."""
-    words = Words(place, on_error="continue", attempts=1)
+    words = count_words(place, on_error="continue", attempts=1)
     words.put("a", "b", "a")
     words.into.append([{"word": "b", "text": "x" * SIZE}])
     words.put("b", "c")
