@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ferryman import Document
 from ferryman.destinations import Queue as IntoQueue
+from ferryman.errors import Dropped
 from ferryman.plan import Plan
 from ferryman.sources import Queue
 from tests.support.plan_world import PlanWorld
@@ -43,3 +45,29 @@ def count_words(folder: Path, update: Callable[..., Any] = count, **options: Any
 
     options_of_node = {name: value for name, value in options.items() if name != "on_error"}
     return PlanWorld(folder, build, field="word").build()
+
+
+class Sums(PlanWorld):
+    """A world whose documents have a ``key`` and a number ``n``, which a keyed node sums by key.
+
+    Attributes:
+        contents: id -> the document's fields; they are listed before each run.
+    """
+
+    def __init__(self, folder: Path, build: Callable[..., Plan]) -> None:
+        super().__init__(folder, build)
+        self.contents: dict[str, dict[str, Any]] = {}
+
+    def prepare(self) -> None:
+        self.documents[:] = [{"id": id, **fields} for id, fields in self.contents.items()]
+
+    def recount(self, step: Callable[[Document], Document] = lambda doc: doc) -> dict[str, int]:
+        """Sum what a step makes of the documents, without the engine."""
+        found: Counter[str] = Counter()
+        for id, fields in self.contents.items():
+            try:
+                doc = step(Document.of(id, dict(fields)))
+            except Dropped:
+                continue
+            found[doc["key"]] += doc["n"]
+        return {key: n for key, n in found.items() if n}
