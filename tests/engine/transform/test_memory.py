@@ -278,7 +278,7 @@ def test_what_does_not_fit_where_steps_run_once(place: Path, monkeypatch: pytest
         patch.setattr(OutboxBuffer, "table", failing(OutboxBuffer.table, size, no_arrow_memory))
         assert once.run(runner=InProcess()).exit == 3
     assert once.in_doubt() == [("in/4..6", "to_out")]
-    assert sorted(once.out()) == [1, 2, 3, *range(7, 13)]
+    assert sorted(once.values()) == [1, 2, 3, *range(7, 13)]
     assert set(once.seen().values()) == {1}
 
 
