@@ -175,14 +175,14 @@ class Steps:
         """From now on."""
         for name in ("fsync", "link", "rename", "replace", "unlink"):
             setattr(os, name, self._on_disk(name, getattr(os, name)))
-        ask = HttpStore._ask
+        ask = HttpStore.ask
 
         def counted(store: HttpStore, method: str, key: str, *more: Any, **named: Any) -> Any:
             if threading.current_thread().name != "ferryman-lease":
                 self._pass(f"{method} {key or named.get('query', '')}")
             return ask(store, method, key, *more, **named)
 
-        HttpStore._ask = counted  # type: ignore[method-assign]
+        HttpStore.ask = counted  # type: ignore[method-assign]
 
     def _on_disk(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*given: Any, **named: Any) -> Any:

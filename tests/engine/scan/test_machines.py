@@ -28,12 +28,12 @@ class Elsewhere(InProcess):
         super().__init__()
         self.there = str(there)
         self.blind = True
-        self._calls = 0
+        self.calls = 0
 
     def _run_one(self, call: bytes) -> Any:
-        self._calls += 1
+        self.calls += 1
         with pytest.MonkeyPatch.context() as patch:
-            if self.blind and self._calls % 2 == 0:
+            if self.blind and self.calls % 2 == 0:
                 from ferryman.sources.folder import Root
 
                 of_driver = Root.path_of
@@ -125,7 +125,7 @@ def test_a_driver_that_does_not_see_folders_deletes_nothing(place: Path, monkeyp
     share.corpus.mkdir()
     (share.corpus / "a.txt").touch()
     share.machines.there = str(full)
-    share.machines._calls = 1  # all that is left to list is one piece, and it is listed elsewhere
+    share.machines.calls = 1  # all that is left to list is one piece, and it is listed elsewhere
     summary = share.scan(blind=True)
     assert (summary.exit, share.deleted()) == (4, [])
     assert any(f"{share.corpus}/0 is not there on {HOST}, but there on {HOST}" in m for m in summary.messages)
