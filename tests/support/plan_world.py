@@ -110,7 +110,7 @@ def run_plan(
     return summary
 
 
-def line(
+def build_line(
     world: PlanWorld,
     *steps: Callable[..., Any],
     source: Source | None = None,
@@ -140,7 +140,7 @@ def line(
     return plan
 
 
-def nothing(world: PlanWorld) -> Plan:
+def build_empty(world: PlanWorld) -> Plan:
     """Build plan ``network``, to which the test adds nodes."""
     return Plan("network", version=1)
 
@@ -163,7 +163,7 @@ class PlanWorld:
     def __init__(
         self,
         folder: Path,
-        build: Callable[..., Plan] = line,
+        build: Callable[..., Plan] = build_line,
         *,
         field: str = "",
         each_time: bool = False,
@@ -192,7 +192,7 @@ class PlanWorld:
     @classmethod
     def empty(cls, folder: Path) -> Self:
         """Create a world with a plan of no nodes, whose runs wait for what is due without sleeping."""
-        return cls(folder, nothing, sleep=lambda _: None, wait=10_000.0)
+        return cls(folder, build_empty, sleep=lambda _: None, wait=10_000.0)
 
     # -- the plan ----------------------------------------------------------------------------------
 
@@ -201,7 +201,7 @@ class PlanWorld:
         return self._make(self, *args, **options)
 
     def build(self, *args: Any, **options: Any) -> Self:
-        """Make a plan the world's plan; see ``line`` for what a world takes by default."""
+        """Make a plan the world's plan; see ``build_line`` for what a world takes by default."""
         self._plan = self.make_plan(*args, **options)
         return self
 
