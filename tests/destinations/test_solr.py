@@ -14,7 +14,7 @@ import pytest
 from ferryman import Plan
 from ferryman.destinations import Delivery, Destination, DestinationContext, Guarantee, Outcome, Solr
 from ferryman.destinations.solr import Collection
-from ferryman.errors import PermanentError, PlanError, TransientError
+from ferryman.errors import PermanentError, TransientError
 from ferryman.plan import DestinationNode
 from ferryman.sources import Memory
 from ferryman.testing.destinations import delete, delivery
@@ -327,22 +327,6 @@ def test_tls_and_credentials(
         assert "wrong" not in str(caught.value)
         with pytest.raises(PermanentError, match="its certificate is refused"):
             Solr(url, auth=options["auth"]).check()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ({"url": "localhost:8983/solr/plays"}, "the url is not an http or https URL of a collection"),
-        ({"url": "http://localhost/solr/plays?wt=xml"}, "the url is not an http"),
-        ({"text": "id"}, "need names of their own"),
-        ({"versions": ""}, "versions is empty"),
-        ({"commit_within_ms": 0}, "commit_within_ms=0"),
-    ],
-)
-def test_arguments_that_cannot_be_meant(arguments: dict[str, Any], says: str) -> None:
-    """Refused when the plan is made, with the reason."""
-    with pytest.raises(PlanError, match=says):
-        Solr(**{"url": "http://user:hush@localhost/solr/plays", **arguments})
 
 
 # --- through the engine -----------------------------------------------------------------------------------------------
