@@ -156,7 +156,7 @@ def test_content_is_raw(
         ),
         *((JsonLines, {name: pointer}, "JsonLines") for pointer in ("", "/a~2", "/~", 7) for name in ("id", "content")),
         *(
-            (Lines, wrong, "")
+            (Lines, wrong, None)
             for wrong in (
                 {"id": "number"},
                 {"blank": "count"},
@@ -171,7 +171,7 @@ def test_content_is_raw(
         ),
     ],
 )
-def test_arguments_that_cannot_be_meant(kind: Any, wrong: dict[str, Any], says: str) -> None:
+def test_arguments_that_cannot_be_meant(kind: Any, wrong: dict[str, Any], says: str | None) -> None:
     """Told when the plan is built, those of its own by the name of the class."""
     with pytest.raises(UsageError, match=says):
         kind(**{"root": "x", **wrong})
