@@ -10,7 +10,7 @@ import pytest
 
 from ferryman import account, crash, operations
 from ferryman.document import Document
-from ferryman.errors import PlanChanged, StateDamaged, StateForeign, StateLost, TransientError, UsageError
+from ferryman.errors import PlanChanged, StateForeign, StateLost, TransientError, UsageError
 from ferryman.state.state import SEQUENCE, State, state_root
 from ferryman.storage.locks import Lock
 from tests.support import no_lock
@@ -320,19 +320,6 @@ def test_a_run_of_the_older_version_that_slept_before_it_announced_itself(
     with pytest.raises(StateForeign, match="version 2 of this plan continues"):
         many.run(many.make_plan(1))
     assert many.out("out").counted() == {"a": 2, "b": 1, "c": 1}
-
-
-def test_half_made_is_no_state(many: Versions, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run without --from-version does not take it for one, removes nothing of it, and says what to do."""
-    many.run(many.make_plan(1))
-    with monkeypatch.context() as patched:
-        patched.setattr(crash, "point", kill_at("version.built"))
-        with pytest.raises(Killed):
-            many.run(many.make_plan(2), from_version=1)
-    with pytest.raises(StateDamaged, match="run --from-version again"):
-        many.run(many.make_plan(2))
-    assert many.run(many.make_plan(2), from_version=1).exit == 0
-    assert many.out("out").counted() == {"a": 1, "b": 1, "c": 1}
 
 
 def test_a_state_that_was_only_begun_is_in_nobodys_way(many: Versions, monkeypatch: pytest.MonkeyPatch) -> None:

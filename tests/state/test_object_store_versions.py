@@ -55,6 +55,15 @@ def many(place: Path, states: str) -> InStore:
     return InStore(place, states)
 
 
+@pytest.fixture(params=["disk", "store"])
+def anywhere(request: pytest.FixtureRequest, place: Path) -> Versions:
+    if request.param == "store":
+        return InStore(place, request.getfixturevalue("states"))
+    found = Versions(place)
+    found.put(*IDS)
+    return found
+
+
 def test_a_new_version_continues(many: InStore) -> None:
     """What was delivered is not sent again; what was removed meanwhile is deleted; the old state is closed."""
     many.run(many.make_plan(1))
@@ -169,17 +178,17 @@ def test_who_began_one_of_its_own_meanwhile(many: InStore, monkeypatch: pytest.M
     assert many.run(many.make_plan(2)).waves == 0
 
 
-def test_half_made_is_no_state(many: InStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run without --from-version does not take it for one, and says what to do."""
-    many.run(many.make_plan(1))
+def test_half_made_is_no_state(anywhere: Versions, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run without --from-version does not take it for one, removes nothing of it, and says what to do."""
+    anywhere.run(anywhere.make_plan(1))
     with monkeypatch.context() as patched:
         patched.setattr(crash, "point", kill_at("version.built"))
         with pytest.raises(Killed):
-            many.run(many.make_plan(2), from_version=1)
+            anywhere.run(anywhere.make_plan(2), from_version=1)
     with pytest.raises(StateDamaged, match="run --from-version again"):
-        many.run(many.make_plan(2))
-    assert many.run(many.make_plan(2), from_version=1).exit == 0
-    assert many.out("out").counted() == dict.fromkeys(IDS, 1)
+        anywhere.run(anywhere.make_plan(2))
+    assert anywhere.run(anywhere.make_plan(2), from_version=1).exit == 0
+    assert anywhere.out("out").counted() == dict.fromkeys(IDS, 1)
 
 
 def test_what_is_somebody_elses_is_refused(many: InStore) -> None:
