@@ -91,7 +91,7 @@ def starts_after_each_point(place: Path, kind: str, first: int, every: int) -> s
     images.mkdir()
     world = World(disk, kind)
 
-    def first() -> None:
+    def begin() -> None:
         world.put(WORDS[:3], "first")
         world.run()
 
@@ -99,7 +99,7 @@ def starts_after_each_point(place: Path, kind: str, first: int, every: int) -> s
         world.put(WORDS[3:], "second")
         world.run()
 
-    in_child(first)
+    in_child(begin)
     found = images_at_points(disk, images, work)
     in_child(partial(world.check, WORDS))
     tried = set()
