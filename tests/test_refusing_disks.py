@@ -29,7 +29,7 @@ from ferryman.testing.inprocess import InProcess
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.full_disk import Disk, disk
 from tests.support.keyed import count
-from tests.support.places import MEMORY, place
+from tests.support.plan_world import MEMORY, place
 
 __all__ = ["disk", "place"]
 

@@ -161,3 +161,52 @@ def test_names_that_count_as_used_exist() -> None:
         for word in re.findall(r"\w+", path.read_text("utf-8"))
     }
     assert [name for name in names if name not in words] == []
+
+
+TESTS = Path(__file__).parent
+NOT_PRIVATE = {"_replace", "_fields", "_asdict", "_make", "_exit", "_getframe", "_repr_svg_"}
+"""Public names that begin with an underscore: of named tuples, ``os``, ``sys`` and notebooks."""
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name not in NOT_PRIVATE
+
+
+def is_own(node: ast.expr) -> bool:
+    """Whether this is ``self``, ``cls`` or ``super()``."""
+    name = node.func if isinstance(node, ast.Call) else node
+    return isinstance(name, ast.Name) and name.id in ("self", "cls", "super")
+
+
+def private_uses(tree: ast.AST) -> Iterator[str]:
+    """Find private names of others that a module reads, imports, or patches by a string."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and is_private(node.attr) and not is_own(node.value):
+            yield ast.unparse(node)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "ferryman":
+            yield from (alias.name for alias in node.names if is_private(alias.name))
+        elif isinstance(node, ast.Call):
+            function = ast.unparse(node.func).rpartition(".")[2]
+            if function in ("setattr", "delattr", "getattr", "hasattr", "patch", "object"):
+                texts = [each.value for each in node.args[:2] if isinstance(each, ast.Constant)]
+                yield from (str(text) for text in texts if is_private(str(text).rpartition(".")[2]))
+
+
+def test_tests_ask_public_questions() -> None:
+    """At most 150 uses of private names: a test that looks inside fails when the inside is made better."""
+    found = [
+        f"{path.relative_to(TESTS)}: {use}"
+        for path in sorted(TESTS.rglob("*.py"))
+        for use in private_uses(ast.parse(path.read_text("utf-8")))
+    ]
+    assert len(found) <= 150, "\n".join(found)
+
+
+def test_private_uses_are_found() -> None:
+    """Attributes, imports and names in strings; not those of an object itself, nor public names with an underscore."""
+    code = """
+from ferryman.plan import _one, Plan
+plan._two, self._own, super()._own, row._replace(a=1), sys.__name__
+patch.setattr(module, "_three", 1), patch.setattr("ferryman.plan._four", 1), mock.patch("ferryman.plan.open")
+"""
+    assert sorted(private_uses(ast.parse(code))) == ["_one", "_three", "ferryman.plan._four", "plan._two"]

@@ -7,7 +7,7 @@ import pytest
 from ferryman import limits
 from ferryman.limits import KIB
 from ferryman.state import maintenance
-from tests.support.places import place, trial
+from tests.support.plan_world import place, trial
 from tests.support.tiers import sampled
 
 __all__ = ["place", "trial"]

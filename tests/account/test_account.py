@@ -17,9 +17,9 @@ from ferryman.plan import Plan
 from ferryman.sources import Memory
 from ferryman.state.state import plan_of, state_root
 from tests.support import NOT_SOON_S
+from tests.support.plan_world import PlanWorld, run_plan
 from tests.support.recorder import Recorder
 from tests.support.situations import answer, step
-from tests.support.trial import Trial, run_plan
 
 
 def unreachable() -> None:
@@ -39,7 +39,7 @@ SITUATIONS: dict[str, tuple[str, dict[str, int]]] = {
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
-def test_each_situation_is_counted_in_its_place(trial: Trial, situation: str) -> None:
+def test_each_situation_is_counted_in_its_place(trial: PlanWorld, situation: str) -> None:
     """One document in it, and nothing else."""
     text, counts = SITUATIONS[situation]
     trial.build(step, answer=answer, backoff=NOT_SOON_S)
@@ -50,7 +50,7 @@ def test_each_situation_is_counted_in_its_place(trial: Trial, situation: str) ->
     assert summary.exit == (4 if "pending" in counts else 3 if "failed" in counts else 0)
 
 
-def test_all_situations_together(trial: Trial) -> None:
+def test_all_situations_together(trial: PlanWorld) -> None:
     """Each counted once."""
     trial.build(step, answer=answer, backoff=NOT_SOON_S, batch=1)
     for situation, (text, _) in SITUATIONS.items():
@@ -61,7 +61,7 @@ def test_all_situations_together(trial: Trial) -> None:
     assert trial.counts() == {"delivered": 2, "dropped": 2, "failed": 1, "rejected": 1, "pending": 2}
 
 
-def test_deletes_are_counted_apart(trial: Trial) -> None:
+def test_deletes_are_counted_apart(trial: PlanWorld) -> None:
     """``indexed`` are there now, ``deleted`` were taken out."""
     trial.put("a", "b", "c")
     trial.run()
@@ -76,7 +76,7 @@ def test_deletes_are_counted_apart(trial: Trial) -> None:
 
 
 @pytest.mark.rule("delete.given")
-def test_a_document_that_never_arrived_and_is_gone_needs_no_delete(trial: Trial) -> None:
+def test_a_document_that_never_arrived_and_is_gone_needs_no_delete(trial: PlanWorld) -> None:
     """It was dropped or refused before anything was given; when it vanishes, nothing is owed, and it adds up."""
     trial.build(step, answer=answer)
     trial.put("a", text="drop")
@@ -85,11 +85,11 @@ def test_a_document_that_never_arrived_and_is_gone_needs_no_delete(trial: Trial)
     trial.run()
     assert trial.counts() == {}
     assert trial.status()["sources"] == {"docs": {"documents": 0, "deleted": 1, "again": 0}}
-    assert trial.out.lines() == []
+    assert trial.out().lines() == []
 
 
 @pytest.mark.rule("delete.undelivered")
-def test_a_dead_document_that_is_gone_is_deleted(trial: Trial) -> None:
+def test_a_dead_document_that_is_gone_is_deleted(trial: PlanWorld) -> None:
     """It was given: nobody knows what the destination has of it."""
     trial.build(answer=answer)
     trial.put("a", text="refuse")
@@ -100,7 +100,7 @@ def test_a_dead_document_that_is_gone_is_deleted(trial: Trial) -> None:
 
 
 @pytest.mark.rule("delete.kept")
-def test_a_destination_that_keeps_what_is_gone(trial: Trial) -> None:
+def test_a_destination_that_keeps_what_is_gone(trial: PlanWorld) -> None:
     """``deletes=False``: the delete ends DROPPED, in words."""
     trial.build(deletes=False)
     trial.put("a", "b")
@@ -109,10 +109,10 @@ def test_a_destination_that_keeps_what_is_gone(trial: Trial) -> None:
     trial.run()
     assert trial.counts() == {"delivered": 1, "dropped": 1}
     assert "keeps" in trial.history("a")[-1]["message"]
-    assert trial.out.counted() == {"a": 1, "b": 1}
+    assert trial.out().counted() == {"a": 1, "b": 1}
 
 
-def test_a_new_version_replaces_the_old_one_in_the_counts(trial: Trial) -> None:
+def test_a_new_version_replaces_the_old_one_in_the_counts(trial: PlanWorld) -> None:
     """A dead old version is history; one that still waits is owed, for it will be sent."""
     trial.build(answer=answer, backoff=NOT_SOON_S)
     trial.put("a", text="refuse")
@@ -120,12 +120,12 @@ def test_a_new_version_replaces_the_old_one_in_the_counts(trial: Trial) -> None:
     trial.run(wait=0)
     assert trial.counts() == {"failed": 1, "pending": 1}
     trial.put("a", "b", text="fine")
-    trial.out.refuse = unreachable
+    trial.out().refuse = unreachable
     trial.build(backoff=NOT_SOON_S)
     trial.run(wait=0)
     assert trial.counts() == {"pending": 3}, "two versions of b, and a"
-    assert [d["status"] for d in trial.docs()] == ["BATCHED", "BATCHED"]
-    trial.out.refuse = None
+    assert [d["status"] for d in trial.deliveries()] == ["BATCHED", "BATCHED"]
+    trial.out().refuse = None
     trial.build(answer=lambda d: Outcome.ok())
     trial.run()
     assert trial.counts() == {"delivered": 2}
@@ -134,12 +134,12 @@ def test_a_new_version_replaces_the_old_one_in_the_counts(trial: Trial) -> None:
 
 def test_unknown_is_counted_and_no_end(place: Path) -> None:
     """At-most-once without an outcome: exit 3, and listed as INDEXING."""
-    trial = Trial(place).build(out=Recorder(place / "out", effect=Effect.POTENT), answer=answer, batch=1)
+    trial = PlanWorld(place).build(out=Recorder(place / "out", effect=Effect.POTENT), answer=answer, batch=1)
     trial.put("a", text="silent")
     trial.put("b")
     assert trial.run().exit == 3
     assert trial.counts() == {"delivered": 1, "in_doubt": 1}
-    [row] = trial.docs(status="in_doubt")
+    [row] = trial.deliveries(status="in_doubt")
     assert row["document"] == "a"
     assert row["message"].startswith("unknown: ")
 
@@ -147,15 +147,15 @@ def test_unknown_is_counted_and_no_end(place: Path) -> None:
 # --- history --------------------------------------------------------------------------------------------
 
 
-def test_there_is_nothing_to_ask_before_the_first_run(trial: Trial) -> None:
+def test_there_is_nothing_to_ask_before_the_first_run(trial: PlanWorld) -> None:
     """Said in words; nothing is made."""
-    for ask in (trial.status, trial.docs, lambda: trial.history("a")):
+    for ask in (trial.status, trial.deliveries, lambda: trial.history("a")):
         with pytest.raises(UsageError, match="no state of this plan yet"):
             ask()  # type: ignore[operator]
     assert not trial.state.exists()
 
 
-def test_an_empty_source_adds_up(trial: Trial) -> None:
+def test_an_empty_source_adds_up(trial: PlanWorld) -> None:
     """Nothing there is no error."""
     summary = trial.run()
     assert (summary.exit, summary.waves) == (0, 0)

@@ -9,15 +9,15 @@ from ferryman.destinations.base import Delivery, Outcome
 from ferryman.plan import Plan
 from ferryman.records.rows import LEDGER_COLUMNS
 from ferryman.sources import Memory
+from tests.support.plan_world import PlanWorld, run_plan
 from tests.support.recorder import Recorder
 from tests.support.situations import answer, step
-from tests.support.trial import Trial, run_plan
 
 # --- docs -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def two_ways(trial: Trial) -> tuple[Trial, Plan]:
+def two_ways(trial: PlanWorld) -> tuple[PlanWorld, Plan]:
     """Two sources, each to a destination of its own; the second refuses everything."""
     trial.build(step, answer=answer)
     plan = trial.plan
@@ -44,7 +44,7 @@ def two_ways(trial: Trial) -> tuple[Trial, Plan]:
     ],
 )
 def test_documents_are_listed_by_what_is_asked(
-    two_ways: tuple[Trial, Plan], filters: dict[str, str], found: set[tuple[str, str]]
+    two_ways: tuple[PlanWorld, Plan], filters: dict[str, str], found: set[tuple[str, str]]
 ) -> None:
     """Filters narrow it down together."""
     trial, plan = two_ways
@@ -55,22 +55,22 @@ def test_documents_are_listed_by_what_is_asked(
     assert account.count_deliveries(trial.root, plan=plan, **filters) == len(rows)  # type: ignore[arg-type]
 
 
-def test_the_newest_come_first(trial: Trial) -> None:
+def test_the_newest_come_first(trial: PlanWorld) -> None:
     """By wave; and no more than are asked for."""
     for id in "abc":
         trial.put(id)
         trial.run()
-    assert [d["document"] for d in trial.docs()] == ["c", "b", "a"]
-    assert [d["document"] for d in trial.docs(limit=2)] == ["c", "b"]
-    assert trial.docs(limit=0) == []
+    assert [d["document"] for d in trial.deliveries()] == ["c", "b", "a"]
+    assert [d["document"] for d in trial.deliveries(limit=2)] == ["c", "b"]
+    assert trial.deliveries(limit=0) == []
     trial.put("a", text="two")
     trial.run()
-    assert [d["document"] for d in trial.docs()] == ["a", "c", "b"]
+    assert [d["document"] for d in trial.deliveries()] == ["a", "c", "b"]
     assert [d["document"] for d in account.iter_deliveries(trial.root, limit=2)] == ["a", "c"]
     assert account.count_deliveries(trial.root) == 3, "of each its latest event alone"
 
 
-def test_deliveries_come_while_a_driver_commits(trial: Trial) -> None:
+def test_deliveries_come_while_a_driver_commits(trial: PlanWorld) -> None:
     """What was asked is answered to its end, whatever is committed and removed meanwhile; then nothing is left open."""
     trial.put(*(f"d{n}" for n in range(5000)))
     trial.run()
@@ -86,10 +86,10 @@ def test_deliveries_come_while_a_driver_commits(trial: Trial) -> None:
     assert account.count_deliveries(trial.root) == 5001
 
 
-def test_rows_have_the_public_columns(two_ways: tuple[Trial, Plan]) -> None:
+def test_rows_have_the_public_columns(two_ways: tuple[PlanWorld, Plan]) -> None:
     """Those that are documented, in this order; times as text that sorts."""
     trial, _ = two_ways
-    for row in (*trial.docs(), *trial.history("a")):
+    for row in (*trial.deliveries(), *trial.history("a")):
         assert list(row) == LEDGER_COLUMNS
         assert row["created"][:2] == "20"
         assert row["created"].endswith("+00:00")
@@ -99,7 +99,7 @@ def test_rows_have_the_public_columns(two_ways: tuple[Trial, Plan]) -> None:
 
 
 @pytest.mark.rule("retry.counted")
-def test_history_is_in_the_order_of_what_happened(trial: Trial) -> None:
+def test_history_is_in_the_order_of_what_happened(trial: PlanWorld) -> None:
     """Every attempt of every revision, the oldest first."""
 
     def second(delivery: Delivery) -> Outcome:
@@ -121,7 +121,7 @@ def test_history_is_in_the_order_of_what_happened(trial: Trial) -> None:
     assert trial.history("b") == []
 
 
-def test_waves_are_told_newest_first(trial: Trial) -> None:
+def test_waves_are_told_newest_first(trial: PlanWorld) -> None:
     """What each came to."""
     trial.build(answer=answer)
     trial.put("a", "b")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from ferryman import account
+from tests.support.plan_world import Interrupted, PlanWorld, Until
 from tests.support.situations import answer, step
-from tests.support.trial import Interrupted, Trial, Until
 
 
-def test_a_committed_wave_counts_before_it_is_settled(trial: Trial) -> None:
+def test_a_committed_wave_counts_before_it_is_settled(trial: PlanWorld) -> None:
     """Rows of the outbox without an event are BATCHED and owed; what the steps ended counts at once."""
     trial.build(step, answer=answer)
     trial.put("a", "b")
@@ -22,19 +22,19 @@ def test_a_committed_wave_counts_before_it_is_settled(trial: Trial) -> None:
     assert status["balanced"]
     assert status["waves"] == 1
     assert status["sources"] == {"docs": {"documents": 4, "deleted": 0, "again": 0}}
-    assert {d["document"]: d["status"] for d in trial.docs()} == {
+    assert {d["document"]: d["status"] for d in trial.deliveries()} == {
         "a": "BATCHED",
         "b": "BATCHED",
         "c": "DROPPED",
         "bad": "ERROR_DOC",
     }
     assert trial.statuses("a") == ["BATCHED"]
-    assert [d["document"] for d in trial.docs(status="batched")] == ["a", "b"]
+    assert [d["document"] for d in trial.deliveries(status="batched")] == ["a", "b"]
     trial.run()
 
 
 @pytest.mark.parametrize("phase", ["deliver", "settle"])
-def test_a_second_wave_that_is_not_settled(trial: Trial, phase: str) -> None:
+def test_a_second_wave_that_is_not_settled(trial: PlanWorld, phase: str) -> None:
     """The changed document's new version is owed, its old one no more counted; a delete is owed as a delete."""
     trial.put("a", "b", "c")
     trial.run()
@@ -45,14 +45,16 @@ def test_a_second_wave_that_is_not_settled(trial: Trial, phase: str) -> None:
     assert trial.counts() == {"delivered": 1, "pending": 2}
     assert trial.status()["balanced"]
     assert trial.statuses("a") == ["INDEXED", "BATCHED"]
-    assert [(d["operation"], d["status"]) for d in trial.docs() if d["document"] == "b"] == [("delete", "BATCHED")]
+    assert [(d["operation"], d["status"]) for d in trial.deliveries() if d["document"] == "b"] == [
+        ("delete", "BATCHED")
+    ]
     left = account.outstanding(trial.root, trial.plan)
     assert left == {"failed": 0, "rejected": 0, "in_doubt": 0, "pending": 2}
     trial.run()
     assert trial.counts() == {"delivered": 2, "deleted": 1}
 
 
-def test_a_wave_that_is_not_committed_does_not_count(trial: Trial) -> None:
+def test_a_wave_that_is_not_committed_does_not_count(trial: PlanWorld) -> None:
     """Nobody sees what is staged."""
     trial.put("a")
     trial.run()
@@ -65,7 +67,7 @@ def test_a_wave_that_is_not_committed_does_not_count(trial: Trial) -> None:
     trial.run()
 
 
-def test_questions_change_nothing(trial: Trial) -> None:
+def test_questions_change_nothing(trial: PlanWorld) -> None:
     """Not a byte, in a settled state and in the middle of a wave; and they need no lock."""
     trial.put("a")
     trial.run()
@@ -75,7 +77,7 @@ def test_questions_change_nothing(trial: Trial) -> None:
     before = {p: p.read_bytes() for p in trial.root.rglob("*") if p.is_file()}
     with trial.folder.joinpath("anything").open("w"):
         trial.status()
-        trial.docs()
+        trial.deliveries()
         trial.history("a")
         account.waves(trial.root)
         account.outstanding(trial.root, trial.plan)
@@ -86,7 +88,7 @@ def test_questions_change_nothing(trial: Trial) -> None:
     trial.run()
 
 
-def test_a_loss_shows(trial: Trial) -> None:
+def test_a_loss_shows(trial: PlanWorld) -> None:
     """If the ledger lost a delivery, ``status`` says that it does not add up."""
     trial.put("a", "b")
     trial.run()
@@ -97,7 +99,7 @@ def test_a_loss_shows(trial: Trial) -> None:
     assert trial.counts() == {}
 
 
-def test_a_double_end_shows(trial: Trial) -> None:
+def test_a_double_end_shows(trial: PlanWorld) -> None:
     """If a delivery ended twice, ``status`` says so."""
     trial.put("a")
     trial.run()

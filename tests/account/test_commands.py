@@ -18,9 +18,9 @@ from ferryman.state.commands import queued_commands
 from ferryman.state.state import State
 from tests.support import NOT_SOON_S
 from tests.support.invariants import rows as table_rows
+from tests.support.plan_world import Interrupted, PlanWorld, Until, Watch, run_plan
 from tests.support.recorder import Recorder
 from tests.support.tiers import sampled
-from tests.support.trial import Interrupted, Trial, Until, Watch, run_plan
 
 pytestmark = pytest.mark.usefixtures("in_waves")
 
@@ -40,20 +40,20 @@ def text(doc: Document) -> Document:
 
 
 @pytest.fixture
-def mixed(trial: Trial) -> Trial:
+def mixed(trial: PlanWorld) -> PlanWorld:
     """Delivered, dead, waiting and bad documents; the destination is fine from now on."""
     trial.build(text, answer=decided, backoff=NOT_SOON_S)
     trial.put("fine", "dead1", "dead2", "late1", "late2")
     trial.documents.append({"id": "bad", "raw": b"\xff"})
     assert trial.run(wait=0).exit == 4
     assert trial.counts() == {"delivered": 1, "failed": 2, "rejected": 1, "pending": 2}
-    trial.out.forget()
-    trial.out.answer = lambda d: Outcome.ok()
+    trial.out().forget()
+    trial.out().answer = lambda d: Outcome.ok()
     return trial
 
 
-def attempts(trial: Trial) -> dict[str, int]:
-    return {line["id"]: line["attempt"] for line in trial.out.lines()}
+def attempts(trial: PlanWorld) -> dict[str, int]:
+    return {line["id"]: line["attempt"] for line in trial.out().lines()}
 
 
 # --- retry ----------------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ def attempts(trial: Trial) -> dict[str, int]:
         ({"status": "indexed"}, []),
     ],
 )
-def test_the_filters_narrow_it_down(mixed: Trial, filters: dict[str, Any], ids: list[str]) -> None:
+def test_the_filters_narrow_it_down(mixed: PlanWorld, filters: dict[str, Any], ids: list[str]) -> None:
     """What failed and fits gets a RESTART; nothing else has an event."""
     before = len(table_rows(mixed.root, "ledger"))
     waves = mixed.status()["waves"]
@@ -93,7 +93,7 @@ def test_the_filters_narrow_it_down(mixed: Trial, filters: dict[str, Any], ids: 
 
 
 @pytest.mark.rule("retry.restart")
-def test_parked_and_waiting_rows_become_due_with_attempts_from_zero(mixed: Trial) -> None:
+def test_parked_and_waiting_rows_become_due_with_attempts_from_zero(mixed: PlanWorld) -> None:
     """The same deliveries, by the same hashes, as a first attempt."""
     before = {r["document"]: (r["delivery_hash"], r["first_sequence"]) for r in table_rows(mixed.root, "outbox")}
     mixed.retry(status="failed")
@@ -105,11 +105,11 @@ def test_parked_and_waiting_rows_become_due_with_attempts_from_zero(mixed: Trial
     mixed.run()
     assert mixed.counts() == {"delivered": 5, "rejected": 1}
     assert attempts(mixed) == dict.fromkeys(["dead1", "dead2", "late1", "late2"], 1)
-    assert {line["id"]: line["hash"] for line in mixed.out.lines()} == {i: h for i, (h, _) in before.items()}
+    assert {line["id"]: line["hash"] for line in mixed.out().lines()} == {i: h for i, (h, _) in before.items()}
     assert mixed.statuses("dead1") == ["DEAD", "RESTART", "INDEXED"]
 
 
-def test_only_what_was_chosen_becomes_due(mixed: Trial) -> None:
+def test_only_what_was_chosen_becomes_due(mixed: PlanWorld) -> None:
     """Rows of the same file that were not meant stay as they were."""
     mixed.retry(document="dead1")
     waiting = {r["document"]: (r["attempt"], r["due"] is None, r["due"] == 0) for r in table_rows(mixed.root, "outbox")}
@@ -123,7 +123,7 @@ def test_only_what_was_chosen_becomes_due(mixed: Trial) -> None:
     assert attempts(mixed) == {"dead1": 1}
 
 
-def test_a_bad_document_is_read_again(mixed: Trial) -> None:
+def test_a_bad_document_is_read_again(mixed: PlanWorld) -> None:
     """The same revision: if it can be read now, its delivery is the one that was refused."""
     refused = mixed.history("bad")[0]
     mixed.retry(status="rejected")
@@ -134,7 +134,7 @@ def test_a_bad_document_is_read_again(mixed: Trial) -> None:
 
 
 @pytest.mark.rule("retry.restart")
-def test_a_dead_step_error_is_fed_again(trial: Trial) -> None:
+def test_a_dead_step_error_is_fed_again(trial: PlanWorld) -> None:
     """What no outbox row waits for is taken up by the next scan, unchanged as it is."""
     broken = trial.folder / "broken"
     broken.touch()
@@ -156,7 +156,7 @@ def test_a_dead_step_error_is_fed_again(trial: Trial) -> None:
 
 
 @pytest.mark.rule("retry.told")
-def test_who_when_and_why_are_written_down(mixed: Trial) -> None:
+def test_who_when_and_why_are_written_down(mixed: PlanWorld) -> None:
     """In the event's message; without a reason only who."""
     mixed.retry(document="dead1", why="the index has room again")
     mixed.retry(document="dead2")
@@ -171,7 +171,7 @@ def test_who_when_and_why_are_written_down(mixed: Trial) -> None:
     assert first["created"] < second["created"] < third["created"]
 
 
-def test_retrying_again_before_anything_was_sent_says_nothing_new(mixed: Trial) -> None:
+def test_retrying_again_before_anything_was_sent_says_nothing_new(mixed: PlanWorld) -> None:
     """A RESTART that waits is no failure."""
     assert mixed.retry(status="failed").count == 2
     assert mixed.retry(status="failed").count == 0
@@ -179,7 +179,7 @@ def test_retrying_again_before_anything_was_sent_says_nothing_new(mixed: Trial) 
     assert mixed.counts()["delivered"] == 3
 
 
-def test_deletes_that_failed_are_sent_again(trial: Trial) -> None:
+def test_deletes_that_failed_are_sent_again(trial: PlanWorld) -> None:
     """A delete is a delivery too."""
     trial.build(answer=lambda d: Outcome.permanent("locked") if d.operation == "delete" else Outcome.ok())
     trial.put("a", "b")
@@ -187,7 +187,7 @@ def test_deletes_that_failed_are_sent_again(trial: Trial) -> None:
     trial.drop("a")
     trial.run()
     assert trial.counts() == {"delivered": 1, "failed": 1}
-    trial.out.answer = lambda d: Outcome.ok()
+    trial.out().answer = lambda d: Outcome.ok()
     assert trial.retry().count == 1
     trial.run()
     assert trial.counts() == {"delivered": 1, "deleted": 1}
@@ -197,7 +197,7 @@ def test_deletes_that_failed_are_sent_again(trial: Trial) -> None:
 
 
 @pytest.mark.rule("retry.force")
-def test_force_makes_a_new_revision(mixed: Trial) -> None:
+def test_force_makes_a_new_revision(mixed: PlanWorld) -> None:
     """Unchanged, and read again all the same: a new hash, a higher sequence."""
     before = mixed.history("fine")[0]
     assert mixed.retry(document="fine", force=True) == Retried(1, False)
@@ -207,11 +207,11 @@ def test_force_makes_a_new_revision(mixed: Trial) -> None:
     assert (before["revision"], after["revision"]) == (1, 2)
     assert before["version"] == after["version"]
     assert before["delivery_hash"] != after["delivery_hash"]
-    assert [line["hash"] for line in mixed.out.lines()] == [after["delivery_hash"]]
+    assert [line["hash"] for line in mixed.out().lines()] == [after["delivery_hash"]]
     assert [s for s in mixed.statuses("fine") if s != "DROPPED"] == ["INDEXED", "FORCE", "INDEXED"]
 
 
-def test_force_reads_a_dead_and_a_bad_document_again(mixed: Trial) -> None:
+def test_force_reads_a_dead_and_a_bad_document_again(mixed: PlanWorld) -> None:
     """As new revisions; the old ones are history."""
     assert mixed.retry(status="failed", force=True).count == 2
     assert mixed.retry(status="rejected", force=True).count == 1
@@ -221,28 +221,28 @@ def test_force_reads_a_dead_and_a_bad_document_again(mixed: Trial) -> None:
     assert [e["revision"] for e in mixed.history("bad")][-1] == 2
 
 
-def test_force_is_spoken_once(mixed: Trial) -> None:
+def test_force_is_spoken_once(mixed: PlanWorld) -> None:
     """One new revision, however many scans follow."""
     mixed.retry(document="fine", force=True)
     for _ in range(3):
         mixed.run(wait=0)
-    assert [line["id"] for line in mixed.out.lines()] == ["fine"]
+    assert [line["id"] for line in mixed.out().lines()] == ["fine"]
 
 
-def test_force_over_everything(trial: Trial) -> None:
+def test_force_over_everything(trial: PlanWorld) -> None:
     """Every document that is there; those that are gone stay gone, and the run ends."""
     trial.put("a", "b", "c")
     trial.run()
     trial.drop("c")
     trial.run()
-    trial.out.forget()
+    trial.out().forget()
     trial.retry(force=True)
     trial.run()
-    assert sorted(trial.out.arrived()) == ["a", "b"]
+    assert sorted(trial.out().arrived()) == ["a", "b"]
     assert trial.counts() == {"delivered": 2, "deleted": 1}
 
 
-def test_a_forced_document_that_vanishes_is_deleted(trial: Trial) -> None:
+def test_a_forced_document_that_vanishes_is_deleted(trial: PlanWorld) -> None:
     """The person's word is about something that is not there any more."""
     trial.put("a", "b")
     trial.run()
@@ -250,14 +250,14 @@ def test_a_forced_document_that_vanishes_is_deleted(trial: Trial) -> None:
     trial.drop("a")
     trial.run()
     assert trial.counts() == {"delivered": 1, "deleted": 1}
-    assert trial.out.counted()["-a"] == 1
+    assert trial.out().counted()["-a"] == 1
 
 
-def test_force_on_a_waiting_delivery_leaves_it_one_end(mixed: Trial) -> None:
+def test_force_on_a_waiting_delivery_leaves_it_one_end(mixed: PlanWorld) -> None:
     """Committed outbox rows are never superseded: the old revision is sent first, then the new one."""
     mixed.retry(document="late1", force=True)
     mixed.run(wait=0)
-    assert [line["id"] for line in mixed.out.lines()] == ["late1", "late1"]
+    assert [line["id"] for line in mixed.out().lines()] == ["late1", "late1"]
     old = [e["status"] for e in mixed.history("late1") if e["revision"] == 1]
     assert old[-1] == "INDEXED"
     assert "DROPPED" not in old
@@ -267,7 +267,7 @@ def test_force_on_a_waiting_delivery_leaves_it_one_end(mixed: Trial) -> None:
 
 
 @pytest.mark.rule("retry.queued")
-def test_a_word_while_a_run_holds_the_state_is_queued(mixed: Trial) -> None:
+def test_a_word_while_a_run_holds_the_state_is_queued(mixed: PlanWorld) -> None:
     """And taken up by the next wave, told with who said it."""
     with mixed.take():
         assert mixed.retry(status="failed", why="now") == Retried(None, True)
@@ -281,11 +281,11 @@ def test_a_word_while_a_run_holds_the_state_is_queued(mixed: Trial) -> None:
 
 
 @pytest.mark.rule("retry.queued")
-def test_a_run_that_goes_on_takes_up_what_is_queued(mixed: Trial) -> None:
+def test_a_run_that_goes_on_takes_up_what_is_queued(mixed: PlanWorld) -> None:
     """`run --every`: between two scans."""
 
     def speak(_pause: float) -> None:
-        if mixed.out.lines():
+        if mixed.out().lines():
             raise Interrupted
         assert mixed.retry(status="failed").queued
 
@@ -295,7 +295,7 @@ def test_a_run_that_goes_on_takes_up_what_is_queued(mixed: Trial) -> None:
     mixed.run(wait=0)
 
 
-def test_a_word_after_a_kill_waits_for_the_recovery(mixed: Trial) -> None:
+def test_a_word_after_a_kill_waits_for_the_recovery(mixed: PlanWorld) -> None:
     """A wave that is not settled comes first: the next run finishes it, then hears the word."""
     mixed.put("new")
     with pytest.raises(Interrupted):
@@ -305,7 +305,7 @@ def test_a_word_after_a_kill_waits_for_the_recovery(mixed: Trial) -> None:
     assert mixed.counts() == {"delivered": 4, "rejected": 1, "pending": 2}
 
 
-def test_a_word_that_is_taken_up_twice_does_no_harm(mixed: Trial) -> None:
+def test_a_word_that_is_taken_up_twice_does_no_harm(mixed: PlanWorld) -> None:
     """Killed after its wave was settled and before its file was removed."""
     with mixed.take():
         mixed.retry(status="failed")
@@ -323,7 +323,7 @@ def test_a_word_that_is_taken_up_twice_does_no_harm(mixed: Trial) -> None:
 @pytest.mark.parametrize("at", ["command.staged", "wave.logged", "settle.closed"])
 @pytest.mark.parametrize("force", sampled([False, True], 2))
 def test_a_word_that_is_killed_between_its_waves_is_said_to_the_rest(
-    mixed: Trial, monkeypatch: pytest.MonkeyPatch, at: str, force: bool
+    mixed: PlanWorld, monkeypatch: pytest.MonkeyPatch, at: str, force: bool
 ) -> None:
     """Its second wave, if there are several, is written, committed or settled: the next run goes on with the rest."""
     turn = 2 if limits.COMMAND_DELIVERIES == 1 else 1
@@ -349,21 +349,21 @@ def test_a_word_that_is_killed_between_its_waves_is_said_to_the_rest(
 # --- mistakes -------------------------------------------------------------------------------------------
 
 
-def test_there_must_be_a_state(trial: Trial) -> None:
+def test_there_must_be_a_state(trial: PlanWorld) -> None:
     """Nothing is made by asking."""
     with pytest.raises(UsageError, match="no state of this plan yet"):
         trial.retry()
     assert not trial.state.exists()
 
 
-def test_a_status_must_be_one(mixed: Trial) -> None:
+def test_a_status_must_be_one(mixed: PlanWorld) -> None:
     """The right ones are told; nothing is queued."""
     with pytest.raises(UsageError, match="choose one of delivered, deleted"):
         mixed.retry(status="died")
     assert list(State(mixed.root, mixed.plan).commands.iterdir()) == []
 
 
-def test_a_word_leaves_no_file_behind(mixed: Trial) -> None:
+def test_a_word_leaves_no_file_behind(mixed: PlanWorld) -> None:
     """The outbox file that was replaced is removed; the next run has nothing to recover."""
     mixed.retry(status="failed")
     watch = Watch()
@@ -371,12 +371,12 @@ def test_a_word_leaves_no_file_behind(mixed: Trial) -> None:
     assert not any("recovered" in m for m in watch.messages)
 
 
-def test_two_sources_are_told_apart(trial: Trial) -> None:
+def test_two_sources_are_told_apart(trial: PlanWorld) -> None:
     """The same id in another source is another document."""
     plan = trial.plan
     other = Recorder(trial.folder / "other.jsonl", lambda d: Outcome.permanent("no"))
     plan.source("more", Memory([{"id": "a"}])).destination("other", other)
-    trial.out.answer = lambda d: Outcome.permanent("no")
+    trial.out().answer = lambda d: Outcome.permanent("no")
     trial.put("a")
     run_plan(plan, trial.state)
     assert trial.retry(source="more") == Retried(1, False)
@@ -386,5 +386,5 @@ def test_two_sources_are_told_apart(trial: Trial) -> None:
         ("more", "RESTART"),
     }
     run_plan(plan, trial.state)
-    assert len(trial.out.lines()) == 1
+    assert len(trial.out().lines()) == 1
     assert len(other.lines()) == 2

@@ -22,7 +22,7 @@ from ferryman.state.state import State
 from ferryman.storage import query
 from ferryman.storage.parquet import content_size, write_part
 from tests.support.invariants import rows
-from tests.support.trial import Trial
+from tests.support.plan_world import PlanWorld
 
 
 class Enough(Exception):
@@ -30,7 +30,7 @@ class Enough(Exception):
 
 
 @pytest.fixture
-def state(trial: Trial) -> Any:
+def state(trial: PlanWorld) -> Any:
     """Empty, taken."""
     with trial.take() as taken:
         yield taken
@@ -70,7 +70,7 @@ def last_rows(found: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, An
 
 
 @pytest.mark.rule("merge.outdated")
-def test_documents_that_change_all_the_time_take_a_bounded_room(trial: Trial, small: None) -> None:
+def test_documents_that_change_all_the_time_take_a_bounded_room(trial: PlanWorld, small: None) -> None:
     """Twenty documents, changed in each of twelve waves; one is deleted, and comes back as what it was last."""
     trial.put("gone")
     trial.put(*(f"d{i}" for i in range(20)), text="first")
@@ -159,7 +159,7 @@ def test_a_table_without_outdated_rows_is_looked_at_once(state: State, small: No
     assert len(rows(state.root, "documents")) == 240
 
 
-def test_new_documents_are_not_outdated(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_documents_are_not_outdated(trial: PlanWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many a first run brings: nobody looks through them before they have changed."""
     for turn in range(3):
         trial.put(*(f"d{turn}-{i}" for i in range(10)))
@@ -231,7 +231,7 @@ def test_a_failure_is_skipped_and_told(
     assert len(rows(state.root, "documents")) == 5
 
 
-def test_the_ledger_is_merged_in_its_order(trial: Trial, small: None) -> None:
+def test_the_ledger_is_merged_in_its_order(trial: PlanWorld, small: None) -> None:
     """A file that is merged has its events by wave, so that what is asked for the newest reads little."""
     for turn in range(6):
         trial.put("a", "b", text=f"turn {turn}")

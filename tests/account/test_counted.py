@@ -18,11 +18,11 @@ from ferryman.state.state import COUNTED
 from ferryman.storage import files
 from ferryman.storage import files as seals
 from ferryman.testing.inprocess import InProcess
-from tests.support.trial import Interrupted, Trial, Until
+from tests.support.plan_world import Interrupted, PlanWorld, Until
 
 
 @pytest.fixture
-def trial(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> Trial:
+def trial(trial: PlanWorld, monkeypatch: pytest.MonkeyPatch) -> PlanWorld:
     """Every state is large; one document was refused, two were delivered, one of them in two versions."""
     monkeypatch.setattr(limits, "COUNTED_EVENTS", 0)
     trial.build(answer=lambda d: Outcome.permanent("no") if d.id == "bad" else Outcome.ok())
@@ -47,12 +47,12 @@ def nothing_is_counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return begin
 
 
-def questions(trial: Trial) -> list[Any]:
+def questions(trial: PlanWorld) -> list[Any]:
     return [trial.status(), account.outstanding(trial.root, trial.plan), account.waves(trial.root, plan=trial.plan)]
 
 
 @pytest.mark.rule("status.kept")
-def test_what_was_counted_is_read(trial: Trial, nothing_is_counted: Callable[[], None]) -> None:
+def test_what_was_counted_is_read(trial: PlanWorld, nothing_is_counted: Callable[[], None]) -> None:
     """It is what counting says; and a run that finds nothing new does not count again."""
     kept = questions(trial)
     (trial.root / COUNTED).unlink()
@@ -65,7 +65,7 @@ def test_what_was_counted_is_read(trial: Trial, nothing_is_counted: Callable[[],
 
 
 def test_merged_files_say_the_same(
-    trial: Trial, nothing_is_counted: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+    trial: PlanWorld, nothing_is_counted: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only a wave makes what is kept old."""
     kept = questions(trial)
@@ -79,7 +79,7 @@ def test_merged_files_say_the_same(
 
 @pytest.mark.rule("status.kept")
 @pytest.mark.parametrize("phase", ["deliver", "settle", "count"])
-def test_after_a_wave_everything_is_counted_anew(trial: Trial, monkeypatch: pytest.MonkeyPatch, phase: str) -> None:
+def test_after_a_wave_everything_is_counted_anew(trial: PlanWorld, monkeypatch: pytest.MonkeyPatch, phase: str) -> None:
     """Whether a kill leaves it unsettled, or settled and not counted."""
     before = trial.status()
     trial.put("new")
@@ -97,17 +97,17 @@ def test_after_a_wave_everything_is_counted_anew(trial: Trial, monkeypatch: pyte
     assert questions(trial) == found
 
 
-def test_another_plan_is_counted_by_itself(trial: Trial) -> None:
+def test_another_plan_is_counted_by_itself(trial: PlanWorld) -> None:
     """A destination that the plan has now lacks all documents: it does not balance."""
     assert trial.status()["balanced"]
     trial.build()
     [source] = [node for node in trial.plan.nodes if node.kind == "source"]
-    trial.plan.destination("more", trial.out, after=[source.name])
+    trial.plan.destination("more", trial.out(), after=[source.name])
     assert not trial.status()["balanced"]
 
 
 @pytest.mark.rule("status.kept")
-def test_a_file_that_is_wrong_is_found_by_check(trial: Trial) -> None:
+def test_a_file_that_is_wrong_is_found_by_check(trial: PlanWorld) -> None:
     """It counts again, compares, and says what to do."""
     path = trial.root / COUNTED
     found: Any = seals.unseal(path)
@@ -120,7 +120,7 @@ def test_a_file_that_is_wrong_is_found_by_check(trial: Trial) -> None:
     assert check(trial.root) == []
 
 
-def test_a_damaged_file_stops_nobody(trial: Trial) -> None:
+def test_a_damaged_file_stops_nobody(trial: PlanWorld) -> None:
     """Questions count anew, and so does the next run, which keeps it again."""
     before = questions(trial)
     path = trial.root / COUNTED
@@ -132,7 +132,7 @@ def test_a_damaged_file_stops_nobody(trial: Trial) -> None:
     assert questions(trial) == before
 
 
-def test_a_file_of_another_format_is_none(trial: Trial) -> None:
+def test_a_file_of_another_format_is_none(trial: PlanWorld) -> None:
     """Whoever finds it counts."""
     path = trial.root / COUNTED
     files.replace(path, seals.seal({"of": "something else"}))
@@ -140,7 +140,7 @@ def test_a_file_of_another_format_is_none(trial: Trial) -> None:
     assert check(trial.root) == []
 
 
-def test_a_missing_data_file_is_named_all_the_same(trial: Trial) -> None:
+def test_a_missing_data_file_is_named_all_the_same(trial: PlanWorld) -> None:
     """Although no data file is read."""
     with trial.take() as state:
         path = state.ledger.paths()[0]
@@ -149,7 +149,7 @@ def test_a_missing_data_file_is_named_all_the_same(trial: Trial) -> None:
         trial.status()
 
 
-def test_small_states_keep_nothing(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_states_keep_nothing(trial: PlanWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are counted when somebody asks."""
     (trial.root / COUNTED).unlink()
     monkeypatch.setattr(limits, "COUNTED_EVENTS", 100)
@@ -157,7 +157,7 @@ def test_small_states_keep_nothing(trial: Trial, monkeypatch: pytest.MonkeyPatch
     assert not (trial.root / COUNTED).exists()
 
 
-def test_an_endless_run_counts_in_a_small_part_of_the_time(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_run_counts_in_a_small_part_of_the_time(trial: PlanWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counting that took two seconds is not done again for forty."""
     now = [100.0]
     counted = []
@@ -175,7 +175,7 @@ def test_an_endless_run_counts_in_a_small_part_of_the_time(trial: Trial, monkeyp
     assert counted == [100.0, 142.0, 184.0]
 
 
-def test_a_run_that_goes_on_keeps_it(trial: Trial) -> None:
+def test_a_run_that_goes_on_keeps_it(trial: PlanWorld) -> None:
     """After its first wave."""
     trial.put("c")
 

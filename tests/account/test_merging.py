@@ -17,7 +17,7 @@ from ferryman.state import maintenance as merging
 from ferryman.state.outbox import OutboxWriter
 from ferryman.storage.parquet import content_size
 from tests.support.invariants import rows
-from tests.support.trial import Trial
+from tests.support.plan_world import PlanWorld
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 @pytest.mark.rule("merge.outbox")
-def test_rows_kept_for_review_are_copied_a_few_times(trial: Trial, small: None, copied: Counter[str]) -> None:
+def test_rows_kept_for_review_are_copied_a_few_times(trial: PlanWorld, small: None, copied: Counter[str]) -> None:
     """However many waves they wait for an operator; their files stay few."""
     trial.build(answer=lambda d: Outcome.permanent("no"))
     for i in range(24):
@@ -60,7 +60,7 @@ def test_rows_kept_for_review_are_copied_a_few_times(trial: Trial, small: None, 
 
 
 def test_content_of_any_size_is_merged_a_row_group_at_a_time(
-    trial: Trial, small: None, copied: Counter[str], monkeypatch: pytest.MonkeyPatch
+    trial: PlanWorld, small: None, copied: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Small on the disk is not small in memory: what packs well is not decoded whole."""
     read = merging.read_part
@@ -84,7 +84,7 @@ def test_content_of_any_size_is_merged_a_row_group_at_a_time(
 @pytest.mark.rule("merge.failed")
 @pytest.mark.parametrize("error", [pa.ArrowCapacityError("too large"), MemoryError("no more"), OSError(28, "full")])
 def test_a_merge_that_fails_is_skipped_and_reported(
-    trial: Trial, small: None, monkeypatch: pytest.MonkeyPatch, error: Exception
+    trial: PlanWorld, small: None, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """The state starts, the run goes on, and nothing is lost; it says what could not be merged, once."""
     trial.build(answer=lambda d: Outcome.permanent("no"))

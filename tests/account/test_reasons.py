@@ -14,7 +14,7 @@ from ferryman.cli.app import start
 from ferryman.destinations import Null
 from ferryman.errors import BadDocument, UsageError
 from ferryman.sources import Memory
-from tests.support.trial import run_plan
+from tests.support.plan_world import run_plan
 
 PLAN = """
 from tests.account.test_reasons import plan_of

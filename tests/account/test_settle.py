@@ -15,8 +15,8 @@ from ferryman.state.state import State
 from ferryman.storage.files import fsync_folder
 from ferryman.storage.parquet import read_part, write_part
 from tests.support.invariants import rows as table_rows
+from tests.support.plan_world import Interrupted, PlanWorld, Until
 from tests.support.recorder import Recorder
-from tests.support.trial import Interrupted, Trial, Until
 
 IDS = ["a", "b", "c", "d", "e", "f"]
 
@@ -26,7 +26,7 @@ def here(task: Callable[[Any], Any], items: Sequence[Any], /) -> list[Any]:
     return [task(item) for item in items]
 
 
-def interrupted(trial: Trial, wave: int, phase: str, **options: Any) -> None:
+def interrupted(trial: PlanWorld, wave: int, phase: str, **options: Any) -> None:
     """Run until this phase of this wave, and no further."""
     with pytest.raises(Interrupted):
         trial.run(observer=Until(wave, phase), checked=False, wait=0, **options)
@@ -62,7 +62,7 @@ def versions(state: State) -> list[int]:
 
 
 @pytest.fixture
-def committed(trial: Trial) -> Trial:
+def committed(trial: PlanWorld) -> PlanWorld:
     """Wave 1 is committed: six documents, nothing sent."""
     trial.build(batch=2)
     trial.put(*IDS)
@@ -71,9 +71,9 @@ def committed(trial: Trial) -> Trial:
 
 
 @pytest.fixture
-def once(place: Path) -> Trial:
+def once(place: Path) -> PlanWorld:
     """The same, at-most-once."""
-    trial = Trial(place).build(out=Recorder(place / "out.jsonl", effect=Effect.POTENT), batch=2)
+    trial = PlanWorld(place).build(out=Recorder(place / "out.jsonl", effect=Effect.POTENT), batch=2)
     trial.put(*IDS)
     interrupted(trial, 1, "deliver")
     return trial
@@ -82,7 +82,7 @@ def once(place: Path) -> Trial:
 # --- again and again ------------------------------------------------------------------------------------
 
 
-def test_settling_twice_is_settling_once(committed: Trial) -> None:
+def test_settling_twice_is_settling_once(committed: PlanWorld) -> None:
     """The second call commits nothing and says the same."""
     with committed.take() as state:
         note(state, 0, 4, part=True)
@@ -94,7 +94,9 @@ def test_settling_twice_is_settling_once(committed: Trial) -> None:
 
 
 @pytest.mark.parametrize("table", ["ledger", "documents"])
-def test_a_settling_that_was_cut_off_is_finished(committed: Trial, monkeypatch: pytest.MonkeyPatch, table: str) -> None:
+def test_a_settling_that_was_cut_off_is_finished(
+    committed: PlanWorld, monkeypatch: pytest.MonkeyPatch, table: str
+) -> None:
     """After the ledger's commit, after the documents': the fold stays as committed, whatever the journal says now."""
     with committed.take() as state:
         note(state, 0, 2, part=True)
@@ -115,10 +117,12 @@ def test_a_settling_that_was_cut_off_is_finished(committed: Trial, monkeypatch: 
     assert committed.statuses("c") == ["BATCHED"]
     summary = committed.run()
     assert summary.delivered == 4
-    assert committed.out.counted() == dict.fromkeys(IDS[2:], 1), "what was noted too late is sent again: at-least-once"
+    assert committed.out().counted() == dict.fromkeys(IDS[2:], 1), (
+        "what was noted too late is sent again: at-least-once"
+    )
 
 
-def test_nothing_noted_is_nothing_done(committed: Trial) -> None:
+def test_nothing_noted_is_nothing_done(committed: PlanWorld) -> None:
     """A pass without any result leaves all rows owed, no attempt spent."""
     with committed.take() as state:
         info = settle(state, 1, here)
@@ -126,13 +130,13 @@ def test_nothing_noted_is_nothing_done(committed: Trial) -> None:
         assert state.journal.passes() == []
     assert {r["attempt"] for r in table_rows(committed.root, "outbox")} == {0}
     committed.run()
-    assert committed.out.counted() == dict.fromkeys(IDS, 1)
+    assert committed.out().counted() == dict.fromkeys(IDS, 1)
 
 
 # --- files and rows -------------------------------------------------------------------------------------
 
 
-def test_a_file_that_was_delivered_whole_is_only_removed(committed: Trial) -> None:
+def test_a_file_that_was_delivered_whole_is_only_removed(committed: PlanWorld) -> None:
     """No row is rewritten, no task runs."""
 
     def none(task: object, items: object, /) -> list[Any]:
@@ -148,7 +152,7 @@ def test_a_file_that_was_delivered_whole_is_only_removed(committed: Trial) -> No
     assert committed.counts() == {"delivered": 6}
 
 
-def test_of_a_mixed_file_the_rest_stays(committed: Trial) -> None:
+def test_of_a_mixed_file_the_rest_stays(committed: PlanWorld) -> None:
     """ERROR with its attempt and due time, DEAD parked, UNTOUCHED as it was; sequences and hashes stay."""
     before = {r["document"]: r for r in table_rows(committed.root, "outbox")}
     noted = [
@@ -168,10 +172,10 @@ def test_of_a_mixed_file_the_rest_stays(committed: Trial) -> None:
     assert committed.counts() == {"delivered": 3, "failed": 1, "pending": 2}
     committed.run()
     assert committed.counts() == {"delivered": 5, "failed": 1}
-    assert committed.out.counted() == {"b": 1, "d": 1}
+    assert committed.out().counted() == {"b": 1, "d": 1}
 
 
-def test_only_the_documents_that_the_commit_named_become_known(committed: Trial) -> None:
+def test_only_the_documents_that_the_commit_named_become_known(committed: PlanWorld) -> None:
     """Published at settle, once."""
     assert table_rows(committed.root, "documents") == []
     with committed.take() as state:
@@ -188,7 +192,7 @@ def test_only_the_documents_that_the_commit_named_become_known(committed: Trial)
     [((0, 4), (2, 6), "ef"), ((0, 6), (2, 4), ""), ((2, 4), (0, 6), ""), ((0, 2), (2, 6), ""), ((2, 6), (0, 4), "ef")],
 )
 def test_overlapping_results_count_each_row_once(
-    committed: Trial, one: tuple[int, int], other: tuple[int, int], again: str
+    committed: PlanWorld, one: tuple[int, int], other: tuple[int, int], again: str
 ) -> None:
     """Two workers of one file, as a lost pair of a speculation: no row ends twice; what was dropped is sent again."""
     with committed.take() as state:
@@ -196,10 +200,10 @@ def test_overlapping_results_count_each_row_once(
         note(state, *other, part=True)
     committed.run()
     assert committed.counts() == {"delivered": 6}
-    assert committed.out.counted() == dict.fromkeys(again, 1)
+    assert committed.out().counted() == dict.fromkeys(again, 1)
 
 
-def test_an_error_and_a_success_of_the_same_row_are_one_event(committed: Trial) -> None:
+def test_an_error_and_a_success_of_the_same_row_are_one_event(committed: PlanWorld) -> None:
     """The result that begins first counts, also if the other says better."""
     with committed.take() as state:
         note(state, 0, 4, [RowResult(3, "ERROR", "busy", 1, 0)], part=True)
@@ -213,7 +217,7 @@ def test_an_error_and_a_success_of_the_same_row_are_one_event(committed: Trial) 
 # --- at-most-once ---------------------------------------------------------------------------------------
 
 
-def test_a_claim_without_a_result_is_unknown_and_stays_so(once: Trial) -> None:
+def test_a_claim_without_a_result_is_unknown_and_stays_so(once: PlanWorld) -> None:
     """Never sent again; everything else is."""
     with once.take() as state:
         state.journal.begin(1)
@@ -222,34 +226,34 @@ def test_a_claim_without_a_result_is_unknown_and_stays_so(once: Trial) -> None:
     assert (summary.exit, summary.in_doubt, summary.delivered) == (3, 2, 4)
     assert once.counts() == {"delivered": 4, "in_doubt": 2}
     assert once.statuses("c") == ["INDEXING"]
-    assert [d["document"] for d in once.docs(status="in_doubt")] == ["c", "d"]
+    assert [d["document"] for d in once.deliveries(status="in_doubt")] == ["c", "d"]
     for _ in range(2):
         once.run()
-    assert once.out.counted() == dict.fromkeys("abef", 1)
+    assert once.out().counted() == dict.fromkeys("abef", 1)
 
 
-def test_what_was_claimed_is_what_was_meant(once: Trial) -> None:
+def test_what_was_claimed_is_what_was_meant(once: PlanWorld) -> None:
     """A claim over a range of which only some rows were eligible leaves only these unknown."""
     with once.take() as state:
         state.journal.begin(1)
         assert state.journal.claim(1, Rows(key_of(state), 0, 4), [0, 3])
     once.run()
     assert once.counts() == {"delivered": 4, "in_doubt": 2}
-    assert sorted(d["document"] for d in once.docs(status="in_doubt")) == ["a", "d"]
+    assert sorted(d["document"] for d in once.deliveries(status="in_doubt")) == ["a", "d"]
 
 
-def test_a_note_without_a_ledger_file_is_repaired(once: Trial) -> None:
+def test_a_note_without_a_ledger_file_is_repaired(once: PlanWorld) -> None:
     """Killed between the note of a chunk and its ledger file: the driver has the events written."""
     with once.take() as state:
         note(state, 0, 2, [RowResult(1, "DEAD", "no", 1, None)], part=False, claim=True)
     summary = once.run()
     assert summary.in_doubt == 0
     assert once.counts() == {"delivered": 5, "failed": 1}
-    assert once.out.counted() == dict.fromkeys("cdef", 1)
+    assert once.out().counted() == dict.fromkeys("cdef", 1)
 
 
 @pytest.fixture
-def doubtful(once: Trial) -> Trial:
+def doubtful(once: PlanWorld) -> PlanWorld:
     """Wave 1 is settled: a, b, e and f are delivered; c and d were claimed, and nobody has answered."""
     with once.take() as state:
         note(state, 0, 2, part=True, claim=True)
@@ -261,7 +265,7 @@ def doubtful(once: Trial) -> Trial:
 
 
 def answer_late(
-    trial: Trial, first: int, end: int, noted: list[RowResult], part: tuple[str, int, int] | None = None
+    trial: PlanWorld, first: int, end: int, noted: list[RowResult], part: tuple[str, int, int] | None = None
 ) -> State:
     """In the name of a worker of wave 1 that was thought dead."""
     state = State(trial.root, trial.plan)
@@ -272,7 +276,7 @@ def answer_late(
 
 
 @pytest.mark.parametrize("status", ["INDEXED", "DEAD", "ERROR"])
-def test_a_late_answer_is_folded_in_by_the_next_settle(doubtful: Trial, status: str) -> None:
+def test_a_late_answer_is_folded_in_by_the_next_settle(doubtful: PlanWorld, status: str) -> None:
     """The worker lived after all: what it says of its chunk ends the doubt."""
     noted = [] if status == "INDEXED" else [RowResult(3, status, "said later", 1, 0 if status == "ERROR" else None)]
     state = answer_late(doubtful, 2, 4, noted)
@@ -283,10 +287,10 @@ def test_a_late_answer_is_folded_in_by_the_next_settle(doubtful: Trial, status: 
     assert doubtful.statuses("c") == ["INDEXING", "INDEXED"]
     more = {"INDEXED": ["INDEXED"], "DEAD": ["DEAD"], "ERROR": ["ERROR", "INDEXED"]}[status]
     assert doubtful.statuses("d") == ["INDEXING", *more]
-    assert doubtful.out.counted() == ({"d": 1} if status == "ERROR" else {})
+    assert doubtful.out().counted() == ({"d": 1} if status == "ERROR" else {})
 
 
-def test_a_late_answer_to_nobodys_question_is_ignored(doubtful: Trial) -> None:
+def test_a_late_answer_to_nobodys_question_is_ignored(doubtful: PlanWorld) -> None:
     """Only what answers an open claim counts, and of that only the worker's note: its file may be swept by now."""
     answer_late(doubtful, 0, 2, [RowResult(0, "DEAD", "late", 1, None)])
     state = answer_late(doubtful, 2, 4, [], part=("swept-long-ago.parquet", 1, 2))
@@ -296,16 +300,16 @@ def test_a_late_answer_to_nobodys_question_is_ignored(doubtful: Trial) -> None:
     assert state.journal.passes() == []
 
 
-def test_a_late_answer_comes_with_the_next_wave_too(doubtful: Trial) -> None:
+def test_a_late_answer_comes_with_the_next_wave_too(doubtful: PlanWorld) -> None:
     """Not only by itself: a wave that has other things to do folds it in as well."""
     answer_late(doubtful, 2, 4, [])
     doubtful.put("g")
     doubtful.run()
     assert doubtful.counts() == {"delivered": 7}
-    assert doubtful.out.counted() == {"g": 1}
+    assert doubtful.out().counted() == {"g": 1}
 
 
-def test_an_open_question_is_kept_until_the_next_settle(doubtful: Trial) -> None:
+def test_an_open_question_is_kept_until_the_next_settle(doubtful: PlanWorld) -> None:
     """Then the journal is gone, and the rows stay unknown."""
     state = State(doubtful.root, doubtful.plan)
     assert state.journal.passes() == [1]
@@ -317,7 +321,7 @@ def test_an_open_question_is_kept_until_the_next_settle(doubtful: Trial) -> None
     assert doubtful.counts() == {"delivered": 5, "in_doubt": 2}
 
 
-def test_unknown_rows_do_not_hold_newer_ones(doubtful: Trial) -> None:
+def test_unknown_rows_do_not_hold_newer_ones(doubtful: PlanWorld) -> None:
     """A new version of a document in doubt goes its way; the old one is history."""
     doubtful.put("c", text="two")
     doubtful.run()
@@ -325,7 +329,7 @@ def test_unknown_rows_do_not_hold_newer_ones(doubtful: Trial) -> None:
     assert doubtful.statuses("c") == ["INDEXING", "INDEXED"]
 
 
-def test_a_late_answer_of_an_old_version_does_no_harm(doubtful: Trial) -> None:
+def test_a_late_answer_of_an_old_version_does_no_harm(doubtful: PlanWorld) -> None:
     """It comes when a newer one is delivered already: it is noted, and counts for the old one only."""
     answer_late(doubtful, 2, 4, [])
     doubtful.put("c", text="two")
@@ -347,11 +351,11 @@ def test_only_an_explicit_transient_outcome_is_sent_again(place: Path) -> None:
             case _:
                 return Outcome.ok()
 
-    trial = Trial(place).build(out=Recorder(place / "out.jsonl", answer, effect=Effect.POTENT), batch=2)
+    trial = PlanWorld(place).build(out=Recorder(place / "out.jsonl", answer, effect=Effect.POTENT), batch=2)
     trial.put(*IDS)
     trial.run()
     assert trial.counts() == {"delivered": 4, "in_doubt": 2}
-    assert trial.out.counted() == dict.fromkeys("abcd", 1)
+    assert trial.out().counted() == dict.fromkeys("abcd", 1)
     assert trial.statuses("c") == ["ERROR", "INDEXED"]
     assert trial.statuses("f") == ["INDEXING"]
     assert "broken in the middle" in trial.history("f")[0]["message"]

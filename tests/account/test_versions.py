@@ -10,7 +10,7 @@ import pytest
 
 from ferryman import account, crash, operations
 from ferryman.document import Document
-from ferryman.errors import PlanChanged, StateDamaged, StateForeign, StateLost, TransientError, UsageError
+from ferryman.errors import PlanChanged, StateForeign, StateLost, TransientError, UsageError
 from ferryman.state.state import SEQUENCE, State, state_root
 from ferryman.storage.locks import Lock
 from tests.support import no_lock
@@ -26,8 +26,8 @@ def many(place: Path) -> Versions:
 
 
 def test_the_same_plan_is_no_change(many: Versions) -> None:
-    many.run(many.plan(1, louder))
-    summary = many.run(many.plan(1, louder))
+    many.run(many.make_plan(1, louder))
+    summary = many.run(many.make_plan(1, louder))
     assert (summary.waves, summary.messages) == (0, [])
 
 
@@ -44,7 +44,7 @@ CHANGED: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("what", CHANGED)
 def test_a_changed_structure_is_refused(many: Versions, what: str) -> None:
     """Naming what changed and what to do; nothing was touched. Accepted, it is said once."""
-    many.run(many.plan(1))
+    many.run(many.make_plan(1))
     changed, says = CHANGED[what]
     plan = changed(many)
     before = len(rows(state_root(plan, many.state), "ledger"))
@@ -59,7 +59,7 @@ def test_a_changed_structure_is_refused(many: Versions, what: str) -> None:
 
 def test_changed_code_is_told_and_runs(many: Versions) -> None:
     """Once; only what is taken up from now on sees it."""
-    many.run(many.plan(1, louder))
+    many.run(many.make_plan(1, louder))
 
     def changed(doc: Document) -> Document:
         doc["loud"] = "very"
@@ -67,7 +67,7 @@ def test_changed_code_is_told_and_runs(many: Versions) -> None:
 
     changed.__name__ = "louder"
     many.documents.append({"id": "d", "raw": b"one"})
-    summary = many.run(many.plan(1, changed))
+    summary = many.run(many.make_plan(1, changed))
     [message] = summary.messages
     assert message.startswith(
         "louder changed: the change applies to documents processed from now on; to reprocess all, "
@@ -75,21 +75,21 @@ def test_changed_code_is_told_and_runs(many: Versions) -> None:
     assert {line["id"]: line["fields"]["loud"] for line in many.out("out").lines()} == {
         "a": True, "b": True, "c": True, "d": "very"
     }  # fmt: skip
-    assert many.run(many.plan(1, changed)).messages == []
+    assert many.run(many.make_plan(1, changed)).messages == []
 
 
 def test_a_moved_target_is_told(many: Versions) -> None:
     many.out("out").place = "here"
-    many.run(many.plan(1))
+    many.run(many.make_plan(1))
     many.out("out").place = "there"
-    [message] = many.run(many.plan(1)).messages
+    [message] = many.run(many.make_plan(1)).messages
     assert message.startswith("out writes to there now, it wrote to here: what was already delivered stays where it is")
 
 
 def test_accepted_changes_are_said(many: Versions) -> None:
     """The account goes on; documents are delivered to the new node when they change, or by force."""
-    many.run(many.plan(1))
-    changed = many.plan(1, louder)
+    many.run(many.make_plan(1))
+    changed = many.make_plan(1, louder)
     summary = many.run(changed, accept_changes=True)
     assert any(m.startswith("step louder is new: existing documents are not reprocessed") for m in summary.messages)
     assert many.run(changed).messages == []
@@ -97,12 +97,12 @@ def test_accepted_changes_are_said(many: Versions) -> None:
 
 def test_a_new_version_carries_on(many: Versions) -> None:
     """What has not changed is not done again; the account and the history go on."""
-    many.run(many.plan(1, louder))
+    many.run(many.make_plan(1, louder))
     many.documents[0] = {"id": "a", "raw": b"two"}
-    summary = many.run(many.plan(2, louder), from_version=1)
+    summary = many.run(many.make_plan(2, louder), from_version=1)
     assert (summary.exit, summary.delivered) == (0, 1)
     assert many.out("out").counted() == {"a": 2, "b": 1, "c": 1}
-    plan = many.plan(2, louder)
+    plan = many.make_plan(2, louder)
     root = state_root(plan, many.state)
     assert account.status(root, plan)["destinations"]["out"]["delivered"] == 3
     assert [e["status"] for e in account.history(root, "b", plan)] == ["INDEXED"]
@@ -110,22 +110,22 @@ def test_a_new_version_carries_on(many: Versions) -> None:
     lines = many.out("out").lines()
     assert max(line["seq"] for line in lines[:3]) < lines[3]["seq"]
     assert operations.check(root) == []
-    again = many.run(many.plan(2, louder), from_version=1)
+    again = many.run(many.make_plan(2, louder), from_version=1)
     assert (again.waves, again.messages) == (0, [])
 
 
 def test_changed_steps_have_their_documents_done_again(many: Versions) -> None:
     """As new revisions; the run says how many."""
-    many.run(many.plan(1))
-    summary = many.run(many.plan(2, louder), from_version=1)
+    many.run(many.make_plan(1))
+    summary = many.run(many.make_plan(2, louder), from_version=1)
     assert summary.delivered == 3
     assert summary.messages[0].startswith("plan version 2 continues from version 1: 3 documents are processed again")
     assert many.out("out").counted() == {"a": 2, "b": 2, "c": 2}
-    root = state_root(many.plan(2), many.state)
+    root = state_root(many.make_plan(2), many.state)
     assert {
         r["revision"] for r in rows(root, "documents") if r["wave"] == max(x["wave"] for x in rows(root, "documents"))
     } == {2}
-    events = account.history(root, "a", many.plan(2, louder))
+    events = account.history(root, "a", many.make_plan(2, louder))
     assert [(e["status"], e["destination"]) for e in events] == [
         ("INDEXED", "out"), ("RESTART", ""), ("INDEXED", "out")
     ]  # fmt: skip
@@ -133,8 +133,8 @@ def test_changed_steps_have_their_documents_done_again(many: Versions) -> None:
 
 def test_a_new_destination_gets_all(many: Versions) -> None:
     """And one that is gone gets no deletes: nobody asked for that."""
-    many.run(many.plan(1, outs=("out", "old")))
-    assert many.run(many.plan(2, outs=("out", "new")), from_version=1).exit == 0
+    many.run(many.make_plan(1, outs=("out", "old")))
+    assert many.run(many.make_plan(2, outs=("out", "new")), from_version=1).exit == 0
     assert sum(many.out("new").counted().values()) == 3
     assert sum(many.out("old").counted().values()) == 3
 
@@ -143,15 +143,17 @@ def test_owed_rows_are_carried_over_with_their_hashes(many: Versions) -> None:
     """Sent by the new version as the old one made them; rows for a destination that is gone end DROPPED."""
     many.out("out").answer = down
     many.out("old").answer = down
-    assert many.run(many.plan(1, outs=("out", "old")), wait=0).exit == 4
+    assert many.run(many.make_plan(1, outs=("out", "old")), wait=0).exit == 4
     owed = {
-        r["delivery_hash"] for r in rows(state_root(many.plan(1), many.state), "outbox") if r["destination"] == "out"
+        r["delivery_hash"]
+        for r in rows(state_root(many.make_plan(1), many.state), "outbox")
+        if r["destination"] == "out"
     }
     many.out("out").answer = None
-    summary = many.run(many.plan(2, outs=("out", "new")), from_version=1)
+    summary = many.run(many.make_plan(2, outs=("out", "new")), from_version=1)
     assert summary.exit == 0
     assert owed <= {line["hash"] for line in many.out("out").lines() if line["said"] == "ok"}
-    root = state_root(many.plan(2), many.state)
+    root = state_root(many.make_plan(2), many.state)
     dropped = [e for e in rows(root, "ledger") if e["status"] == "DROPPED" and e["destination"] == "old"]
     assert len(dropped) == 3
     assert dropped[0]["message"] == "plan version 2 continues from version 1: it has no old"
@@ -166,8 +168,8 @@ def failing(doc: Document) -> Document:
 
 def test_what_had_failed_is_taken_up_again(many: Versions) -> None:
     """By the new version's rules."""
-    many.run(many.plan(1, failing, attempts=1))
-    assert many.run(many.plan(2), from_version=1).exit == 0
+    many.run(many.make_plan(1, failing, attempts=1))
+    assert many.run(many.make_plan(2), from_version=1).exit == 0
     assert many.out("out").counted()["a"] == 1
 
 
@@ -175,25 +177,25 @@ def test_a_waiting_word_and_an_unsettled_wave_are_finished_first(many: Versions)
     """By the older version."""
     from ferryman.operations import retry
 
-    many.run(many.plan(1))
-    old = many.plan(1)
+    many.run(many.make_plan(1))
+    old = many.make_plan(1)
     with State.take(state_root(old, many.state), old):
         retry(old, state=many.state, document="a", force=True)
-    assert many.run(many.plan(2), from_version=1).exit == 0
+    assert many.run(many.make_plan(2), from_version=1).exit == 0
     assert many.out("out").counted() == {"a": 2, "b": 1, "c": 1}
 
 
 def test_the_older_state_is_fenced(many: Versions) -> None:
     """Nobody drives it any more; it can still be read. Another version does not take it, either."""
-    old = many.plan(1)
+    old = many.make_plan(1)
     many.run(old)
-    many.run(many.plan(2), from_version=1)
+    many.run(many.make_plan(2), from_version=1)
     with pytest.raises(StateForeign, match="version 2 of this plan continues from this state"):
-        many.run(many.plan(1))
+        many.run(many.make_plan(1))
     with pytest.raises(StateForeign, match="version 2 of this plan continues from this state"):
-        many.run(many.plan(3), from_version=1)
+        many.run(many.make_plan(3), from_version=1)
     assert account.status(state_root(old, many.state), old)["destinations"]["out"]["delivered"] == 3
-    assert many.run(many.plan(3), from_version=2).exit == 0
+    assert many.run(many.make_plan(3), from_version=2).exit == 0
 
 
 @pytest.mark.parametrize(
@@ -205,16 +207,16 @@ def test_the_older_state_is_fenced(many: Versions) -> None:
     ],
 )
 def test_there_must_be_an_older_state(many: Versions, version: int, from_version: int, says: str) -> None:
-    many.run(many.plan(1))
+    many.run(many.make_plan(1))
     with pytest.raises(UsageError, match=says):
-        many.run(many.plan(version), from_version=from_version)
+        many.run(many.make_plan(version), from_version=from_version)
 
 
 def test_a_version_with_a_state_of_its_own_takes_none_over(many: Versions) -> None:
-    many.run(many.plan(1))
-    many.run(many.plan(2))
+    many.run(many.make_plan(1))
+    many.run(many.make_plan(2))
     with pytest.raises(UsageError, match="has a state of its own"):
-        many.run(many.plan(2), from_version=1)
+        many.run(many.make_plan(2), from_version=1)
 
 
 @pytest.mark.parametrize("point", MIGRATION_POINTS)
@@ -222,18 +224,18 @@ def test_a_kill_on_the_way_over_loses_nothing(many: Versions, point: str, monkey
     """The same command again finishes it; each document is delivered to the new destination once."""
 
     many.out("old").answer = down
-    many.run(many.plan(1, outs=("out", "old")), wait=0)
+    many.run(many.make_plan(1, outs=("out", "old")), wait=0)
     monkeypatch.setattr(crash, "point", kill_at(point))
     with pytest.raises(Killed):
-        many.run(many.plan(2, louder, outs=("out", "new")), from_version=1)
-    summary = many.run(many.plan(2, louder, outs=("out", "new")), from_version=1)
+        many.run(many.make_plan(2, louder, outs=("out", "new")), from_version=1)
+    summary = many.run(many.make_plan(2, louder, outs=("out", "new")), from_version=1)
     assert summary.exit == 0
     assert set(many.out("new").counted().values()) == {1}
     assert set(many.out("out").counted().values()) == {2}
-    root = state_root(many.plan(2), many.state)
-    assert State(root, many.plan(2)).identity()["from"] == 1
+    root = state_root(many.make_plan(2), many.state)
+    assert State(root, many.make_plan(2)).identity()["from"] == 1
     assert not list(root.parent.glob(".tmp*"))
-    with State.take(root, many.plan(2)) as state:
+    with State.take(root, many.make_plan(2)) as state:
         assert state.outbox.transactions[SEQUENCE] > 0
 
 
@@ -252,19 +254,19 @@ def test_one_that_slept_on_the_way_over(many: Versions, point: str, monkeypatch:
     def sleep(name: str) -> None:
         if name == point and not slept:
             slept.append(name)
-            assert many.run(many.plan(2), from_version=1).exit == 0
+            assert many.run(many.make_plan(2), from_version=1).exit == 0
             many.documents[0]["raw"] = b"two"
-            assert many.run(many.plan(2)).delivered == 1
+            assert many.run(many.make_plan(2)).delivered == 1
 
     monkeypatch.setattr(Lock, "take", no_lock.take)
-    many.run(many.plan(1))
+    many.run(many.make_plan(1))
     with monkeypatch.context() as asleep, contextlib.suppress(UsageError, StateLost):
         asleep.setattr(crash, "point", sleep)
-        many.run(many.plan(2), from_version=1)
+        many.run(many.make_plan(2), from_version=1)
     assert slept
-    assert operations.check(state_root(many.plan(2), many.state)) == []
-    many.run(many.plan(2))
-    assert many.run(many.plan(2)).waves == 0
+    assert operations.check(state_root(many.make_plan(2), many.state)) == []
+    many.run(many.make_plan(2))
+    assert many.run(many.make_plan(2)).waves == 0
     assert many.out("out").counted() == {"a": 2, "b": 1, "c": 1}
 
 
@@ -282,21 +284,21 @@ def test_one_that_was_overtaken_by_a_run_of_the_older_version(
                 real(state, version)
             many.documents[0]["raw"] = b"two"
             if before == "close":
-                assert many.run(many.plan(1)).delivered == 1
+                assert many.run(many.make_plan(1)).delivered == 1
             else:
                 with pytest.raises(StateForeign, match="version 2 of this plan continues"):
-                    many.run(many.plan(1))
+                    many.run(many.make_plan(1))
         real(state, version)
 
     monkeypatch.setattr(Lock, "take", no_lock.take)
-    many.run(many.plan(1))
+    many.run(many.make_plan(1))
     with monkeypatch.context() as asleep:
         asleep.setattr(State, "close_for_version", sleep_and)
         with pytest.raises(StateLost) if before == "close" else contextlib.nullcontext():
-            many.run(many.plan(2), from_version=1)
-    assert many.run(many.plan(2), from_version=1).exit == 0
+            many.run(many.make_plan(2), from_version=1)
+    assert many.run(many.make_plan(2), from_version=1).exit == 0
     assert many.out("out").counted() == {"a": 2, "b": 1, "c": 1}
-    assert operations.check(state_root(many.plan(2), many.state)) == []
+    assert operations.check(state_root(many.make_plan(2), many.state)) == []
 
 
 def test_a_run_of_the_older_version_that_slept_before_it_announced_itself(
@@ -308,51 +310,38 @@ def test_a_run_of_the_older_version_that_slept_before_it_announced_itself(
     def sleep_and(state: State) -> None:
         with monkeypatch.context() as awake:
             awake.setattr(State, "load", real)
-            assert many.run(many.plan(2), from_version=1).exit == 0
+            assert many.run(many.make_plan(2), from_version=1).exit == 0
         real(state)
 
     monkeypatch.setattr(Lock, "take", no_lock.take)
-    many.run(many.plan(1))
+    many.run(many.make_plan(1))
     many.documents[0]["raw"] = b"two"
     monkeypatch.setattr(State, "load", sleep_and)
     with pytest.raises(StateForeign, match="version 2 of this plan continues"):
-        many.run(many.plan(1))
+        many.run(many.make_plan(1))
     assert many.out("out").counted() == {"a": 2, "b": 1, "c": 1}
-
-
-def test_half_made_is_no_state(many: Versions, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run without --from-version does not take it for one, removes nothing of it, and says what to do."""
-    many.run(many.plan(1))
-    with monkeypatch.context() as patched:
-        patched.setattr(crash, "point", kill_at("version.built"))
-        with pytest.raises(Killed):
-            many.run(many.plan(2), from_version=1)
-    with pytest.raises(StateDamaged, match="run --from-version again"):
-        many.run(many.plan(2))
-    assert many.run(many.plan(2), from_version=1).exit == 0
-    assert many.out("out").counted() == {"a": 1, "b": 1, "c": 1}
 
 
 def test_a_state_that_was_only_begun_is_in_nobodys_way(many: Versions, monkeypatch: pytest.MonkeyPatch) -> None:
     """A first run without --from-version that was killed while it made its state: nothing can be in it."""
 
-    many.run(many.plan(1))
+    many.run(many.make_plan(1))
     with monkeypatch.context() as patched:
         patched.setattr(crash, "point", kill_at("create.table"))
         with pytest.raises(Killed):
-            many.run(many.plan(2))
-    assert state_root(many.plan(2), many.state).exists()
-    assert many.run(many.plan(2), from_version=1).exit == 0
+            many.run(many.make_plan(2))
+    assert state_root(many.make_plan(2), many.state).exists()
+    assert many.run(many.make_plan(2), from_version=1).exit == 0
     assert many.out("out").counted() == {"a": 1, "b": 1, "c": 1}
 
 
 def test_a_folder_that_is_no_state_is_refused_before_the_older_one_is_fenced(many: Versions) -> None:
     """Nothing was touched: the older version still runs."""
-    many.run(many.plan(1))
-    root = state_root(many.plan(2), many.state)
+    many.run(many.make_plan(1))
+    root = state_root(many.make_plan(2), many.state)
     root.mkdir()
     (root / "letter.txt").write_text("dear")
     with pytest.raises(StateForeign, match=r"letter\.txt"):
-        many.run(many.plan(2), from_version=1)
-    assert many.run(many.plan(1)).exit == 0
+        many.run(many.make_plan(2), from_version=1)
+    assert many.run(many.make_plan(1)).exit == 0
     assert (root / "letter.txt").read_text() == "dear"

@@ -14,8 +14,8 @@ from ferryman.document import Document
 from ferryman.errors import TransientError
 from ferryman.plan import Plan
 from ferryman.sources import Csv
+from tests.support.plan_world import PlanWorld, run_plan
 from tests.support.recorder import Recorder
-from tests.support.trial import Trial, run_plan
 
 
 def words(doc: Document) -> list[Document]:
@@ -42,7 +42,7 @@ def away() -> None:
 
 
 @pytest.mark.rule("account.whole")
-def test_a_family_is_complete_when_all_of_it_has_ended(trial: Trial) -> None:
+def test_a_family_is_complete_when_all_of_it_has_ended(trial: PlanWorld) -> None:
     """What failed has ended too, and is counted; what is pending has not."""
     trial.build(words, busy, answer=answer, backoff=3600)
     trial.put("whole", text="one two three")
@@ -69,25 +69,25 @@ def test_a_family_is_complete_when_all_of_it_has_ended(trial: Trial) -> None:
     ]
 
 
-def test_in_doubt_is_not_ended(trial: Trial) -> None:
+def test_in_doubt_is_not_ended(trial: PlanWorld) -> None:
     """Nobody knows of it, so the family is not complete."""
     trial.build(words, guarantee="at-most-once")
-    trial.out.answer = lambda d: None if d.text() == "two" else Outcome.ok()
+    trial.out().answer = lambda d: None if d.text() == "two" else Outcome.ok()
     trial.put("a", text="one two")
     trial.run(wait=0)
     assert families.incomplete_families(trial.root, trial.plan) == [FamilyStatus("docs", "a", 2, 1, 0, 1, 0, 0)]
 
 
-def test_an_older_version_that_waits_counts(trial: Trial) -> None:
+def test_an_older_version_that_waits_counts(trial: PlanWorld) -> None:
     """A family is not complete while an older revision of it is still to be sent."""
     trial.build()
-    trial.out.refuse = away
+    trial.out().refuse = away
     trial.put("a", text="one")
     trial.run(wait=0)
     trial.put("a", text="two")
     trial.run(wait=0)
     assert families.incomplete_families(trial.root, trial.plan) == [FamilyStatus("docs", "a", 2, 0, 2, 0, 0, 0)]
-    trial.out.refuse = None
+    trial.out().refuse = None
     trial.run(wait=0)
     assert families.incomplete_families(trial.root, trial.plan) == []
 
@@ -113,7 +113,7 @@ def row_words(doc: Document) -> list[Document]:
     return [doc.child(word, raw=word.encode()) for word in doc["name"].split()]
 
 
-def test_many_are_looked_at_in_shares(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_are_looked_at_in_shares(trial: PlanWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """No count of families, and no length of their ids, has to fit into memory at once."""
     monkeypatch.setattr(limits, "QUERY_ROWS", 10)
     trial.build(words, answer=answer, backoff=3600)

@@ -15,7 +15,7 @@ from ferryman.destinations import Null
 from ferryman.engine.summary import Summary
 from ferryman.errors import PlanError
 from ferryman.sources import Csv, Files, Jobs, Memory
-from tests.support.trial import run_plan
+from tests.support.plan_world import run_plan
 
 PLAN = """
 from ferryman import Plan

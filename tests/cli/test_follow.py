@@ -14,7 +14,7 @@ from ferryman.plan import Flow, Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Memory, Queue
 from ferryman.state.state import state_root
-from tests.support.trial import run_plan
+from tests.support.plan_world import run_plan
 
 
 def flow_of(place: Path) -> Flow:

@@ -16,7 +16,7 @@ from ferryman import Plan
 from ferryman.cli.app import start
 from ferryman.engine.summary import Summary
 from ferryman.observe import progress_observer
-from tests.support.trial import run_plan
+from tests.support.plan_world import run_plan
 
 PLAN = """
 from ferryman import Document, Plan

@@ -18,9 +18,8 @@ from ferryman.queues import Queue
 from ferryman.sources.log import Positions
 from ferryman.state.state import state_root
 from tests.support.logs import Topic
-from tests.support.places import place, trial
+from tests.support.plan_world import PlanWorld, Watch, place, run_plan, trial
 from tests.support.recorder import Recorder
-from tests.support.trial import Trial, Watch, run_plan
 
 __all__ = ["place", "trial"]
 
@@ -34,19 +33,19 @@ plan.source("orders", Queue("in", "queues")).destination("copy", ToQueue("out", 
 """
 
 
-class Pipe:
+class Pipe(PlanWorld):
     """The plan file, and what the commands say of it."""
 
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.folder = folder
+        super().__init__(folder, each_time=True)
         self.file = folder / "plan.py"
         self.file.write_text(PLAN)
-        self.queue = Queue("in", folder / "queues")
+        self.into = Queue("in", folder / "queues")
         self.state = folder / ".ferryman"
         self._capsys = capsys
 
-    def run(self, **options: Any) -> Any:
-        return run_plan(load_plan(str(self.file)), self.state, **options)
+    def make_plan(self) -> Plan:
+        return load_plan(str(self.file))
 
     def told(self, *command: str) -> str:
         """What a command prints, that ends well."""
@@ -56,7 +55,7 @@ class Pipe:
         assert "Traceback" not in printed.out + printed.err
         return printed.out
 
-    def source(self) -> dict[str, Any]:
+    def reads(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.told("status", "--json"))["sources"]["orders"]
         return found
 
@@ -64,14 +63,14 @@ class Pipe:
 @pytest.fixture
 def pipe(place: Path, capsys: pytest.CaptureFixture[str]) -> Pipe:
     pipe = Pipe(place, capsys)
-    pipe.queue.append([{"n": n} for n in range(5)])
+    pipe.into.append([{"n": n} for n in range(5)])
     pipe.run()
-    pipe.queue.append([{"n": 5}])
+    pipe.into.append([{"n": 5}])
     return pipe
 
 
 def deleted(pipe: Pipe) -> None:
-    pipe.queue.delete()
+    pipe.into.delete()
 
 
 def of_another_machine(pipe: Pipe) -> None:
@@ -100,9 +99,9 @@ WAYS = [deleted, of_another_machine, no_log, cut_identity, a_file_in_its_place]
 @pytest.mark.parametrize("harm", WAYS, ids=lambda f: f.__name__)
 def test_status_counts_what_it_knows(pipe: Pipe, harm: Callable[[Pipe], None]) -> None:
     """Where the plan stands, and what it has read; how much there is to come is not known."""
-    assert pipe.source() == {"positions": {"in": 6}, "read": 5, "lag": 1}
+    assert pipe.reads() == {"positions": {"in": 6}, "read": 5, "lag": 1}
     harm(pipe)
-    assert pipe.source() == {"positions": {"in": 6}, "read": 5, "lag": None}
+    assert pipe.reads() == {"positions": {"in": 6}, "read": 5, "lag": None}
     told = pipe.told("status")
     assert any(line.split() == ["orders", "6", "5", "unknown"] for line in told.splitlines()), told
     assert "Balanced" in told
@@ -132,18 +131,18 @@ def test_a_run_changes_no_position(pipe: Pipe, harm: Callable[[Pipe], None]) -> 
 def test_a_plan_that_never_ran(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """There is nothing to come of a queue that nobody has made."""
     pipe = Pipe(place, capsys)
-    assert pipe.source() == {"positions": {"in": 1}, "read": 0, "lag": 0}
-    pipe.queue.append([{"n": 1}])
-    assert pipe.source()["lag"] == 1
+    assert pipe.reads() == {"positions": {"in": 1}, "read": 0, "lag": 0}
+    pipe.into.append([{"n": 1}])
+    assert pipe.reads()["lag"] == 1
     cut_identity(pipe)
-    assert pipe.source() == {"positions": {}, "read": 0, "lag": None}
+    assert pipe.reads() == {"positions": {}, "read": 0, "lag": None}
 
 
 def test_a_queue_that_was_made_again(pipe: Pipe) -> None:
     """All of it is to come."""
-    pipe.queue.delete()
+    pipe.into.delete()
     Queue("in", pipe.folder / "queues").append([{"n": 1}, {"n": 2}])
-    assert pipe.source() == {"positions": {"in": 1}, "read": 5, "lag": 2}
+    assert pipe.reads() == {"positions": {"in": 1}, "read": 5, "lag": 2}
 
 
 @pytest.mark.parametrize("harm", [None, deleted])
@@ -163,7 +162,7 @@ class Odd(Topic):
         return super().end()
 
 
-def test_a_log_that_raises_anything(trial: Trial) -> None:
+def test_a_log_that_raises_anything(trial: PlanWorld) -> None:
     topic = Odd(trial.folder / "topic")
     topic.publish("p0", {"n": 0})
     trial.build(source=topic)

@@ -13,7 +13,7 @@ from ferryman.destinations import Null
 from ferryman.errors import PermanentError
 from ferryman.plan import picture
 from ferryman.sources import Memory
-from tests.support.trial import run_plan
+from tests.support.plan_world import run_plan
 
 SVG = "{http://www.w3.org/2000/svg}"
 PLAN = """

@@ -13,7 +13,7 @@ import ferryman
 from ferryman.errors import UsageError
 from ferryman.plan import Plan
 from ferryman.plan.load import load_plan
-from tests.support.trial import run_plan
+from tests.support.plan_world import run_plan
 
 PLAN = """
     from ferryman import Plan

@@ -16,8 +16,8 @@ from ferryman.net.places import relative_to
 from ferryman.state.state import State, state_root
 from ferryman.testing.inprocess import InProcess
 from tests.support import invariants
+from tests.support.plan_world import Watch
 from tests.support.tree import tree
-from tests.support.trial import Watch
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 

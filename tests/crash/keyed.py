@@ -24,8 +24,8 @@ from ferryman.state.state import State, state_root
 from ferryman.testing.inprocess import InProcess
 from tests.crash.shapes.shape import Shelf
 from tests.support import invariants
-from tests.support.keyed import states
-from tests.support.trial import Watch
+from tests.support.invariants import states
+from tests.support.plan_world import Watch
 
 STAGES = (
     ["a", "b", "a", "bad", "late", "c", "a", "b"],

@@ -19,7 +19,7 @@ from ferryman.state.state import state_root
 from tests.crash.keyed import run
 from tests.crash.shapes.shape import Shelf
 from tests.support import invariants
-from tests.support.keyed import states
+from tests.support.invariants import states
 
 CORPORA: tuple[dict[str, tuple[str, int]], ...] = (
     {"a": ("x", 1), "b": ("x", 2), "c": ("y", 3), "d": ("z", 4), "e": ("z", 5)},

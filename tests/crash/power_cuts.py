@@ -21,9 +21,10 @@ from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Memory, Queue
 from ferryman.state.state import state_root
 from ferryman.testing.inprocess import InProcess
-from tests.support.keyed import count, states
+from tests.support.invariants import states
+from tests.support.keyed import count
+from tests.support.plan_world import run_plan
 from tests.support.power_cut import cut_by_chance, images_at_points, in_child
-from tests.support.trial import run_plan
 
 WORDS = [*"abcabdab"]
 
@@ -90,7 +91,7 @@ def starts_after_each_point(place: Path, kind: str, first: int, every: int) -> s
     images.mkdir()
     world = World(disk, kind)
 
-    def first() -> None:
+    def begin() -> None:
         world.put(WORDS[:3], "first")
         world.run()
 
@@ -98,7 +99,7 @@ def starts_after_each_point(place: Path, kind: str, first: int, every: int) -> s
         world.put(WORDS[3:], "second")
         world.run()
 
-    in_child(first)
+    in_child(begin)
     found = images_at_points(disk, images, work)
     in_child(partial(world.check, WORDS))
     tried = set()

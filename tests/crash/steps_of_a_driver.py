@@ -37,9 +37,9 @@ from tests.crash.child import OVERTAKEN
 from tests.servers.faulty_s3 import settings
 from tests.support import no_lock
 from tests.support.http_store import HttpStore
-from tests.support.keyed import states
+from tests.support.invariants import states
+from tests.support.plan_world import Watch
 from tests.support.recorder import Store
-from tests.support.trial import Watch
 
 WORDS = ("a", "b", "a", "c")
 """Of the messages of a stage."""
@@ -175,14 +175,14 @@ class Steps:
         """From now on."""
         for name in ("fsync", "link", "rename", "replace", "unlink"):
             setattr(os, name, self._on_disk(name, getattr(os, name)))
-        ask = HttpStore._ask
+        ask = HttpStore.ask
 
         def counted(store: HttpStore, method: str, key: str, *more: Any, **named: Any) -> Any:
             if threading.current_thread().name != "ferryman-lease":
                 self._pass(f"{method} {key or named.get('query', '')}")
             return ask(store, method, key, *more, **named)
 
-        HttpStore._ask = counted  # type: ignore[method-assign]
+        HttpStore.ask = counted  # type: ignore[method-assign]
 
     def _on_disk(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*given: Any, **named: Any) -> Any:

@@ -22,9 +22,8 @@ from tests.crash.shapes.families import IN_STREAM
 from tests.crash.shapes.shape import MIXED
 from tests.crash.shapes.together import IN_CALLS
 from tests.crash.test_matrix import BEFORE, EVERYWHERE
-from tests.support.places import place
+from tests.support.plan_world import place, run_plan
 from tests.support.tiers import sampled
-from tests.support.trial import run_plan
 from tests.support.zygote import Zygote
 
 __all__ = ["place"]

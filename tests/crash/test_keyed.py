@@ -89,14 +89,21 @@ def keyed(folder: Path) -> Iterator[dict[str, Zygote]]:
 @pytest.fixture(scope="module")
 def prepared(keyed: dict[str, Zygote], folder: Path) -> dict[tuple[str, int], Path]:
     """Of each plan and stage a folder in which those before it have run."""
-    places = {(plan, stage): folder / plan / f"before-{stage}" for plan in keyed for stage in range(len(STAGES))}
-    for plan, zygote in keyed.items():
-        places[plan, 0].mkdir()
-        for stage in range(len(STAGES) - 1):
-            following = places[plan, stage + 1]
-            shutil.copytree(places[plan, stage], following)
-            code, said = zygote.run(root=str(following), stage=stage)
-            assert code == 0, said
+    return {
+        (plan, stage): place
+        for plan, zygote in keyed.items()
+        for stage, place in enumerate(before_each_stage(zygote, folder / plan, len(STAGES)))
+    }
+
+
+def before_each_stage(zygote: Zygote, folder: Path, stages: int) -> list[Path]:
+    """Make a folder for each stage, in which those before it have run."""
+    places = [folder / f"before-{stage}" for stage in range(stages)]
+    places[0].mkdir()
+    for stage, following in enumerate(places[1:]):
+        shutil.copytree(places[stage], following)
+        code, said = zygote.run(root=str(following), stage=stage)
+        assert code == 0, said
     return places
 
 
@@ -109,13 +116,17 @@ def test_killed_there_and_started_again(
     keyed: dict[str, Zygote], folder: Path, prepared: dict[tuple[str, int], Path], plan: str, point: str, stage: int
 ) -> None:
     """State and exports equal a recount: neither is ahead of the other, and nothing comes twice."""
-    root = folder / f"{plan}-{point}-{stage}"
-    shutil.copytree(prepared[plan, stage], root)
+    kill_and_check(keyed[plan], prepared[plan, stage], folder / f"{plan}-{point}-{stage}", point, **job(plan, stage))
+
+
+def kill_and_check(zygote: Zygote, before: Path, root: Path, point: str, **job: int) -> None:
+    """Kill the run of a stage at this point, in a copy of what was before it; start it again, and compare all."""
+    shutil.copytree(before, root)
     executor = POINTS[point] == EXECUTOR
-    code, said = keyed[plan].run(root=str(root), arm=point, fork=executor, **job(plan, stage))
+    code, said = zygote.run(root=str(root), arm=point, fork=executor, **job)
     assert code == (0 if executor else -signal.SIGKILL), said
     assert (root / "killed").exists(), f"{point} was never reached"
-    code, said = keyed[plan].run(root=str(root), check=True, **job(plan, stage))
+    code, said = zygote.run(root=str(root), check=True, **job)
     assert code == 0, said
     shutil.rmtree(root)
 

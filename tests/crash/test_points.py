@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.places import place
+from tests.support.plan_world import place
 
 __all__ = ["place"]
 

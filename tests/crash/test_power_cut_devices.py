@@ -19,7 +19,7 @@ import pytest
 
 from ferryman import limits
 from tests.crash.power_cuts import World
-from tests.support.places import place
+from tests.support.plan_world import place
 from tests.support.power_cut import in_child
 
 __all__ = ["place"]

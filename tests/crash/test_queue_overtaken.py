@@ -20,8 +20,7 @@ from tests.crash.test_overtaken import FREE
 from tests.crash.test_queue_matrix import CASES as KILLED
 from tests.crash.test_queue_matrix import prepare, said_well
 from tests.support.joined import run_flow
-from tests.support.places import place
-from tests.support.trial import run_plan
+from tests.support.plan_world import place, run_plan
 from tests.support.zygote import Zygote
 
 __all__ = ["place"]

@@ -13,7 +13,7 @@ import pytest
 
 from ferryman.crash import EXECUTOR, KEYED, POINTS
 from tests.crash.replica import STAGES
-from tests.crash.test_keyed import passes
+from tests.crash.test_keyed import before_each_stage, kill_and_check, passes
 from tests.support.tiers import sampled
 from tests.support.zygote import Zygote
 
@@ -33,13 +33,7 @@ def zygote(folder: Path) -> Iterator[Zygote]:
 @pytest.fixture(scope="module")
 def prepared(zygote: Zygote, folder: Path) -> list[Path]:
     """Of each stage a folder in which those before it have run."""
-    places = [folder / f"before-{stage}" for stage in range(len(STAGES))]
-    places[0].mkdir()
-    for stage, following in enumerate(places[1:]):
-        shutil.copytree(places[stage], following)
-        code, said = zygote.run(root=str(following), stage=stage)
-        assert code == 0, said
-    return places
+    return before_each_stage(zygote, folder, len(STAGES))
 
 
 @pytest.mark.rule("changes.kill")
@@ -48,15 +42,7 @@ def test_killed_there_and_started_again(
     zygote: Zygote, folder: Path, prepared: list[Path], point: str, stage: int
 ) -> None:
     """The copy has the state's keys as they are, and nothing came twice."""
-    root = folder / f"{point}-{stage}"
-    shutil.copytree(prepared[stage], root)
-    executor = POINTS[point] == EXECUTOR
-    code, said = zygote.run(root=str(root), stage=stage, arm=point, fork=executor)
-    assert code == (0 if executor else -signal.SIGKILL), said
-    assert (root / "killed").exists(), f"{point} was never reached"
-    code, said = zygote.run(root=str(root), stage=stage, check=True)
-    assert code == 0, said
-    shutil.rmtree(root)
+    kill_and_check(zygote, prepared[stage], folder / f"{point}-{stage}", point, stage=stage)
 
 
 @pytest.fixture(scope="module")

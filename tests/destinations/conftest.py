@@ -12,7 +12,7 @@ import trustme
 
 from tests.servers.server import Server
 from tests.support.gate import Gate
-from tests.support.places import place, spark, trial
+from tests.support.plan_world import place, spark, trial
 
 __all__ = ["gate", "place", "spark", "tls_server", "trial"]
 

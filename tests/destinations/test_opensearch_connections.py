@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from ferryman.destinations import DestinationContext, Guarantee, OpenSearch
+from ferryman.destinations import Guarantee, OpenSearch
 from ferryman.destinations import opensearch as body
 from ferryman.destinations import opensearch as destination
-from ferryman.errors import PermanentError, PlanError, TransientError
+from ferryman.errors import PermanentError
 from ferryman.testing.destinations import delivery
 from ferryman.testing.proxy import Proxy, ProxyFault
 from tests.destinations.search_index import SearchIndex, index, kinds, opened, opensearch
@@ -48,18 +47,6 @@ def test_password_key_and_certificate(
         assert API_KEY.encode() not in pickle.dumps(made)
 
 
-def test_a_missing_variable_is_named(index: SearchIndex, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OPENSEARCH_PASSWORD", raising=False)
-    with pytest.raises(PermanentError, match="variable OPENSEARCH_PASSWORD is not set"):
-        OpenSearch(index.url, index.name, auth=("me", "${OPENSEARCH_PASSWORD}")).check()
-
-
-def test_a_certificate_that_nobody_vouches_for(gate: Gate, index: SearchIndex) -> None:
-    """Says what to do."""
-    with pytest.raises(PermanentError, match=r"its certificate is refused: .* Give its authority: ca="):
-        OpenSearch(gate.url, index.name, auth=API_KEY).check()
-
-
 def test_credentials_that_are_taken_away(gate: Gate, index: SearchIndex) -> None:
     """In the middle of a wave: for a person, about all, before and after."""
     writer = opened(OpenSearch(gate.url, index.name, auth=API_KEY, ca=gate.ca))
@@ -73,29 +60,6 @@ def test_credentials_that_are_taken_away(gate: Gate, index: SearchIndex) -> None
     assert (outcome.kind, outcome.universal) == ("permanent", True)
     assert outcome.why.endswith("answered 401 Unauthorized (Unauthorized). Correct auth=.")
     assert API_KEY not in outcome.why
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ({"url": "localhost:9200"}, "not an http or https URL"),
-        ({"index": "Plays"}, "lower-case"),
-        ({"index": "a b"}, "without spaces"),
-        ({"index": ".plays"}, "begins with"),
-        ({"index": ""}, "lower-case"),
-        ({"refresh": "soon"}, "True, False or 'wait_for'"),
-        ({"auth": ["a", "b"]}, "neither"),
-        ({"url": "http://me:pw@localhost", "auth": "key"}, "leave one of them out"),
-        ({"mappings": {"title": {"type": "text"}}}, "under 'properties'"),
-        ({"mappings": {"mappings": {}}}, "under 'properties'"),
-        ({"text": "_ferryman"}, "_ferryman is reserved for Ferryman"),
-    ],
-)
-def test_arguments_that_cannot_be_meant(arguments: dict[str, Any], says: str) -> None:
-    """Are refused when the plan is built, without a password in the text."""
-    with pytest.raises(PlanError, match=re.escape(says)) as caught:
-        OpenSearch(**{"url": "http://localhost:9200", "index": "plays", **arguments})
-    assert "me:pw" not in str(caught.value)
 
 
 # --- connections ------------------------------------------------------------------------------------------------------
@@ -155,13 +119,3 @@ def test_at_most_once_says_what_it_knows(
     assert kinds(outcomes) == ["ok", "unknown", "transient", "transient"]
     assert outcomes[2].universal
     assert index.documents().keys() == {"doc-1", "doc-2"}
-
-
-def test_a_server_that_is_not_there(index: SearchIndex) -> None:
-    """Within a write too it is certain that nothing was sent."""
-    writer = OpenSearch("http://127.0.0.1:9", index.name)
-    with pytest.raises(TransientError, match="Connection refused"):
-        writer.check()
-    writer.open(DestinationContext("tests", 1, "node", 1, Guarantee.AT_MOST_ONCE))
-    [outcome] = writer.write([delivery("a", 1)])
-    assert (outcome.kind, outcome.universal) == ("transient", True)

@@ -14,7 +14,7 @@ from ferryman.document import Document
 from ferryman.sources import DataFrame, Files
 from tests.destinations.search_index import SearchIndex
 from tests.servers.opensearch import OpenSearchServer
-from tests.support.trial import Watch, run_plan
+from tests.support.plan_world import PlanWorld
 
 MAPPINGS = {"properties": {"year": {"type": "integer"}, "name": {"type": "keyword"}}}
 
@@ -25,11 +25,12 @@ def dated(doc: Document) -> Document:
     return doc
 
 
-class Library:
+class Library(PlanWorld):
     """Files and rows that are changed between runs of one plan."""
 
     def __init__(self, folder: Path, index: SearchIndex, runner: Any) -> None:
-        self.folder, self.index, self.runner = folder, index, runner
+        super().__init__(folder, each_time=True, runner=runner)
+        self.index = index
         self.corpus = folder / "corpus"
         self.corpus.mkdir()
         for number in range(44):
@@ -42,7 +43,7 @@ class Library:
     def file(self, number: int) -> Path:
         return self.corpus / f"play-{number:02}.txt"
 
-    def run(self) -> Any:
+    def make_plan(self) -> Plan:
         rows = list(self.rows)
         plan = Plan("library", version=1)
         files = plan.source("files", Files(self.corpus, prefix="file/")).step("dated", dated)
@@ -51,14 +52,7 @@ class Library:
         )
         out = OpenSearch(self.index.url, self.index.name, MAPPINGS)
         plan.destination("index", out, after=[files, table], batch=10, backoff=0)
-        self.watch = Watch()
-        return run_plan(plan, self.folder / "state", runner=self.runner, observer=self.watch)
-
-    def status(self) -> dict[str, int]:
-        from ferryman import status
-
-        plan = Plan("library", version=1)
-        return {k: n for k, n in status(plan, state=self.folder / "state")["destinations"]["index"].items() if n}
+        return plan
 
 
 @pytest.mark.spark
@@ -90,7 +84,7 @@ def test_changed_deleted_and_unindexable(
     del library.rows[7]
     summary = library.run()
     assert (summary.exit, summary.failed, summary.pending) == (3, 1, 0)
-    assert library.status() == {"delivered": 85, "deleted": 2, "failed": 1}
+    assert library.counts("index") == {"delivered": 85, "deleted": 2, "failed": 1}
     after = index.documents()
     assert documents.keys() - after.keys() == {"file/play-04.txt", "row-7"}
     assert after["file/play-03.txt"]["text"] == "1600\nchanged"
@@ -102,6 +96,6 @@ def test_changed_deleted_and_unindexable(
     library.write(5, "1595\na year again")
     summary = library.run()
     assert (summary.exit, summary.delivered) == (0, 1)
-    assert library.status() == {"delivered": 86, "deleted": 2}
+    assert library.counts("index") == {"delivered": 86, "deleted": 2}
     assert index.documents()["file/play-05.txt"]["text"] == "1595\na year again"
     assert library.run().waves == 0

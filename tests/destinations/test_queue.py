@@ -22,7 +22,7 @@ from ferryman.sources import Memory
 from ferryman.testing.destinations import DestinationSuite, delete, delivery
 from ferryman.testing.inprocess import InProcess
 from tests.support.in_store import faulty, states
-from tests.support.trial import Trial, Watch, run_plan
+from tests.support.plan_world import PlanWorld, Watch, run_plan
 
 __all__ = ["faulty", "states"]
 
@@ -286,7 +286,7 @@ def test_runs_append_what_is_new(place: Path) -> None:
     ]
 
 
-def test_children_name_their_parents(trial: Trial) -> None:
+def test_children_name_their_parents(trial: PlanWorld) -> None:
     """By ``parent_id`` and ``origin_id``."""
 
     def halves(doc: Document) -> list[Document]:

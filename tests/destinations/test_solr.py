@@ -14,7 +14,7 @@ import pytest
 from ferryman import Plan
 from ferryman.destinations import Delivery, Destination, DestinationContext, Guarantee, Outcome, Solr
 from ferryman.destinations.solr import Collection
-from ferryman.errors import PermanentError, PlanError, TransientError
+from ferryman.errors import PermanentError, TransientError
 from ferryman.plan import DestinationNode
 from ferryman.sources import Memory
 from ferryman.testing.destinations import delete, delivery
@@ -22,8 +22,8 @@ from ferryman.testing.servers import ServerSuite
 from tests.destinations.conftest import TlsServer
 from tests.servers.solr import SolrServer
 from tests.support.gate import API_KEY, PASSWORD, USER, Gate
+from tests.support.plan_world import PlanWorld, Watch
 from tests.support.receiver import Receiver, Reply
-from tests.support.trial import Trial, Watch
 
 
 @pytest.fixture(scope="module")
@@ -329,22 +329,6 @@ def test_tls_and_credentials(
             Solr(url, auth=options["auth"]).check()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ({"url": "localhost:8983/solr/plays"}, "the url is not an http or https URL of a collection"),
-        ({"url": "http://localhost/solr/plays?wt=xml"}, "the url is not an http"),
-        ({"text": "id"}, "need names of their own"),
-        ({"versions": ""}, "versions is empty"),
-        ({"commit_within_ms": 0}, "commit_within_ms=0"),
-    ],
-)
-def test_arguments_that_cannot_be_meant(arguments: dict[str, Any], says: str) -> None:
-    """Refused when the plan is made, with the reason."""
-    with pytest.raises(PlanError, match=says):
-        Solr(**{"url": "http://user:hush@localhost/solr/plays", **arguments})
-
-
 # --- through the engine -----------------------------------------------------------------------------------------------
 
 
@@ -364,7 +348,7 @@ class Restarting(Watch):
 
 
 @pytest.mark.rule("solr.once")
-def test_the_server_is_killed_in_the_middle_of_a_run(solr: SolrServer, guarded: str, trial: Trial) -> None:
+def test_the_server_is_killed_in_the_middle_of_a_run(solr: SolrServer, guarded: str, trial: PlanWorld) -> None:
     """It is waited for; then all is there, what cannot be indexed is dead, and a changed document replaces the old."""
     trial.put(*(f"doc-{i:02}" for i in range(44)))
     trial.documents[7]["words"] = "not a number"

@@ -9,12 +9,11 @@ import pickle
 import time
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ferryman.destinations import Delivery, Destination, Outcome, Webhook
-from ferryman.errors import PermanentError, PlanError
+from ferryman.errors import PermanentError
 from ferryman.testing.destinations import delete, delivery
 from ferryman.testing.servers import ServerSuite
 from tests.destinations.webhook import THREE, kinds, opened, receiver
@@ -158,22 +157,6 @@ def test_secrets_come_from_the_environment(receiver: Receiver, monkeypatch: pyte
     assert "no such …" in outcome.why
 
 
-@pytest.mark.parametrize(("value", "says"), [(None, "is not set"), (" ", "is not set"), ("a\nb", "holds a line break")])
-def test_a_variable_that_is_missing_is_told_by_name(
-    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, value: str | None, says: str
-) -> None:
-    """Before anything is sent, in driver and worker; it is for a person to mend."""
-    monkeypatch.delenv("HOOK_SECRET", raising=False)
-    if value is not None:
-        monkeypatch.setenv("HOOK_SECRET", value)
-    hook = Webhook(receiver.url, secret="${HOOK_SECRET}")
-    for call in (hook.check, lambda: opened(receiver, secret="${HOOK_SECRET}")):
-        with pytest.raises(PermanentError, match=f"variable HOOK_SECRET {says}") as caught:
-            call()
-        assert caught.value.universal
-    assert receiver.requests == []
-
-
 def test_a_user_in_the_url_is_sent_as_basic_authentication(receiver: Receiver) -> None:
     """Percent-encoding undone; and it is no part of what is shown."""
     hook = opened(receiver.url.replace("//", "//me:p%40ss@"))
@@ -217,24 +200,6 @@ def test_a_rate_is_kept(receiver: Receiver) -> None:
 
 
 # --- arguments --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"url": "ftp://x/hook"}, "the url is not an http or https URL"),
-        ({"secret": ""}, "the secret is empty"),
-        ({"batch": 0}, "batch=0"),
-        ({"timeout_s": 0}, "timeout_s=0"),
-        ({"timeout_s": 60}, "timeout_s=60"),
-        ({"rate": 0.01}, "rate=0.01"),
-        ({"headers": {"Content-Type": "text/plain"}}, "Content-Type is set by Webhook itself"),
-    ],
-)
-def test_arguments_that_cannot_be_meant(options: dict[str, Any], says: str) -> None:
-    """Refused when the plan is made, with the reason."""
-    with pytest.raises(PlanError, match=says):
-        Webhook(**{"url": "http://user:hush@127.0.0.1/hook", **options})
 
 
 def test_a_url_out_of_a_variable_may_be_none(monkeypatch: pytest.MonkeyPatch) -> None:

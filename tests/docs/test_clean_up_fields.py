@@ -12,7 +12,7 @@ import pytest
 from ferryman import Document, account
 from ferryman.destinations import Memory
 from ferryman.state.state import state_root
-from tests.support.trial import run_plan
+from tests.support.plan_world import run_plan
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "clean-up-fields.md").read_text("utf-8")
 BOOKS, MISTAKE, WEB, OWN = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)

@@ -16,7 +16,7 @@ from ferryman import account
 from ferryman.state.state import state_root
 from tests.servers.solr import VERSIONS, SolrServer
 from tests.support.page import HOW_TO, QuickShell
-from tests.support.trial import run_plan
+from tests.support.plan_world import run_plan
 
 
 def free_port() -> int:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.destinations.postgres import Database, database, postgres
 from tests.support.page import HOW_TO, QuickShell
-from tests.support.places import place
+from tests.support.plan_world import place
 
 __all__ = ["database", "place", "postgres"]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.destinations.search_index import SearchIndex
-from tests.support.trial import run_plan
+from tests.support.plan_world import run_plan
 
 DOCS = Path(__file__).parents[2] / "docs"
 

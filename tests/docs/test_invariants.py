@@ -14,8 +14,8 @@ from ferryman import Document
 from ferryman.destinations import Delivery, Outcome
 from ferryman.engine.commit import commit_wave
 from ferryman.errors import StateLost
+from tests.support.plan_world import PlanWorld
 from tests.support.recorder import Recorder
-from tests.support.trial import Trial
 
 
 def must_be_committed(root: Path, chunk: list[Delivery]) -> None:
@@ -26,7 +26,7 @@ def must_be_committed(root: Path, chunk: list[Delivery]) -> None:
     assert (root / "outbox" / "_marks" / f"{outbox.version():020d}").exists()
 
 
-def test_nothing_leaves_before_the_commit(trial: Trial) -> None:
+def test_nothing_leaves_before_the_commit(trial: PlanWorld) -> None:
     """I1: whenever a destination sees a row, that row's wave is committed and marked."""
     trial.put("a", "b", "c")
     root = trial.build().root
@@ -37,7 +37,7 @@ def test_nothing_leaves_before_the_commit(trial: Trial) -> None:
     assert (summary.exit, summary.delivered) == (0, 3)
 
 
-def test_a_stale_driver_cannot_commit(trial: Trial) -> None:
+def test_a_stale_driver_cannot_commit(trial: PlanWorld) -> None:
     """I2: a driver that lost its lock without noticing is stopped by the epoch of the next one."""
     first = trial.take()
     first.release()
@@ -58,12 +58,12 @@ def at_third(delivery: Delivery) -> Outcome:
 
 
 @pytest.mark.rule("guarantee.hash")
-def test_a_delivery_is_the_same_on_every_attempt(trial: Trial) -> None:
+def test_a_delivery_is_the_same_on_every_attempt(trial: PlanWorld) -> None:
     """I3: same bytes, same hash, same sequence, though the step draws lots."""
     trial.put("a", "b")
     trial.build(guess, answer=at_third).run(wait=5)
 
-    lines = trial.out.lines()
+    lines = trial.out().lines()
     assert [d["attempt"] for d in lines if d["id"] == "a"] == [1, 2, 3]
     for id in ("a", "b"):
         seen = {(d["hash"], d["seq"], d["text"], d["fields"]["guess"]) for d in lines if d["id"] == id}

@@ -12,7 +12,7 @@ import pytest
 from ferryman.records import rows as schemas
 from ferryman.records.rows import ORDINAL_COMMAND, ORDINAL_SENT, ORDINAL_STEPS
 from tests.crash import scenario
-from tests.support.trial import run_plan
+from tests.support.plan_world import run_plan
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "state.md").read_text("utf-8")
 

@@ -2,17 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from tests.support.plan_world import net, place, spark, trial
 
-import pytest
-
-from tests.support.network import Network
-from tests.support.places import place, spark, trial
-
-__all__ = ["place", "spark", "trial"]
-
-
-@pytest.fixture
-def net(place: Path) -> Network:
-    """A plan of any shape."""
-    return Network(place)
+__all__ = ["net", "place", "spark", "trial"]

@@ -32,11 +32,11 @@ def test_a_task_whose_worker_dies_is_not_run_again(place: Path, spark: Any) -> N
     [(name, _)] = once.in_doubt()
     first, last = map(int, name.removeprefix("in/").split(".."))
     assert first <= 700 <= last
-    assert once.out() == [n for n in range(1, 1001) if not first <= n <= last]
+    assert once.values() == [n for n in range(1, 1001) if not first <= n <= last]
     assert set(once.seen().values()) == {1}
 
     once.mend(700)
     resolve(once.plan, "pending", state=once.state)
     assert run(once, spark).exit == 0
-    assert sorted(once.out()) == list(range(1, 1001))
+    assert sorted(once.values()) == list(range(1, 1001))
     assert {n for n, times in once.seen().items() if times > 1} == set(range(first, 701))

@@ -22,8 +22,8 @@ from ferryman.sources import Memory
 from ferryman.state.state import state_root
 from ferryman.testing.inprocess import InProcess
 from tests.support.invariants import rows
+from tests.support.plan_world import PlanWorld, Watch, run_plan
 from tests.support.recorder import Recorder
-from tests.support.trial import Trial, Watch, run_plan
 
 LIMIT = 3 * MIB
 """Five of the documents below."""
@@ -31,7 +31,7 @@ SMALL: Any = {"wave_bytes": 1300 * KIB, "max_pending": LIMIT}
 """A few documents a wave."""
 
 
-def put(trial: Trial, documents: int) -> None:
+def put(trial: PlanWorld, documents: int) -> None:
     """Documents of 600 KiB that cannot be packed."""
     trial.documents += [{"id": f"d{i:02}", "raw": Random(i).randbytes(600 * KIB)} for i in range(documents)]
 
@@ -45,7 +45,7 @@ def down(flag: Path) -> Callable[[], object]:
 
 
 @pytest.mark.rule("size.pending")
-def test_a_scan_stops_while_too_much_is_pending(trial: Trial) -> None:
+def test_a_scan_stops_while_too_much_is_pending(trial: PlanWorld) -> None:
     """The destination is down: not the whole source is copied to the disk. When it is back, all goes on by itself."""
     flag = trial.folder / "down"
     flag.touch()
@@ -66,11 +66,11 @@ def test_a_scan_stops_while_too_much_is_pending(trial: Trial) -> None:
     flag.unlink()
     summary = trial.run(**SMALL)
     assert summary.exit == 0
-    assert trial.out.counted() == {f"d{i:02}": 1 for i in range(20)}
+    assert trial.out().counted() == {f"d{i:02}": 1 for i in range(20)}
 
 
 @pytest.mark.rule("size.pending")
-def test_a_slow_destination_is_waited_for(trial: Trial) -> None:
+def test_a_slow_destination_is_waited_for(trial: PlanWorld) -> None:
     """One run, one listing: what is pending is sent before more is read."""
     trial.build(out=Recorder(trial.folder / "out.jsonl", before=lambda chunk: time.sleep(0.2)), batch=1)
     put(trial, 12)
@@ -79,11 +79,11 @@ def test_a_slow_destination_is_waited_for(trial: Trial) -> None:
     assert summary.exit == 0
     assert not summary.messages
     assert [name for _, name in watch.phases].count("scan") == 1
-    assert trial.out.counted() == {f"d{i:02}": 1 for i in range(12)}
+    assert trial.out().counted() == {f"d{i:02}": 1 for i in range(12)}
 
 
 @pytest.mark.rule("size.pending")
-def test_what_goes_on_by_itself_is_told_once(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_goes_on_by_itself_is_told_once(trial: PlanWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that reads on once there is room has not stopped before its end; one that goes on says that it waits."""
     flag = trial.folder / "down"
     flag.touch()
@@ -97,7 +97,7 @@ def test_what_goes_on_by_itself_is_told_once(trial: Trial, monkeypatch: pytest.M
 
     summary = trial.run(**SMALL, wait=100, sleep=mended)
     assert (summary.exit, summary.messages) == (0, [])
-    assert trial.out.counted() == {f"d{i:02}": 1 for i in range(12)}
+    assert trial.out().counted() == {f"d{i:02}": 1 for i in range(12)}
 
     flag.touch()
     for document in trial.documents:
@@ -117,7 +117,7 @@ def test_other_destinations_go_on(place: Path) -> None:
     flag = place / "down"
     flag.touch()
     away, there = Recorder(place / "away.jsonl", refuse=down(flag)), Recorder(place / "there.jsonl")
-    trial = Trial(place)
+    trial = PlanWorld(place)
     put(trial, 12)
     plan = Plan("two", 1)
     router = plan.source("docs", Memory(trial.documents)).route("both", Duplicate())
@@ -134,7 +134,7 @@ def test_other_destinations_go_on(place: Path) -> None:
     assert set(there.counted().values()) == set(away.counted().values()) == {1}
 
 
-def test_what_is_kept_for_review_is_not_pending(trial: Trial) -> None:
+def test_what_is_kept_for_review_is_not_pending(trial: PlanWorld) -> None:
     """Dead documents wait for an operator: they hold up nobody."""
 
     def no(delivery: Delivery) -> Outcome:

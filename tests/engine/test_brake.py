@@ -11,8 +11,8 @@ from ferryman.document import Document
 from ferryman.errors import BadDocument, Dropped, PermanentError
 from ferryman.testing.inprocess import InProcess
 from tests.support.outages import AWAY, asking, attempts, ids
+from tests.support.plan_world import PlanWorld
 from tests.support.sleeper import Sleeper
-from tests.support.trial import Trial
 
 
 def buggy(*good: str) -> Callable[[Document], Document]:
@@ -25,7 +25,7 @@ def buggy(*good: str) -> Callable[[Document], Document]:
 
 
 @pytest.mark.rule("brake.stopped")
-def test_a_bug_condemns_nobody(trial: Trial) -> None:
+def test_a_bug_condemns_nobody(trial: PlanWorld) -> None:
     """After 20 in a row, 20 more of the rest; then the step is stopped, and all others have spent nothing."""
     sleeper = Sleeper()
     trial.build(buggy())
@@ -39,25 +39,25 @@ def test_a_bug_condemns_nobody(trial: Trial) -> None:
     spent = attempts(trial)
     assert spent[1] in (40, 80), "40 a task"
     assert spent[0] == 400 - spent[1]
-    tried = sorted(d["document"] for d in trial.docs() if d["attempt"])
+    tried = sorted(d["document"] for d in trial.deliveries() if d["attempt"])
     assert tried[:20] == ids(20)
     assert tried[-1] > "d360", "the second look is spread over the rest"
 
 
 @pytest.mark.rule("brake.stopped")
-def test_a_mended_bug_goes_on_by_itself(trial: Trial) -> None:
+def test_a_mended_bug_goes_on_by_itself(trial: PlanWorld) -> None:
     """The code has changed: the next run tries all again."""
     trial.build(buggy())
     trial.put(*ids(100))
     assert trial.run(wait=0).exit == 4
     trial.build(asking(trial.folder / "none", AWAY["unavailable"]))
     assert trial.run().exit == 0
-    assert trial.out.counted() == dict.fromkeys(ids(100), 1)
+    assert trial.out().counted() == dict.fromkeys(ids(100), 1)
 
 
 @pytest.mark.rule("brake.odd")
 @pytest.mark.parametrize("slots", [1, 2])
-def test_odd_documents_end_after_three_runs(trial: Trial, slots: int) -> None:
+def test_odd_documents_end_after_three_runs(trial: PlanWorld, slots: int) -> None:
     """25 that no code can take: they do not hold up the rest."""
     odd, good = [f"a{i:02}" for i in range(25)], [f"b{i:03}" for i in range(200)]
     trial.build(buggy(*good))
@@ -68,7 +68,7 @@ def test_odd_documents_end_after_three_runs(trial: Trial, slots: int) -> None:
 
 
 @pytest.mark.rule("brake.odd")
-def test_odd_documents_alone_end_after_three_runs(trial: Trial) -> None:
+def test_odd_documents_alone_end_after_three_runs(trial: PlanWorld) -> None:
     """They are all that there is."""
     trial.build(buggy())
     trial.put(*ids(25))
@@ -78,7 +78,7 @@ def test_odd_documents_alone_end_after_three_runs(trial: Trial) -> None:
     assert trial.counts() == {"failed": 25}
 
 
-def test_fewer_than_the_brake_are_the_documents_own(trial: Trial) -> None:
+def test_fewer_than_the_brake_are_the_documents_own(trial: PlanWorld) -> None:
     """19 documents and a bug: three attempts each, in one run."""
     trial.build(buggy())
     trial.put(*ids(19))
@@ -90,7 +90,7 @@ def test_fewer_than_the_brake_are_the_documents_own(trial: Trial) -> None:
 @pytest.mark.parametrize(
     "error", [BadDocument("broken PDF"), PermanentError("no"), Dropped("draft")], ids=["bad", "permanent", "dropped"]
 )
-def test_what_code_says_on_purpose_stops_nothing(trial: Trial, error: Exception) -> None:
+def test_what_code_says_on_purpose_stops_nothing(trial: PlanWorld, error: Exception) -> None:
     """A folder of broken files is no outage."""
 
     def step(doc: Document) -> Document:
@@ -102,7 +102,7 @@ def test_what_code_says_on_purpose_stops_nothing(trial: Trial, error: Exception)
     assert trial.counts() == {"dropped" if isinstance(error, Dropped) else "rejected": 200}
 
 
-def test_without_a_brake_nothing_is_stopped(trial: Trial) -> None:
+def test_without_a_brake_nothing_is_stopped(trial: PlanWorld) -> None:
     """``brake=None``: every document has its own three attempts."""
     trial.build(buggy(), called={"brake": None})
     trial.put(*ids(60))
@@ -110,7 +110,7 @@ def test_without_a_brake_nothing_is_stopped(trial: Trial) -> None:
     assert trial.counts() == {"failed": 60}
 
 
-def test_a_brake_of_its_own(trial: Trial) -> None:
+def test_a_brake_of_its_own(trial: PlanWorld) -> None:
     """``brake=5``."""
     trial.build(buggy(), called={"brake": 5})
     trial.put(*ids(60))
@@ -118,7 +118,7 @@ def test_a_brake_of_its_own(trial: Trial) -> None:
     assert attempts(trial) == {1: 10, 0: 50}
 
 
-def test_a_success_of_another_task_is_a_success(trial: Trial) -> None:
+def test_a_success_of_another_task_is_a_success(trial: PlanWorld) -> None:
     """A task has met only odd documents: they are the documents' own, for the step is well elsewhere."""
     odd, good = [f"a{i:02}" for i in range(15)], [f"b{i:02}" for i in range(15)]
     trial.build(buggy(*good), called={"brake": 5})

@@ -14,7 +14,7 @@ from ferryman.queues import Queue
 from ferryman.sources import Memory
 from ferryman.state.commands import queue_retry
 from ferryman.state.state import State, state_root
-from tests.support.joined import Into, Messages, Told, pipe, run_flow, same
+from tests.support.joined import FlowWorld, Into, Messages, Told, pipe, run_flow, same
 from tests.support.recorder import Recorder
 from tests.support.sleeper import Sleeper
 
@@ -26,38 +26,25 @@ def plus(doc: Document) -> Document:
     return doc
 
 
-class Chain:
+class Chain(FlowWorld):
     """``first`` → queue ``a`` → ``second`` → queue ``b`` → ``third`` → a recorder."""
 
     def __init__(self, place: Path) -> None:
-        self.state = place / "state"
-        self.queues = place / "queues"
-        self.documents: list[dict[str, Any]] = list(DOCUMENTS)
-        self.out = Recorder(place / "out.jsonl")
+        super().__init__(place, field="n")
+        self.documents += DOCUMENTS
         self.steps = {"first": same, "second": plus, "third": plus}
-        self.told = Told()
 
     def flow(self) -> Flow:
         """Made again for each run, and given in the wrong order."""
-        a, b = (Into(name, self.queues) for name in "ab")
+        a, b = (Into(name, self.folder) for name in "ab")
         return Flow(
             "chain",
             [
-                pipe("third", Messages("b", self.queues), self.out, self.steps["third"]),
-                pipe("second", Messages("a", self.queues), b, self.steps["second"]),
+                pipe("third", Messages("b", self.folder), self.out(), self.steps["third"]),
+                pipe("second", Messages("a", self.folder), b, self.steps["second"]),
                 pipe("first", self.documents, a, self.steps["first"]),
             ],
         )
-
-    def run(self, observer: Told | None = None, **options: Any) -> Any:
-        self.told = observer or Told()
-        return run_flow(self.flow(), self.state, observer=self.told, **options)
-
-    def arrived(self) -> list[str]:
-        return [line["id"] for line in self.out.lines() if line["said"] == "ok"]
-
-    def bodies(self, queue: str) -> list[Any]:
-        return [m.body["n"] for m in Queue(queue, self.queues).read(start=1, limit=1000)]
 
 
 @pytest.fixture
@@ -72,15 +59,15 @@ def test_documents_go_through_all_plans_in_one_run(chain: Chain) -> None:
 
     assert (summary.exit, list(summary.plans)) == (0, ["first", "second", "third"])
     assert [each.delivered for each in summary.plans.values()] == [3, 3, 3]
-    assert chain.bodies("b") == [1, 2, 3]
-    assert chain.arrived() == ["1", "2", "3"]
+    assert chain.values("b") == [1, 2, 3]
+    assert chain.out().arrived() == ["1", "2", "3"]
     assert chain.told.scans == ["first", "second", "third"]
 
     again = chain.run()
     assert [each.waves for each in again.plans.values()] == [0, 0, 0]
     chain.documents.append({"id": "d3", "n": 3})
     assert [each.delivered for each in chain.run().plans.values()] == [1, 1, 1]
-    assert chain.arrived() == ["1", "2", "3", "4"]
+    assert chain.out().arrived() == ["1", "2", "3", "4"]
 
 
 @pytest.mark.rule("flow.state")
@@ -89,7 +76,7 @@ def test_each_plan_has_its_own_state(chain: Chain) -> None:
     flow = chain.flow()
     run_flow(Flow("alone", [flow.plans[2]]), chain.state)
 
-    assert chain.bodies("a") == [0, 1, 2]
+    assert chain.values("a") == [0, 1, 2]
     summary = chain.run()
     assert [each.delivered for each in summary.plans.values()] == [0, 3, 3]
     assert sorted(path.name for path in chain.state.iterdir()) == ["first-v0", "second-v0", "third-v0"]
@@ -136,7 +123,7 @@ def test_what_waits_in_one_plan_holds_up_no_other(chain: Chain, place: Path) -> 
         return doc
 
     def wake(total: float) -> None:
-        seen.append(chain.arrived())
+        seen.append(chain.out().arrived())
         if total > 3:
             flag.unlink(missing_ok=True)
 
@@ -147,7 +134,7 @@ def test_what_waits_in_one_plan_holds_up_no_other(chain: Chain, place: Path) -> 
 
     assert seen[0] == ["1", "2"]
     assert summary.exit == 0
-    assert chain.arrived() == ["1", "2", "3"]
+    assert chain.out().arrived() == ["1", "2", "3"]
 
 
 @pytest.mark.rule("flow.wait")
@@ -251,9 +238,9 @@ def test_a_kill_between_two_phases_loses_and_doubles_nothing(chain: Chain, phase
     summary = chain.run()
 
     assert summary.exit == 0
-    assert chain.bodies("a") == [0, 1, 2]
-    assert chain.bodies("b") == [1, 2, 3]
-    assert set(chain.arrived()) == {"1", "2", "3"}
+    assert chain.values("a") == [0, 1, 2]
+    assert chain.values("b") == [1, 2, 3]
+    assert set(chain.out().arrived()) == {"1", "2", "3"}
 
 
 # --- before anything runs -----------------------------------------------------------------------------------------
@@ -316,7 +303,7 @@ def test_with_every_each_period_scans_all_plans(chain: Chain) -> None:
     """What has come meanwhile goes through all of them."""
     periods(chain, 3, lambda total: chain.documents.append({"id": f"e{total}", "n": total}))
 
-    assert len(chain.arrived()) == 5
+    assert len(chain.out().arrived()) == 5
     assert chain.told.scans[:6] == ["first", "second", "third"] * 2
 
 
@@ -331,7 +318,7 @@ def test_with_every_a_plan_that_stopped_is_started_again(chain: Chain) -> None:
 
     periods(chain, 9, repair, told)
 
-    assert chain.arrived() == ["1", "2", "3"]
+    assert chain.out().arrived() == ["1", "2", "3"]
     recovered = "second: recovered: removed 2 staged files that no wave had committed"
     assert told.lines == [
         "second: error: it stopped: Spark failed. The other plans go on. It is started again after 1 s.",
@@ -382,7 +369,7 @@ def refuse_second(delivery: Delivery) -> Outcome | None:
 
 def test_a_plan_with_failures_ends_with_3(chain: Chain) -> None:
     """The others with 0; the flow with 3."""
-    chain.out.answer = refuse_second
+    chain.out().answer = refuse_second
 
     summary = chain.run()
 

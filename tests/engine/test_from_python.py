@@ -15,7 +15,7 @@ from ferryman.destinations import Sql
 from ferryman.errors import UsageError
 from ferryman.sources import Memory
 from ferryman.state.state import state_root
-from tests.support.trial import run_plan
+from tests.support.plan_world import run_plan
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Memory, Queue
 from ferryman.state.state import state_root
-from tests.support.trial import Interrupted, Until, Watch, run_plan
+from tests.support.plan_world import Interrupted, Until, Watch, run_plan
 
 
 def put(place: Path, name: str, *numbers: int, **more: Any) -> None:

@@ -9,7 +9,7 @@ from ferryman.destinations import Null
 from ferryman.engine.live import MAX_ERRORS, ProgressReader, ProgressWriter
 from ferryman.observe import Silent
 from ferryman.sources import Memory
-from tests.support.trial import run_plan
+from tests.support.plan_world import run_plan
 
 
 class Listener(Silent):

@@ -16,88 +16,65 @@ from ferryman.queues import Queue as DurableQueue
 from ferryman.routers import ByField
 from ferryman.sources import Queue
 from ferryman.state.logs import LogPositions
-from ferryman.state.state import state_root
 from tests.support.invariants import rows
-from tests.support.trial import Interrupted, Until, Watch, run_plan
+from tests.support.logs import read_log
+from tests.support.plan_world import Interrupted, PlanWorld, Until, Watch, run_plan
 
 
-class Pipe:
-    """Plan ``pipe``: queue ``in`` → steps → queue ``out``, in a folder."""
-
-    def __init__(self, folder: Path, *steps: Any, backoff: float = 0, **source: Any) -> None:
-        self.folder = folder
-        self.state = folder / "state"
-        self.into = DurableQueue("in", folder)
-        self.out = DurableQueue("out", folder)
-        self.plan = Plan("pipe", version=1)
-        node = self.plan.source("from_in", Queue("in", folder, **source))
-        for step in steps:
-            node = node.step(step.__name__, step)
-        node.destination("to_out", ToQueue("out", folder), backoff=backoff)
-        self.root = state_root(self.plan, self.state)
-
-    def run(self, **options: Any) -> Any:
-        return run_plan(self.plan, self.state, **options)
-
-    def put(self, *numbers: int) -> None:
-        self.into.append([{"n": n} for n in numbers])
-
-    def numbers(self) -> list[int]:
-        return [m.body["n"] for m in self.out.read(limit=100_000)]
-
-    def log(self) -> dict[str, Any]:
-        found: dict[str, Any] = account.status(self.root, self.plan)["sources"]["from_in"]
-        return found
+def copy_queue(place: Path, *steps: Any, **options: Any) -> PlanWorld:
+    """Create plan ``pipe``: queue ``in`` → steps → queue ``out``."""
+    out = ToQueue("out", place)
+    return read_log(place, None, *steps, name="pipe", ends=("from_in", "to_out"), into=out, **options)
 
 
 @pytest.mark.rule("log.once")
 def test_messages_go_through_once_and_in_order(place: Path) -> None:
     """A second run has nothing to do; what is appended later is all that the next one takes up."""
-    pipe = Pipe(place)
+    pipe = copy_queue(place)
     pipe.put(*range(1, 8))
     summary = pipe.run()
     assert (summary.exit, summary.delivered) == (0, 7)
-    assert pipe.numbers() == list(range(1, 8))
+    assert pipe.values() == list(range(1, 8))
     assert pipe.log() == {"positions": {"in": 8}, "read": 7, "lag": 0}
     before = pipe.run()
     assert (before.waves, before.delivered) == (0, 0)
     pipe.put(8, 9)
     assert pipe.log()["lag"] == 2
     assert pipe.run().delivered == 2
-    assert pipe.numbers() == list(range(1, 10))
+    assert pipe.values() == list(range(1, 10))
 
 
 @pytest.mark.rule("log.once")
 def test_what_went_through_leaves_no_row_in_documents(place: Path) -> None:
-    pipe = Pipe(place)
+    pipe = copy_queue(place)
     pipe.put(*range(50))
     pipe.run()
     assert rows(pipe.root, "documents") == []
 
 
 def test_several_tasks_and_waves_keep_the_order(place: Path) -> None:
-    pipe = Pipe(place)
+    pipe = copy_queue(place)
     pipe.into.append([{"n": n} for n in range(2_000)])
     summary = pipe.run(wave_bytes=20_000)
     assert summary.waves > 1
-    assert pipe.numbers() == list(range(2_000))
+    assert pipe.values() == list(range(2_000))
 
 
 @pytest.mark.rule("log.once")
 @pytest.mark.parametrize("phase", ["commit", "deliver", "settle"])
 def test_an_interrupted_wave_is_finished_or_done_again(place: Path, phase: str) -> None:
-    pipe = Pipe(place)
+    pipe = copy_queue(place)
     pipe.put(*range(20))
     with pytest.raises(Interrupted):
         pipe.run(observer=Until(1, phase), checked=False)
     pipe.run()
-    assert pipe.numbers() == list(range(20))
+    assert pipe.values() == list(range(20))
 
 
 @pytest.mark.rule("log.provenance")
 def test_messages_tell_where_they_came_from(place: Path) -> None:
     """``meta["queues"]`` has all queues on the way, ``tx`` the index on the first."""
-    pipe = Pipe(place)
+    pipe = copy_queue(place)
     pipe.put(5, 6)
     pipe.run()
     after = Plan("after")
@@ -148,10 +125,10 @@ class Flaky:
 def test_an_entry_that_waits_holds_those_behind_it(place: Path) -> None:
     """What lies before it is committed; it goes first when it goes, and spends the attempts that it has."""
     flaky = Flaky(place, TransientError("not now"), 4, times=2)
-    pipe = Pipe(place, flaky)
+    pipe = copy_queue(place, flaky)
     pipe.put(*range(8))
     summary = pipe.run()
-    assert pipe.numbers() == list(range(8))
+    assert pipe.values() == list(range(8))
     assert summary.exit == 0
     assert pipe.log() == {"positions": {"in": 9}, "read": 8, "lag": 0}
     assert rows(pipe.root, "documents") == []
@@ -159,23 +136,23 @@ def test_an_entry_that_waits_holds_those_behind_it(place: Path) -> None:
 
 @pytest.mark.rule("log.order")
 def test_an_entry_that_waits_at_the_end_of_a_run_is_named(place: Path) -> None:
-    pipe = Pipe(place, Flaky(place, TransientError("not now"), 2), backoff=3600)
+    pipe = copy_queue(place, Flaky(place, TransientError("not now"), 2), backoff=3600)
     pipe.put(0, 1, 2, 3)
     watch = Watch()
     summary = pipe.run(observer=watch)
     assert summary.exit == 4
-    assert pipe.numbers() == [0, 1]
+    assert pipe.values() == [0, 1]
     assert pipe.log() == {"positions": {"in": 3}, "read": 2, "lag": 2}
     assert any("source from_in waits at in/3: step flaky: TransientError: not now" in m for m in watch.messages), watch
 
 
 def test_unordered_passes_over_it(place: Path) -> None:
     flaky = Flaky(place, TransientError("not now"), 1, times=1)
-    pipe = Pipe(place, flaky, ordered=False)
+    pipe = copy_queue(place, flaky, ordered=False)
     pipe.put(0, 1, 2)
     summary = pipe.run()
     assert summary.exit == 0
-    assert pipe.numbers() == [0, 2, 1]
+    assert pipe.values() == [0, 2, 1]
     [*_, last] = rows(pipe.root, "documents")
     assert last["document"] == "in/2"
 
@@ -183,39 +160,39 @@ def test_unordered_passes_over_it(place: Path) -> None:
 @pytest.mark.rule("log.stop")
 def test_a_final_failure_stops_the_plan_before_it(place: Path) -> None:
     """Exit 4, naming queue, index, step and error. Mended code goes on with that very message."""
-    pipe = Pipe(place, Flaky(place, PermanentError("broken"), 2))
+    pipe = copy_queue(place, Flaky(place, PermanentError("broken"), 2))
     pipe.put(0, 1, 2, 3)
     watch = Watch()
     summary = pipe.run(observer=watch)
     assert summary.exit == 4
-    assert pipe.numbers() == [0, 1]
+    assert pipe.values() == [0, 1]
     assert any("source from_in is stopped: it stops before in/3: step flaky" in m for m in watch.messages), (
         watch.messages
     )
     assert pipe.run().exit == 4
-    assert pipe.numbers() == [0, 1]
-    mended = Pipe(place, Flaky(place, PermanentError("broken")))
+    assert pipe.values() == [0, 1]
+    mended = copy_queue(place, Flaky(place, PermanentError("broken")))
     assert mended.run().exit == 0
-    assert mended.numbers() == [0, 1, 2, 3]
+    assert mended.values() == [0, 1, 2, 3]
 
 
 def test_attempts_end_and_then_it_stops(place: Path) -> None:
     """An error that nobody foresaw is tried as often as the destination says."""
     flaky = Flaky(place, ValueError("what is that"), 1)
-    pipe = Pipe(place, flaky)
+    pipe = copy_queue(place, flaky)
     pipe.put(0, 1, 2)
     assert pipe.run().exit == 4
     assert flaky.tries(1) == 3
-    assert pipe.numbers() == [0]
+    assert pipe.values() == [0]
 
 
 @pytest.mark.rule("log.stop")
 def test_on_error_continue_counts_it_and_goes_on(place: Path) -> None:
-    pipe = Pipe(place, Flaky(place, PermanentError("broken"), 2), on_error="continue")
+    pipe = copy_queue(place, Flaky(place, PermanentError("broken"), 2), on_error="continue")
     pipe.put(0, 1, 2, 3)
     summary = pipe.run()
     assert (summary.exit, summary.rejected + summary.failed) == (3, 1)
-    assert pipe.numbers() == [0, 1, 3]
+    assert pipe.values() == [0, 1, 3]
     assert pipe.log() == {"positions": {"in": 5}, "read": 4, "lag": 0}
     assert pipe.run().exit == 3
 
@@ -223,7 +200,7 @@ def test_on_error_continue_counts_it_and_goes_on(place: Path) -> None:
 @pytest.mark.rule("log.filter")
 def test_filters_drop_what_does_not_pass(place: Path) -> None:
     """``type`` equal, or a true value in ``topics``."""
-    pipe = Pipe(place, types=["command"], topics=["doc"])
+    pipe = copy_queue(place, types=["command"], topics=["doc"])
     pipe.into.append(
         [
             {"n": 0, "type": "command"},
@@ -235,7 +212,7 @@ def test_filters_drop_what_does_not_pass(place: Path) -> None:
     )
     summary = pipe.run()
     assert (summary.delivered, summary.dropped) == (2, 3)
-    assert pipe.numbers() == [0, 2]
+    assert pipe.values() == [0, 2]
     assert pipe.log()["read"] == 5
     [dropped] = account.deliveries(pipe.root, plan=pipe.plan, document="in/2")
     assert dropped["message"] == "not type command or topics doc: queue in is read with a filter"
@@ -254,7 +231,7 @@ def test_branches_into_one_queue_keep_the_order(place: Path) -> None:
 
 
 def test_a_queue_that_is_not_there_yet_has_nothing(place: Path) -> None:
-    pipe = Pipe(place)
+    pipe = copy_queue(place)
     watch = Watch()
     assert pipe.run(observer=watch).exit == 0
     assert f"source from_in: there is no queue in in {place} yet (there: none)" in watch.messages
@@ -265,7 +242,7 @@ def test_a_queue_that_is_not_there_yet_has_nothing(place: Path) -> None:
 @pytest.mark.rule("log.another")
 def test_a_queue_that_was_made_again_is_read_from_its_beginning(place: Path) -> None:
     """And said; the same message in it is another one."""
-    pipe = Pipe(place)
+    pipe = copy_queue(place)
     pipe.put(1, 2)
     pipe.run()
     pipe.into.delete()
@@ -277,13 +254,13 @@ def test_a_queue_that_was_made_again_is_read_from_its_beginning(place: Path) -> 
         "is not what was read before: it was deleted and made again, or the plan names another one now; it is read"
     )
     assert f"source from_in: {place}/in {another} from its beginning" in watch.messages
-    assert pipe.numbers() == [1, 2, 1]
+    assert pipe.values() == [1, 2, 1]
 
 
 @pytest.mark.rule("log.trimmed")
 def test_the_plan_is_a_reader_of_the_queue(place: Path) -> None:
     """What it has not read is not trimmed."""
-    pipe = Pipe(place)
+    pipe = copy_queue(place)
     pipe.put(1, 2, 3)
     pipe.run()
     [(name, position)] = pipe.into.readers().items()
@@ -292,12 +269,12 @@ def test_the_plan_is_a_reader_of_the_queue(place: Path) -> None:
     pipe.put(4)
     assert pipe.into.trim(0) == 3
     pipe.run()
-    assert pipe.numbers() == [1, 2, 3, 4]
+    assert pipe.values() == [1, 2, 3, 4]
 
 
 @pytest.mark.rule("log.trimmed")
 def test_messages_that_were_removed_unread_are_named(place: Path) -> None:
-    pipe = Pipe(place)
+    pipe = copy_queue(place)
     pipe.put(1)
     pipe.run()
     pipe.put(2)
@@ -308,13 +285,13 @@ def test_messages_that_were_removed_unread_are_named(place: Path) -> None:
     pipe.run(observer=watch)
     said = "source from_in: in 2 to 3 are not kept any more: they were removed before they were read"
     assert said in watch.messages
-    assert pipe.numbers() == [1, 4]
+    assert pipe.values() == [1, 4]
 
 
 @pytest.mark.rule("log.moved")
 def test_a_plan_reads_again_from_where_it_is_moved(place: Path) -> None:
     """Once: as another processing of these messages, also by a destination that knows what it has."""
-    pipe = Pipe(place)
+    pipe = copy_queue(place)
     pipe.put(1, 2, 3, 4)
     pipe.run()
     [reader] = pipe.into.readers()
@@ -322,7 +299,7 @@ def test_a_plan_reads_again_from_where_it_is_moved(place: Path) -> None:
     watch = Watch()
     assert pipe.run(observer=watch).delivered == 2
     assert "source from_in: was moved, and goes on at in 3" in watch.messages
-    assert pipe.numbers() == [1, 2, 3, 4, 3, 4]
+    assert pipe.values() == [1, 2, 3, 4, 3, 4]
     assert pipe.run().delivered == 0
     assert pipe.into.readers() == {reader: 5}
     pipe.put(5)
@@ -333,7 +310,7 @@ def test_a_plan_reads_again_from_where_it_is_moved(place: Path) -> None:
 @pytest.mark.rule("log.moved")
 @pytest.mark.parametrize("phase", ["transform", "commit", "deliver", "settle"])
 def test_an_interrupted_move_is_followed_once(place: Path, phase: str) -> None:
-    pipe = Pipe(place)
+    pipe = copy_queue(place)
     pipe.put(1, 2)
     pipe.run()
     [reader] = pipe.into.readers()
@@ -342,11 +319,11 @@ def test_an_interrupted_move_is_followed_once(place: Path, phase: str) -> None:
         pipe.run(observer=Until(2, phase), checked=False)
     pipe.run()
     pipe.run()
-    assert pipe.numbers() == [1, 2, 1, 2]
+    assert pipe.values() == [1, 2, 1, 2]
 
 
 def test_a_plan_that_is_moved_to_the_end_passes_over_the_rest(place: Path) -> None:
-    pipe = Pipe(place)
+    pipe = copy_queue(place)
     pipe.put(1)
     pipe.run()
     [reader] = pipe.into.readers()
@@ -355,12 +332,12 @@ def test_a_plan_that_is_moved_to_the_end_passes_over_the_rest(place: Path) -> No
     assert pipe.run().delivered == 0
     pipe.put(4)
     pipe.run()
-    assert pipe.numbers() == [1, 4]
+    assert pipe.values() == [1, 4]
 
 
 @pytest.mark.rule("log.balanced")
 def test_an_entry_without_a_delivery_is_not_balanced(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pipe = Pipe(place)
+    pipe = copy_queue(place)
     pipe.put(1, 2, 3)
     pipe.run()
     assert account.status(pipe.root, pipe.plan)["balanced"]

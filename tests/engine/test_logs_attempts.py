@@ -14,9 +14,8 @@ from ferryman.errors import TransientError, Unavailable
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Queue
-from ferryman.state.state import state_root
 from tests.support.invariants import rows
-from tests.support.trial import Watch, run_plan
+from tests.support.plan_world import PlanWorld, Watch, run_plan
 
 ERRORS: dict[str, Callable[[str], Exception]] = {"transient": TransientError, "away": Unavailable}
 
@@ -36,33 +35,34 @@ def working(folder: Path) -> Callable[[Document], Document]:
     return work
 
 
-class Waiting:
-    """Plan ``waiting``: queue ``in`` → a step → queue ``out``, with an error queue. Each run tries the entry that waits
-    once."""
+def build_waiting(world: PlanWorld) -> Plan:
+    """Build plan ``waiting``: queue ``in`` → a step → queue ``out``, with an error queue."""
+    plan, folder = Plan("waiting"), world.folder
+    node = plan.source("from_in", Queue("in", folder)).step("work", working(folder), attempts=3)
+    node.destination("to_out", ToQueue("out", folder), backoff=3600)
+    plan.errors(ToQueue("errors", folder), backoff=0)
+    return plan
+
+
+class Waiting(PlanWorld):
+    """A plan whose step fails for one number. Each run tries the entry that waits once."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.into, self.out = DurableQueue("in", folder), DurableQueue("out", folder)
-        self.errors = DurableQueue("errors", folder)
-        self.plan = Plan("waiting")
-        node = self.plan.source("from_in", Queue("in", folder)).step("work", working(folder), attempts=3)
-        node.destination("to_out", ToQueue("out", folder), backoff=3600)
-        self.plan.errors(ToQueue("errors", folder), backoff=0)
-        self.root = state_root(self.plan, folder / "state")
+        super().__init__(folder, build_waiting, field="n", wait=0)
         self.fails("transient")
 
     def fails(self, kind: str, number: int = 2) -> None:
         (self.folder / "fails").write_text(f"{kind} {number}")
 
-    def run(self, **options: Any) -> str:
-        """Which attempt the run says that it was; "": it does not wait."""
-        watch = Watch()
-        run_plan(self.plan, self.folder / "state", observer=watch, wait=0, **options)
-        told = [m for m in watch.messages if " waits at " in m]
+    def attempt(self, **options: Any) -> str:
+        """Run; return which attempt the run says that it was, "" if it does not wait."""
+        self.run(**options)
+        told = [m for m in self.watch.messages if " waits at " in m]
         return told[0].split("(attempt ")[1].split(")")[0] if told else ""
 
-    def numbers(self, queue: DurableQueue) -> list[int]:
-        return [m.body["n"] if "n" in m.body else m.body["messages"][0]["body"]["n"] for m in queue.read(limit=100)]
+    def failed(self) -> list[int]:
+        """Read the numbers in the error queue."""
+        return [body["messages"][0]["body"]["n"] for body in self.bodies("errors")]
 
 
 @pytest.mark.rule("log.attempts")
@@ -70,10 +70,10 @@ def test_a_new_run_goes_on_counting(place: Path) -> None:
     """The last attempt ends the entry as it would have in one run; nothing is kept of it in ``documents``."""
     waiting = Waiting(place)
     waiting.into.append([{"n": n} for n in range(4)])
-    assert [waiting.run() for _ in range(3)] == ["1", "2", ""]
+    assert [waiting.attempt() for _ in range(3)] == ["1", "2", ""]
     assert (place / "calls").stat().st_size == 3
-    assert waiting.numbers(waiting.out) == [0, 1, 3]
-    assert waiting.numbers(waiting.errors) == [2]
+    assert waiting.values() == [0, 1, 3]
+    assert waiting.failed() == [2]
     [failed] = [row for row in rows(waiting.root, "ledger") if row["status"] == "DEAD"]
     assert (failed["document"], failed["attempt"]) == ("in/3", 3)
     [row] = rows(waiting.root, "documents")
@@ -86,35 +86,35 @@ def test_the_first_entry_of_a_log_is_counted_too(place: Path) -> None:
     waiting = Waiting(place)
     waiting.fails("transient", 0)
     waiting.into.append([{"n": 0}])
-    assert [waiting.run() for _ in range(3)] == ["1", "2", ""]
-    assert waiting.numbers(waiting.errors) == [0]
+    assert [waiting.attempt() for _ in range(3)] == ["1", "2", ""]
+    assert waiting.failed() == [0]
 
 
 @pytest.mark.rule("log.attempts")
 def test_an_outage_spends_none_and_forgets_none(place: Path) -> None:
     waiting = Waiting(place)
     waiting.into.append([{"n": n} for n in range(4)])
-    assert [waiting.run(), waiting.run()] == ["1", "2"]
+    assert [waiting.attempt(), waiting.attempt()] == ["1", "2"]
     waiting.fails("away")
-    waiting.run()
-    waiting.run()
-    assert waiting.numbers(waiting.errors) == []
+    waiting.attempt()
+    waiting.attempt()
+    assert waiting.failed() == []
     waiting.fails("transient")
-    assert waiting.run() == ""
-    assert waiting.numbers(waiting.errors) == [2]
+    assert waiting.attempt() == ""
+    assert waiting.failed() == [2]
 
 
 def test_the_next_entry_begins_from_none(place: Path) -> None:
     """What was counted is of one entry."""
     waiting = Waiting(place)
     waiting.into.append([{"n": n} for n in range(4)])
-    assert [waiting.run(), waiting.run()] == ["1", "2"]
+    assert [waiting.attempt(), waiting.attempt()] == ["1", "2"]
     waiting.fails("never")
-    assert waiting.run() == ""
-    assert waiting.numbers(waiting.out) == [0, 1, 2, 3]
+    assert waiting.attempt() == ""
+    assert waiting.values() == [0, 1, 2, 3]
     waiting.fails("transient", 4)
     waiting.into.append([{"n": 4}])
-    assert [waiting.run() for _ in range(3)] == ["1", "2", ""]
+    assert [waiting.attempt() for _ in range(3)] == ["1", "2", ""]
 
 
 def again(waiting: Waiting) -> None:
@@ -134,9 +134,9 @@ def test_an_entry_that_is_read_again_begins_from_none(place: Path, happens: Call
     """It has another revision."""
     waiting = Waiting(place)
     waiting.into.append([{"n": n} for n in range(4)])
-    assert [waiting.run(), waiting.run()] == ["1", "2"]
+    assert [waiting.attempt(), waiting.attempt()] == ["1", "2"]
     happens(waiting)
-    assert [waiting.run() for _ in range(3)] == ["1", "2", ""]
+    assert [waiting.attempt() for _ in range(3)] == ["1", "2", ""]
 
 
 def test_a_wait_without_an_attempt_commits_no_wave(place: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_wait_without_an_attempt_commits_no_wave(place: Path) -> None:
     waiting = Waiting(place)
     waiting.fails("away")
     waiting.into.append([{"n": n} for n in range(4)])
-    waiting.run()
+    waiting.attempt()
     phases = Watch()
     run_plan(waiting.plan, place / "state", observer=phases, wait=0)
     assert "commit" not in {phase for _, phase in phases.phases}

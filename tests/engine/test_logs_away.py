@@ -10,8 +10,8 @@ from ferryman.destinations import Queue as ToQueue
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Queue
+from tests.support.plan_world import Watch, run_plan
 from tests.support.previewed import previewed
-from tests.support.trial import Watch, run_plan
 
 
 def put(place: Path, name: str, *numbers: int) -> None:

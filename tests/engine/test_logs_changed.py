@@ -20,7 +20,7 @@ from ferryman.sources import Queue
 from ferryman.state.state import State, state_root
 from ferryman.testing.inprocess import InProcess
 from tests.support.invariants import check
-from tests.support.trial import Watch, run_plan
+from tests.support.plan_world import Watch, run_plan
 
 
 def put(place: Path, name: str, *numbers: int) -> None:

@@ -17,7 +17,7 @@ from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.queues.positions import Positions
 from ferryman.sources import Queue
-from tests.support.trial import Watch, run_plan
+from tests.support.plan_world import Watch, run_plan
 
 
 def piped(place: Path, **source: Any) -> Plan:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,47 +17,16 @@ from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.records import rows as due
 from ferryman.routers import Duplicate
-from ferryman.sources import Log, Queue
-from ferryman.state.state import state_root
+from ferryman.sources import Queue
 from tests.support.invariants import rows
-from tests.support.logs import Topic
+from tests.support.logs import Topic, read_log
+from tests.support.plan_world import PlanWorld, run_plan
 from tests.support.recorder import Recorder
-from tests.support.trial import run_plan
 
 
-class Retrying:
-    """Plan ``retrying``: queue ``in`` → steps → a recorder."""
-
-    def __init__(self, folder: Path, *steps: Any, source: Log | None = None, **options: Any) -> None:
-        self.state = folder / "state"
-        self.queue = DurableQueue("in", folder)
-        self.out = Recorder(folder / "out.jsonl")
-        self.plan = Plan("retrying")
-        node = self.plan.source("log", source or Queue("in", folder, **options))
-        for step in steps:
-            node = node.step(step.__name__, step)
-        node.destination("out", self.out, backoff=0)
-        self.root = state_root(self.plan, self.state)
-
-    def put(self, *numbers: int) -> None:
-        self.queue.append([{"n": n} for n in numbers])
-
-    def run(self, **options: Any) -> Any:
-        return run_plan(self.plan, self.state, **options)
-
-    def retry(self, **options: Any) -> Any:
-        return retry(self.plan, state=self.state, **options).count
-
-    def arrived(self) -> list[str]:
-        return [line["id"] for line in self.out.lines() if line["said"] == "ok"]
-
-    def log(self) -> dict[str, Any]:
-        found: dict[str, Any] = account.status(self.root, self.plan)["sources"]["log"]
-        return found
-
-    def revisions(self, document: str) -> list[tuple[int, str]]:
-        """Revision and status of each of its events."""
-        return [(e["revision"], e["status"]) for e in account.history(self.root, document, self.plan)]
+def revisions(world: PlanWorld, document: str) -> list[tuple[int, str]]:
+    """Revision and status of each of a document's events."""
+    return [(e["revision"], e["status"]) for e in world.history(document)]
 
 
 ORDERED = pytest.mark.parametrize("ordered", [True, False])
@@ -68,45 +36,45 @@ ORDERED = pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.rule("log.force")
 def test_an_entry_that_went_through_is_read_again(place: Path, ordered: bool) -> None:
     """As a new revision, once; and again when somebody says so again. The position does not move."""
-    retrying = Retrying(place, ordered=ordered)
+    retrying = read_log(place, ordered=ordered)
     retrying.put(0, 1, 2, 3)
     retrying.run()
-    assert retrying.retry(force=True, document="in/2") == 1
+    assert retrying.retry(force=True, document="in/2").count == 1
     before = retrying.log()
     assert retrying.run().exit == 0
-    assert retrying.arrived() == ["in/1", "in/2", "in/3", "in/4", "in/2"]
-    assert retrying.revisions("in/2") == [(1, "INDEXED"), (1, "FORCE"), (2, "INDEXED")]
+    assert retrying.out().arrived() == ["in/1", "in/2", "in/3", "in/4", "in/2"]
+    assert revisions(retrying, "in/2") == [(1, "INDEXED"), (1, "FORCE"), (2, "INDEXED")]
     assert retrying.log() == before == {"positions": {"in": 5}, "read": 4, "lag": 0}
     assert retrying.run().waves == 0
     retrying.retry(force=True, document="in/2")
     retrying.put(4)
     retrying.run()
-    assert retrying.arrived()[4:] == ["in/2", "in/2", "in/5"]
+    assert retrying.out().arrived()[4:] == ["in/2", "in/2", "in/5"]
 
 
 @ORDERED
 def test_all_that_went_through(place: Path, ordered: bool) -> None:
     """Without a filter: each entry once, also one that waits for its turn."""
-    retrying = Retrying(place, ordered=ordered)
+    retrying = read_log(place, ordered=ordered)
     retrying.put(*range(30))
     retrying.run()
-    assert retrying.retry(force=True) == 30
+    assert retrying.retry(force=True).count == 30
     retrying.put(30)
     assert retrying.run().exit == 0
-    assert sorted(retrying.arrived()) == sorted([*(f"in/{n}" for n in range(1, 31))] * 2 + ["in/31"])
+    assert sorted(retrying.out().arrived()) == sorted([*(f"in/{n}" for n in range(1, 31))] * 2 + ["in/31"])
     assert retrying.log()["read"] == 31
 
 
 def test_a_forced_entry_is_not_lost_by_a_merge(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of files of the table, between the command and the next scan."""
     monkeypatch.setattr(limits, "COMPACT_FILES", 1)
-    retrying = Retrying(place)
+    retrying = read_log(place)
     retrying.put(0, 1)
     retrying.run()
     for document in ("in/1", "in/2"):
         retrying.retry(force=True, document=document)
     retrying.run()
-    assert sorted(retrying.arrived()) == ["in/1", "in/1", "in/2", "in/2"]
+    assert sorted(retrying.out().arrived()) == ["in/1", "in/1", "in/2", "in/2"]
 
 
 class Switch:
@@ -130,18 +98,18 @@ class Switch:
 @pytest.mark.rule("log.retry")
 def test_a_failed_entry_is_tried_again(place: Path, ordered: bool, force: bool) -> None:
     """By its row, whether or not the source is ordered; the position is where it was."""
-    retrying = Retrying(place, Switch(place, PermanentError("broken"), 1), ordered=ordered, on_error="continue")
+    retrying = read_log(place, None, Switch(place, PermanentError("broken"), 1), ordered=ordered, on_error="continue")
     retrying.put(0, 1, 2)
     assert retrying.run().exit == 3
     before = retrying.log()
     assert before == {"positions": {"in": 4}, "read": 3, "lag": 0}
     (place / "mended").touch()
     assert retrying.run().exit == 3
-    assert retrying.retry(force=force, status="rejected") == 1
+    assert retrying.retry(force=force, status="rejected").count == 1
     assert retrying.log() == before
     retrying.put(3)
     assert retrying.run().exit == 0
-    assert sorted(retrying.arrived()) == ["in/1", "in/2", "in/3", "in/4"]
+    assert sorted(retrying.out().arrived()) == ["in/1", "in/2", "in/3", "in/4"]
     assert retrying.log() == {"positions": {"in": 5}, "read": 4, "lag": 0}
     assert retrying.run().waves == 0
 
@@ -149,41 +117,41 @@ def test_a_failed_entry_is_tried_again(place: Path, ordered: bool, force: bool) 
 @ORDERED
 def test_a_retry_that_fails_again_holds_nobody(place: Path, ordered: bool) -> None:
     """It has a row: what is appended later passes it."""
-    retrying = Retrying(place, Switch(place, PermanentError("broken"), 1), ordered=ordered, on_error="continue")
+    retrying = read_log(place, None, Switch(place, PermanentError("broken"), 1), ordered=ordered, on_error="continue")
     retrying.put(0, 1)
     retrying.run()
     retrying.retry()
     retrying.put(2)
     assert retrying.run().exit == 3
-    assert retrying.arrived() == ["in/1", "in/3"]
+    assert retrying.out().arrived() == ["in/1", "in/3"]
 
 
 def test_an_entry_that_a_destination_refused(place: Path) -> None:
     """Its row is in the outbox: it is sent again, and not read again. Forced, it is read again."""
-    retrying = Retrying(place)
+    retrying = read_log(place)
     retrying.put(0, 1)
-    retrying.out.answer = lambda d: Outcome.permanent("no") if d.id == "in/2" else Outcome.ok()
+    retrying.out().answer = lambda d: Outcome.permanent("no") if d.id == "in/2" else Outcome.ok()
     assert retrying.run().exit == 3
-    retrying.out.answer = None
+    retrying.out().answer = None
     retrying.retry()
     assert retrying.run().exit == 0
-    assert retrying.revisions("in/2") == [(1, "DEAD"), (1, "RESTART"), (1, "INDEXED")]
-    retrying.out.answer = lambda d: Outcome.permanent("no") if d.id == "in/1" else Outcome.ok()
+    assert revisions(retrying, "in/2") == [(1, "DEAD"), (1, "RESTART"), (1, "INDEXED")]
+    retrying.out().answer = lambda d: Outcome.permanent("no") if d.id == "in/1" else Outcome.ok()
     retrying.retry(force=True)
     assert retrying.run().exit == 3
-    retrying.out.answer = None
+    retrying.out().answer = None
     retrying.retry(force=True, status="failed")
     assert retrying.run().exit == 0
-    assert retrying.arrived() == ["in/1", "in/2", "in/2", "in/1"]
+    assert retrying.out().arrived() == ["in/1", "in/2", "in/2", "in/1"]
 
 
 @ORDERED
 @pytest.mark.rule("log.force")
 def test_a_message_that_is_not_kept_any_more_is_rejected(place: Path, ordered: bool) -> None:
-    retrying = Retrying(place, ordered=ordered)
+    retrying = read_log(place, ordered=ordered)
     retrying.put(0, 1)
     retrying.run()
-    retrying.queue.trim(0)
+    retrying.into.trim(0)
     retrying.put(2)
     retrying.retry(force=True, document="in/1")
     summary = retrying.run()
@@ -191,7 +159,7 @@ def test_a_message_that_is_not_kept_any_more_is_rejected(place: Path, ordered: b
     [found] = account.deliveries(retrying.root, plan=retrying.plan, status="rejected")
     assert found["document"] == "in/1"
     assert "the queue does not keep this message any more" in found["message"]
-    assert retrying.arrived() == ["in/1", "in/2", "in/3"]
+    assert retrying.out().arrived() == ["in/1", "in/2", "in/3"]
 
 
 def words(doc: Document) -> Iterator[Document]:
@@ -215,14 +183,14 @@ class Shorter:
 
 def test_children_that_are_not_made_any_more_are_deleted(place: Path) -> None:
     """What was given of a family is known from its deliveries."""
-    retrying = Retrying(place, Shorter(place), words)
-    retrying.queue.append([{"text": "to be or not"}])
+    retrying = read_log(place, None, Shorter(place), words)
+    retrying.into.append([{"text": "to be or not"}])
     retrying.run()
     (place / "shorter").touch()
     retrying.retry(force=True, document="in/1")
     summary = retrying.run()
     assert (summary.delivered, summary.deleted) == (1, 3)
-    deleted = {line["id"] for line in retrying.out.lines() if line["op"] == "delete"}
+    deleted = {line["id"] for line in retrying.out().lines() if line["op"] == "delete"}
     assert deleted == {"in/1#be", "in/1#or", "in/1#not"}
 
 
@@ -245,16 +213,16 @@ def test_every_branch_gets_it_again(place: Path) -> None:
 
 def test_a_message_that_a_filter_dropped_is_dropped_again(place: Path) -> None:
     """And goes through, if the filter is another one now."""
-    retrying = Retrying(place, types=["a"])
-    retrying.queue.append([{"type": "a"}, {"type": "b"}])
+    retrying = read_log(place, types=["a"])
+    retrying.into.append([{"type": "a"}, {"type": "b"}])
     retrying.run()
     retrying.retry(force=True, document="in/2")
     assert retrying.run().dropped == 1
-    assert retrying.arrived() == ["in/1"]
-    other = Retrying(place, types=["a", "b"])
+    assert retrying.out().arrived() == ["in/1"]
+    other = read_log(place, types=["a", "b"])
     other.retry(force=True, document="in/2")
     other.run()
-    assert other.arrived() == ["in/1", "in/2"]
+    assert other.out().arrived() == ["in/1", "in/2"]
 
 
 def test_provenance_of_what_is_read_again(place: Path) -> None:
@@ -289,10 +257,10 @@ class Once:
 def test_more_entries_than_can_be_named(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody lists a log: its entries are named in any case."""
     monkeypatch.setattr(limits, "NAMED_DOCUMENTS", 3)
-    retrying = Retrying(place, Once(place), ordered=False)
+    retrying = read_log(place, None, Once(place), ordered=False)
     retrying.put(*range(10))
     assert retrying.run().exit == 0
-    assert sorted(retrying.arrived()) == sorted(f"in/{n}" for n in range(1, 11))
+    assert sorted(retrying.out().arrived()) == sorted(f"in/{n}" for n in range(1, 11))
 
 
 def later(doc: Document) -> Document:
@@ -302,7 +270,7 @@ def later(doc: Document) -> Document:
 
 def test_an_entry_that_a_step_wants_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Is read again by the first scan after that time, as other documents are."""
-    retrying = Retrying(place, later)
+    retrying = read_log(place, None, later)
     retrying.put(0)
     retrying.run()
     assert retrying.run().waves == 0
@@ -310,23 +278,23 @@ def test_an_entry_that_a_step_wants_again(place: Path, monkeypatch: pytest.Monke
     for module in ("run", "pending", "logs", "scan.phase", "transform.phase"):
         monkeypatch.setattr(f"ferryman.engine.{module}.now_us", lambda: real() + 2 * 3600 * 1_000_000)
     retrying.run()
-    assert retrying.arrived() == ["in/1", "in/1"]
-    assert [revision for revision, _ in retrying.revisions("in/1")] == [1, 1, 2, 2]
+    assert retrying.out().arrived() == ["in/1", "in/1"]
+    assert [revision for revision, _ in revisions(retrying, "in/1")] == [1, 1, 2, 2]
 
 
 def test_a_queue_that_was_made_again_and_a_revision_that_was_forced(place: Path) -> None:
     """Are two deliveries, with two hashes."""
-    retrying = Retrying(place)
+    retrying = read_log(place)
     retrying.put(7)
     retrying.run()
     retrying.retry(force=True)
     retrying.run()
-    retrying.queue.delete()
-    retrying.queue = DurableQueue("in", place)
+    retrying.into.delete()
+    retrying.into = DurableQueue("in", place)
     retrying.put(7)
     retrying.run()
-    assert retrying.arrived() == ["in/1"] * 3
-    hashes = [line["hash"] for line in retrying.out.lines() if line["said"] == "ok"]
+    assert retrying.out().arrived() == ["in/1"] * 3
+    hashes = [line["hash"] for line in retrying.out().lines() if line["said"] == "ok"]
     assert len(set(hashes)) == 3
 
 
@@ -334,12 +302,12 @@ def test_a_record_of_a_topic(place: Path) -> None:
     """Of any log; also one that was refused when it was read."""
     topic = Topic(place / "topic", on_error="continue")
     topic.publish("p0", {"n": 0}, "odd")
-    retrying = Retrying(place, source=topic)
+    retrying = read_log(place, topic)
     assert retrying.run().rejected == 1
-    assert retrying.retry(force=True) == 2
+    assert retrying.retry(force=True).count == 2
     summary = retrying.run()
     assert (summary.exit, summary.rejected) == (3, 1)
-    assert retrying.arrived() == ["p0/0", "p0/0"]
+    assert retrying.out().arrived() == ["p0/0", "p0/0"]
     assert rows(retrying.root, "documents")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ferryman import account, crash
+from ferryman import crash
 from ferryman.destinations import Delivery, Outcome
 from ferryman.destinations import Queue as ToQueue
 from ferryman.document import Document
@@ -19,45 +19,22 @@ from ferryman.sources import Log, Memory, Queue, Source
 from ferryman.sources.log import Positions
 from ferryman.state.state import State, state_root
 from tests.support.logs import Topic
-from tests.support.recorder import Recorder
-from tests.support.trial import Interrupted, Until, Watch, run_plan
+from tests.support.plan_world import Interrupted, PlanWorld, Until
 
 
-class Versions:
-    """Plans of one name; sources by their names → ``out``."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.state = folder / "state"
-        self.out = Recorder(folder / "out.jsonl")
-        self.watch = Watch()
-
-    def plan(self, version: int, *steps: Any, **sources: Source) -> Plan:
-        plan = Plan("trial", version=version)
-        nodes = [plan.source(name, source) for name, source in sources.items()]
-        for step in steps:
-            nodes = [node.step(f"{step.__name__}_{i}", step) for i, node in enumerate(nodes)]
-        plan.destination("out", self.out, after=nodes, backoff=0)
-        return plan
-
-    def run(self, plan: Plan, from_version: int | None = None, **options: Any) -> Any:
-        plan.freeze()
-        self.watch = Watch()
-        if from_version is not None:
-            migrate(state_root(plan, self.state), plan, from_version)
-        return run_plan(plan, self.state, **{"observer": self.watch, **options})
-
-    def arrived(self) -> list[str]:
-        return [line["id"] for line in self.out.lines() if line["said"] == "ok"]
-
-    def log(self, plan: Plan, name: str = "log") -> dict[str, Any]:
-        found: dict[str, Any] = account.status(state_root(plan, self.state), plan)["sources"][name]
-        return found
+def build_version(world: PlanWorld, version: int, *steps: Any, **sources: Source) -> Plan:
+    """Build a version: sources by their names → steps → ``out``."""
+    plan = Plan("trial", version=version)
+    nodes = [plan.source(name, source) for name, source in sources.items()]
+    for step in steps:
+        nodes = [node.step(f"{step.__name__}_{i}", step) for i, node in enumerate(nodes)]
+    plan.destination("out", world.out(), after=nodes, backoff=0)
+    return plan
 
 
 @pytest.fixture
-def versions(place: Path) -> Versions:
-    return Versions(place)
+def versions(place: Path) -> PlanWorld:
+    return PlanWorld(place, build_version)
 
 
 @pytest.fixture
@@ -68,40 +45,40 @@ def queue(place: Path) -> DurableQueue:
 
 
 @pytest.mark.rule("log.version")
-def test_nothing_is_read_twice_or_left_out(versions: Versions, queue: DurableQueue) -> None:
-    versions.run(versions.plan(1, log=Queue("in", versions.folder)))
+def test_nothing_is_read_twice_or_left_out(versions: PlanWorld, queue: DurableQueue) -> None:
+    versions.run(versions.make_plan(1, log=Queue("in", versions.folder)))
     queue.append([{"n": 4}])
-    new = versions.plan(2, log=Queue("in", versions.folder))
+    new = versions.make_plan(2, log=Queue("in", versions.folder))
     assert versions.run(new, 1).exit == 0
-    assert versions.arrived() == [f"in/{n}" for n in range(1, 6)]
+    assert versions.out().arrived() == [f"in/{n}" for n in range(1, 6)]
     assert versions.log(new) == {"positions": {"in": 6}, "read": 5, "lag": 0}
     queue.append([{"n": 5}])
     versions.run(new, 1)
-    assert versions.arrived() == [f"in/{n}" for n in range(1, 7)]
+    assert versions.out().arrived() == [f"in/{n}" for n in range(1, 7)]
 
 
-def test_each_partition_has_its_position(versions: Versions) -> None:
+def test_each_partition_has_its_position(versions: PlanWorld) -> None:
     topic = Topic(versions.folder / "topic")
     topic.publish("p0", {"n": 0}, {"n": 1})
     topic.publish("p1", {"n": 0})
-    versions.run(versions.plan(1, log=topic))
+    versions.run(versions.make_plan(1, log=topic))
     topic.publish("p0", {"n": 2})
     topic.publish("p2", {"n": 0})
-    versions.run(versions.plan(2, log=topic), 1)
-    assert sorted(versions.arrived()) == ["p0/0", "p0/1", "p0/2", "p1/0", "p2/0"]
+    versions.run(versions.make_plan(2, log=topic), 1)
+    assert sorted(versions.out().arrived()) == ["p0/0", "p0/1", "p0/2", "p1/0", "p2/0"]
 
 
-def test_a_state_with_a_checkpoint(versions: Versions, queue: DurableQueue) -> None:
+def test_a_state_with_a_checkpoint(versions: PlanWorld, queue: DurableQueue) -> None:
     """Positions that stand only in the checkpoint of the older state's log are carried, too."""
-    older = versions.plan(1, log=Queue("in", versions.folder))
+    older = versions.make_plan(1, log=Queue("in", versions.folder))
     versions.run(older)
     with State.take(state_root(older, versions.state), older) as state:
         state.outbox.checkpoint()
         for _ in range(3):
             state.outbox.commit("merge")
-    new = versions.plan(2, log=Queue("in", versions.folder))
+    new = versions.make_plan(2, log=Queue("in", versions.folder))
     versions.run(new, 1)
-    assert versions.arrived() == [f"in/{n}" for n in range(1, 5)]
+    assert versions.out().arrived() == [f"in/{n}" for n in range(1, 5)]
 
 
 class Away(Topic):
@@ -114,56 +91,56 @@ class Away(Topic):
 
 
 @pytest.mark.rule("log.version")
-def test_a_log_that_is_away_is_read_on_later(versions: Versions) -> None:
+def test_a_log_that_is_away_is_read_on_later(versions: PlanWorld) -> None:
     """The older state knows where it stood."""
     topic = Away(versions.folder / "topic")
     topic.publish("p0", {"n": 0}, {"n": 1})
-    versions.run(versions.plan(1, log=topic))
+    versions.run(versions.make_plan(1, log=topic))
     topic.publish("p0", {"n": 2})
     (topic.folder / "away").touch()
-    new = versions.plan(2, log=topic)
+    new = versions.make_plan(2, log=topic)
     assert versions.run(new, 1, wait=0).exit == 4
     (topic.folder / "away").unlink()
     assert versions.run(new).exit == 0
-    assert versions.arrived() == ["p0/0", "p0/1", "p0/2"]
+    assert versions.out().arrived() == ["p0/0", "p0/1", "p0/2"]
 
 
 @pytest.mark.rule("log.version")
-def test_a_source_that_was_renamed_or_removed_has_no_position(versions: Versions, queue: DurableQueue) -> None:
+def test_a_source_that_was_renamed_or_removed_has_no_position(versions: PlanWorld, queue: DurableQueue) -> None:
     """It is another source: it begins at the beginning, and the run says so."""
     DurableQueue("other", versions.folder).append([{"n": 0}])
     both = {"log": Queue("in", versions.folder), "other": Queue("other", versions.folder)}
-    versions.run(versions.plan(1, **both))
-    versions.run(versions.plan(2, renamed=Queue("in", versions.folder)), 1)
-    assert versions.arrived().count("in/1") == 2
+    versions.run(versions.make_plan(1, **both))
+    versions.run(versions.make_plan(2, renamed=Queue("in", versions.folder)), 1)
+    assert versions.out().arrived().count("in/1") == 2
     said = "source renamed: version 1 had no place in it; it is read from its beginning"
     assert said in versions.watch.messages
-    versions.run(versions.plan(3, **both), 2)
-    assert versions.arrived().count("other/1") == 2
-    assert versions.arrived().count("in/1") == 3
+    versions.run(versions.make_plan(3, **both), 2)
+    assert versions.out().arrived().count("other/1") == 2
+    assert versions.out().arrived().count("in/1") == 3
 
 
-def test_another_kind_of_source_of_the_same_name(versions: Versions, queue: DurableQueue) -> None:
-    versions.run(versions.plan(1, log=Memory([{"id": "a"}])))
-    new = versions.plan(2, log=Queue("in", versions.folder))
+def test_another_kind_of_source_of_the_same_name(versions: PlanWorld, queue: DurableQueue) -> None:
+    versions.run(versions.make_plan(1, log=Memory([{"id": "a"}])))
+    new = versions.make_plan(2, log=Queue("in", versions.folder))
     versions.run(new, 1, checked=False)  # "read" counts messages, and the ledger has the document of before
     assert versions.log(new)["read"] == 4
-    assert versions.arrived() == ["a", *(f"in/{n}" for n in range(1, 5))]
+    assert versions.out().arrived() == ["a", *(f"in/{n}" for n in range(1, 5))]
 
 
-def test_another_queue_of_the_same_source_is_read_from_its_beginning(versions: Versions, queue: DurableQueue) -> None:
-    versions.run(versions.plan(1, log=Queue("in", versions.folder)))
+def test_another_queue_of_the_same_source_is_read_from_its_beginning(versions: PlanWorld, queue: DurableQueue) -> None:
+    versions.run(versions.make_plan(1, log=Queue("in", versions.folder)))
     DurableQueue("other", versions.folder).append([{"n": 0}, {"n": 1}])
-    versions.run(versions.plan(2, log=Queue("other", versions.folder)), 1)
-    assert versions.arrived()[4:] == ["other/1", "other/2"]
+    versions.run(versions.make_plan(2, log=Queue("other", versions.folder)), 1)
+    assert versions.out().arrived()[4:] == ["other/1", "other/2"]
 
 
-def test_a_wave_that_the_older_version_left_is_finished_first(versions: Versions, queue: DurableQueue) -> None:
-    older = versions.plan(1, log=Queue("in", versions.folder))
+def test_a_wave_that_the_older_version_left_is_finished_first(versions: PlanWorld, queue: DurableQueue) -> None:
+    older = versions.make_plan(1, log=Queue("in", versions.folder))
     with pytest.raises(Interrupted):
         versions.run(older, observer=Until(1, "deliver"), checked=False)
-    versions.run(versions.plan(2, log=Queue("in", versions.folder)), 1)
-    assert versions.arrived() == [f"in/{n}" for n in range(1, 5)]
+    versions.run(versions.make_plan(2, log=Queue("in", versions.folder)), 1)
+    assert versions.out().arrived() == [f"in/{n}" for n in range(1, 5)]
 
 
 class Failing:
@@ -185,43 +162,43 @@ class Failing:
 @pytest.mark.parametrize("error", [TransientError("not now"), PermanentError("never")])
 @pytest.mark.parametrize("ordered", [True, False])
 def test_an_entry_that_waits_is_read_by_the_new_version(
-    versions: Versions, queue: DurableQueue, error: Exception, ordered: bool
+    versions: PlanWorld, queue: DurableQueue, error: Exception, ordered: bool
 ) -> None:
     """Whether a position says that it is to be read, or a row."""
 
     def source() -> Log:
         return Queue("in", versions.folder, ordered=ordered, on_error="continue")
 
-    versions.run(versions.plan(1, Failing(versions.folder, error, "in/2"), log=source()), wait=0)
+    versions.run(versions.make_plan(1, Failing(versions.folder, error, "in/2"), log=source()), wait=0)
     (versions.folder / "mended").touch()
-    new = versions.plan(2, Failing(versions.folder, error, "in/2"), log=source())
+    new = versions.make_plan(2, Failing(versions.folder, error, "in/2"), log=source())
     assert versions.run(new, 1).exit == 0
-    assert sorted(versions.arrived()) == [f"in/{n}" for n in range(1, 5)]
+    assert sorted(versions.out().arrived()) == [f"in/{n}" for n in range(1, 5)]
     assert versions.log(new)["read"] == 4
 
 
 @pytest.mark.rule("log.version")
-def test_the_older_version_is_no_reader_any_more(versions: Versions, queue: DurableQueue) -> None:
+def test_the_older_version_is_no_reader_any_more(versions: PlanWorld, queue: DurableQueue) -> None:
     """Else the queue would keep all messages for it."""
-    versions.run(versions.plan(1, log=Queue("in", versions.folder)))
-    versions.run(versions.plan(2, log=Queue("in", versions.folder)), 1)
+    versions.run(versions.make_plan(1, log=Queue("in", versions.folder)))
+    versions.run(versions.make_plan(2, log=Queue("in", versions.folder)), 1)
     [(name, position)] = queue.readers().items()
     assert name.startswith("trial-v2.log-")
     assert position == 5
 
 
-def test_a_renamed_source_leaves_no_reader(versions: Versions, queue: DurableQueue) -> None:
-    versions.run(versions.plan(1, log=Queue("in", versions.folder)))
-    versions.run(versions.plan(2, renamed=Queue("in", versions.folder)), 1)
+def test_a_renamed_source_leaves_no_reader(versions: PlanWorld, queue: DurableQueue) -> None:
+    versions.run(versions.make_plan(1, log=Queue("in", versions.folder)))
+    versions.run(versions.make_plan(2, renamed=Queue("in", versions.folder)), 1)
     assert [name.rpartition("-")[0] for name in queue.readers()] == ["trial-v2.renamed"]
 
 
 @pytest.mark.parametrize("point", ["version.fenced", "version.built"])
 def test_a_migration_that_is_killed_is_done_again(
-    versions: Versions, queue: DurableQueue, point: str, monkeypatch: pytest.MonkeyPatch
+    versions: PlanWorld, queue: DurableQueue, point: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    versions.run(versions.plan(1, log=Queue("in", versions.folder)))
-    new = versions.plan(2, log=Queue("in", versions.folder))
+    versions.run(versions.make_plan(1, log=Queue("in", versions.folder)))
+    new = versions.make_plan(2, log=Queue("in", versions.folder))
     new.freeze()
 
     def kill(at: str) -> None:
@@ -234,7 +211,7 @@ def test_a_migration_that_is_killed_is_done_again(
             migrate(state_root(new, versions.state), new, 1)
     queue.append([{"n": 4}])
     versions.run(new, 1)
-    assert versions.arrived() == [f"in/{n}" for n in range(1, 6)]
+    assert versions.out().arrived() == [f"in/{n}" for n in range(1, 6)]
 
 
 class Unheard(ToQueue):
@@ -253,7 +230,7 @@ class Unheard(ToQueue):
 @pytest.mark.rule("queue.destination")
 @pytest.mark.parametrize("versions_more", [1, 2])
 def test_what_had_been_appended_is_not_appended_again(
-    versions: Versions, queue: DurableQueue, monkeypatch: pytest.MonkeyPatch, versions_more: int
+    versions: PlanWorld, queue: DurableQueue, monkeypatch: pytest.MonkeyPatch, versions_more: int
 ) -> None:
     """Rows that were sent, and whose outcome nobody has recorded, go on with the new version, which knows them again;
     so does one that comes after that version."""

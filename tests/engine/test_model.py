@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from ferryman import limits
 from ferryman.destinations.base import Delivery, Effect, Outcome
 from ferryman.document import Document
-from tests.support.places import MEMORY
+from tests.support.plan_world import MEMORY, Interrupted, PlanWorld, Until
 from tests.support.recorder import Recorder
-from tests.support.trial import Interrupted, Trial, Until
 
 IDS = "abcd"
 CONTENTS = ["fine", "also fine", "refuse", "fail", "fail once", "break", "drop", "down"]
@@ -77,12 +76,12 @@ def fine(_: Delivery) -> Outcome:
     return Outcome.ok()
 
 
-def speak(trial: Trial, word: str | None) -> None:
+def speak(trial: PlanWorld, word: str | None) -> None:
     if word is not None and trial.root.exists():
         trial.retry(force=word != "retry", document="a" if word == "force one" else None, why="a test says so")
 
 
-def take_turn(trial: Trial, turn: Turn) -> None:
+def take_turn(trial: PlanWorld, turn: Turn) -> None:
     for id, content in turn.changes.items():
         if content is None:
             trial.drop(id)
@@ -98,10 +97,10 @@ def take_turn(trial: Trial, turn: Turn) -> None:
         trial.run(wait=0, observer=Until(wave, phase))
 
 
-def arrived(trial: Trial) -> dict[str, str]:
+def arrived(trial: PlanWorld) -> dict[str, str]:
     """What the destination has in the end, if later ones overwrite earlier ones."""
     there: dict[str, str] = {}
-    for line in trial.out.lines():
+    for line in trial.out().lines():
         if line["said"] == "ok":
             if line["op"] == "upsert":
                 there[line["id"]] = line["text"]
@@ -112,7 +111,7 @@ def arrived(trial: Trial) -> dict[str, str]:
 
 def carry(turns: list[Turn], effect: Effect, folder: Path) -> None:
     out = Recorder(folder / "out.jsonl", effect=effect)
-    trial = Trial(folder).build(strict, out=out, answer=answer, attempts=2)
+    trial = PlanWorld(folder).build(strict, out=out, answer=answer, attempts=2)
     for turn in turns:
         take_turn(trial, turn)
     trial.run(wait=0)
@@ -129,12 +128,12 @@ def carry(turns: list[Turn], effect: Effect, folder: Path) -> None:
     assert trial.run(wait=0).waves == 0
 
 
-def check_order(trial: Trial) -> None:
+def check_order(trial: PlanWorld) -> None:
     """Each delivery took effect once at most; no row of an id was sent before an older one had its end."""
-    effects = [line["hash"] for line in trial.out.lines() if line["said"] == "ok"]
+    effects = [line["hash"] for line in trial.out().lines() if line["said"] == "ok"]
     assert len(set(effects)) == len(effects)
     by_id: dict[str, list[int]] = {}
-    for line in trial.out.lines():
+    for line in trial.out().lines():
         by_id.setdefault(line["id"], []).append(line["seq"])
     assert all(a <= b for found in by_id.values() for a, b in itertools.pairwise(found))
 

@@ -18,7 +18,7 @@ from ferryman.plan.nodes import CAPABILITIES_VARIABLE
 from ferryman.routers import ByField
 from ferryman.sources import Memory
 from ferryman.testing.inprocess import InProcess
-from tests.support.network import Network
+from tests.support.plan_world import PlanWorld
 
 
 class Machines(InProcess):
@@ -55,7 +55,7 @@ class Asked(Machines):
         return super().run(task, items)
 
 
-def seen(net: Network) -> Callable[[Document], Document]:
+def seen(net: PlanWorld) -> Callable[[Document], Document]:
     """A step that fails where there is no graphics card."""
     import os
 
@@ -69,7 +69,7 @@ def seen(net: Network) -> Callable[[Document], Document]:
 
 
 @pytest.mark.rule("needs.none")
-def test_without_a_machine_that_has_it_documents_wait(net: Network) -> None:
+def test_without_a_machine_that_has_it_documents_wait(net: PlanWorld) -> None:
     """The step is named, with what to do; nothing is spent, and what does not need it goes on. Then one has it."""
     fork = net.source().route("kind", ByField("kind"))
     fork.step("picture", seen(net), needs="gpu", attempts=1).destination("seen-out", net.out("seen-out"))
@@ -93,7 +93,7 @@ def test_without_a_machine_that_has_it_documents_wait(net: Network) -> None:
 
 @pytest.mark.rule("needs.some")
 @pytest.mark.parametrize("machines", [("gpu", ""), ("", "gpu"), ("", "", "gpu")])
-def test_where_some_machines_have_it_the_others_leave_it_to_them(net: Network, machines: tuple[str, ...]) -> None:
+def test_where_some_machines_have_it_the_others_leave_it_to_them(net: PlanWorld, machines: tuple[str, ...]) -> None:
     """A document that comes to a machine without is tried on another, in the same run."""
     net.source().step("see", seen(net), needs=["gpu"]).destination("out", net.out("out"), attempts=1)
     net.put(*(f"d{i:02}" for i in range(40)))
@@ -104,7 +104,7 @@ def test_where_some_machines_have_it_the_others_leave_it_to_them(net: Network, m
     assert set(net.calls("seen").values()) == {1}
 
 
-def test_several_needs_are_needed_together(net: Network) -> None:
+def test_several_needs_are_needed_together(net: PlanWorld) -> None:
     """No machine has both."""
     net.source().step("see", seen(net), needs=("gpu", "licence")).destination("out", net.out("out"))
     net.put("a")
@@ -139,7 +139,7 @@ def test_machines_are_asked_now_and_then(place: Path) -> None:
 
 
 @pytest.mark.parametrize("needs", ["", "two words", ["gpu", 7], 7, ["-x"]])
-def test_needs_that_are_no_names(net: Network, needs: Any) -> None:
+def test_needs_that_are_no_names(net: PlanWorld, needs: Any) -> None:
     """Found by ``check``, with all else."""
     net.source().step("see", lambda doc: doc, needs=needs).destination("out", net.out("out"))
     with pytest.raises(PlanError, match=r"see: needs=.*: give names of letters, digits and -_\. such as 'gpu'\."):

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from tests.support.network import Network
+from tests.support.plan_world import PlanWorld
 
 
 @pytest.mark.spark
 def test_executors_are_asked_on_spark(spark: Any, place: Path) -> None:
     """None of this session's has it."""
-    net = Network(place)
+    net = PlanWorld.empty(place)
     net.source().step("see", lambda doc: doc, needs="gpu").destination("out", net.out("out"))
     net.put("a")
     assert "needs gpu, which no executor has" in net.run(runner=spark).messages[-1]

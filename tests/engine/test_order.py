@@ -22,9 +22,8 @@ from ferryman.routers import Duplicate
 from ferryman.storage.parquet import write_part
 from ferryman.testing.inprocess import InProcess
 from tests.support import NOT_SOON_S
-from tests.support.network import Network
+from tests.support.plan_world import PlanWorld
 from tests.support.recorder import Recorder
-from tests.support.trial import Trial
 
 # --- a retry with other children ------------------------------------------------------------------------
 
@@ -57,7 +56,7 @@ def failing_once(mark: Path) -> Any:
 def test_a_retrys_delete_waits_for_the_upsert_that_it_takes_back(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first try made a child that its destination could not take yet; the second does not make it any more, which
     is a delete of the same revision. It goes after the upsert: nothing is left there that nobody knows of."""
-    net, mark = Network(place), place / "mark"
+    net, mark = PlanWorld.empty(place), place / "mark"
     net.source()
     out = net.out("out")
     out.answer = lambda d: Outcome.transient("busy") if d.id == "a#old" and first_upsert(d) else Outcome.ok()
@@ -73,7 +72,7 @@ def test_a_retrys_delete_waits_for_the_upsert_that_it_takes_back(place: Path, mo
 
 def test_copies_by_different_routes_do_not_wait_for_each_other(place: Path) -> None:
     """They are several deliveries of one document, without an order."""
-    net = Network(place)
+    net = PlanWorld.empty(place)
     net.source()
     out = net.out("out")
     both = net.plan.route("both", Duplicate(), after="docs")
@@ -104,21 +103,21 @@ def killed(chunk: list[Delivery]) -> None:
 def test_a_late_answer_sends_nothing_old_after_something_newer(place: Path, change: str) -> None:
     """Under at-most-once: the worker that was in the middle of a chunk says at last that nothing took effect, and the
     next version was sent meanwhile. Without one it is sent again."""
-    trial = Trial(place).build(out=Recorder(place / "out.jsonl", before=killed, effect=Effect.POTENT))
+    trial = PlanWorld(place).build(out=Recorder(place / "out.jsonl", before=killed, effect=Effect.POTENT))
     trial.put("a", text="one")
     assert trial.run(runner=InProcess(fork=True, failures=1)).in_doubt == 1
     with trial.take() as state:
         [pass_] = [number for number in state.journal.passes() if state.journal.claims(number)]
         [claim] = state.journal.claims(pass_)
         state.journal.publish(pass_, Result(*claim, 1, 0, None, [RowResult(0, "ERROR", "busy", 1, 0)]))
-    trial.out.before = None
+    trial.out().before = None
     if change == "newer":
         trial.put("a", text="two")
     elif change == "deleted":
         trial.drop("a")
-    trial.build(out=trial.out)
+    trial.build(out=trial.out())
     assert trial.run().exit == 0
-    came = [(line["op"], line["text"]) for line in trial.out.lines()]
+    came = [(line["op"], line["text"]) for line in trial.out().lines()]
     assert came == {"newer": [("upsert", "two")], "deleted": [("delete", "")], "none": [("upsert", "one")]}[change]
     last = "INDEXED" if change == "none" else "DROPPED"
     statuses = [e["status"] for e in trial.history("a") if e["revision"] == 1]

@@ -12,43 +12,19 @@ import pytest
 from ferryman import account, limits
 from ferryman.document import Document
 from ferryman.errors import TransientError
-from ferryman.plan import Plan
 from ferryman.sources import Log, Piece
-from ferryman.state.state import state_root
 from tests.support.invariants import rows
-from tests.support.logs import Batches, ChangeFeed, Topic
-from tests.support.recorder import Recorder
-from tests.support.trial import Interrupted, Until, Watch, run_plan
+from tests.support.logs import Batches, ChangeFeed, Topic, read_log
+from tests.support.plan_world import Interrupted, PlanWorld, Until, Watch
 
 
-class Reading:
-    """Plan ``reading``: a log → steps → a recorder, in a folder."""
-
-    def __init__(self, folder: Path, log: Log, *steps: Callable[..., Any], version: int = 1) -> None:
-        self.state = folder / "state"
-        self.out = Recorder(folder / "out.jsonl")
-        self.plan = Plan("reading", version=version)
-        node = self.plan.source("log", log)
-        for step in steps:
-            node = node.step(step.__name__, step)
-        node.destination("out", self.out, backoff=0)
-        self.root = state_root(self.plan, self.state)
-
-    def run(self, **options: Any) -> Any:
-        return run_plan(self.plan, self.state, **options)
-
-    def arrived(self) -> dict[str, list[str]]:
-        """What stands before an id's last slash -> the rest of the ids, as they arrived."""
-        found: dict[str, list[str]] = defaultdict(list)
-        for line in self.out.lines():
-            if line["said"] == "ok":
-                partition, _, place = line["id"].rpartition("/")
-                found[partition].append(place)
-        return dict(found)
-
-    def log(self) -> dict[str, Any]:
-        found: dict[str, Any] = account.status(self.root, self.plan)["sources"]["log"]
-        return found
+def by_partition(world: PlanWorld) -> dict[str, list[str]]:
+    """What stands before an id's last slash -> the rest of the ids, as they arrived."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for id in world.out().arrived():
+        partition, _, place = id.rpartition("/")
+        found[partition].append(place)
+    return dict(found)
 
 
 def a_topic(folder: Path) -> tuple[Topic, dict[str, list[str]]]:
@@ -83,9 +59,9 @@ LOGS = [a_topic, a_feed, batches]
 @pytest.mark.parametrize("made", LOGS)
 def test_each_entry_arrives_once_and_in_order(place: Path, made: Callable[[Path], tuple[Log, Any]]) -> None:
     log, expected = made(place)
-    reading = Reading(place, log)
+    reading = read_log(place, log)
     assert reading.run().exit == 0
-    assert reading.arrived() == expected
+    assert by_partition(reading) == expected
     assert reading.run().waves == 0
     assert reading.log()["lag"] == 0
     assert reading.log()["read"] == sum(map(len, expected.values()))
@@ -97,11 +73,11 @@ def test_each_entry_arrives_once_and_in_order(place: Path, made: Callable[[Path]
 @pytest.mark.parametrize("made", LOGS)
 def test_an_interrupted_run_is_continued(place: Path, made: Callable[[Path], tuple[Log, Any]], phase: str) -> None:
     log, expected = made(place)
-    reading = Reading(place, log)
+    reading = read_log(place, log)
     with pytest.raises(Interrupted):
         reading.run(observer=Until(1, phase), checked=False)
     reading.run()
-    assert reading.arrived() == expected
+    assert by_partition(reading) == expected
 
 
 def test_a_wave_is_bounded_where_sizes_are_not_known(place: Path) -> None:
@@ -109,10 +85,10 @@ def test_a_wave_is_bounded_where_sizes_are_not_known(place: Path) -> None:
     log = Batches(place / "batches")
     for number in range(600):
         log.add(str(number).encode())
-    reading = Reading(place, log)
+    reading = read_log(place, log)
     summary = reading.run(wave_bytes=1_000)
     assert summary.waves > 1
-    assert reading.arrived()["batch"] == [*map(str, range(600))]
+    assert by_partition(reading)["batch"] == [*map(str, range(600))]
 
 
 @pytest.mark.rule("log.partitions")
@@ -120,13 +96,13 @@ def test_a_partition_that_appears_later(place: Path) -> None:
     """Is read from its beginning, once; the others go on where they were."""
     topic = Topic(place / "topic")
     topic.publish("p0", {"n": 0}, {"n": 1})
-    reading = Reading(place, topic)
+    reading = read_log(place, topic)
     reading.run()
     topic.publish("p1", {"n": 0}, {"n": 1})
     topic.publish("p0", {"n": 2})
     reading.run()
     reading.run()
-    assert reading.arrived() == {"p0": ["0", "1", "2"], "p1": ["0", "1"]}
+    assert by_partition(reading) == {"p0": ["0", "1", "2"], "p1": ["0", "1"]}
     assert reading.log() == {"positions": {"p0": 3, "p1": 2}, "read": 5, "lag": 0}
 
 
@@ -141,12 +117,12 @@ def test_an_entry_that_waits_holds_its_partition_only(place: Path) -> None:
             raise TransientError("not now")
         return doc
 
-    reading = Reading(place, topic, once)
+    reading = read_log(place, topic, once)
     assert reading.run(wait=0).exit == 4
-    assert reading.arrived() == {"p0": ["0"], "p1": ["0", "1", "2"]}
-    mended = Reading(place, topic, Once(place, TransientError("not now")))
+    assert by_partition(reading) == {"p0": ["0"], "p1": ["0", "1", "2"]}
+    mended = read_log(place, topic, Once(place, TransientError("not now")))
     assert mended.run().exit == 0
-    assert mended.arrived() == {"p0": ["0", "1", "2"], "p1": ["0", "1", "2"]}
+    assert by_partition(mended) == {"p0": ["0", "1", "2"], "p1": ["0", "1", "2"]}
 
 
 class Once:
@@ -172,9 +148,9 @@ def test_a_retry_of_one_entry(place: Path, made: Callable[[Path], tuple[Log, Any
     """``ordered=False``: the others pass it, and it is read again by its id."""
     log, expected = made(place)
     log.ordered = False
-    reading = Reading(place, log, Once(place, TransientError("not now"), id))
+    reading = read_log(place, log, Once(place, TransientError("not now"), id))
     assert reading.run().exit == 0
-    ids = [line["id"] for line in reading.out.lines() if line["said"] == "ok"]
+    ids = [line["id"] for line in reading.out().lines() if line["said"] == "ok"]
     assert sorted(ids) == sorted(f"{partition}/{place}" for partition, of in expected.items() for place in of)
     assert ids[-1] == id
 
@@ -184,9 +160,9 @@ def test_a_retry_of_one_entry(place: Path, made: Callable[[Path], tuple[Log, Any
 def test_an_entry_that_waits_in_order(place: Path, made: Callable[[Path], tuple[Log, Any]], id: str) -> None:
     """In a change feed with it all of its version: a position is never between two changes of one."""
     log, expected = made(place)
-    reading = Reading(place, log, Once(place, TransientError("not now"), id))
+    reading = read_log(place, log, Once(place, TransientError("not now"), id))
     assert reading.run().exit == 0
-    assert reading.arrived() == expected
+    assert by_partition(reading) == expected
 
 
 def test_only_the_entry_that_waited_has_spent_attempts(place: Path) -> None:
@@ -203,7 +179,7 @@ def test_only_the_entry_that_waited_has_spent_attempts(place: Path) -> None:
             raise ValueError("never")
         return doc
 
-    reading = Reading(place, feed, failing, often)
+    reading = read_log(place, feed, failing, often)
     assert reading.run().exit == 4
     assert tries.stat().st_size == 1 + limits.ATTEMPTS
 
@@ -213,15 +189,15 @@ def test_an_entry_that_is_refused_is_rejected(place: Path) -> None:
     """Or the plan stops before it, as the source says."""
     topic = Topic(place / "topic", on_error="continue")
     topic.publish("p0", {"n": 0}, "not an object", {"n": 2})
-    reading = Reading(place, topic)
+    reading = read_log(place, topic)
     summary = reading.run()
     assert (summary.exit, summary.rejected) == (3, 1)
-    assert reading.arrived() == {"p0": ["0", "2"]}
+    assert by_partition(reading) == {"p0": ["0", "2"]}
     [found] = account.deliveries(reading.root, plan=reading.plan, status="rejected")
     assert (found["document"], found["message"]) == ("p0/1", "'not an object' is not an object")
-    stopping = Reading(place / "stopping", Topic(place / "topic"))
+    stopping = read_log(place / "stopping", Topic(place / "topic"))
     assert stopping.run().exit == 4
-    assert stopping.arrived() == {"p0": ["0"]}
+    assert by_partition(stopping) == {"p0": ["0"]}
 
 
 class Breaking(Batches):
@@ -245,14 +221,14 @@ def test_what_lies_before_an_entry_that_cannot_be_read_goes_through(place: Path,
     for number in range(30):
         log.add(str(number).encode())
     log.at = at
-    reading = Reading(place, log)
+    reading = read_log(place, log)
     watch = Watch()
     assert reading.run(observer=watch, wait=0).exit == 4
-    assert reading.arrived().get("batch", []) == [*map(str, range(at))]
+    assert by_partition(reading).get("batch", []) == [*map(str, range(at))]
     assert reading.log()["positions"] == {"batches": at}
     (place / "mended").touch()
     assert reading.run().exit == 0
-    assert reading.arrived()["batch"] == [*map(str, range(30))]
+    assert by_partition(reading)["batch"] == [*map(str, range(30))]
 
 
 def test_an_error_behind_the_last_entry_is_not_of_an_entry(place: Path) -> None:
@@ -261,9 +237,9 @@ def test_an_error_behind_the_last_entry_is_not_of_an_entry(place: Path) -> None:
     for number in range(5):
         log.add(str(number).encode())
     log.at = -1
-    reading = Reading(place, log)
+    reading = read_log(place, log)
     assert reading.run().exit == 0
-    assert reading.arrived() == {"batch": [*map(str, range(5))]}
+    assert by_partition(reading) == {"batch": [*map(str, range(5))]}
 
 
 class BreakingFeed(ChangeFeed):
@@ -282,12 +258,12 @@ def test_a_version_that_is_read_in_part_is_read_again(place: Path) -> None:
     feed = BreakingFeed(place / "feed")
     for _ in range(5):
         feed.commit({"n": 0}, {"n": 1}, {"n": 2})
-    reading = Reading(place, feed)
+    reading = read_log(place, feed)
     assert reading.run(wait=0).exit == 4
-    assert reading.arrived() == {str(v): ["0", "1", "2"] for v in range(3)}
+    assert by_partition(reading) == {str(v): ["0", "1", "2"] for v in range(3)}
     (place / "mended").touch()
     assert reading.run().exit == 0
-    assert reading.arrived() == {str(v): ["0", "1", "2"] for v in range(5)}
+    assert by_partition(reading) == {str(v): ["0", "1", "2"] for v in range(5)}
 
 
 @pytest.mark.rule("log.another")
@@ -297,12 +273,12 @@ def test_a_topic_that_was_made_again_is_read_from_its_beginning(place: Path) -> 
     topic.make_again("first")
     topic.publish("p0", {"n": 0}, {"n": 1})
     topic.publish("p1", {"n": 0}, {"n": 1}, {"n": 2})
-    reading = Reading(place, topic)
+    reading = read_log(place, topic)
     reading.run()
     topic.make_again("second")
     topic.publish("p0", {"n": 0})
     reading.run()
     topic.publish("p1", {"n": 0}, {"n": 1})
     reading.run()
-    arrived = reading.arrived()
+    arrived = by_partition(reading)
     assert arrived == {"p0": ["0", "1", "0"], "p1": ["0", "1", "2", "0", "1"]}

@@ -16,17 +16,16 @@ from ferryman.errors import Misconfigured, Unavailable
 from ferryman.routers import Duplicate, Router
 from ferryman.sources.base import Listed
 from ferryman.testing.inprocess import InProcess
-from tests.support.network import Network
 from tests.support.outages import AWAY, Share, asking, attempts, down, ids
+from tests.support.plan_world import PlanWorld, Watch
 from tests.support.sleeper import Sleeper
 from tests.support.tiers import sampled
-from tests.support.trial import Trial, Watch
 
 
 @pytest.mark.rule("outage.step")
 @pytest.mark.parametrize("error", AWAY.values(), ids=AWAY)
 @pytest.mark.parametrize("documents", sampled([50, 3], 2))
-def test_a_step_that_is_away_harms_nobody(trial: Trial, error: Callable[[], BaseException], documents: int) -> None:
+def test_a_step_that_is_away_harms_nobody(trial: PlanWorld, error: Callable[[], BaseException], documents: int) -> None:
     """Nothing is spent, however often it is asked; the run ends with 4 and names the step; later all goes on."""
     flag, calls = down(trial.folder), trial.folder / "calls"
     trial.build(asking(flag, error, calls), called={"attempts": 2})
@@ -42,11 +41,11 @@ def test_a_step_that_is_away_harms_nobody(trial: Trial, error: Callable[[], Base
     assert all(trial.statuses(id) == ["ERROR"] for id in ids(3)), "said once, and not at every try"
     flag.unlink()
     assert trial.run().exit == 0
-    assert trial.out.counted() == dict.fromkeys(ids(documents), 1)
+    assert trial.out().counted() == dict.fromkeys(ids(documents), 1)
 
 
 @pytest.mark.rule("outage.again")
-def test_it_is_asked_again_within_the_run(trial: Trial) -> None:
+def test_it_is_asked_again_within_the_run(trial: PlanWorld) -> None:
     """After 1, 4, 16 s; when it is back, all is delivered, with the first attempt."""
     flag, calls = down(trial.folder), trial.folder / "calls"
     trial.build(asking(flag, AWAY["unavailable"], calls))
@@ -55,10 +54,10 @@ def test_it_is_asked_again_within_the_run(trial: Trial) -> None:
     assert trial.run(**sleeper.options()).exit == 0
     assert [round(s) for s in sleeper.slept] == [1, 4, 16]
     assert len(calls.read_text().splitlines()) == 3 + 50, "one call asks for all"
-    assert {line["attempt"] for line in trial.out.lines()} == {1}
+    assert {line["attempt"] for line in trial.out().lines()} == {1}
 
 
-def test_the_wait_is_as_long_as_it_was_asked_for(trial: Trial) -> None:
+def test_the_wait_is_as_long_as_it_was_asked_for(trial: PlanWorld) -> None:
     """``--wait``: in an outage, too; 0 is not at all."""
     sleeper = Sleeper()
     flag = down(trial.folder)
@@ -71,7 +70,7 @@ def test_the_wait_is_as_long_as_it_was_asked_for(trial: Trial) -> None:
 
 
 @pytest.mark.rule("outage.misconfigured")
-def test_a_step_that_somebody_has_to_mend_is_stopped(trial: Trial) -> None:
+def test_a_step_that_somebody_has_to_mend_is_stopped(trial: PlanWorld) -> None:
     """For this run: it is called once, and nothing is waited for; the next run asks it again."""
     sleeper = Sleeper()
     flag, calls = down(trial.folder), trial.folder / "calls"
@@ -86,13 +85,13 @@ def test_a_step_that_somebody_has_to_mend_is_stopped(trial: Trial) -> None:
     assert attempts(trial) == {0: 30}
     flag.unlink()
     assert trial.run().exit == 0
-    assert len(trial.out.arrived()) == 30
+    assert len(trial.out().arrived()) == 30
 
 
 @pytest.mark.rule("outage.others")
 def test_other_branches_and_sources_go_on(place: Path) -> None:
     """Only what comes to the node waits; what was delivered before it is not delivered again."""
-    net = Network(place)
+    net = PlanWorld.empty(place)
     flag = down(place)
     fork = net.source().route("fork", Duplicate())
     fork.step("away", asking(flag, AWAY["connection"])).destination("far", net.out("far"))
@@ -130,7 +129,7 @@ class Chooser(Router):
 @pytest.mark.rule("outage.step")
 def test_a_router_that_is_away_harms_nobody(place: Path) -> None:
     """As a step."""
-    net = Network(place)
+    net = PlanWorld.empty(place)
     flag = down(place)
     fork = net.source().route("fork", Chooser(flag))
     fork.destination("left", net.out("left"))
@@ -157,7 +156,7 @@ SHARES: dict[str, Callable[[], BaseException]] = {
 
 @pytest.mark.rule("outage.source")
 @pytest.mark.parametrize("error", sampled(SHARES.values(), 4), ids=SHARES)
-def test_a_source_that_is_away_harms_nobody(trial: Trial, error: Callable[[], BaseException]) -> None:
+def test_a_source_that_is_away_harms_nobody(trial: PlanWorld, error: Callable[[], BaseException]) -> None:
     """New documents are pending; known ones stay as they are, and are not sent again when it is back."""
     flag = down(trial.folder)
     trial.build(source=Share(trial.documents, flag, error))
@@ -176,11 +175,11 @@ def test_a_source_that_is_away_harms_nobody(trial: Trial, error: Callable[[], Ba
     assert trial.counts() == {"delivered": 30}
     flag.unlink()
     assert trial.run().exit == 0
-    assert trial.out.counted() == dict.fromkeys(ids(30), 1) | {"d003": 2}
+    assert trial.out().counted() == dict.fromkeys(ids(30), 1) | {"d003": 2}
 
 
 @pytest.mark.rule("outage.source")
-def test_a_source_that_comes_back_is_scanned_again_within_the_run(trial: Trial) -> None:
+def test_a_source_that_comes_back_is_scanned_again_within_the_run(trial: PlanWorld) -> None:
     """What could not be looked at is looked at then, changed or not."""
     flag = trial.folder / "down"
     trial.build(source=Share(trial.documents, flag, AWAY["unavailable"]))
@@ -190,10 +189,10 @@ def test_a_source_that_comes_back_is_scanned_again_within_the_run(trial: Trial) 
     trial.put("d003", text="two")
     sleeper = Sleeper(lambda total: flag.unlink())
     assert trial.run(**sleeper.options()).exit == 0
-    assert trial.out.counted() == dict.fromkeys(ids(5), 1) | {"d003": 2}
+    assert trial.out().counted() == dict.fromkeys(ids(5), 1) | {"d003": 2}
 
 
-def test_one_file_that_cannot_be_read_is_no_outage(trial: Trial) -> None:
+def test_one_file_that_cannot_be_read_is_no_outage(trial: PlanWorld) -> None:
     """Not of the device: the others go on, and it is failed after its attempts."""
     flag = down(trial.folder)
 
@@ -214,7 +213,7 @@ def test_one_file_that_cannot_be_read_is_no_outage(trial: Trial) -> None:
 
 
 @pytest.mark.rule("outage.connection")
-def test_single_errors_of_the_connection_are_transient(trial: Trial) -> None:
+def test_single_errors_of_the_connection_are_transient(trial: PlanWorld) -> None:
     """Some documents that meet them among others that do not: they are tried again, with patience."""
 
     def step(doc: Document) -> Document:
@@ -230,7 +229,7 @@ def test_single_errors_of_the_connection_are_transient(trial: Trial) -> None:
 
 
 @pytest.mark.rule("outage.small-waves")
-def test_an_outage_between_small_waves(trial: Trial) -> None:
+def test_an_outage_between_small_waves(trial: PlanWorld) -> None:
     """A service that has worked goes away, and a document comes in each wave: at the third it is no document's own, and
     from then on nothing is spent."""
     flag, watch, sleeper = trial.folder / "down", Watch(), Sleeper()
@@ -246,11 +245,11 @@ def test_an_outage_between_small_waves(trial: Trial) -> None:
     assert told.startswith("step step: ConnectionRefusedError")
     flag.unlink()
     assert trial.run(wait=60).exit == 0
-    assert {line["id"] for line in trial.out.lines() if line["attempt"] > 1} == {"first", "second"}
+    assert {line["id"] for line in trial.out().lines() if line["attempt"] > 1} == {"first", "second"}
 
 
 @pytest.mark.rule("outage.small-waves")
-def test_dead_addresses_do_not_stop_a_step_that_works(trial: Trial) -> None:
+def test_dead_addresses_do_not_stop_a_step_that_works(trial: PlanWorld) -> None:
     """Five documents that never reach theirs are retried by themselves: that is no outage, and they end as failed."""
     dead = [f"dead-{i}" for i in range(5)]
 
@@ -271,7 +270,7 @@ def test_dead_addresses_do_not_stop_a_step_that_works(trial: Trial) -> None:
 
 
 @pytest.mark.rule("outage.step")
-def test_in_isolation_too(trial: Trial) -> None:
+def test_in_isolation_too(trial: PlanWorld) -> None:
     """A worker died: each document is read in a child process; outages are the same there."""
     flag, calls = down(trial.folder), trial.folder / "calls"
 

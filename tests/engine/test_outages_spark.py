@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.network import Network
 from tests.support.outages import AWAY, Share, asking, down, ids
+from tests.support.plan_world import PlanWorld
 
 
 @pytest.mark.slow
@@ -17,7 +17,7 @@ from tests.support.outages import AWAY, Share, asking, down, ids
 @pytest.mark.rule("outage.source")
 def test_a_step_and_a_source_that_are_away_harm_nobody(place: Path, spark: Any) -> None:
     """Nothing is spent, both are named, what needs neither is delivered; later all goes on."""
-    net = Network(place)
+    net = PlanWorld.empty(place)
     step_down, share_down = down(place, "step-down"), down(place, "share-down")
     net.source("docs").step("away", asking(step_down, AWAY["unavailable"])).destination("far", net.out("far"))
     net.source("more").destination("near", net.out("near"))

@@ -19,8 +19,8 @@ from ferryman.errors import EngineError
 from ferryman.storage import files
 from ferryman.testing.inprocess import InProcess
 from tests.support.invariants import rows
+from tests.support.plan_world import Interrupted, PlanWorld, Until, Watch
 from tests.support.recorder import Recorder
-from tests.support.trial import Interrupted, Trial, Until, Watch
 
 IDS = [f"collection/2026/part-07/record-number-{n:08}" for n in range(4)]
 """A wave each, at a byte a wave."""
@@ -52,7 +52,7 @@ def order(place: Path) -> list[str]:
 @pytest.mark.rule("wave.ahead")
 def test_the_next_wave_is_transformed_before_this_one_is_sent(place: Path) -> None:
     """Its steps need not wait for a destination. What it commits comes after all that this one delivers."""
-    trial = Trial(place).build(writing(place, "step"), out=sent(place))
+    trial = PlanWorld(place).build(writing(place, "step"), out=sent(place))
     trial.put(*IDS)
     assert trial.run(wave_bytes=1).waves == 4
     assert order(place) == ["step 0", "step 1", "send 0", "step 2", "send 1", "step 3", "send 2", "send 3"]
@@ -63,13 +63,13 @@ def test_the_next_wave_is_transformed_before_this_one_is_sent(place: Path) -> No
 @pytest.mark.parametrize(("wave", "phase"), [(2, "settle"), (3, "transform"), (3, "commit"), (3, "settle")])
 def test_what_was_staged_ahead_is_nothing_after_a_kill(place: Path, wave: int, phase: str) -> None:
     """Its files have no name: they are removed, and the same documents are processed again; each arrives once."""
-    trial = Trial(place).build(writing(place, "step"), out=sent(place))
+    trial = PlanWorld(place).build(writing(place, "step"), out=sent(place))
     trial.put(*IDS)
     with pytest.raises(Interrupted):
         trial.run(wave_bytes=1, observer=Until(wave, phase), checked=False)
     watch = Watch()
     assert trial.run(wave_bytes=1, observer=watch).exit == 0
-    assert trial.out.counted() == dict.fromkeys(IDS, 1)
+    assert trial.out().counted() == dict.fromkeys(IDS, 1)
     assert [message for message in watch.messages if "staged files that no wave had committed" in message]
     assert_nothing_strays(trial)
 
@@ -78,11 +78,11 @@ def test_nothing_is_swept_that_is_staged_ahead(place: Path, monkeypatch: pytest.
     """Merges and folded logs remove what nothing names after each wave; but not what the next one will name."""
     monkeypatch.setattr(limits, "CHECKPOINT_COMMITS", 2)
     monkeypatch.setattr(limits, "COMPACT_FILES", 2)
-    trial = Trial(place)
+    trial = PlanWorld(place)
     ids = [f"{IDS[0]}/{n:03}" for n in range(40)]
     trial.put(*ids)
     assert trial.run(wave_bytes=1).waves == 40
-    assert trial.out.arrived() == ids
+    assert trial.out().arrived() == ids
     assert_nothing_strays(trial)
 
 
@@ -94,12 +94,12 @@ def test_a_worker_that_dies_ahead(place: Path) -> None:
             os._exit(1)
         return doc
 
-    trial = Trial(place).build(deadly)
+    trial = PlanWorld(place).build(deadly)
     trial.put(*IDS)
     watch = Watch()
     summary = trial.run(runner=InProcess(fork=True, failures=1), observer=watch, wave_bytes=1, wait=100)
     assert summary.rejected == 1
-    assert trial.out.arrived() == [*IDS[:2], IDS[3]]
+    assert trial.out().arrived() == [*IDS[:2], IDS[3]]
     assert [message for message in watch.messages if message.startswith("wave 3: ")]
     assert_nothing_strays(trial)
 
@@ -122,13 +122,13 @@ class Stubborn(InProcess):
 @pytest.mark.rule("wave.ahead")
 def test_an_error_ahead_stops_the_run_when_its_wave_comes(place: Path) -> None:
     """The wave before it is delivered and settled first."""
-    trial = Trial(place)
+    trial = PlanWorld(place)
     trial.put(*IDS)
     with pytest.raises(EngineError, match="no more room"):
         trial.run(runner=Stubborn(2), wave_bytes=1)
-    assert trial.out.arrived() == IDS[:2]
+    assert trial.out().arrived() == IDS[:2]
     assert trial.run(wave_bytes=1).exit == 0
-    assert trial.out.counted() == dict.fromkeys(IDS, 1)
+    assert trial.out().counted() == dict.fromkeys(IDS, 1)
 
 
 def test_what_it_reports_meanwhile_is_followed(place: Path) -> None:
@@ -146,14 +146,14 @@ def test_what_it_reports_meanwhile_is_followed(place: Path) -> None:
 
         def error(self, document: str, text: str, trace: str) -> None: ...
 
-    trial, watch = Trial(place), Listening()
+    trial, watch = PlanWorld(place), Listening()
     trial.put(*IDS[:2])
     trial.run(wave_bytes=1, observer=watch)
     assert watch.done.count(("transform", 1)) == 2
     assert not list(files.local_folder(trial.root).glob("live/*"))
 
 
-def assert_nothing_strays(trial: Trial) -> None:
+def assert_nothing_strays(trial: PlanWorld) -> None:
     """Each file of the state's tables is named by them."""
     with trial.take() as state:
         for table in state.tables:

@@ -12,8 +12,8 @@ import pytest
 from ferryman.destinations.base import Delivery
 from ferryman.document import Document
 from ferryman.limits import KIB
+from tests.support.plan_world import PlanWorld
 from tests.support.recorder import Recorder
-from tests.support.trial import Trial
 
 GIVE_UP_S = 120
 """A test that fails should end."""
@@ -47,7 +47,7 @@ def test_the_next_wave_is_transformed_while_this_one_is_delivered(place: Path, s
     seen = place / "seen"
     seen.mkdir()
     out = Recorder(place / "out.jsonl", before=awaiting(seen, "d1"), single_writer=True)
-    trial = Trial(place).build(marking(seen), out=out)
+    trial = PlanWorld(place).build(marking(seen), out=out)
     trial.put("d0", "d1", text="x" * KIB)
     summary = trial.run(runner=spark, wave_bytes=KIB)
     assert (summary.waves, summary.messages) == (2, [])

@@ -12,7 +12,7 @@ from ferryman import limits
 from ferryman.destinations import Outcome
 from ferryman.document import Document
 from ferryman.errors import TransientError
-from tests.support.trial import Trial
+from tests.support.plan_world import PlanWorld
 
 
 def busy_step(doc: Document) -> Document:
@@ -20,7 +20,7 @@ def busy_step(doc: Document) -> Document:
 
 
 @pytest.mark.rule("patience.time")
-def test_what_is_transient_is_tried_with_patience(trial: Trial) -> None:
+def test_what_is_transient_is_tried_with_patience(trial: PlanWorld) -> None:
     """Until the time has passed, and so many tries at least; then it is failed."""
     trial.build(busy_step, called={"patience": 0})
     trial.put("a")
@@ -34,7 +34,7 @@ def busy(delivery: Any) -> Outcome:
 
 
 @pytest.mark.rule("patience.time")
-def test_a_destination_is_tried_with_patience(trial: Trial) -> None:
+def test_a_destination_is_tried_with_patience(trial: PlanWorld) -> None:
     """As a step: what it says is transient."""
     trial.build(answer=busy, patience=0)
     trial.put("a")
@@ -43,7 +43,7 @@ def test_a_destination_is_tried_with_patience(trial: Trial) -> None:
 
 
 @pytest.mark.rule("patience.attempts")
-def test_a_fault_of_a_destination_counts_against_attempts(trial: Trial) -> None:
+def test_a_fault_of_a_destination_counts_against_attempts(trial: PlanWorld) -> None:
     """Transient errors before it do not, not even those of a step."""
 
     def answer(delivery: Any) -> Outcome:
@@ -69,7 +69,7 @@ def once_busy(flag: Path) -> Callable[[Document], Document]:
 
 @pytest.mark.rule("patience.time")
 @pytest.mark.parametrize("where", ["step", "destination"])
-def test_patience_is_a_day(trial: Trial, where: str) -> None:
+def test_patience_is_a_day(trial: PlanWorld, where: str) -> None:
     """More tries than that do not end it; a run that is not to wait ends with 4."""
     trial.build(*([busy_step] if where == "step" else []), answer=busy)
     trial.put("a")
@@ -80,7 +80,7 @@ def test_patience_is_a_day(trial: Trial, where: str) -> None:
 
 @pytest.mark.rule("patience.attempts")
 @pytest.mark.parametrize("where", ["step", "destination"])
-def test_attempts_win_where_they_are_given(trial: Trial, where: str) -> None:
+def test_attempts_win_where_they_are_given(trial: PlanWorld, where: str) -> None:
     """Whoever says them, the step or the destination below it."""
     if where == "step":
         trial.build(busy_step, called={"attempts": 2})
@@ -92,7 +92,7 @@ def test_attempts_win_where_they_are_given(trial: Trial, where: str) -> None:
 
 
 @pytest.mark.rule("patience.attempts")
-def test_what_nobody_anticipated_counts_against_attempts(trial: Trial) -> None:
+def test_what_nobody_anticipated_counts_against_attempts(trial: PlanWorld) -> None:
     """Transient errors before it do not."""
     calls = trial.folder / "calls"
 

@@ -14,7 +14,7 @@ from ferryman.errors import TransientError
 from ferryman.routers import ByField, Duplicate, RoundRobin
 from ferryman.testing.inprocess import InProcess
 from tests.support.invariants import rows
-from tests.support.network import Network
+from tests.support.plan_world import PlanWorld
 
 KINDS = ["comedy", "history", "tragedy"]
 PLAYS = 44
@@ -29,9 +29,9 @@ def kind_of(n: int) -> str:
     return KINDS[n % 4] if n % 4 < 3 else "other"
 
 
-def library(place: Path) -> Network:
+def library(place: Path) -> PlanWorld:
     """Sources ``left`` and ``right`` with 44 documents each, the same ids."""
-    net = Network(place)
+    net = PlanWorld.empty(place)
     for source in ("left", "right"):
         net.source(source)
         for n in range(PLAYS):
@@ -39,7 +39,7 @@ def library(place: Path) -> Network:
     return net
 
 
-def failing_once(net: Network, *numbers: int) -> Any:
+def failing_once(net: PlanWorld, *numbers: int) -> Any:
     """A step that fails the first call for these plays, of each source: known calls, on any runner."""
     wanted = {f"play{n:02}" for n in numbers}
     folder = net.folder

@@ -13,8 +13,8 @@ import pytest
 
 from ferryman.plan.load import load_plan
 from tests.servers.spark_cluster import QUICK, SparkMaster, SparkWorker
+from tests.support.plan_world import run_plan
 from tests.support.tiers import sampled
-from tests.support.trial import run_plan
 
 pytestmark = pytest.mark.spark
 

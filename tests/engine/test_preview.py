@@ -15,7 +15,7 @@ from ferryman.routers import ByField, Duplicate, Router
 from ferryman.sources import Files
 from tests.support import NOT_SOON_S
 from tests.support.invariants import rows
-from tests.support.network import Network
+from tests.support.plan_world import PlanWorld
 from tests.support.previewed import previewed
 from tests.support.previewing import (
     done,
@@ -31,7 +31,6 @@ from tests.support.previewing import (
     with_requests,
 )
 from tests.support.tiers import sampled
-from tests.support.trial import Trial
 
 # --- it says what the run does -------------------------------------------------------------------------------------
 
@@ -52,35 +51,35 @@ def letters(doc: Document) -> list[Document]:
     return [doc, *(doc.child(raw=letter.encode()) for letter in doc.text()[:3])]
 
 
-def straight(net: Network) -> None:
+def straight(net: PlanWorld) -> None:
     net.source().step("some-fail", some_fail).destination("out", net.out("out"))
 
 
-def by_field(net: Network) -> None:
+def by_field(net: PlanWorld) -> None:
     kind = net.source().route("by-kind", ByField("kind"))
     kind.step("comedy", some_fail).destination("comedies", net.out("comedies"))
     kind.destination("tragedy", net.out("tragedies"), deletes=False)
 
 
-def diamond(net: Network) -> None:
+def diamond(net: PlanWorld) -> None:
     twice = net.source().route("twice", Duplicate())
     left, right = twice.step("left", some_fail), twice.step("right", letters)
     net.plan.step("join", some_fail, after=[left, right])
     net.plan.destination("out", net.out("out"), after="join")
 
 
-def families(net: Network) -> None:
+def families(net: PlanWorld) -> None:
     below = net.source().step("words", words).step("letters", letters).route("both", Both())
     below.step("left", some_fail).destination("one", net.out("one"), attempts=1)
     below.step("right", some_fail).destination("two", net.out("two"))
 
 
-def teed(net: Network) -> None:
+def teed(net: PlanWorld) -> None:
     tee = net.source().tee("seen", net.out("seen"))
     tee.step("some-fail", some_fail).destination("out", net.out("out"), attempts=2)
 
 
-def joined(net: Network) -> None:
+def joined(net: PlanWorld) -> None:
     docs, more = net.source(), net.source("more", prefix="more/")
     net.put("x", "y", source="more")
     net.plan.step("join", some_fail, after=[docs, more])
@@ -90,7 +89,7 @@ def joined(net: Network) -> None:
 SHAPES = [straight, by_field, diamond, families, teed, joined]
 
 
-def shaken(net: Network, dice: random.Random) -> None:
+def shaken(net: PlanWorld, dice: random.Random) -> None:
     """Some documents are new, some are changed, some are gone."""
     names = [f"d{n:02}" for n in range(12)]
     for name in dice.sample(names, 7):
@@ -103,7 +102,7 @@ def shaken(net: Network, dice: random.Random) -> None:
 @pytest.mark.parametrize("seed", sampled(range(3), 3))
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda f: f.__name__)
 def test_it_says_what_the_run_does(
-    net: Network, shape: Callable[[Network], None], seed: int, monkeypatch: pytest.MonkeyPatch
+    net: PlanWorld, shape: Callable[[PlanWorld], None], seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same deliveries, with the same hashes, fields and texts; the same drops, refusals and errors. Three times."""
     monkeypatch.setattr(limits, "BACKOFF_FIRST_S", 3600.0)
@@ -119,11 +118,11 @@ def test_it_says_what_the_run_does(
     assert said != ([], [])
 
 
-def net_wave(net: Network) -> int:
+def net_wave(net: PlanWorld) -> int:
     return max((e["wave"] for e in rows(net.root, "documents")), default=0)
 
 
-def test_what_is_due_again_is_told_as_a_retry(net: Network) -> None:
+def test_what_is_due_again_is_told_as_a_retry(net: PlanWorld) -> None:
     """With the attempt that it would be; what is not due is left alone, unless it is asked for."""
     net.source().step("moody", moody).destination("out", net.out("out"), backoff=NOT_SOON_S)
     net.put("failing", "a")
@@ -140,14 +139,14 @@ def test_what_is_due_again_is_told_as_a_retry(net: Network) -> None:
     assert later.destinations["out"].errors[0]["attempt"] == 2
 
 
-def test_what_waits_is_counted(net: Network) -> None:
+def test_what_waits_is_counted(net: PlanWorld) -> None:
     """Rows of earlier waves that the destination has not got; parked ones are not owed."""
     filled(net)
     settled(net)
     assert look(net).destinations["out"].waiting == 1  # busy, and not dead
 
 
-def test_requests_that_wait_are_told(net: Network) -> None:
+def test_requests_that_wait_are_told(net: PlanWorld) -> None:
     """They are not carried out."""
     filled(net)
     with_requests(net)
@@ -155,7 +154,7 @@ def test_requests_that_wait_are_told(net: Network) -> None:
     assert message.startswith("2 requests are waiting (`retry`, `resolve`)")
 
 
-def test_of_a_committed_wave_nothing_is_taken_up_again(net: Network) -> None:
+def test_of_a_committed_wave_nothing_is_taken_up_again(net: PlanWorld) -> None:
     """Also if it was killed before it was settled."""
     filled(net)
     killed_after_commit(net)
@@ -167,7 +166,7 @@ def test_of_a_committed_wave_nothing_is_taken_up_again(net: Network) -> None:
 # --- which documents -----------------------------------------------------------------------------------------------
 
 
-def test_so_many_and_no_more(net: Network) -> None:
+def test_so_many_and_no_more(net: PlanWorld) -> None:
     """The first ones of the listing; the others are counted, by their reasons."""
     net.source().step("calls", net.counting("calls")).destination("out", net.out("out"))
     net.put(*map(str, range(1000)))
@@ -184,7 +183,7 @@ def test_so_many_and_no_more(net: Network) -> None:
     assert (with_reasons(found), found.more) == ({"5": "changed"}, {"changed": 1, "new": 1, "gone": 2})
 
 
-def test_each_source_has_its_share(net: Network) -> None:
+def test_each_source_has_its_share(net: PlanWorld) -> None:
     """What one does not need the others get."""
     for name in ("one", "two", "three"):
         net.source(name, prefix=f"{name}/").destination(f"to-{name}", net.out(name))
@@ -199,7 +198,7 @@ def test_each_source_has_its_share(net: Network) -> None:
 
 
 @pytest.fixture
-def folder(trial: Trial) -> Path:
+def folder(trial: PlanWorld) -> Path:
     """Files, which must be read to be known; all of them are."""
     folder = trial.folder / "files"
     folder.mkdir()
@@ -210,7 +209,7 @@ def folder(trial: Trial) -> Path:
     return folder
 
 
-def test_what_must_be_read_to_be_compared_is_read(trial: Trial, folder: Path) -> None:
+def test_what_must_be_read_to_be_compared_is_read(trial: PlanWorld, folder: Path) -> None:
     """A preview goes on until it has found enough that has changed, and counts what it has not read."""
     (folder / "250.txt").write_text("changed")
     (folder / "270.txt").write_text("changed")
@@ -224,7 +223,7 @@ def test_what_must_be_read_to_be_compared_is_read(trial: Trial, folder: Path) ->
     assert found.destinations["out"].gets[0]["text"] == "changed"
 
 
-def test_one_document_is_shown_also_if_it_is_unchanged(trial: Trial, folder: Path) -> None:
+def test_one_document_is_shown_also_if_it_is_unchanged(trial: PlanWorld, folder: Path) -> None:
     """And that it is, is told."""
     found = previewed(trial.plan, trial.state, document="007.txt")
     assert with_reasons(found) == {"007.txt": "unchanged"}
@@ -241,7 +240,7 @@ def test_one_document_is_shown_also_if_it_is_unchanged(trial: Trial, folder: Pat
     assert found.destinations["out"].gets[0]["operation"] == "delete"
 
 
-def test_one_document_may_be_of_several_sources(net: Network) -> None:
+def test_one_document_may_be_of_several_sources(net: PlanWorld) -> None:
     """It is shown of each."""
     for name in ("one", "two", "three"):
         net.source(name).destination(f"to-{name}", net.out(name))
@@ -255,7 +254,7 @@ def test_one_document_may_be_of_several_sources(net: Network) -> None:
     assert found.more == {}
 
 
-def test_a_document_that_nobody_has_is_an_error(net: Network) -> None:
+def test_a_document_that_nobody_has_is_an_error(net: PlanWorld) -> None:
     filled(net)
     with pytest.raises(UsageError, match="nowhere: no source of plan network has a document of this id"):
         look(net, document="nowhere")

@@ -17,37 +17,23 @@ from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Memory, Queue
 from ferryman.sources.log import Positions
-from ferryman.state.state import state_root
-from tests.support.logs import ChangeFeed, Topic
+from tests.support.logs import ChangeFeed, Topic, build_reader
+from tests.support.plan_world import Interrupted, PlanWorld, Until
 from tests.support.previewed import previewed
 from tests.support.previewing import ids, with_reasons
 from tests.support.recorder import Recorder
 from tests.support.snapshot import snapshot
-from tests.support.trial import Interrupted, Until, run_plan
 
 
-class Ahead:
+class Ahead(PlanWorld):
     """Plan ``ahead``: a log → steps → ``out``."""
 
     def __init__(self, folder: Path, *steps: Callable[..., Any], source: Any = None, **options: Any) -> None:
-        self.folder = folder
-        self.state = folder / "state"
-        self.queue = DurableQueue("in", folder)
-        self.plan = Plan("ahead")
-        node = self.plan.source("from_in", source or Queue("in", folder, **options))
-        for step in steps:
-            node = node.step(step.__name__, step)
-        node.destination("out", Recorder(folder / "out.jsonl"), backoff=3600)
-        self.root = state_root(self.plan, self.state)
-
-    def put(self, *numbers: int) -> None:
-        self.queue.append([{"n": n} for n in numbers])
-
-    def run(self, **options: Any) -> Any:
-        return run_plan(self.plan, self.state, wait=0, **options)
+        super().__init__(folder, build_reader, field="n", wait=0)
+        self.build(source, *steps, name="ahead", ends=("from_in", "out"), backoff=3600, **options)
 
     def look(self, **options: Any) -> Preview:
-        """Nothing is written, anywhere."""
+        """Preview. Nothing is written, anywhere."""
         before = snapshot(self.folder)
         try:
             return previewed(self.plan, self.state, **options)
@@ -68,7 +54,7 @@ def test_it_shows_the_first_entries(place: Path) -> None:
     assert gets(found) == ["in/1", "in/2", "in/3"]
     assert found.destinations["out"].gets[0]["fields"] == {"n": 0}
     assert (found.more, found.complete) == ({"new": 7}, True)
-    assert ahead.queue.readers() == {}
+    assert ahead.into.readers() == {}
 
 
 @pytest.mark.rule("log.preview")
@@ -78,10 +64,10 @@ def test_it_begins_where_the_plan_stands(place: Path) -> None:
     ahead.run()
     assert ids(ahead.look()) == []
     ahead.put(2, 3)
-    readers = ahead.queue.readers()
+    readers = ahead.into.readers()
     found = ahead.look()
     assert (ids(found), found.more) == (["in/3", "in/4"], {})
-    assert ahead.queue.readers() == readers
+    assert ahead.into.readers() == readers
     assert [row["revision"] for row in found.destinations["out"].gets] == [1, 1]
     ahead.run()
     assert ids(ahead.look()) == []
@@ -101,7 +87,7 @@ def test_beside_a_wave_that_was_killed(place: Path, phase: str) -> None:
 def test_what_a_run_then_does(place: Path) -> None:
     """The same deliveries, by their hashes; what a filter drops is shown as dropped."""
     ahead = Ahead(place, types=["command"])
-    ahead.queue.append([{"n": 0, "type": "command"}, {"n": 1}, {"n": 2, "type": "command"}])
+    ahead.into.append([{"n": 0, "type": "command"}, {"n": 1}, {"n": 2, "type": "command"}])
     found = ahead.look()
     assert [row["document"] for row in found.destinations["out"].dropped] == ["in/2"]
     ahead.run()
@@ -131,7 +117,7 @@ def test_a_queue_that_does_not_exist(place: Path) -> None:
 
 def test_an_empty_queue(place: Path) -> None:
     ahead = Ahead(place)
-    ahead.queue.make()
+    ahead.into.make()
     found = ahead.look()
     assert (found.documents, found.messages, found.complete) == ([], [], True)
 
@@ -180,8 +166,8 @@ def test_what_is_read_again_is_another_revision(place: Path) -> None:
     ahead = Ahead(place)
     ahead.put(0, 1)
     ahead.run()
-    [reader] = ahead.queue.readers()
-    ahead.queue.tailer(reader).to_start()
+    [reader] = ahead.into.readers()
+    ahead.into.tailer(reader).to_start()
     assert [row["revision"] for row in ahead.look().destinations["out"].gets] == [2, 2]
 
 
@@ -223,7 +209,7 @@ def test_where_it_would_wait_or_stop(place: Path) -> None:
     assert "source from_in would wait at in/3: step moody: TransientError: not now" in found.messages
     other = Ahead(place / "other", moody, source=Queue("in", place))
     other.folder.mkdir()
-    ahead.queue.delete()
+    ahead.into.delete()
     DurableQueue("in", place).append([{"n": 0}, {"n": 7}, {"n": 1}])
     found = other.look()
     assert gets(found) == ["in/1"]

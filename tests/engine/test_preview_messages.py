@@ -17,14 +17,13 @@ from ferryman.errors import StateForeign
 from ferryman.plan import Plan
 from ferryman.sources import Memory
 from ferryman.testing.inprocess import InProcess
-from tests.support.network import Network
+from tests.support.plan_world import PlanWorld
 from tests.support.previewed import previewed
 from tests.support.previewing import filled, ids, look, moody, with_reasons
 from tests.support.snapshot import snapshot
-from tests.support.trial import Trial
 
 
-def test_too_many_deletes_are_told(net: Network) -> None:
+def test_too_many_deletes_are_told(net: PlanWorld) -> None:
     """A run would say the same, and not delete them."""
     net.source(max_deleted=0.5).destination("out", net.out("out"))
     net.put("a", "b", "c")
@@ -36,7 +35,7 @@ def test_too_many_deletes_are_told(net: Network) -> None:
     assert with_reasons(found) == {}
 
 
-def test_a_changed_plan_is_told_and_shown(net: Network) -> None:
+def test_a_changed_plan_is_told_and_shown(net: PlanWorld) -> None:
     """A run would refuse it with these words; with --accept-changes it would do this. Nothing is remembered."""
     net.source().destination("out", net.out("out"))
     net.put("a")
@@ -52,14 +51,14 @@ def test_a_changed_plan_is_told_and_shown(net: Network) -> None:
     assert snapshot(net.folder) == before
 
 
-def test_a_state_that_a_new_version_took_over_is_refused(net: Network) -> None:
+def test_a_state_that_a_new_version_took_over_is_refused(net: PlanWorld) -> None:
     """As a run would refuse it. What the new version would do is shown; that it does more at first is told."""
     net.source().destination("out", net.out("out"))
     net.put("a")
     net.run()
     net.plan.freeze()
     newer = Plan("network", version=2)
-    newer.source("docs", Memory(net.documents["docs"])).destination("out", net.out("out"))
+    newer.source("docs", Memory(net.documents)).destination("out", net.out("out"))
     newer.freeze()
     migrate(net.root.with_name(newer.key), newer, 1)
     before = snapshot(net.folder)
@@ -79,7 +78,7 @@ class Half(Memory):
         raise OSError("the line went dead")
 
 
-def test_an_incomplete_listing_is_told(trial: Trial) -> None:
+def test_an_incomplete_listing_is_told(trial: PlanWorld) -> None:
     """Nothing of it is deleted."""
     trial.put("a", "b")
     trial.run()
@@ -90,7 +89,7 @@ def test_an_incomplete_listing_is_told(trial: Trial) -> None:
     assert message.startswith("source docs: incomplete listing, nothing of it is deleted: ")
 
 
-def test_duplicate_ids_are_told(trial: Trial) -> None:
+def test_duplicate_ids_are_told(trial: PlanWorld) -> None:
     trial.documents += [{"id": "a", "n": 1}, {"id": "a", "n": 2}]
     found = previewed(trial.plan, trial.state)
     assert found.messages == ["source docs: 1 duplicate ids, the last of each is kept: a"]
@@ -104,7 +103,7 @@ def killer(doc: Document) -> Document:
 
 
 @pytest.mark.parametrize("document", [None, "3"])
-def test_a_document_that_kills_is_named(net: Network, document: str | None) -> None:
+def test_a_document_that_kills_is_named(net: PlanWorld, document: str | None) -> None:
     """By the same careful mode as in a run."""
     net.source().step("killer", killer).destination("out", net.out("out"))
     net.put(*map(str, range(10)))
@@ -118,18 +117,18 @@ def test_a_document_that_kills_is_named(net: Network, document: str | None) -> N
     assert snapshot(net.folder) == before
 
 
-def test_what_is_no_text_has_a_size(net: Network) -> None:
+def test_what_is_no_text_has_a_size(net: PlanWorld) -> None:
     """Bytes that are not UTF-8 are not shown."""
     net.source().destination("out", net.out("out"))
-    net.documents["docs"].append({"id": "a", "raw": b"\xff\xfe", "n": 1})
-    net.documents["docs"].append({"id": "b"})
+    net.documents.append({"id": "a", "raw": b"\xff\xfe", "n": 1})
+    net.documents.append({"id": "b"})
     assert [(r["text"], r["bytes"], r["fields"]) for r in look(net).destinations["out"].gets] == [
         (None, 2, {"n": 1}),
         (None, None, {}),
     ]
 
 
-def test_it_can_be_written_as_json(net: Network) -> None:
+def test_it_can_be_written_as_json(net: PlanWorld) -> None:
     """``as_dict`` has the fields' names."""
     filled(net)
     found = look(net)

@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 
-from tests.support.network import Network
+from tests.support.plan_world import PlanWorld, run_plan
 from tests.support.previewing import done, look, promised, some_fail
 from tests.support.snapshot import snapshot
-from tests.support.trial import run_plan
 
 
 @pytest.mark.spark
-def test_a_table_is_previewed_on_spark(net: Network, spark: Any) -> None:
+def test_a_table_is_previewed_on_spark(net: PlanWorld, spark: Any) -> None:
     """Rows of a DataFrame; what is said is what a run on Spark then does."""
     from ferryman.sources import DataFrame
 

@@ -23,47 +23,46 @@ from ferryman.plan import Plan
 from ferryman.sources import Memory
 from ferryman.state.state import State
 from ferryman.testing.inprocess import InProcess
-from tests.support.network import Network
+from tests.support.plan_world import Interrupted, PlanWorld, Until
 from tests.support.previewed import previewed
 from tests.support.previewing import filled, ids, killed_after_commit, look, settled, with_requests
 from tests.support.snapshot import snapshot
 from tests.support.tiers import sampled
-from tests.support.trial import Interrupted, Trial, Until
 
 
-def nothing(net: Network) -> None:
+def nothing(net: PlanWorld) -> None:
     """No state, not even a folder."""
 
 
-def empty_folder(net: Network) -> None:
+def empty_folder(net: PlanWorld) -> None:
     net.root.mkdir(parents=True)
 
 
-def fresh(net: Network) -> None:
+def fresh(net: PlanWorld) -> None:
     net.plan.freeze()
     State.take(net.root, net.plan).release()
 
 
-def owed_failed_parked(net: Network) -> None:
+def owed_failed_parked(net: PlanWorld) -> None:
     settled(net)
     net.put("d", "failing", text="three")
     net.run(wait=0)
     net.put("e")
 
 
-def killed_after_delivery(net: Network) -> None:
+def killed_after_delivery(net: PlanWorld) -> None:
     settled(net)
     with pytest.raises(Interrupted):
         net.run(wait=0, observer=Until(2, "settle"), checked=False)
 
 
-def killed_before_commit(net: Network) -> None:
+def killed_before_commit(net: PlanWorld) -> None:
     settled(net)
     with pytest.raises(Interrupted):
         net.run(wait=0, observer=Until(2, "commit"), checked=False)
 
 
-def torn(net: Network) -> None:
+def torn(net: PlanWorld) -> None:
     """A power cut within the last entry of a log."""
     settled(net)
     with State.take(net.root, net.plan) as state:
@@ -73,7 +72,7 @@ def torn(net: Network) -> None:
     (log.marks / f"{last:020d}").unlink()
 
 
-def read_only(net: Network) -> None:
+def read_only(net: PlanWorld) -> None:
     settled(net)
     for path in [net.state, *net.state.rglob("*")]:
         path.chmod(0o555 if path.is_dir() else 0o444)
@@ -85,7 +84,7 @@ STATES = [nothing, empty_folder, fresh, settled, owed_failed_parked, with_reques
 
 @pytest.mark.parametrize("document", sampled([None, "a", "failing"], 3), ids=["some", "one", "one-that-failed"])
 @pytest.mark.parametrize("state", STATES, ids=lambda f: f.__name__)
-def test_nothing_is_written(net: Network, state: Callable[[Network], None], document: str | None) -> None:
+def test_nothing_is_written(net: PlanWorld, state: Callable[[PlanWorld], None], document: str | None) -> None:
     """Not a byte, a name, a time or a mode in the state, nor beside it; the destination is not called."""
     filled(net)
     state(net)
@@ -96,7 +95,7 @@ def test_nothing_is_written(net: Network, state: Callable[[Network], None], docu
     assert snapshot(net.folder) == before
 
 
-def test_a_state_that_is_held_is_read_all_the_same(net: Network) -> None:
+def test_a_state_that_is_held_is_read_all_the_same(net: PlanWorld) -> None:
     """By a driver in the middle of a wave, which notices nothing."""
     filled(net)
     settled(net)
@@ -114,7 +113,7 @@ from pathlib import Path
 import deltalake, pyarrow.dataset
 from tests.engine import test_preview as tests
 
-net = tests.Network(Path(sys.argv[1]))
+net = tests.PlanWorld.empty(Path(sys.argv[1]))
 tests.filled(net)
 net.put("newest")
 if os.getuid() == 0:
@@ -127,7 +126,7 @@ except OSError:
 """
 
 
-def test_who_may_only_read_may_preview(net: Network) -> None:
+def test_who_may_only_read_may_preview(net: PlanWorld) -> None:
     """Another user, to whom every file of the state is read-only; where tests are run by root, by becoming one."""
     filled(net)
     read_only(net)
@@ -145,7 +144,7 @@ def test_who_may_only_read_may_preview(net: Network) -> None:
     assert snapshot(net.folder) == before
 
 
-def test_a_driver_at_work_is_not_disturbed(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_at_work_is_not_disturbed(trial: PlanWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """It merges files and folds logs all the time; previews beside it find no damage, and it finds its state whole."""
     monkeypatch.setattr(limits, "COMPACT_FILES", 2)
     monkeypatch.setattr(limits, "CHECKPOINT_COMMITS", 3)
@@ -171,7 +170,7 @@ def test_a_driver_at_work_is_not_disturbed(trial: Trial, monkeypatch: pytest.Mon
         driver.join()
     assert {each["reason"] for found in seen for each in found.documents} == {"unchanged"}
     trial.run()
-    assert trial.out.arrived().count("b") == 1
+    assert trial.out().arrived().count("b") == 1
 
 
 def no_identity(root: Path) -> Path:
@@ -215,7 +214,7 @@ def no_folder(root: Path) -> Path:
     [no_identity, no_log_entry, no_documents, other_documents, no_outbox_file, no_folder],
     ids=lambda f: f.__name__,
 )
-def test_a_damaged_state_is_refused_by_name(net: Network, damage: Callable[[Path], Path]) -> None:
+def test_a_damaged_state_is_refused_by_name(net: PlanWorld, damage: Callable[[Path], Path]) -> None:
     """And left as it is."""
     filled(net)
     owed_failed_parked(net)
@@ -226,7 +225,7 @@ def test_a_damaged_state_is_refused_by_name(net: Network, damage: Callable[[Path
     assert snapshot(net.folder) == before
 
 
-def test_a_folder_of_something_else_is_refused(net: Network) -> None:
+def test_a_folder_of_something_else_is_refused(net: PlanWorld) -> None:
     """As a run would refuse it."""
     filled(net)
     net.root.mkdir(parents=True)
@@ -237,14 +236,14 @@ def test_a_folder_of_something_else_is_refused(net: Network) -> None:
     assert snapshot(net.folder) == before
 
 
-def test_a_plan_that_cannot_run_is_refused(net: Network) -> None:
+def test_a_plan_that_cannot_run_is_refused(net: PlanWorld) -> None:
     net.source()
     with pytest.raises(PlanError):
         look(net)
     assert not net.state.exists()
 
 
-def test_scratch_files_are_removed_after_an_error_too(net: Network) -> None:
+def test_scratch_files_are_removed_after_an_error_too(net: PlanWorld) -> None:
     """``previewed`` looks; and the state is not made."""
 
     def away() -> list[Any]:

@@ -16,7 +16,7 @@ from hypothesis import settings as examples
 
 from tests.support.invariants import rows
 from tests.support.oracle import Arrival, Oracle, Outside, content
-from tests.support.places import MEMORY
+from tests.support.plan_world import MEMORY
 from tests.support.recorder import Recorder
 from tests.support.stories import IDS, Story, origin, stories
 from tests.support.world import World
@@ -100,7 +100,7 @@ def strays(world: World, source: str, id: str, outside: Outside) -> list[str]:
 def check_outside(world: World) -> bool:
     """All is outside as the oracle says; is something refused for ever?"""
     oracle, refused = Oracle(world.shape), False
-    for source, held in world.documents.items():
+    for source, held in world.contents.items():
         known = {key[1] for names in targets(world).values() for key in stored(world, names) if key[0] == source}
         for id in sorted({*held, *known}):
             seen = arrivals(world, source, id)
@@ -119,7 +119,7 @@ def check_outside(world: World) -> bool:
 def carry(story: Story, folder: Path) -> None:
     world = World(story.shape, folder)
     for turn in story.turns:
-        world.take(turn)
+        world.play(turn)
         check_effects(world)
     world.heal()
     if not (world.root / "state.json").exists():
@@ -132,7 +132,7 @@ def carry(story: Story, folder: Path) -> None:
     check_choices(world)
     assert summary.exit == (3 if refused else 0), summary
     assert world.run(wait=0).waves == 0
-    world.change({(number, id): None for number in range(len(world.documents)) for id in IDS})
+    world.change({(number, id): None for number in range(len(world.contents)) for id in IDS})
     assert world.run(wait=0).exit == 0
     check_outside(world)
     check_effects(world)

@@ -11,16 +11,15 @@ from typing import Any
 
 import pytest
 
-from ferryman import Document, account, limits
+from ferryman import Document, limits
 from ferryman.destinations.base import Delivery, Destination, Effect, Outcome
 from ferryman.errors import PlanError, TransientError, UsageError
 from ferryman.plan import Plan
 from ferryman.plan.flow import Flow
 from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Changes, Queue
-from ferryman.state.state import state_root
-from tests.support.keyed import Words
-from tests.support.trial import Interrupted, Until, Watch, run_plan
+from tests.support.keyed import count_words
+from tests.support.plan_world import Interrupted, PlanWorld, Until, Watch, run_plan
 
 
 class Copy(Destination):
@@ -60,25 +59,22 @@ def turns(key: str, state: int | None, documents: list[Document]) -> tuple[int |
     return state, None
 
 
-class Replica:
+class Replica(PlanWorld):
     """Plan ``words`` keeps a state, plan ``replica`` copies it."""
 
-    def __init__(self, folder: Path, *, late: bool = False, version: int = 1) -> None:
-        self.folder, self.words = folder, Words(folder, turns)
+    def __init__(self, folder: Path, *, late: bool = False) -> None:
+        super().__init__(folder)
+        self.words = count_words(folder, turns)
         self.copy = Copy(folder, late=late)
-        self.plan = Plan("replica", version=version)
-        changes = self.plan.source("changes", Changes(self.words.plan, "counts", folder / "state"))
+        plan = Plan("replica", version=1)
+        changes = plan.source("changes", Changes(self.words.plan, "counts", self.state))
         changes.destination("copy", self.copy, batch=5)
+        self.plan = plan
 
-    def put(self, *words: str, out: bool = False) -> None:
-        self.words.into.append([{"word": word, "out": out} for word in words])
+    def feed(self, *words: str, out: bool = False) -> None:
+        """Change the state that is copied."""
+        self.words.put(*words, out=out)
         assert self.words.run().exit == 0
-
-    def run(self, **options: Any) -> Any:
-        return run_plan(self.plan, self.folder / "state", **options)
-
-    def status(self) -> dict[str, Any]:
-        return account.status(state_root(self.plan, self.folder / "state"), self.plan)
 
 
 @pytest.mark.rule("changes.replica")
@@ -87,8 +83,8 @@ def test_a_copy_is_what_the_state_is(place: Path) -> None:
     chance, replica = random.Random(5), Replica(place)
     for turn in range(3):
         for _ in range(2):
-            replica.put(*(f"w{chance.randrange(40)}" for _ in range(15)))
-            replica.put(*{f"w{chance.randrange(40)}" for _ in range(5)}, out=True)
+            replica.feed(*(f"w{chance.randrange(40)}" for _ in range(15)))
+            replica.feed(*{f"w{chance.randrange(40)}" for _ in range(5)}, out=True)
         summary = replica.run()
         assert (summary.exit, replica.copy.values()) == (0, replica.words.states()), turn
         status = replica.status()
@@ -100,12 +96,12 @@ def test_a_copy_is_what_the_state_is(place: Path) -> None:
 def test_a_key_comes_once_as_it_is_now(place: Path) -> None:
     replica = Replica(place)
     for _ in range(5):
-        replica.put("a", "b")
+        replica.feed("a", "b")
     assert replica.run().delivered == 2
-    replica.put("a")
+    replica.feed("a")
     assert replica.status()["sources"]["changes"]["lag"] == 1
     assert replica.run().delivered == 1
-    replica.put("a", out=True)
+    replica.feed("a", out=True)
     assert replica.run().deleted == 1
     assert replica.copy.values() == {"b": 5}
 
@@ -114,11 +110,11 @@ def test_a_key_comes_once_as_it_is_now(place: Path) -> None:
 def test_a_late_change_does_not_bring_back_what_was_deleted(place: Path) -> None:
     """The destination takes each first change once more, after the deletion."""
     replica = Replica(place, late=True)
-    replica.put("a", "b")
+    replica.feed("a", "b")
     replica.run()
-    replica.put("a", out=True)
+    replica.feed("a", out=True)
     replica.run()
-    replica.put("b")
+    replica.feed("b")
     replica.run()
     assert replica.copy.values() == {"b": 2}
 
@@ -129,15 +125,15 @@ def test_no_deletion_is_lost_when_files_are_merged(place: Path, monkeypatch: pyt
     monkeypatch.setattr(limits, "COMPACT_FILES", 2)
     monkeypatch.setattr(limits, "OUTDATED_SHARE", 0.1)
     replica = Replica(place)
-    replica.put("a", "b", "c")
+    replica.feed("a", "b", "c")
     replica.run()
-    replica.put("a", out=True)
+    replica.feed("a", out=True)
     for turn in range(3):
-        replica.put("b", f"d{turn}")
+        replica.feed("b", f"d{turn}")
     assert replica.run().deleted == 1
     assert replica.copy.values() == replica.words.states()
     for _ in range(2):
-        replica.put("b", "c")
+        replica.feed("b", "c")
         replica.run()
     held = replica.words.plan.state("counts", place / "state")
     assert held.get("a") is None
@@ -150,12 +146,12 @@ def test_a_reader_that_was_forgotten_is_told(place: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(limits, "COMPACT_FILES", 2)
     monkeypatch.setattr(limits, "OUTDATED_SHARE", 0.1)
     replica = Replica(place)
-    replica.put("a", "b", "c")
+    replica.feed("a", "b", "c")
     replica.run()
     shutil.rmtree(replica.words.root / "changes")
-    replica.put("a", out=True)
-    replica.put("a")
-    replica.put("b", "c", "a", out=True)
+    replica.feed("a", out=True)
+    replica.feed("a")
+    replica.feed("b", "c", "a", out=True)
     watch = Watch()
     assert replica.run(observer=watch).exit == 4
     assert any("deletions up to wave" in m and "another version" in m for m in watch.messages), watch.messages
@@ -167,13 +163,13 @@ def test_a_reader_that_was_killed_before_it_said_where_it_stands(place: Path, mo
     monkeypatch.setattr(limits, "COMPACT_FILES", 2)
     monkeypatch.setattr(limits, "OUTDATED_SHARE", 0.1)
     replica = Replica(place)
-    replica.put("a", "b", "c")
+    replica.feed("a", "b", "c")
     with monkeypatch.context() as patched:
         patched.setattr(Changes, "note", lambda *_: None)
         assert replica.run().delivered == 3
-    replica.put("a", out=True)
+    replica.feed("a", out=True)
     for turn in range(3):
-        replica.put("b", f"d{turn}")
+        replica.feed("b", f"d{turn}")
     assert replica.run().deleted == 1
     assert replica.copy.values() == replica.words.states()
 
@@ -186,8 +182,8 @@ def test_who_begins_needs_nothing_that_was_dropped_before(place: Path, monkeypat
     monkeypatch.setattr(limits, "TASK_DOCUMENTS", 1)
     replica = Replica(place)
     for turn in range(4):
-        replica.put("a", f"b{turn}", f"c{turn}")
-        replica.put("a", f"b{turn}", out=True)
+        replica.feed("a", f"b{turn}", f"c{turn}")
+        replica.feed("a", f"b{turn}", out=True)
     for turn in range(6):
         with contextlib.suppress(Interrupted):
             replica.run(wave_bytes=1, observer=Until(turn + 1, "deliver"), checked=False)
@@ -199,7 +195,7 @@ def test_who_begins_needs_nothing_that_was_dropped_before(place: Path, monkeypat
 def test_a_state_that_was_made_again_is_read_from_its_beginning(place: Path) -> None:
     """And the copy has its values, though its waves begin at 1 again."""
     replica = Replica(place)
-    replica.put("a", "b")
+    replica.feed("a", "b")
     replica.run()
     shutil.rmtree(replica.words.root)
     watch = Watch()
@@ -207,7 +203,7 @@ def test_a_state_that_was_made_again_is_read_from_its_beginning(place: Path) -> 
     assert any("is not there any more" in m for m in watch.messages), watch.messages
     replica.words.into.delete()
     replica.words.into = DurableQueue("in", place)
-    replica.put("a", "a", "a")
+    replica.feed("a", "a", "a")
     watch = Watch()
     assert replica.run(observer=watch).exit == 0
     assert any("made again" in m for m in watch.messages), watch.messages
@@ -218,7 +214,7 @@ def test_there_is_no_state_yet(place: Path) -> None:
     replica, watch = Replica(place), Watch()
     assert replica.run(observer=watch).waves == 0
     assert any("no state of counts" in m for m in watch.messages), watch.messages
-    replica.put("a")
+    replica.feed("a")
     assert replica.run().delivered == 1
 
 
@@ -251,17 +247,17 @@ def test_a_change_that_waits_holds_those_behind_it(place: Path) -> None:
     plan = Plan("stepped", version=1)
     changes = plan.source("changes", Changes(replica.words.plan, "counts", place / "state"))
     changes.step("hurdle", Hurdle(place, "a")).destination("copy", replica.copy, backoff=0)
-    replica.put("a", "b", "c", "d")
+    replica.feed("a", "b", "c", "d")
     run_plan(plan, place / "state", wait=0)
     assert "a" not in replica.copy.values()
-    replica.put("a", "b")
+    replica.feed("a", "b")
     (place / "mended").touch()
     assert run_plan(plan, place / "state").exit == 0
     assert replica.copy.values() == replica.words.states()
 
 
 def test_mistakes_are_refused(place: Path) -> None:
-    words = Words(place)
+    words = count_words(place)
     with pytest.raises(UsageError, match="has: counts"):
         Changes(words.plan, "sums")
     with pytest.raises(UsageError, match="is not a Plan"):
@@ -273,7 +269,7 @@ def test_mistakes_are_refused(place: Path) -> None:
 
 def test_what_needs_plain_entries_is_refused(place: Path) -> None:
     """A join, and a plan at most once."""
-    words = Words(place)
+    words = count_words(place)
     plan = Plan("joined", version=1)
     inputs = [plan.source("one", Changes(words.plan, "counts")), plan.source("two", Queue("two", place))]
     plan.alts("any", inputs).destination("copy", Copy(place))
@@ -289,10 +285,10 @@ def test_keys_of_all_kinds(place: Path) -> None:
     """Long ones, with signs of their own meaning, and an empty one, which cannot be an id."""
     replica = Replica(place)
     keys = ["x" * 10_000, 'a "quoted" \\ key', "a#b", "zwei Wörter\n", "é" * 50, ""]
-    replica.put(*keys)
+    replica.feed(*keys)
     summary = replica.run()
     assert (summary.exit, summary.dropped) == (0, 1)
     assert len(replica.copy.values()) == 5
-    replica.put(*keys, out=True)
+    replica.feed(*keys, out=True)
     assert replica.run().deleted == 5
     assert replica.copy.values() == {}

@@ -10,7 +10,7 @@ from ferryman.engine.results import ErrorKind, NodeError, NodeReport, PendingRet
 from ferryman.errors import Misconfigured, Unavailable
 from ferryman.plan import Plan
 from ferryman.sources import Memory
-from tests.support.trial import Interrupted, Trial, Watch
+from tests.support.plan_world import Interrupted, PlanWorld, Watch
 
 
 class Clock:
@@ -104,18 +104,18 @@ def refuse_twice_for_now() -> None:
 @pytest.mark.rule("destination.endless")
 @pytest.mark.parametrize("check", [refuse_twice, refuse_twice_for_now])
 def test_an_endless_run_asks_a_destination_with_permanent_trouble_again(
-    trial: Trial, monkeypatch: pytest.MonkeyPatch, check: object
+    trial: PlanWorld, monkeypatch: pytest.MonkeyPatch, check: object
 ) -> None:
     """A 403 for a moment: the documents are delivered when it is over, and both ends of it are reported."""
     monkeypatch.setattr("ferryman.limits.BACKOFF_FIRST_S", 0.01)
     CALLS.clear()
     trial.build()
-    trial.out.refuse = check  # type: ignore[assignment]
+    trial.out().refuse = check  # type: ignore[assignment]
     trial.put("a", "b")
     watch = Turns(8)
     with pytest.raises(Interrupted):
         trial.run(every=0.05, observer=watch, checked=False)
-    assert trial.out.counted() == {"a": 1, "b": 1}
+    assert trial.out().counted() == {"a": 1, "b": 1}
     told = [line for line in watch.messages if line.startswith("destination out")]
     assert len(told) == 2
     assert "is checked again automatically" in told[0]
@@ -123,11 +123,11 @@ def test_an_endless_run_asks_a_destination_with_permanent_trouble_again(
 
 
 @pytest.mark.rule("destination.endless")
-def test_a_single_run_does_not_ask_it_again(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_run_does_not_ask_it_again(trial: PlanWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ferryman.limits.BACKOFF_FIRST_S", 0.01)
     CALLS.clear()
     trial.build()
-    trial.out.refuse = refuse_twice
+    trial.out().refuse = refuse_twice
     trial.put("a", "b")
     summary = trial.run()
     assert summary.exit == 4

@@ -27,7 +27,7 @@ from ferryman.engine.runner.sessions import start
 from ferryman.engine.runner.spark import SparkRunner
 from ferryman.engine.transform.task import Transform
 from ferryman.sources import Queue
-from tests.support.trial import run_plan
+from tests.support.plan_world import run_plan
 
 folder = Path(sys.argv[1])
 logs._MIN_TASK_ENTRIES = 3

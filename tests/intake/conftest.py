@@ -11,7 +11,7 @@ import pytest
 from ferryman.intake import JobQueue
 from ferryman.intake.nodes import layout_folders
 from tests.servers.server import Server
-from tests.support.places import place
+from tests.support.plan_world import place
 
 __all__ = ["place"]
 

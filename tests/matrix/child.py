@@ -24,7 +24,7 @@ from tests.matrix.world import World
 from tests.servers.faulty_s3 import BUCKET, settings
 from tests.support import invariants
 from tests.support.http_store import HttpStore
-from tests.support.trial import Watch
+from tests.support.plan_world import Watch
 
 POINTS = "points"
 """The file with the crash points that a run has passed."""

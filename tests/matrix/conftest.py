@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.support.places import place
+from tests.support.plan_world import place
 
 __all__ = ["place"]

@@ -20,7 +20,7 @@ from ferryman.storage import mirror, objects
 from tests.matrix import child
 from tests.matrix.cases import Case
 from tests.servers.faulty_s3 import settings
-from tests.support.trial import Interrupted, Until
+from tests.support.plan_world import Interrupted, Until
 
 PHASES = ("scan", "transform", "commit", "deliver", "settle")
 """Of the wave in which the second run is broken off."""

@@ -29,7 +29,7 @@ from ferryman.routers import ByField, Duplicate
 from ferryman.sources import Changes, DataFrame, Files, JsonLines, Memory, Queue, Source
 from ferryman.state.state import state_root
 from tests.matrix.cases import KEYED, LOGS, Case
-from tests.support.keyed import states
+from tests.support.invariants import states
 from tests.support.recorder import Recorder, Store
 
 Corpus = Mapping[str, tuple[str, int]]

@@ -118,7 +118,7 @@ class Explorer:
     def _violation(self, state: Any) -> Violation | None:
         if (broken := self.rules.violation(self.config, state)) is not None:
             return Violation(*broken, self.trace(state))
-        if (broken := self._unrecoverable(state)) is not None:
+        if (broken := self.unrecoverable(state)) is not None:
             return Violation(*broken, (*self.trace(state), self.rules.step("crash.all"), *self._way_to_rest(state)))
         return None
 
@@ -138,7 +138,7 @@ class Explorer:
 
     # -- I9 ----------------------------------------------------------------------------------------
 
-    def _unrecoverable(self, state: Any) -> Broken | None:
+    def unrecoverable(self, state: Any) -> Broken | None:
         """Every state change can be recovered by repeating it, even if the recovery itself is killed.
 
         Everything is killed here. One run without faults must then come to rest with all accounted for and nothing

@@ -1,3 +1,3 @@
 """Runs in this process, and those who are told."""
 
-from tests.support.places import place, trial  # noqa: F401 - fixtures
+from tests.support.plan_world import place, trial  # noqa: F401 - fixtures

@@ -20,8 +20,8 @@ from ferryman.errors import PermanentError, PlanError
 from ferryman.plan import NotifyTarget, Plan, structure
 from ferryman.state.state import NOTIFIED
 from tests.support.mailbox import Mailbox
+from tests.support.plan_world import PlanWorld
 from tests.support.receiver import Receiver, Reply, closed_port
-from tests.support.trial import Trial
 
 
 def step(doc: Document) -> Document:
@@ -39,7 +39,7 @@ def away() -> None:
 
 
 @pytest.mark.rule("notify.new")
-def test_what_is_new_is_told_once(trial: Trial) -> None:
+def test_what_is_new_is_told_once(trial: PlanWorld) -> None:
     """A digest names what is newly failed or rejected; a run in which nothing changes tells nothing."""
     trial.build(step, answer=refuse)
     trial.put("a", "b", text="bad")
@@ -68,7 +68,7 @@ def test_what_is_new_is_told_once(trial: Trial) -> None:
         assert [e["document"] for e in receiver.requests[1].json["examples"]] == ["b"]
 
 
-def test_all_well_is_not_told(trial: Trial) -> None:
+def test_all_well_is_not_told(trial: PlanWorld) -> None:
     """Nobody is bothered over a run that went well."""
     trial.put("a")
     with Receiver() as receiver:
@@ -76,7 +76,7 @@ def test_all_well_is_not_told(trial: Trial) -> None:
         assert receiver.requests == []
 
 
-def test_what_is_mended_in_the_same_run_is_not_told(trial: Trial) -> None:
+def test_what_is_mended_in_the_same_run_is_not_told(trial: PlanWorld) -> None:
     """Of an older revision that failed nothing is told once a newer one is there."""
     trial.build(step)
     trial.put("a", text="bad")
@@ -89,7 +89,7 @@ def test_what_is_mended_in_the_same_run_is_not_told(trial: Trial) -> None:
 
 
 @pytest.mark.rule("notify.undelivered")
-def test_what_did_not_get_across_is_in_the_next_digest(trial: Trial) -> None:
+def test_what_did_not_get_across_is_in_the_next_digest(trial: PlanWorld) -> None:
     """A receiver that fails costs a message; it gets all of it later, another target only what is new."""
     trial.build(step)
     trial.put("a", text="bad")
@@ -108,7 +108,7 @@ def test_what_did_not_get_across_is_in_the_next_digest(trial: Trial) -> None:
 
 @pytest.mark.rule("notify.harmless")
 @pytest.mark.parametrize("to", ["http://127.0.0.1:{port}/x", "mailto:a@b?server=127.0.0.1:{port}", "no-such-command"])
-def test_a_notifier_that_fails_never_stops_a_run(trial: Trial, to: str) -> None:
+def test_a_notifier_that_fails_never_stops_a_run(trial: PlanWorld, to: str) -> None:
     """Whatever is wrong with it: a message, and the exit code is as without it."""
     trial.build(step)
     trial.put("a", text="bad")
@@ -121,7 +121,7 @@ def test_a_notifier_that_fails_never_stops_a_run(trial: Trial, to: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["url", "mail", "command"])
-def test_a_notifier_that_hangs_is_left_alone(trial: Trial, kind: str) -> None:
+def test_a_notifier_that_hangs_is_left_alone(trial: PlanWorld, kind: str) -> None:
     """After its time the run goes on."""
     trial.build(step)
     trial.put("a", text="bad")
@@ -132,7 +132,7 @@ def test_a_notifier_that_hangs_is_left_alone(trial: Trial, kind: str) -> None:
     assert [m for m in summary.messages if m.startswith("notify ")]
 
 
-def test_a_target_that_says_nothing_is_let_go(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_that_says_nothing_is_let_go(trial: PlanWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """One whose own time-out does not work either is left to itself."""
     import threading
 
@@ -149,7 +149,7 @@ def test_a_target_that_says_nothing_is_let_go(trial: Trial, monkeypatch: pytest.
 
 
 @pytest.mark.rule("notify.signed")
-def test_posts_are_signed_as_webhooks_are(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_posts_are_signed_as_webhooks_are(trial: PlanWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """The signature is over id, time and body; the secret is the plan's, or the environment's."""
     monkeypatch.setenv("HOOK", "key one")
     monkeypatch.setenv("FERRYMAN_NOTIFY_SECRET", "key two")
@@ -167,13 +167,13 @@ def test_posts_are_signed_as_webhooks_are(trial: Trial, monkeypatch: pytest.Monk
 
 
 @pytest.mark.rule("notify.stopped")
-def test_a_node_that_is_away_is_told_once(trial: Trial) -> None:
+def test_a_node_that_is_away_is_told_once(trial: PlanWorld) -> None:
     """Once for each outage, however many runs it lasts; and again when it is away again."""
     trial.build()
     trial.put("a")
     with Receiver() as receiver:
         trial.plan.notify(receiver.url)
-        trial.out.refuse = away
+        trial.out().refuse = away
         assert trial.run(wait=0).exit == 4
         assert trial.run(wait=0).exit == 4
         assert len(receiver.requests) == 1
@@ -183,16 +183,16 @@ def test_a_node_that_is_away_is_told_once(trial: Trial) -> None:
         assert (stopped["node"], stopped["kind"], stopped["permanent"]) == ("out", "destination", False)
         assert "nobody is at home" in stopped["why"]
         trial.build()  # on which the plan is another object
-        trial.out.refuse = None
+        trial.out().refuse = None
         trial.plan.notify(receiver.url)
         assert trial.run().exit == 0
         trial.put("b")
-        trial.out.refuse = away
+        trial.out().refuse = away
         trial.run(wait=0)
         assert len(receiver.requests) == 2
 
 
-def test_a_mail_is_plain_text(trial: Trial) -> None:
+def test_a_mail_is_plain_text(trial: PlanWorld) -> None:
     """To all addresses, from whom it says, with counts, examples and reasons."""
     trial.build(step)
     trial.put("a", text="bad")
@@ -208,7 +208,7 @@ def test_a_mail_is_plain_text(trial: Trial) -> None:
     assert str(trial.root) in text
 
 
-def test_a_command_gets_the_digest_on_its_standard_input(trial: Trial, place: Path) -> None:
+def test_a_command_gets_the_digest_on_its_standard_input(trial: PlanWorld, place: Path) -> None:
     """No shell is asked, and the words of the command stay as they are quoted."""
     out = place / "told here.json"
     code = "import sys, pathlib; pathlib.Path(sys.argv[1]).write_bytes(sys.stdin.buffer.read())"
@@ -219,7 +219,7 @@ def test_a_command_gets_the_digest_on_its_standard_input(trial: Trial, place: Pa
     assert json.loads(out.read_text())["new"]["rejected"] == 1
 
 
-def test_once_a_period(trial: Trial) -> None:
+def test_once_a_period(trial: PlanWorld) -> None:
     """With ``every`` each period has a digest of its own."""
     trial.build(step)
     periods = 0
@@ -242,7 +242,7 @@ def test_once_a_period(trial: Trial) -> None:
         ]
 
 
-def test_many_are_counted_in_shares(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_are_counted_in_shares(trial: PlanWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many fail at once: the counts are right, the examples few, and nothing is held."""
     monkeypatch.setattr(limits, "QUERY_ROWS", 7)
     trial.build(step)
@@ -255,7 +255,7 @@ def test_many_are_counted_in_shares(trial: Trial, monkeypatch: pytest.MonkeyPatc
     assert [e["document"] for e in request.json["examples"]] == [f"an id of some length, {i:020}" for i in range(10)]
 
 
-def test_credentials_are_in_no_message(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_are_in_no_message(trial: PlanWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither of a URL, nor of a mail server, nor of a command."""
     monkeypatch.setenv("MAILPASS", "s3cret-env")
     trial.build(step)
@@ -291,13 +291,13 @@ def test_credentials_are_in_no_message(trial: Trial, monkeypatch: pytest.MonkeyP
 )
 def test_what_cannot_be_meant_is_refused(to: str, options: dict[str, Any], why: str) -> None:
     """When the plan is checked, with what to do."""
-    plan = Trial(Path("nowhere")).build().plan
+    plan = PlanWorld(Path("nowhere")).build().plan
     plan.notify(to, **options)
     with pytest.raises(PlanError, match=why):
         plan.check()
 
 
-def test_it_is_no_part_of_the_structure(trial: Trial) -> None:
+def test_it_is_no_part_of_the_structure(trial: PlanWorld) -> None:
     """A plan that tells somebody else is the plan that it was."""
     plan = trial.build().plan
     before, print_before = structure(plan), plan.fingerprint
@@ -306,7 +306,7 @@ def test_it_is_no_part_of_the_structure(trial: Trial) -> None:
     assert plan.fingerprint == print_before
 
 
-def test_a_frozen_plan_takes_no_more(trial: Trial) -> None:
+def test_a_frozen_plan_takes_no_more(trial: PlanWorld) -> None:
     """As for its nodes."""
     plan: Plan = trial.build().plan
     plan.freeze()
@@ -314,7 +314,7 @@ def test_a_frozen_plan_takes_no_more(trial: Trial) -> None:
         plan.notify("http://host/x")
 
 
-def test_a_damaged_note_only_tells_again(trial: Trial) -> None:
+def test_a_damaged_note_only_tells_again(trial: PlanWorld) -> None:
     """What the state remembers of digests is no part of the account: damage costs a digest, not a run."""
     trial.build(step)
     trial.put("a", text="bad")

@@ -116,12 +116,18 @@ def check(root: Path, queues: str, kills: int) -> None:
         check_folder(each)
 
 
+def store_of(queue: Queue) -> QueueStore:
+    """Return the tables of a queue, as they are now."""
+    store = queue._store or queue._open_if_exists()
+    assert store is not None
+    store.refresh()
+    return store
+
+
 def check_folder(queue: Queue) -> None:
     """Other programs read the table; nothing is left over."""
     queue.append([])
-    store: QueueStore | None = queue._store
-    assert store is not None
-    store.refresh()
+    store = store_of(queue)
     folder = store.table.folder
     if isinstance(folder, Path):
         found = DeltaTable(str(folder)).to_pyarrow_table().column("index").to_pylist()

@@ -19,6 +19,7 @@ from ferryman.errors import EngineError, QueueReplaced, UsageError
 from ferryman.queues import Queue, store
 from ferryman.queues import place as places
 from ferryman.queues.message import CONTENT
+from tests.queues.child import store_of
 
 
 def numbers(queue: Queue) -> list[int]:
@@ -253,7 +254,7 @@ def test_without_locks(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert queue.append([{"x": 1}, {"x": 2}]) in ([5, 6], [3, 4], [2, 3], [4, 5])
     assert numbers(queue) == [*range(1, queue.last_index + 1)]
     assert sorted(json.dumps(m.body) for m in queue.read() if "x" in m.body) == ['{"x": 0}', '{"x": 1}', '{"x": 2}']
-    files = {f.path for f in queue._store.table.files} if queue._store and queue._store.refresh() is not None else set()
+    files = {f.path for f in store_of(queue).table.files}
     assert {p.name for p in (queue.folder / "messages").glob("*.parquet")} == files
 
 

@@ -21,8 +21,8 @@ from tests.queues.test_sleepers import bodies, meanwhile
 from tests.servers.faulty_s3 import FaultyS3
 from tests.support.http_store import HttpStore
 from tests.support.in_store import faulty, states
+from tests.support.plan_world import run_plan
 from tests.support.tiers import sampled
-from tests.support.trial import run_plan
 from tests.support.zygote import Zygote
 
 __all__ = ["faulty", "states"]

@@ -12,7 +12,7 @@ import pytest
 from ferryman import limits
 from ferryman.errors import UsageError
 from ferryman.queues import Queue, table
-from tests.queues.child import rows_of
+from tests.queues.child import rows_of, store_of
 
 
 @pytest.fixture(autouse=True)
@@ -24,9 +24,7 @@ def _upkeep(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def trimmed(queue: Queue) -> int:
     """How many rows are kept of what was trimmed."""
-    store = queue._open_if_exists()
-    assert store is not None
-    return sum(len(run.high) for run in table.RememberedKeys(store.home / "trimmed")._load().values())
+    return sum(len(run.high) for run in table.RememberedKeys(store_of(queue).home / "trimmed")._load().values())
 
 
 @pytest.mark.rule("queue.trimmed-rows")

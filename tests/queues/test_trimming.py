@@ -14,6 +14,7 @@ from ferryman import limits
 from ferryman.errors import UsageError
 from ferryman.queues import Queue, upkeep
 from ferryman.queues.entries import MessageFile
+from tests.queues.child import store_of
 
 DAY_S = 86_400.0
 
@@ -52,9 +53,7 @@ def test_by_age(root: Path, clock: list[float]) -> None:
 
 
 def live(queue: Queue) -> list[MessageFile]:
-    assert queue._store is not None
-    queue._store.refresh()
-    return queue._store.table.files
+    return store_of(queue).table.files
 
 
 @pytest.mark.rule("queue.trim")
@@ -161,8 +160,7 @@ def test_a_reader_that_is_just_moving(root: Path, monkeypatch: pytest.MonkeyPatc
     queue.register("auditor", 3)
     queue.append([{"n": 1}])
     queue.append([{"n": 2}])
-    assert queue._store is not None
-    with queue._store.positions.hold("auditor"):
+    with store_of(queue).positions.hold("auditor"):
         with pytest.raises(UsageError, match="the reader auditor is busy"):
             queue.trim(0)
         first = queue.first_index

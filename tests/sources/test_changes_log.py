@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.keyed import Words
+from tests.support.keyed import count_words
 
 from ferryman.sources import Changes, Log
 from ferryman.testing.logs import LogSuite
@@ -12,7 +12,7 @@ from ferryman.testing.logs import LogSuite
 
 class TestChanges(LogSuite):
     def source(self, folder: Path) -> Changes:
-        self.words = Words(folder)
+        self.words = count_words(folder)
         for turn in range(2):
             self.words.put(*(f"{letter}{turn}" for letter in "abcdefgh"))
             self.words.run()

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rows import documents, refusals, told
 
-from ferryman.errors import UsageError
 from ferryman.sources import Csv
 from ferryman.sources.records import RecordRow, physical_lines
 
@@ -47,25 +46,6 @@ def test_a_cell_of_several_lines_shifts_no_ids(tmp_path: Path) -> None:
 def test_blank_rows_count_and_are_no_documents(tmp_path: Path) -> None:
     """Also before the header."""
     assert list(fields_of(tmp_path, "\na,b\n\n1,2\n\n")) == ["f#row=4"]
-
-
-def test_an_id_of_its_own(tmp_path: Path) -> None:
-    """In whatever row and file; the column stays a field."""
-    data = "name,sku\nx,A/1 #é\n"
-
-    assert fields_of(tmp_path, data, id="sku") == {"A/1 %23é": {"name": "x", "sku": "A/1 #é"}}
-
-
-def test_content_is_raw(tmp_path: Path) -> None:
-    """In UTF-8, and no field."""
-    (tmp_path / "f").write_bytes("id;text\n1;caf\xe9\n2;\n".encode("latin-1"))
-
-    found = documents(Csv(tmp_path, id="id", content="text", delimiter=";", encoding="latin-1"))
-
-    assert {id: (doc.raw, doc.fields) for id, doc in found.items()} == {
-        "1": ("café".encode(), {"id": "1"}),
-        "2": (b"", {"id": "2"}),
-    }
 
 
 def test_files_without_a_header(tmp_path: Path) -> None:
@@ -162,32 +142,7 @@ def test_any_text_is_read_as_python_reads_it_or_refused(data: str) -> None:
 # --- bad input --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("row", "why"),
-    [
-        ("1", "1 cells, but there are 2 columns. Correct the row"),
-        ("1,2,3", "3 cells, but there are 2 columns. Correct the row"),
-        ('"1"x,2', "text after a closing quote. Double the quote if it is part of the text"),
-        ("a\rb,2", "not CSV: new-line character seen in unquoted field"),
-    ],
-)
-def test_a_bad_row_is_refused(tmp_path: Path, row: str, why: str) -> None:
-    """By its file and line; the others go on."""
-    (tmp_path / "f").write_bytes(f'a,b\n"1\n",2\n{row}\n3,4\n'.encode())
-    source = Csv(tmp_path)
-
-    assert list(documents(source)) == ["f#row=2", "f#row=4"]
-    [(id, told)] = refusals(source).items()
-    assert id == "f#row=3"
-    assert told.startswith(f"{tmp_path}/f, line 4: {why}")
-
-
-def test_bytes_that_are_no_text(tmp_path: Path) -> None:
-    """The row is refused; in the header they make the file unreadable."""
-    (tmp_path / "f").write_bytes(b"a,b\n1,\xff\n3,4\n")
-    assert "not utf-8 text: byte 2 of the line" in refusals(Csv(tmp_path))["f#row=2"]
-    assert list(documents(Csv(tmp_path))) == ["f#row=3"]
-
+def test_a_header_that_is_no_text_makes_the_file_unreadable(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"a,\xff\n1,2\n")
     assert told(Csv(tmp_path)).startswith(f"{tmp_path}/f, line 1: the header cannot be read: not utf-8 text")
 
@@ -247,23 +202,3 @@ def test_a_header_that_does_not_fit_is_incomplete(tmp_path: Path, header: str, w
     (tmp_path / "f").write_text(f"{header}\n1,2,3\n")
 
     assert told(Csv(tmp_path, id="id")).startswith(f"{tmp_path}/f, line 1: {why}")
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"delimiter": ""},
-        {"delimiter": ";;"},
-        {"quote": "''"},
-        {"delimiter": "\n"},
-        {"columns": ["a", "a"]},
-        {"columns": ["a"], "id": "b"},
-        {"columns": ["a"], "content": "b"},
-        {"columns": []},
-        {"encoding": "none"},
-    ],
-)
-def test_arguments_that_cannot_be_meant(wrong: dict[str, Any]) -> None:
-    """Told when the plan is built."""
-    with pytest.raises(UsageError, match="Csv"):
-        Csv("x", **wrong)

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rows import documents, refusals, told
 
-from ferryman.errors import UsageError
 from ferryman.sources import JsonLines
 from ferryman.sources.records import Pointer
 
@@ -33,28 +32,6 @@ def test_a_line_is_a_document(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(("id", "of"), [("id", "7"), ("/id", "7"), ("/meta/0/key", "k"), ("/meta/1", "1.5")])
-def test_an_id_of_its_own(tmp_path: Path, id: str, of: str) -> None:
-    """By a pointer or a name; numbers are taken by their text; fields stay as they are."""
-    write(tmp_path, '{"id": 7, "meta": [{"key": "k"}, 1.5]}')
-
-    [(found, doc)] = documents(JsonLines(tmp_path, id=id)).items()
-
-    assert found == of
-    assert doc.fields == {"id": 7, "meta": [{"key": "k"}, 1.5]}
-
-
-def test_content_is_raw(tmp_path: Path) -> None:
-    """And no field; where there is none, there is no raw."""
-    write(tmp_path, '{"a": {"body": "café", "b": 1}}', '{"a": {"body": null}}', '{"a": 1}')
-
-    assert [(d.raw, d.fields) for d in documents(JsonLines(tmp_path, content="/a/body")).values()] == [
-        ("café".encode(), {"a": {"b": 1}}),
-        (None, {"a": {}}),
-        (None, {"a": 1}),
-    ]
-
-
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "latin-1"])
 def test_encodings(tmp_path: Path, encoding: str) -> None:
     """JSON is UTF-8, but not everywhere."""
@@ -62,40 +39,6 @@ def test_encodings(tmp_path: Path, encoding: str) -> None:
 
     [doc] = documents(JsonLines(tmp_path, encoding=encoding)).values()
     assert doc["a"] == "é"
-
-
-@pytest.mark.parametrize(
-    ("line", "why"),
-    [
-        ('{"a": 1', "no JSON: Input data was truncated"),
-        ("{'a': 1}", "no JSON: JSON is malformed"),
-        ('{"a": NaN}', "no JSON: JSON is malformed: invalid character"),
-        ('{"a": 1e999}', "no JSON: Number out of range"),
-        ('{"a": 1} {"b": 2}', "no JSON: JSON is malformed: trailing characters"),
-        ('{"a": ' + "[" * 100_000, "no JSON: maximum recursion depth"),
-        ('"text"', "text, not a JSON object"),
-        ("[1]", "an array, not a JSON object"),
-        ("1", "a number, not a JSON object"),
-        ("null", "null, not a JSON object"),
-        ("true", "a boolean, not a JSON object"),
-    ],
-)
-def test_a_bad_line_is_refused(tmp_path: Path, line: str, why: str) -> None:
-    """By its file and line; the others go on."""
-    write(tmp_path, "{}", line, "{}")
-    source = JsonLines(tmp_path)
-
-    assert list(documents(source)) == ["f#line=1", "f#line=3"]
-    [(id, said)] = refusals(source).items()
-    assert id == "f#line=2"
-    assert said.startswith(f"{tmp_path}/f, line 2: {why}")
-
-
-def test_bytes_that_are_no_text(tmp_path: Path) -> None:
-    """Named by their place."""
-    (tmp_path / "f").write_bytes(b'{"a": "\xff"}\n{}\n')
-
-    assert "line 1: not utf-8 text: byte 7 of the line (0xff)" in refusals(JsonLines(tmp_path))["f#line=1"]
 
 
 def test_numbers_keep_every_digit(tmp_path: Path) -> None:
@@ -179,12 +122,3 @@ def test_what_python_writes_comes_back(values: list[dict[str, Any]], escaped: bo
 def test_pointers_are_those_of_the_rfc(pointer: str, value: Any) -> None:
     """RFC 6901, section 5; what is not there is None."""
     assert Pointer(pointer).of(RFC) == value
-
-
-@pytest.mark.parametrize("wrong", ["", "/a~2", "/~", 7])
-def test_pointers_that_are_none(wrong: Any) -> None:
-    """Told when the plan is built."""
-    with pytest.raises(UsageError, match="JsonLines"):
-        JsonLines("x", id=wrong)
-    with pytest.raises(UsageError, match="JsonLines"):
-        JsonLines("x", content=wrong)

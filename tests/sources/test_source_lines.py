@@ -159,17 +159,6 @@ def test_lines_come_back(texts: list[str], encoding: str) -> None:
 # --- bad input --------------------------------------------------------------------------------------------------------
 
 
-def test_a_line_that_is_no_text_is_refused(tmp_path: Path) -> None:
-    """By its file, line and byte; the others go on."""
-    (tmp_path / "f").write_bytes(b"one\nb\xffd\nthree\n")
-
-    assert list(documents(Lines(tmp_path))) == ["f#line=1", "f#line=3"]
-    assert refusals(Lines(tmp_path)) == {
-        "f#line=2": f"{tmp_path}/f, line 2: not utf-8 text: byte 1 of the line (0xff). "
-        "Save the file in this encoding, or give its own: encoding='latin-1'."
-    }
-
-
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b""])
 def test_a_line_that_is_too_long_is_refused(tmp_path: Path, end: bytes) -> None:
     """The line end does not count; what comes after it is found again."""
@@ -289,26 +278,6 @@ def test_reading_holds_one_line_at_a_time(tmp_path: Path) -> None:
         assert tracemalloc.get_traced_memory()[1] < 2 * limits.MIB
     finally:
         tracemalloc.stop()
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"id": "number"},
-        {"blank": "count"},
-        {"encoding": "utf-9"},
-        {"encoding": "base64"},
-        {"max_bytes": 0},
-        {"include": "../*"},
-        {"root": ""},
-        {"storage_options": {"key": "k"}},
-        {"detect": "always"},
-    ],
-)
-def test_arguments_that_cannot_be_meant(wrong: dict[str, Any]) -> None:
-    """Told when the plan is built, by the name of the class."""
-    with pytest.raises(UsageError):
-        Lines(**{"root": "x", **wrong})
 
 
 def test_building_touches_nothing() -> None:

@@ -1,3 +1,3 @@
 """Whole state directories."""
 
-from tests.support.places import place, spark, trial  # noqa: F401 - fixtures
+from tests.support.plan_world import place, spark, trial  # noqa: F401 - fixtures

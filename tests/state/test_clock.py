@@ -12,8 +12,8 @@ from ferryman.document import Document
 from ferryman.errors import TransientError
 from ferryman.records.rows import is_due_sql, wait_s
 from tests.support import NOT_SOON_S
+from tests.support.plan_world import PlanWorld
 from tests.support.recorder import Recorder
-from tests.support.trial import Trial
 
 YEARS_NS = 10 * 365 * 86_400 * 10**9
 HOUR_US = 3_600_000_000
@@ -32,7 +32,7 @@ def test_nothing_is_due_later_than_the_longest_back_off(due: int, wait: float) -
 def test_a_back_off_of_days_is_kept(place: Path, where: str) -> None:
     """A plan may ask for more than an hour: what waits for that is not tried before."""
     DOWN[:] = [True]
-    trial = Trial(place)
+    trial = PlanWorld(place)
     if where == "destination":
         trial.build(out=Recorder(place / "out.jsonl", answer=busy_at_first), backoff=NOT_SOON_S)
     else:
@@ -62,7 +62,7 @@ def test_a_clock_that_was_ahead_puts_nothing_off(place: Path, monkeypatch: pytes
     """It failed while the clock was ten years ahead; with the right clock it is tried at once."""
     DOWN[:] = [True]
     real = time.time_ns
-    trial = Trial(place)
+    trial = PlanWorld(place)
     if where == "destination":
         trial.build(out=Recorder(place / "out.jsonl", answer=busy_at_first), backoff=600)
     else:

@@ -12,7 +12,7 @@ from ferryman.errors import StateDamaged
 from ferryman.operations import check
 from ferryman.state.state import State
 from tests.support.damage import DATA, KINDS, damaged, entry, flip, live, made, refusal, tree
-from tests.support.trial import Trial, Watch
+from tests.support.plan_world import PlanWorld, Watch
 
 __all__ = ["damaged", "made"]
 
@@ -56,7 +56,7 @@ CASES = [(kind, how) for kind in KINDS for how in DAMAGES]
 # --- tests ----------------------------------------------------------------------------------------------
 
 
-def test_the_state_is_as_it_is_meant_to_be(damaged: Trial) -> None:
+def test_the_state_is_as_it_is_meant_to_be(damaged: PlanWorld) -> None:
     """Undamaged, it has a file of every kind, and the next run recovers it."""
     state = State(damaged.root, damaged.plan)
     assert all(find(state).is_file() for find in KINDS.values())
@@ -69,7 +69,7 @@ def test_the_state_is_as_it_is_meant_to_be(damaged: Trial) -> None:
 
 
 @pytest.mark.parametrize(("kind", "how"), CASES, ids=[f"{k}-{h}" for k, h in CASES])
-def test_damage_is_refused_by_name(damaged: Trial, kind: str, how: str) -> None:
+def test_damage_is_refused_by_name(damaged: PlanWorld, kind: str, how: str) -> None:
     """The very file is named, before Spark would start; nothing is overwritten; fsck names it too."""
     path = KINDS[kind](State(damaged.root, damaged.plan))
     DAMAGES[how](path)
@@ -84,7 +84,7 @@ def test_damage_is_refused_by_name(damaged: Trial, kind: str, how: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["journal", "command"])
-def test_what_may_be_missing_does_no_harm(damaged: Trial, kind: str) -> None:
+def test_what_may_be_missing_does_no_harm(damaged: PlanWorld, kind: str) -> None:
     """The run goes on; what was not noted at all is sent again."""
     find = KINDS.get(kind) or KINDS[f"ledger {kind}"]
     path = find(State(damaged.root, damaged.plan))
@@ -93,12 +93,12 @@ def test_what_may_be_missing_does_no_harm(damaged: Trial, kind: str) -> None:
         path.with_suffix(".sent").unlink()
     damaged.run(wait=0)
     assert damaged.counts() == {"delivered": 3, "failed": 1, "rejected": 1, "pending": 1}
-    times = damaged.out.counted()["b"]
+    times = damaged.out().counted()["b"]
     assert times == (3 if kind == "journal" else 2)
 
 
 @pytest.mark.parametrize("kind", DATA)
-def test_a_run_that_reads_a_flipped_byte_stops_by_name(damaged: Trial, kind: str) -> None:
+def test_a_run_that_reads_a_flipped_byte_stops_by_name(damaged: PlanWorld, kind: str) -> None:
     """Whoever reads it, a task or a query: the very file is named, and the next start says the same."""
     path = DATA[kind](State(damaged.root, damaged.plan))
     flip_page(path)
@@ -108,12 +108,12 @@ def test_a_run_that_reads_a_flipped_byte_stops_by_name(damaged: Trial, kind: str
         assert error.value.path == str(path)
 
 
-def test_a_question_that_meets_a_flipped_byte_names_the_file(damaged: Trial) -> None:
+def test_a_question_that_meets_a_flipped_byte_names_the_file(damaged: PlanWorld) -> None:
     """``status`` and ``history`` too; they change nothing."""
     path = live(State(damaged.root, damaged.plan), "ledger")
     flip_page(path)
     before = tree(damaged.root)
-    for ask in (damaged.status, lambda: damaged.history("bad"), damaged.docs):
+    for ask in (damaged.status, lambda: damaged.history("bad"), damaged.deliveries):
         with pytest.raises(StateDamaged) as error:
             ask()
         assert error.value.path == str(path)
@@ -123,7 +123,7 @@ def test_a_question_that_meets_a_flipped_byte_names_the_file(damaged: Trial) -> 
 @pytest.mark.parametrize(
     "folder", ["outbox", "documents", "ledger", "journal", "journal/closed", "commands", "staging"]
 )
-def test_a_missing_folder_is_refused_by_name(damaged: Trial, folder: str) -> None:
+def test_a_missing_folder_is_refused_by_name(damaged: PlanWorld, folder: str) -> None:
     """A folder that is gone is no empty one."""
     shutil.rmtree(damaged.root / folder)
     error = refusal(damaged, StateDamaged)
@@ -131,13 +131,13 @@ def test_a_missing_folder_is_refused_by_name(damaged: Trial, folder: str) -> Non
     assert str(damaged.root / folder) in [f.path for f in check(damaged.root)]
 
 
-def test_a_missing_close_mark_is_refused_by_name(damaged: Trial) -> None:
+def test_a_missing_close_mark_is_refused_by_name(damaged: PlanWorld) -> None:
     """``journal/closed/<pass>`` is what stops late workers of an old driver."""
     (damaged.root / "journal" / "closed" / "2").unlink()
     assert refusal(damaged, StateDamaged).path == str(damaged.root / "journal" / "closed" / "2")
 
 
-def test_a_damaged_ledger_file_of_a_worker_is_refused_by_name(damaged: Trial) -> None:
+def test_a_damaged_ledger_file_of_a_worker_is_refused_by_name(damaged: PlanWorld) -> None:
     """A result in the journal names the file with its events: it is verified before it becomes part of the ledger."""
     state = State(damaged.root, damaged.plan)
     state.load()
@@ -153,7 +153,7 @@ def test_a_damaged_ledger_file_of_a_worker_is_refused_by_name(damaged: Trial) ->
     assert [f.path for f in check(damaged.root)] == [str(path)]
 
 
-def test_a_lost_name_does_not_make_a_new_state(damaged: Trial) -> None:
+def test_a_lost_name_does_not_make_a_new_state(damaged: PlanWorld) -> None:
     """Without ``state.json`` there is still a state in the folder: it is not begun anew over it."""
     (damaged.root / "state.json").unlink()
     error = refusal(damaged, StateDamaged)
@@ -161,7 +161,7 @@ def test_a_lost_name_does_not_make_a_new_state(damaged: Trial) -> None:
     assert not (damaged.root / "state.json").exists()
 
 
-def test_a_table_that_somebody_else_wrote_to_is_refused_by_name(damaged: Trial) -> None:
+def test_a_table_that_somebody_else_wrote_to_is_refused_by_name(damaged: PlanWorld) -> None:
     """An OPTIMIZE from outside is no commit of ours."""
     from deltalake import DeltaTable
 

@@ -16,12 +16,12 @@ from ferryman.operations import check
 from ferryman.state.state import State
 from ferryman.storage import files
 from tests.support.damage import KINDS, damaged, entry, flip, live, made, make, tree
-from tests.support.trial import Trial
+from tests.support.plan_world import PlanWorld
 
 __all__ = ["damaged", "made"]
 
 
-def test_fsck_lists_all_damaged_files_at_once(damaged: Trial) -> None:
+def test_fsck_lists_all_damaged_files_at_once(damaged: PlanWorld) -> None:
     """Not the first only: one of every kind, each told once, with what can be done."""
     state = State(damaged.root, damaged.plan)
     kinds = ["documents middle log entry", "outbox mark", "ledger data", "ledger data of wave 3", "journal", "command"]
@@ -35,7 +35,7 @@ def test_fsck_lists_all_damaged_files_at_once(damaged: Trial) -> None:
     assert tree(damaged.root) == before
 
 
-def test_fsck_verifies_data_files_also_where_the_log_is_damaged(damaged: Trial) -> None:
+def test_fsck_verifies_data_files_also_where_the_log_is_damaged(damaged: PlanWorld) -> None:
     """Their names hold their checksums: a damaged log does not hide a damaged file."""
     state = State(damaged.root, damaged.plan)
     data = live(state, "ledger")

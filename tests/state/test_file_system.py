@@ -15,7 +15,7 @@ from ferryman.errors import UsageError
 from ferryman.records.rows import Rows
 from ferryman.state.journal import Journal
 from ferryman.storage import files
-from tests.support.trial import Trial
+from tests.support.plan_world import PlanWorld
 
 
 def refuse(number: int) -> Callable[..., Any]:
@@ -36,7 +36,7 @@ def refuse(number: int) -> Callable[..., Any]:
     ],
 )
 def test_what_is_missing_is_named_before_anything_is_sent(
-    trial: Trial, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, number: int, what: str
+    trial: PlanWorld, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, number: int, what: str
 ) -> None:
     trial.put("a")
     with monkeypatch.context() as patch:
@@ -49,7 +49,7 @@ def test_what_is_missing_is_named_before_anything_is_sent(
 
 
 @pytest.mark.rule("state.file-system")
-def test_locks_that_do_not_lock_are_found_out(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locks_that_do_not_lock_are_found_out(trial: PlanWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mount with `nolock` says yes to everybody."""
     trial.put("a")
     monkeypatch.setattr(fcntl, "flock", lambda fd, kind: None)
@@ -57,7 +57,7 @@ def test_locks_that_do_not_lock_are_found_out(trial: Trial, monkeypatch: pytest.
         files.probe(trial.folder)
 
 
-def test_another_error_is_told_as_it_is(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_error_is_told_as_it_is(trial: PlanWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "link", refuse(errno.EIO))
     with pytest.raises(OSError, match="Input/output error"):
         files.probe(trial.folder)

@@ -14,7 +14,7 @@ from ferryman.plan import Plan
 from ferryman.state.state import State
 from ferryman.storage import files
 from tests.support.damage import damaged, made, refusal, tree
-from tests.support.trial import Trial
+from tests.support.plan_world import PlanWorld
 
 __all__ = ["damaged", "made"]
 
@@ -25,7 +25,7 @@ def reseal(root: Path, **changes: object) -> None:
     path.write_bytes(files.seal({**found, **changes}))
 
 
-def test_a_newer_format_is_refused(damaged: Trial) -> None:
+def test_a_newer_format_is_refused(damaged: PlanWorld) -> None:
     """What a newer Ferryman wrote is left to it; a question is refused too."""
     reseal(damaged.root, format=limits.FORMAT + 1)
     error = refusal(damaged, StateForeign)
@@ -37,7 +37,7 @@ def test_a_newer_format_is_refused(damaged: Trial) -> None:
 
 
 @pytest.mark.parametrize("other", [Plan("other", 1), Plan("trial", 2)])
-def test_the_state_of_another_plan_is_refused(damaged: Trial, other: Plan) -> None:
+def test_the_state_of_another_plan_is_refused(damaged: PlanWorld, other: Plan) -> None:
     """Name and version; both are said."""
     before = tree(damaged.root)
     with pytest.raises(
@@ -51,7 +51,7 @@ def test_the_state_of_another_plan_is_refused(damaged: Trial, other: Plan) -> No
     "strange",
     ["thesis.txt", "documents/thesis.txt", "outbox/old/thesis.txt", "journal/monday.md", "staging/thesis.txt"],
 )
-def test_a_foreign_folder_is_not_made_a_state(trial: Trial, strange: str) -> None:
+def test_a_foreign_folder_is_not_made_a_state(trial: PlanWorld, strange: str) -> None:
     """Folders may have the names that ours have, and a person's files in them: nothing is made, nothing removed."""
     path = trial.root / strange
     path.parent.mkdir(parents=True)
@@ -63,7 +63,7 @@ def test_a_foreign_folder_is_not_made_a_state(trial: Trial, strange: str) -> Non
     assert not (trial.root / "lock").exists()
 
 
-def test_a_file_in_place_of_the_folder_is_refused(trial: Trial) -> None:
+def test_a_file_in_place_of_the_folder_is_refused(trial: PlanWorld) -> None:
     """In words, not with a stack trace."""
     trial.root.parent.mkdir(parents=True)
     trial.root.write_text("a file")
@@ -72,7 +72,7 @@ def test_a_file_in_place_of_the_folder_is_refused(trial: Trial) -> None:
     assert trial.root.read_text() == "a file"
 
 
-def test_an_empty_folder_is_made_a_state(trial: Trial) -> None:
+def test_an_empty_folder_is_made_a_state(trial: PlanWorld) -> None:
     """And so is one that a crash left half made."""
     trial.root.mkdir(parents=True)
     for name in ("commands", "staging", "journal/closed", "outbox/_delta_log"):

@@ -55,12 +55,12 @@ def test_every_last_file(place: Path, disk: Disk) -> None:
                 trial.run()
                 trial.put("d001", "new", text="two")
                 trial.drop("d002")
-                trial.out.forget()
+                trial.out().forget()
                 disk.limit(free_files=files)
                 met = fills(trial, disk, free_files=files)
                 disk.limit()
                 trial.run()
-                assert trial.out.counted() == {"d001": 1, "new": 1, "-d002": 1}
+                assert trial.out().counted() == {"d001": 1, "new": 1, "-d002": 1}
             else:
                 met = fills(trial, disk, free_files=files)
                 recovers(trial, disk)

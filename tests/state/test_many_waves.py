@@ -14,8 +14,8 @@ import pytest
 from ferryman import limits
 from ferryman.destinations.base import Delivery, Outcome
 from ferryman.observe import Silent
+from tests.support.plan_world import PlanWorld
 from tests.support.tiers import sampled
-from tests.support.trial import Trial
 
 TABLES = ("outbox", "documents", "ledger")
 
@@ -27,7 +27,7 @@ class Enough(Exception):
 class Scans:
     """Changes something before each scan of ``run --every 0s``, measures, and ends it after so many."""
 
-    def __init__(self, trial: Trial, waves: int, most_files: int) -> None:
+    def __init__(self, trial: PlanWorld, waves: int, most_files: int) -> None:
         self.trial = trial
         self.waves = waves
         self.most_files = most_files
@@ -67,7 +67,7 @@ def some_fail(delivery: Delivery) -> Outcome:
     return Outcome.ok()
 
 
-def carry(trial: Trial, waves: int, most_files: int) -> Scans:
+def carry(trial: PlanWorld, waves: int, most_files: int) -> Scans:
     """So many scans in one run, each with one change."""
     trial.build(answer=some_fail)
     trial.put(*(f"d{i}" for i in range(20)), text="x 1")
@@ -78,7 +78,7 @@ def carry(trial: Trial, waves: int, most_files: int) -> Scans:
     return scans
 
 
-def history_is_complete(trial: Trial) -> None:
+def history_is_complete(trial: PlanWorld) -> None:
     """Every delivery that arrived has its event; every id its revisions without a gap."""
     events: list[dict[str, Any]] = []
     for i in range(20):
@@ -86,15 +86,15 @@ def history_is_complete(trial: Trial) -> None:
         revisions = {e["revision"] for e in found}
         assert revisions == set(range(1, len(revisions) + 1)), f"d{i}: {sorted(revisions)}"
         events += found
-    arrived = Counter(line["hash"] for line in trial.out.lines() if line["said"] == "ok")
+    arrived = Counter(line["hash"] for line in trial.out().lines() if line["said"] == "ok")
     assert set(arrived.values()) == {1}
     assert {e["delivery_hash"] for e in events if e["status"] == "INDEXED"} == set(arrived)
-    refused = {line["hash"] for line in trial.out.lines() if line["said"] == "permanent"}
+    refused = {line["hash"] for line in trial.out().lines() if line["said"] == "permanent"}
     assert {e["delivery_hash"] for e in events if e["status"] == "DEAD"} == refused
 
 
 @pytest.mark.parametrize("waves", sampled([40, 100], 2))
-def test_files_stay_few_over_many_waves(trial: Trial, monkeypatch: pytest.MonkeyPatch, waves: int) -> None:
+def test_files_stay_few_over_many_waves(trial: PlanWorld, monkeypatch: pytest.MonkeyPatch, waves: int) -> None:
     """With maintenance every eighth wave: never more than 130 files, whatever was changed, refused or retried."""
     monkeypatch.setattr(limits, "COMPACT_FILES", 8)
     monkeypatch.setattr(limits, "CHECKPOINT_COMMITS", 8)
@@ -102,7 +102,7 @@ def test_files_stay_few_over_many_waves(trial: Trial, monkeypatch: pytest.Monkey
     history_is_complete(trial)
 
 
-def test_files_stay_few_over_many_starts(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_stay_few_over_many_starts(trial: PlanWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that finds nothing to do adds to the logs too (its epoch): they are folded all the same."""
     monkeypatch.setattr(limits, "CHECKPOINT_COMMITS", 5)
     trial.put("a")
@@ -115,7 +115,7 @@ def test_files_stay_few_over_many_starts(trial: Trial, monkeypatch: pytest.Monke
     trial.run()
 
 
-def test_files_stay_few_over_many_words_of_a_person(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_stay_few_over_many_words_of_a_person(trial: PlanWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """`retry` without a run after it: the next run folds what piled up."""
     monkeypatch.setattr(limits, "CHECKPOINT_COMMITS", 5)
     monkeypatch.setattr(limits, "COMPACT_FILES", 5)
@@ -138,7 +138,7 @@ def bound() -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3 * 3600)
-def test_ten_thousand_waves(trial: Trial, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ten_thousand_waves(trial: PlanWorld, capsys: pytest.CaptureFixture[str]) -> None:
     """With the settings as they are: files bounded, and the last hundred waves take less than twice the first."""
     scans = carry(trial, 10_000, most_files=bound())
     early, late = (statistics.median(s) for s in (scans.seconds[50:150], scans.seconds[-100:]))

@@ -29,7 +29,7 @@ from ferryman.testing.inprocess import InProcess
 from tests.servers.faulty_s3 import BUCKET, FaultyS3
 from tests.support.http_store import HttpStore
 from tests.support.in_store import faulty, states
-from tests.support.trial import Watch, run_plan
+from tests.support.plan_world import Watch, run_plan
 
 __all__ = ["faulty", "states"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ferryman import account, crash, operations
+from ferryman import crash, operations
 from ferryman.engine import migration as migration_of_versions
 from ferryman.engine.migration import migrate
 from ferryman.engine.run import Summary
@@ -24,8 +24,8 @@ from ferryman.storage.objects import ObjectPath
 from tests.servers.faulty_s3 import FaultyS3
 from tests.state.test_object_store import total
 from tests.support.in_store import faulty, states
+from tests.support.plan_world import run_plan
 from tests.support.recorder import Recorder
-from tests.support.trial import run_plan
 from tests.support.versions import MIGRATION_POINTS, Killed, Versions, down, kill_at, louder
 
 __all__ = ["faulty", "states"]
@@ -43,12 +43,11 @@ class InStore(Versions):
         self.state = states  # type: ignore[assignment]
         self.documents += [{"id": id, "raw": b"one"} for id in IDS]
 
-    def run(self, plan: Plan, **options: Any) -> Summary:
+    def prepare(self) -> None:
         mirror.forget_mirrors()
-        return super().run(plan, **options)
 
-    def check(self, root: StatePath, plan: Plan, summary: Summary) -> None:
-        assert account.status(root, plan)["balanced"]
+    def check(self, plan: Plan, summary: Summary) -> None:
+        assert self.status(plan)["balanced"]
 
 
 @pytest.fixture
@@ -56,25 +55,34 @@ def many(place: Path, states: str) -> InStore:
     return InStore(place, states)
 
 
+@pytest.fixture(params=["disk", "store"])
+def anywhere(request: pytest.FixtureRequest, place: Path) -> Versions:
+    if request.param == "store":
+        return InStore(place, request.getfixturevalue("states"))
+    found = Versions(place)
+    found.put(*IDS)
+    return found
+
+
 def test_a_new_version_continues(many: InStore) -> None:
     """What was delivered is not sent again; what was removed meanwhile is deleted; the old state is closed."""
-    many.run(many.plan(1))
+    many.run(many.make_plan(1))
     del many.documents[3]
-    summary = many.run(many.plan(2), from_version=1)
+    summary = many.run(many.make_plan(2), from_version=1)
     assert (summary.exit, summary.deleted) == (0, 1)
     assert many.out("out").counted() == {**dict.fromkeys(IDS, 1), f"-{IDS[3]}": 1}
     with pytest.raises(StateForeign, match="version 2 of this plan continues"):
-        many.run(many.plan(1))
-    assert many.run(many.plan(2), from_version=1).waves == 0
-    assert many.run(many.plan(3), from_version=2).waves == 0
+        many.run(many.make_plan(1))
+    assert many.run(many.make_plan(2), from_version=1).waves == 0
+    assert many.run(many.make_plan(3), from_version=2).waves == 0
 
 
 def test_what_was_pending_is_sent(many: InStore) -> None:
     """Rows of the outbox go on; of a destination that is not in the plan any more they end."""
     many.out("out").answer = many.out("old").answer = down
-    assert many.run(many.plan(1, outs=("out", "old")), wait=0).exit == 4
+    assert many.run(many.make_plan(1, outs=("out", "old")), wait=0).exit == 4
     many.out("out").answer = None
-    assert many.run(many.plan(2, louder), from_version=1).exit == 0
+    assert many.run(many.make_plan(2, louder), from_version=1).exit == 0
     assert set(many.out("out").counted()) == set(IDS)
 
 
@@ -83,21 +91,21 @@ def test_what_was_pending_is_sent(many: InStore) -> None:
 def test_a_kill_on_the_way_over_loses_nothing(many: InStore, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same command again finishes it; each document is delivered to the new destination once."""
     many.out("old").answer = down
-    many.run(many.plan(1, outs=("out", "old")), wait=0)
+    many.run(many.make_plan(1, outs=("out", "old")), wait=0)
     # the older state announces itself first, on three tables
     with monkeypatch.context() as patched:
         patched.setattr(crash, "point", kill_at(point, 4 if point == "epoch.table" else 1))
         with pytest.raises(Killed):
-            many.run(many.plan(2, louder, outs=("out", "new")), from_version=1)
-    assert many.run(many.plan(2, louder, outs=("out", "new")), from_version=1).exit == 0
+            many.run(many.make_plan(2, louder, outs=("out", "new")), from_version=1)
+    assert many.run(many.make_plan(2, louder, outs=("out", "new")), from_version=1).exit == 0
     assert many.out("new").counted() == dict.fromkeys(IDS, 1)
     assert many.out("out").counted() == dict.fromkeys(IDS, 2)
-    assert State(state_root(many.plan(2), many.state), many.plan(2)).identity()["from"] == 1
+    assert State(state_root(many.make_plan(2), many.state), many.make_plan(2)).identity()["from"] == 1
 
 
 def test_killed_again_and_again(many: InStore, faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> None:
     """At any of its steps, while the store loses answers and refuses requests."""
-    many.run(many.plan(1))
+    many.run(many.make_plan(1))
     faulty.fail(lost=0.02, refused=0.02, seed=7)
     for nth in (5, 9, 14, 20, 26, 33):
         passed = 0
@@ -111,9 +119,9 @@ def test_killed_again_and_again(many: InStore, faulty: FaultyS3, monkeypatch: py
         with monkeypatch.context() as patched:
             patched.setattr(crash, "point", kill)
             with pytest.raises(Killed):
-                many.run(many.plan(2), from_version=1)
-    many.run(many.plan(2), from_version=1)
-    assert many.run(many.plan(2), from_version=1).waves == 0
+                many.run(many.make_plan(2), from_version=1)
+    many.run(many.make_plan(2), from_version=1)
+    assert many.run(many.make_plan(2), from_version=1).waves == 0
     assert many.out("out").counted() == dict.fromkeys(IDS, 1)
 
 
@@ -133,18 +141,18 @@ def test_one_that_slept(many: InStore, point: str, monkeypatch: pytest.MonkeyPat
             with monkeypatch.context() as patched:
                 patched.setattr(State, "take", classmethod(at_once))
                 patched.setattr(migration_of_versions, "take_lock", lambda path: take_lock(path, take_over=True))
-                assert many.run(many.plan(2), from_version=1).exit == 0
+                assert many.run(many.make_plan(2), from_version=1).exit == 0
                 many.documents[0]["raw"] = b"two"
-                assert many.run(many.plan(2)).delivered == 1
+                assert many.run(many.make_plan(2)).delivered == 1
 
-    many.run(many.plan(1))
+    many.run(many.make_plan(1))
     with monkeypatch.context() as asleep, contextlib.suppress(UsageError, StateLost, StateDamaged, StateHeld):
         asleep.setattr(crash, "point", sleep)
-        many.run(many.plan(2), from_version=1)
+        many.run(many.make_plan(2), from_version=1)
     assert slept
-    assert operations.check(state_root(many.plan(2), many.state)) == []
-    many.run(many.plan(2))
-    assert many.run(many.plan(2)).waves == 0
+    assert operations.check(state_root(many.make_plan(2), many.state)) == []
+    many.run(many.make_plan(2))
+    assert many.run(many.make_plan(2)).waves == 0
     assert many.out("out").counted() == {**dict.fromkeys(IDS, 1), IDS[0]: 2}
 
 
@@ -160,38 +168,38 @@ def test_who_began_one_of_its_own_meanwhile(many: InStore, monkeypatch: pytest.M
     def meanwhile(name: str) -> None:
         if name == "version.fenced" and not told:
             told.append(1)
-            many.run(many.plan(2))
+            many.run(many.make_plan(2))
 
-    many.run(many.plan(1))
+    many.run(many.make_plan(1))
     monkeypatch.setattr(crash, "point", meanwhile)
     with pytest.raises(UsageError, match="was given a state by another run"):
-        many.run(many.plan(2), from_version=1)
+        many.run(many.make_plan(2), from_version=1)
     assert told
-    assert many.run(many.plan(2)).waves == 0
+    assert many.run(many.make_plan(2)).waves == 0
 
 
-def test_half_made_is_no_state(many: InStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run without --from-version does not take it for one, and says what to do."""
-    many.run(many.plan(1))
+def test_half_made_is_no_state(anywhere: Versions, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run without --from-version does not take it for one, removes nothing of it, and says what to do."""
+    anywhere.run(anywhere.make_plan(1))
     with monkeypatch.context() as patched:
         patched.setattr(crash, "point", kill_at("version.built"))
         with pytest.raises(Killed):
-            many.run(many.plan(2), from_version=1)
+            anywhere.run(anywhere.make_plan(2), from_version=1)
     with pytest.raises(StateDamaged, match="run --from-version again"):
-        many.run(many.plan(2))
-    assert many.run(many.plan(2), from_version=1).exit == 0
-    assert many.out("out").counted() == dict.fromkeys(IDS, 1)
+        anywhere.run(anywhere.make_plan(2))
+    assert anywhere.run(anywhere.make_plan(2), from_version=1).exit == 0
+    assert anywhere.out("out").counted() == dict.fromkeys(IDS, 1)
 
 
 def test_what_is_somebody_elses_is_refused(many: InStore) -> None:
     """Before the older state is closed."""
-    many.run(many.plan(1))
-    root = state_root(many.plan(2), many.state)
+    many.run(many.make_plan(1))
+    root = state_root(many.make_plan(2), many.state)
     assert isinstance(root, ObjectPath)
     root.store.put((root / "letter.txt").key, b"dear")
     with pytest.raises(StateForeign, match=r"letter\.txt"):
-        many.run(many.plan(2), from_version=1)
-    assert many.run(many.plan(1)).exit == 0
+        many.run(many.make_plan(2), from_version=1)
+    assert many.run(many.make_plan(1)).exit == 0
     assert root.store.get((root / "letter.txt").key) == b"dear"
 
 

@@ -17,7 +17,7 @@ from ferryman.errors import EngineError, StateDamaged
 from ferryman.observe import Silent
 from ferryman.operations import check
 from ferryman.storage.tables import Table
-from tests.support.trial import Trial
+from tests.support.plan_world import PlanWorld
 
 WAVES = 24
 
@@ -51,7 +51,7 @@ class Enough(Exception):
     """Ends a run that would go on for ever."""
 
 
-def test_questions_are_answered_while_files_are_replaced(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_questions_are_answered_while_files_are_replaced(trial: PlanWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process asks all the time, while every second wave merges files and folds logs."""
     monkeypatch.setattr(limits, "COMPACT_FILES", 2)
     monkeypatch.setattr(limits, "CHECKPOINT_COMMITS", 3)
@@ -84,7 +84,7 @@ def test_questions_are_answered_while_files_are_replaced(trial: Trial, monkeypat
     trial.run()
 
 
-def replaced_files(trial: Trial) -> set[str]:
+def replaced_files(trial: PlanWorld) -> set[str]:
     """Data files that are there and that no table names."""
     found = set()
     with trial.take() as state:
@@ -94,7 +94,7 @@ def replaced_files(trial: Trial) -> set[str]:
 
 
 @pytest.mark.rule("state.readers")
-def test_what_is_replaced_stays_while_somebody_reads(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_replaced_stays_while_somebody_reads(trial: PlanWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that was there before finds all its files; with the next one that is replaced they go."""
     trial.put("a", "b")
     trial.run()
@@ -115,7 +115,7 @@ def test_what_is_replaced_stays_while_somebody_reads(trial: Trial, monkeypatch: 
 
 
 @pytest.mark.rule("state.readers")
-def test_readers_without_a_gap_keep_nothing_for_ever(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readers_without_a_gap_keep_nothing_for_ever(trial: PlanWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was replaced longer ago than the grace goes, although somebody always reads."""
     trial.put("a")
     trial.run()
@@ -129,7 +129,7 @@ def test_readers_without_a_gap_keep_nothing_for_ever(trial: Trial, monkeypatch: 
 
 
 @pytest.mark.rule("state.readers")
-def test_a_killed_reader_keeps_nothing(trial: Trial) -> None:
+def test_a_killed_reader_keeps_nothing(trial: PlanWorld) -> None:
     trial.put("a")
     trial.run()
     code = (
@@ -150,7 +150,7 @@ def test_a_killed_reader_keeps_nothing(trial: Trial) -> None:
     assert replaced_files(trial) == set()
 
 
-def test_a_half_written_command_of_somebody_at_work_stays(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_half_written_command_of_somebody_at_work_stays(trial: PlanWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """`retry` writes its command beside a run that sweeps; what a crash left an hour ago goes."""
     trial.put("a")
     trial.run()
@@ -164,7 +164,7 @@ def test_a_half_written_command_of_somebody_at_work_stays(trial: Trial, monkeypa
 
 
 @pytest.mark.rule("state.readers")
-def test_a_damaged_file_is_named_although_the_driver_goes_on(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_file_is_named_although_the_driver_goes_on(trial: PlanWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """Something is committed between any two looks; what every look finds is damage all the same."""
     trial.put("a")
     trial.run()
@@ -177,7 +177,7 @@ def test_a_damaged_file_is_named_although_the_driver_goes_on(trial: Trial, monke
         trial.status()
 
 
-def test_a_reader_sees_a_wave_whole_or_not_at_all(trial: Trial) -> None:
+def test_a_reader_sees_a_wave_whole_or_not_at_all(trial: PlanWorld) -> None:
     """Asked between any two commits of a settling wave: every document is somewhere, none is twice."""
     trial.put("a", "b", "c")
     trial.run()
@@ -204,7 +204,7 @@ def test_a_reader_sees_a_wave_whole_or_not_at_all(trial: Trial) -> None:
         assert status["sources"] == {"docs": {"documents": 3, "deleted": 1, "again": 0}}, status
 
 
-def test_a_torn_last_entry_is_no_damage_to_a_reader(trial: Trial) -> None:
+def test_a_torn_last_entry_is_no_damage_to_a_reader(trial: PlanWorld) -> None:
     """A power cut before an entry was marked: questions are answered without it, the next run sets it aside."""
     trial.put("a")
     trial.run()
@@ -222,7 +222,7 @@ def test_a_torn_last_entry_is_no_damage_to_a_reader(trial: Trial) -> None:
     assert trial.run().messages == []
 
 
-def test_too_little_memory_is_no_damage(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_no_damage(trial: PlanWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """A question that does not fit says so, and accuses no file."""
     trial.put("a")
     trial.run()

@@ -13,7 +13,7 @@ import pytest
 from ferryman import account
 from ferryman.operations import retry
 from tests.state.soak import BROKEN, REFUSED, Soak, number_of
-from tests.support.trial import run_plan
+from tests.support.plan_world import run_plan
 
 EARLY = 60
 """By this wave of a process everything that it needs is loaded."""

@@ -18,9 +18,9 @@ from ferryman.state.maintenance import sweep
 from ferryman.state.state import State
 from ferryman.storage.locks import Lock
 from tests.support import no_lock
+from tests.support.plan_world import Interrupted, PlanWorld, Until, Watch
 from tests.support.recorder import Recorder, Store
 from tests.support.tiers import sampled
-from tests.support.trial import Interrupted, Trial, Until, Watch
 
 PHASES = ["scan", "transform", "commit", "deliver", "settle"]
 
@@ -46,19 +46,19 @@ def unlocked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Lock, "take", no_lock.take)
 
 
-def make(place: Path, guarantee: str) -> Trial:
+def make(place: Path, guarantee: str) -> PlanWorld:
     out = (
         Store(place / "out.jsonl")
         if guarantee == "exactly-once"
         else Recorder(place / "out.jsonl", effect=Effect.POTENT if guarantee == "at-most-once" else Effect.IDEMPOTENT)
     )
-    trial = Trial(place).build(out=out, batch=2, guarantee=guarantee)
+    trial = PlanWorld(place).build(out=out, batch=2, guarantee=guarantee)
     trial.put("a", "b", "c")
     return trial
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_the_second_is_refused_while_the_first_runs(trial: Trial, phase: str) -> None:
+def test_the_second_is_refused_while_the_first_runs(trial: PlanWorld, phase: str) -> None:
     """In every phase; the first one does not notice."""
 
     def try_it() -> None:
@@ -84,7 +84,7 @@ def test_without_a_lock_the_first_one_stops_at_its_next_commit(
     with pytest.raises(StateLost, match="this one stops"):
         trial.run(observer=watch, checked=False)
     trial.run()
-    assert trial.out.counted() == {"a": 1, "b": 1, "c": 1}
+    assert trial.out().counted() == {"a": 1, "b": 1, "c": 1}
     assert trial.counts() == {"delivered": 3}
 
 
@@ -99,7 +99,7 @@ def test_two_that_take_turns_lose_nothing(place: Path, unlocked: None, phase: st
         with pytest.raises(StateLost):
             trial.run(observer=watch, checked=False)
     trial.run()
-    assert set(trial.out.counted().values()) == {1}
+    assert set(trial.out().counted().values()) == {1}
     assert trial.counts() == {"delivered": 6}
 
 
@@ -124,7 +124,6 @@ RUN = """
 import sys
 from pathlib import Path
 from ferryman.plan.load import load_plan
-from tests.support.trial import run_plan
 run_plan(load_plan(sys.argv[1]), Path(sys.argv[2]), checked=False)
 """
 

@@ -1,3 +1,3 @@
 """Steps by themselves, and some on the engine."""
 
-from tests.support.places import place, trial  # noqa: F401 - fixtures
+from tests.support.plan_world import net, place, trial  # noqa: F401 - fixtures

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ferryman import steps
 from ferryman.document import Document
 from ferryman.errors import BadDocument, Dropped, UsageError
-from tests.support.network import Network
+from tests.support.plan_world import PlanWorld
 
 PAGE = """Before.
 
@@ -181,7 +181,7 @@ def test_arguments_that_cannot_be_meant(monkeypatch: pytest.MonkeyPatch) -> None
 def test_on_the_engine_an_insertion_moves_no_other_part(place: Path) -> None:
     """With ``key="content"`` no id is deleted, none gets another content; with numbers each that follows does."""
     for key, moved in (("content", 0), ("number", 3)):
-        net = Network(place / key)
+        net = PlanWorld.empty(place / key)
         (place / key).mkdir()
         net.source().step("split", steps.split_text(key=key)).destination("out", net.out("out"))  # type: ignore[arg-type]
         net.put("d", text="a\n\nb\n\nc\n\nd")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import faulthandler
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,14 +14,9 @@ from ferryman.document import Document
 from ferryman.errors import BadDocument, Dropped, Unsupported, UsageError
 from ferryman.testing.inprocess import InProcess
 from tests.steps import corpus
-from tests.support.network import Network
+from tests.support.plan_world import PlanWorld
 
 MUSE = corpus.MUSE
-
-
-@pytest.fixture
-def net(place: Path) -> Network:
-    return Network(place)
 
 
 def read(name: str, raw: bytes, **options: Any) -> list[Document]:
@@ -271,10 +265,10 @@ def test_attachments_of_one_name() -> None:
 
 
 @pytest.mark.rule("child.refused")
-def test_a_refused_attachment_harms_only_itself(net: Network) -> None:
+def test_a_refused_attachment_harms_only_itself(net: PlanWorld) -> None:
     """ERROR_DOC with its reason; its mail and its siblings are delivered; nothing is tried again."""
     net.source().step("text", steps.extract_text()).destination("out", net.out("out"), backoff=0)
-    net.documents["docs"].append({"id": "m.eml", "raw": MADE["muse.eml"]})
+    net.documents.append({"id": "m.eml", "raw": MADE["muse.eml"]})
     summary = net.run()
 
     assert (summary.exit, summary.delivered, summary.rejected) == (3, 2, 2)
@@ -285,7 +279,7 @@ def test_a_refused_attachment_harms_only_itself(net: Network) -> None:
 
 
 @pytest.mark.rule("kill.named", "kill.others")
-def test_a_file_whose_reader_ends_the_process_is_named(net: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_whose_reader_ends_the_process_is_named(net: PlanWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sheet of two cells takes half a terabyte in the reader: with the guard off it aborts. It ends as ERROR_DOC."""
     monkeypatch.setattr(limits, "EXTRACT_CELLS", limits.EXTRACT_CELLS)  # put back what the step does here, too
     read_text = steps.extract_text()
@@ -297,7 +291,7 @@ def test_a_file_whose_reader_ends_the_process_is_named(net: Network, monkeypatch
 
     net.source().step("text", quietly).destination("out", net.out("out"), backoff=0)
     for name in ("muse.docx", "wide.xlsx", "muse.pdf"):
-        net.documents["docs"].append({"id": name, "raw": MADE[name]})
+        net.documents.append({"id": name, "raw": MADE[name]})
     summary = net.run(runner=InProcess(fork=True, failures=1))
 
     assert (summary.exit, summary.delivered, summary.rejected) == (3, 2, 1)
@@ -307,13 +301,13 @@ def test_a_file_whose_reader_ends_the_process_is_named(net: Network, monkeypatch
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
-def test_damaged_files_stop_no_run(net: Network, seed: int) -> None:
+def test_damaged_files_stop_no_run(net: PlanWorld, seed: int) -> None:
     """Every file of the corpus with random bytes changed, some cut off: each is delivered or ERROR_DOC."""
     net.source().step("text", steps.extract_text(), timeout=20).destination("out", net.out("out"), attempts=1)
     for name, raw in (corpus.shipped() | {name: MADE[name] for name in SOUND}).items():
         for n, damaged in enumerate(mutated(seed, raw)):
-            net.documents["docs"].append({"id": f"{n}-{name}", "raw": damaged})
+            net.documents.append({"id": f"{n}-{name}", "raw": damaged})
     summary = net.run(runner=InProcess(fork=True, failures=1))
 
     assert summary.pending == summary.in_doubt == summary.failed == 0
-    assert summary.delivered + summary.rejected >= len(net.documents["docs"])
+    assert summary.delivered + summary.rejected >= len(net.documents)

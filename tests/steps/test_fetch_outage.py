@@ -18,7 +18,7 @@ from ferryman.engine.run import Run
 from ferryman.errors import Unavailable
 from ferryman.steps import fetch, fetch_url
 from ferryman.testing.inprocess import InProcess
-from tests.support.trial import Trial, Watch
+from tests.support.plan_world import PlanWorld, Watch
 
 
 class Pages(BaseHTTPRequestHandler):
@@ -69,14 +69,14 @@ def get(doc: Document) -> Document:
     return fetch_url("link", timeout_s=5)(doc)
 
 
-def put(trial: Trial, name: str, port: int) -> None:
+def put(trial: PlanWorld, name: str, port: int) -> None:
     """More documents than the brake."""
     for n in range(25):
         trial.documents.append({"id": f"{name}{n:02}", "link": f"http://127.0.0.1:{port}/{name}{n}"})
 
 
 @pytest.mark.rule("outage.scope")
-def test_a_host_that_is_away_holds_only_its_own_documents(trial: Trial, closed_port: int) -> None:
+def test_a_host_that_is_away_holds_only_its_own_documents(trial: PlanWorld, closed_port: int) -> None:
     """Nothing is spent, the run ends with 4 and names the host; when it is back, all goes on."""
     trial.build(get)
     host = f"127.0.0.1:{closed_port}"
@@ -88,15 +88,15 @@ def test_a_host_that_is_away_holds_only_its_own_documents(trial: Trial, closed_p
             assert (summary.exit, trial.counts()) == (4, {"delivered": 25, "pending": 25})
             assert summary.messages[-1].startswith(f"step get ({host}) is not available: Unavailable: http://{host}/")
             assert summary.messages[-1].endswith("25 deliveries are pending: run again when it is back.")
-        assert {d["attempt"] for d in trial.docs(status="error")} == {0}
+        assert {d["attempt"] for d in trial.deliveries(status="error")} == {0}
         with served(closed_port):
             summary = trial.run()
     assert (summary.exit, summary.messages) == (0, [])
-    assert trial.out.counted() == dict.fromkeys((d["id"] for d in trial.documents), 1)
+    assert trial.out().counted() == dict.fromkeys((d["id"] for d in trial.documents), 1)
 
 
 @pytest.mark.rule("outage.scope")
-def test_a_host_that_wants_to_be_left_alone(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_wants_to_be_left_alone(trial: PlanWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says 429; of a run that goes on people hear when that begins, and when it ends."""
     monkeypatch.setattr(Pages, "busy", True)
     trial.build(get)

@@ -15,8 +15,8 @@ from ferryman.sources import Files
 from ferryman.steps import extract_text
 from ferryman.steps.formats import MARKDOWN, PLAIN, TROFF, kind_of
 from ferryman.steps.formats.troff import troff
+from tests.support.plan_world import run_plan
 from tests.support.recorder import Recorder
-from tests.support.trial import run_plan
 
 MAN = rb""".\" A comment
 .ie \n(.g .ds Aq \(aq

@@ -16,7 +16,7 @@ from ferryman import account, steps
 from ferryman.document import Document
 from ferryman.errors import BadDocument, Dropped
 from tests.steps import corpus
-from tests.support.network import Network
+from tests.support.plan_world import PlanWorld
 
 FILES = {"a.txt": b"one", "sub/b c.txt": b"two", "é.txt": b""}
 SHIPPED = corpus.shipped()
@@ -218,10 +218,10 @@ def test_arguments_that_cannot_be_meant() -> None:
 @pytest.mark.rule("child.refused")
 def test_on_the_engine_a_refused_member_harms_only_itself(place: Path) -> None:
     """ERROR_DOC by its name; a later version of the archive brings it; text is read out of the others."""
-    net = Network(place)
+    net = PlanWorld.empty(place)
     made = net.source().step("unpack", steps.unpack).step("text", steps.extract_text)
     made.destination("out", net.out("out"), backoff=0)
-    net.documents["docs"].append({"id": "x.zip", "raw": corpus.zipped({"../a.txt": b"bad", "b.txt": b"good"})})
+    net.documents.append({"id": "x.zip", "raw": corpus.zipped({"../a.txt": b"bad", "b.txt": b"good"})})
     summary = net.run()
     assert (summary.exit, summary.delivered, summary.rejected) == (3, 1, 1)
     [bad] = account.deliveries(net.root, status="rejected", plan=net.plan)
@@ -229,7 +229,7 @@ def test_on_the_engine_a_refused_member_harms_only_itself(place: Path) -> None:
     assert bad["message"].startswith("x.zip: member '../a.txt' has a path that leads out")
     assert net.run().waves == 0
 
-    net.documents["docs"][0] = {"id": "x.zip", "raw": corpus.zipped({"a.txt": b"now good", "b.txt": b"good"})}
+    net.documents[0] = {"id": "x.zip", "raw": corpus.zipped({"a.txt": b"now good", "b.txt": b"good"})}
     summary = net.run()
     assert (summary.exit, summary.rejected) == (0, 0)
 
@@ -237,7 +237,7 @@ def test_on_the_engine_a_refused_member_harms_only_itself(place: Path) -> None:
 @pytest.mark.rule("child.refused")
 def test_a_retry_looks_again_at_what_was_refused(place: Path) -> None:
     """A person who has raised a limit has it taken up again; what was delivered is not sent again."""
-    net = Network(place)
+    net = PlanWorld.empty(place)
     allowed = place / "allowed"
 
     def step(doc: Document) -> list[Document]:

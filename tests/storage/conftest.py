@@ -9,7 +9,7 @@ import pytest
 
 from ferryman.storage.parquet import write_part
 from ferryman.storage.tables import Table
-from tests.support.places import place  # noqa: F401 - a fixture
+from tests.support.plan_world import place  # noqa: F401 - a fixture
 
 SCHEMA = pa.schema([("number", pa.int64()), ("text", pa.string())])
 APPLICATION = "test.epoch"

@@ -15,8 +15,7 @@ from ferryman.destinations.base import Delivery, Outcome
 from ferryman.document import Document
 from ferryman.state.state import State
 from tests.support import NOT_SOON_S
-from tests.support.places import MEMORY
-from tests.support.trial import Interrupted, Trial, Until
+from tests.support.plan_world import MEMORY, Interrupted, PlanWorld, Until
 
 TABLES = ("outbox", "documents", "ledger")
 
@@ -36,9 +35,9 @@ def words(doc: Document) -> Document:
     return doc
 
 
-def make(folder: Path) -> Trial:
+def make(folder: Path) -> PlanWorld:
     """A trial over this folder; its state may be there already."""
-    trial = Trial(folder).build(words, answer=answer, backoff=NOT_SOON_S, attempts=9)
+    trial = PlanWorld(folder).build(words, answer=answer, backoff=NOT_SOON_S, attempts=9)
     trial.put("a", "b", "c", "refused", "later")
     trial.documents.append({"id": "bad", "raw": b"\xff"})
     return trial
@@ -65,7 +64,7 @@ def made() -> Iterator[Path]:
 
 
 @pytest.fixture
-def damaged(made: Path, place: Path) -> Trial:
+def damaged(made: Path, place: Path) -> PlanWorld:
     """A copy to damage."""
     shutil.copytree(made, place, dirs_exist_ok=True)
     trial = make(place)
@@ -136,7 +135,7 @@ def tree(root: Path) -> dict[str, bytes | None]:
     }
 
 
-def refusal(trial: Trial, kind: type[Exception]) -> Any:
+def refusal(trial: PlanWorld, kind: type[Exception]) -> Any:
     """What a run raises; it changes nothing."""
     before = tree(trial.root)
     with pytest.raises(kind) as error:

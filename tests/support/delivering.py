@@ -10,8 +10,8 @@ from typing import Any
 from ferryman.destinations.base import Delivery, Effect, Outcome
 from ferryman.plan import Plan
 from ferryman.sources import Memory
+from tests.support.plan_world import run_plan
 from tests.support.recorder import Recorder
-from tests.support.trial import run_plan
 
 
 def kept(place: Path, guarantee: str, **options: Any) -> Recorder:

@@ -12,16 +12,16 @@ import pytest
 from ferryman import limits
 from ferryman.document import Document
 from ferryman.plan import Handle
-from tests.support.network import Network
+from tests.support.plan_world import PlanWorld
 from tests.support.tiers import sampled
 
 
 @pytest.fixture(params=sampled(["held", "streamed"], 2))
-def net(request: pytest.FixtureRequest, place: Path, monkeypatch: pytest.MonkeyPatch) -> Network:
+def net(request: pytest.FixtureRequest, place: Path, monkeypatch: pytest.MonkeyPatch) -> PlanWorld:
     """What holds for few children holds for many, which go on while others are made."""
     if request.param == "streamed":
         monkeypatch.setattr(limits, "HELD_CHILDREN", 1)
-    return Network(place)
+    return PlanWorld.empty(place)
 
 
 def words(doc: Document) -> Iterator[Document]:
@@ -48,5 +48,5 @@ def failing(times: int, *ids: str) -> Callable[[Document], Document]:
     return step
 
 
-def end(handle: Handle, net: Network, name: str = "out", **policy: Any) -> None:
+def end(handle: Handle, net: PlanWorld, name: str = "out", **policy: Any) -> None:
     handle.destination(name, net.out(name), **{"backoff": 0, **policy})

@@ -12,8 +12,8 @@ import pytest
 
 from ferryman.document import Document
 from ferryman.errors import EngineError
+from tests.support.plan_world import PlanWorld, Watch
 from tests.support.recorder import Store
-from tests.support.trial import Trial, Watch
 
 KIB = 1024
 DOCUMENTS = 60
@@ -68,9 +68,9 @@ def size(doc: Document) -> Document:
     return doc
 
 
-def make(place: Path, disk: Disk) -> Trial:
+def make(place: Path, disk: Disk) -> PlanWorld:
     """State on the small disk, destination elsewhere."""
-    trial = Trial(place).build(size, out=Store(place / "out.jsonl"), batch=10)
+    trial = PlanWorld(place).build(size, out=Store(place / "out.jsonl"), batch=10)
     trial.state = disk.folder / "state"
     trial.put(*(f"d{i:03}" for i in range(DOCUMENTS)), text="")
     for i, document in enumerate(trial.documents):
@@ -78,7 +78,7 @@ def make(place: Path, disk: Disk) -> Trial:
     return trial
 
 
-def fills(trial: Trial, disk: Disk, runner: Any = None, **room: int) -> str | None:
+def fills(trial: PlanWorld, disk: Disk, runner: Any = None, **room: int) -> str | None:
     """Run with this much room: the phase that met the end of it; None: it was enough."""
     disk.limit(**room)
     watch = Watch()
@@ -92,9 +92,9 @@ def fills(trial: Trial, disk: Disk, runner: Any = None, **room: int) -> str | No
     return watch.phases[-1][1] if watch.phases else "start"
 
 
-def recovers(trial: Trial, disk: Disk, runner: Any = None) -> None:
+def recovers(trial: PlanWorld, disk: Disk, runner: Any = None) -> None:
     """With room again, the next run delivers everything, once, and all is well."""
     disk.limit()
     trial.run(runner=runner, wait=5)
-    assert trial.out.counted() == {d["id"]: 1 for d in trial.documents}
+    assert trial.out().counted() == {d["id"]: 1 for d in trial.documents}
     assert trial.counts() == {"delivered": len(trial.documents)}

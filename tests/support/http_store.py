@@ -29,15 +29,15 @@ class HttpStore:
 
     def create(self, key: str, data: bytes) -> str | None:
         nonce = uuid.uuid4().hex
-        answer = self._ask("PUT", key, data, {"If-None-Match": "*", _NONCE: nonce})
+        answer = self.ask("PUT", key, data, {"If-None-Match": "*", _NONCE: nonce})
         if answer.status == 200:
             return answer.headers["ETag"]
-        found = self._ask("HEAD", key)
+        found = self.ask("HEAD", key)
         return found.headers["ETag"] if found.headers.get(_NONCE) == nonce else None
 
     def put(self, key: str, data: bytes | Path, if_match: str | None = None) -> str | None:
         body = data.read_bytes() if isinstance(data, Path) else data
-        answer = self._ask("PUT", key, body, {} if if_match is None else {"If-Match": if_match})
+        answer = self.ask("PUT", key, body, {} if if_match is None else {"If-Match": if_match})
         if answer.status == 200:
             return answer.headers["ETag"]
         found = self.get_tagged(key)
@@ -48,11 +48,11 @@ class HttpStore:
         return found and found[0]
 
     def get_tagged(self, key: str) -> tuple[bytes, str] | None:
-        answer = self._ask("GET", key)
+        answer = self.ask("GET", key)
         return None if answer.status == 404 else (answer.data, answer.headers["ETag"])
 
     def head(self, key: str) -> StoredObject | None:
-        answer = self._ask("HEAD", key)
+        answer = self.ask("HEAD", key)
         if answer.status == 404:
             return None
         changed = parsedate_to_datetime(answer.headers["Last-Modified"]).timestamp()
@@ -66,22 +66,22 @@ class HttpStore:
 
     def copy(self, key: str, to: str) -> None:
         bucket = self._base.rpartition("/")[2]
-        if self._ask("PUT", to, headers={"x-amz-copy-source": quote(f"/{bucket}/{key}")}).status == 404:
+        if self.ask("PUT", to, headers={"x-amz-copy-source": quote(f"/{bucket}/{key}")}).status == 404:
             raise FileNotFoundError(key)
 
     def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
-            self._ask("DELETE", key)
+            self.ask("DELETE", key)
 
     def _listed(self, prefix: str, delimiter: str) -> tuple[list[str], list[StoredObject]]:
         query = urlencode({"list-type": "2", "prefix": prefix, "delimiter": delimiter})
-        root = ElementTree.fromstring(self._ask("GET", "", query=query).data)
+        root = ElementTree.fromstring(self.ask("GET", "", query=query).data)
         folders = [
             (each.findtext("Prefix") or "").rstrip("/").rpartition("/")[2] for each in root.iter("CommonPrefixes")
         ]
         return folders, [_found(each) for each in root.iter("Contents")]
 
-    def _ask(
+    def ask(
         self, method: str, key: str, data: bytes = b"", headers: dict[str, str] | None = None, query: str = ""
     ) -> urllib3.BaseHTTPResponse:
         """Again after a lost answer and after 503, as obstore does."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import os
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -60,6 +61,13 @@ def _read(path: Path, *_: int) -> list[dict[str, Any]]:
 def rows(root: Path, table: str) -> list[dict[str, Any]]:
     """All rows of a state table."""
     return Files(root, table).rows()
+
+
+def states(root: Path, node: str) -> dict[str, Any]:
+    """Key -> state, of the keys that have one."""
+    found = Files(root / "state", node).rows()
+    last = {row["key"]: row for row in sorted(found, key=lambda row: int(row["wave"]))}
+    return {key: json.loads(row["value"]) for key, row in last.items() if row["value"] is not None}
 
 
 def check(root: Path, plan: Plan, summary: Summary | None = None) -> None:

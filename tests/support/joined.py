@@ -18,8 +18,9 @@ from ferryman.sources import Memory, Source
 from ferryman.state.state import state_root
 from ferryman.testing.inprocess import InProcess
 from tests.support.invariants import check
+from tests.support.plan_world import PlanWorld
 
-__all__ = ["Into", "Messages", "Told", "pipe", "run_flow", "same"]
+__all__ = ["FlowWorld", "Into", "Messages", "Told", "pipe", "run_flow", "same"]
 
 
 class Messages(Source):
@@ -99,3 +100,21 @@ class Told(Silent):
 
     def message(self, text: str) -> None:
         self.lines.append(f"{self.plan}: {text}")
+
+
+class FlowWorld(PlanWorld):
+    """A world whose runs are those of a flow, which a subclass makes.
+
+    Attributes:
+        told: heard the last run.
+    """
+
+    told: Told
+
+    def flow(self) -> Flow:
+        """Make the flow, for each run."""
+        raise NotImplementedError
+
+    def run(self, observer: Told | None = None, **options: Any) -> FlowSummary:  # type: ignore[override]
+        self.told = observer or Told()
+        return run_flow(self.flow(), self.state, observer=self.told, **options)

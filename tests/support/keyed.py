@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ferryman import Document, account
+from ferryman import Document
 from ferryman.destinations import Queue as IntoQueue
+from ferryman.errors import Dropped
 from ferryman.plan import Plan
-from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Queue
-from ferryman.state.state import state_root
-from tests.support.invariants import Files
-from tests.support.trial import run_plan
-
-
-def states(root: Path, node: str) -> dict[str, Any]:
-    """Key -> state, of the keys that have one."""
-    rows = Files(root / "state", node).rows()
-    last = {row["key"]: row for row in sorted(rows, key=lambda row: int(row["wave"]))}
-    return {key: json.loads(row["value"]) for key, row in last.items() if row["value"] is not None}
+from tests.support.plan_world import PlanWorld
 
 
 def count(key: str, state: int | None, documents: list[Document]) -> tuple[int, Document]:
@@ -42,32 +33,41 @@ class Counted:
         return count(key, state, documents)
 
 
-class Words:
-    """Plan ``words``: queue ``in`` → keyed node ``counts``, by ``word`` → queue ``out``, in a folder."""
+def count_words(folder: Path, update: Callable[..., Any] = count, **options: Any) -> PlanWorld:
+    """Create plan ``words``: queue ``in`` → keyed node ``counts``, by ``word`` → queue ``out``."""
 
-    def __init__(self, folder: Path, update: Callable[..., Any] = count, **options: Any) -> None:
-        self.folder = folder
-        self.state = folder / "state"
-        self.into = DurableQueue("in", folder)
-        self.out = DurableQueue("out", folder)
-        self.plan = Plan("words", version=1)
-        source = {"on_error": options.pop("on_error", "stop")}
-        node = self.plan.source("from_in", Queue("in", folder, **source))
-        node.keyed("counts", update, **{"key": "word", **options}).destination("to_out", IntoQueue("out", folder))
-        self.root = state_root(self.plan, self.state)
+    def build(world: PlanWorld) -> Plan:
+        plan = Plan("words", version=1)
+        node = plan.source("from_in", Queue("in", folder, on_error=options.get("on_error", "stop")))
+        node = node.keyed("counts", update, **{"key": "word", **options_of_node})
+        node.destination("to_out", IntoQueue("out", folder))
+        return plan
 
-    def put(self, *words: str) -> None:
-        self.into.append([{"word": word} for word in words])
+    options_of_node = {name: value for name, value in options.items() if name != "on_error"}
+    return PlanWorld(folder, build, field="word").build()
 
-    def run(self, **options: Any) -> Any:
-        return run_plan(self.plan, self.state, **options)
 
-    def states(self) -> dict[str, Any]:
-        return states(self.root, "counts")
+class Sums(PlanWorld):
+    """A world whose documents have a ``key`` and a number ``n``, which a keyed node sums by key.
 
-    def exported(self) -> list[dict[str, Any]]:
-        """The messages that the exports became."""
-        return [message.body for message in self.out.read(limit=100_000)]
+    Attributes:
+        contents: id -> the document's fields; they are listed before each run.
+    """
 
-    def status(self) -> dict[str, Any]:
-        return account.status(self.root, self.plan)
+    def __init__(self, folder: Path, build: Callable[..., Plan]) -> None:
+        super().__init__(folder, build)
+        self.contents: dict[str, dict[str, Any]] = {}
+
+    def prepare(self) -> None:
+        self.documents[:] = [{"id": id, **fields} for id, fields in self.contents.items()]
+
+    def recount(self, step: Callable[[Document], Document] = lambda doc: doc) -> dict[str, int]:
+        """Sum what a step makes of the documents, without the engine."""
+        found: Counter[str] = Counter()
+        for id, fields in self.contents.items():
+            try:
+                doc = step(Document.of(id, dict(fields)))
+            except Dropped:
+                continue
+            found[doc["key"]] += doc["n"]
+        return {key: n for key, n in found.items() if n}

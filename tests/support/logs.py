@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ferryman.destinations import Destination
 from ferryman.document import Document
 from ferryman.errors import BadDocument
-from ferryman.sources import Entry, Listed, Log, Piece
+from ferryman.plan import Plan
+from ferryman.sources import Entry, Listed, Log, Piece, Queue
 from ferryman.sources.log import Positions
+from tests.support.plan_world import PlanWorld
 
 
 class Topic(Log):
@@ -197,3 +200,33 @@ class Batches(Log):
     def add(self, content: bytes) -> None:
         """The next batch."""
         (self.folder / str(self.end()["batches"])).write_bytes(content)
+
+
+def build_reader(
+    world: PlanWorld,
+    log: Log | None = None,
+    *steps: Callable[..., Any],
+    name: str = "reading",
+    ends: tuple[str, str] = ("log", "out"),
+    into: Destination | None = None,
+    backoff: float = 0,
+    **options: Any,
+) -> Plan:
+    """Build a plan: a log → steps, named as their functions → a destination.
+
+    Args:
+        log: default: queue ``in``, read with ``options``.
+        ends: names of the source and the destination.
+        into: default: a recorder.
+    """
+    plan = Plan(name, version=1)
+    node = plan.source(ends[0], log or Queue("in", world.folder, **options))
+    for step in steps:
+        node = node.step(step.__name__, step)
+    node.destination(ends[1], into or world.out(), backoff=backoff)
+    return plan
+
+
+def read_log(folder: Path, log: Log | None = None, *steps: Callable[..., Any], **options: Any) -> PlanWorld:
+    """Create a world whose plan reads a log, see ``build_reader``; ``put`` appends numbers ``n`` to queue ``in``."""
+    return PlanWorld(folder, build_reader, field="n").build(log, *steps, **options)

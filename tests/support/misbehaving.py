@@ -25,8 +25,8 @@ from ferryman.state.state import state_root
 from ferryman.testing.inprocess import InProcess
 from tests.support.invariants import Files
 from tests.support.misbehaviours import TABLE, Misbehaviour, good
+from tests.support.plan_world import Watch, run_plan
 from tests.support.recorder import Recorder
-from tests.support.trial import Watch, run_plan
 
 KILLER: Final = 900
 """Field ``n`` of the last document, which ends its worker in the way "isolated", so that all others are isolated."""

@@ -12,7 +12,7 @@ from ferryman.document import Document
 from ferryman.errors import Unavailable
 from ferryman.sources import Memory
 from ferryman.sources.base import Listed
-from tests.support.trial import Trial
+from tests.support.plan_world import PlanWorld
 
 AWAY: dict[str, Callable[[], BaseException]] = {
     "unavailable": lambda: Unavailable("the database is being moved"),
@@ -46,9 +46,9 @@ def ids(n: int) -> list[str]:
     return [f"d{i:03}" for i in range(n)]
 
 
-def attempts(trial: Trial) -> Counter[int]:
+def attempts(trial: PlanWorld) -> Counter[int]:
     """Attempts spent -> deliveries, by their latest events."""
-    return Counter(d["attempt"] for d in trial.docs())
+    return Counter(d["attempt"] for d in trial.deliveries())
 
 
 class Share(Memory):

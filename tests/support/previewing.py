@@ -13,12 +13,11 @@ from ferryman.errors import Dropped, PermanentError, TransientError
 from ferryman.state.state import State
 from tests.support import NOT_SOON_S
 from tests.support.invariants import rows
-from tests.support.network import Network
+from tests.support.plan_world import Interrupted, PlanWorld, Until
 from tests.support.previewed import previewed
-from tests.support.trial import Interrupted, Until
 
 
-def look(net: Network, **options: Any) -> Preview:
+def look(net: PlanWorld, **options: Any) -> Preview:
     return previewed(net.plan, net.state, **options)
 
 
@@ -54,25 +53,25 @@ def moody(doc: Document) -> Document:
 ALL = ("a", "b", "c", "dead", "busy", "failing", "bad", "let-go")
 
 
-def filled(net: Network) -> None:
+def filled(net: PlanWorld) -> None:
     net.source().step("moody", moody).destination("out", net.out("out"), backoff=NOT_SOON_S)
     net.out("out").answer = refusing
     net.put(*ALL)
 
 
-def changed(net: Network) -> None:
+def changed(net: PlanWorld) -> None:
     """One of each kind of change."""
     net.put("a", text="two")
     net.drop("b")
     net.put("new")
 
 
-def settled(net: Network) -> None:
+def settled(net: PlanWorld) -> None:
     net.run(wait=0)
     changed(net)
 
 
-def with_requests(net: Network) -> None:
+def with_requests(net: PlanWorld) -> None:
     """Of people, which no run has taken up."""
     settled(net)
     with State.take(net.root, net.plan):
@@ -80,7 +79,7 @@ def with_requests(net: Network) -> None:
         assert net.retry().queued
 
 
-def killed_after_commit(net: Network) -> None:
+def killed_after_commit(net: PlanWorld) -> None:
     settled(net)
     with pytest.raises(Interrupted):
         net.run(wait=0, observer=Until(2, "deliver"), checked=False)
@@ -117,7 +116,7 @@ def promised(found: Preview) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...
     return sorted(deliveries, key=str), sorted(events, key=str)
 
 
-def done(net: Network, since: int) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+def done(net: PlanWorld, since: int) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
     """(deliveries, events of steps) of the runs after this wave."""
     events = [
         tuple(e[column] for column in _SAME)
@@ -133,5 +132,5 @@ def done(net: Network, since: int) -> tuple[list[tuple[Any, ...]], list[tuple[An
     return sorted(deliveries, key=str), sorted(events, key=str)
 
 
-def _node(net: Network, recorder: str) -> str:
+def _node(net: PlanWorld, recorder: str) -> str:
     return next(n.name for n in net.plan.nodes if getattr(n, "destination", None) is net.out(recorder))

@@ -10,7 +10,7 @@ from typing import Any
 
 from ferryman.document import Document
 from ferryman.sources import Files
-from tests.support.trial import Trial
+from tests.support.plan_world import PlanWorld
 
 LONG_AGO = time.time() - 3600
 
@@ -22,22 +22,22 @@ def write(path: Path, text: str, mtime: float = LONG_AGO) -> None:
     os.utime(path, (mtime, mtime))
 
 
-def over_files(place: Path, **options: Any) -> tuple[Trial, Path]:
+def over_files(place: Path, **options: Any) -> tuple[PlanWorld, Path]:
     folder = place / "corpus"
     for name in "abcd":
         write(folder / name, f"{name} one")
-    trial = Trial(place).build(source=Files(str(folder), **options))
+    trial = PlanWorld(place).build(source=Files(str(folder), **options))
     trial.run()
-    assert trial.out.counted() == dict.fromkeys("abcd", 1)
-    trial.out.forget()
+    assert trial.out().counted() == dict.fromkeys("abcd", 1)
+    trial.out().forget()
     return trial, folder
 
 
-def seen(trial: Trial) -> dict[str, int]:
+def seen(trial: PlanWorld) -> dict[str, int]:
     """What the next run delivers."""
-    trial.out.forget()
+    trial.out().forget()
     trial.run()
-    return dict(trial.out.counted())
+    return dict(trial.out().counted())
 
 
 def counting(path: Path, name: str) -> Callable[[Document], Document]:

@@ -22,5 +22,5 @@ class Sleeper:
         self.then(sum(self.slept))
 
     def options(self) -> dict[str, Any]:
-        """For ``Trial.run``."""
+        """For ``PlanWorld.run``."""
         return {"sleep": self, "clock": lambda: sum(self.slept)}

@@ -12,7 +12,7 @@ from ferryman.destinations.base import Delivery, Destination, Effect, Outcome
 from ferryman.plan import Plan
 from ferryman.routers import Duplicate
 from ferryman.sources import Queue
-from tests.support.keyed import states
+from tests.support.invariants import states
 
 
 def total(key: str, values: list[int]) -> int | None:

@@ -11,19 +11,13 @@ import pytest
 from ferryman import crash
 from ferryman.destinations import Outcome
 from ferryman.document import Document
-from ferryman.engine import driver
 from ferryman.engine.migration import migrate
-from ferryman.engine.run import Run, Summary
 from ferryman.errors import StateHeld
-from ferryman.observe import Silent
 from ferryman.plan import Plan
 from ferryman.routers import Duplicate
 from ferryman.sources import Memory
-from ferryman.state.state import State, state_root
-from ferryman.storage.files import StatePath
-from ferryman.testing.inprocess import InProcess
-from tests.support.invariants import check
-from tests.support.recorder import Recorder
+from ferryman.state.state import state_root
+from tests.support.plan_world import PlanWorld
 
 MIGRATION_POINTS = [name for name in crash.POINTS if name.startswith(("version.", "plan."))]
 
@@ -45,46 +39,24 @@ def kill_at(point: str, nth: int = 1) -> Callable[[str], None]:
     return kill
 
 
-class Versions:
-    """Plans of one name over the same documents; each recorder keeps what it got."""
+def build_version(world: PlanWorld, version: int, *steps: Any, outs: tuple[str, ...] = ("out",), **policy: Any) -> Plan:
+    """Build a version: ``docs`` → steps → recorders, each of which keeps what it got."""
+    plan = Plan("trial", version=version)
+    node = plan.source("docs", Memory(world.documents, max_deleted=1.0))
+    for step in steps:
+        node = node.step(step.__name__, step)
+    if len(outs) > 1:
+        node = node.route("all", Duplicate())
+    for name in outs:
+        node.destination(name, world.out(name), **{"backoff": 0, **policy})
+    return plan
+
+
+class Versions(PlanWorld):
+    """Plans of one name over the same documents; each run records its plan."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.state = folder / "state"
-        self.documents: list[Any] = []
-        self.outs: dict[str, Recorder] = {}
-
-    def out(self, name: str) -> Recorder:
-        return self.outs.setdefault(name, Recorder(self.folder / f"{name}.jsonl"))
-
-    def plan(self, version: int, *steps: Any, outs: tuple[str, ...] = ("out",), **policy: Any) -> Plan:
-        plan = Plan("trial", version=version)
-        node = plan.source("docs", Memory(self.documents, max_deleted=1.0))
-        for step in steps:
-            node = node.step(step.__name__, step)
-        if len(outs) > 1:
-            node = node.route("all", Duplicate())
-        for name in outs:
-            node.destination(name, self.out(name), **{"backoff": 0, **policy})
-        return plan
-
-    def run(
-        self, plan: Plan, *, accept_changes: bool = False, from_version: int | None = None, **options: Any
-    ) -> Summary:
-        """As ``ferryman.run``, without Spark."""
-        plan.freeze()
-        root = state_root(plan, self.state)
-        if from_version is not None:
-            migrate(root, plan, from_version)
-        with State.take(root, plan) as taken, driver.check_plan_changes(taken, accept_changes):
-            summary = Run(taken, InProcess(), Silent(), **options).run()
-        self.check(root, plan, summary)
-        return summary
-
-    def check(self, root: StatePath, plan: Plan, summary: Summary) -> None:
-        """What holds after every run."""
-        assert isinstance(root, Path)
-        check(root, plan, summary)
+        super().__init__(folder, build_version, accept_changes=False)
 
     def migrate_meanwhile(self, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """Version 2 continues from 1; at a point of that another one tries the same, and is told that the older state
@@ -94,12 +66,12 @@ class Versions:
         def meanwhile(name: str) -> None:
             if name == point and not refused:
                 with pytest.raises(StateHeld) as caught:
-                    migrate(state_root(self.plan(2), self.state), self.plan(2), 1)
+                    migrate(state_root(self.make_plan(2), self.state), self.make_plan(2), 1)
                 refused.append(str(caught.value))
 
-        self.run(self.plan(1))
+        self.run(self.make_plan(1))
         monkeypatch.setattr(crash, "point", meanwhile)
-        assert self.run(self.plan(2), from_version=1).exit == 0
+        assert self.run(self.make_plan(2), from_version=1).exit == 0
         assert len(refused) == 1
 
 

@@ -11,19 +11,16 @@ from typing import Any, ClassVar
 
 from ferryman.destinations.base import Delivery, Effect, Outcome
 from ferryman.document import Document
-from ferryman.engine.run import Summary
 from ferryman.errors import PermanentError, TransientError, Unavailable
-from ferryman.operations import retry
 from ferryman.plan import Plan
 from ferryman.routers import ByField, Duplicate, RoundRobin, Router
 from ferryman.sources import Memory
-from ferryman.state.state import state_root
 from tests.support import NOT_SOON_S
 from tests.support.invariants import rows
 from tests.support.oracle import Paper, Shape, Spot, act, by_field, some
+from tests.support.plan_world import Interrupted, PlanWorld, Until
 from tests.support.recorder import Recorder
 from tests.support.stories import Content, Fault, Turn
-from tests.support.trial import Interrupted, Until, run_plan
 
 
 class Faults:
@@ -103,19 +100,19 @@ class Some(Router):
         return some(self._spot, self._branches, document.get("n", 0))
 
 
-class World:
+class World(PlanWorld):
     """The plan of a shape in a folder, with its documents and destinations."""
 
     def __init__(self, shape: Shape, folder: Path) -> None:
+        super().__init__(folder, each_time=True, wait=0, sleep=lambda _: None)
         self.shape = shape
         self.faults = Faults(folder)
-        self.state = folder / "state"
-        self.documents: dict[str, dict[str, Content]] = {s.name: {} for s in shape.of("source")}
-        self.outs = {s.name: self._out(s, folder) for s in shape.of("tee", "end")}
+        self.contents: dict[str, dict[str, Content]] = {s.name: {} for s in shape.of("source")}
+        self.outs = {s.name: self._recorder(s, folder) for s in shape.of("tee", "end")}
         self.renewed: Counter[tuple[str, str]] = Counter()
         """(source, id) -> how often there was a reason to send it."""
 
-    def _out(self, spot: Spot, folder: Path) -> Recorder:
+    def _recorder(self, spot: Spot, folder: Path) -> Recorder:
         effect = Effect.POTENT if spot.does == "at most" else Effect.IDEMPOTENT
         out = Recorder(folder / f"{spot.name}.jsonl", effect=effect, transactional=spot.does == "exactly")
         if spot.does == "shared":
@@ -136,13 +133,13 @@ class World:
         out.answer = answer
         return out
 
-    def plan(self) -> Plan:
-        """As it is now; made anew for each run, with the faults of its turn."""
+    def make_plan(self) -> Plan:
+        """Build the plan as it is now, with the faults of its turn."""
         plan = Plan("random", version=1)
         for spot in self.shape:
             match spot.kind:
                 case "source":
-                    held = self.documents[spot.name]
+                    held = self.contents[spot.name]
                     listed = [(id, c.paper(id)) for id, c in held.items()]
                     plan.source(
                         spot.name,
@@ -176,34 +173,27 @@ class World:
             case _:
                 return Some(spot, self.faults)
 
-    @property
-    def root(self) -> Path:
-        return state_root(self.plan(), self.state)
-
-    def run(self, **options: Any) -> Summary:
-        return run_plan(self.plan(), self.state, **{"wait": 0, "sleep": lambda _: None, **options})
-
     def say(self, word: str | None) -> None:
         if word is None or not (self.root / "state.json").exists():
             return
         one = "a" if word.endswith("one") else None
         force = word.startswith("force")
-        retry(self.plan(), state=self.state, force=force, document=one, why="a test says so")
+        self.retry(force=force, document=one, why="a test says so")
         if force:
-            for source, held in self.documents.items():
+            for source, held in self.contents.items():
                 self.renewed.update((source, id) for id in held if one in (None, id))
 
     def change(self, changes: dict[tuple[int, str], Content | None]) -> None:
-        names = list(self.documents)
+        names = list(self.contents)
         for (number, id), new in changes.items():
-            held = self.documents[names[number]]
+            held = self.contents[names[number]]
             if new is None:
                 held.pop(id, None)
             elif held.get(id) != new:
                 held[id] = new
                 self.renewed[names[number], id] += 1
 
-    def take(self, turn: Turn) -> None:
+    def play(self, turn: Turn) -> None:
         self.change(turn.changes)
         self.say(turn.word)
         self.faults.turn += 1

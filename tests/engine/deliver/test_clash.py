@@ -10,33 +10,23 @@ import pytest
 from ferryman import account
 from ferryman.operations import retry
 from ferryman.plan import Plan
-from ferryman.sources import Memory
 from ferryman.state.state import state_root
-from tests.support.recorder import Recorder
-from tests.support.trial import run_plan
+from tests.support.plan_world import PlanWorld
 
 
-class Two:
-    """Sources ``left`` and ``right`` (lists in memory), both to ``out``."""
+def build_two(world: PlanWorld, prefix: str = "", detect: str = "content") -> Plan:
+    """Build plan ``two``: sources ``left`` and ``right`` (lists in memory), both to ``out``."""
+    out = world.out()
+    out.keyed_by_id = True
+    world.plan = Plan("two", version=1)
+    left = world.source("left", max_deleted=1, detect=detect)
+    right = world.source("right", max_deleted=1, prefix=prefix, detect=detect)
+    return world.plan.destination("out", out, after=[left, right]).plan
 
-    def __init__(self, place: Path, prefix: str = "", detect: str = "content") -> None:
-        self.left: list[Any] = []
-        self.right: list[Any] = []
-        self.state = place / "state"
-        self.out = Recorder(place / "out.jsonl")
-        self.out.keyed_by_id = True
-        self.plan = Plan("two", version=1)
-        left = self.plan.source("left", Memory(self.left, max_deleted=1, detect=detect))  # type: ignore[arg-type]
-        right = self.plan.source("right", Memory(self.right, max_deleted=1, prefix=prefix, detect=detect))  # type: ignore[arg-type]
-        self.plan.destination("out", self.out, after=[left, right])
 
-    def run(self) -> Any:
-        return run_plan(self.plan, self.state)
-
-    def of(self, source: str) -> dict[str, str]:
-        """Document -> status now."""
-        rows = account.deliveries(state_root(self.plan, self.state), source=source, plan=self.plan)
-        return {row["document"]: row["status"] for row in rows}
+def statuses(world: PlanWorld, source: str) -> dict[str, str]:
+    """Document of a source -> status now."""
+    return {row["document"]: row["status"] for row in world.deliveries(source=source)}
 
 
 def doc(id: str, text: str = "one") -> dict[str, Any]:
@@ -44,22 +34,22 @@ def doc(id: str, text: str = "one") -> dict[str, Any]:
 
 
 @pytest.fixture
-def two(place: Path) -> Two:
-    return Two(place)
+def two(place: Path) -> PlanWorld:
+    return PlanWorld(place, build_two).build()
 
 
 @pytest.mark.rule("doc.clash")
-def test_of_two_new_ones_the_later_source_is_refused(two: Two) -> None:
+def test_of_two_new_ones_the_later_source_is_refused(two: PlanWorld) -> None:
     """By the order of the plan; all others are delivered, and nothing is asked twice."""
-    two.left += [doc("a"), doc("b")]
-    two.right += [doc("b", "two"), doc("c")]
+    two.listed["left"] += [doc("a"), doc("b")]
+    two.listed["right"] += [doc("b", "two"), doc("c")]
     summary = two.run()
     assert (summary.delivered, summary.rejected, summary.exit) == (3, 1, 3)
-    assert two.of("left") == {"a": "INDEXED", "b": "INDEXED"}
-    assert two.of("right") == {"b": "ERROR_DOC", "c": "INDEXED"}
+    assert statuses(two, "left") == {"a": "INDEXED", "b": "INDEXED"}
+    assert statuses(two, "right") == {"b": "ERROR_DOC", "c": "INDEXED"}
     [row] = account.deliveries(state_root(two.plan, two.state), status="rejected", plan=two.plan)
     assert row["message"].startswith("its id is taken: source left sends a document of this id to the same destination")
-    assert two.out.counted() == {"a": 1, "b": 1, "c": 1}
+    assert two.out().counted() == {"a": 1, "b": 1, "c": 1}
     again = two.run()
     assert (again.waves, again.rejected) == (0, 1)
 
@@ -68,34 +58,34 @@ def test_of_two_new_ones_the_later_source_is_refused(two: Two) -> None:
 @pytest.mark.parametrize("detect", ["content", "fingerprint"])
 def test_who_was_there_first_keeps_the_id(place: Path, detect: str) -> None:
     """Also against a source that the plan names before it; changes go on to be delivered."""
-    two = Two(place, detect=detect)
-    two.right += [doc("b", "two")]
+    two = PlanWorld(place, build_two).build(detect=detect)
+    two.listed["right"] += [doc("b", "two")]
     two.run()
-    two.left += [doc("b")]
-    two.right[0] = doc("b", "three")
+    two.listed["left"] += [doc("b")]
+    two.listed["right"][0] = doc("b", "three")
     assert two.run().delivered == 1
-    assert two.of("left") == {"b": "ERROR_DOC"}
-    assert two.of("right") == {"b": "INDEXED"}
+    assert statuses(two, "left") == {"b": "ERROR_DOC"}
+    assert statuses(two, "right") == {"b": "INDEXED"}
     assert two.run().waves == 0
 
 
-def test_the_other_one_follows_when_the_first_is_gone(two: Two) -> None:
+def test_the_other_one_follows_when_the_first_is_gone(two: PlanWorld) -> None:
     """In the scan after: the delete goes first."""
-    two.left += [doc("b")]
-    two.right += [doc("b", "two")]
+    two.listed["left"] += [doc("b")]
+    two.listed["right"] += [doc("b", "two")]
     two.run()
-    two.left.clear()
+    two.listed["left"].clear()
     two.run()
-    assert two.of("right") == {"b": "ERROR_DOC"}
+    assert statuses(two, "right") == {"b": "ERROR_DOC"}
     assert two.run().delivered == 1
-    assert two.of("right") == {"b": "INDEXED"}
-    assert [line["op"] for line in two.out.lines()] == ["upsert", "delete", "upsert"]
+    assert statuses(two, "right") == {"b": "INDEXED"}
+    assert [line["op"] for line in two.out().lines()] == ["upsert", "delete", "upsert"]
 
 
-def test_a_retry_of_a_clash_ends_as_it_did(two: Two) -> None:
+def test_a_retry_of_a_clash_ends_as_it_did(two: PlanWorld) -> None:
     """A person may ask again, by RESTART or by FORCE: the id is still taken, and nothing is called for it."""
-    two.left += [doc("b")]
-    two.right += [doc("b", "two")]
+    two.listed["left"] += [doc("b")]
+    two.listed["right"] += [doc("b", "two")]
     two.run()
     state = state_root(two.plan, two.state)
     for force in (False, True):
@@ -103,25 +93,25 @@ def test_a_retry_of_a_clash_ends_as_it_did(two: Two) -> None:
         assert (two.run().rejected, two.run().waves) == (1, 0)
     told = [e["status"] for e in account.history(state, "b", two.plan) if e["source"] == "right"]
     assert told == ["ERROR_DOC", "RESTART", "ERROR_DOC", "FORCE", "ERROR_DOC"]
-    assert two.out.counted() == {"b": 1}
+    assert two.out().counted() == {"b": 1}
 
 
 @pytest.mark.rule("doc.prefix")
 def test_a_prefix_keeps_them_apart(place: Path) -> None:
     """As ``plan check`` says."""
-    two = Two(place, prefix="right/")
-    two.left += [doc("b")]
-    two.right += [doc("b", "two")]
+    two = PlanWorld(place, build_two).build(prefix="right/")
+    two.listed["left"] += [doc("b")]
+    two.listed["right"] += [doc("b", "two")]
     assert two.run().delivered == 2
 
 
 @pytest.mark.rule("doc.two-sources")
-def test_a_destination_that_is_not_keyed_takes_both(two: Two) -> None:
+def test_a_destination_that_is_not_keyed_takes_both(two: PlanWorld) -> None:
     """Two sources may read the same files: they are different documents, and a log of deliveries holds both."""
-    two.out.keyed_by_id = False
-    two.left += [doc("b")]
-    two.right += [doc("b")]
+    two.out().keyed_by_id = False
+    two.listed["left"] += [doc("b")]
+    two.listed["right"] += [doc("b")]
     summary = two.run()
     assert (summary.delivered, summary.exit) == (2, 0)
-    assert two.of("left") == two.of("right") == {"b": "INDEXED"}
+    assert statuses(two, "left") == statuses(two, "right") == {"b": "INDEXED"}
     assert "prefix" not in " ".join(two.plan.check())

@@ -14,9 +14,8 @@ from ferryman.sources import Sql
 from ferryman.state.state import state_root
 from ferryman.testing.proxy import Proxy, ProxyFault
 from tests.destinations.postgres import Database, database, postgres
-from tests.support.places import place
+from tests.support.plan_world import place, run_plan
 from tests.support.tiers import sampled
-from tests.support.trial import run_plan
 
 __all__ = ["database", "place", "postgres"]
 

@@ -21,7 +21,7 @@ from ferryman.routers import Duplicate
 from ferryman.sources import Memory, Queue
 from ferryman.state.state import state_root
 from ferryman.testing.inprocess import InProcess
-from tests.support.trial import Interrupted, Until, run_plan
+from tests.support.plan_world import Interrupted, Until, run_plan
 
 
 class Refusing(ToQueue):

@@ -14,7 +14,7 @@ from ferryman.errors import PermanentError
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Queue
-from tests.support.trial import run_plan
+from tests.support.plan_world import run_plan
 
 HALF = "\ud800"
 """Half of a character: no UTF-8 has it."""

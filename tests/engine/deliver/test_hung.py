@@ -16,9 +16,9 @@ from ferryman.destinations.base import Delivery, Effect
 from ferryman.plan import Plan
 from ferryman.sources import Memory
 from ferryman.testing.inprocess import InProcess
+from tests.support.plan_world import PlanWorld
 from tests.support.recorder import Recorder
 from tests.support.tiers import sampled
-from tests.support.trial import Trial
 from tests.support.worker import one_worker
 
 PATIENCE_S = 60.0
@@ -56,7 +56,7 @@ def texts(out: Recorder) -> list[str]:
 @pytest.mark.parametrize("failures", sampled([1, 4], 2))
 def test_a_write_that_was_given_up_never_comes_after_a_newer_one(place: Path, failures: int) -> None:
     """Its worker ends when it is given up, whether the runner tries the task again or not."""
-    trial = Trial(place).build(out=Late(place), send_timeout=2)
+    trial = PlanWorld(place).build(out=Late(place), send_timeout=2)
     with one_worker(failures) as runner:
         trial.put("a", text="one")
         summary = trial.run(runner=runner, wait=0)
@@ -66,8 +66,8 @@ def test_a_write_that_was_given_up_never_comes_after_a_newer_one(place: Path, fa
         assert trial.run(runner=runner).exit == 0
         (place / "go").touch()
         time.sleep(1)  # a thread that is still there would act now
-    assert texts(trial.out) == ["one", "two"]
-    assert {line["attempt"] for line in trial.out.lines()} == {1}, "no attempt was spent"
+    assert texts(trial.out()) == ["one", "two"]
+    assert {line["attempt"] for line in trial.out().lines()} == {1}, "no attempt was spent"
 
 
 @pytest.mark.rule("destination.given-up")
@@ -83,7 +83,7 @@ def test_one_that_hangs_again_is_called_in_a_child_process(place: Path) -> None:
             go.touch()
         time.sleep(seconds)
 
-    trial = Trial(place).build(out=out, send_timeout=2)
+    trial = PlanWorld(place).build(out=out, send_timeout=2)
     trial.put("a")
     with one_worker() as runner:
         summary = trial.run(runner=runner, wait=600, sleep=nap)
@@ -95,19 +95,19 @@ def test_one_that_hangs_again_is_called_in_a_child_process(place: Path) -> None:
 @pytest.mark.rule("destination.given-up")
 def test_under_at_most_once_what_was_given_up_is_in_doubt(place: Path) -> None:
     """The rest goes on, in the next pass."""
-    trial = Trial(place).build(out=Late(place, effect=Effect.POTENT), send_timeout=2, batch=2)
+    trial = PlanWorld(place).build(out=Late(place, effect=Effect.POTENT), send_timeout=2, batch=2)
     trial.put("a", "b", "c", "d")
     with one_worker() as runner:
         assert trial.run(runner=runner).exit == 3
         (place / "go").touch()
         time.sleep(0.5)
     assert trial.counts() == {"in_doubt": 2, "delivered": 2}
-    assert trial.out.counted() == {"c": 1, "d": 1}
+    assert trial.out().counted() == {"c": 1, "d": 1}
 
 
 def test_a_kill_while_a_hang_is_noted_changes_nothing(place: Path) -> None:
     """Crash point ``deliver.hung``: the note is there, and the process ends a moment earlier."""
-    trial = Trial(place).build(out=Late(place), send_timeout=2)
+    trial = PlanWorld(place).build(out=Late(place), send_timeout=2)
     trial.put("a")
     crash.arm("deliver.hung", str(place / "seen"))
     try:
@@ -118,20 +118,20 @@ def test_a_kill_while_a_hang_is_noted_changes_nothing(place: Path) -> None:
     assert any("no answer within" in m for m in summary.messages)
     (place / "go").touch()
     assert trial.run().exit == 0
-    assert trial.out.counted() == {"a": 1}
+    assert trial.out().counted() == {"a": 1}
 
 
 @pytest.mark.parametrize("method", sampled(["open", "close"], 2))
 def test_other_calls_that_hang_end_their_process_too(place: Path, method: str) -> None:
     """What was delivered before ``close`` is noted."""
-    trial = Trial(place).build(send_timeout=2)
+    trial = PlanWorld(place).build(send_timeout=2)
 
     def hang(*_: object) -> None:
         if not (place / "go").exists():
             time.sleep(PATIENCE_S)
 
     hang.__name__ = method
-    setattr(trial.out, method, hang)
+    setattr(trial.out(), method, hang)
     trial.put("a")
     with one_worker() as runner:
         summary = trial.run(runner=runner, wait=0)
@@ -140,7 +140,7 @@ def test_other_calls_that_hang_end_their_process_too(place: Path, method: str) -
         assert summary.pending == (1 if method == "open" else 0)
         (place / "go").touch()
         assert trial.run(runner=runner).exit == 0
-    assert trial.out.counted() == {"a": 1}
+    assert trial.out().counted() == {"a": 1}
 
 
 # --- what a kill sends again ----------------------------------------------------------------------------
@@ -162,11 +162,11 @@ def killing_at(id: str, mark: Path, ready: Callable[[], object] = lambda: True) 
 @pytest.mark.parametrize("failures", sampled([1, 4], 2))
 def test_under_at_least_once_a_kill_doubles_one_chunk_at_most(place: Path, failures: int) -> None:
     """What came of a chunk is noted before the next is sent."""
-    trial = Trial(place)
+    trial = PlanWorld(place)
     trial.build(out=Recorder(place / "out.jsonl", before=killing_at("d5", place / "mark")), batch=1)
     trial.put(*(f"d{n}" for n in range(8)))
     assert trial.run(runner=InProcess(fork=True, failures=failures)).exit == 0
-    assert trial.out.counted() == {f"d{n}": 1 for n in range(8)}
+    assert trial.out().counted() == {f"d{n}": 1 for n in range(8)}
 
 
 @pytest.mark.rule("guarantee.one-chunk")
@@ -176,13 +176,13 @@ def test_while_a_write_takes_long_what_was_sent_before_it_is_noted(
 ) -> None:
     """As a file of the ledger and a result: nothing of it is sent again when the process is killed then."""
     monkeypatch.setattr(limits, "RESULT_EVERY_S", 0.05)
-    journal = Trial(place).root / "journal"
+    journal = PlanWorld(place).root / "journal"
     before = killing_at("d5", place / "mark", lambda: list(journal.glob("*/*-000000005.result")))
     out = Recorder(place / "out.jsonl", before=before, transactional=True)
-    trial = Trial(place).build(out=out, guarantee=guarantee, batch=1)
+    trial = PlanWorld(place).build(out=out, guarantee=guarantee, batch=1)
     trial.put(*(f"d{n}" for n in range(8)))
     assert trial.run(runner=InProcess(fork=True, failures=1)).exit == 0
-    assert trial.out.counted() == {f"d{n}": 1 for n in range(8)}
+    assert trial.out().counted() == {f"d{n}": 1 for n in range(8)}
 
 
 # --- send_timeout= --------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from ferryman.sources import Memory
 from ferryman.state.outbox import OutboxWriter, first_sequence, split_family
 from ferryman.storage.parquet import RowGroups, write_part
 from ferryman.testing.inprocess import InProcess
-from tests.support.trial import Interrupted, Trial, Until, run_plan
+from tests.support.plan_world import Interrupted, PlanWorld, Until, run_plan
 
 
 @pytest.fixture
@@ -63,12 +63,12 @@ def pages(doc: Document) -> list[Document]:
     return [doc.child(word, raw=word.encode().ljust(KIB)) for word in doc.text().split()]
 
 
-def in_outbox(trial: Trial) -> list[Any]:
+def in_outbox(trial: PlanWorld) -> list[Any]:
     with trial.take() as state:
         return sorted(state.outbox.files.values(), key=first_sequence)
 
 
-def interrupted(trial: Trial, wave: int) -> None:
+def interrupted(trial: PlanWorld, wave: int) -> None:
     with pytest.raises(Interrupted):
         trial.run(observer=Until(wave, "deliver"), checked=False)
 
@@ -76,7 +76,7 @@ def interrupted(trial: Trial, wave: int) -> None:
 # --- staging --------------------------------------------------------------------------------------------
 
 
-def test_a_file_closes_within_a_block(trial: Trial, small: None) -> None:
+def test_a_file_closes_within_a_block(trial: PlanWorld, small: None) -> None:
     """However many documents are handled at a time."""
     trial.put(*(f"d{i:03}" for i in range(100)), text="x" * KIB)
     interrupted(trial, 1)
@@ -85,11 +85,11 @@ def test_a_file_closes_within_a_block(trial: Trial, small: None) -> None:
     assert sum(file.rows for file in files) == 100
     assert not any(split_family(a, b) for a, b in itertools.pairwise(files)), "each can have a lane"
     assert trial.run().exit == 0
-    assert len(set(trial.out.arrived())) == 100
+    assert len(set(trial.out().arrived())) == 100
 
 
 @pytest.mark.rule("size.files")
-def test_a_file_closes_within_a_family(trial: Trial, small: None) -> None:
+def test_a_file_closes_within_a_family(trial: PlanWorld, small: None) -> None:
     """What follows it in the wave does not go into its last file."""
     trial.build(pages)
     trial.put("a", text="x")
@@ -101,22 +101,22 @@ def test_a_file_closes_within_a_family(trial: Trial, small: None) -> None:
     assert {split_family(a, b) for a, b in itertools.pairwise(files[1:-1])} == {True}
     assert not split_family(files[-2], files[-1])
     assert trial.run().exit == 0
-    assert len(set(trial.out.arrived())) == 102
+    assert len(set(trial.out().arrived())) == 102
 
 
 @pytest.mark.rule("child.after")
 @pytest.mark.parametrize("slots", [1, 2, 4])
-def test_deletes_of_a_large_family_go_after_its_upserts(trial: Trial, small: None, slots: int) -> None:
+def test_deletes_of_a_large_family_go_after_its_upserts(trial: PlanWorld, small: None, slots: int) -> None:
     """Also if it does not fit into one file, and several lanes send."""
     trial.build(pages)
     trial.put("a", text=" ".join(f"old{i}" for i in range(100)))
     trial.put(*(f"d{i:03}" for i in range(40)), text="x y")
     trial.run(runner=InProcess(slots=slots))
-    trial.out.forget()
+    trial.out().forget()
     trial.put("a", text=" ".join(f"new{i}" for i in range(100)))
     trial.put(*(f"d{i:03}" for i in range(40)), text="x z")
     trial.run(runner=InProcess(slots=slots))
-    said = [line["op"] for line in trial.out.lines() if line["id"].startswith("a#")]
+    said = [line["op"] for line in trial.out().lines() if line["id"].startswith("a#")]
     assert said == ["upsert"] * 100 + ["delete"] * 100
 
 
@@ -124,7 +124,7 @@ def test_deletes_of_a_large_family_go_after_its_upserts(trial: Trial, small: Non
 
 
 @pytest.mark.rule("size.content")
-def test_a_document_that_is_too_large_is_rejected_alone(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_document_that_is_too_large_is_rejected_alone(trial: PlanWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it comes from its source, and as a step makes it; it says how large it is, and what to do."""
     monkeypatch.setattr(limits, "MAX_CONTENT_BYTES", 5000)
 
@@ -138,7 +138,7 @@ def test_a_document_that_is_too_large_is_rejected_alone(trial: Trial, monkeypatc
     trial.put("c", text="x" * 5000)
     trial.documents.append({"id": "d", "text": "x" * 5000})
     assert trial.run().exit == 3
-    assert trial.out.arrived() == ["c"]
+    assert trial.out().arrived() == ["c"]
     assert {id: trial.statuses(id) for id in "abcd"} == {
         "a": ["ERROR_DOC"],
         "b": ["ERROR_DOC"],
@@ -172,7 +172,7 @@ def test_contents_of_2_gib_for_real(place: Path) -> None:
 # --- sending, settling, commands ------------------------------------------------------------------------
 
 
-def test_each_row_group_is_decoded_once(trial: Trial, small: None, decoded: Counter[tuple[str, int]]) -> None:
+def test_each_row_group_is_decoded_once(trial: PlanWorld, small: None, decoded: Counter[tuple[str, int]]) -> None:
     """Whatever a chunk takes: the rest of a group goes into the next one."""
     trial.build(batch=3)
     trial.put(*(f"d{i:03}" for i in range(100)), text="x" * KIB)
@@ -184,7 +184,7 @@ def test_each_row_group_is_decoded_once(trial: Trial, small: None, decoded: Coun
 @pytest.mark.rule("size.chunks")
 @pytest.mark.parametrize("batch", [1, 3, 7, 50])
 @pytest.mark.parametrize("batch_bytes", [1, 3000, 10 * KIB])
-def test_chunks_are_cut_by_rows_and_bytes(trial: Trial, small: None, batch: int, batch_bytes: int) -> None:
+def test_chunks_are_cut_by_rows_and_bytes(trial: PlanWorld, small: None, batch: int, batch_bytes: int) -> None:
     """As many rows as ``batch`` and ``batch_bytes`` allow, wherever a row group ends; at least one."""
     trial.build(batch=batch, batch_bytes=batch_bytes)
     sizes = {f"d{i:02}": (i * 389) % 4000 for i in range(60)}
@@ -192,7 +192,7 @@ def test_chunks_are_cut_by_rows_and_bytes(trial: Trial, small: None, batch: int,
         trial.put(id, text="x" * size)
     trial.run()
     chunks: dict[str, list[str]] = {}
-    for line in trial.out.lines():
+    for line in trial.out().lines():
         chunks.setdefault(line["call"], []).append(line["id"])
     cut: list[list[str]] = []
     files = 0
@@ -208,7 +208,7 @@ def test_chunks_are_cut_by_rows_and_bytes(trial: Trial, small: None, batch: int,
 
 @pytest.mark.rule("size.files")
 def test_settling_and_commands_read_a_row_group_at_a_time(
-    trial: Trial, small: None, decoded: Counter[tuple[str, int]]
+    trial: PlanWorld, small: None, decoded: Counter[tuple[str, int]]
 ) -> None:
     """What stays in the outbox is written anew: once it has failed, once somebody asks for it again."""
     broken = True

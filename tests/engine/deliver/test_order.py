@@ -16,8 +16,8 @@ from ferryman.testing.inprocess import InProcess
 from tests.support import NOT_SOON_S
 from tests.support.delivering import down, kept
 from tests.support.invariants import rows
+from tests.support.plan_world import PlanWorld, run_plan
 from tests.support.recorder import Recorder
-from tests.support.trial import Trial, run_plan
 
 GUARANTEES = ["exactly-once", "at-least-once", "at-most-once"]
 KIB = 1024
@@ -34,7 +34,7 @@ def in_order(out: Recorder) -> bool:
     return all(a <= b for found in seqs.values() for a, b in itertools.pairwise(found))
 
 
-def test_a_newer_version_waits_for_the_older_one(trial: Trial) -> None:
+def test_a_newer_version_waits_for_the_older_one(trial: PlanWorld) -> None:
     """The older one is due now, whatever its backoff; the newer one goes when it has ended, no attempt spent."""
     trial.build(answer=lambda d: Outcome.ok() if d.attempt > 1 else Outcome.transient("busy"), backoff=NOT_SOON_S)
     trial.put("a", text="one")
@@ -42,13 +42,13 @@ def test_a_newer_version_waits_for_the_older_one(trial: Trial) -> None:
     trial.put("a", text="two")
     trial.build(answer=lambda d: Outcome.ok() if d.attempt > 1 or d.text() == "two" else Outcome.transient("busy"))
     trial.run(wait=0)
-    told = [(line["text"], line["attempt"], line["said"]) for line in trial.out.lines()]
+    told = [(line["text"], line["attempt"], line["said"]) for line in trial.out().lines()]
     assert told == [("one", 1, "transient"), ("one", 2, "ok"), ("two", 1, "ok")]
     assert trial.counts() == {"delivered": 1}
 
 
 @pytest.mark.rule("delete.undelivered", "delete.order")
-def test_a_delete_waits_for_the_upsert_before_it(trial: Trial) -> None:
+def test_a_delete_waits_for_the_upsert_before_it(trial: PlanWorld) -> None:
     """Else the upsert would bring back what was deleted."""
     trial.build(answer=lambda d: Outcome.ok() if d.attempt > 1 else Outcome.transient("busy"), backoff=NOT_SOON_S)
     trial.put("a", "b")
@@ -56,11 +56,11 @@ def test_a_delete_waits_for_the_upsert_before_it(trial: Trial) -> None:
     trial.drop("a")
     trial.build(answer=lambda d: Outcome.ok())
     trial.run(wait=0)
-    assert [line["op"] for line in trial.out.lines() if line["id"] == "a"] == ["upsert", "upsert", "delete"]
-    assert in_order(trial.out)
+    assert [line["op"] for line in trial.out().lines() if line["id"] == "a"] == ["upsert", "upsert", "delete"]
+    assert in_order(trial.out())
 
 
-def test_a_dead_or_parked_older_version_holds_nothing(trial: Trial) -> None:
+def test_a_dead_or_parked_older_version_holds_nothing(trial: PlanWorld) -> None:
     """It has its end."""
     trial.build(answer=lambda d: Outcome.permanent("no") if d.text() == "one" else Outcome.ok())
     trial.put("a", text="one")
@@ -70,7 +70,7 @@ def test_a_dead_or_parked_older_version_holds_nothing(trial: Trial) -> None:
     assert trial.counts() == {"delivered": 1}
 
 
-def test_order_holds_while_the_destination_is_down(trial: Trial) -> None:
+def test_order_holds_while_the_destination_is_down(trial: PlanWorld) -> None:
     """Three versions gather; when it is back they come one after the other."""
     flag = trial.folder / "down"
     flag.touch()
@@ -80,14 +80,14 @@ def test_order_holds_while_the_destination_is_down(trial: Trial) -> None:
         trial.run(wait=0)
     assert trial.counts()["pending"] == 6
     flag.unlink()
-    trial.out.forget()
+    trial.out().forget()
     trial.run()
     for id in "ab":
-        assert [line["text"] for line in trial.out.lines() if line["id"] == id] == ["one", "two", "three"]
+        assert [line["text"] for line in trial.out().lines() if line["id"] == id] == ["one", "two", "three"]
     assert trial.counts() == {"delivered": 2}
 
 
-def test_order_holds_after_the_outbox_was_merged(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_order_holds_after_the_outbox_was_merged(trial: PlanWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two versions of an id may then lie in one file; if the older one fails the newer one is held all the same."""
     monkeypatch.setattr(limits, "COMPACT_FILES", 2)
     flag = trial.folder / "down"
@@ -98,17 +98,17 @@ def test_order_holds_after_the_outbox_was_merged(trial: Trial, monkeypatch: pyte
         trial.run(wait=0)
     assert len({r["first_sequence"] for r in rows(trial.root, "outbox")}) == 1, "merged"
     flag.unlink()
-    trial.out.forget()
+    trial.out().forget()
     trial.build(answer=lambda d: Outcome.ok() if d.attempt > 2 else Outcome.transient("busy"), attempts=9)
     trial.run()
-    assert in_order(trial.out)
+    assert in_order(trial.out())
     assert trial.counts() == {"delivered": 2}
 
 
-def three_versions_wait(place: Path, flag: Path, documents: int, slots: int) -> Trial:
+def three_versions_wait(place: Path, flag: Path, documents: int, slots: int) -> PlanWorld:
     """Each in a wave of its own, none delivered: the destination is down until the flag goes."""
     flag.touch()
-    trial = Trial(place).build(answer=down(flag))
+    trial = PlanWorld(place).build(answer=down(flag))
     for text in ("one", "two", "three"):
         trial.put(*(f"d{i:03}" for i in range(documents)), text=text)
         trial.run(wait=0, runner=InProcess(slots=slots))
@@ -121,10 +121,10 @@ def test_order_holds_over_several_lanes(place: Path, slots: int) -> None:
     flag = place / "down"
     trial = three_versions_wait(place, flag, 600, slots)
     flag.unlink()
-    trial.out.forget()
+    trial.out().forget()
     trial.run(runner=InProcess(slots=slots))
-    assert in_order(trial.out)
-    assert len(trial.out.lines()) == 1800
+    assert in_order(trial.out())
+    assert len(trial.out().lines()) == 1800
     assert trial.counts() == {"delivered": 600}
 
 
@@ -137,11 +137,11 @@ def test_order_holds_when_waiting_files_were_merged(place: Path, monkeypatch: py
     with trial.take() as state:
         assert len(state.outbox.files) == 1, "they were merged"
     flag.unlink()
-    trial.out.forget()
+    trial.out().forget()
     trial.put(*(f"d{i:03}" for i in range(40)), text="four")
     trial.run(runner=InProcess(slots=slots))
-    assert in_order(trial.out)
-    assert len(trial.out.lines()) == 160
+    assert in_order(trial.out())
+    assert len(trial.out().lines()) == 160
     assert trial.counts() == {"delivered": 40}
 
 
@@ -152,7 +152,7 @@ def test_order_holds_when_waiting_files_were_merged(place: Path, monkeypatch: py
 def test_a_single_writer_has_one_lane(place: Path, single: bool, lanes: int) -> None:
     """However many slots there are; others use them."""
     out = Recorder(place / "out.jsonl", single_writer=single)
-    trial = Trial(place).build(out=out, batch=100)
+    trial = PlanWorld(place).build(out=out, batch=100)
     trial.put(*(f"d{i:03}" for i in range(600)))
     trial.run(runner=InProcess(slots=2))
     assert len(out.calls("open")) == lanes
@@ -163,11 +163,11 @@ def test_a_single_writer_has_one_lane(place: Path, single: bool, lanes: int) -> 
 @pytest.mark.parametrize(("lanes", "writers"), [(1, 1), (2, 2), (9, 3), (None, 3)])
 def test_a_destination_is_written_to_by_so_many(place: Path, lanes: int | None, writers: int) -> None:
     """At most, and never by more than there are slots."""
-    trial = Trial(place).build(batch=100, lanes=lanes)
+    trial = PlanWorld(place).build(batch=100, lanes=lanes)
     trial.put(*(f"d{i:03}" for i in range(900)))
     trial.run(runner=InProcess(slots=3))
-    assert len(trial.out.calls("open")) == writers
-    assert len(trial.out.counted()) == 900
+    assert len(trial.out().calls("open")) == writers
+    assert len(trial.out().counted()) == 900
 
 
 def test_with_two_destinations_none_gets_the_last_slot(place: Path) -> None:
@@ -184,7 +184,7 @@ def test_with_two_destinations_none_gets_the_last_slot(place: Path) -> None:
 def test_a_slow_destination_gets_its_time_and_the_rest_stays_owed(place: Path, guarantee: str) -> None:
     """The pass ends with the budget; the next one goes on where it ended; every row once, no attempt spent."""
     out = kept(place, guarantee, before=lambda chunk: time.sleep(0.05))
-    trial = Trial(place).build(out=out, batch=1, guarantee=guarantee)
+    trial = PlanWorld(place).build(out=out, batch=1, guarantee=guarantee)
     trial.put(*(f"d{i}" for i in range(12)))
     summary = trial.run(pace_s=0.2)
     assert summary.exit == 0
@@ -206,7 +206,7 @@ def test_a_scan_goes_on_beside_a_slow_destination(place: Path) -> None:
     assert len(fast.counted()) == len(slow.counted()) == 6
 
 
-def test_a_destination_without_any_time_is_no_endless_run(trial: Trial) -> None:
+def test_a_destination_without_any_time_is_no_endless_run(trial: PlanWorld) -> None:
     """A budget in which nothing can be sent: the run ends, its rows are owed."""
     trial.put("a")
     summary = trial.run(pace_s=-1, wait=0)

@@ -16,8 +16,8 @@ from ferryman.sources import Memory
 from ferryman.testing.inprocess import InProcess
 from tests.support.delivering import HUNG_S, beside_a_hanging_one, by_id, down, kept, sizes
 from tests.support.invariants import rows
+from tests.support.plan_world import PlanWorld, Watch, run_plan
 from tests.support.recorder import Recorder
-from tests.support.trial import Trial, Watch, run_plan
 
 GUARANTEES = ["exactly-once", "at-least-once", "at-most-once"]
 
@@ -43,7 +43,7 @@ def test_a_destination_that_is_down_costs_no_attempt(place: Path, guarantee: str
             raise ConnectionError("refused")
 
     out = kept(place, guarantee, refuse=refuse if where == "check" else None)
-    trial = Trial(place).build(out=out, answer=down(flag), guarantee=guarantee, batch=2)
+    trial = PlanWorld(place).build(out=out, answer=down(flag), guarantee=guarantee, batch=2)
     trial.put("a", "b", "c", "d")
     watch = Watch()
     summary = trial.run(wait=0, observer=watch)
@@ -73,7 +73,7 @@ def test_what_it_raises_may_speak_for_the_whole_destination(place: Path, error: 
         out.open = fail  # type: ignore[method-assign]
     if where == "write":
         out.before = fail
-    trial = Trial(place).build(out=out)
+    trial = PlanWorld(place).build(out=out)
     trial.put("a", "b", "c", "d")
     summary = trial.run(wait=0)
     assert (summary.exit, summary.pending) == (4, 4)
@@ -123,7 +123,7 @@ SAYS: dict[str, tuple[BaseException, str]] = {
 
 @pytest.mark.parametrize("where", ["check", "open"])
 @pytest.mark.parametrize("says", SAYS)
-def test_whatever_a_destination_says_can_be_told(trial: Trial, where: str, says: str) -> None:
+def test_whatever_a_destination_says_can_be_told(trial: PlanWorld, where: str, says: str) -> None:
     """Its rows stay owed, and the reason is text that a terminal and a file can hold."""
     error, told = SAYS[says]
 
@@ -131,9 +131,9 @@ def test_whatever_a_destination_says_can_be_told(trial: Trial, where: str, says:
         raise error
 
     if where == "check":
-        trial.out.refuse = fail
+        trial.out().refuse = fail
     else:
-        trial.out.open = fail  # type: ignore[method-assign]
+        trial.out().open = fail  # type: ignore[method-assign]
     trial.put("a")
     watch = Watch()
     summary = trial.run(wait=0, observer=watch)
@@ -153,10 +153,10 @@ def test_a_destination_that_comes_back_within_the_wait_gets_its_rows(place: Path
         flag.unlink(missing_ok=True)
         time.sleep(min(seconds, 1.2))
 
-    trial = Trial(place).build(answer=down(flag))
+    trial = PlanWorld(place).build(answer=down(flag))
     trial.put("a", "b")
     assert trial.run(sleep=nap).exit == 0
-    assert trial.out.counted() == {"a": 1, "b": 1}
+    assert trial.out().counted() == {"a": 1, "b": 1}
     assert len(naps) == 1
     assert 0 < naps[0] <= limits.BACKOFF_FIRST_S
 
@@ -199,7 +199,7 @@ def test_a_destination_that_hangs_is_given_up(place: Path, guarantee: str) -> No
 def test_a_check_that_hangs_is_given_up(place: Path) -> None:
     """It is down, as far as we can tell."""
     out = kept(place, "at-least-once", refuse=lambda: time.sleep(3600))
-    trial = Trial(place).build(out=out, send_timeout=2)
+    trial = PlanWorld(place).build(out=out, send_timeout=2)
     trial.put("a")
     began = time.monotonic()
     summary = trial.run(wait=0)
@@ -215,7 +215,7 @@ def refused(delivery: Delivery) -> Outcome:
     return Outcome.permanent("no such index") if delivery.id != "d0001" else Outcome.ok()
 
 
-def test_a_destination_that_refuses_everything_is_stopped(trial: Trial) -> None:
+def test_a_destination_that_refuses_everything_is_stopped(trial: PlanWorld) -> None:
     """Every row of five chunks in a row, a thousand rows: it is the destination's trouble; the rest stays owed."""
     trial.build(answer=refused, batch=250)
     trial.put(*(f"d{n:04}" for n in range(6000)))

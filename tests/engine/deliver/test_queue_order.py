@@ -24,9 +24,8 @@ from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Queue
 from ferryman.state.state import state_root
-from tests.support.places import MEMORY
+from tests.support.plan_world import MEMORY, Interrupted, Until, Watch, run_plan
 from tests.support.sleeper import Sleeper
-from tests.support.trial import Interrupted, Until, Watch, run_plan
 
 FINE, DROPPED, BROKEN, REFUSED = "fine", "dropped", "broken", "refused"
 MENDED = "mended"

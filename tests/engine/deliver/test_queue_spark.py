@@ -13,7 +13,7 @@ from ferryman.destinations import Delivery, Outcome, Queue
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Memory
-from tests.support.trial import run_plan
+from tests.support.plan_world import run_plan
 
 
 class Deadly(Queue):

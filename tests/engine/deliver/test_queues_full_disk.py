@@ -16,7 +16,7 @@ from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Queue
 from tests.support.full_disk import Disk, disk
-from tests.support.trial import run_plan
+from tests.support.plan_world import run_plan
 
 __all__ = ["disk"]
 

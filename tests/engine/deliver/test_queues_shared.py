@@ -13,7 +13,7 @@ from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.routers import Duplicate
 from ferryman.sources import Queue
-from tests.support.trial import Interrupted, Until, run_plan
+from tests.support.plan_world import Interrupted, Until, run_plan
 
 
 def put(place: Path, *numbers: int) -> None:

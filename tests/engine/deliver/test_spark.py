@@ -11,8 +11,8 @@ import pytest
 from ferryman.plan import Plan
 from ferryman.sources import Memory
 from tests.support.delivering import beside_a_hanging_one
+from tests.support.plan_world import run_plan
 from tests.support.recorder import Recorder
-from tests.support.trial import run_plan
 
 
 @pytest.mark.rule("destination.hangs")

@@ -13,8 +13,8 @@ from ferryman.destinations.base import Delivery
 from ferryman.plan import Plan
 from ferryman.sources import Memory
 from ferryman.state import state
+from tests.support.plan_world import PlanWorld, run_plan
 from tests.support.recorder import Recorder
-from tests.support.trial import Trial, run_plan
 
 YEAR_S = 365 * 86_400
 
@@ -54,11 +54,11 @@ class Clock:
         return time.time() - self._behind_s
 
 
-def made_anew(place: Path, monkeypatch: pytest.MonkeyPatch, out: Recorder, text: str) -> Trial:
+def made_anew(place: Path, monkeypatch: pytest.MonkeyPatch, out: Recorder, text: str) -> PlanWorld:
     """A state of its own, under a clock that is a year behind, over the same destination."""
     monkeypatch.setattr(state, "time", Clock(YEAR_S))
     (place / "anew").mkdir()
-    trial = Trial(place / "anew").build(out=out)
+    trial = PlanWorld(place / "anew").build(out=out)
     trial.put("a", "b", text=text)
     return trial
 
@@ -69,7 +69,7 @@ def test_a_state_that_is_made_anew_begins_above_what_the_destination_holds(
 ) -> None:
     """Though the clock is behind: what it delivers takes effect, and the run says that it was so."""
     out = keeping(place)
-    trial = Trial(place).build(out=out)
+    trial = PlanWorld(place).build(out=out)
     trial.put("a", "b", text="one")
     trial.run()
     anew = made_anew(place, monkeypatch, out, "two")
@@ -87,14 +87,14 @@ def test_stale_deliveries_are_counted_and_told_and_can_be_sent_once_more(
 ) -> None:
     """It could not be asked when the state was made. A forced retry is above."""
     out = keeping(place)
-    trial = Trial(place).build(out=out)
+    trial = PlanWorld(place).build(out=out)
     trial.put("a", "b", text="one")
     trial.run()
     out.mute = True
     anew = made_anew(place, monkeypatch, out, "two")
     summary = anew.run()
     assert any("destination out: 2 deliveries were stale" in m for m in summary.messages)
-    assert {d["message"] for d in anew.docs()} == {"stale: the destination has something newer"}
+    assert {d["message"] for d in anew.deliveries()} == {"stale: the destination has something newer"}
     anew.put("a", text="three")
     out.mute = False
     summary = anew.build(out=out).run()
@@ -110,7 +110,7 @@ def test_stale_deliveries_are_counted_and_told_and_can_be_sent_once_more(
 def test_what_is_no_sequence_is_not_believed(place: Path, held: Any) -> None:
     """Somebody else's numbers cannot use up ours."""
     out = keeping(place)
-    trial = Trial(place).build(out=out)
+    trial = PlanWorld(place).build(out=out)
     out.highest_sequence = lambda: held  # type: ignore[method-assign]
     trial.put("a")
     assert trial.run().messages == []

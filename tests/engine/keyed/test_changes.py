@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import random
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,9 @@ from ferryman.queues import Queue as DurableQueue
 from ferryman.routers import Duplicate
 from ferryman.sources import Memory, Queue
 from ferryman.state.state import State, state_root
-from tests.support.invariants import Files
-from tests.support.keyed import Words, count, states
-from tests.support.trial import run_plan
+from tests.support.invariants import Files, states
+from tests.support.keyed import Sums, count, count_words
+from tests.support.plan_world import PlanWorld, run_plan
 
 
 def balance(key: str, state: int | None, documents: list[Document]) -> tuple[int | None, dict[str, Any]]:
@@ -33,73 +33,59 @@ def balance(key: str, state: int | None, documents: list[Document]) -> tuple[int
     return new or None, {"key": key, "old": state or 0, "new": new}
 
 
-class Ledger:
-    """Plan ``ledger``: a list of documents → keyed node ``sums``, by ``key`` → queue ``out``."""
+def build_ledger(place: Path, update: Any = balance) -> Sums:
+    """Create plan ``ledger``: a list of documents → keyed node ``sums``, by ``key`` → queue ``out``."""
 
-    def __init__(self, folder: Path, update: Any = balance, **options: Any) -> None:
-        self.folder = folder
-        self.documents: dict[str, dict[str, Any]] = {}
-        self.given: list[dict[str, Any]] = []
-        self.out = DurableQueue("out", folder)
-        self.plan = Plan("ledger", version=1)
-        node = self.plan.source("docs", Memory(self.given, max_deleted=1.0))
-        node.keyed("sums", update, **{"key": "key", **options}).destination("out", IntoQueue("out", folder))
+    def build(world: PlanWorld) -> Plan:
+        plan = Plan("ledger", version=1)
+        node = plan.source("docs", Memory(world.documents, max_deleted=1.0)).keyed("sums", update, key="key")
+        node.destination("out", IntoQueue("out", place))
+        return plan
 
-    def run(self, **options: Any) -> Any:
-        self.given[:] = [{"id": id, **fields} for id, fields in self.documents.items()]
-        return run_plan(self.plan, self.folder / "state", **options)
-
-    def states(self) -> dict[str, Any]:
-        return states(state_root(self.plan, self.folder / "state"), "sums")
-
-    def recount(self) -> dict[str, int]:
-        found: Counter[str] = Counter()
-        for fields in self.documents.values():
-            found[fields["key"]] += fields["n"]
-        return {key: n for key, n in found.items() if n}
+    return Sums(place, build)
 
 
 @pytest.mark.rule("keyed.changes")
 def test_a_changed_document_replaces_what_it_was(place: Path) -> None:
-    ledger = Ledger(place)
-    ledger.documents = {"a": {"key": "x", "n": 3}, "b": {"key": "x", "n": 4}}
+    ledger = build_ledger(place)
+    ledger.contents = {"a": {"key": "x", "n": 3}, "b": {"key": "x", "n": 4}}
     ledger.run()
-    ledger.documents["a"]["n"] = 10
+    ledger.contents["a"]["n"] = 10
     ledger.run()
-    assert ledger.states() == {"x": 14}
+    assert ledger.states(node="sums") == {"x": 14}
 
 
 @pytest.mark.rule("keyed.changes")
 def test_a_document_that_moves_leaves_its_old_key(place: Path) -> None:
-    ledger = Ledger(place)
-    ledger.documents = {"a": {"key": "x", "n": 3}, "b": {"key": "x", "n": 4}}
+    ledger = build_ledger(place)
+    ledger.contents = {"a": {"key": "x", "n": 3}, "b": {"key": "x", "n": 4}}
     ledger.run()
-    ledger.documents["a"] = {"key": "y", "n": 5}
+    ledger.contents["a"] = {"key": "y", "n": 5}
     assert ledger.run().exit == 0
-    assert ledger.states() == {"x": 4, "y": 5}
+    assert ledger.states(node="sums") == {"x": 4, "y": 5}
 
 
 @pytest.mark.rule("keyed.changes")
 def test_a_deleted_document_is_taken_back(place: Path) -> None:
-    ledger = Ledger(place)
-    ledger.documents = {"a": {"key": "x", "n": 3}, "b": {"key": "y", "n": 4}}
+    ledger = build_ledger(place)
+    ledger.contents = {"a": {"key": "x", "n": 3}, "b": {"key": "y", "n": 4}}
     ledger.run()
-    del ledger.documents["a"]
+    del ledger.contents["a"]
     assert ledger.run().exit == 0
-    assert ledger.states() == {"y": 4}
-    ledger.documents["a"] = {"key": "x", "n": 6}
+    assert ledger.states(node="sums") == {"y": 4}
+    ledger.contents["a"] = {"key": "x", "n": 6}
     ledger.run()
-    assert ledger.states() == {"x": 6, "y": 4}
+    assert ledger.states(node="sums") == {"x": 6, "y": 4}
 
 
 @pytest.mark.rule("keyed.changes")
 def test_a_forced_document_is_not_added_twice(place: Path) -> None:
-    ledger = Ledger(place)
-    ledger.documents = {"a": {"key": "x", "n": 3}}
+    ledger = build_ledger(place)
+    ledger.contents = {"a": {"key": "x", "n": 3}}
     ledger.run()
     retry(ledger.plan, state=place / "state", force=True, why="a test says so")
     ledger.run()
-    assert ledger.states() == {"x": 3}
+    assert ledger.states(node="sums") == {"x": 3}
 
 
 def picky(key: str, state: int | None, documents: list[Document]) -> Any:
@@ -110,24 +96,24 @@ def picky(key: str, state: int | None, documents: list[Document]) -> Any:
 
 def test_what_was_rejected_is_not_taken_back(place: Path) -> None:
     """A version that never went into the state leaves what was there before."""
-    ledger = Ledger(place, picky)
-    ledger.documents = {"a": {"key": "x", "n": 3}}
+    ledger = build_ledger(place, picky)
+    ledger.contents = {"a": {"key": "x", "n": 3}}
     ledger.run()
-    ledger.documents["a"]["n"] = -1
+    ledger.contents["a"]["n"] = -1
     assert ledger.run().rejected == 1
-    assert ledger.states() == {"x": 3}
-    ledger.documents["a"]["n"] = 5
+    assert ledger.states(node="sums") == {"x": 3}
+    ledger.contents["a"]["n"] = 5
     assert ledger.run().exit == 0
-    assert ledger.states() == {"x": 5}
+    assert ledger.states(node="sums") == {"x": 5}
 
 
 def test_a_document_that_was_never_counted_can_be_deleted(place: Path) -> None:
-    ledger = Ledger(place, picky)
-    ledger.documents = {"a": {"key": "x", "n": -1}, "b": {"key": "x", "n": 1}}
+    ledger = build_ledger(place, picky)
+    ledger.contents = {"a": {"key": "x", "n": -1}, "b": {"key": "x", "n": 1}}
     ledger.run()
-    del ledger.documents["a"]
+    del ledger.contents["a"]
     assert ledger.run().pending == 0
-    assert ledger.states() == {"x": 1}
+    assert ledger.states(node="sums") == {"x": 1}
 
 
 @pytest.mark.rule("keyed.changes")
@@ -135,19 +121,19 @@ def test_random_changes_equal_a_recount(place: Path, monkeypatch: pytest.MonkeyP
     """Documents come, change, move and go; files are merged; and each export tells what was told before."""
     monkeypatch.setattr(limits, "COMPACT_FILES", 4)
     chance = random.Random(14)
-    ledger = Ledger(place)
+    ledger = build_ledger(place)
     for _ in range(6):
         for _ in range(60):
             id = f"d{chance.randrange(80)}"
             if chance.random() < 0.2:
-                ledger.documents.pop(id, None)
+                ledger.contents.pop(id, None)
             else:
-                ledger.documents[id] = {"key": f"k{chance.randrange(12)}", "n": chance.randrange(1, 9)}
+                ledger.contents[id] = {"key": f"k{chance.randrange(12)}", "n": chance.randrange(1, 9)}
         assert ledger.run().exit == 0
-        assert ledger.states() == ledger.recount()
-    assert len(Files(state_root(ledger.plan, place / "state") / "contributions", "sums").paths) <= 8
+        assert ledger.states(node="sums") == ledger.recount()
+    assert len(Files(ledger.root / "contributions", "sums").paths) <= 8
     told: dict[str, int] = defaultdict(int)
-    for message in ledger.out.read(limit=10_000):
+    for message in ledger.queue("out").read(limit=10_000):
         assert message.body["old"] == told[message.body["key"]]
         told[message.body["key"]] = message.body["new"]
     assert {key: n for key, n in told.items() if n} == ledger.recount()
@@ -192,7 +178,7 @@ def test_copies_of_a_document_that_may_change_may_not_meet() -> None:
 @pytest.mark.rule("keyed.again")
 def test_an_entry_of_a_log_is_counted_once(place: Path) -> None:
     """Neither force nor a rewind has it counted again."""
-    words = Words(place)
+    words = count_words(place)
     words.put("a", "b")
     words.run()
     retry(words.plan, state=words.state, force=True, why="a test says so")
@@ -230,7 +216,7 @@ def test_an_entry_that_asks_to_be_read_again_is_rejected(place: Path) -> None:
 @pytest.mark.rule("keyed.another")
 def test_a_queue_that_was_made_again_is_not_counted_on_top(place: Path) -> None:
     """At the start of a run, and in the middle of one; nothing of it is read. A plan of its own counts it anew."""
-    words = Words(place)
+    words = count_words(place)
     words.put("a", "b")
     words.run()
     waves = words.status()["waves"]
@@ -242,7 +228,7 @@ def test_a_queue_that_was_made_again_is_not_counted_on_top(place: Path) -> None:
             words.run()
         assert refused.value.exit_code == 2
     assert (words.states(), words.status()["waves"]) == ({"a": 1, "b": 1}, waves)
-    anew = Words(place)
+    anew = count_words(place)
     anew.state = place / "anew"
     assert anew.run().exit == 0
     assert states(state_root(anew.plan, anew.state), "counts") == {"a": 1}
@@ -251,7 +237,7 @@ def test_a_queue_that_was_made_again_is_not_counted_on_top(place: Path) -> None:
 @pytest.mark.rule("keyed.another")
 def test_a_queue_is_made_again_while_a_plan_runs(place: Path) -> None:
     """The next look ends the run."""
-    words = Words(place)
+    words = count_words(place)
     words.put("a")
 
     def meanwhile(_: float) -> None:
@@ -267,7 +253,7 @@ def test_a_queue_is_made_again_while_a_plan_runs(place: Path) -> None:
 @pytest.mark.rule("keyed.back")
 def test_a_node_that_was_taken_out_cannot_come_back_under_its_name(place: Path) -> None:
     """Its state has missed what came since: that is said, and nothing changed. Under another name it begins anew."""
-    words, queue = Words(place), DurableQueue("in", place)
+    words, queue = count_words(place), DurableQueue("in", place)
     words.put("a")
     words.run()
 

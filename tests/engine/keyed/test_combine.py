@@ -13,9 +13,9 @@ from ferryman.errors import PlanError
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Queue
-from tests.support.keyed import states
+from tests.support.invariants import states
+from tests.support.plan_world import run_plan
 from tests.support.tree import Recount, total, tree
-from tests.support.trial import run_plan
 
 
 def largest(key: str, values: list[int]) -> int:

@@ -20,8 +20,8 @@ from ferryman.records.keys import bucket_of, key_hash, lane_number, lane_of
 from ferryman.records.rows import table_of
 from ferryman.sources import Queue
 from tests.support.invariants import Files
-from tests.support.keyed import Counted, Words, count
-from tests.support.trial import run_plan
+from tests.support.keyed import Counted, count, count_words
+from tests.support.plan_world import run_plan
 
 
 class Hurdle:
@@ -39,7 +39,7 @@ class Hurdle:
 @pytest.mark.rule("keyed.holds")
 def test_an_export_that_waits_holds_its_key(place: Path) -> None:
     """Other keys go on; once the step is mended the rest follows in order; ``update`` was called once for each."""
-    words = Words(place, Counted(place / "calls"))
+    words = count_words(place, Counted(place / "calls"))
     plan = Plan("held", version=1)
     source = plan.source("from_in", Queue("in", place))
     node = source.keyed("counts", Counted(place / "calls"), key="word").step("hurdle", Hurdle(place, "a"))
@@ -48,11 +48,11 @@ def test_an_export_that_waits_holds_its_key(place: Path) -> None:
     for _ in range(2):
         words.put("a", *others)
         run_plan(plan, place / "state", wait=0)
-    assert {export["key"] for export in words.exported()} == set(others)
+    assert {export["key"] for export in words.bodies()} == set(others)
     (place / "mended").touch()
     retry(plan, state=place / "state")
     assert run_plan(plan, place / "state").exit == 0
-    assert [(e["old"], e["new"]) for e in words.exported() if e["key"] == "a"] == [(0, 1), (1, 2)]
+    assert [(e["old"], e["new"]) for e in words.bodies() if e["key"] == "a"] == [(0, 1), (1, 2)]
     assert sorted((place / "calls").read_text().split()) == sorted(["a", *others] * 2)
 
 
@@ -101,7 +101,7 @@ def test_a_late_export_does_not_bring_back_what_was_deleted(place: Path) -> None
 def test_the_files_of_a_node_stay_few(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many waves; and each key has its last state."""
     monkeypatch.setattr(limits, "COMPACT_FILES", 4)
-    words = Words(place)
+    words = count_words(place)
     for turn in range(12):
         words.put(*(f"w{n}" for n in range(turn, turn + 20)), "each time")
         words.run()
@@ -114,7 +114,7 @@ def test_the_files_of_a_node_stay_few(place: Path, monkeypatch: pytest.MonkeyPat
 def test_states_that_were_removed_do_not_come_back(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when files are merged of which one has the key and a later one its removal."""
     monkeypatch.setattr(limits, "COMPACT_FILES", 2)
-    words = Words(place, once)
+    words = count_words(place, once)
     for turn in range(6):
         words.put(*"abc"[: 1 + turn % 3])
         words.run()
@@ -123,19 +123,19 @@ def test_states_that_were_removed_do_not_come_back(place: Path, monkeypatch: pyt
 
 def test_a_key_may_export_the_same_again(place: Path) -> None:
     """With the same content, too: each export is delivered."""
-    words = Words(place, lambda key, state, documents: (None, Document(key, same=True)))
+    words = count_words(place, lambda key, state, documents: (None, Document(key, same=True)))
     for _ in range(3):
         words.put("a")
         words.run()
-    assert words.exported() == [{"same": True}] * 3
+    assert words.bodies() == [{"same": True}] * 3
 
 
 def test_a_hot_key_exports_in_order(place: Path) -> None:
     """Called again and again in one wave: each export reaches the queue, in order."""
-    words = Words(place, buffer_bytes=1)
+    words = count_words(place, buffer_bytes=1)
     words.put(*["a"] * 12)
     assert words.run().exit == 0
-    assert [(e["old"], e["new"]) for e in words.exported()] == [(n, n + 1) for n in range(12)]
+    assert [(e["old"], e["new"]) for e in words.bodies()] == [(n, n + 1) for n in range(12)]
 
 
 def test_nothing_is_kept_of_exports_that_nobody_gets(place: Path) -> None:

@@ -18,9 +18,10 @@ from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.routers import Duplicate
 from ferryman.sources import Queue
-from tests.support.keyed import Counted, count, states
+from tests.support.invariants import states
+from tests.support.keyed import Counted, count
+from tests.support.plan_world import PlanWorld, run_plan
 from tests.support.recorder import Recorder
-from tests.support.trial import run_plan
 
 
 class Gate(Recorder):
@@ -48,25 +49,19 @@ class Gate(Recorder):
         return found
 
 
-class Held:
-    """Queue ``in`` → counts by word → gate."""
+def hold(place: Path, gate: Gate, *, hurdle: Any = None, **policy: Any) -> PlanWorld:
+    """Create plan ``held``: queue ``in`` → counts by word → gate."""
 
-    def __init__(self, folder: Path, gate: Gate, *, hurdle: Any = None, **policy: Any) -> None:
-        self.state, self.gate = folder / "state", gate
-        self.into = DurableQueue("in", folder)
-        self.plan = Plan("held", version=1)
-        update = Counted(folder / "calls")
-        node = self.plan.source("from_in", Queue("in", folder)).keyed("counts", update, key="word", buffer_bytes=1)
+    def build(world: PlanWorld) -> Plan:
+        plan = Plan("held", version=1)
+        update = Counted(place / "calls")
+        node = plan.source("from_in", Queue("in", place)).keyed("counts", update, key="word", buffer_bytes=1)
         if hurdle is not None:
             node = node.step("hurdle", hurdle)
         node.destination("gate", gate, backoff=0, **policy)
-        self.root = self.state / "held-v1"
+        return plan
 
-    def put(self, *words: str) -> None:
-        self.into.append([{"word": word} for word in words])
-
-    def run(self, **options: Any) -> Any:
-        return run_plan(self.plan, self.state, **options)
+    return PlanWorld(place, build, field="word")
 
 
 def chain(length: int) -> list[tuple[int, int]]:
@@ -79,7 +74,7 @@ def test_a_refused_export_holds_its_key_alone(place: Path, kind: str) -> None:
     """Those behind it are pending, and named with the reason; a retry releases them in their order."""
     gate = Gate(place, kind=kind)
     gate.refuse_only(("a", 2))
-    held = Held(place, gate, attempts=1)
+    held = hold(place, gate, attempts=1)
     held.put("a", "b", "a", "b", "a")
     held.run()
     held.put("a", "c", "b")
@@ -121,7 +116,7 @@ def test_what_a_step_cannot_take_holds_its_key_alone(place: Path, error: type[Ex
     gate, hurdle = Gate(place), Picky(place, error)
     gate.refuse_only()
     hurdle.refuse_only(("a", 2), ("b", 3))
-    held = Held(place, gate, hurdle=hurdle, attempts=1)
+    held = hold(place, gate, hurdle=hurdle, attempts=1)
     held.put(*"abaabc")
     held.run()
     held.put(*"abcb")
@@ -221,7 +216,7 @@ def test_a_hot_key_takes_one_pass(place: Path) -> None:
     """Also where each of its documents is exported by itself, under one id."""
     gate = Gate(place)
     gate.refuse_only()
-    held = Held(place, gate)
+    held = hold(place, gate)
     held.put(*["hot"] * 200, *(f"w{n}" for n in range(50)))
     summary = held.run()
     assert (summary.exit, summary.waves) == (0, 2)
@@ -247,7 +242,7 @@ def test_an_operator_gives_up_what_holds_others(place: Path, at: str) -> None:
     gate, hurdle = Gate(place), Picky(place)
     gate.refuse_only(*([("a", 2)] if at == "gate" else []))
     hurdle.refuse_only(*([("a", 2)] if at == "step" else []))
-    held = Held(place, gate, hurdle=hurdle)
+    held = hold(place, gate, hurdle=hurdle)
     held.put(*"aaab")
     assert held.run().pending == 1
     assert resolve(held.plan, "dropped", state=held.state, why="told by hand").count == 1

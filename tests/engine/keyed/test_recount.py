@@ -17,10 +17,11 @@ from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.routers import Duplicate
 from ferryman.sources import Queue
-from tests.support.keyed import Counted, states
+from tests.support.invariants import states
+from tests.support.keyed import Counted
+from tests.support.plan_world import Interrupted, Until, run_plan
 from tests.support.recorder import Recorder
 from tests.support.tiers import sampled
-from tests.support.trial import Interrupted, Until, run_plan
 
 
 class Fickle(Recorder):

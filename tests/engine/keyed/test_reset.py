@@ -19,16 +19,17 @@ from ferryman.routers import Duplicate
 from ferryman.sources import Changes, Memory, Queue
 from ferryman.state.state import state_root
 from tests.engine.test_replicas import Copy
-from tests.support.keyed import Words, count, states
+from tests.support.invariants import states
+from tests.support.keyed import count, count_words
+from tests.support.plan_world import PlanWorld, Watch, run_plan
 from tests.support.recorder import Recorder
 from tests.support.tiers import sampled
-from tests.support.trial import Watch, run_plan
 
 
-def told(words: Words) -> dict[str, int]:
+def told(words: PlanWorld) -> dict[str, int]:
     """What the queue below was told last of each key; ``old`` is what it was told before."""
     last: Counter[str] = Counter()
-    for message in words.out.read(limit=100_000):
+    for message in words.queue("out").read(limit=100_000):
         key = message.meta["id"] if message.meta.get("operation") == "delete" else message.body["key"]
         if message.meta.get("operation") == "delete":
             assert key in last, "a key was removed twice"
@@ -39,7 +40,7 @@ def told(words: Words) -> dict[str, int]:
     return dict(last)
 
 
-def move(words: Words, index: int) -> None:
+def move(words: PlanWorld, index: int) -> None:
     """As ``ferryman queue rewind``."""
     [reader] = words.into.readers()
     words.into.tailer(reader).to(index)
@@ -48,7 +49,7 @@ def move(words: Words, index: int) -> None:
 @pytest.mark.rule("keyed.reset")
 def test_what_was_rewound_is_counted_again(place: Path) -> None:
     """From where it was moved to; what was told is taken back first. The move is followed once."""
-    words = Words(place)
+    words = count_words(place)
     words.put("a", "b", "a")
     words.run()
     move(words, 2)
@@ -67,7 +68,7 @@ def test_what_was_rewound_is_counted_again(place: Path) -> None:
 @pytest.mark.rule("keyed.reset")
 def test_a_queue_that_was_made_again_is_counted_alone(place: Path) -> None:
     """Keys that do not come again are removed, also where somebody reads the changes of the state."""
-    words, copy = Words(place), Copy(place)
+    words, copy = count_words(place), Copy(place)
     replica = Plan("replica", version=1)
     replica.source("changes", Changes(words.plan, "counts", words.state)).destination("copy", copy)
     words.put("a", "b", "a", "c")
@@ -161,7 +162,7 @@ def test_while_something_waits_nothing_is_emptied(place: Path, error: Exception)
     def raising(*_: Any) -> Any:
         raise error
 
-    at = Words(place / "at", raising, on_error="continue")
+    at = count_words(place / "at", raising, on_error="continue")
     at.put("a")
     at.run(wait=0)
     with pytest.raises(UsageError, match="counts: 1 documents are committed, and not counted yet, or held for review"):
@@ -188,7 +189,7 @@ RESET += ("state.marked", "exports.marked", "settle.rewritten", "outbox.logged",
 @pytest.mark.parametrize("point", sampled(RESET, 3))
 def test_a_kill_empties_all_or_nothing(place: Path, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same command again, or a run without it, goes on."""
-    words = Words(place)
+    words = count_words(place)
     words.put("a", "b", "a")
     words.run()
     move(words, 2)
@@ -220,7 +221,7 @@ def test_a_kill_empties_all_or_nothing(place: Path, point: str, monkeypatch: pyt
 def test_at_any_time(place: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between runs of many words, with merges, each reset counts what lies behind the place that was chosen."""
     monkeypatch.setattr(limits, "COMPACT_FILES", 3)
-    chance, words = random.Random(seed), Words(place)
+    chance, words = random.Random(seed), count_words(place)
     put: list[str] = []
     first = 0
     for _ in range(6):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ferryman import Document, account
-from tests.support.keyed import Words, count
+from tests.support.keyed import count, count_words
 
 
 class Deadly:
@@ -31,14 +31,14 @@ class Deadly:
 @pytest.mark.spark
 def test_a_worker_that_dies_counts_nothing_twice(place: Path, spark: Any) -> None:
     """Spark runs its task again; what the other tasks have published stays."""
-    words = Words(place, Deadly(place / "killed"))
+    words = count_words(place, Deadly(place / "killed"))
     told: Counter[str] = Counter()
     for turn in range(2):
         words.put(*(f"w{n % 50}" for n in range(2000 + turn)))
         assert words.run(runner=spark, checked=turn > 0).exit == 0  # the next start removes what the dead one left
     assert (place / "killed").exists()
     assert words.states() == Counter(f"w{n % 50}" for turn in range(2) for n in range(2000 + turn))
-    for export in words.exported():
+    for export in words.bodies():
         assert export["old"] == told[export["key"]]
         told[export["key"]] = export["new"]
     assert told == words.states()
@@ -57,7 +57,7 @@ class Killer:
 @pytest.mark.spark
 def test_a_key_that_kills_its_workers_harms_no_other(place: Path, spark: Any) -> None:
     """Its documents are rejected, with the reason; all others are counted."""
-    words = Words(place, Killer(), on_error="continue")
+    words = count_words(place, Killer(), on_error="continue")
     words.put(*(f"w{n % 50}" for n in range(150)))
     summary = words.run(runner=spark, checked=False)
     assert (summary.exit, summary.rejected, summary.pending) == (3, 3, 0), summary

@@ -19,9 +19,10 @@ from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Queue
 from ferryman.testing.inprocess import InProcess
-from tests.support.keyed import Words, count, states
+from tests.support.invariants import states
+from tests.support.keyed import count, count_words
+from tests.support.plan_world import run_plan
 from tests.support.recorder import Recorder
-from tests.support.trial import run_plan
 
 
 class Killer:
@@ -43,7 +44,7 @@ class Killer:
 @pytest.mark.parametrize(("do", "how"), [("exit", "exit code 3"), ("kill", r"signal 9 (SIGKILL)")])
 def test_a_document_that_kills_update_is_rejected(place: Path, do: str, how: str) -> None:
     """Those before it in its call are counted, those behind it wait, other keys go on; a retry counts the rest."""
-    words = Words(place, Killer(place))
+    words = count_words(place, Killer(place))
     entries: list[dict[str, Any]] = [{"word": f"w{n % 7}"} for n in range(50)]
     entries[20]["do"] = do
     words.into.append(entries)
@@ -77,7 +78,7 @@ class Slow:
 @pytest.mark.parametrize("how", ["interrupted", pytest.param("stuck", marks=pytest.mark.slow)])
 def test_an_update_that_takes_too_long_fails_for_its_document(place: Path, how: str) -> None:
     """The others of its call are counted, and other keys."""
-    words = Words(place, Slow(), timeout=0.2, attempts=1, on_error="continue")
+    words = count_words(place, Slow(), timeout=0.2, attempts=1, on_error="continue")
     words.into.append([{"word": "a"}, {"word": "a", "sleep": how}, {"word": "a"}, {"word": "b"}])
     summary = words.run(runner=InProcess(fork=True, failures=1), checked=False)
     assert (summary.exit, summary.failed, summary.pending) == (3, 1, 0), summary

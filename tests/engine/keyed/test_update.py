@@ -16,27 +16,28 @@ from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.routers import ByField
 from ferryman.sources import Queue
-from tests.support.keyed import Words, states
-from tests.support.trial import run_plan
+from tests.support.invariants import states
+from tests.support.keyed import count_words
+from tests.support.plan_world import run_plan
 
 
 @pytest.mark.rule("keyed.commit")
 def test_each_key_has_the_state_that_its_documents_make(place: Path) -> None:
     """Over several runs; an export tells each change, and ``old`` is always the ``new`` that was told before."""
-    words = Words(place)
+    words = count_words(place)
     for batch in ("a b a", "b c", "a", "c c c"):
         words.put(*batch.split())
         assert words.run().exit == 0
     assert words.states() == {"a": 3, "b": 2, "c": 4}
     told: Counter[str] = Counter()
-    for export in words.exported():
+    for export in words.bodies():
         assert export["old"] == told[export["key"]]
         told[export["key"]] = export["new"]
     assert told == words.states()
 
 
 def test_a_run_without_new_documents_does_nothing(place: Path) -> None:
-    words = Words(place)
+    words = count_words(place)
     words.put("a")
     words.run()
     again = words.run()
@@ -46,7 +47,7 @@ def test_a_run_without_new_documents_does_nothing(place: Path) -> None:
 @pytest.mark.rule("keyed.status")
 def test_status_has_the_node_among_destinations_and_among_sources(place: Path) -> None:
     """What came in is counted as delivered there; what went out as read from it."""
-    words = Words(place)
+    words = count_words(place)
     words.put("a", "a", "b")
     words.run()
     status = words.status()
@@ -63,7 +64,7 @@ def together(key: str, state: Any, documents: list[Document]) -> tuple[list[int]
 @pytest.mark.rule("keyed.order")
 def test_documents_of_a_key_come_in_their_order(place: Path) -> None:
     """Also with several tasks and buffers, and over runs."""
-    words = Words(place, together, buffer_bytes=100)
+    words = count_words(place, together, buffer_bytes=100)
     numbers = defaultdict(list)
     for first in (0, 3000):
         words.into.append([{"word": f"w{n % 7}", "n": n} for n in range(first, first + 3000)])
@@ -80,7 +81,7 @@ def sizes(key: str, state: Any, documents: list[Document]) -> tuple[list[int], N
 @pytest.mark.rule("keyed.buffer")
 def test_a_call_gets_documents_of_so_many_bytes(place: Path) -> None:
     """And a larger document alone; each call gets the state that the one before returned."""
-    words = Words(place, sizes, buffer_bytes=100)
+    words = count_words(place, sizes, buffer_bytes=100)
     small, large = {"word": "a", "x": "x" * 10}, {"word": "a", "x": "x" * 500}
     words.into.append([small] * 5 + [large] + [small])
     words.run()
@@ -95,7 +96,7 @@ def toggle(key: str, state: Any, documents: list[Document]) -> tuple[Any, list[D
 
 @pytest.mark.rule("keyed.exports")
 def test_a_state_can_be_removed_and_an_export_be_a_deletion(place: Path) -> None:
-    words = Words(place, toggle)
+    words = count_words(place, toggle)
     words.put("a", "b")
     words.run()
     words.put("a")
@@ -191,7 +192,7 @@ def choosy(key: str, state: int | None, documents: list[Document]) -> tuple[int,
 @pytest.mark.rule("keyed.failure")
 def test_a_document_that_fails_harms_only_itself(place: Path) -> None:
     """Those before it in its call are counted, those behind it wait, as an ordered log asks; other keys go on."""
-    words = Words(place, choosy)
+    words = count_words(place, choosy)
     words.into.append([{"word": "a"}, {"word": "a"}, {"word": "a", "raise": "permanent"}, {"word": "a"}, {"word": "b"}])
     summary = words.run()
     assert (summary.exit, summary.rejected, summary.pending) == (4, 1, 1)
@@ -200,7 +201,7 @@ def test_a_document_that_fails_harms_only_itself(place: Path) -> None:
 
 @pytest.mark.rule("keyed.failure")
 def test_where_the_log_goes_on_so_do_later_documents(place: Path) -> None:
-    words = Words(place, choosy, on_error="continue")
+    words = count_words(place, choosy, on_error="continue")
     words.into.append([{"word": "a", "raise": "permanent"}, {"word": "a"}, {"word": "a"}])
     summary = words.run()
     assert (summary.exit, summary.rejected, summary.pending) == (3, 1, 0)
@@ -208,7 +209,7 @@ def test_where_the_log_goes_on_so_do_later_documents(place: Path) -> None:
 
 
 def test_an_unforeseen_error_is_retried_and_fails_after_its_attempts(place: Path) -> None:
-    words = Words(place, choosy, on_error="continue", attempts=2)
+    words = count_words(place, choosy, on_error="continue", attempts=2)
     words.into.append([{"word": "a", "raise": "unforeseen"}, {"word": "a"}])
     summary = words.run(sleep=lambda _: None)
     assert (summary.exit, summary.failed) == (3, 1)
@@ -216,7 +217,7 @@ def test_an_unforeseen_error_is_retried_and_fails_after_its_attempts(place: Path
 
 
 def test_dropped_documents_change_nothing(place: Path) -> None:
-    words = Words(place, choosy)
+    words = count_words(place, choosy)
     words.into.append([{"word": "a", "raise": "dropped"}, {"word": "b"}])
     summary = words.run()
     assert summary.exit == 0
@@ -240,7 +241,7 @@ class Broken:
 @pytest.mark.parametrize("error", [Misconfigured, ValueError, TransientError])
 def test_an_update_that_is_broken_keeps_its_documents(place: Path, error: type[Exception]) -> None:
     """Nothing is lost, and once it is mended all is counted."""
-    words = Words(place, Broken(place / "mended", error))
+    words = count_words(place, Broken(place / "mended", error))
     words.put(*(f"w{n}" for n in range(200)))
     summary = words.run(wait=0)
     assert (summary.exit, summary.pending, summary.failed) == (4, 200, 0), summary
@@ -261,7 +262,7 @@ def test_an_update_that_is_broken_keeps_its_documents(place: Path, error: type[E
     ],
 )
 def test_what_an_update_may_not_return_is_refused(place: Path, given: Any, why: str) -> None:
-    words = Words(place, lambda key, state, documents: given)
+    words = count_words(place, lambda key, state, documents: given)
     words.put("a")
     assert words.run().exit == 3
     [row] = account.deliveries(words.root, status="rejected")
@@ -278,7 +279,7 @@ def test_what_an_update_may_not_return_is_refused(place: Path, given: Any, why: 
     ],
 )
 def test_a_document_without_a_key_is_rejected(place: Path, message: dict[str, Any], why: str) -> None:
-    words = Words(place, on_error="continue")
+    words = count_words(place, on_error="continue")
     words.into.append([message, {"word": "a"}])
     summary = words.run()
     assert (summary.exit, summary.rejected) == (3, 1)
@@ -290,7 +291,7 @@ def test_a_document_without_a_key_is_rejected(place: Path, message: dict[str, An
 @pytest.mark.rule("keyed.key")
 def test_keys_are_any_text(place: Path) -> None:
     keys = ["", " ", "a\nb", "ä", "\0", "'; --", "x" * limits.KEY_BYTES, "🚢"]
-    words = Words(place, lambda key, state, documents: ((state or 0) + len(documents), Document(f"k{key}")))
+    words = count_words(place, lambda key, state, documents: ((state or 0) + len(documents), Document(f"k{key}")))
     for _ in range(2):
         words.put(*keys)
         assert words.run().exit == 0
@@ -303,7 +304,7 @@ def test_keys_are_any_text(place: Path) -> None:
 @pytest.mark.rule("keyed.lookup")
 def test_the_state_of_a_key_can_be_looked_up(place: Path) -> None:
     """From Python and on the command line, as of the last settled wave."""
-    words = Words(place)
+    words = count_words(place)
     assert words.plan.state("counts", words.state).get("a") is None
     words.put("a", "b", "a")
     words.run()
@@ -321,7 +322,7 @@ def test_the_state_of_a_key_can_be_looked_up(place: Path) -> None:
 
 
 def test_a_node_that_keeps_no_state_is_named(place: Path) -> None:
-    words = Words(place)
+    words = count_words(place)
     with pytest.raises(UsageError, match=r"other is not a keyed node of this plan\. It has: counts"):
         words.plan.state("other")
     with pytest.raises(UsageError, match="a key is text"):

@@ -18,8 +18,8 @@ from ferryman.engine.scan.phase import _row_ranges
 from ferryman.errors import TransientError, UsageError
 from ferryman.sources import Doubt, Files, Listed
 from ferryman.testing.inprocess import InProcess
+from tests.support.plan_world import PlanWorld
 from tests.support.scanning import LONG_AGO, counting, write
-from tests.support.trial import Trial
 
 FILES = 40
 
@@ -32,7 +32,7 @@ def corpus(place: Path) -> Path:
     return place / "corpus"
 
 
-def run(trial: Trial, cores: int = 2) -> tuple[list[str], int]:
+def run(trial: PlanWorld, cores: int = 2) -> tuple[list[str], int]:
     """What the next run delivers, and how often it starts Spark (here: what stands for it)."""
     begun = []
 
@@ -40,19 +40,19 @@ def run(trial: Trial, cores: int = 2) -> tuple[list[str], int]:
         begun.append(1)
         return InProcess()
 
-    trial.out.forget()
+    trial.out().forget()
     with OnDemandRunner(begin, cores, {}) as runner:
         trial.run(runner=runner)
         assert runner.started == bool(begun)
-    return sorted(trial.out.counted()), len(begun)
+    return sorted(trial.out().counted()), len(begun)
 
 
 @pytest.fixture
-def trial(place: Path, corpus: Path) -> Trial:
-    return delivered(Trial(place).build(source=Files(str(corpus))))
+def trial(place: Path, corpus: Path) -> PlanWorld:
+    return delivered(PlanWorld(place).build(source=Files(str(corpus))))
 
 
-def delivered(trial: Trial) -> Trial:
+def delivered(trial: PlanWorld) -> PlanWorld:
     """After a run without processes beside it: to start them takes longer than all else of these tests."""
     trial.run()
     return trial
@@ -62,7 +62,7 @@ def delivered(trial: Trial) -> Trial:
 @pytest.mark.parametrize(("detect", "cores"), [("content", 1), ("fingerprint", 2)])
 def test_nothing_has_changed(place: Path, corpus: Path, detect: str, cores: int) -> None:
     """However the source tells."""
-    trial = Trial(place).build(source=Files(str(corpus), detect=detect))  # type: ignore[arg-type]
+    trial = PlanWorld(place).build(source=Files(str(corpus), detect=detect))  # type: ignore[arg-type]
     everything, begun = run(trial)
     assert (len(everything), begun) == (FILES, 1)
     assert run(trial, cores) == ([], 0)
@@ -70,7 +70,7 @@ def test_nothing_has_changed(place: Path, corpus: Path, detect: str, cores: int)
 
 @pytest.mark.rule("scan.early")
 @pytest.mark.parametrize("changed", [1, FILES // 2])
-def test_some_have_changed(trial: Trial, corpus: Path, changed: int) -> None:
+def test_some_have_changed(trial: PlanWorld, corpus: Path, changed: int) -> None:
     """Those and no others are delivered, however many there are."""
     for n in range(changed):
         write(corpus / f"{n % 2}" / f"{n:02d}.txt", f"{n} two")
@@ -81,7 +81,7 @@ def test_some_have_changed(trial: Trial, corpus: Path, changed: int) -> None:
 def test_only_what_has_changed_is_read_again(place: Path, corpus: Path) -> None:
     """Once beside Spark, once on it."""
     reads = place / "reads"
-    trial = delivered(Trial(place).build(source=Reading(str(corpus), reads)))
+    trial = delivered(PlanWorld(place).build(source=Reading(str(corpus), reads)))
     reads.unlink()
     write(corpus / "1" / "07.txt", "7 two")
     assert run(trial) == (["1/07.txt"], 1)
@@ -90,7 +90,7 @@ def test_only_what_has_changed_is_read_again(place: Path, corpus: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["new", "gone"])
-def test_one_is_new_or_gone(trial: Trial, corpus: Path, kind: str) -> None:
+def test_one_is_new_or_gone(trial: PlanWorld, corpus: Path, kind: str) -> None:
     """Beside all those that have not changed."""
     if kind == "new":
         write(corpus / "0" / "new.txt", "new")
@@ -102,7 +102,7 @@ def test_one_is_new_or_gone(trial: Trial, corpus: Path, kind: str) -> None:
 def test_a_file_that_is_refused_in_every_scan(place: Path, corpus: Path) -> None:
     """Its refusal is known, as long as it is the same."""
     os.mkfifo(corpus / "0" / "pipe")
-    trial = delivered(Trial(place).build(source=Files(str(corpus))))
+    trial = delivered(PlanWorld(place).build(source=Files(str(corpus))))
     assert run(trial) == ([], 0)
     (corpus / "0" / "pipe").unlink()
     write(corpus / "0" / "pipe", "a file")
@@ -113,13 +113,13 @@ def test_a_file_that_cannot_be_unpacked(place: Path, corpus: Path) -> None:
     """What is wrong with its content is known, too."""
     (corpus / "0" / "broken.gz").write_bytes(b"\x1f\x8b\x08\x00broken")
     os.utime(corpus / "0" / "broken.gz", (LONG_AGO, LONG_AGO))
-    trial = delivered(Trial(place).build(source=Files(str(corpus))))
+    trial = delivered(PlanWorld(place).build(source=Files(str(corpus))))
     assert run(trial) == ([], 0)
 
 
 def test_a_new_date_is_remembered(place: Path, corpus: Path) -> None:
     """What a fingerprint takes for changed and is not is remembered by a wave: only that needs Spark."""
-    trial = delivered(Trial(place).build(source=Files(str(corpus), detect="fingerprint")))
+    trial = delivered(PlanWorld(place).build(source=Files(str(corpus), detect="fingerprint")))
     write(corpus / "1" / "07.txt", "7 one", LONG_AGO + 60)
     assert run(trial) == ([], 1)
     assert run(trial) == ([], 0)
@@ -127,7 +127,7 @@ def test_a_new_date_is_remembered(place: Path, corpus: Path) -> None:
 
 def test_a_folder_that_cannot_be_listed(place: Path, corpus: Path) -> None:
     """The listing is incomplete, as it would be on Spark: nothing is deleted, and the run says so."""
-    trial = delivered(Trial(place).build(source=Failing(str(corpus))))
+    trial = delivered(PlanWorld(place).build(source=Failing(str(corpus))))
     (corpus / "away").touch()
     with OnDemandRunner(InProcess, 2, {}) as runner:
         summary = trial.run(runner=runner)
@@ -138,7 +138,7 @@ def test_a_folder_that_cannot_be_listed(place: Path, corpus: Path) -> None:
 def test_a_source_that_is_away(place: Path, corpus: Path) -> None:
     """After the first document that cannot be had, the rest is left to who knows what to do then."""
     reads = place / "reads"
-    trial = delivered(Trial(place).build(source=Reading(str(corpus), reads)))
+    trial = delivered(PlanWorld(place).build(source=Reading(str(corpus), reads)))
     reads.unlink()
     (corpus.parent / "offline").touch()
     with OnDemandRunner(InProcess, 1, {}) as runner:
@@ -153,7 +153,7 @@ def test_a_source_that_is_away(place: Path, corpus: Path) -> None:
 
 def test_a_source_that_kills_the_process_that_reads_it(place: Path, corpus: Path) -> None:
     """What cannot be done beside Spark is done on it."""
-    trial = Trial(place).build(source=Killing(str(corpus), os.getpid()))
+    trial = PlanWorld(place).build(source=Killing(str(corpus), os.getpid()))
     assert len(run(trial)[0]) == FILES
     assert run(trial) == ([], 1)
 
@@ -161,7 +161,7 @@ def test_a_source_that_kills_the_process_that_reads_it(place: Path, corpus: Path
 def test_steps_never_run_beside_spark(place: Path, corpus: Path) -> None:
     """They have its processes, its retries and its limits."""
     calls = place / "calls"
-    trial = Trial(place).build(counting(calls, "step"), source=Files(str(corpus)))
+    trial = PlanWorld(place).build(counting(calls, "step"), source=Files(str(corpus)))
     run(trial)
     assert len(calls.read_text().splitlines()) == FILES
     calls.unlink()
@@ -197,7 +197,7 @@ def test_a_program_that_finds_nothing_new_does_not_load_spark(corpus: Path, plac
     subprocess.run([sys.executable, "-c", PROGRAM, str(corpus), str(place / "states")], check=True)
 
 
-def test_what_is_expected_starts_meanwhile(trial: Trial, corpus: Path) -> None:
+def test_what_is_expected_starts_meanwhile(trial: PlanWorld, corpus: Path) -> None:
     """Once, in a thread of its own; what goes wrong is raised where it is needed."""
     threads = []
 

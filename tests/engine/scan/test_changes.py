@@ -19,7 +19,7 @@ from ferryman.sources import Files, Memory
 from ferryman.state.state import State, state_root
 from ferryman.testing.inprocess import InProcess
 from tests.support.invariants import check
-from tests.support.network import Network
+from tests.support.plan_world import PlanWorld
 from tests.support.recorder import Recorder
 
 
@@ -34,7 +34,7 @@ def refuse(delivery: Any) -> Outcome:
 
 
 @pytest.mark.rule("change.everywhere")
-def test_a_changed_document_goes_to_all_its_destinations(net: Network) -> None:
+def test_a_changed_document_goes_to_all_its_destinations(net: PlanWorld) -> None:
     """Delivered, dead, refused and owed alike: the new version is due at each of them."""
     every = net.source().route("all", Duplicate())
     every.destination("fine", net.out("fine"))
@@ -60,7 +60,7 @@ def unreachable() -> None:
 
 
 @pytest.mark.rule("delete.no-steps")
-def test_no_step_is_called_for_what_is_gone(net: Network) -> None:
+def test_no_step_is_called_for_what_is_gone(net: PlanWorld) -> None:
     """Nor does a router choose; the delete goes where the document was given."""
     node = net.source().step("counted", net.counting("counted")).route("all", Duplicate())
     for name in ("one", "two"):
@@ -74,7 +74,7 @@ def test_no_step_is_called_for_what_is_gone(net: Network) -> None:
 
 
 @pytest.mark.rule("delete.given", "delete.undelivered", "delete.order")
-def test_what_is_still_owed_counts_as_given(net: Network) -> None:
+def test_what_is_still_owed_counts_as_given(net: PlanWorld) -> None:
     """It may have arrived for all we know: the delete is sent after it, there alone."""
     every = net.source().route("all", Duplicate())
     every.step("split", lambda doc: [doc, doc.child("k")]).destination("down", net.out("down"))

@@ -10,8 +10,8 @@ import pytest
 
 from ferryman.plan import Plan
 from ferryman.sources import Files
+from tests.support.plan_world import run_plan
 from tests.support.recorder import Recorder
-from tests.support.trial import run_plan
 
 
 def run(place: Path, **options: Any) -> list[dict[str, Any]]:

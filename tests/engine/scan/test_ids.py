@@ -18,8 +18,8 @@ from ferryman.errors import UsageError
 from ferryman.plan import Plan
 from ferryman.sources import Csv, DataFrame, Files, JsonLines, Listed, Memory, Source, Sql
 from ferryman.sources.base import id_of_text, text_of
+from tests.support.plan_world import run_plan
 from tests.support.recorder import Recorder
-from tests.support.trial import run_plan
 
 
 class Given(Source):

@@ -12,9 +12,9 @@ from ferryman.document import Document
 from ferryman.plan import Plan
 from ferryman.sources import Files, Listed, Memory, Source
 from tests.support.invariants import rows
+from tests.support.plan_world import PlanWorld, Watch, run_plan
 from tests.support.recorder import Recorder
 from tests.support.scanning import LONG_AGO, over_files, seen, write
-from tests.support.trial import Trial, Watch, run_plan
 
 # --- change detection -----------------------------------------------------------------------------------
 
@@ -75,7 +75,7 @@ def test_fingerprint_does_not_trust_a_file_that_was_just_written(place: Path) ->
     folder = place / "corpus"
     now = time.time()
     write(folder / "a", "a one", now)
-    trial = Trial(place).build(source=Files(str(folder), detect="fingerprint"))
+    trial = PlanWorld(place).build(source=Files(str(folder), detect="fingerprint"))
     trial.run()
     write(folder / "a", "a two", now)
     assert seen(trial) == {"a": 1}
@@ -92,7 +92,7 @@ def test_none_feeds_everything_again(place: Path) -> None:
     assert len({e["version"] for e in trial.history("a")}) == 1
 
 
-def test_fields_count_as_content(trial: Trial) -> None:
+def test_fields_count_as_content(trial: PlanWorld) -> None:
     """Of a document that is fields only, in whatever order they are given."""
     trial.documents.append({"id": "a", "x": 1, "y": 2})
     trial.run()
@@ -102,19 +102,19 @@ def test_fields_count_as_content(trial: Trial) -> None:
     assert seen(trial) == {"a": 1}
 
 
-def test_back_to_what_it_was_is_a_revision_of_its_own(trial: Trial) -> None:
+def test_back_to_what_it_was_is_a_revision_of_its_own(trial: PlanWorld) -> None:
     """A → B → A: the third delivery is not mistaken for the first."""
     for text in ("A", "B", "A"):
         trial.put("doc", text=text)
         trial.run()
-    lines = trial.out.lines()
+    lines = trial.out().lines()
     assert [line["text"] for line in lines] == ["A", "B", "A"]
     assert len({line["hash"] for line in lines}) == 3
     assert [e["revision"] for e in trial.history("doc")] == [1, 2, 3]
 
 
 @pytest.mark.rule("retry.indexed")
-def test_nothing_changed_is_no_wave(trial: Trial) -> None:
+def test_nothing_changed_is_no_wave(trial: PlanWorld) -> None:
     """A run that finds nothing to do commits nothing."""
     trial.put("a")
     trial.run()
@@ -127,31 +127,31 @@ def test_nothing_changed_is_no_wave(trial: Trial) -> None:
 
 
 @pytest.mark.rule("doc.duplicates")
-def test_of_duplicate_ids_the_last_is_kept_and_told(trial: Trial) -> None:
+def test_of_duplicate_ids_the_last_is_kept_and_told(trial: PlanWorld) -> None:
     """By the source's own order, over its pieces too; the run goes on."""
     trial.documents += [{"id": "a", "n": 1}, {"id": "b", "n": 1}, {"id": "a", "n": 2}]
     trial.documents += [{"id": f"x{i}"} for i in range(1100)]  # so that there is a second piece
     trial.documents.append({"id": "b", "n": 2})
     watch = Watch()
     trial.run(observer=watch)
-    found = {line["id"]: line["fields"] for line in trial.out.lines()}
+    found = {line["id"]: line["fields"] for line in trial.out().lines()}
     assert (found["a"], found["b"]) == ({"n": 2}, {"n": 2})
-    assert trial.out.counted()["a"] == trial.out.counted()["b"] == 1
+    assert trial.out().counted()["a"] == trial.out().counted()["b"] == 1
     assert any("source docs: 2 duplicate ids, the last of each is kept: a, b" in m for m in watch.messages)
 
 
-def test_duplicates_are_stable(trial: Trial) -> None:
+def test_duplicates_are_stable(trial: PlanWorld) -> None:
     """The same listing again is nothing new; another last one is a change."""
     trial.documents += [{"id": "a", "n": 1}, {"id": "a", "n": 2}]
     trial.run()
     assert seen(trial) == {}
     trial.documents.reverse()
     assert seen(trial) == {"a": 1}
-    assert trial.out.lines()[0]["fields"] == {"n": 1}
+    assert trial.out().lines()[0]["fields"] == {"n": 1}
 
 
 @pytest.mark.rule("doc.two-sources")
-def test_the_same_id_of_two_sources_is_two_documents(trial: Trial) -> None:
+def test_the_same_id_of_two_sources_is_two_documents(trial: PlanWorld) -> None:
     """Each with its own history."""
     plan = trial.build().plan
     more = [{"id": "a", "n": 2}]
@@ -161,7 +161,7 @@ def test_the_same_id_of_two_sources_is_two_documents(trial: Trial) -> None:
     run_plan(plan, trial.state)
     more.clear()
     run_plan(plan, trial.state)
-    assert (trial.out.arrived(), out.arrived()) == (["a"], ["a", "-a"])
+    assert (trial.out().arrived(), out.arrived()) == (["a"], ["a", "-a"])
 
 
 @pytest.mark.parametrize("names", [("one", "two"), ("a.b", "a-b"), ("docs", "Docs")])
@@ -184,57 +184,57 @@ KIB = 1024
 # --- waves ----------------------------------------------------------------------------------------------
 
 
-def test_a_scan_is_cut_by_listed_bytes(trial: Trial) -> None:
+def test_a_scan_is_cut_by_listed_bytes(trial: PlanWorld) -> None:
     """As many waves as it needs, none larger than asked for (but for a single document); the order is the source's."""
     trial.put(*(f"d{i}" for i in range(6)), text="x" * (600 * KIB))
     summary = trial.run(wave_bytes=1300 * KIB)
     assert summary.waves == 3
-    assert trial.out.arrived() == [f"d{i}" for i in range(6)]
+    assert trial.out().arrived() == [f"d{i}" for i in range(6)]
     by_wave = {(e["document"], e["wave"]) for e in rows(trial.root, "ledger")}
     assert by_wave == {(f"d{i}", 1 + i // 2) for i in range(6)}
 
 
-def test_a_document_larger_than_a_wave_is_a_wave(trial: Trial) -> None:
+def test_a_document_larger_than_a_wave_is_a_wave(trial: PlanWorld) -> None:
     """It cannot be cut."""
     trial.put("large", text="x" * (3 * KIB * KIB))
     trial.put("small")
     assert trial.run(wave_bytes=KIB * KIB).waves == 2
-    assert trial.out.counted() == {"large": 1, "small": 1}
+    assert trial.out().counted() == {"large": 1, "small": 1}
 
 
-def test_what_vanished_comes_last(trial: Trial) -> None:
+def test_what_vanished_comes_last(trial: PlanWorld) -> None:
     """What replaces it elsewhere is delivered first: a renamed file is never missing."""
     trial.put("old")
     trial.put(*(f"d{i}" for i in range(4)), text="x" * (600 * KIB))
     trial.run()
     trial.drop("old")
     trial.put(*(f"e{i}" for i in range(4)), text="y" * (600 * KIB))
-    trial.out.forget()
+    trial.out().forget()
     assert trial.run(wave_bytes=1300 * KIB).waves >= 2
-    assert trial.out.arrived() == ["e0", "e1", "e2", "e3", "-old"]
+    assert trial.out().arrived() == ["e0", "e1", "e2", "e3", "-old"]
 
 
-def test_a_crash_between_two_waves_of_a_scan_loses_nothing(trial: Trial) -> None:
+def test_a_crash_between_two_waves_of_a_scan_loses_nothing(trial: PlanWorld) -> None:
     """The rest is listed again; what was committed is not fed again."""
-    from tests.support.trial import Interrupted, Until
+    from tests.support.plan_world import Interrupted, Until
 
     trial.put(*(f"d{i}" for i in range(4)), text="x" * (600 * KIB))
     with pytest.raises(Interrupted):
         trial.run(wave_bytes=700 * KIB, observer=Until(3, "transform"), checked=False)
     trial.run(wave_bytes=700 * KIB)
-    assert trial.out.counted() == {f"d{i}": 1 for i in range(4)}
+    assert trial.out().counted() == {f"d{i}": 1 for i in range(4)}
 
 
 @pytest.mark.rule("doc.prefix")
 def test_ids_with_a_prefix(place: Path) -> None:
     """The prefix is part of the id, everywhere."""
-    trial = Trial(place)
+    trial = PlanWorld(place)
     documents = [{"id": "a"}, {"id": "b"}]
     trial.build(source=Memory(documents, prefix="left/", max_deleted=1))
     trial.run()
     del documents[0]
     trial.run()
-    assert trial.out.arrived() == ["left/a", "left/b", "-left/a"]
+    assert trial.out().arrived() == ["left/a", "left/b", "-left/a"]
 
 
 # --- reading --------------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ def test_a_document_that_cannot_be_read_now_is_tried_again(place: Path) -> None:
     """An OSError is transient: ERROR, tried again when due, DEAD after its attempts; a change begins anew."""
     mood = place / "mood"
     mood.write_text("raise not now")
-    trial = Trial(place).build(source=Moody(mood), attempts=2)
+    trial = PlanWorld(place).build(source=Moody(mood), attempts=2)
     summary = trial.run()
     assert (summary.exit, summary.failed) == (3, 1)
     assert trial.statuses("moody") == ["ERROR", "DEAD"]
@@ -278,7 +278,7 @@ def test_a_dead_unreadable_document_is_not_read_to_death(place: Path) -> None:
     """As unreadable as it was is no change: no new events, scan after scan."""
     mood = place / "mood"
     mood.write_text("raise not now")
-    trial = Trial(place).build(source=Moody(mood), attempts=1)
+    trial = PlanWorld(place).build(source=Moody(mood), attempts=1)
     for _ in range(3):
         trial.run()
     assert trial.statuses("moody") == ["DEAD"]

@@ -15,8 +15,8 @@ from ferryman.plan import Plan
 from ferryman.sources import Csv, Doubt, Files, Listed, Source
 from ferryman.sources.files import FileSelection
 from ferryman.testing.inprocess import InProcess
+from tests.support.plan_world import PlanWorld, run_plan
 from tests.support.recorder import Recorder
-from tests.support.trial import run_plan
 
 HOST = socket.gethostname()
 
@@ -28,12 +28,12 @@ class Elsewhere(InProcess):
         super().__init__()
         self.there = str(there)
         self.blind = True
-        self._calls = 0
+        self.calls = 0
 
     def _run_one(self, call: bytes) -> Any:
-        self._calls += 1
+        self.calls += 1
         with pytest.MonkeyPatch.context() as patch:
-            if self.blind and self._calls % 2 == 0:
+            if self.blind and self.calls % 2 == 0:
                 from ferryman.sources.folder import Root
 
                 of_driver = Root.path_of
@@ -46,30 +46,33 @@ class Elsewhere(InProcess):
             return super()._run_one(call)
 
 
-class Share:
+class Share(PlanWorld):
     """A corpus of eight folders, each with ten documents, that goes to a recorder; and another machine's view of it."""
 
     def __init__(self, place: Path) -> None:
-        self.root = place / "corpus"
+        super().__init__(place)
+        self.corpus = place / "corpus"
         self.there = place / "there"
         self.there.mkdir()
-        self.state = place / "state"
         for folder in range(8):
             for name in range(10):
-                file = self.root / str(folder) / f"{name}.txt"
+                file = self.corpus / str(folder) / f"{name}.txt"
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_text(f"{folder}/{name}")
-        self.out = Recorder(place / "out.jsonl")
         self.machines = Elsewhere(self.there)
-        self.plan = Plan("share", version=1)
-        self.plan.source("files", Files(self.root)).destination("out", self.out)
 
-    def run(self, *, blind: bool) -> Summary:
+    def make_plan(self) -> Plan:
+        plan = Plan("share", version=1)
+        plan.source("files", Files(self.corpus)).destination("out", self.out())
+        return plan
+
+    def scan(self, *, blind: bool) -> Summary:
+        """Run on both machines."""
         self.machines.blind = blind
-        return run_plan(self.plan, self.state, runner=self.machines)
+        return self.run(runner=self.machines)
 
     def deleted(self) -> list[str]:
-        return [id for id in self.out.arrived() if id.startswith("-")]
+        return [id for id in self.out().arrived() if id.startswith("-")]
 
 
 @pytest.fixture
@@ -80,24 +83,24 @@ def share(place: Path) -> Share:
 @pytest.mark.rule("delete.other-machine")
 def test_a_machine_that_does_not_see_folders_deletes_nothing(share: Share) -> None:
     """Their documents stay, and the run names the host and the path; once all see the same, what is gone goes."""
-    assert share.run(blind=False).exit == 0
-    summary = share.run(blind=True)
+    assert share.scan(blind=False).exit == 0
+    summary = share.scan(blind=True)
     assert (summary.exit, share.deleted()) == (4, [])
     told, *_ = [m for m in summary.messages if "incomplete listing" in m]
     assert f"is there on {HOST}, but missing on {HOST}" in told
-    assert str(share.root) in told
-    shutil.rmtree(share.root / "3")
-    assert share.run(blind=False).exit == 0
+    assert str(share.corpus) in told
+    shutil.rmtree(share.corpus / "3")
+    assert share.scan(blind=False).exit == 0
     assert len(share.deleted()) == 10
 
 
 @pytest.mark.rule("delete.other-machine")
 def test_an_empty_folder_on_one_machine_deletes_nothing(share: Share) -> None:
     """An unmounted share is an empty folder."""
-    share.run(blind=False)
+    share.scan(blind=False)
     for folder in range(8):
         (share.there / str(folder)).mkdir()
-    summary = share.run(blind=True)
+    summary = share.scan(blind=True)
     assert (summary.exit, share.deleted()) == (4, [])
     assert any("is not empty on" in m and "but empty on" in m for m in summary.messages)
 
@@ -105,33 +108,33 @@ def test_an_empty_folder_on_one_machine_deletes_nothing(share: Share) -> None:
 @pytest.mark.rule("delete.other-machine")
 def test_the_first_run_says_so_too(share: Share) -> None:
     """What a machine does not see is not passed over in silence; the rest is delivered."""
-    summary = share.run(blind=True)
+    summary = share.scan(blind=True)
     assert summary.exit == 4
-    assert 0 < len(share.out.arrived()) < 80
-    assert share.run(blind=False).exit == 0
-    assert len(set(share.out.arrived())) == 80
+    assert 0 < len(share.out().arrived()) < 80
+    assert share.scan(blind=False).exit == 0
+    assert len(set(share.out().arrived())) == 80
 
 
 @pytest.mark.rule("delete.other-machine")
 def test_a_driver_that_does_not_see_folders_deletes_nothing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It cuts the listing; those who list see folders that it has not named."""
     share = Share(place)
-    share.run(blind=False)
+    share.scan(blind=False)
     full = place / "full"
-    share.root.rename(full)
-    share.root.mkdir()
-    (share.root / "a.txt").touch()
+    share.corpus.rename(full)
+    share.corpus.mkdir()
+    (share.corpus / "a.txt").touch()
     share.machines.there = str(full)
-    share.machines._calls = 1  # all that is left to list is one piece, and it is listed elsewhere
-    summary = share.run(blind=True)
+    share.machines.calls = 1  # all that is left to list is one piece, and it is listed elsewhere
+    summary = share.scan(blind=True)
     assert (summary.exit, share.deleted()) == (4, [])
-    assert any(f"{share.root}/0 is not there on {HOST}, but there on {HOST}" in m for m in summary.messages)
+    assert any(f"{share.corpus}/0 is not there on {HOST}, but there on {HOST}" in m for m in summary.messages)
 
 
 def test_an_empty_folder_that_all_see_empty_is_no_matter(share: Share) -> None:
-    (share.root / "empty").mkdir()
+    (share.corpus / "empty").mkdir()
     (share.there / "empty").mkdir()
-    assert share.run(blind=False).exit == 0
+    assert share.scan(blind=False).exit == 0
 
 
 @pytest.mark.rule("delete.other-machine")
@@ -191,29 +194,29 @@ def test_what_a_store_does_not_list_is_looked_at_again(place: Path) -> None:
 @pytest.mark.rule("delete.other-machine")
 def test_what_the_driver_sees_is_not_deleted(share: Share) -> None:
     """A machine may have an old copy of a folder, which is neither missing nor empty."""
-    share.run(blind=False)
+    share.scan(blind=False)
     for folder in range(8):
-        shutil.copytree(share.root / str(folder), share.there / str(folder))
+        shutil.copytree(share.corpus / str(folder), share.there / str(folder))
         (share.there / str(folder) / "3.txt").unlink()
-    summary = share.run(blind=True)
+    summary = share.scan(blind=True)
     assert (summary.exit, share.deleted()) == (4, [])
     assert any(f"3.txt is there on {HOST}, but not in the listing" in m for m in summary.messages)
     for folder in range(8):
-        (share.root / str(folder) / "3.txt").unlink()
-    assert share.run(blind=True).exit == 0
+        (share.corpus / str(folder) / "3.txt").unlink()
+    assert share.scan(blind=True).exit == 0
     assert len(share.deleted()) == 8
 
 
 def test_what_is_left_out_is_not_there(place: Path) -> None:
     """Files that the globs do not take any more, and what a link has taken the place of, are deleted as before."""
     share = Share(place)
-    share.run(blind=False)
+    share.scan(blind=False)
     plan = Plan("share", version=1)
-    plan.source("files", Files(share.root, exclude=["3", "4/4.txt"])).destination("out", share.out)
-    (share.root / "5").rename(place / "five")
-    (share.root / "5").symlink_to(share.root / "6")
-    (share.root / "7" / "7.txt").unlink()
-    (share.root / "7" / "7.txt").symlink_to(share.root / "6")
+    plan.source("files", Files(share.corpus, exclude=["3", "4/4.txt"])).destination("out", share.out())
+    (share.corpus / "5").rename(place / "five")
+    (share.corpus / "5").symlink_to(share.corpus / "6")
+    (share.corpus / "7" / "7.txt").unlink()
+    (share.corpus / "7" / "7.txt").symlink_to(share.corpus / "6")
     assert run_plan(plan, share.state).exit == 0
     assert len(share.deleted()) == 10 + 1 + 10 + 1
 

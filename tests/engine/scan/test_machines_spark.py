@@ -12,8 +12,8 @@ from pyspark import TaskContext
 from ferryman.plan import Plan
 from ferryman.sources import Doubt, Files, Listed
 from ferryman.sources.folder import Piece
+from tests.support.plan_world import run_plan
 from tests.support.recorder import Recorder
-from tests.support.trial import run_plan
 
 pytestmark = pytest.mark.spark
 

@@ -7,28 +7,25 @@ from pathlib import Path
 import pytest
 
 from ferryman import limits
-from ferryman.engine.run import Summary
 from ferryman.plan import Plan
 from ferryman.sources import Memory
-from tests.support.recorder import Recorder
-from tests.support.trial import run_plan
+from tests.support.plan_world import PlanWorld
 
 
-class Shelves:
+class Shelves(PlanWorld):
     """Documents in first-level folders, that go to a recorder."""
 
     def __init__(self, place: Path, prefix: str = "", **counts: int) -> None:
+        super().__init__(place, each_time=True)
         self.ids = {f"{folder}/{i}" for folder, count in counts.items() for i in range(count)}
         self.prefix = prefix
-        self.state = place / "state"
-        self.out = Recorder(place / "out.jsonl")
         self.run()
 
-    def run(self, allow_deletes: bool | list[str] = False) -> Summary:
+    def make_plan(self) -> Plan:
         plan = Plan("shelves", version=1)
         source = Memory([{"id": id} for id in sorted(self.ids)], prefix=self.prefix)
-        plan.source("docs", source).destination("out", self.out)
-        return run_plan(plan, self.state, allow_deletes=allow_deletes)
+        plan.source("docs", source).destination("out", self.out())
+        return plan
 
     def clear(self, folder: str, keep: int = 0) -> None:
         gone = sorted(id for id in self.ids if id.startswith(f"{folder}/"))[keep:]
@@ -36,7 +33,9 @@ class Shelves:
 
     def deleted(self) -> dict[str, int]:
         """Deletes that arrived, by folder."""
-        found = [id[1:].removeprefix(self.prefix).partition("/")[0] for id in self.out.arrived() if id.startswith("-")]
+        found = [
+            id[1:].removeprefix(self.prefix).partition("/")[0] for id in self.out().arrived() if id.startswith("-")
+        ]
         return {folder: found.count(folder) for folder in found}
 
 
@@ -54,7 +53,7 @@ def test_a_folder_that_is_gone_is_not_deleted_unasked(place: Path, prefix: str) 
     assert why.startswith(f"source docs, folder {prefix}a: 100 of 100 documents are missing, more than max_deleted=0.5")
     assert why.endswith(f"run again with --allow-deletes={prefix}a.")
     assert shelves.deleted() == {"b": 10}
-    assert f"{prefix}d/new" in shelves.out.arrived()
+    assert f"{prefix}d/new" in shelves.out().arrived()
     assert shelves.run().exit == 2, "until somebody says so, or they are back"
     assert shelves.run(allow_deletes=[f"{prefix}a/"]).exit == 0
     assert shelves.deleted() == {"a": 100, "b": 10}

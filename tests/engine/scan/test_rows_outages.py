@@ -14,10 +14,9 @@ from ferryman.document import Document
 from ferryman.errors import Misconfigured
 from ferryman.sources import Csv, Files, JsonLines, Lines, Listed, Memory, Source
 from ferryman.sources.folder import Root
-from tests.support.network import Network
+from tests.support.plan_world import PlanWorld
 from tests.support.sleeper import Sleeper
 from tests.support.tiers import sampled
-from tests.support.trial import Trial
 
 KINDS: dict[str, tuple[Callable[..., Source], str]] = {
     "csv": (Csv, "name\n{}\n{}\n"),
@@ -77,7 +76,7 @@ def share(place: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Share, 
 def test_rows_on_a_share_that_is_away(place: Path, share: tuple[Share, Source], what: str, number: int) -> None:
     """New rows are pending, known ones stay, other sources go on; the run ends with 4 and names the source."""
     there, source = share
-    net = Network(place)
+    net = PlanWorld.empty(place)
     net.plan.source("rows", source).destination("out", net.out("out"))
     net.source("more").destination("more-out", net.out("more-out"))
     assert net.run().exit == 0
@@ -112,7 +111,7 @@ def test_rows_are_asked_for_again_within_the_run(place: Path, share: tuple[Share
             raise RuntimeError("a bug")
         return doc
 
-    trial = Trial(place).build(step, source=source, backoff=10_000)
+    trial = PlanWorld(place).build(step, source=source, backoff=10_000)
     assert trial.run(wait=0).exit == 4
     flag.unlink()
     trial.retry(status="pending")
@@ -121,7 +120,7 @@ def test_rows_are_asked_for_again_within_the_run(place: Path, share: tuple[Share
     assert trial.run(**sleeper.options(), wait=60).exit == 0
     assert sum(sleeper.slept) == pytest.approx(21, abs=1)
     assert trial.counts() == {"delivered": 2}
-    assert {line["attempt"] for line in trial.out.lines()} == {1}
+    assert {line["attempt"] for line in trial.out().lines()} == {1}
 
 
 @pytest.mark.rule("outage.source")
@@ -130,7 +129,7 @@ def test_one_file_of_many(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (place / "share").mkdir()
     for name in ("a", "b", "c"):
         (place / "share" / name).write_text("one\n")
-    trial = Trial(place).build(source=Lines(place / "share"))
+    trial = PlanWorld(place).build(source=Lines(place / "share"))
     usual = Root._open
 
     def fail(self: Root, id: str) -> Any:
@@ -140,10 +139,10 @@ def test_one_file_of_many(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Root, "_open", fail)
     assert trial.run(wait=0).exit == 4
-    assert trial.out.counted() == {"a#line=1": 1, "c#line=1": 1}
+    assert trial.out().counted() == {"a#line=1": 1, "c#line=1": 1}
     monkeypatch.undo()
     assert trial.run().exit == 0
-    assert trial.out.counted() == {"a#line=1": 1, "b#line=1": 1, "c#line=1": 1}
+    assert trial.out().counted() == {"a#line=1": 1, "b#line=1": 1, "c#line=1": 1}
 
 
 @pytest.mark.rule("outage.source")
@@ -152,7 +151,7 @@ def test_one_folder_of_a_share(place: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for name in ("a", "b"):
         (place / "share" / name).mkdir(parents=True)
         (place / "share" / name / "f").write_text("x")
-    trial = Trial(place).build(source=Files(place / "share"))
+    trial = PlanWorld(place).build(source=Files(place / "share"))
     scandir = os.scandir
 
     def scan(path: Any = ".") -> Any:
@@ -162,15 +161,15 @@ def test_one_folder_of_a_share(place: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(os, "scandir", scan)
     summary = trial.run(wait=0)
-    assert (summary.exit, trial.out.counted()) == (4, {"a/f": 1})
+    assert (summary.exit, trial.out().counted()) == (4, {"a/f": 1})
     assert "source docs (listing) is not available: " in summary.messages[-1]
     monkeypatch.undo()
     assert trial.run().exit == 0
-    assert trial.out.counted() == {"a/f": 1, "b/f": 1}
+    assert trial.out().counted() == {"a/f": 1, "b/f": 1}
 
 
 @pytest.mark.rule("outage.misconfigured")
-def test_a_listing_that_somebody_has_to_mend(trial: Trial) -> None:
+def test_a_listing_that_somebody_has_to_mend(trial: PlanWorld) -> None:
     """The run does not wait for it."""
 
     class Locked(Memory):

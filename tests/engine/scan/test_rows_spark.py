@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ferryman.sources import Lines
-from tests.support.trial import Trial
+from tests.support.plan_world import PlanWorld
 
 
 @pytest.mark.spark
@@ -19,7 +19,7 @@ def test_lines_on_spark(place: Path, spark: Any) -> None:
     folder.mkdir()
     for name in "abc":
         (folder / f"{name}.gz").write_bytes(gzip.compress("".join(f"{name} {i}\n" for i in range(300)).encode()))
-    trial = Trial(place).build(source=Lines(folder))
+    trial = PlanWorld(place).build(source=Lines(folder))
 
     assert trial.run(runner=spark).delivered == 900
-    assert set(trial.out.counted().values()) == {1}
+    assert set(trial.out().counted().values()) == {1}

@@ -15,7 +15,7 @@ from ferryman.engine.scan.phase import detect_changes
 from ferryman.errors import TransientError
 from ferryman.plan import Plan
 from ferryman.state.state import State
-from tests.support.trial import Trial, Watch
+from tests.support.plan_world import PlanWorld, Watch
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_a_part_that_does_not_fit_is_halved(place: Path, monkeypatch: pytest.Mon
     assert [row["id"] for row in detected(place, 500, 2)] == synthetic.ids(0, 500)
 
 
-def changes(trial: Trial) -> list[Any]:
+def changes(trial: PlanWorld) -> list[Any]:
     """What a second scan does with documents of every kind."""
     failing = {"f1", "f2"}
 
@@ -123,33 +123,33 @@ def changes(trial: Trial) -> list[Any]:
     trial.put("d5", "d11", "d36", text="new")
     trial.put("n1", "n2")
     trial.documents.append({"id": "d20", "n": 7})
-    trial.out.forget()
+    trial.out().forget()
     watch = Watch()
     trial.run(observer=watch)
     trial.run()
-    return [trial.out.arrived(), [m for m in watch.messages if "duplicate" in m], trial.status()]
+    return [trial.out().arrived(), [m for m in watch.messages if "duplicate" in m], trial.status()]
 
 
 def test_parts_change_nothing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """New, changed, vanished, listed twice, waiting: the same in the same order."""
-    once = changes(Trial(place / "once"))
+    once = changes(PlanWorld(place / "once"))
     for name in ("COMPARED_ROWS", "JOINED_ROWS", "SORTED_ROWS"):
         monkeypatch.setattr(limits, name, 4)
-    assert changes(Trial(place / "parts")) == once
+    assert changes(PlanWorld(place / "parts")) == once
 
 
 @pytest.mark.usefixtures("small_parts")
 def test_what_is_known_stays_readable_for_all_waves_of_a_scan(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when files of ``documents`` are merged between them."""
     monkeypatch.setattr(limits, "COMPACT_FILES", 2)
-    trial = Trial(place)
+    trial = PlanWorld(place)
     trial.put(*(f"d{i}" for i in range(8)), text="x" * 600 * limits.KIB)
     trial.run()
     trial.put(*(f"d{i}" for i in range(8)), text="y" * 600 * limits.KIB)
     trial.drop("d7")
-    trial.out.forget()
+    trial.out().forget()
     assert trial.run(wave_bytes=1300 * limits.KIB).waves > 3
-    assert trial.out.counted() == {**{f"d{i}": 1 for i in range(7)}, "-d7": 1}
+    assert trial.out().counted() == {**{f"d{i}": 1 for i in range(7)}, "-d7": 1}
     assert {e["revision"] for i in range(8) for e in trial.history(f"d{i}")} == {1, 2}
 
 

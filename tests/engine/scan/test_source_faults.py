@@ -16,7 +16,7 @@ from ferryman.errors import EngineError, Misconfigured, UsageError, WorkerDied
 from ferryman.plan import Plan
 from ferryman.sources import DataFrame, Files, Listed, Memory, Source, Sql
 from ferryman.testing.inprocess import InProcess
-from tests.support.trial import run_plan
+from tests.support.plan_world import run_plan
 
 
 class Silent(Exception):

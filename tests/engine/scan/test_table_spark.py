@@ -11,7 +11,7 @@ import pytest
 from ferryman.destinations import JsonLines
 from ferryman.plan import Plan
 from ferryman.sources import DataFrame
-from tests.support.trial import run_plan
+from tests.support.plan_world import run_plan
 
 COLUMNS = {
     "person": ("named_struct('name', 'Ann', 'born', date'1564-04-26', 'tags', array('a', null))",

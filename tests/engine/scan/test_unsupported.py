@@ -13,8 +13,8 @@ from ferryman import Document, Plan
 from ferryman.errors import Unsupported, UsageError
 from ferryman.sources import Files
 from ferryman.steps import extract_text
+from tests.support.plan_world import run_plan
 from tests.support.recorder import Recorder
-from tests.support.trial import run_plan
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0\0\0\rIHDR" + bytes(range(256))
 MAIL = b"""From: a@example.com

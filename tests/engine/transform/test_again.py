@@ -16,7 +16,7 @@ from ferryman.plan import Plan
 from ferryman.records import rows
 from ferryman.sources import Files, Memory
 from ferryman.state.state import state_root
-from tests.support.trial import Trial, run_plan
+from tests.support.plan_world import PlanWorld, run_plan
 
 HOUR_S = 3600
 
@@ -42,14 +42,14 @@ def partial(doc: Document) -> Document:
     return doc
 
 
-def times(trial: Trial, id: str) -> int:
+def times(trial: PlanWorld, id: str) -> int:
     """How often it arrived."""
-    return trial.out.arrived().count(id)
+    return trial.out().arrived().count(id)
 
 
 @pytest.mark.rule("again.later")
 @pytest.mark.parametrize("detect", ["content", "fingerprint"])
-def test_it_is_delivered_now_and_read_again_later(trial: Trial, clock: Clock, detect: str) -> None:
+def test_it_is_delivered_now_and_read_again_later(trial: PlanWorld, clock: Clock, detect: str) -> None:
     """It is not pending meanwhile; its time comes once, with an unchanged content, as a new revision."""
     trial.build(partial, detect=detect)
     trial.put("a", text="partial")
@@ -75,7 +75,7 @@ def test_it_is_delivered_now_and_read_again_later(trial: Trial, clock: Clock, de
 
 
 @pytest.mark.rule("again.wish")
-def test_a_new_version_has_a_wish_of_its_own(trial: Trial, clock: Clock) -> None:
+def test_a_new_version_has_a_wish_of_its_own(trial: PlanWorld, clock: Clock) -> None:
     """What the old one asked for is dropped; so it is when the document vanishes."""
     trial.build(partial)
     trial.put("a", "b", text="partial")
@@ -98,7 +98,7 @@ def children(doc: Document) -> list[Document]:
     return made
 
 
-def test_a_child_asks_for_its_origin(trial: Trial, clock: Clock) -> None:
+def test_a_child_asks_for_its_origin(trial: PlanWorld, clock: Clock) -> None:
     """Of several the earliest counts."""
     trial.build(children)
     trial.put("a", text="one partial sooner")
@@ -116,7 +116,7 @@ def failing_later(doc: Document) -> Document:
     return doc
 
 
-def test_a_retry_keeps_the_wish(trial: Trial, clock: Clock, place: Path) -> None:
+def test_a_retry_keeps_the_wish(trial: PlanWorld, clock: Clock, place: Path) -> None:
     """A step behind the one that asked fails first: the wish stays as it was."""
     marker = place / "marker"
 
@@ -137,7 +137,7 @@ def test_a_retry_keeps_the_wish(trial: Trial, clock: Clock, place: Path) -> None
     assert times(trial, "a") == 2
 
 
-def test_a_person_who_forces_it_comes_first(trial: Trial, clock: Clock) -> None:
+def test_a_person_who_forces_it_comes_first(trial: PlanWorld, clock: Clock) -> None:
     """And the wish that it makes then counts, not the one of before."""
     trial.build(partial)
     trial.put("a", text="partial")
@@ -153,7 +153,7 @@ def test_a_person_who_forces_it_comes_first(trial: Trial, clock: Clock) -> None:
     assert times(trial, "a") == 3
 
 
-def test_it_survives_a_touched_file(trial: Trial, clock: Clock) -> None:
+def test_it_survives_a_touched_file(trial: PlanWorld, clock: Clock) -> None:
     """Same content, another fingerprint: the wish stays."""
     file = trial.folder / "in" / "a"
     file.parent.mkdir()
@@ -168,7 +168,7 @@ def test_it_survives_a_touched_file(trial: Trial, clock: Clock) -> None:
     assert times(trial, "a") == 2
 
 
-def test_a_dropped_document_may_ask(trial: Trial, clock: Clock) -> None:
+def test_a_dropped_document_may_ask(trial: PlanWorld, clock: Clock) -> None:
     """Nothing of it is delivered now, and it is read again."""
 
     def not_yet(doc: Document) -> None:
@@ -180,7 +180,7 @@ def test_a_dropped_document_may_ask(trial: Trial, clock: Clock) -> None:
     assert trial.status()["sources"]["docs"]["again"] == 1
 
 
-def test_a_document_that_kills_keeps_its_wish(trial: Trial, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_document_that_kills_keeps_its_wish(trial: PlanWorld, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a child process walks is staged with what it asked for."""
     import dataclasses
 
@@ -213,13 +213,13 @@ def test_it_never_comes_at_once() -> None:
     assert doc.asked_again.after_s == 1
 
 
-def test_a_new_version_of_the_plan_takes_the_wishes_along(trial: Trial, clock: Clock) -> None:
+def test_a_new_version_of_the_plan_takes_the_wishes_along(trial: PlanWorld, clock: Clock) -> None:
     """What the older state was asked for, the newer one does."""
 
     def built(version: int) -> Plan:
         plan = Plan("trial", version=version)
         docs = plan.source("docs", Memory(trial.documents))
-        docs.step("partial", partial).destination("out", trial.out)
+        docs.step("partial", partial).destination("out", trial.out())
         return plan
 
     trial.put("a", text="partial")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -13,20 +12,15 @@ import pytest
 from ferryman import account
 from ferryman.document import Document
 from ferryman.testing.inprocess import InProcess
-from tests.support.network import Network
+from tests.support.plan_world import PlanWorld
 
 
-@pytest.fixture
-def net(place: Path) -> Network:
-    return Network(place)
-
-
-def build(net: Network, fn: Callable[[pa.RecordBatch], Any], **options: Any) -> None:
+def build(net: PlanWorld, fn: Callable[[pa.RecordBatch], Any], **options: Any) -> None:
     step = net.source().step("embed", fn, arrow=True, **options)
     step.destination("out", net.out("out"), backoff=0)
 
 
-def fields(net: Network) -> dict[str, dict[str, Any]]:
+def fields(net: PlanWorld) -> dict[str, dict[str, Any]]:
     return {line["id"]: line["fields"] for line in net.out("out").lines()}
 
 
@@ -35,7 +29,7 @@ def with_column(batch: pa.RecordBatch, name: str, values: Any) -> pa.RecordBatch
 
 
 @pytest.mark.rule("step.arrow")
-def test_a_document_is_its_row(net: Network) -> None:
+def test_a_document_is_its_row(net: PlanWorld) -> None:
     """Columns of all fields, and of raw; a row that is missing is dropped, null is no field, the order is free."""
 
     def embed(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -58,7 +52,7 @@ def test_a_document_is_its_row(net: Network) -> None:
 
 
 @pytest.mark.rule("step.arrow")
-def test_what_the_step_leaves_alone_stays_as_it_was(net: Network) -> None:
+def test_what_the_step_leaves_alone_stays_as_it_was(net: PlanWorld) -> None:
     """Arrow makes one type of 1 and 2.5, and objects with all names of them all: that stays within the step."""
     build(net, lambda batch: with_column(batch, "n", range(batch.num_rows)))
     net.put("a", score=1, meta={"lang": "en"}, none=None)
@@ -72,13 +66,13 @@ def test_what_the_step_leaves_alone_stays_as_it_was(net: Network) -> None:
 
 
 @pytest.mark.rule("step.arrow")
-def test_a_field_that_is_the_id_is_the_column_id(net: Network) -> None:
+def test_a_field_that_is_the_id_is_the_column_id(net: PlanWorld) -> None:
     """A table's rows have their id as a field, too: it stays, whatever columns the step returns."""
     build(net, lambda batch: with_column(batch, "n", range(batch.num_rows)).select(["id", "n"]), attempts=1)
-    net.documents["docs"] += [{"id": "a", "raw": None, "year": 1}, Document("b", id_="x")]
+    net.documents += [{"id": "a", "raw": None, "year": 1}, Document("b", id_="x")]
     for doc in ("c", "d"):
-        net.documents["docs"].append(Document.of(doc, {"id": doc, "year": 2}))
-    net.documents["docs"].append(Document.of("e", {"id": "another", "year": 2}))
+        net.documents.append(Document.of(doc, {"id": doc, "year": 2}))
+    net.documents.append(Document.of("e", {"id": "another", "year": 2}))
     assert net.run(runner=InProcess(slots=1)).exit == 3
     assert {id: each.get("id") for id, each in fields(net).items()} == {"a": None, "b": None, "c": "c", "d": "d"}
     [event] = account.history(net.root, "e", net.plan)
@@ -102,7 +96,7 @@ WRONG: dict[str, tuple[Callable[[pa.RecordBatch], Any], str]] = {
 
 @pytest.mark.rule("step.arrow")
 @pytest.mark.parametrize("what", WRONG)
-def test_a_batch_that_does_not_match_is_halved(net: Network, what: str) -> None:
+def test_a_batch_that_does_not_match_is_halved(net: PlanWorld, what: str) -> None:
     """Down to the document with which it does not."""
     wrong, message = WRONG[what]
     build(net, lambda batch: wrong(batch) if "bad" in batch["id"].to_pylist() else batch, attempts=1)
@@ -114,7 +108,7 @@ def test_a_batch_that_does_not_match_is_halved(net: Network, what: str) -> None:
 
 
 @pytest.mark.rule("step.arrow")
-def test_fields_that_make_no_column_part_the_batch(net: Network) -> None:
+def test_fields_that_make_no_column_part_the_batch(net: PlanWorld) -> None:
     """Text in one document and a number in another have no common type: each goes in a batch with its like."""
     build(net, lambda batch: with_column(batch, "rows", [batch.num_rows] * batch.num_rows), attempts=1)
     net.put("a", "b", year="1599")

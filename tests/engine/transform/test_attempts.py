@@ -16,8 +16,8 @@ from ferryman.errors import Dropped, PlanError
 from ferryman.plan import Plan
 from ferryman.sources import Memory
 from tests.support.invariants import rows
+from tests.support.plan_world import PlanWorld, Watch, run_plan
 from tests.support.recorder import Recorder
-from tests.support.trial import Trial, Watch, run_plan
 
 
 def broken(doc: Document) -> Document:
@@ -41,7 +41,7 @@ def busy(delivery: Any) -> Outcome:
 
 
 @pytest.mark.rule("retry.counted")
-def test_steps_and_destination_spend_the_same_attempts(trial: Trial) -> None:
+def test_steps_and_destination_spend_the_same_attempts(trial: PlanWorld) -> None:
     """One of a step's, then two of the destination's, and it is dead; the destination is told which one it is."""
     trial.build(once(trial.folder / "flag"), answer=busy, attempts=3)
     trial.put("a")
@@ -51,7 +51,7 @@ def test_steps_and_destination_spend_the_same_attempts(trial: Trial) -> None:
         ("ERROR", 2, "busy"),
         ("DEAD", 3, "busy (attempt 3, the last)"),
     ]
-    assert [line["attempt"] for line in trial.out.lines()] == [2, 3]
+    assert [line["attempt"] for line in trial.out().lines()] == [2, 3]
 
 
 def wrong(delivery: Any) -> Outcome:
@@ -63,7 +63,7 @@ class Panic(BaseException):
 
 
 @pytest.mark.parametrize("error", [Panic("unwrap of None"), SystemExit(3)], ids=["panic", "exit"])
-def test_whatever_a_step_raises_is_an_error_of_its_document(trial: Trial, error: BaseException) -> None:
+def test_whatever_a_step_raises_is_an_error_of_its_document(trial: PlanWorld, error: BaseException) -> None:
     """Not of the task, of which the other documents would have to be done again."""
 
     def step(doc: Document) -> Document:
@@ -74,11 +74,11 @@ def test_whatever_a_step_raises_is_an_error_of_its_document(trial: Trial, error:
     trial.build(step, attempts=1)
     trial.put("a", "b", "c")
     assert trial.run().exit == 3
-    assert [(d["document"], d["status"]) for d in trial.docs(status="failed")] == [("b", "DEAD")]
-    assert sorted(line["id"] for line in trial.out.lines()) == ["a", "c"]
+    assert [(d["document"], d["status"]) for d in trial.deliveries(status="failed")] == [("b", "DEAD")]
+    assert sorted(line["id"] for line in trial.out().lines()) == ["a", "c"]
 
 
-def test_progress_counts_what_failed_steps_owe(trial: Trial) -> None:
+def test_progress_counts_what_failed_steps_owe(trial: PlanWorld) -> None:
     """Beside the rows that wait in the outbox; once they are delivered nothing is owed."""
 
     class Progress(Watch):
@@ -100,7 +100,7 @@ def test_progress_counts_what_failed_steps_owe(trial: Trial) -> None:
 
 
 @pytest.mark.rule("retry.counted")
-def test_a_new_version_begins_with_its_first_attempt(trial: Trial) -> None:
+def test_a_new_version_begins_with_its_first_attempt(trial: PlanWorld) -> None:
     """Whatever the old one had spent."""
     trial.build(answer=busy, attempts=2)
     for text in ("one", "two"):
@@ -113,7 +113,7 @@ def test_a_new_version_begins_with_its_first_attempt(trial: Trial) -> None:
 
 @pytest.mark.rule("retry.attempts")
 @pytest.mark.parametrize("where", ["step", "destination"])
-def test_after_three_attempts_it_is_dead(trial: Trial, where: str) -> None:
+def test_after_three_attempts_it_is_dead(trial: PlanWorld, where: str) -> None:
     """Where the plan says nothing else, in steps as at the destination; no run tries it again by itself."""
     trial.build(*([broken] if where == "step" else []), answer=wrong)
     trial.put("a")
@@ -122,7 +122,7 @@ def test_after_three_attempts_it_is_dead(trial: Trial, where: str) -> None:
     assert trial.statuses("a") == ["ERROR", "ERROR", "DEAD"]
 
 
-def waits(trial: Trial, where: str) -> list[float]:
+def waits(trial: PlanWorld, where: str) -> list[float]:
     """Seconds from each document's first error to its due time."""
     if where == "step":
         found = {e["document"]: (e["due"], e["created"]) for e in rows(trial.root, "ledger")}
@@ -138,7 +138,7 @@ def _seconds(created: dt.datetime) -> float:
 
 @pytest.mark.rule("retry.backoff", "retry.due")
 @pytest.mark.parametrize("where", ["step", "destination"])
-def test_the_wait_is_drawn_by_lot(trial: Trial, where: str) -> None:
+def test_the_wait_is_drawn_by_lot(trial: PlanWorld, where: str) -> None:
     """Anything from nothing to the longest wait, so that what failed together does not come back together.
 
     It is kept: later runs leave alone what is not due.
@@ -159,7 +159,7 @@ def test_the_wait_is_drawn_by_lot(trial: Trial, where: str) -> None:
 
 
 @pytest.mark.rule("step.dropped")
-def test_a_reason_for_dropping_is_kept(trial: Trial) -> None:
+def test_a_reason_for_dropping_is_kept(trial: PlanWorld) -> None:
     """DROPPED, with the words; it is no error and not tried again."""
 
     def draft(doc: Document) -> Document:
@@ -170,7 +170,7 @@ def test_a_reason_for_dropping_is_kept(trial: Trial) -> None:
     assert trial.run().exit == 0
     assert trial.run().waves == 0
     assert [(e["status"], e["message"]) for e in trial.history("a")] == [("DROPPED", "a draft")]
-    assert trial.out.lines() == []
+    assert trial.out().lines() == []
 
 
 @pytest.mark.rule("check.first")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from ferryman.document import Document
 from ferryman.errors import Dropped, Misconfigured, TransientError, Unavailable
 from ferryman.routers import Duplicate
 from ferryman.testing.inprocess import InProcess
-from tests.support.network import Network
+from tests.support.plan_world import PlanWorld
 
 IDS = [f"series/{n // 10:04}/volume-{n:06}/contents/{n:05}.txt" for n in range(40)]
 
@@ -24,7 +23,7 @@ IDS = [f"series/{n // 10:04}/volume-{n:06}/contents/{n:05}.txt" for n in range(4
 class Calls:
     """Writes down the ids of each call, a line each."""
 
-    def __init__(self, net: Network) -> None:
+    def __init__(self, net: PlanWorld) -> None:
         self._path = net.folder / "batches"
 
     def note(self, docs: list[Document]) -> None:
@@ -35,19 +34,14 @@ class Calls:
         return [len(line.split()) for line in self._path.read_text().splitlines()]
 
 
-@pytest.fixture
-def net(place: Path) -> Network:
-    return Network(place)
-
-
-def build(net: Network, fn: Callable[[list[Document]], Any], *ids: str, **options: Any) -> None:
+def build(net: PlanWorld, fn: Callable[[list[Document]], Any], *ids: str, **options: Any) -> None:
     step = net.source().step("embed", fn, **{"batch": 8, **options})
     step.destination("out", net.out("out"), backoff=0)
     net.put(*(ids or IDS))
 
 
 @pytest.mark.rule("step.batch")
-def test_it_is_called_with_so_many_documents_at_most_in_their_order(net: Network) -> None:
+def test_it_is_called_with_so_many_documents_at_most_in_their_order(net: PlanWorld) -> None:
     """All but the last call of a task get a whole batch; what comes out is in the order of the source."""
     calls = Calls(net)
 
@@ -112,7 +106,7 @@ def unchanged(doc: Document) -> Document:
     ids=["sorted", "popped", "cleared", "popped in threads", "popped in the event loop"],
 )
 def test_the_list_is_the_steps_own(
-    net: Network, fn: Callable[..., Any], options: dict[str, Any], *, above: bool
+    net: PlanWorld, fn: Callable[..., Any], options: dict[str, Any], *, above: bool
 ) -> None:
     """Whatever is done to it, each document has its own fields, and goes on under its own id."""
     node = net.source().step("above", unchanged) if above else net.source()
@@ -147,7 +141,7 @@ def mixed(docs: list[Document]) -> Iterator[Any]:
 
 
 @pytest.mark.rule("step.batch-answers")
-def test_each_document_has_an_answer_of_its_own(net: Network) -> None:
+def test_each_document_has_an_answer_of_its_own(net: PlanWorld) -> None:
     """A document, nothing, children, an exception object: as if the step had returned or raised it for one."""
     build(net, mixed, *(f"d{n}.txt" for n in range(7)), attempts=1)
     summary = net.run()
@@ -189,7 +183,7 @@ def text(docs: list[Document]) -> str:
 
 @pytest.mark.rule("step.batch-halves")
 @pytest.mark.parametrize("how", [raising, one_less, nothing, text])
-def test_what_fails_a_whole_batch_is_found(net: Network, how: Callable[[list[Document]], Any]) -> None:
+def test_what_fails_a_whole_batch_is_found(net: PlanWorld, how: Callable[[list[Document]], Any]) -> None:
     """Two of 40 are bad. All others go through, as if they had never met them: the call that failed has changed them,
     and they come to the next one as they were."""
     build(net, refusing(IDS[3], IDS[22], how=how), attempts=1)
@@ -209,7 +203,7 @@ def test_what_fails_a_whole_batch_is_found(net: Network, how: Callable[[list[Doc
 
 
 @pytest.mark.rule("step.batch-halves")
-def test_a_batch_that_takes_too_long_is_halved(net: Network) -> None:
+def test_a_batch_that_takes_too_long_is_halved(net: PlanWorld) -> None:
     """``timeout=`` is of the whole call; the document over which it hangs has spent an attempt, and only that one."""
 
     def hangs(docs: list[Document]) -> list[Document]:
@@ -230,7 +224,7 @@ def test_a_batch_that_takes_too_long_is_halved(net: Network) -> None:
     [Unavailable("the model is loading"), Misconfigured("no key"), ConnectionRefusedError("refused")],
     ids=["unavailable", "misconfigured", "connection"],
 )
-def test_a_service_that_is_away_is_not_asked_for_each_half(net: Network, error: Exception) -> None:
+def test_a_service_that_is_away_is_not_asked_for_each_half(net: PlanWorld, error: Exception) -> None:
     """One call, and all of its documents wait, none with an attempt spent; later they arrive."""
     calls, away = Calls(net), net.folder / "away"
     away.touch()
@@ -252,7 +246,7 @@ def test_a_service_that_is_away_is_not_asked_for_each_half(net: Network, error: 
 
 
 @pytest.mark.rule("step.batch-halves")
-def test_the_brake_counts_single_documents_and_a_success_between_resets_it(net: Network) -> None:
+def test_the_brake_counts_single_documents_and_a_success_between_resets_it(net: PlanWorld) -> None:
     """A bad document in each batch is no trouble of the step; one that fails for all is stopped."""
     bad = IDS[::8]
     build(net, refusing(*bad, how=raising), attempts=1, brake=3)
@@ -262,7 +256,7 @@ def test_the_brake_counts_single_documents_and_a_success_between_resets_it(net: 
 
 
 @pytest.mark.rule("step.batch-halves")
-def test_a_step_that_fails_for_every_document_is_stopped(net: Network) -> None:
+def test_a_step_that_fails_for_every_document_is_stopped(net: PlanWorld) -> None:
     build(net, refusing(*IDS, how=raising), brake=3)
     summary = net.run(wait=0)
     assert summary.exit == 4
@@ -272,7 +266,7 @@ def test_a_step_that_fails_for_every_document_is_stopped(net: Network) -> None:
 
 @pytest.mark.rule("step.batch-children")
 @pytest.mark.parametrize("held", [10_000, 5], ids=["held", "streamed"])
-def test_children_of_one_document_come_together(net: Network, held: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_children_of_one_document_come_together(net: PlanWorld, held: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A document is split into parts: they fill batches, with each other and with those of other documents."""
     monkeypatch.setattr("ferryman.limits.HELD_CHILDREN", held)
     calls = Calls(net)
@@ -295,7 +289,7 @@ def test_children_of_one_document_come_together(net: Network, held: int, monkeyp
 
 @pytest.mark.rule("step.batch-children")
 @pytest.mark.parametrize("held", [10_000, 5], ids=["held", "streamed"])
-def test_a_part_that_fails_is_tried_again_alone(net: Network, held: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_fails_is_tried_again_alone(net: PlanWorld, held: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 30 parts one fails once: the others arrive at once and stay; it arrives with the retry."""
     monkeypatch.setattr("ferryman.limits.HELD_CHILDREN", held)
     failed = net.folder / "failed"
@@ -319,7 +313,7 @@ def test_a_part_that_fails_is_tried_again_alone(net: Network, held: int, monkeyp
 
 
 @pytest.mark.rule("doc.idempotency-key")
-def test_a_document_knows_its_key_within_a_batch(net: Network) -> None:
+def test_a_document_knows_its_key_within_a_batch(net: PlanWorld) -> None:
     """Each has its own, by its own route, the same when the batch is halved and when it is tried again."""
     seen = net.folder / "keys"
 
@@ -353,7 +347,7 @@ def test_a_document_knows_its_key_within_a_batch(net: Network) -> None:
 
 
 @pytest.mark.rule("step.batch-halves")
-def test_a_document_that_kills_the_worker_fails_alone(net: Network) -> None:
+def test_a_document_that_kills_the_worker_fails_alone(net: PlanWorld) -> None:
     """In isolation each comes in a batch of one."""
 
     def embed(docs: list[Document]) -> list[Document]:
@@ -368,7 +362,7 @@ def test_a_document_that_kills_the_worker_fails_alone(net: Network) -> None:
     assert "it ended its process in each of 3 tries" in event["message"]
 
 
-def test_a_step_may_ask_for_documents_again_within_a_batch(net: Network) -> None:
+def test_a_step_may_ask_for_documents_again_within_a_batch(net: PlanWorld) -> None:
     """Also of one that came to it in a half."""
 
     def embed(docs: list[Document]) -> list[Document]:

@@ -14,7 +14,7 @@ from ferryman.sources import Memory
 from ferryman.sources.base import Listed
 from ferryman.testing.inprocess import InProcess
 from tests.support.invariants import check
-from tests.support.trial import Trial, Watch
+from tests.support.plan_world import PlanWorld, Watch
 
 
 class Batches(Memory):
@@ -48,14 +48,14 @@ def batch(name: str, documents: int) -> list[str]:
     return [f"{name}/{i:02}" for i in range(documents)]
 
 
-def put(trial: Trial, *ids: str) -> None:
+def put(trial: PlanWorld, *ids: str) -> None:
     trial.documents.extend({"id": id} for id in ids)
 
 
 class Turns:
     """One run that is driven for long, as by ``intake serve``."""
 
-    def __init__(self, trial: Trial) -> None:
+    def __init__(self, trial: PlanWorld) -> None:
         self.trial, self.watch = trial, Watch()
 
     def take(self, *batches: list[str]) -> list[dict[str, int]]:
@@ -74,7 +74,7 @@ class Turns:
 BRAKE = 5
 
 
-def build(trial: Trial, *steps: Callable[[Document], Document], broken: str = "") -> Turns:
+def build(trial: PlanWorld, *steps: Callable[[Document], Document], broken: str = "") -> Turns:
     trial.build(*steps, source=Batches(trial.documents, broken), called={"brake": BRAKE})
     return Turns(trial)
 
@@ -89,7 +89,7 @@ def mended() -> Callable[[Document], Document]:
 
 
 @pytest.fixture
-def turns(trial: Trial) -> Turns:
+def turns(trial: PlanWorld) -> Turns:
     return build(trial, step)
 
 
@@ -107,7 +107,7 @@ def test_a_bug_is_known_by_the_third_batch(turns: Turns) -> None:
     code, goes on."""
     *_, last, later = turns.take(batch("a", 8), batch("b", 8), batch("c", 20), batch("d", 20))
     assert (last, later) == ({"failed": 16, "pending": 20}, {"failed": 16, "pending": 40})
-    assert Counter(d["attempt"] for d in turns.trial.docs(status="pending")) == {1: 1 + BRAKE, 0: 39 - BRAKE}
+    assert Counter(d["attempt"] for d in turns.trial.deliveries(status="pending")) == {1: 1 + BRAKE, 0: 39 - BRAKE}
     (line,) = turns.watch.messages
     assert line.startswith("step step: KeyError: 'no such field' (")
     assert build(turns.trial, mended()).take([]) == [{"failed": 16, "delivered": 40}]
@@ -117,7 +117,7 @@ def test_a_bug_is_known_by_the_third_batch(turns: Turns) -> None:
 def test_three_batches_in_one_wave(turns: Turns) -> None:
     """The same, when all of them come at once."""
     assert turns.take([*batch("a", 8), *batch("b", 8), *batch("c", 20)]) == [{"pending": 36}]
-    assert Counter(d["attempt"] for d in turns.trial.docs()) == {1: 17 + BRAKE, 0: 19 - BRAKE}
+    assert Counter(d["attempt"] for d in turns.trial.deliveries()) == {1: 17 + BRAKE, 0: 19 - BRAKE}
 
 
 @pytest.mark.rule("brake.batches")
@@ -135,7 +135,7 @@ def test_a_second_look_that_finds_good_ones(turns: Turns) -> None:
 
 
 @pytest.mark.rule("brake.batches")
-def test_a_source_is_counted_by_batch_too(trial: Trial) -> None:
+def test_a_source_is_counted_by_batch_too(trial: PlanWorld) -> None:
     """Errors of its read that nobody anticipated."""
     turns = build(trial, broken="bad")
     assert turns.take(batch("bad", 15), batch("good", 5)) == [{"failed": 15}, {"failed": 15, "delivered": 5}]

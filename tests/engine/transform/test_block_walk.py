@@ -24,10 +24,9 @@ from ferryman.routers import Duplicate, Router
 from ferryman.testing.inprocess import InProcess
 from tests.engine.test_random_plans import HEALTH, somewhere
 from tests.support.invariants import rows
-from tests.support.network import Network
 from tests.support.oracle import Shape
+from tests.support.plan_world import Interrupted, PlanWorld, Until
 from tests.support.stories import CONTENTS, IDS, Content, Turn, shapes, turns
-from tests.support.trial import Interrupted, Until
 from tests.support.world import World
 
 NOW_US = now_us()
@@ -184,7 +183,7 @@ class Halves(Router):
 def batched(folder: Path, what: str) -> tuple[dict[str, list[Any]], list[str]]:
     """What a first wave has committed, and the calls."""
     folder.mkdir()
-    net, (fn, options) = Network(folder), STEPS[what]
+    net, (fn, options) = PlanWorld.empty(folder), STEPS[what]
     step = net.source().step("batch", Counted(fn, folder / "calls"), attempts=2, **options)
     copies = step.route("copies", Duplicate())
     copies.destination("all", net.out("all"))

@@ -15,13 +15,13 @@ from ferryman.errors import Dropped, PermanentError
 from ferryman.storage.parquet import PartWriter
 from tests.support.families import end, letters, net, words
 from tests.support.invariants import rows
-from tests.support.network import Network
+from tests.support.plan_world import PlanWorld
 
 __all__ = ["net"]
 
 
 @pytest.mark.rule("step.several", "child.version", "child.history")
-def test_a_step_may_make_children(net: Network) -> None:
+def test_a_step_may_make_children(net: PlanWorld) -> None:
     """Each goes on as a document of its own: with its parent, its origin, and the origin's version."""
     end(net.source().step("words", words), net)
     net.put("a", text="to be")
@@ -39,7 +39,7 @@ def test_a_step_may_make_children(net: Network) -> None:
     }
 
 
-def test_as_many_children_as_documents(net: Network) -> None:
+def test_as_many_children_as_documents(net: PlanWorld) -> None:
     """A block of which some documents give nothing, and another as many children as the block has documents."""
     end(net.source().step("words", words), net)
     net.put("a", "b", text="old")
@@ -58,7 +58,7 @@ def test_as_many_children_as_documents(net: Network) -> None:
 
 
 @pytest.mark.rule("step.several", "child.default-key", "child.nested")
-def test_children_may_have_children(net: Network) -> None:
+def test_children_may_have_children(net: PlanWorld) -> None:
     """Ids nest; the default key is the number among its siblings."""
     end(net.source().step("words", words).step("letters", letters), net)
     net.put("a", text="to be")
@@ -67,7 +67,7 @@ def test_children_may_have_children(net: Network) -> None:
     assert {line["id"]: line["parent"] for line in net.out("out").lines()}["a#to#1"] == "a#to"
 
 
-def test_a_large_family_is_written_in_large_pieces(net: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_family_is_written_in_large_pieces(net: PlanWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it passes the size of a row group, it is written piece by piece: not row by row from there on."""
     pieces: list[int] = []
     write = PartWriter.write
@@ -87,7 +87,7 @@ def test_a_large_family_is_written_in_large_pieces(net: Network, monkeypatch: py
 
 
 @pytest.mark.rule("child.id")
-def test_keys_are_encoded(net: Network) -> None:
+def test_keys_are_encoded(net: PlanWorld) -> None:
     """So that none can look like another's descendant, or like a path."""
 
     def odd(doc: Document) -> list[Document]:
@@ -147,7 +147,7 @@ def lets_go(doc: Document) -> Iterator[Document]:
         (breaks_off, "ERROR_DOC", "page 2 is torn"),
     ],
 )
-def test_what_a_step_may_not_return(net: Network, step: Any, status: str, says: str) -> None:
+def test_what_a_step_may_not_return(net: PlanWorld, step: Any, status: str, says: str) -> None:
     """It is the error of the document that the step was called for; none of the children goes on."""
     end(net.source().step("step", step), net)
     net.put("a")
@@ -158,7 +158,7 @@ def test_what_a_step_may_not_return(net: Network, step: Any, status: str, says: 
     assert net.arrived("out") == {}
 
 
-def test_two_steps_may_not_make_one_child(net: Network) -> None:
+def test_two_steps_may_not_make_one_child(net: PlanWorld) -> None:
     """The second one's document ends, the first one's child is delivered."""
 
     def again(doc: Document) -> list[Document]:
@@ -178,7 +178,7 @@ def test_two_steps_may_not_make_one_child(net: Network) -> None:
 
 
 @pytest.mark.rule("child.default-key")
-def test_the_default_key_goes_on_counting(net: Network) -> None:
+def test_the_default_key_goes_on_counting(net: PlanWorld) -> None:
     """Over the steps of a path."""
 
     def more(doc: Document) -> Any:
@@ -191,7 +191,7 @@ def test_the_default_key_goes_on_counting(net: Network) -> None:
 
 
 @pytest.mark.rule("child.stable")
-def test_the_same_input_makes_the_same_children(net: Network) -> None:
+def test_the_same_input_makes_the_same_children(net: PlanWorld) -> None:
     """Fed again they are the same documents: nothing is deleted, nothing is new."""
     end(net.source(detect="none").step("letters", letters).step("words", lambda doc: [doc, doc.child("k")]), net)
     net.put("a", text="xy")
@@ -203,7 +203,7 @@ def test_the_same_input_makes_the_same_children(net: Network) -> None:
 
 def test_a_generator_cannot_change_the_id_of_its_document(place: Path) -> None:
     """As a function cannot: what is delivered, and later deleted, has the id that the source gave."""
-    net = Network(place)
+    net = PlanWorld.empty(place)
     net.source()
 
     def renaming(doc: Document) -> Any:

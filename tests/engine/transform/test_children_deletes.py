@@ -12,12 +12,12 @@ from ferryman.document import Document
 from tests.support import NOT_SOON_S
 from tests.support.families import end, net, words
 from tests.support.invariants import rows
-from tests.support.network import Network
+from tests.support.plan_world import PlanWorld
 
 __all__ = ["net"]
 
 
-def test_deletes_wait_for_the_familys_upserts(net: Network) -> None:
+def test_deletes_wait_for_the_familys_upserts(net: PlanWorld) -> None:
     """While the destination is down neither is sent; then the upserts come first."""
     end(net.source().step("words", words), net)
     net.put("a", text="x y")
@@ -36,7 +36,7 @@ def down(delivery: Any) -> Outcome:
 
 
 @pytest.mark.parametrize("later", ["x z", None])
-def test_a_delete_that_was_refused_is_not_forgotten(net: Network, later: str | None) -> None:
+def test_a_delete_that_was_refused_is_not_forgotten(net: PlanWorld, later: str | None) -> None:
     """The next version, or the end of the document, takes it up again; once it is confirmed nothing more is sent."""
 
     def refuse_deletes(delivery: Any) -> Outcome:
@@ -59,7 +59,7 @@ def test_a_delete_that_was_refused_is_not_forgotten(net: Network, later: str | N
     assert net.arrived("out")["-a#y"] == 1
 
 
-def test_a_delete_that_waits_may_still_die(net: Network) -> None:
+def test_a_delete_that_waits_may_still_die(net: PlanWorld) -> None:
     """After a newer version it would belong to nobody: that version sends one of its own."""
     end(net.source().step("words", words), net, backoff=NOT_SOON_S)
     net.put("a", text="x y")
@@ -74,7 +74,7 @@ def test_a_delete_that_waits_may_still_die(net: Network) -> None:
     assert net.arrived("out") == {"a#x": 3, "a#y": 1, "-a#y": 2, "a#z": 1}
 
 
-def test_each_member_is_of_its_own_family(net: Network) -> None:
+def test_each_member_is_of_its_own_family(net: PlanWorld) -> None:
     """Also where a task has as many rows for a destination as documents, but not one of each."""
 
     def one_has_all(doc: Document) -> Iterable[Document] | None:
@@ -90,7 +90,7 @@ def test_each_member_is_of_its_own_family(net: Network) -> None:
 
 
 @pytest.mark.rule("delete.given")
-def test_a_confirmed_delete_is_not_repeated(net: Network) -> None:
+def test_a_confirmed_delete_is_not_repeated(net: PlanWorld) -> None:
     """A document comes back with fewer children, or is dropped then: what was taken out is out."""
 
     def split(doc: Document) -> Any:

@@ -13,13 +13,13 @@ from ferryman.sources import Listed, Source
 from tests.support import NOT_SOON_S
 from tests.support.families import end, failing, letters, net, words
 from tests.support.invariants import rows
-from tests.support.network import Network
+from tests.support.plan_world import PlanWorld
 
 __all__ = ["net"]
 
 
 @pytest.mark.rule("child.read-once", "child.filtered")
-def test_a_retry_reads_the_origin_once_and_drops_what_is_done(net: Network) -> None:
+def test_a_retry_reads_the_origin_once_and_drops_what_is_done(net: PlanWorld) -> None:
     """Children that were delivered are let go as soon as they are made: no step is called for them."""
     made = net.source().step("origin", net.counting("origin")).step("words", words)
     end(made.step("after", net.counting("after")).step("late", failing(2, "a#b", "a#d")), net)
@@ -35,7 +35,7 @@ def test_a_retry_reads_the_origin_once_and_drops_what_is_done(net: Network) -> N
     assert len(dues) == 1, "a family is retried together"
 
 
-def test_the_parent_may_fail_when_its_children_are_through(net: Network) -> None:
+def test_the_parent_may_fail_when_its_children_are_through(net: PlanWorld) -> None:
     """It goes on alone, its children are neither doubled nor deleted."""
     end(net.source().step("letters", letters).step("late", failing(2, "a")), net)
     net.put("a", text="xy")
@@ -43,7 +43,7 @@ def test_the_parent_may_fail_when_its_children_are_through(net: Network) -> None
     assert net.arrived("out") == {"a": 1, "a#0": 1, "a#1": 1}
 
 
-def test_a_parent_that_failed_before_its_children_is_superseded_by_them(net: Network) -> None:
+def test_a_parent_that_failed_before_its_children_is_superseded_by_them(net: PlanWorld) -> None:
     """What was owed to it, it will not get: it is replaced by its children."""
     end(net.source().step("early", failing(1, "a")).step("words", words), net)
     net.put("a", text="x y")
@@ -53,7 +53,7 @@ def test_a_parent_that_failed_before_its_children_is_superseded_by_them(net: Net
     assert net.arrived("out") == {"a#x": 1, "a#y": 1}
 
 
-def test_a_new_version_supersedes_what_is_owed_of_the_old(net: Network) -> None:
+def test_a_new_version_supersedes_what_is_owed_of_the_old(net: PlanWorld) -> None:
     """Each member's delivery that exists only as an error ends."""
     end(net.source().step("words", words).step("late", failing(9, "a#x", "a#y")), net, backoff=NOT_SOON_S)
     net.put("a", text="x y z")
@@ -69,7 +69,7 @@ def test_a_new_version_supersedes_what_is_owed_of_the_old(net: Network) -> None:
     assert net.events("a#x", "out")[-1] == "DROPPED"
 
 
-def test_a_dead_child_is_opened_alone(net: Network) -> None:
+def test_a_dead_child_is_opened_alone(net: PlanWorld) -> None:
     """By its id; its siblings get no event."""
     end(net.source().step("words", words).step("late", failing(3, "a#x")), net)
     net.put("a", text="x y")
@@ -81,7 +81,7 @@ def test_a_dead_child_is_opened_alone(net: Network) -> None:
 
 
 @pytest.mark.rule("child.complete")
-def test_a_family_is_done_when_all_its_members_are(net: Network) -> None:
+def test_a_family_is_done_when_all_its_members_are(net: PlanWorld) -> None:
     """While one child is owed the run is not complete, though all the others are there."""
     end(net.source().step("letters", letters).step("late", failing(1, "a#1")), net, backoff=NOT_SOON_S)
     net.put("a", text="xyz")
@@ -112,7 +112,7 @@ class Shelf(Source):
 
 
 @pytest.mark.rule("child.read-once")
-def test_a_retry_wave_reads_the_source_once_for_all_children(net: Network) -> None:
+def test_a_retry_wave_reads_the_source_once_for_all_children(net: PlanWorld) -> None:
     """However many of them failed; three waves, three reads."""
     reads = net.folder / "reads"
     node = net.plan.source("docs", Shelf(reads)).step("words", words)

@@ -14,14 +14,14 @@ from ferryman.errors import PermanentError, TransientError
 from ferryman.routers import ByField, Duplicate, Router
 from tests.support import NOT_SOON_S
 from tests.support.families import end, failing, letters, net, words
-from tests.support.network import Network
+from tests.support.plan_world import PlanWorld
 from tests.support.tiers import sampled
 
 __all__ = ["net"]
 
 
 @pytest.mark.rule("child.gone", "delete.given")
-def test_children_that_a_new_version_has_not_are_deleted(net: Network) -> None:
+def test_children_that_a_new_version_has_not_are_deleted(net: PlanWorld) -> None:
     """After the upserts, at every destination that had them; grandchildren too."""
     twice = net.source().step("words", words).route("twice", Duplicate())
     end(twice.step("letters", letters), net, "deep")
@@ -42,7 +42,7 @@ def test_children_that_a_new_version_has_not_are_deleted(net: Network) -> None:
     assert Counter(net.out("flat").arrived()[5:]) == {"-a#be": 1, "-a#or": 1}
 
 
-def test_a_destination_that_keeps_gets_no_deletes(net: Network) -> None:
+def test_a_destination_that_keeps_gets_no_deletes(net: PlanWorld) -> None:
     """It says so for each child."""
     end(net.source().step("words", words), net, deletes=False)
     net.put("a", text="to be")
@@ -54,7 +54,7 @@ def test_a_destination_that_keeps_gets_no_deletes(net: Network) -> None:
 
 
 @pytest.mark.rule("child.kept")
-def test_what_failed_keeps_its_old_version(net: Network) -> None:
+def test_what_failed_keeps_its_old_version(net: PlanWorld) -> None:
     """Nothing is deleted for which the new version may still come; once it has come, what it has not is."""
 
     def split(doc: Document) -> Iterable[Document]:
@@ -73,19 +73,19 @@ def test_what_failed_keeps_its_old_version(net: Network) -> None:
     assert net.arrived("out") == {"a#x": 1, "a#y": 1, "a#z": 1, "-a#x": 1}
 
 
-def _fresh(net: Network, early: Callable[[Document], Document]) -> Any:
+def _fresh(net: PlanWorld, early: Callable[[Document], Document]) -> Any:
     """The plan of ``test_what_failed_keeps_its_old_version``, its calls not counted yet."""
     from ferryman.plan import Plan
     from ferryman.sources import Memory
 
     plan = Plan("network", version=1)
-    source = plan.source("docs", Memory(net.documents["docs"], max_deleted=1.0))
+    source = plan.source("docs", Memory(net.documents, max_deleted=1.0))
     end(source.step("early", early).step("split", words), net, backoff=NOT_SOON_S)
     return plan
 
 
 @pytest.mark.rule("child.kept")
-def test_a_document_that_ends_as_error_keeps_its_old_children(net: Network) -> None:
+def test_a_document_that_ends_as_error_keeps_its_old_children(net: PlanWorld) -> None:
     """ERROR_DOC: the new version is bad, the old one stays."""
 
     def picky(doc: Document) -> Any:
@@ -104,7 +104,7 @@ def test_a_document_that_ends_as_error_keeps_its_old_children(net: Network) -> N
 
 
 @pytest.mark.rule("child.gone")
-def test_children_change_branches(net: Network) -> None:
+def test_children_change_branches(net: PlanWorld) -> None:
     """Deleted at one destination, inserted at the other; the same target by another node gets no delete."""
     kind = net.source().step("words", words).route("by-first", ByField("first", default="rest"))
     end(kind, net, "x")
@@ -120,7 +120,7 @@ def test_children_change_branches(net: Network) -> None:
 
 
 @pytest.mark.rule("child.replaced")
-def test_one_target_by_another_way_is_replaced_not_deleted(net: Network) -> None:
+def test_one_target_by_another_way_is_replaced_not_deleted(net: PlanWorld) -> None:
     """Two nodes, one physical place: the delete would take out what the upsert put there."""
     left, right = net.out("left"), net.out("right")
     left.place = right.place = "one place"
@@ -139,7 +139,7 @@ def test_one_target_by_another_way_is_replaced_not_deleted(net: Network) -> None
     assert net.arrived("right")["-a"] == 1
 
 
-def by_route(net: Network, step: Callable[[Document], Document]) -> Network:
+def by_route(net: PlanWorld, step: Callable[[Document], Document]) -> PlanWorld:
     """left | right, which make copies → one destination."""
     fork = net.source().route("fork", Either())
     sides = [fork.step("left", lambda doc: doc), fork.step("right", step)]
@@ -147,7 +147,7 @@ def by_route(net: Network, step: Callable[[Document], Document]) -> Network:
     return net
 
 
-def by_node(net: Network, step: Callable[[Document], Document]) -> Network:
+def by_node(net: PlanWorld, step: Callable[[Document], Document]) -> PlanWorld:
     """left → a destination, right → another one, in one place."""
     fork = net.source().route("fork", Either())
     for out in (net.out("left-out"), net.out("right-out")):
@@ -161,7 +161,7 @@ def by_node(net: Network, step: Callable[[Document], Document]) -> Network:
 @pytest.mark.parametrize("end", ["made", "dropped", "dead"])
 @pytest.mark.parametrize("build", sampled([by_route, by_node], 2))
 def test_the_old_one_stays_until_the_new_one_comes_by_another_way(
-    net: Network, build: Callable[..., Network], end: str
+    net: PlanWorld, build: Callable[..., PlanWorld], end: str
 ) -> None:
     """While it is owed nothing is deleted there; then it is replaced, or deleted if it will not come."""
     mark = net.folder / "mark"
@@ -193,7 +193,7 @@ def test_the_old_one_stays_until_the_new_one_comes_by_another_way(
 
 
 @pytest.mark.rule("child.kept")
-def test_copies_in_one_place_are_cleaned_up_when_both_are_through(net: Network) -> None:
+def test_copies_in_one_place_are_cleaned_up_when_both_are_through(net: PlanWorld) -> None:
     """What the one copy brought is not taken for old when the other one is tried again."""
     left, right = net.out("left"), net.out("right")
     left.place = right.place = "one place"
@@ -223,7 +223,7 @@ def test_copies_in_one_place_are_cleaned_up_when_both_are_through(net: Network) 
 
 
 @pytest.mark.rule("child.after")
-def test_a_familys_deletes_are_in_the_wave_of_its_upserts(net: Network) -> None:
+def test_a_familys_deletes_are_in_the_wave_of_its_upserts(net: PlanWorld) -> None:
     """And come after them, by their sequences too."""
     end(net.source().step("words", words), net)
     net.put("a", text="x y")
@@ -245,7 +245,7 @@ class Either(Router):
 
 
 @pytest.mark.rule("child.replaced")
-def test_one_target_by_another_route_is_replaced_not_deleted(net: Network) -> None:
+def test_one_target_by_another_route_is_replaced_not_deleted(net: PlanWorld) -> None:
     """One destination below two branches that make copies: the new version comes by the other one."""
     fork = net.source().route("fork", Either())
     sides = [fork.step("left", lambda doc: doc), fork.step("right", lambda doc: doc)]

@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,17 +15,12 @@ from ferryman import account, limits
 from ferryman.document import Document
 from ferryman.errors import TransientError, Unavailable
 from ferryman.testing.inprocess import InProcess
-from tests.support.network import Network
+from tests.support.plan_world import PlanWorld
 
 IDS = [f"series/{n // 10:04}/volume-{n:06}/contents/{n:05}.txt" for n in range(60)]
 
 
-@pytest.fixture
-def net(place: Path) -> Network:
-    return Network(place)
-
-
-def build(net: Network, fn: Callable[..., Any], *ids: str, **options: Any) -> None:
+def build(net: PlanWorld, fn: Callable[..., Any], *ids: str, **options: Any) -> None:
     step = net.source().step("ask", fn, **{"concurrency": 8, **options})
     step.destination("out", net.out("out"), backoff=0)
     net.put(*(ids or IDS))
@@ -35,7 +29,7 @@ def build(net: Network, fn: Callable[..., Any], *ids: str, **options: Any) -> No
 class Meeting:
     """A step of which no call returns before so many are under way; notes how many there were at most."""
 
-    def __init__(self, net: Network, count: int) -> None:
+    def __init__(self, net: PlanWorld, count: int) -> None:
         self._path = net.folder / "most"
         self._count = count
 
@@ -65,7 +59,7 @@ class Meeting:
 
 
 @pytest.mark.rule("step.concurrency")
-def test_so_many_calls_are_under_way_and_no_more(net: Network) -> None:
+def test_so_many_calls_are_under_way_and_no_more(net: PlanWorld) -> None:
     """Eight calls wait for each other; the documents come out in the source's order."""
     meeting = Meeting(net, 8)
     build(net, meeting)
@@ -91,7 +85,7 @@ async def _all_here() -> None:
 
 
 @pytest.mark.rule("step.async")
-def test_coroutines_share_one_event_loop(net: Network) -> None:
+def test_coroutines_share_one_event_loop(net: PlanWorld) -> None:
     """Also over several tasks of a process: a client may keep its connections."""
     build(net, meet)
     assert net.run(wave_bytes=100).exit == 0
@@ -101,7 +95,7 @@ def test_coroutines_share_one_event_loop(net: Network) -> None:
 
 @pytest.mark.rule("step.async")
 @pytest.mark.parametrize("options", [{"concurrency": 1}, {"concurrency": 4}, {"concurrency": 2, "batch": 3}], ids=str)
-def test_an_async_def_may_be_called_in_any_way(net: Network, options: dict[str, Any]) -> None:
+def test_an_async_def_may_be_called_in_any_way(net: PlanWorld, options: dict[str, Any]) -> None:
     async def one(doc: Document) -> Any:
         await asyncio.sleep(0)
         if doc.id == "bad":
@@ -135,7 +129,7 @@ async def hangs_too(doc: Document) -> Document:
 
 @pytest.mark.rule("step.concurrency-hung")
 @pytest.mark.parametrize("fn", [hangs, hangs_too])
-def test_a_call_that_hangs_costs_only_its_document(net: Network, fn: Callable[..., Any]) -> None:
+def test_a_call_that_hangs_costs_only_its_document(net: PlanWorld, fn: Callable[..., Any]) -> None:
     """It is given up after ``timeout=``; the others go on, with as many calls as before."""
     build(net, fn, *"abcxyz", timeout=1, attempts=1, concurrency=2)
     assert net.run().exit == 3
@@ -146,7 +140,7 @@ def test_a_call_that_hangs_costs_only_its_document(net: Network, fn: Callable[..
 
 
 @pytest.mark.rule("step.concurrency-hung")
-def test_a_worker_with_too_many_hung_calls_is_ended(net: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_with_too_many_hung_calls_is_ended(net: PlanWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then its documents come one by one, each in a process that can be ended."""
     monkeypatch.setattr(limits, "HUNG_CALLS", 2)
     build(net, hangs, *"abcxyz", timeout=1, attempts=1, concurrency=2)
@@ -156,7 +150,7 @@ def test_a_worker_with_too_many_hung_calls_is_ended(net: Network, monkeypatch: p
 
 
 @pytest.mark.rule("step.concurrency-hung")
-def test_a_coroutine_that_blocks_the_loop_ends_its_process(net: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_coroutine_that_blocks_the_loop_ends_its_process(net: PlanWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody else's call can go on there."""
     monkeypatch.setattr("ferryman.engine.transform.concurrent._LOOP_GRACE_S", 0.2)
 
@@ -171,7 +165,7 @@ def test_a_coroutine_that_blocks_the_loop_ends_its_process(net: Network, monkeyp
 
 
 @pytest.mark.rule("step.concurrency")
-def test_a_slow_document_holds_no_other(net: Network) -> None:
+def test_a_slow_document_holds_no_other(net: PlanWorld) -> None:
     """The first one returns when all others have been called."""
     seen = net.folder / "seen"
 
@@ -192,7 +186,7 @@ def test_a_slow_document_holds_no_other(net: Network) -> None:
 
 
 @pytest.mark.rule("step.concurrency")
-def test_a_service_that_goes_away_turns_the_waiting_away(net: Network) -> None:
+def test_a_service_that_goes_away_turns_the_waiting_away(net: PlanWorld) -> None:
     """Those that wait for a free call are not called for any more; all arrive later."""
     away, calls = net.folder / "away", net.folder / "calls"
     away.touch()
@@ -213,7 +207,7 @@ def test_a_service_that_goes_away_turns_the_waiting_away(net: Network) -> None:
 
 
 @pytest.mark.rule("step.concurrency")
-def test_errors_are_tried_again_and_results_are_as_if_it_were_called_once_at_a_time(net: Network) -> None:
+def test_errors_are_tried_again_and_results_are_as_if_it_were_called_once_at_a_time(net: PlanWorld) -> None:
     tried = net.folder / "tried"
     tried.mkdir()
 
@@ -241,7 +235,7 @@ def test_errors_are_tried_again_and_results_are_as_if_it_were_called_once_at_a_t
 @pytest.mark.rule("step.rate")
 @pytest.mark.parametrize("slots", [1, 3])
 @pytest.mark.parametrize("options", [{"concurrency": 1}, {"concurrency": 8}, {"batch": 2}], ids=str)
-def test_no_more_calls_than_the_rate(net: Network, slots: int, options: dict[str, Any]) -> None:
+def test_no_more_calls_than_the_rate(net: PlanWorld, slots: int, options: dict[str, Any]) -> None:
     """Of all tasks together, however many wait, and over several waves. The runner of the tests runs one task after
     the other, so a share of the rate shows as so much less."""
     times = net.folder / "times"
@@ -261,7 +255,7 @@ def test_no_more_calls_than_the_rate(net: Network, slots: int, options: dict[str
 
 
 @pytest.mark.rule("doc.idempotency-key")
-def test_a_document_knows_its_key_in_another_thread(net: Network) -> None:
+def test_a_document_knows_its_key_in_another_thread(net: PlanWorld) -> None:
     def ask(doc: Document) -> Document:
         doc["key"] = doc.idempotency_key
         return doc
@@ -272,7 +266,7 @@ def test_a_document_knows_its_key_in_another_thread(net: Network) -> None:
     assert len(keys) == len(IDS)
 
 
-def test_a_worker_that_is_killed_amid_many_calls_loses_nothing(net: Network) -> None:
+def test_a_worker_that_is_killed_amid_many_calls_loses_nothing(net: PlanWorld) -> None:
     """Its task is done again; each document arrives once."""
     killed = net.folder / "killed"
 

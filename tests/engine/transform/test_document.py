@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from ferryman import Document
-from tests.support.trial import Trial
+from tests.support.plan_world import PlanWorld
 
 
 @pytest.mark.rule("doc.attributes")
-def test_attributes(trial: Trial) -> None:
+def test_attributes(trial: PlanWorld) -> None:
     """As a step sees them, of a document of the source and of its child."""
 
     def split(doc: Document) -> list[Document]:
@@ -29,7 +29,7 @@ def test_attributes(trial: Trial) -> None:
     trial.documents.append({"id": "b", "n": 1})
     assert trial.run().exit == 0
     versions = {e["origin"]: e["version"] for id in "ab" for e in trial.history(id)}
-    assert {line["id"]: line["fields"]["seen"] for line in trial.out.lines()} == {
+    assert {line["id"]: line["fields"]["seen"] for line in trial.out().lines()} == {
         "a": ["a", None, "a", "upsert", "b'one'", versions["a"]],
         "a#k": ["a#k", "a", "a", "upsert", "b'part'", versions["a"]],
         "b": ["b", None, "b", "upsert", "None", versions["b"]],
@@ -61,7 +61,7 @@ def test_fields_are_a_mutable_mapping() -> None:
 
 
 @pytest.mark.rule("doc.text")
-def test_text_is_raw_decoded(trial: Trial) -> None:
+def test_text_is_raw_decoded(trial: PlanWorld) -> None:
     """UTF-8, or what is asked for; nothing is empty text."""
     assert Document("a", raw="é".encode()).text() == "é"
     assert Document("a", raw="é".encode("latin-1")).text("latin-1") == Document("a", raw=b"\xe9").text(
@@ -82,7 +82,7 @@ def test_text_is_raw_decoded(trial: Trial) -> None:
 
 
 @pytest.mark.rule("doc.version")
-def test_a_version_is_a_hash_of_what_the_source_gave(trial: Trial) -> None:
+def test_a_version_is_a_hash_of_what_the_source_gave(trial: PlanWorld) -> None:
     """BLAKE2b of 128 bits over the fields as JSON, their keys sorted, and the raw bytes after a NUL."""
 
     def change(doc: Document) -> Document:
@@ -99,4 +99,4 @@ def test_a_version_is_a_hash_of_what_the_source_gave(trial: Trial) -> None:
 
     assert trial.history("a")[0]["version"] == version(b"one", title="T", n=1)
     assert trial.history("b")[0]["version"] == version(None, n=1)
-    assert {line["version"] for line in trial.out.lines()} == {e["version"] for i in "ab" for e in trial.history(i)}
+    assert {line["version"] for line in trial.out().lines()} == {e["version"] for i in "ab" for e in trial.history(i)}

@@ -23,9 +23,9 @@ from ferryman.routers import Router
 from ferryman.sources import Listed, Memory, Source
 from ferryman.state.state import state_root
 from ferryman.testing.inprocess import InProcess
+from tests.support.plan_world import run_plan
 from tests.support.recorder import Recorder
 from tests.support.tiers import sampled
-from tests.support.trial import run_plan
 
 HALF = b"a\xff.txt".decode("utf-8", "surrogateescape")
 

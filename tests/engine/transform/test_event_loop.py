@@ -18,7 +18,7 @@ from ferryman.engine.transform import event_loop
 from ferryman.engine.transform.calls import interrupt_after
 from ferryman.errors import Interrupted
 from ferryman.testing.inprocess import InProcess
-from tests.support.network import Network
+from tests.support.plan_world import PlanWorld
 
 
 async def leaves() -> None:
@@ -204,7 +204,7 @@ def raises(error: type[BaseException]) -> Callable[[Document], Document]:
 
 def test_a_signal_ends_the_run(place: Path) -> None:
     """Ctrl-C while a step is called is not an error of its document."""
-    net = Network(place)
+    net = PlanWorld.empty(place)
 
     def interrupted(doc: Document) -> Document:
         signal.raise_signal(signal.SIGINT)
@@ -227,7 +227,7 @@ def test_a_step_that_raises_an_interrupt_fails_its_document(
     place: Path, error: type[BaseException], options: dict[str, Any]
 ) -> None:
     """No signal came: it is an error like any other, and names document and step."""
-    net = Network(place)
+    net = PlanWorld.empty(place)
     step = raises(error)
     fn = (lambda docs: [step(doc) for doc in docs]) if "batch" in options else step
     net.source().step("asks", fn, **options).destination("out", net.out("out"), attempts=1)

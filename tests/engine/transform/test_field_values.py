@@ -17,7 +17,7 @@ from ferryman.errors import BadDocument, Dropped
 from ferryman.plan import Handle
 from ferryman.routers import Duplicate, Router
 from ferryman.sources import JsonLines, Listed, Memory, Source
-from tests.support.network import Network
+from tests.support.plan_world import PlanWorld
 from tests.support.recorder import Recorder
 
 NAN = float("nan")
@@ -31,15 +31,10 @@ def nested(levels: int) -> Any:
     return value
 
 
-def ends(net: Network, id: str) -> list[dict[str, Any]]:
+def ends(net: PlanWorld, id: str) -> list[dict[str, Any]]:
     """What the ledger says of a document's own deliveries."""
     events = account.history(net.root, id, net.plan)
     return [event for event in events if event["destination"] and event["document"] == id]
-
-
-@pytest.fixture
-def net(place: Path) -> Network:
-    return Network(place)
 
 
 @pytest.mark.rule("doc.numbers")
@@ -105,17 +100,17 @@ def opened(doc: Document) -> Document:
     return doc
 
 
-def batched(fn: Callable[..., Any], **options: Any) -> Callable[[Network, Handle], None]:
+def batched(fn: Callable[..., Any], **options: Any) -> Callable[[PlanWorld, Handle], None]:
     return lambda net, node: _ends(net, node.step("closed", fn, **{"batch": 2, **options}))
 
 
-def forked(net: Network, node: Handle) -> None:
+def forked(net: PlanWorld, node: Handle) -> None:
     fork = node.route("fork", Duplicate())
     for name in ("left", "right"):
         fork.step(name, closed).destination(f"{name}_out", net.out("out"))
 
 
-def _ends(net: Network, node: Handle) -> None:
+def _ends(net: PlanWorld, node: Handle) -> None:
     node.destination("out", net.out("out"))
 
 
@@ -132,7 +127,9 @@ def _ends(net: Network, node: Handle) -> None:
     ],
     ids=["batch", "an odd batch", "halves", "threads", "event loop", "copying router"],
 )
-def test_what_cannot_be_copied_is_its_documents_error(net: Network, build: Callable[[Network, Handle], None]) -> None:
+def test_what_cannot_be_copied_is_its_documents_error(
+    net: PlanWorld, build: Callable[[PlanWorld, Handle], None]
+) -> None:
     """Wherever a call takes copies, also for the only document that is left."""
     build(net, net.source().step("opened", opened))
     net.put(*(f"d{n}" for n in range(6)))
@@ -169,7 +166,7 @@ async def spoiled_later(doc: Document) -> Any:
     ids=["plain", "batch", "threads", "event loop"],
 )
 def test_a_value_that_json_has_not_is_its_documents_error(
-    net: Network, fn: Callable[..., Any], options: dict[str, Any]
+    net: PlanWorld, fn: Callable[..., Any], options: dict[str, Any]
 ) -> None:
     net.source().step("spoiled", fn, **options).destination("out", net.out("out"))
     net.put(*(f"d{n}" for n in range(8)))
@@ -186,7 +183,7 @@ def test_a_source_of_a_program_names_the_field(place: Path) -> None:
     """The list of a program, and a source of its own: what they give is refused by the document's id."""
     given = [{"id": "a", "n": 1}, {"id": "b", "n": NAN}, {"id": "c", "n": nested(300)}, {"id": "d", "n": "\udcff"}]
     for name, source in (("memory", Memory(given)), ("own", Own(given))):
-        net = Network(place / name)
+        net = PlanWorld.empty(place / name)
         net.plan.source("docs", source).destination("out", net.out("out"))
         assert net.run(wait=0).exit == 3
         assert [line["id"] for line in net.out("out").lines()] == ["a"]
@@ -217,7 +214,7 @@ def test_a_line_that_is_nested_deep_is_refused(place: Path, levels: int) -> None
     (place / "in").mkdir()
     deep = "[" * levels + "]" * levels
     (place / "in" / "a.jsonl").write_text(f'{{"t": 1}}\n{{"t": {deep}}}\n{{"t": 3}}\n')
-    net = Network(place)
+    net = PlanWorld.empty(place)
     lines = net.plan.source("docs", JsonLines(place / "in"))
     lines.step("first", several, batch=2).step("second", several, batch=2).destination("out", net.out("out"))
     assert net.run(wait=0).exit == 3
@@ -247,7 +244,7 @@ class Odd(Source):
 @pytest.mark.rule("doc.half-characters")
 def test_what_cannot_be_stored_of_a_listing_is_that_documents_error(place: Path) -> None:
     """It is named, with what is wrong escaped; all others are delivered."""
-    net = Network(place)
+    net = PlanWorld.empty(place)
     net.plan.source("docs", Odd()).destination("out", net.out("out"))
     assert net.run(wait=0).exit == 3
     assert {line["id"] for line in net.out("out").lines()} == {"a", "h", "i"}
@@ -286,7 +283,7 @@ def halved(doc: Document) -> Any:
 
 @pytest.mark.rule("doc.half-characters")
 @pytest.mark.parametrize("options", [{}, {"concurrency": 2}])
-def test_half_a_character_never_ends_a_run(net: Network, options: dict[str, Any]) -> None:
+def test_half_a_character_never_ends_a_run(net: PlanWorld, options: dict[str, Any]) -> None:
     """In words it is shown escaped; in an id it is that document's error, but in a child's key, which is encoded."""
     node = net.source().step("halved", halved, **options).route("fork", Halves())
     node.step("same", closed).destination("out", Halving(Path(net.out("out").path)), attempts=1)

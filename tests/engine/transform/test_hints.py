@@ -15,7 +15,7 @@ from ferryman.plan.calls import always_returns_none
 from ferryman.records import rows
 from ferryman.sources import Memory
 from ferryman.testing.inprocess import InProcess
-from tests.support.trial import run_plan
+from tests.support.plan_world import run_plan
 
 
 def forgetful(doc: Document) -> None:

@@ -17,8 +17,8 @@ from ferryman.plan import Plan
 from ferryman.routers import Duplicate
 from ferryman.sources import Memory
 from ferryman.testing.inprocess import InProcess
+from tests.support.plan_world import PlanWorld, run_plan
 from tests.support.recorder import Recorder
-from tests.support.trial import Trial, run_plan
 
 
 class Asked:
@@ -46,7 +46,7 @@ class Asked:
 
 @pytest.mark.rule("doc.idempotency-key")
 @pytest.mark.parametrize("runner", [InProcess(), InProcess(fork=True)], ids=["here", "in a child"])
-def test_it_is_the_same_on_every_attempt(trial: Trial, runner: InProcess) -> None:
+def test_it_is_the_same_on_every_attempt(trial: PlanWorld, runner: InProcess) -> None:
     """Two errors, then it is done: three calls, one key; each document has its own."""
     step = Asked(trial.folder, "pay", fails=2)
     trial.build(step, backoff=0)
@@ -60,7 +60,7 @@ def test_it_is_the_same_on_every_attempt(trial: Trial, runner: InProcess) -> Non
 
 
 @pytest.mark.rule("doc.idempotency-key")
-def test_what_is_processed_on_purpose_has_another(trial: Trial) -> None:
+def test_what_is_processed_on_purpose_has_another(trial: PlanWorld) -> None:
     """A changed document; one that is sent again by force. What is only scanned again is not called at all."""
     step = Asked(trial.folder, "pay")
     trial.build(step)
@@ -75,7 +75,7 @@ def test_what_is_processed_on_purpose_has_another(trial: Trial) -> None:
 
 
 @pytest.mark.rule("doc.idempotency-key")
-def test_each_step_route_and_state_has_its_own(trial: Trial, place: Path) -> None:
+def test_each_step_route_and_state_has_its_own(trial: PlanWorld, place: Path) -> None:
     """Two steps in a row, two copies, two states of the plan."""
     one, two = Asked(trial.folder, "one"), Asked(trial.folder, "two")
     for state in ("s1", "s2"):
@@ -91,7 +91,7 @@ def test_each_step_route_and_state_has_its_own(trial: Trial, place: Path) -> Non
 
 @pytest.mark.rule("doc.idempotency-key")
 @pytest.mark.parametrize("children", [3, 50], ids=["few", "more than are held"])
-def test_a_generator_has_it_all_the_time(trial: Trial, children: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_generator_has_it_all_the_time(trial: PlanWorld, children: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also while its first children are with other steps: the same key from its first line to its last."""
     monkeypatch.setattr(limits, "HELD_CHILDREN", 10)
     file = trial.folder / "told"
@@ -119,7 +119,7 @@ def test_a_generator_has_it_all_the_time(trial: Trial, children: int, monkeypatc
     assert len({line for line in told if line.startswith("look ")}) == children
 
 
-def test_outside_of_a_step_there_is_none(trial: Trial) -> None:
+def test_outside_of_a_step_there_is_none(trial: PlanWorld) -> None:
     """In words; also after a run in the same thread."""
     trial.build(Asked(trial.folder, "pay"))
     trial.put("a")
@@ -129,7 +129,7 @@ def test_outside_of_a_step_there_is_none(trial: Trial) -> None:
 
 
 @pytest.mark.rule("doc.idempotency-key")
-def test_careful_mode_gives_the_same(trial: Trial) -> None:
+def test_careful_mode_gives_the_same(trial: PlanWorld) -> None:
     """A document kills the worker: the others are walked again, each in a child, with the key of before."""
     step = Asked(trial.folder, "pay")
 

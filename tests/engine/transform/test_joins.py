@@ -6,11 +6,11 @@ import pytest
 
 from ferryman.routers import Duplicate
 from tests.support.failing import failing
-from tests.support.network import Network
+from tests.support.plan_world import PlanWorld
 
 
 @pytest.mark.rule("plan.join")
-def test_a_skip_edge_is_a_branch(net: Network) -> None:
+def test_a_skip_edge_is_a_branch(net: PlanWorld) -> None:
     """A → B, A → C, B → C: two copies come to C, by routes of their own."""
     fork = net.source().route("fork", Duplicate())
     near = fork.step("near", failing(0))
@@ -22,7 +22,7 @@ def test_a_skip_edge_is_a_branch(net: Network) -> None:
 
 
 @pytest.mark.rule("plan.join")
-def test_several_sources_join(net: Network) -> None:
+def test_several_sources_join(net: PlanWorld) -> None:
     """They are different documents, also under one id."""
     left, right = net.source("left"), net.source("right")
     net.plan.step("join", failing(0), after=[left, right])

@@ -23,21 +23,21 @@ from ferryman.records.rows import reason_of
 from ferryman.routers import Duplicate, Router
 from ferryman.sources import Listed, Memory
 from ferryman.testing.inprocess import InProcess
-from tests.support.network import Network
+from tests.support.plan_world import PlanWorld
 from tests.support.tiers import sampled
 
 IDS = [f"d{n:02}" for n in range(40)]
 
 
 @pytest.fixture
-def net(place: Path) -> Network:
-    net = Network(place)
+def net(place: Path) -> PlanWorld:
+    net = PlanWorld.empty(place)
     net.source()
     net.put(*IDS)
     return net
 
 
-def run(net: Network, failures: int = 1, **options: Any) -> Summary:
+def run(net: PlanWorld, failures: int = 1, **options: Any) -> Summary:
     return net.run(runner=InProcess(fork=True, failures=failures), **options)
 
 
@@ -86,7 +86,7 @@ HOW: list[tuple[Callable[[], object], str]] = [
 )
 @pytest.mark.parametrize(("how", "says"), HOW, ids=[name.__name__ for name, _ in HOW])
 def test_a_document_that_kills_its_step_is_named(
-    net: Network, how: Callable[[], object], says: str, ids: tuple[str, ...], failures: int
+    net: PlanWorld, how: Callable[[], object], says: str, ids: tuple[str, ...], failures: int
 ) -> None:
     """ERROR_DOC with the signal or exit code; all others are delivered, nobody else is accused."""
     net.plan.step("deadly", killing(how, *ids), after="docs")
@@ -102,7 +102,7 @@ def test_a_document_that_kills_its_step_is_named(
 
 
 @pytest.mark.rule("kill.others")
-def test_a_step_that_kills_takes_only_its_own_branch(net: Network) -> None:
+def test_a_step_that_kills_takes_only_its_own_branch(net: PlanWorld) -> None:
     """What does not pass it is delivered, of the same document too."""
     twice = net.plan.route("twice", Duplicate(), after="docs")
     twice.step("deadly", killing(segfault, "d05")).destination("one", net.out("one"))
@@ -114,7 +114,7 @@ def test_a_step_that_kills_takes_only_its_own_branch(net: Network) -> None:
 
 @pytest.mark.rule("kill.others")
 @pytest.mark.parametrize("how", [leave, close_all])
-def test_a_child_that_kills_takes_not_its_family(net: Network, how: Callable[[], object]) -> None:
+def test_a_child_that_kills_takes_not_its_family(net: PlanWorld, how: Callable[[], object]) -> None:
     """Its siblings are delivered. A generator's own death is its document's."""
 
     def split(doc: Document) -> Any:
@@ -134,7 +134,7 @@ def test_a_child_that_kills_takes_not_its_family(net: Network, how: Callable[[],
 
 
 @pytest.mark.rule("kill.tries")
-def test_who_kills_once_is_not_accused(net: Network) -> None:
+def test_who_kills_once_is_not_accused(net: PlanWorld) -> None:
     """It may have been chance: as many tries as a delivery has attempts."""
     marks = [net.folder / f"mark-{n}" for n in range(3)]
 
@@ -151,7 +151,7 @@ def test_who_kills_once_is_not_accused(net: Network) -> None:
     assert (summary.exit, summary.delivered) == (0, len(IDS))
 
 
-def test_a_worker_that_is_killed_from_outside_accuses_nobody(net: Network) -> None:
+def test_a_worker_that_is_killed_from_outside_accuses_nobody(net: PlanWorld) -> None:
     """Also when it dies in careful mode, together with its child."""
     deaths = [net.folder / f"death-{n}" for n in range(3)]
 
@@ -169,7 +169,7 @@ def test_a_worker_that_is_killed_from_outside_accuses_nobody(net: Network) -> No
     assert (summary.exit, summary.delivered) == (0, len(IDS))
 
 
-def test_a_worker_that_always_dies_ends_the_run(net: Network) -> None:
+def test_a_worker_that_always_dies_ends_the_run(net: PlanWorld) -> None:
     """With an error, and nothing is lost: the next run takes it up."""
     me = os.getpid()
 
@@ -203,7 +203,7 @@ class Reading(Memory):
 @pytest.mark.rule("kill.named")
 def test_a_document_may_kill_while_it_is_read(place: Path) -> None:
     """It ends as one that cannot be read; changed, it is taken up again."""
-    net = Network(place)
+    net = PlanWorld.empty(place)
     net.plan.source("docs", Reading([{"id": id} for id in IDS])).destination("out", net.out("out"))
     summary = run(net)
     assert (summary.exit, summary.delivered, summary.rejected) == (3, len(IDS) - 1, 1)
@@ -212,7 +212,7 @@ def test_a_document_may_kill_while_it_is_read(place: Path) -> None:
 
 
 @pytest.mark.rule("timeout.interrupted")
-def test_a_call_that_hangs_is_interrupted(net: Network) -> None:
+def test_a_call_that_hangs_is_interrupted(net: PlanWorld) -> None:
     """TransientError: tried again; in a generator too."""
 
     def slow(doc: Document) -> Any:
@@ -231,7 +231,7 @@ def test_a_call_that_hangs_is_interrupted(net: Network) -> None:
 
 
 @pytest.mark.rule("timeout.stuck")
-def test_a_call_that_hangs_in_c_loses_its_process(net: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_hangs_in_c_loses_its_process(net: PlanWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """It cannot be interrupted: its process is ended, and it is found as one that kills."""
     from ferryman.engine.transform import calls
 
@@ -252,7 +252,7 @@ def test_a_call_that_hangs_in_c_loses_its_process(net: Network, monkeypatch: pyt
     assert "took longer than timeout=1 s and could not be interrupted" in bad["message"]
 
 
-def test_errors_in_careful_mode_are_errors_as_ever(net: Network) -> None:
+def test_errors_in_careful_mode_are_errors_as_ever(net: PlanWorld) -> None:
     """What raises is tried again or ends, whatever kind of exception it is; a retry in careful mode, too."""
 
     class Odd(Exception):
@@ -293,7 +293,7 @@ def kills(*ids: str) -> Callable[[list[Any]], object]:
     "ids",
     [pytest.param(("d07",), id="one", marks=pytest.mark.slow), pytest.param(("d00", "d20", "d39"), id="several")],
 )
-def test_a_row_that_kills_its_sender_is_named(net: Network, ids: tuple[str, ...], failures: int) -> None:
+def test_a_row_that_kills_its_sender_is_named(net: PlanWorld, ids: tuple[str, ...], failures: int) -> None:
     """The others are delivered, each at least once."""
     net.out("out").before = kills(*ids)
     net.plan.destination("out", net.out("out"), after="docs", batch=10)
@@ -308,7 +308,7 @@ def test_a_row_that_kills_its_sender_is_named(net: Network, ids: tuple[str, ...]
     assert run(net, failures).delivered == 1
 
 
-def test_under_at_most_once_its_chunk_is_unknown(net: Network) -> None:
+def test_under_at_most_once_its_chunk_is_unknown(net: PlanWorld) -> None:
     """Nothing of it is sent again; the rest is."""
     net.out("out").before = kills("d07")
     net.plan.destination("out", net.out("out"), after="docs", batch=10, guarantee="at-most-once")
@@ -317,7 +317,7 @@ def test_under_at_most_once_its_chunk_is_unknown(net: Network) -> None:
     assert set(net.arrived("out").values()) == {1}
 
 
-def test_a_sender_that_dies_delays_no_other_destination(net: Network) -> None:
+def test_a_sender_that_dies_delays_no_other_destination(net: PlanWorld) -> None:
     twice = net.plan.route("twice", Duplicate(), after="docs")
     net.out("bad").before = kills(*IDS)
     twice.destination("bad", net.out("bad"), attempts=1)
@@ -326,7 +326,7 @@ def test_a_sender_that_dies_delays_no_other_destination(net: Network) -> None:
     assert (summary.delivered, summary.rejected) == (len(IDS), len(IDS))
 
 
-def test_a_destination_that_answers_is_heard_in_careful_mode(net: Network) -> None:
+def test_a_destination_that_answers_is_heard_in_careful_mode(net: PlanWorld) -> None:
     """Outcomes, universal trouble and exceptions come through the child's pipe."""
     out = net.out("out")
     out.before = kills("d00")
@@ -337,7 +337,7 @@ def test_a_destination_that_answers_is_heard_in_careful_mode(net: Network) -> No
     assert summary.delivered == len(IDS) - 2
 
 
-def test_a_destination_that_leaves_ends_no_worker_in_careful_mode(net: Network) -> None:
+def test_a_destination_that_leaves_ends_no_worker_in_careful_mode(net: PlanWorld) -> None:
     """``sys.exit()`` is its error for that chunk, as it is without a child process."""
     out = net.out("out")
     out.before = kills("d00")
@@ -360,7 +360,7 @@ class Deadly(Router):
         segfault()
 
 
-def test_a_router_that_kills_when_it_is_opened_accuses_no_document(net: Network) -> None:
+def test_a_router_that_kills_when_it_is_opened_accuses_no_document(net: PlanWorld) -> None:
     """No document was read yet: the run ends with an error, and nothing is lost."""
     net.plan.route("deadly", Deadly(), after="docs").destination("out", net.out("out"))
     with pytest.raises(EngineError):

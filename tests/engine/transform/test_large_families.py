@@ -21,7 +21,7 @@ from ferryman.routers import Duplicate
 from ferryman.testing.inprocess import InProcess
 from tests.support import NOT_SOON_S
 from tests.support.invariants import rows
-from tests.support.network import Network
+from tests.support.plan_world import PlanWorld
 
 HELD = 5
 MANY = 40
@@ -76,7 +76,7 @@ def note(path: Path, text: str) -> None:
 
 
 @pytest.mark.rule("size.family")
-def test_they_go_on_while_others_are_made(net: Network) -> None:
+def test_they_go_on_while_others_are_made(net: PlanWorld) -> None:
     """The step is still at work when its first children are through the next one."""
     made = net.folder / "made"
 
@@ -103,7 +103,7 @@ def test_they_go_on_while_others_are_made(net: Network) -> None:
     [(PermanentError("page 31 is torn"), "ERROR_DOC"), (Dropped("a draft"), "DROPPED"), (RuntimeError("bug"), "DEAD")],
     ids=["permanent", "dropped", "bug"],
 )
-def test_a_step_that_fails_late_gives_nothing(net: Network, error: BaseException, status: str) -> None:
+def test_a_step_that_fails_late_gives_nothing(net: PlanWorld, error: BaseException, status: str) -> None:
     """However far it came: nothing is delivered, said, or left on the disk of what it had made."""
 
     def odd(doc: Document) -> Document:
@@ -123,7 +123,7 @@ def test_a_step_that_fails_late_gives_nothing(net: Network, error: BaseException
     assert family["given"]
 
 
-def test_what_is_taken_back_leaves_no_files(net: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_taken_back_leaves_no_files(net: PlanWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even where files closed in the middle of it."""
     monkeypatch.setattr(limits, "GROUP_BYTES", 600)
     monkeypatch.setattr(limits, "PART_BYTES", 1200)
@@ -144,7 +144,7 @@ def test_what_is_taken_back_leaves_no_files(net: Network, monkeypatch: pytest.Mo
     assert net.events("a", "out") == ["ERROR_DOC"]
 
 
-def test_a_step_that_works_the_second_time(net: Network, place: Path) -> None:
+def test_a_step_that_works_the_second_time(net: PlanWorld, place: Path) -> None:
     """Each child is delivered once."""
     flag = place / "flag"
     flag.touch()
@@ -161,7 +161,7 @@ def test_a_step_that_works_the_second_time(net: Network, place: Path) -> None:
 
 
 @pytest.mark.rule("child.twins")
-def test_twins_far_apart(net: Network) -> None:
+def test_twins_far_apart(net: PlanWorld) -> None:
     """The last child has the key of the first."""
 
     def twins(doc: Document) -> Iterator[Document]:
@@ -175,7 +175,7 @@ def test_twins_far_apart(net: Network) -> None:
     assert net.events("a", "out") == ["ERROR_DOC"]
 
 
-def test_many_children_of_many_children(net: Network, place: Path) -> None:
+def test_many_children_of_many_children(net: PlanWorld, place: Path) -> None:
     """Of the pages of a book, one is torn: it alone has no words, and a retry makes only its."""
     flag = place / "flag"
     flag.touch()
@@ -199,7 +199,7 @@ def test_many_children_of_many_children(net: Network, place: Path) -> None:
     assert net.arrived("out") == dict.fromkeys(expected, 1)
 
 
-def test_the_document_itself_goes_last(net: Network) -> None:
+def test_the_document_itself_goes_last(net: PlanWorld) -> None:
     """Its step may have something to say of it when all are made."""
 
     def counted(doc: Document) -> Iterator[Document]:
@@ -214,7 +214,7 @@ def test_the_document_itself_goes_last(net: Network) -> None:
     assert line["fields"] == {"children": MANY}
 
 
-def test_a_new_version_with_fewer_children(net: Network) -> None:
+def test_a_new_version_with_fewer_children(net: PlanWorld) -> None:
     """The others are deleted; what has not changed is not sent again."""
 
     def careful(doc: Document) -> Iterator[Document]:
@@ -234,7 +234,7 @@ def test_a_new_version_with_fewer_children(net: Network) -> None:
     assert net.arrived("out") == {**dict.fromkeys(members(), 1), **{f"-a#{i}": 1 for i in range(MANY)}}
 
 
-def test_some_members_fail_further_on(net: Network) -> None:
+def test_some_members_fail_further_on(net: PlanWorld) -> None:
     """A retry makes the family again, and goes on with those alone."""
     calls: Counter[str] = Counter()
 
@@ -255,7 +255,7 @@ def test_some_members_fail_further_on(net: Network) -> None:
 @pytest.mark.rule("size.family")
 @pytest.mark.parametrize("waiting", [10, 1000])
 def test_a_step_below_goes_away_in_the_middle(
-    net: Network, place: Path, monkeypatch: pytest.MonkeyPatch, waiting: int
+    net: PlanWorld, place: Path, monkeypatch: pytest.MonkeyPatch, waiting: int
 ) -> None:
     """Where more of them wait than can be remembered, the family waits as a whole. Nothing is doubled, no attempt is
     spent."""
@@ -273,7 +273,7 @@ def test_a_step_below_goes_away_in_the_middle(
     assert net.arrived("out") == dict.fromkeys(members(), 1)
 
 
-def test_by_several_ways(net: Network) -> None:
+def test_by_several_ways(net: PlanWorld) -> None:
     """Copies of the document split on each branch: no two children are the same delivery."""
     copies = net.source().route("both", Duplicate())
     for name in ("left", "right"):
@@ -284,7 +284,7 @@ def test_by_several_ways(net: Network) -> None:
         assert sum(net.arrived(name).values()) == MANY
 
 
-def test_only_the_time_in_which_it_works_counts(net: Network) -> None:
+def test_only_the_time_in_which_it_works_counts(net: PlanWorld) -> None:
     """While what it has made goes on, no timer of ``timeout=`` runs."""
     armed = net.folder / "armed"
 
@@ -339,7 +339,7 @@ def killing(seen: Path, *, at: int) -> Callable[[Document], Iterator[Document]]:
 
 
 @pytest.mark.rule("size.family")
-def test_in_isolation_too(net: Network) -> None:
+def test_in_isolation_too(net: PlanWorld) -> None:
     """A worker died: each family is walked in a child process. There its members go on while others are made, too; what
     dies or fails in the middle gives nothing, and is known by its step."""
     seen = net.folder / "seen"

@@ -28,9 +28,9 @@ from ferryman.operations import retry
 from ferryman.sources import Listed, Memory
 from ferryman.storage.parquet import PartWriter, RowGroups
 from ferryman.testing.inprocess import InProcess
-from tests.support.keyed import Words
-from tests.support.network import Network
+from tests.support.keyed import count_words
 from tests.support.once import Once
+from tests.support.plan_world import PlanWorld
 
 IDS: Final = [f"d{n:02}" for n in range(40)]
 
@@ -121,15 +121,15 @@ def making(patch: pytest.MonkeyPatch) -> None:
 ISOLATED: Final = [gathering, writing, telling, hearing, spooling, reading_back, making]
 
 
-def network(place: Path) -> Network:
-    net = Network(place)
+def network(place: Path) -> PlanWorld:
+    net = PlanWorld.empty(place)
     net.source()
     net.put(*IDS)
     net.put(LARGE, text="x" * SIZE)
     return net
 
 
-def refused(net: Network, status: str = "rejected") -> str:
+def refused(net: PlanWorld, status: str = "rejected") -> str:
     """Why the large document was; all else has arrived, once."""
     found = account.deliveries(net.root, plan=net.plan, status=status)
     assert [row["document"] for row in found] == [LARGE]
@@ -170,7 +170,7 @@ class Reading(Memory):
 @pytest.mark.rule("kill.memory")
 def test_what_does_not_fit_while_it_is_read(place: Path) -> None:
     """It is tried as often as any other error of a read."""
-    net = Network(place)
+    net = PlanWorld.empty(place)
     net.plan.source("docs", Reading([{"id": id} for id in IDS])).destination("out", net.out("out"), backoff=0)
     summary = net.run(runner=InProcess())
     assert (summary.exit, summary.failed, summary.pending) == (3, 1, 0)
@@ -246,7 +246,7 @@ def test_what_does_not_fit_at_a_key(
     place: Path, place_of: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It alone; the others are counted, its key's too. Where there is more memory, a retry counts it."""
-    words = Words(place, on_error="continue", attempts=1)
+    words = count_words(place, on_error="continue", attempts=1)
     words.put("a", "b", "a")
     words.into.append([{"word": "b", "text": "x" * SIZE}])
     words.put("b", "c")
@@ -278,14 +278,14 @@ def test_what_does_not_fit_where_steps_run_once(place: Path, monkeypatch: pytest
         patch.setattr(OutboxBuffer, "table", failing(OutboxBuffer.table, size, no_arrow_memory))
         assert once.run(runner=InProcess()).exit == 3
     assert once.in_doubt() == [("in/4..6", "to_out")]
-    assert sorted(once.out()) == [1, 2, 3, *range(7, 13)]
+    assert sorted(once.values()) == [1, 2, 3, *range(7, 13)]
     assert set(once.seen().values()) == {1}
 
 
 @pytest.mark.rule("kill.memory")
 def test_a_limit_that_is_too_small_for_anything(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run ends with an error that says so, and no document is blamed; the next one goes on."""
-    net = Network(place)
+    net = PlanWorld.empty(place)
     net.source()
     net.put(*IDS)
     net.plan.destination("out", net.out("out"), after="docs")

@@ -19,9 +19,9 @@ from ferryman.routers import Router
 from ferryman.sources import Listed, Memory, Queue, Source
 from ferryman.state.state import state_root
 from ferryman.testing.inprocess import InProcess
-from tests.support.keyed import states
+from tests.support.invariants import states
+from tests.support.plan_world import run_plan
 from tests.support.recorder import Recorder
-from tests.support.trial import run_plan
 
 IDS = [f"d{n}" for n in range(6)]
 

@@ -13,11 +13,10 @@ from ferryman.document import Document
 from ferryman.routers import ByField, Duplicate, RoundRobin, Router
 from tests.support.failing import failing
 from tests.support.invariants import rows
-from tests.support.network import Network
-from tests.support.trial import Interrupted, Until
+from tests.support.plan_world import Interrupted, PlanWorld, Until
 
 
-def kinds(net: Network, default: str | None = "other") -> Any:
+def kinds(net: PlanWorld, default: str | None = "other") -> Any:
     """docs → by-kind → comedy | tragedy | other, each with its destination."""
     kind = net.source().route("by-kind", ByField("kind", default=default))
     for name in ("comedy", "tragedy", "other"):
@@ -26,7 +25,7 @@ def kinds(net: Network, default: str | None = "other") -> Any:
 
 
 @pytest.mark.rule("router.branches", "router.by-field", "router.untaken")
-def test_a_document_takes_the_branch_that_its_field_names(net: Network) -> None:
+def test_a_document_takes_the_branch_that_its_field_names(net: PlanWorld) -> None:
     """Where it does not go it is DROPPED, so that every destination adds up."""
     kinds(net)
     net.put("a", kind="comedy")
@@ -46,7 +45,7 @@ def test_a_document_takes_the_branch_that_its_field_names(net: Network) -> None:
 
 
 @pytest.mark.rule("router.no-branch")
-def test_what_matches_no_branch_is_an_error_of_that_document(net: Network) -> None:
+def test_what_matches_no_branch_is_an_error_of_that_document(net: PlanWorld) -> None:
     """Permanent, and of no other document."""
     kinds(net, default=None)
     net.put("a", kind="comedy")
@@ -66,7 +65,7 @@ def test_what_matches_no_branch_is_an_error_of_that_document(net: Network) -> No
 
 
 @pytest.mark.rule("router.by-field")
-def test_values_are_mapped_to_branches(net: Network) -> None:
+def test_values_are_mapped_to_branches(net: PlanWorld) -> None:
     """Numbers and truth values too."""
     kind = net.source().route("by-year", ByField("year", {1599: "old", "new": "young", True: "young"}, default="old"))
     kind.destination("old", net.out("old"))
@@ -82,7 +81,7 @@ def test_values_are_mapped_to_branches(net: Network) -> None:
 
 
 @pytest.mark.rule("child.gone")
-def test_a_changed_field_moves_the_document(net: Network) -> None:
+def test_a_changed_field_moves_the_document(net: PlanWorld) -> None:
     """Deleted where it was, inserted where it is now; where it never was nothing happens."""
     kinds(net)
     net.put("a", kind="comedy")
@@ -100,7 +99,7 @@ def test_a_changed_field_moves_the_document(net: Network) -> None:
 
 
 @pytest.mark.rule("delete.given")
-def test_a_document_that_is_gone_is_deleted_only_where_it_was(net: Network) -> None:
+def test_a_document_that_is_gone_is_deleted_only_where_it_was(net: PlanWorld) -> None:
     kinds(net)
     net.put("a", kind="comedy")
     net.put("b", kind="tragedy")
@@ -113,7 +112,7 @@ def test_a_document_that_is_gone_is_deleted_only_where_it_was(net: Network) -> N
 
 
 @pytest.mark.rule("router.untaken")
-def test_what_a_taken_branch_leads_to_as_well_is_not_dropped(net: Network) -> None:
+def test_what_a_taken_branch_leads_to_as_well_is_not_dropped(net: PlanWorld) -> None:
     """Both branches come to one destination; only what lies on the other branch alone counts as DROPPED."""
     kind = net.source().route("by-kind", ByField("kind"))
     tees = [kind.tee(name, net.out(name)) for name in ("comedy", "tragedy")]
@@ -125,7 +124,7 @@ def test_what_a_taken_branch_leads_to_as_well_is_not_dropped(net: Network) -> No
 
 
 @pytest.mark.rule("router.copies")
-def test_copies_go_down_every_branch_and_are_apart(net: Network) -> None:
+def test_copies_go_down_every_branch_and_are_apart(net: PlanWorld) -> None:
     """What one branch does to its copy, deep down too, the other does not see."""
 
     def shout(doc: Document) -> Document:
@@ -143,7 +142,7 @@ def test_copies_go_down_every_branch_and_are_apart(net: Network) -> None:
     assert (two["fields"], two["route"]) == ({"words": ["mild"]}, "two")
 
 
-def diamond(net: Network, *steps: Callable[..., Any]) -> None:
+def diamond(net: PlanWorld, *steps: Callable[..., Any]) -> None:
     """docs → twice → left | right → join → out."""
     twice = net.source().route("twice", Duplicate())
     left = twice.step("left", steps[0] if steps else failing(0))
@@ -153,7 +152,7 @@ def diamond(net: Network, *steps: Callable[..., Any]) -> None:
 
 
 @pytest.mark.rule("router.routes")
-def test_two_routes_to_one_destination_are_two_deliveries(net: Network) -> None:
+def test_two_routes_to_one_destination_are_two_deliveries(net: PlanWorld) -> None:
     """With hashes of their own, in one wave."""
     diamond(net)
     net.put("a", "b")
@@ -167,7 +166,7 @@ def test_two_routes_to_one_destination_are_two_deliveries(net: Network) -> None:
 
 
 @pytest.mark.rule("router.retry", "retry.way", "retry.others")
-def test_a_retry_goes_only_by_the_route_that_failed(net: Network) -> None:
+def test_a_retry_goes_only_by_the_route_that_failed(net: PlanWorld) -> None:
     """The other copy gets no new event and no second call."""
     diamond(net, failing(2, "a"), net.counting("right"))
     net.put("a", "b")
@@ -185,7 +184,7 @@ def test_a_retry_goes_only_by_the_route_that_failed(net: Network) -> None:
 
 
 @pytest.mark.rule("retry.below")
-def test_a_failure_above_a_duplicator_is_one_of_both_routes(net: Network) -> None:
+def test_a_failure_above_a_duplicator_is_one_of_both_routes(net: PlanWorld) -> None:
     """An attempt of every delivery below is spent."""
     below = net.source().step("early", failing(1)).route("twice", Duplicate())
     left, right = below.step("left", failing(0)), below.step("right", failing(0))
@@ -199,7 +198,7 @@ def test_a_failure_above_a_duplicator_is_one_of_both_routes(net: Network) -> Non
 
 
 @pytest.mark.rule("retry.below")
-def test_each_destination_has_its_own_number_of_attempts(net: Network) -> None:
+def test_each_destination_has_its_own_number_of_attempts(net: PlanWorld) -> None:
     """One dies of an error above both, the other goes on; a person may open the dead one again, alone."""
     twice = net.source().step("early", failing(1)).route("twice", Duplicate())
     twice.destination("once", net.out("once"), attempts=1, backoff=0)
@@ -217,7 +216,7 @@ def test_each_destination_has_its_own_number_of_attempts(net: Network) -> None:
 
 
 @pytest.mark.rule("router.turns")
-def test_round_robin_spreads_evenly(net: Network) -> None:
+def test_round_robin_spreads_evenly(net: PlanWorld) -> None:
     """±1 a task, and tasks begin at different branches."""
     turns = net.source().route("turns", RoundRobin())
     for name in ("one", "two", "three"):
@@ -230,7 +229,7 @@ def test_round_robin_spreads_evenly(net: Network) -> None:
 
 
 @pytest.mark.rule("router.same-branch")
-def test_a_retry_below_round_robin_takes_the_branch_it_took(net: Network) -> None:
+def test_a_retry_below_round_robin_takes_the_branch_it_took(net: PlanWorld) -> None:
     """Not the next one's turn: what was chosen is kept."""
     turns = net.source().route("turns", RoundRobin())
     for name in ("one", "two"):
@@ -246,7 +245,7 @@ def test_a_retry_below_round_robin_takes_the_branch_it_took(net: Network) -> Non
 
 
 @pytest.mark.rule("router.committed")
-def test_what_was_committed_goes_its_way_after_a_kill(net: Network) -> None:
+def test_what_was_committed_goes_its_way_after_a_kill(net: PlanWorld) -> None:
     """The router is not asked again: each document comes where the wave had it, once."""
     turns = net.source().route("turns", RoundRobin())
     for name in ("one", "two"):
@@ -280,7 +279,7 @@ class Both(Router):
         (["four"], [], "chose 'four', which is not one of its branches one, two, three"),
     ],
 )
-def test_a_router_of_ones_own_may_copy_to_some(net: Network, go: Any, delivered: list[str], says: str) -> None:
+def test_a_router_of_ones_own_may_copy_to_some(net: PlanWorld, go: Any, delivered: list[str], says: str) -> None:
     """The others are dropped; what is no branch is this document's error."""
     both = net.source().route("both", Both())
     for name in ("one", "two", "three"):
@@ -292,7 +291,7 @@ def test_a_router_of_ones_own_may_copy_to_some(net: Network, go: Any, delivered:
         assert all(says in e["message"] for e in account.history(net.root, "a", net.plan))
 
 
-def test_a_router_that_raises_is_tried_again(net: Network) -> None:
+def test_a_router_that_raises_is_tried_again(net: PlanWorld) -> None:
     """As a step would be."""
 
     class Moody(Router):

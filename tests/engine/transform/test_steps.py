@@ -14,8 +14,8 @@ from ferryman.document import Document
 from ferryman.plan import Plan
 from ferryman.sources import Memory
 from ferryman.state.state import state_root
+from tests.support.plan_world import PlanWorld, run_plan
 from tests.support.scanning import counting
-from tests.support.trial import Trial, run_plan
 
 KIB = 1024
 
@@ -24,7 +24,7 @@ KIB = 1024
 def test_every_step_sees_every_document_once(place: Path) -> None:
     """In the plan's order, over several waves."""
     calls = place / "calls"
-    trial = Trial(place).build(counting(calls, "first"), counting(calls, "second"), counting(calls, "third"))
+    trial = PlanWorld(place).build(counting(calls, "first"), counting(calls, "second"), counting(calls, "third"))
     ids = [f"d{i}" for i in range(8)]
     trial.put(*ids, text="x" * (300 * KIB))
     trial.run(wave_bytes=KIB * KIB)
@@ -59,7 +59,7 @@ RETURNS: dict[str, tuple[Any, dict[str, int], str]] = {
 
 @pytest.mark.rule("step.returns")
 @pytest.mark.parametrize("what", RETURNS)
-def test_what_a_step_may_return(trial: Trial, what: str) -> None:
+def test_what_a_step_may_return(trial: PlanWorld, what: str) -> None:
     """The document, or nothing; all else is this document's error, in words."""
     fn, counts, message = RETURNS[what]
 
@@ -73,20 +73,20 @@ def test_what_a_step_may_return(trial: Trial, what: str) -> None:
     assert message in trial.history("a")[0]["message"]
 
 
-def test_a_step_may_return_a_copy(trial: Trial) -> None:
+def test_a_step_may_return_a_copy(trial: PlanWorld) -> None:
     """Of the same id."""
     trial.build(copy)
     trial.put("a")
     trial.run()
-    assert trial.out.lines()[0]["fields"] == {"copied": True}
+    assert trial.out().lines()[0]["fields"] == {"copied": True}
 
 
-def test_a_step_cannot_rename_a_document(trial: Trial) -> None:
+def test_a_step_cannot_rename_a_document(trial: PlanWorld) -> None:
     """Its id is the source's; what was done to the object does not move it."""
     trial.build(renamed)
     trial.put("a")
     trial.run()
-    assert set(trial.out.counted()) <= {"a"}
+    assert set(trial.out().counted()) <= {"a"}
     assert trial.statuses("renamed") == []
 
 
@@ -117,7 +117,7 @@ EVIL: dict[str, Any] = {
 
 @pytest.mark.rule("step.raises")
 @pytest.mark.parametrize("what", EVIL)
-def test_whatever_a_step_raises_harms_only_its_document(trial: Trial, what: str) -> None:
+def test_whatever_a_step_raises_harms_only_its_document(trial: PlanWorld, what: str) -> None:
     """The others go on (I8)."""
     step = EVIL[what]
     step.__name__ = "step"
@@ -154,7 +154,7 @@ LEAVES["a field of its own"]["x"] = LEAVES["a field of its own"]
 
 
 @pytest.mark.parametrize("what", LEAVES)
-def test_whatever_a_step_leaves_in_a_document_harms_only_this_one(trial: Trial, what: str) -> None:
+def test_whatever_a_step_leaves_in_a_document_harms_only_this_one(trial: PlanWorld, what: str) -> None:
     """What cannot be written down is this document's error (I8)."""
     step = setting(LEAVES[what])
     step.__name__ = "step"
@@ -167,7 +167,7 @@ def test_whatever_a_step_leaves_in_a_document_harms_only_this_one(trial: Trial, 
 
 
 @pytest.mark.rule("timeout.interrupted")
-def test_a_step_that_takes_too_long_is_interrupted(trial: Trial) -> None:
+def test_a_step_that_takes_too_long_is_interrupted(trial: PlanWorld) -> None:
     """``timeout=``: a transient error of its document, in words."""
 
     def sleepy(doc: Document) -> Document:
@@ -178,7 +178,7 @@ def test_a_step_that_takes_too_long_is_interrupted(trial: Trial) -> None:
     plan = Plan("sleepy", 1)
     trial.put("a", "b")
     node = plan.source("docs", Memory(trial.documents)).step("sleepy", sleepy, timeout=1)
-    node.destination("out", trial.out, attempts=1)
+    node.destination("out", trial.out(), attempts=1)
     began = time.monotonic()
     summary = run_plan(plan, trial.state)
     assert time.monotonic() - began < 1800
@@ -188,7 +188,7 @@ def test_a_step_that_takes_too_long_is_interrupted(trial: Trial) -> None:
 
 
 @pytest.mark.rule("doc.version")
-def test_a_document_reaches_the_destination_as_the_steps_left_it(trial: Trial) -> None:
+def test_a_document_reaches_the_destination_as_the_steps_left_it(trial: PlanWorld) -> None:
     """Fields and bytes; its version stays that of the source."""
 
     def shout(doc: Document) -> Document:
@@ -199,6 +199,6 @@ def test_a_document_reaches_the_destination_as_the_steps_left_it(trial: Trial) -
     trial.build(shout)
     trial.put("a", text="quiet")
     trial.run()
-    [line] = trial.out.lines()
+    [line] = trial.out().lines()
     assert (line["text"], line["fields"]) == ("QUIET", {"length": 5})
     assert line["version"] == trial.history("a")[0]["version"]

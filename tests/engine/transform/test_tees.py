@@ -11,11 +11,11 @@ from ferryman.document import Document
 from ferryman.plan import StepNode
 from tests.support.failing import failing
 from tests.support.invariants import rows
-from tests.support.network import Network
+from tests.support.plan_world import PlanWorld
 
 
 @pytest.mark.rule("tee.unchanged")
-def test_a_tap_gets_the_document_as_it_is_there(net: Network) -> None:
+def test_a_tap_gets_the_document_as_it_is_there(net: PlanWorld) -> None:
     """It goes on whether or not it is delivered to the tee, whose failure is its own."""
 
     def later(doc: Document) -> Document:
@@ -47,7 +47,7 @@ def refuse_b(delivery: Any) -> Any:
 
 
 @pytest.mark.rule("effect.potent")
-def test_a_potent_tap_is_not_repeated_with_the_steps_below_it(net: Network) -> None:
+def test_a_potent_tap_is_not_repeated_with_the_steps_below_it(net: PlanWorld) -> None:
     """Nor with those above it, which run again for what failed below."""
     net.out("mail").effect = Effect.POTENT  # type: ignore[misc]
     tee = net.source().step("above", net.counting("above")).tee("mail", net.out("mail"))
@@ -60,7 +60,7 @@ def test_a_potent_tap_is_not_repeated_with_the_steps_below_it(net: Network) -> N
 
 @pytest.mark.rule("effect.safe", "effect.idempotent")
 @pytest.mark.parametrize("effect", [None, Effect.IDEMPOTENT])
-def test_steps_are_not_tracked(net: Network, effect: Effect | None) -> None:
+def test_steps_are_not_tracked(net: PlanWorld, effect: Effect | None) -> None:
     """A retry calls them again; the ledger speaks of destinations only."""
     options = {} if effect is None else {"effect": effect}
     node = net.source().step("first", net.counting("first"), **options)
@@ -75,7 +75,7 @@ def test_steps_are_not_tracked(net: Network, effect: Effect | None) -> None:
 
 
 @pytest.mark.rule("router.retry", "retry.others")
-def test_a_tap_that_was_delivered_is_not_called_again(net: Network) -> None:
+def test_a_tap_that_was_delivered_is_not_called_again(net: PlanWorld) -> None:
     """A step below it fails and is tried again."""
     tee = net.source().tee("seen", net.out("seen"))
     tee.step("below", failing(2)).destination("out", net.out("out"), backoff=0)

@@ -18,7 +18,7 @@ from ferryman.errors import TransientError
 from ferryman.routers import Duplicate
 from ferryman.testing.inprocess import InProcess
 from tests.support import NOT_SOON_S
-from tests.support.network import Network
+from tests.support.plan_world import PlanWorld
 from tests.support.previewed import previewed
 
 
@@ -31,12 +31,12 @@ def words(doc: Document) -> Iterator[Document]:
         yield child
 
 
-def build(net: Network, **policy: Any) -> Network:
+def build(net: PlanWorld, **policy: Any) -> PlanWorld:
     net.source().step("words", words).destination("out", net.out("out"), **{"backoff": 0, **policy})
     return net
 
 
-def sent(net: Network, name: str = "out") -> list[str]:
+def sent(net: PlanWorld, name: str = "out") -> list[str]:
     """What was sent since the last time it was asked, by id; deletes with a minus before them."""
     found = sorted(net.out(name).arrived())
     net.out(name).forget()
@@ -48,7 +48,7 @@ def busy(_: Any) -> Outcome:
 
 
 @pytest.mark.rule("child.unchanged")
-def test_only_what_changed_is_sent(net: Network) -> None:
+def test_only_what_changed_is_sent(net: PlanWorld) -> None:
     """New, changed and vanished ones are; of the others the ledger says that they are there."""
     build(net).put("d", text="a b c d")
     net.run()
@@ -63,7 +63,7 @@ def test_only_what_changed_is_sent(net: Network) -> None:
     assert sent(net) == []
 
 
-def test_a_field_is_content_too(net: Network) -> None:
+def test_a_field_is_content_too(net: PlanWorld) -> None:
     build(net).put("d", text="a b", by="me")
     net.run()
     sent(net)
@@ -73,7 +73,7 @@ def test_a_field_is_content_too(net: Network) -> None:
 
 
 @pytest.mark.rule("child.unchanged")
-def test_what_is_owed_is_not_taken_for_there(net: Network) -> None:
+def test_what_is_owed_is_not_taken_for_there(net: PlanWorld) -> None:
     """While a row of the family waits, nobody knows what is there: all of it is sent."""
     build(net, backoff=NOT_SOON_S).put("d", text="a b")
     net.run()
@@ -88,7 +88,7 @@ def test_what_is_owed_is_not_taken_for_there(net: Network) -> None:
     assert sorted(set(sent(net))) == ["d#a", "d#b"]
 
 
-def test_what_died_is_not_taken_for_there(net: Network) -> None:
+def test_what_died_is_not_taken_for_there(net: PlanWorld) -> None:
     build(net, attempts=1).put("d", text="a b")
     net.out("out").answer = lambda d: Outcome.permanent("no") if d.id == "d#b" else Outcome.ok()
     assert net.run().exit == 3
@@ -102,7 +102,7 @@ def test_what_died_is_not_taken_for_there(net: Network) -> None:
     assert sent(net) == ["d#d"]
 
 
-def test_a_person_has_all_sent(net: Network) -> None:
+def test_a_person_has_all_sent(net: PlanWorld) -> None:
     """With force; a retry of what failed sends what is owed."""
     build(net).put("d", text="a b")
     net.run()
@@ -112,7 +112,7 @@ def test_a_person_has_all_sent(net: Network) -> None:
     assert sent(net) == ["d#a", "d#b"]
 
 
-def test_what_was_taken_out_is_sent_when_it_comes_back(net: Network) -> None:
+def test_what_was_taken_out_is_sent_when_it_comes_back(net: PlanWorld) -> None:
     """The child, and the whole document."""
     build(net).put("d", text="a b")
     net.run()
@@ -130,7 +130,7 @@ def test_what_was_taken_out_is_sent_when_it_comes_back(net: Network) -> None:
     assert sent(net) == ["d#a", "d#b"]
 
 
-def test_where_a_destination_keeps_what_is_gone_it_is_still_there(net: Network) -> None:
+def test_where_a_destination_keeps_what_is_gone_it_is_still_there(net: PlanWorld) -> None:
     build(net, deletes=False).put("d", text="a b")
     net.run()
     net.put("d", text="a")
@@ -143,7 +143,7 @@ def test_where_a_destination_keeps_what_is_gone_it_is_still_there(net: Network) 
 
 
 @pytest.mark.rule("child.unchanged")
-def test_several_ways_to_one_place_are_all_gone(net: Network) -> None:
+def test_several_ways_to_one_place_are_all_gone(net: PlanWorld) -> None:
     """The last to arrive is what is there: each goes again, as without the mark."""
     fork = net.source().step("words", words).route("twice", Duplicate())
     left = fork.step("left", lambda doc: doc)
@@ -157,7 +157,7 @@ def test_several_ways_to_one_place_are_all_gone(net: Network) -> None:
     assert sent(net) == ["d#a", "d#a", "d#b", "d#b", "d#c", "d#c"]
 
 
-def test_a_step_that_failed_sends_what_it_owes(net: Network) -> None:
+def test_a_step_that_failed_sends_what_it_owes(net: PlanWorld) -> None:
     """The children that were there are, once the retry has made them, and none of them twice."""
     broken: list[str] = []
 
@@ -178,7 +178,7 @@ def test_a_step_that_failed_sends_what_it_owes(net: Network) -> None:
     assert net.counts("out") == {"delivered": 3}
 
 
-def test_in_careful_mode_too(net: Network) -> None:
+def test_in_careful_mode_too(net: PlanWorld) -> None:
     """A killer beside it; what a child process says is what is staged."""
 
     def killer(doc: Document) -> Document:
@@ -196,7 +196,7 @@ def test_in_careful_mode_too(net: Network) -> None:
     assert sent(net) == ["d#c"]
 
 
-def test_a_preview_says_so(net: Network) -> None:
+def test_a_preview_says_so(net: PlanWorld) -> None:
     build(net).put("d", text="a b")
     net.run()
     net.put("d", text="a b c")
@@ -205,7 +205,7 @@ def test_a_preview_says_so(net: Network) -> None:
     assert [(row["document"], row["status"]) for row in found.dropped] == [("d#a", "INDEXED"), ("d#b", "INDEXED")]
 
 
-def test_parts_of_a_text_that_were_not_changed_are_not_sent(net: Network) -> None:
+def test_parts_of_a_text_that_were_not_changed_are_not_sent(net: PlanWorld) -> None:
     """``split_text(key="content")``: a paragraph in the middle is one delivery; with numbers each that follows is."""
     net.source().step("split", steps.split_text(key="content")).destination("out", net.out("out"), backoff=0)
     net.put("d", text="one\n\ntwo\n\nthree")
@@ -221,7 +221,7 @@ def test_the_destination_has_what_it_would_have_had(seed: int) -> None:
     """Whatever changed, failed and was asked for in between: in the end all that is there is what the documents say."""
     chance = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
-        net = build(Network(Path(folder)), attempts=2)
+        net = build(PlanWorld.empty(Path(folder)), attempts=2)
         texts: dict[str, str] = {}
         for _ in range(8):
             for id in chance.sample("xyz", chance.randint(0, 3)):

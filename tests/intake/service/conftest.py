@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.intake.service.place import Place
-from tests.support.places import place, spark  # noqa: F401 - fixtures
+from tests.support.plan_world import place, spark  # noqa: F401 - fixtures
 
 
 @pytest.fixture

@@ -15,14 +15,14 @@ class Receiver:
         self.told: list[dict[str, Any]] = []
         self.requests: list[tuple[dict[str, str], bytes]] = []
         """(headers by lower-case name, body), of all that was posted."""
-        self._answers = list(answers)
+        remaining = list(answers)
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 receiver.requests.append(({name.lower(): value for name, value in self.headers.items()}, body))
-                status = receiver._answers.pop(0) if receiver._answers else 200
+                status = remaining.pop(0) if remaining else 200
                 if status == 200:
                     receiver.told.append(json.loads(body))
                 self.send_response(status)

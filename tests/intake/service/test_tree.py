@@ -21,7 +21,7 @@ from ferryman.intake.service.access import request_bundle
 from tests.intake.conftest import NOW, NOW_S, layout
 from tests.intake.service.place import Place
 from tests.servers.server import Server
-from tests.support.places import place
+from tests.support.plan_world import place
 
 __all__ = ["place"]
 
