@@ -63,7 +63,7 @@ def maintain(state: State, *, sweeps: bool = True) -> list[str]:
     for name, tables in state.keyed.items():
         changed |= _maintain_keyed(state, name, tables, notes)
     for table in state.tables:
-        if len(table.log.versions()) > limits.CHECKPOINT_COMMITS:
+        if table.log.commits_since_checkpoint >= limits.CHECKPOINT_COMMITS:
             table.checkpoint()
             changed = True
     if changed and sweeps:
@@ -89,7 +89,7 @@ def sweep(state: State) -> int:
         for folder in (state.root, state.commands, state.journal.folder):
             remove_temporary(folder, half_written_before)
         for table in state.tables:
-            table.log.remove_half_written(half_written_before)
+            table.log.remove_temporary(half_written_before)
     return removed
 
 

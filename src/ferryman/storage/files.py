@@ -221,6 +221,13 @@ def list_names(folder: StatePath) -> list[str]:
         return []
 
 
+def list_stamps(folder: StatePath) -> dict[str, tuple[int | str, ...] | None]:
+    """Return name -> stamp of the files in a folder, see ``stamp``; None where it would take a call of its own."""
+    if isinstance(folder, ObjectPath):
+        return {each.key.rpartition("/")[2]: (each.tag, each.size) for each in folder.store.list_folder(folder.key)[1]}
+    return dict.fromkeys(list_names(folder))
+
+
 def walk_names(folder: StatePath) -> Iterator[str]:
     """Yield the relative names of all files and folders below a folder, with "/" as separator; a file yields its own
     name."""
