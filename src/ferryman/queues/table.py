@@ -135,9 +135,8 @@ class MessageTable:
         return changed
 
     def commit(self, entry: LogEntry[MessageFile], *, data_change: bool = True) -> bool:
-        """Write the next version, see ``DeltaLog.commit``; also return False if the log was trimmed, or the queue
-        replaced, since it was read."""
-        if not self.log.is_valid or not self.log.commit(entry, data_change=data_change):
+        """Write the next version, see ``DeltaLog.commit``."""
+        if not self.log.commit(entry, data_change=data_change):
             return False
         self._sort()
         return True

@@ -16,6 +16,7 @@ moved beyond it: the name may have been free only because an earlier entry of th
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -37,12 +38,13 @@ from ferryman import crash
 from ferryman.errors import EngineError, StateDamaged
 from ferryman.memory import lacks_memory
 from ferryman.storage import files
-from ferryman.storage.files import StatePath, fsync_folder, make_folder, stamp
+from ferryman.storage.files import Stamp, StatePath, fsync_folder, make_folder, stamp
 
 _ENTRY: Final = re.compile(r"(\d{20})\.json\Z")
 _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
 _HINT: Final = "_last_checkpoint"
-"""Name of the file by which other programs note their newest checkpoint (optional in Delta)."""
+"""Name of the file that names the newest checkpoint (optional in Delta). In an object store it is written before
+anything is trimmed: one request then tells whether the log was trimmed. On a disk only other programs write it."""
 _MAX_READ_ATTEMPTS: Final = 20
 """How often the log is read again because it was trimmed in the meantime."""
 _PARALLEL_READS: Final = 8
@@ -181,7 +183,8 @@ class DeltaLog(Generic[FileT]):
         self.entries_folder = folder / "_delta_log"
         self._file_type = file_type
         self.lock = threading.RLock()
-        self._stamp: tuple[int | str, ...] | None = None
+        self._stamps: dict[int, Stamp | None] = {}
+        self._hint: Stamp | None = None
         self._forget()
 
     @property
@@ -193,7 +196,8 @@ class DeltaLog(Generic[FileT]):
     def is_valid(self) -> bool:
         """Return whether the entry of the current version is still in the log. It is not if the log was trimmed, or if
         another table took its place."""
-        return self._stamp is not None and self._stamp == stamp(self.path(self.version))
+        read = self._stamps.get(self.version)
+        return read is not None and read == stamp(self.path(self.version))
 
     @property
     def commits_since_checkpoint(self) -> int:
@@ -204,7 +208,8 @@ class DeltaLog(Generic[FileT]):
         """Return a log of its own at the same version: nobody else moves it."""
         with self.lock:
             copied = DeltaLog(self.folder, self._file_type)
-            copied.version, copied._begins, copied._stamp = self.version, self._begins, self._stamp
+            copied.version, copied._begins = self.version, self._begins
+            copied._stamps, copied._hint = dict(self._stamps), self._hint
             copied.files, copied.transactions = dict(self.files), dict(self.transactions)
             copied._entries, copied._head = dict(self._entries), dict(self._head)
         return copied
@@ -242,13 +247,19 @@ class DeltaLog(Generic[FileT]):
         """Return the last version that has an entry now; -1 if there is none."""
         return max(self._read_listing().entries, default=-1)
 
-    def refresh(self) -> bool:
-        """Move to the newest version, which is durable then; return whether anything was read.
+    def refresh(self, *, durable: bool = True) -> bool:
+        """Move to the newest version; return whether anything was read.
+
+        Args:
+            durable: make the names of entries durable that were read, as another process may have been killed before
+                it did. Needed by whoever acts on them.
 
         Raises:
             StateDamaged: an entry or checkpoint is missing, or not what was written.
         """
         with self.lock:
+            if self.is_valid and not files.exists(self.path(self.version + 1)):
+                return False
             read, listing = False, self._read_listing()
             for _ in range(_MAX_READ_ATTEMPTS):
                 try:
@@ -265,7 +276,7 @@ class DeltaLog(Generic[FileT]):
                 if (again := self._read_listing()).checkpoint == listing.checkpoint:
                     break
                 listing = again  # what was read may come from a process that was suspended
-            if read:
+            if read and durable:
                 self.sync()
             return read
 
@@ -278,7 +289,8 @@ class DeltaLog(Generic[FileT]):
                 raise
 
     def commit(self, entry: LogEntry[FileT], *, data_change: bool = True) -> bool:
-        """Write the next version, durably; return False if another process has written it: nothing was changed.
+        """Write the next version, durably; return False if another process has written it, or the log was trimmed or
+        replaced since it was read: nothing was changed.
 
         1. write and sync the entry under a temporary name
         2. give it the name of the next version, which only one process can do: it has taken effect
@@ -296,19 +308,25 @@ class DeltaLog(Generic[FileT]):
             path, content = self.path(version), self._encode(entry, data_change)
             with files.staged(path, content) as publish_name:  # 1
                 crash.point(f"{kind}.written")
-                if not publish_name():  # 2
+                if isinstance(path, Path) and not self.is_valid:
+                    return False
+                if (published := publish_name()) is None:  # 2
                     if not isinstance(path, Path) and not self.is_valid:  # maybe ours, and the answer was lost
                         raise CommitUnknown(str(path))
                     return False
-                crash.point(f"{kind}.logged")
-                listing = self._read_listing()
-                if listing.checkpoint > version:  # 3
-                    raise CommitUnknown(str(path))
+            crash.point(f"{kind}.logged")
+            if self._is_below_checkpoint(version):  # 3
+                raise CommitUnknown(str(path))
             fsync_folder(self.entries_folder)  # 4
             crash.point(f"{kind}.synced")
-            self._apply(self._decode(path, content), version)
-            self._stamp = listing.entries.get(version) or stamp(path)
+            self._apply(self._decode(path, content), version, published)
             return True
+
+    def _is_below_checkpoint(self, version: int) -> bool:
+        """Return whether a newer checkpoint exists."""
+        if not isinstance(self.folder, Path) and stamp(self.entries_folder / _HINT) == self._hint:
+            return False
+        return self._read_listing().checkpoint > version
 
     def find(self, kind: str, wave: int) -> dict[str, Any]:
         """Return ``info`` of the commit of this kind and wave; it stays in the log until the wave is settled.
@@ -337,8 +355,16 @@ class DeltaLog(Generic[FileT]):
         return self._entries[self.version].info
 
     def problems(self) -> Iterator[StateDamaged]:
-        """Yield an error for every damaged file of the log, read now."""
+        """Yield an error for every damaged file of the log.
+
+        Files on a disk are read again; objects are not if a listing shows them as they were read.
+        """
         listing = self._read_listing()
+        if not isinstance(self.folder, Path):
+            with contextlib.suppress(StateDamaged):
+                self.refresh(durable=False)
+            if self.version >= 0 and all(listing.entries.get(n) == each for n, each in self._stamps.items()):
+                return
         base = listing.checkpoint
         if not listing.exists:
             yield StateDamaged(str(self.entries_folder), "the log is empty")
@@ -370,15 +396,23 @@ class DeltaLog(Generic[FileT]):
         """Write the content of the log into one file, and remove what it replaces, so that opening stays cheap.
 
         1. write and sync the checkpoint, then give it its name
-        2. remove older entries and checkpoints
+        2. in an object store, note that there is one: see ``_HINT``
+        3. remove older entries and checkpoints
         """
         with self.lock:
-            version = self.version
+            version, hint = self.version, self.entries_folder / _HINT
             files.replace(self.checkpoint_path(version), self._encode_checkpoint())  # 1
             crash.point("checkpoint.made")
             names = files.list_names(self.entries_folder)
             old = sorted(n for n in names if (number := _version_of(n)) is not None and number < version)
-            files.remove_all(self.entries_folder / name for name in (*old, *({_HINT} & {*names})))  # 2
+            if isinstance(hint, Path):
+                old += {_HINT} & {*names}
+            else:
+                rows = len(self._head) + len(self.transactions) + len(self.files)
+                noted = {"version": version, "size": rows, "nonce": uuid.uuid4().hex}  # unlike any that was suspended
+                files.replace(hint, msgspec.json.encode(noted))  # 2
+                self._hint = stamp(hint)
+            files.remove_all(self.entries_folder / name for name in old)  # 3
             self._begin_at(version)
             crash.point("checkpoint.trimmed")
 
@@ -397,13 +431,16 @@ class DeltaLog(Generic[FileT]):
         """Version -> entry, since that checkpoint."""
         self._head: dict[str, dict[str, Any]] = {}
         """Actions ``protocol`` and ``metaData``, as the table was created."""
-        self._stamp = None
-        """Stamp of the current version's entry."""
+        self._stamps = {}
+        """Version -> stamp of its entry, since that checkpoint."""
+        self._hint = None
+        """Stamp of ``_HINT`` as of the last listing."""
 
     def _begin_at(self, checkpoint: int) -> None:
         """Note that the log begins at this checkpoint now."""
         self._begins = checkpoint
         self._entries = {number: each for number, each in self._entries.items() if number >= checkpoint}
+        self._stamps = {number: each for number, each in self._stamps.items() if number >= checkpoint}
 
     def _read_listing(self) -> _Listing:
         return _Listing.of(self.entries_folder)
@@ -414,6 +451,7 @@ class DeltaLog(Generic[FileT]):
         Raises:
             StateDamaged: a file is missing, or not what was written.
         """
+        self._hint = listing.hint
         if self.version < 0 or listing.checkpoint > self.version or not self._is_in(listing):
             self._load(listing)
             return True
@@ -425,30 +463,29 @@ class DeltaLog(Generic[FileT]):
         """Return whether the entry of the current version is in a listing, unchanged."""
         if self.version not in listing.entries:
             return False
-        return self._stamp == (listing.entries[self.version] or stamp(self.path(self.version)))
+        return self._stamps.get(self.version) == self._stamp_in(listing, self.version)
+
+    def _stamp_in(self, listing: _Listing, version: int) -> Stamp | None:
+        return listing.entries.get(version) or stamp(self.path(version))
 
     def _load(self, listing: _Listing) -> None:
         """Read the newest checkpoint and the entries after it."""
         self._forget()
+        self._hint = listing.hint
         if listing.checkpoint >= 0:
-            self._apply(self._read_checkpoint(listing.checkpoint), listing.checkpoint)
-            self._entries.clear()
             self._begins = listing.checkpoint
-            self._apply(self._read_entry(listing.checkpoint), listing.checkpoint)
-        elif 0 in listing.entries:
-            self._apply(self._read_entry(0), 0)
-        else:
+            self._change(self._read_checkpoint(listing.checkpoint))
+        elif 0 not in listing.entries:
             raise self._missing_start(listing)
-        self._stamp = stamp(self.path(self.version))
-        self._read_after(self.version, listing)
+        self._read_after(self._begins - 1, listing)
 
     def _read_after(self, version: int, listing: _Listing) -> bool:
         newer = range(version + 1, max(listing.entries, default=-1) + 1)
         if not newer:
             return False
         for number, entry in zip(newer, self._read_entries(newer), strict=True):
-            self._apply(entry, number)
-        self._stamp = stamp(self.path(self.version))
+            last = number == newer[-1]  # on a disk a stamp takes a call, and only that of the last one is needed
+            self._apply(entry, number, self._stamp_in(listing, number) if last else listing.entries.get(number))
         return True
 
     def _read_entries(self, versions: Iterable[int]) -> Iterator[LogEntry[FileT]]:
@@ -458,20 +495,24 @@ class DeltaLog(Generic[FileT]):
         with ThreadPoolExecutor(_PARALLEL_READS) as pool:
             yield from pool.map(self._read_entry, versions)
 
-    def _apply(self, entry: LogEntry[FileT], version: int) -> None:
+    def _apply(self, entry: LogEntry[FileT], version: int, stamp: Stamp | None) -> None:
+        self._change(entry)
+        self._entries[version], self._stamps[version] = entry, stamp
+        self.version = version
+
+    def _change(self, entry: LogEntry[FileT]) -> None:
         for path in entry.removes:
             self.files.pop(path, None)
         self.files.update((file.path, file) for file in entry.adds)
         self.transactions.update(entry.transactions)
-        self._entries[version] = entry
-        self.version = version
 
     def _missing_start(self, listing: _Listing) -> StateDamaged:
         """Return the error of the missing file without which the log cannot be read."""
-        if not listing.entries:
+        first = min(listing.entries, default=0)
+        if first <= 1:  # no checkpoint is made of so short a log
             return StateDamaged(str(self.path(0)), "the log file is missing")
-        path = self.checkpoint_path(min(listing.entries))  # entries are removed only below a checkpoint
-        return StateDamaged(str(path), "the checkpoint is missing")
+        # entries are removed only below a checkpoint
+        return StateDamaged(str(self.checkpoint_path(first)), "the checkpoint is missing")
 
     def _read_entry(self, version: int) -> LogEntry[FileT]:
         """Return an entry after verifying its checksum.
@@ -480,7 +521,7 @@ class DeltaLog(Generic[FileT]):
             StateDamaged: it is missing, not what was written, or another program wrote it.
         """
         path = self.path(version)
-        return self._decode(path, _read(path))
+        return self._decode(path, _read(path, "the log file is missing"))
 
     def _decode(self, path: StatePath, data: bytes) -> LogEntry[FileT]:
         if (found := _SEAL.search(data)) is None:
@@ -537,7 +578,7 @@ class DeltaLog(Generic[FileT]):
             StateDamaged: it is missing, not what was written, or another program wrote it.
         """
         path = self.checkpoint_path(version)
-        data = _read(path)
+        data = _read(path, "the checkpoint is missing")
         seals = list(_SEAL.finditer(data))
         if not seals or not _is_sealed(data, seals[-1]):
             raise StateDamaged(str(path), "its checksum does not match its content")
@@ -548,8 +589,10 @@ class DeltaLog(Generic[FileT]):
             if lacks_memory(e):
                 raise
             raise StateDamaged(str(path), f"it cannot be read ({e})") from e
-        for name in ("protocol", "metaData"):
-            self._head.update({name: _without_lists(row[name]) for row in rows if row[name] is not None})
+        for row in rows:
+            self._head.update(
+                {name: _without_lists(row[name]) for name in ("protocol", "metaData") if row[name] is not None}
+            )
         transactions = {row["txn"]["appId"]: row["txn"]["version"] for row in rows if row["txn"] is not None}
         return LogEntry("checkpoint", tuple(map(self._file_type.from_added, adds)), (), transactions)
 
@@ -557,10 +600,12 @@ class DeltaLog(Generic[FileT]):
 class _Listing(NamedTuple):
     """Names in the folder of a log at one moment."""
 
-    entries: dict[int, tuple[int | str, ...] | None]
+    entries: dict[int, Stamp | None]
     """Version -> stamp of its entry, where the listing has it."""
     checkpoint: int
     """Version of the newest checkpoint; -1 if there is none."""
+    hint: Stamp | None
+    """Stamp of ``_HINT``, as above."""
 
     @property
     def exists(self) -> bool:
@@ -571,7 +616,8 @@ class _Listing(NamedTuple):
         """List a folder: in an object store that is one request."""
         found = files.list_stamps(folder)
         entries = {int(match[1]): each for name, each in found.items() if (match := _ENTRY.match(name))}
-        return cls(entries, max((int(match[1]) for name in found if (match := _CHECKPOINT.match(name))), default=-1))
+        checkpoints = (int(match[1]) for name in found if (match := _CHECKPOINT.match(name)))
+        return cls(entries, max(checkpoints, default=-1), found.get(_HINT))
 
 
 def _version_of(name: str) -> int | None:
@@ -580,11 +626,11 @@ def _version_of(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def _read(path: StatePath) -> bytes:
+def _read(path: StatePath, missing: str) -> bytes:
     try:
         return files.read(path)
     except FileNotFoundError:
-        raise StateDamaged(str(path), "the file is missing") from None
+        raise StateDamaged(str(path), missing) from None
 
 
 # --- open logs of states: read again only from where they were read before ---

@@ -1,8 +1,8 @@
 """Delta tables of a state: written by one driver, file by file, each commit fenced by the driver's epoch.
 
 An entry gets its name only if it is free, so of two drivers that commit at the same time one wins, and the other one,
-whose log has moved on, can commit no more. Every commit carries the driver's epoch, so a driver that begins sees whether
-another one has taken over.
+whose log has moved on, can commit no more. Every commit carries the driver's epoch, so a driver sees whether another
+one has taken over.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Table:
         self.version = -1
         self.transactions: dict[str, int] = {}
         self.siblings: Mapping[str, Table] = {}
-        """Name -> table of the same state. Each commit names their versions, so that an entry that is missing at the end
-        of one log is noticed by another one."""
+        """Name -> table of the same state. Each commit names their versions, so that an entry which is missing at the
+        end of one log is noticed by another one."""
         self._fence: tuple[str, int] | None = None
         self._retired: list[tuple[StatePath, float]] = []
 
@@ -83,7 +83,7 @@ class Table:
             StateDamaged: the log cannot be read.
         """
         with self.log.lock:
-            self.log.refresh()
+            self.log.refresh(durable=False)  # a driver does that itself
             self.version = self.log.version
             self.transactions = {a: self.log.transactions.get(a, 0) for a in applications}
             self.files = dict(self.log.files)
@@ -160,7 +160,8 @@ class Table:
         except OSError as e:
             raise EngineError(f"{self.folder}: the commit failed: {e}. Nothing is lost: fix it and run again.") from e
         if not committed:
-            self.log.refresh()
+            with contextlib.suppress(StateDamaged):  # another program may have written what is in our way
+                self.log.refresh()
             if (found := self.log.transactions.get(application, 0)) != epoch:
                 raise taken_over_error(self.folder, found, epoch)
             raise StateLost(f"{self.folder}: another driver committed while this one held the state: this one stops.")
@@ -184,7 +185,16 @@ class Table:
                 raise StateDamaged(str(self.folder / file.path), f"it has {size} bytes, not {file.size}")
 
     def checkpoint(self) -> None:
-        """Fold the log into one file and trim it, so that loading stays cheap over any number of commits."""
+        """Fold the log into one file and trim it, so that loading stays cheap over any number of commits.
+
+        Raises:
+            StateLost: another driver has taken over.
+        """
+        assert self._fence is not None, "a table is fenced before it is written"
+        application, epoch = self._fence
+        self.log.refresh()
+        if self.log.version != self.version:
+            raise taken_over_error(self.folder, self.log.transactions.get(application, 0), epoch)
         try:
             self.log.checkpoint()
         except OSError as e:

@@ -25,7 +25,7 @@ ONCE_ACTIONS: Final[dict[str, Action]] = {
     "end": Action("has nothing more to do, and ends without having noticed that it was overtaken"),
     "look": Action("takes what is to be run again, or what lies behind the position", ("engine.once.Intakes.due",)),
     "intake": Action("commits what its wave takes, and the position behind it", ("engine.once.commit_intake",)),
-    "intake.synced": Action("syncs and marks that commit", (), ("intake.synced", "intake.marked")),
+    "intake.synced": Action("syncs that commit", (), ("intake.synced",)),
     "dispatch": Action("starts a task", ("engine.transform.phase.TransformPhase.run",)),
     "dispatch.double": Action("a second attempt of the task starts", fault=True),
     "begin": Action("a task makes the file that says that it has begun", ("engine.results.run_once",)),
@@ -38,7 +38,7 @@ ONCE_ACTIONS: Final[dict[str, Action]] = {
     "commit": Action(
         "commits the wave: what has become of each entry", ("engine.once.Intakes.ended",), ("transform.done",)
     ),
-    "commit.synced": Action("syncs and marks that commit", (), ("wave.synced", "wave.marked")),
+    "commit.synced": Action("syncs that commit", (), ("wave.synced",)),
     "over": Action("removes the wave's folder", ("engine.once.end_intake",)),
 }
 
