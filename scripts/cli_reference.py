@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,14 @@ from ferryman.cli.app import app
 from ferryman.observe import JsonLog
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
+COMMON = 8
+"""Number of commands of a page from which on an option is described once, for all of them."""
+HEADER = "| | |\n|---|---|"
+"""First lines of a table of options."""
+SHARED = """## Options of most commands
+
+What these mean where a command takes them.
+"""
 QUEUE = "ferryman intake"
 """Command whose subcommands have a page of their own: the intake queue has other users."""
 HEAD = """# TITLE
@@ -50,9 +59,27 @@ def pages() -> dict[str, str]:
     others = [section for path, section in sections if not path.startswith(QUEUE)]
     more = f"{MORE}\n{_log_events()}\n"
     return {
-        "cli.md": "\n".join([HEAD.replace("TITLE", "The command line"), more, *others]),
-        "intake-cli.md": "\n".join([HEAD.replace("TITLE", "The intake queue: commands"), *intake]),
+        "cli.md": _page(HEAD.replace("TITLE", "The command line"), more, others),
+        "intake-cli.md": _page(HEAD.replace("TITLE", "The intake queue: commands"), "", intake),
     }
+
+
+def _page(head: str, more: str, sections: list[str]) -> str:
+    """Return a page on which each line of many commands' tables is there once, before all of them."""
+    lines = Counter(line for section in sections for line in section.splitlines() if line.startswith("| `-"))
+    common = [line for line, commands in lines.most_common() if commands >= COMMON]
+    everywhere = [line for line in common if lines[line] == len(sections)]
+    shorter = [_without(section, common, everywhere) for section in sections]
+    options = "\n".join([SHARED, HEADER, *common, ""])
+    return "\n".join(part for part in (head, more, options, *shorter) if part)
+
+
+def _without(section: str, common: list[str], everywhere: list[str]) -> str:
+    """Return a command's section with the names of common options in place of their lines."""
+    lines = section.split("\n")
+    also = [line.split("`")[1].split(" ")[0] for line in lines if line in common and line not in everywhere]
+    kept = "\n".join(line for line in lines if line not in common).rstrip("\n").removesuffix(HEADER).rstrip("\n")
+    return kept + (f"\n\nAlso {', '.join(f'`{name}`' for name in also)}." if also else "") + "\n"
 
 
 def _command(command: Any, path: str, parent: Any) -> Iterator[tuple[str, str]]:
@@ -80,7 +107,7 @@ def _prose(text: str) -> str:
 
 
 def _rows(parameters: list[Any], context: Any) -> Iterator[str]:
-    yield "| | |\n|---|---|"
+    yield HEADER
     for parameter in parameters:
         text = parameter.help or ""
         if parameter.show_default and not parameter.required and parameter.default not in (None, "", False):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import tempfile
+from collections import defaultdict
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from scripts.docs.folding import fold
 from tests.steps import corpus
 
 from ferryman import Plan, account, steps
@@ -17,9 +19,6 @@ from ferryman.sources import Memory as Given
 from ferryman.state.state import State, state_root
 from ferryman.steps import formats as kinds
 from ferryman.testing.inprocess import InProcess
-
-_TEXT_CHARACTERS = 48
-"""Characters of a text in a table."""
 
 _MESSAGE_CHARACTERS = 130
 """Characters of a message in a table."""
@@ -33,23 +32,22 @@ def formats() -> str:
 
 
 def came_out() -> str:
-    """Return a table of every file of the corpus, the shipped ones first."""
+    """Return what was read of the corpus, and the files that were refused, by message."""
     delivered, refused = _run()
-    lines = ["| file | what came out |", "|---|---|"]
-    for name in _corpus():
-        if name in refused:
-            result = f"**ERROR_DOC** {_cell(refused[name].removeprefix(f'{name}: '), _MESSAGE_CHARACTERS)}"
-        else:
-            result = _describe(delivered[name])
-        lines.append(f"| `{name}` | {result} |")
-        for child in sorted(id for id in delivered | refused if id.startswith(f"{name}#")):
-            part = child.partition("#")[2]
-            if child in refused:
-                result = f"**ERROR_DOC** {_cell(refused[child].removeprefix(f'{child}: '), _MESSAGE_CHARACTERS)}"
-            else:
-                result = _describe(delivered[child])
-            lines.append(f"| its `{part}` | {result} |")
-    return "\n".join(lines)
+    known = delivered | refused
+    ids = [id for name in _corpus() for id in (name, *sorted(i for i in known if i.startswith(f"{name}#")))]
+    read = [f"| `{id}` | {_describe(delivered[id])} |" for id in ids if id in delivered]
+    files: dict[str, list[str]] = defaultdict(list)
+    for id in ids:
+        if id in refused:
+            files[_cell(refused[id].removeprefix(f"{id}: "))].append(f"`{id}`")
+    bad = [f"| {', '.join(names)} | {message} |" for message, names in files.items()]
+    return "\n\n".join(
+        [
+            fold(f"{len(read)} were read", "\n".join(["| file | what came out |", "|---|---|", *read])),
+            fold(f"{len(refused)} were rejected", "\n".join(["| files | message |", "|---|---|", *bad])),
+        ]
+    )
 
 
 def _corpus() -> dict[str, bytes]:
@@ -82,11 +80,10 @@ def _describe(delivery: Any) -> str:
         *(f"{name} {fields[name]}" for name in ("language", "pages", "charset") if name in fields),
     ]
     known = [name for name in ("title", "author", "created", "modified") if name in fields]
-    excerpt = f" “{_cell(text, _TEXT_CHARACTERS)}”" if text else ""
-    return f"{kind}: {', '.join(properties)}{'; ' + ', '.join(known) if known else ''}{excerpt}"
+    return f"{kind}: {', '.join(properties)}{'; ' + ', '.join(known) if known else ''}"
 
 
-def _cell(text: str, characters: int) -> str:
-    """Format text for a cell of a table: one line, truncated."""
+def _cell(text: str) -> str:
+    """Format a message for a cell of a table: one line, truncated."""
     line = " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
-    return line if len(line) <= characters else f"{line[:characters]}…"
+    return line if len(line) <= _MESSAGE_CHARACTERS else f"{line[:_MESSAGE_CHARACTERS]}…"

@@ -1,4 +1,4 @@
-"""Generate the tables of docs/reference/guarantees.md: every rule, and the tests that prove it, by their markers.
+"""Generate the rules of docs/reference/guarantees.md: every rule, and how many tests prove those of a topic.
 
 Rules are data, in docs/reference/rules.toml. A test names the rules it proves, as in
 ``@pytest.mark.rule("router.no-branch")``. Test files are parsed, not imported.
@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
+
+from scripts.docs.folding import fold
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "docs" / "reference" / "rules.toml"
@@ -30,8 +32,21 @@ class Proof(NamedTuple):
     """Names of the test's other markers."""
 
 
+WHY = "why"
+"""Key of a group's introduction, beside the ids of its rules."""
+
+
 def groups() -> dict[str, dict[str, str]]:
     """Return heading -> id -> sentence, in the order of the file."""
+    return {heading: {id: text for id, text in rules.items() if id != WHY} for heading, rules in _file().items()}
+
+
+def introductions() -> dict[str, str]:
+    """Return heading -> what its rules are for."""
+    return {heading: rules[WHY] for heading, rules in _file().items()}
+
+
+def _file() -> dict[str, dict[str, str]]:
     rules: dict[str, dict[str, str]] = tomllib.loads(RULES.read_text("utf-8"))
     return rules
 
@@ -71,20 +86,19 @@ def proofs_in(text: str, path: str) -> Iterator[Proof]:
         raise ValueError(f"{path}: a rule is named where no test begins: put the marker on a test")
 
 
-def tables() -> str:
-    """Return a table for each group: id, sentence, the tests as pytest calls them."""
-    proved: dict[str, list[Proof]] = defaultdict(list)
+def sections() -> str:
+    """Return a section for each group: what its rules are for, and its rules, folded."""
+    proved: dict[str, set[tuple[str, str]]] = defaultdict(set)
     for proof in proofs():
         for rule in proof.rules:
-            proved[rule].append(proof)
-    lines = []
+            proved[rule].add((proof.path, proof.name))
+    parts = []
+    why = introductions()
     for heading, rules in groups().items():
-        lines += [f"## {heading}", "", "| rule | what it says | proved by |", "|---|---|---|"]
-        for rule, sentence in rules.items():
-            tests = ", ".join(f"`{p.path}::{p.name}`" for p in proved[rule])
-            lines.append(f"| `{rule}` | {sentence} | {tests} |")
-        lines.append("")
-    return "\n".join(lines)
+        rows = [f"- `{rule}`: {sentence}" for rule, sentence in rules.items()]
+        tests = len(set().union(*(proved[rule] for rule in rules)))
+        parts += [f"## {heading}", why[heading], fold(f"{len(rules)} rules, {tests} tests", "\n".join(rows))]
+    return "\n\n".join(parts)
 
 
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef

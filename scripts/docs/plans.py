@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-import textwrap
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import chdir
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -282,16 +281,13 @@ def findings_of(case: Case) -> list[str]:
 
 
 def findings() -> str:
-    """Return every mistake that is refused: a plan that makes it, and the messages."""
-    return "\n\n".join(_sections(FINDINGS, [findings_of(case) for case in FINDINGS]))
+    """Return every mistake that is refused, with the message."""
+    return _list(FINDINGS, [findings_of(case) for case in FINDINGS])
 
 
 def warnings() -> str:
-    return "\n\n".join(_sections(WARNINGS, [build(case.code).check() for case in WARNINGS]))
+    return _list(WARNINGS, [build(case.code).check() for case in WARNINGS])
 
 
-def _sections(cases: Sequence[Case], messages: Sequence[list[str]]) -> Iterator[str]:
-    for case, texts in zip(cases, messages, strict=True):
-        yield f"### {case.mistake}"
-        yield f"```python\n{case.code}\n```"
-        yield "```text\n" + "\n".join(textwrap.fill(text, 110, break_on_hyphens=False) for text in texts) + "\n```"
+def _list(cases: Sequence[Case], messages: Sequence[list[str]]) -> str:
+    return "\n".join(f"- {case.mistake}: ``{text}``" for case, [text] in zip(cases, messages, strict=True))

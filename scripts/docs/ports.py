@@ -7,6 +7,7 @@ import re
 import sqlite3
 from typing import Any
 
+from scripts.docs.folding import fold
 from scripts.docs.signatures import entry, prose
 
 import ferryman.destinations
@@ -30,9 +31,25 @@ def shipped(package: Any, base: type) -> list[tuple[str, type]]:
     return [(n, c) for n, c in public if inspect.isclass(c) and issubclass(c, base) and c is not base]
 
 
+COMMON = re.compile(
+    r"^- `(?:ValueError|PlanError)`: when (?:the step|it) is made: .*\n?"
+    r"|^- `UsageError`: an argument that cannot be meant.*\n?"
+    r"|^- `(?:prefix, detect, max_deleted`: see `Source|storage_options`: see `Files).*\n?"
+    r"|^- `(?:in|ex)clude`: one glob or several.*\n?",
+    re.MULTILINE,
+)
+"""Items of entries that a page says once, for all of them."""
+
+
+def common_once(entries: str) -> str:
+    """Leave out items that a page says once, and lists of errors that are empty without them."""
+    return re.sub(r"\n\nRaises:\s*(?=\n###|\Z)", "\n", COMMON.sub("", entries))
+
+
 def sources() -> str:
     """Return the entries of all sources but the base of logs and that of the intake queue, which is on its own page."""
-    return "\n\n".join(entry(n, cls, of=()) for n, cls in shipped(ferryman.sources, Source) if cls not in (Jobs, Log))
+    found = [(name, cls) for name, cls in shipped(ferryman.sources, Source) if cls not in (Jobs, Log)]
+    return common_once("\n\n".join(entry(name, cls, of=()) for name, cls in found))
 
 
 def jobs() -> str:
@@ -40,13 +57,15 @@ def jobs() -> str:
 
 
 def steps() -> str:
-    return "\n\n".join(entry(name, getattr(ferryman.steps, name)) for name in ferryman.steps.__all__)
+    return common_once("\n\n".join(entry(name, getattr(ferryman.steps, name)) for name in ferryman.steps.__all__))
 
 
 def destinations() -> str:
-    return "\n\n".join(
-        entry(name, cls, of=tuple(member for member in vars(cls) if not hasattr(Destination, member)))
-        for name, cls in shipped(ferryman.destinations, Destination)
+    return common_once(
+        "\n\n".join(
+            entry(name, cls, of=tuple(member for member in vars(cls) if not hasattr(Destination, member)))
+            for name, cls in shipped(ferryman.destinations, Destination)
+        )
     )
 
 
@@ -75,22 +94,21 @@ def attributes() -> str:
 
 def facts() -> str:
     """Return tables of what each destination stores, its limits, and the outcome of each answer of its target."""
-    declared: list[tuple[str, Any, Any]] = [
-        (name, cls, getattr(cls, "facts", None)) for name, cls in shipped(ferryman.destinations, Destination)
+    declared: list[tuple[str, Any]] = [
+        (name, getattr(cls, "facts", None)) for name, cls in shipped(ferryman.destinations, Destination)
     ]
-    lines = ["| destination | guarantee by default | what is stored | limits | tested with |", "|---|---|---|---|---|"]
+    lines = ["| destination | what is stored | limits | tested with |", "|---|---|---|---|"]
     lines += [
-        f"| `{name}` | {default_guarantee(cls).value} | {each.stored} | {'; '.join(each.limits) or '–'} "
-        f"| {', '.join(each.tested) or '–'} |"
-        for name, cls, each in declared
+        f"| `{name}` | {each.stored} | {'; '.join(each.limits) or '–'} | {', '.join(each.tested) or '–'} |"
+        for name, each in declared
         if each
     ]
-    for name, _, each in declared:
+    parts = ["\n".join(lines), "What each is answered, and what becomes of the delivery:"]
+    for name, each in declared:
         if each and each.outcomes:
-            lines += ["", f"What `{name}` is answered, and what becomes of the delivery:", ""]
-            lines += ["| answer | outcome |", "|---|---|"]
-            lines += [f"| {answer} | {outcome} |" for answer, outcome in each.outcomes]
-    return "\n".join(lines)
+            rows = [f"| {answer} | {outcome} |" for answer, outcome in each.outcomes]
+            parts.append(fold(name, "\n".join(["| answer | outcome |", "|---|---|", *rows])))
+    return "\n\n".join(parts)
 
 
 def sqlite_errors() -> str:
@@ -99,7 +117,7 @@ def sqlite_errors() -> str:
     codes = {getattr(sqlite3, name): name for name in written}
     lines = ["| SQLite says | outcome | about | what to do |", "|---|---|---|---|"]
     lines += [f"| `{codes[code]}` | {_fault(fault)}" for code, fault in sqlite.FAULTS.items()]
-    return "\n".join(lines)
+    return fold("SQLite's errors", "\n".join(lines))
 
 
 def postgresql_errors() -> str:
@@ -108,7 +126,7 @@ def postgresql_errors() -> str:
     for state, fault in postgresql_faults.FAULTS.items():
         label = f"`{state}`" if len(state) == 5 else f"other `{state}…`" if _has_own(state) else f"`{state}…`"
         lines.append(f"| {label} | {_fault(fault)}")
-    return "\n".join(lines)
+    return fold("PostgreSQL's errors", "\n".join(lines))
 
 
 def _has_own(state: str) -> bool:
@@ -127,7 +145,7 @@ def destination_port() -> str:
     pieces = [
         entry("Destination", Destination, call=False),
         entry("Delivery", Delivery, of=("fields", "text"), call=False),
-        entry("Outcome", Outcome, call=False),
+        entry("Outcome", Outcome, of=("held",), call=False),
         entry("DestinationContext", DestinationContext),
     ]
     return "\n\n".join(pieces)
@@ -161,13 +179,10 @@ def promises_of_a_source() -> str:
 
 
 def promises(suite: type) -> str:
-    """Return a table of the tests of a conformance suite, with their docstrings."""
-    lines = ["| promise | in full |", "|---|---|"]
-    for name, test in vars(suite).items():
-        if name.startswith("test_"):
-            what = " ".join(prose(inspect.getdoc(test) or "").split())
-            lines.append(f"| {name.removeprefix('test_').replace('_', ' ')} | {what} |")
-    return "\n".join(lines)
+    """Return a folded list of what the tests of a conformance suite say."""
+    tests = [test for name, test in vars(suite).items() if name.startswith("test_")]
+    lines = [f"- {' '.join(prose(inspect.getdoc(test) or '').split())}" for test in tests]
+    return fold(f"{len(lines)} requirements", "\n".join(lines))
 
 
 def _yes(value: bool) -> str:

@@ -172,5 +172,5 @@ def python() -> str:
         ("Locks", Locks),
     ]
     things += [("Report", Report), ("AuditFinding", AuditFinding)]
-    pieces = [signatures.entry(name, thing, call=False) for name, thing in things]
+    pieces = [signatures.entry(name, thing, call=False, folded=True) for name, thing in things]
     return "\n\n".join([*pieces, "### Errors", f"```text\n{tree}\n```"])

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import enum
 import importlib
 import inspect
 import re
 import textwrap
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, ForwardRef
+
+from scripts.docs.folding import fold
 
 WIDTH = 100
 """Greatest number of characters in a line of code."""
+
+FEW_WORDS = 25
+"""Greatest number of words that are not worth folding."""
 
 SECTIONS = ("Args:", "Attributes:", "Raises:", "Returns:")
 
@@ -21,7 +28,7 @@ def module(name: str) -> str:
     imported = importlib.import_module(name)
     objects = [(n, getattr(imported, n)) for n in imported.__all__]
     ordered = [o for o in objects if inspect.isclass(o[1])] + [o for o in objects if not inspect.isclass(o[1])]
-    return "\n\n".join(_with_options(entry(n, each)) for n, each in ordered)
+    return "\n\n".join(_with_options(entry(n, each, folded=True)) for n, each in ordered)
 
 
 def _with_options(text: str) -> str:
@@ -42,6 +49,11 @@ def names(module_name: str) -> str:
     return "\n".join(lines)
 
 
+def names_only(module_name: str) -> str:
+    """Return a module's names, which another page describes."""
+    return ", ".join(f"`{name}`" for name in importlib.import_module(module_name).__all__) + "."
+
+
 def answers() -> str:
     """Return the entries of what ``run``, ``preview`` and ``retry`` return, and the tree of errors."""
     from ferryman import errors
@@ -54,12 +66,12 @@ def answers() -> str:
         "\n"
     )
     pieces = [
-        entry("Handle", Handle, call=False),
-        entry("Summary", Summary, call=False),
-        entry("FlowSummary", FlowSummary, call=False),
-        entry("Preview", Preview, call=False),
-        entry("Expected", Expected, call=False),
-        entry("Retried", Retried, call=False),
+        entry("Handle", Handle, call=False, folded=True),
+        entry("Summary", Summary, call=False, folded=True),
+        entry("FlowSummary", FlowSummary, call=False, folded=True),
+        entry("Preview", Preview, call=False, folded=True),
+        entry("Expected", Expected, call=False, folded=True),
+        entry("Retried", Retried, call=False, folded=True),
     ]
     return "\n\n".join([*pieces, "### Errors\n\nAll in `ferryman.errors`.", f"```text\n{tree}\n```"])
 
@@ -69,31 +81,27 @@ def routers() -> str:
     from ferryman import routers as module
 
     shipped = [n for n in module.__all__ if n != "Router"]
-    return "\n\n".join([entry("Router", module.Router), *(entry(n, getattr(module, n), of=()) for n in shipped)])
+    return "\n\n".join(
+        [entry("Router", module.Router, folded=True), *(entry(n, getattr(module, n), of=()) for n in shipped)]
+    )
 
 
 def testing() -> str:
     """Return the entries of the conformance suites, the proxy and the in-process runner."""
     from ferryman.testing import destinations, inprocess, logs, proxy, servers, sources
 
+    suites = {
+        "ferryman.testing.sources.SourceSuite": sources.SourceSuite,
+        "ferryman.testing.logs.LogSuite": logs.LogSuite,
+        "ferryman.testing.destinations.DestinationSuite": destinations.DestinationSuite,
+        "ferryman.testing.servers.ServerSuite": servers.ServerSuite,
+    }
     pieces = [
-        entry(
-            "ferryman.testing.sources.SourceSuite",
-            sources.SourceSuite,
-            of=_methods_to_override(sources.SourceSuite),
-            call=False,
-        ),
-        entry("ferryman.testing.logs.LogSuite", logs.LogSuite, of=_methods_to_override(logs.LogSuite), call=False),
+        entry(name, suite, of=_methods_to_override(suite), call=False, folded=True) for name, suite in suites.items()
     ]
-    suite = destinations.DestinationSuite
-    pieces.append(
-        entry("ferryman.testing.destinations.DestinationSuite", suite, of=_methods_to_override(suite), call=False)
-    )
-    server = servers.ServerSuite
-    pieces.append(entry("ferryman.testing.servers.ServerSuite", server, of=_methods_to_override(server), call=False))
-    pieces.append(entry("ferryman.testing.proxy.Proxy", proxy.Proxy, of=("break_next", "close")))
+    pieces.append(entry("ferryman.testing.proxy.Proxy", proxy.Proxy, of=("break_next", "close"), folded=True))
     pieces.append(entry("ferryman.testing.proxy.ProxyFault", proxy.ProxyFault))
-    pieces.append(entry("ferryman.testing.inprocess.InProcess", inprocess.InProcess))
+    pieces.append(entry("ferryman.testing.inprocess.InProcess", inprocess.InProcess, of=()))
     return "\n\n".join(pieces)
 
 
@@ -101,17 +109,31 @@ def _methods_to_override(suite: type) -> tuple[str, ...]:
     return tuple(n for n, f in vars(suite).items() if inspect.isfunction(f) and not n.startswith(("_", "test_")))
 
 
-def entry(name: str, thing: Any, of: tuple[str, ...] | None = None, *, call: bool = True) -> str:
-    """Return the entry of a name: signature, docstring, and for a class its public methods (or those in ``of``)."""
+def entry(name: str, thing: Any, of: tuple[str, ...] | None = None, *, call: bool = True, folded: bool = False) -> str:
+    """Return the entry of a name: signature, docstring, and for a class its public methods (or those in ``of``).
+
+    ``folded``: below the first paragraph everything is closed until a reader opens it.
+    """
     arguments = _arguments(thing) if call else ""
-    pieces = [
-        f"### {name.rpartition('.')[2]}",
-        _code(name + arguments) if arguments else "",
-        prose(inspect.getdoc(thing) or ""),
-    ]
-    if inspect.isclass(thing):
-        pieces += _members(thing, of)
+    first, *rest = _paragraphs(prose(inspect.getdoc(thing) or ""))
+    members = [member for member in _members(thing, of) if member] if inspect.isclass(thing) else []
+    more = [*rest, *members]
+    if folded and sum(len(text.split()) for text in more) > FEW_WORDS:
+        called = re.findall(rf"^```python\n{thing.__name__}\.(\w+)", "\n\n".join(members), re.MULTILINE)
+        more = [fold(f"More: {', '.join(called)}" if called else "More", "\n\n".join(more))]
+    pieces = [f"### {name.rpartition('.')[2]}", _code(name + arguments) if arguments else "", first, *more]
     return "\n\n".join(p for p in pieces if p)
+
+
+def _paragraphs(text: str) -> list[str]:
+    """Split Markdown at blank lines outside of code; at least one."""
+    parts = re.split(r"(^```.*?^```)", text, flags=re.DOTALL | re.MULTILINE)
+    return [
+        piece.strip()
+        for n, part in enumerate(parts)
+        for piece in ([part] if n % 2 else part.split("\n\n"))
+        if piece.strip()
+    ] or [""]
 
 
 def _members(thing: type, of: tuple[str, ...] | None) -> Iterator[str]:
@@ -136,9 +158,14 @@ def _members(thing: type, of: tuple[str, ...] | None) -> Iterator[str]:
 
 def _attribute_docs(thing: type) -> dict[str, str]:
     """Return the strings below a class's attributes, which Python does not keep."""
-    source = inspect.getsource(thing)
-    pairs = re.findall(r'^ {4}(\w+)(?::| =)[^\n]+\n {4}"""(.+?)"""', source, re.MULTILINE | re.DOTALL)
-    return {name: prose(inspect.cleandoc(text)) for name, text in pairs}
+    [tree] = ast.parse(textwrap.dedent(inspect.getsource(thing))).body
+    assert isinstance(tree, ast.ClassDef)
+    found = {}
+    for node, below in pairwise(tree.body):
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        if isinstance(target, ast.Name) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            found[target.id] = prose(inspect.cleandoc(str(below.value.value)))
+    return found
 
 
 def _code(call: str) -> str:

@@ -11,7 +11,6 @@ import pytest
 from scripts.docs import guarantees, tried
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "reference" / "guarantees.md").read_text("utf-8")
 RULES = Counter(rule for rules in guarantees.groups().values() for rule in rules)
 
 
@@ -27,6 +26,14 @@ def test_every_marker_names_a_rule() -> None:
     assert unknown == []
 
 
+def test_every_group_says_what_it_is_for() -> None:
+    """In one or two sentences, none of which is long."""
+    for heading, text in guarantees.introductions().items():
+        sentences = re.split(r"(?<=\.) (?=[A-Z])", text)
+        assert 1 <= len(sentences) <= 2, heading
+        assert max(len(sentence.split()) for sentence in sentences) <= 30, heading
+
+
 def test_ids_and_sentences() -> None:
     """An id is there once and short, a sentence is one."""
     assert set(RULES.values()) == {1}
@@ -36,9 +43,9 @@ def test_ids_and_sentences() -> None:
             assert re.fullmatch(r"[^|\n]+\.", sentence), rule
 
 
-def test_every_test_of_the_page_is_run() -> None:
+def test_every_test_of_a_rule_is_run() -> None:
     """By pytest's rules of names; skipped and expected to fail is no proof."""
-    proofs = re.findall(r"`(tests/[^`:]+)::([^`]+)`", PAGE)
+    proofs = [(proof.path, proof.name) for proof in guarantees.proofs()]
     assert len(proofs) >= len(RULES)
     for path, name in set(proofs):
         assert Path(path).name.startswith("test_"), path

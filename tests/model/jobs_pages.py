@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from scripts.docs.folding import fold
+
 from tests.model.jobs import Budget, Config
 from tests.model.jobs_explored import PROMISES, explored
 from tests.model.jobs_faults import CONFIGURATIONS, FAULTS
@@ -37,16 +39,17 @@ def promises() -> str:
 
 def configurations() -> str:
     """Markdown: each configuration, and its size."""
-    head = ["| configuration | threads | what may go wrong | worlds | steps | ends |", "|---|---|---|--:|--:|--:|"]
-    return "\n".join([*head, *map(line, CONFIGURATIONS)])
+    head = ["| configuration | threads | what may go wrong | worlds |", "|---|---|---|--:|"]
+    lines = [line(config) for config in CONFIGURATIONS]
+    worlds = sum(explored(config).worlds for config in CONFIGURATIONS)
+    return fold(f"{len(lines)} configurations, {worlds:,} worlds", "\n".join([*head, *lines]))
 
 
 def line(config: Config) -> str:
     """A configuration's line of the table."""
     found = explored(config)
     threads = "of one process" if len(set(config.processes)) == 1 else f"of {len(set(config.processes))} processes"
-    numbers = " | ".join(f"{n:,}".replace(",", " ") for n in (found.worlds, found.transitions, found.ends))
-    return f"| {config.name} | {len(config.processes)} {threads} | {_troubles(config.budget)} | {numbers} |"
+    return f"| {config.name} | {len(config.processes)} {threads} | {_troubles(config.budget)} | {found.worlds:,} |"
 
 
 def _troubles(budget: Budget) -> str:
@@ -60,7 +63,7 @@ def faults() -> str:
         found = explored(fault.config).found
         assert found is not None, fault.name
         lines.append(f"| {fault.name} | {found.promise} | {len(found.trace)} |")
-    return "\n".join(lines)
+    return fold(f"{len(lines) - 2} faults", "\n".join(lines))
 
 
 def made(text: str) -> str:
