@@ -74,10 +74,10 @@ POINTS: Final[dict[str, str]] = {
     "outbox.logged": DRIVER,
     "outbox.synced": DRIVER,
     # between waves
-    "outdated.written": DRIVER,
+    "outdated.staged": DRIVER,
     "outdated.logged": DRIVER,
     "outdated.synced": DRIVER,
-    "compact.written": DRIVER,
+    "compact.staged": DRIVER,
     "compact.logged": DRIVER,
     "compact.synced": DRIVER,
     "compact.removed": DRIVER,

@@ -191,11 +191,11 @@ NOT_MODELLED: Final[dict[str, str]] = {
     "command.staged": "a person's word is not modelled",
     "command.done": "a person's word is not modelled",
     **dict.fromkeys(
-        ("outdated.written", "outdated.logged", "outdated.synced"),
+        ("outdated.staged", "outdated.logged", "outdated.synced"),
         "only the last row of a document is modelled: dropping others changes nothing",
     ),
     **dict.fromkeys(
-        ("compact.written", "compact.logged", "compact.synced", "compact.removed"),
+        ("compact.staged", "compact.logged", "compact.synced", "compact.removed"),
         "files are not modelled, only the rows in them: merging files changes no row",
     ),
     **dict.fromkeys(

@@ -114,7 +114,7 @@ def _drop_outdated(state: State, notes: list[str]) -> bool:
             part = write_staying(state, group)  # 2
             staying = [] if part is None else [table.data_file(part)]
         if staying is not None:
-            crash.point("outdated.written")
+            crash.point("outdated.staged")
             fsync_folder(table.folder)
             old = [file.path for file, _ in group]
             numbers = {DOCUMENT_COUNT: found.kept}
@@ -185,7 +185,7 @@ def note_failure(what: str, notes: list[str], done: str = "merged") -> Iterator[
 def _replace(
     state: State, table: Table, old: list[DataFile], new: list[DataFile], numbers: Mapping[str, int] = _NO_NUMBERS
 ) -> None:
-    crash.point("compact.written")
+    crash.point("compact.staged")
     fsync_folder(table.folder)
     removes = [f.path for f in old]
     table.commit("compact", adds=new, removes=removes, transactions=numbers, data_change=False)
