@@ -28,7 +28,15 @@ def module(name: str) -> str:
     imported = importlib.import_module(name)
     objects = [(n, getattr(imported, n)) for n in imported.__all__]
     ordered = [o for o in objects if inspect.isclass(o[1])] + [o for o in objects if not inspect.isclass(o[1])]
-    return "\n\n".join(entry(n, each, folded=True) for n, each in ordered)
+    return "\n\n".join(_with_options(entry(n, each, folded=True)) for n, each in ordered)
+
+
+def _with_options(text: str) -> str:
+    """Return an entry with the options of ``run`` in place of the line that refers to them."""
+    from ferryman.operations import RunOptions
+
+    listed = "\n".join(f"- `{name}`: {' '.join(doc.split())}" for name, doc in _attribute_docs(RunOptions).items())
+    return text.replace("- `options`: see `RunOptions`.", listed)
 
 
 def names(module_name: str) -> str:

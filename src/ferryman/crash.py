@@ -26,12 +26,10 @@ POINTS: Final[dict[str, str]] = {
     "create.state": DRIVER,
     "epoch.logged": DRIVER,
     "epoch.synced": DRIVER,
-    "epoch.marked": DRIVER,
     "epoch.table": DRIVER,
     "version.fenced": DRIVER,
     "version.logged": DRIVER,
     "version.synced": DRIVER,
-    "version.marked": DRIVER,
     "version.built": DRIVER,
     "recover.settled": DRIVER,
     "version.staged": DRIVER,
@@ -54,7 +52,6 @@ POINTS: Final[dict[str, str]] = {
     "commit.ready": DRIVER,
     "wave.logged": DRIVER,
     "wave.synced": DRIVER,
-    "wave.marked": DRIVER,
     # 4 deliver
     "deliver.claimed": EXECUTOR,
     "deliver.sent": EXECUTOR,
@@ -69,28 +66,22 @@ POINTS: Final[dict[str, str]] = {
     "settle.repaired": DRIVER,
     "ledger.logged": DRIVER,
     "ledger.synced": DRIVER,
-    "ledger.marked": DRIVER,
     "documents.logged": DRIVER,
     "documents.synced": DRIVER,
-    "documents.marked": DRIVER,
     "settle.rewrite": EXECUTOR,
     "settle.rewritten": DRIVER,
     "settle.trimmed": DRIVER,
     "outbox.logged": DRIVER,
     "outbox.synced": DRIVER,
-    "outbox.marked": DRIVER,
     # between waves
-    "outdated.written": DRIVER,
+    "outdated.staged": DRIVER,
     "outdated.logged": DRIVER,
     "outdated.synced": DRIVER,
-    "outdated.marked": DRIVER,
-    "compact.written": DRIVER,
+    "compact.staged": DRIVER,
     "compact.logged": DRIVER,
     "compact.synced": DRIVER,
-    "compact.marked": DRIVER,
     "compact.removed": DRIVER,
     "checkpoint.made": DRIVER,
-    "checkpoint.marked": DRIVER,
     "checkpoint.trimmed": DRIVER,
     # once a run
     "counted.kept": DRIVER,
@@ -98,8 +89,8 @@ POINTS: Final[dict[str, str]] = {
     "notify.sent": DRIVER,
     "notify.kept": DRIVER,
 }
-"""Name of each point -> where it is (driver or executor), in the order of a run. ``x.logged``, ``.synced`` and
-``.marked`` follow the steps of one commit (storage/tables.py); x is the commit's purpose."""
+"""Name of each point -> where it is (driver or executor), in the order of a run. ``x.logged`` and
+``.synced`` follow the steps of one commit (``storage.delta.DeltaLog.commit``); x is the commit's purpose."""
 
 KEYED: Final[dict[str, str]] = {
     "create.keyed": DRIVER,
@@ -109,13 +100,10 @@ KEYED: Final[dict[str, str]] = {
     "update.done": DRIVER,
     "contributions.logged": DRIVER,
     "contributions.synced": DRIVER,
-    "contributions.marked": DRIVER,
     "state.logged": DRIVER,
     "state.synced": DRIVER,
-    "state.marked": DRIVER,
     "exports.logged": DRIVER,
     "exports.synced": DRIVER,
-    "exports.marked": DRIVER,
 }
 """Additional points of plans that keep state by key: when their tables are created, in 4, and in 5."""
 
@@ -127,7 +115,6 @@ RESET: Final[dict[str, str]] = {
 ONCE: Final[dict[str, str]] = {
     "intake.logged": DRIVER,
     "intake.synced": DRIVER,
-    "intake.marked": DRIVER,
     "once.begun": EXECUTOR,
     "once.kept": EXECUTOR,
 }
@@ -187,9 +174,8 @@ QUEUES: Final[dict[str, str]] = {
     "merge.logged": "the merged file is in place of the small ones",
     "merge.synced": "the same; the small ones are still there",
     "merge.removed": "the small ones are gone",
-    "fold.made": "a checkpoint without its mark: only a copy of the log",
-    "fold.marked": "a log with entries that are not needed",
-    "fold.trimmed": "a short log",
+    "checkpoint.made": "a log with entries that are not needed",
+    "checkpoint.trimmed": "a short log",
     "trim.staged": "what stays of a file that is trimmed is in a file that no entry names",
     "trim.written": "the same, and the entry is under a temporary name",
     "trim.logged": "the oldest messages are gone",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, overload
+from typing import Any, Final, Literal, NamedTuple, TypedDict, Unpack, overload
 
 from ferryman import account
 from ferryman.account.questions import cache_differs, last_entries
@@ -41,154 +42,176 @@ from ferryman.storage.locks import Readers
 from ferryman.storage.tables import Table
 
 
-@overload
-def run(
-    plan: Plan,
-    *,
-    state: str | StatePath | None = ...,
-    spark: Any = ...,
-    master: str = ...,
-    conf: Mapping[str, str] | None = ...,
-    wait: float | None = ...,
-    every: float | None = ...,
-    allow_deletes: bool | Collection[str] = ...,
-    accept_changes: bool = ...,
-    from_version: int | None = ...,
-    reset_state: Collection[str] = ...,
-    max_pending: int | None = ...,
-    notify: Sequence[str] = ...,
-    preflight: bool = ...,
-    take_over: bool = ...,
-    observer: Observer | None = ...,
-) -> Summary: ...
+class RunOptions(TypedDict, total=False):
+    """Options of ``run``, all of which may be left out."""
+
+    state: str | StatePath | None
+    """folder of states, or the URL of one in an object store, such as s3://bucket/states; this plan's is
+    ``<state>/<plan>-v<version>``. Default ``.ferryman``."""
+    spark: Any
+    """a SparkSession to use; without one the program's own, of whatever thread, and else a new one with ``master`` and
+    ``conf``. Only a new one is stopped at the end: runs in other threads share it, the last ends it, and it stays if
+    the program has asked for a session meanwhile."""
+    master: str
+    """URL of Spark's master for a new session."""
+    conf: Mapping[str, str] | None
+    """Spark's settings for a new session."""
+    wait: float | None
+    """seconds to wait for pending deliveries to come due; None: as long as the next is due within 60 s; 0: not at
+    all."""
+    every: float | None
+    """keep scanning, with this many seconds from start to start; None: one scan."""
+    allow_deletes: bool | Collection[str]
+    """let a scan delete more than a source's ``max_deleted``: of everything, or of these first-level folders."""
+    accept_changes: bool
+    """go on under this version although the plan's structure has changed."""
+    from_version: int | None
+    """continue from the state of this older version of the plan, if that was not done before. Not for a flow."""
+    reset_state: Collection[str]
+    """before anything is read, empty the states of these keyed nodes and of those below them, and read the logs that
+    feed them again: from where they were moved, else from their beginning. Not for a flow."""
+    max_pending: int | None
+    """bytes on the disk, 4 GiB if None. While more is pending in the outbox, no more documents are read; what is
+    pending is sent."""
+    notify: Sequence[str]
+    """who is notified of what goes wrong, beside those that the plan names: see ``Plan.notify``."""
+    preflight: bool
+    """before anything is read, see whether each executor on another machine sees the folders that the driver sees: the
+    state, what sources read, what destinations write to. One that comes later and does not is given no task."""
+    take_over: bool
+    """be the driver of a state in an object store at once, although another one seems to hold it, which you know to be
+    dead."""
+    observer: Observer | None
+    """receives the progress; none by default."""
+
+
+_DEFAULTS: Final[RunOptions] = {
+    "state": None,
+    "spark": None,
+    "master": "local[*]",
+    "conf": None,
+    "wait": None,
+    "every": None,
+    "allow_deletes": False,
+    "accept_changes": False,
+    "from_version": None,
+    "reset_state": (),
+    "max_pending": None,
+    "notify": (),
+    "preflight": True,
+    "take_over": False,
+    "observer": None,
+}
+
+
+def _with_named_options(function: Any) -> Any:
+    """Give a function that takes ``RunOptions`` a signature that names each of them, for ``help`` and notebooks."""
+    plain = inspect.signature(function)
+    named = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=_DEFAULTS[name],  # type: ignore[literal-required]
+            annotation=annotation.__forward_arg__,
+        )
+        for name, annotation in RunOptions.__annotations__.items()
+    ]
+    positional = [each for each in plain.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    function.__signature__ = plain.replace(parameters=[*positional, *named])
+    return function
 
 
 @overload
-def run(
-    plan: Flow,
-    *,
-    state: str | StatePath | None = ...,
-    spark: Any = ...,
-    master: str = ...,
-    conf: Mapping[str, str] | None = ...,
-    wait: float | None = ...,
-    every: float | None = ...,
-    allow_deletes: bool | Collection[str] = ...,
-    accept_changes: bool = ...,
-    from_version: int | None = ...,
-    reset_state: Collection[str] = ...,
-    max_pending: int | None = ...,
-    notify: Sequence[str] = ...,
-    preflight: bool = ...,
-    take_over: bool = ...,
-    observer: Observer | None = ...,
-) -> FlowSummary: ...
+def run(plan: Plan, **options: Unpack[RunOptions]) -> Summary: ...
 
 
+@overload
+def run(plan: Flow, **options: Unpack[RunOptions]) -> FlowSummary: ...
+
+
+@_with_named_options
 @explain_errors_of_state
-def run(
-    plan: Plan | Flow,
-    *,
-    state: str | StatePath | None = None,
-    spark: Any = None,
-    master: str = "local[*]",
-    conf: Mapping[str, str] | None = None,
-    wait: float | None = None,
-    every: float | None = None,
-    allow_deletes: bool | Collection[str] = False,
-    accept_changes: bool = False,
-    from_version: int | None = None,
-    reset_state: Collection[str] = (),
-    max_pending: int | None = None,
-    notify: Sequence[str] = (),
-    preflight: bool = True,
-    take_over: bool = False,
-    observer: Observer | None = None,
-) -> Summary | FlowSummary:
+def run(plan: Plan | Flow, **options: Unpack[RunOptions]) -> Summary | FlowSummary:
     """Run a plan until all is delivered, or nothing more can be done now; a flow until that is so of all its plans.
 
     The plans of a flow take turns, first those that others read from. One that stops with an error does not stop the
-    others: its ``exit`` and the flow's say so, and ``FlowSummary.errors`` has the error. What is said below of a plan
+    others: its ``exit`` and the flow's say so, and ``FlowSummary.errors`` has the error. What is said of a plan
     holds for each plan of a flow.
 
     Args:
-        state: folder of states, or the URL of one in an object store, such as s3://bucket/states; this plan's is
-            ``<state>/<plan>-v<version>``. Default ``.ferryman``.
-        spark: a SparkSession to use; without one the program's own, of whatever thread, and else a new one with
-            ``master`` and ``conf``. Only a new one is stopped at the end: runs in other threads share it, the last ends
-            it, and it stays if the program has asked for a session meanwhile.
-        wait: seconds to wait for pending deliveries to come due; None: as long as the next is due within 60 s; 0: not
-            at all.
-        every: keep scanning, with this many seconds from start to start; None: one scan.
-        allow_deletes: let a scan delete more than a source's ``max_deleted``: of everything, or of these first-level
-            folders.
-        accept_changes: go on under this version although the plan's structure has changed.
-        from_version: continue from the state of this older version of the plan, if that was not done before. Not for a
-            flow.
-        reset_state: before anything is read, empty the states of these keyed nodes and of those below them, and read
-            the logs that feed them again: from where they were moved, else from their beginning. Not for a flow.
-        max_pending: bytes on the disk, 4 GiB if None. While more is pending in the outbox, no more documents are read;
-            what is pending is sent.
-        notify: who is notified of what goes wrong, beside those that the plan names: see ``Plan.notify``.
-        preflight: before anything is read, see whether each executor on another machine sees the folders that the
-            driver sees: the state, what sources read, what destinations write to. One that comes later and does not is
-            given no task.
-        take_over: be the driver of a state in an object store at once, although another one seems to hold it, which you
-            know to be dead.
-        observer: receives the progress; none by default.
+        options: see ``RunOptions``.
 
     Raises:
         PlanError, UsageError: nothing was done.
         StateError: the state is held, damaged or foreign; nothing was touched.
         EngineError: Spark or the disk failed; start again and it goes on.
     """
-    targets = [NotifyTarget(to) for to in notify]
+    if unknown := options.keys() - _DEFAULTS.keys():
+        raise TypeError(f"run() got an unexpected keyword argument {min(unknown)!r}")
+    chosen: RunOptions = {**_DEFAULTS, **options}
+    observer, state = chosen["observer"] or Silent(), chosen["state"]
+    targets = [NotifyTarget(to) for to in chosen["notify"]]
     if findings := [finding for target in targets for finding in target.findings()]:
         raise UsageError("\n".join(findings))
-    observer = observer or Silent()
-    options: dict[str, Any] = {
-        "wait": wait,
-        "allow_deletes": allow_deletes,
-        "notify": targets,
-        "max_pending": max_pending,
-    }
     if isinstance(plan, Flow):
-        if from_version is not None:
-            raise UsageError(
-                f"flow {plan.name}: from_version={from_version} is for one plan: run that plan alone with it first, "
-                "then the flow."
-            )
-        if reset_state:
-            raise UsageError(f"flow {plan.name}: reset_state is for one plan: run that plan alone with it first.")
-        with (
-            take_plans(plan, state, accept_changes, take_over=take_over) as plans,
-            driver.open_runner(
-                plan.name,
-                plan.plans,
-                spark,
-                master,
-                conf or {},
-                observer,
-                start_early=any(driver.needs_executors(each.state) for each in plans),
-            ) as runner,
-            driver.check_executors(runner, [each.state for each in plans], preflight, observer) as trusted,
-        ):
-            return FlowRun(plan.name, plans, trusted, observer, **options).run(every)
-    if from_version is not None:
+        return _run_flow(plan, chosen, targets, observer)
+    if (older := chosen["from_version"]) is not None:
         plan.freeze()
-        migrate(state_root(plan, state), plan, from_version)
+        migrate(state_root(plan, state), plan, older)
     with driver.drive(
         plan,
         state,
-        spark,
-        master,
-        conf or {},
-        accept_changes,
-        preflight=preflight,
-        take_over=take_over,
+        chosen["spark"],
+        chosen["master"],
+        chosen["conf"] or {},
+        chosen["accept_changes"],
+        preflight=chosen["preflight"],
+        take_over=chosen["take_over"],
         observer=observer,
     ) as (locked_state, runner):
-        return Run(locked_state, runner, observer, reset=reset_state, **options).run(every)
+        return Run(
+            locked_state,
+            runner,
+            observer,
+            wait=chosen["wait"],
+            allow_deletes=chosen["allow_deletes"],
+            notify=targets,
+            max_pending=chosen["max_pending"],
+            reset=chosen["reset_state"],
+        ).run(chosen["every"])
+
+
+def _run_flow(flow: Flow, options: RunOptions, targets: Sequence[NotifyTarget], observer: Observer) -> FlowSummary:
+    if options["from_version"] is not None:
+        raise UsageError(
+            f"flow {flow.name}: from_version={options['from_version']} is for one plan: run that plan alone with it "
+            "first, then the flow."
+        )
+    if options["reset_state"]:
+        raise UsageError(f"flow {flow.name}: reset_state is for one plan: run that plan alone with it first.")
+    with (
+        take_plans(flow, options["state"], options["accept_changes"], take_over=options["take_over"]) as plans,
+        driver.open_runner(
+            flow.name,
+            flow.plans,
+            options["spark"],
+            options["master"],
+            options["conf"] or {},
+            observer,
+            start_early=any(driver.needs_executors(each.state) for each in plans),
+        ) as runner,
+        driver.check_executors(runner, [each.state for each in plans], options["preflight"], observer) as trusted,
+    ):
+        return FlowRun(
+            flow.name,
+            plans,
+            trusted,
+            observer,
+            wait=options["wait"],
+            allow_deletes=options["allow_deletes"],
+            notify=targets,
+            max_pending=options["max_pending"],
+        ).run(options["every"])
 
 
 # --- follow a document through the plans of a flow ---

@@ -17,7 +17,7 @@ POINTS = (
     "transform.staged",
     "commit.ready",
     "wave.synced",
-    "wave.marked",
+    "wave.synced",
     "deliver.sent",
     "deliver.result",
     "deliver.done",

@@ -23,7 +23,7 @@ ELSEWHERE = (
     *("scan.", "transform.ledger"),
 )
 """Points of other plans: with versions, commands, other guarantees, sources that are listed."""
-CHANGES = ("contributions.logged", "contributions.synced", "contributions.marked")
+CHANGES = ("contributions.logged", "contributions.synced")
 """Passed where documents come that may change."""
 FIRST = ("create.", "plan.")
 """Passed once in the life of a state."""
@@ -39,7 +39,7 @@ def passes(point: str, stage: int) -> bool:
     return not point.startswith(LATER) or stage == 2
 
 
-COMMITS = ("commit.ready", "wave.marked", "settle.closed", "ledger.marked", "documents.marked", "outbox.marked")
+COMMITS = ("commit.ready", "wave.synced", "settle.closed", "ledger.synced", "documents.synced", "outbox.synced")
 """Of the points that other plans pass too, those that documents are tried at which change."""
 
 WORDS = [("words", p, s) for p in POINTS for s in range(len(STAGES)) if passes(p, s) and p not in CHANGES]

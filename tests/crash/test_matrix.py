@@ -46,8 +46,8 @@ CASES = [(p, g, s) for p in POINTS for g in scenario.GUARANTEES for s in SHAPES 
 
 EVERYWHERE = (
     *(p for p, who in POINTS.items() if who == EXECUTOR),
-    *("transform.done", "wave.logged", "deliver.done", "settle.repaired", "ledger.marked", "documents.marked"),
-    *("settle.rewritten", "settle.trimmed", "outbox.marked"),
+    *("transform.done", "wave.logged", "deliver.done", "settle.repaired", "ledger.synced", "documents.synced"),
+    *("settle.rewritten", "settle.trimmed", "outbox.synced"),
 )
 """Points at which what a kill leaves depends most on the guarantee, and on the plan's shape."""
 

@@ -22,7 +22,7 @@ UNMET = ("notify.", "outdated.", "settle.rewrite")
 FIRST = ("create.", "plan.")
 """In the first stage: a state is made once."""
 
-WHO = {**ONCE, "intake.marked:2": DRIVER, **POINTS}
+WHO = {**ONCE, "intake.synced:2": DRIVER, **POINTS}
 
 
 def applies(point: str, stage: int) -> bool:
@@ -105,7 +105,7 @@ SLEEPS_AT = (*ONCE, "transform.staged", "transform.done", "commit.ready", "wave.
 
 @pytest.mark.rule("once.killed")
 @pytest.mark.parametrize(
-    "point", [p if p in ("intake.marked", "once.begun") else pytest.param(p, marks=pytest.mark.slow) for p in SLEEPS_AT]
+    "point", [p if p in ("intake.synced", "once.begun") else pytest.param(p, marks=pytest.mark.slow) for p in SLEEPS_AT]
 )
 def test_a_driver_that_was_overtaken_repeats_nothing(zygote: Zygote, folder: Path, point: str) -> None:
     """It stops there, where locks do not hold; another run comes and goes; then it wakes up."""

@@ -30,7 +30,7 @@ OF_QUEUES = {
 
 MORE = {
     **dict.fromkeys(("settle.rewrite:2", "append.staged:2", "append.logged:2"), EXECUTOR),
-    **dict.fromkeys(("wave.logged:2", "wave.marked:3", "deliver.done:2", "outbox.logged:2", "tailer.noted:2"), ""),
+    **dict.fromkeys(("wave.logged:2", "wave.synced:3", "deliver.done:2", "outbox.logged:2", "tailer.noted:2"), ""),
 }
 """Later passes: the file of error messages, a lane's second chunk, the next waves."""
 
@@ -48,7 +48,7 @@ CASES = [(p, line, stage) for p in WHO for line in LINES for stage in STAGES if 
 SHORT = ("transform.staged", "wave.logged", "settle.closed", "outbox.logged", "append.", "tailer.", "command.staged")
 """Points tried each time, each in one case; `make prove` runs all."""
 
-SAME = ("wave.synced", "outbox.synced", "outbox.marked", "settle.trimmed")
+SAME = ("wave.synced", "outbox.synced", "settle.trimmed")
 """And of these only `make prove`: what they leave does not depend on the source. test_matrix or test_branching has
 them."""
 

@@ -17,7 +17,7 @@ from tests.crash.test_keyed import before_each_stage, kill_and_check, passes
 from tests.support.tiers import sampled
 from tests.support.zygote import Zygote
 
-COMMITS = ("commit.ready", "wave.logged", "wave.marked", "settle.closed", "ledger.marked", "outbox.marked")
+COMMITS = ("commit.ready", "wave.logged", "wave.synced", "settle.closed", "ledger.synced", "outbox.synced")
 """Where what was read, and what is known to have been delivered, may part."""
 CASES = [(p, s) for p in COMMITS for s in (2,)]
 CASES += [(p, s) for p in POINTS for s in (1, 2) if passes(p, s) and (p, s) not in CASES]

@@ -42,10 +42,10 @@ NAMED = [
     # a commit
     ("disk", "second", rf"after link {LOG}/\d+\.json", 3),
     # a checkpoint, of a state and of a queue
-    ("disk", "second", r"before replace .*outbox/_marks/checkpoint", 1),
+    ("disk", "second", r"before replace .*outbox/_delta_log/.*checkpoint", 1),
     ("disk", "second", rf"after unlink {LOG}/\d+", 2),
-    ("store", "second", rf"PUT {LOG}/_marks/checkpoint", 1),
-    ("disk", "second", r"before replace .*queues/\w+/messages/_marks/", 1),
+    ("store", "second", rf"PUT {LOG}/.*checkpoint", 1),
+    ("disk", "second", r"before replace .*queues/\w+/messages/_delta_log/.*checkpoint", 1),
 ]
 """(where, shape, which steps are counted, the number of the one at which it sleeps): of each CI run."""
 

@@ -232,7 +232,7 @@ def test_an_old_copy_is_refused_when_its_destination_is_back(place: Path, back: 
         """Run in a copy of this process that ends at its fourth commit of an epoch: that notes who did not answer."""
         if not (pid := os.fork()):
             try:
-                crash.arm("epoch.marked:4")
+                crash.arm("epoch.synced:4")
                 go()
             finally:
                 os._exit(0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import msgspec
@@ -15,7 +14,7 @@ from ferryman.engine.run import Run, Summary
 from ferryman.engine.runner.base import Runner
 from ferryman.plan import Plan
 from ferryman.state.state import State, state_root
-from ferryman.storage import files, mirror, objects
+from ferryman.storage import files, objects
 from ferryman.storage import objects as cache
 from ferryman.storage.files import StatePath
 from ferryman.testing.inprocess import InProcess
@@ -123,16 +122,11 @@ def here(where: StatePath, root: Path) -> Path:
     logs = set()
     for path, _ in objects.walk(where):
         name = path.key.removeprefix(f"{where.key}/")
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_bytes(files.read(path))
         if "/_delta_log/" in name:
             logs.add(name.partition("/_delta_log/")[0])
-        else:
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            (copy / name).write_bytes(files.read(path))
     for name in sorted(logs):
-        log = mirror.MirroredLog(where / name)
-        log.refresh()
-        shutil.copytree(log.folder, copy / name / log.folder.name)
-        shutil.copytree(log.marks, copy / name / log.marks.name)
         named = {Path(uri) for uri in DeltaTable(str(copy / name)).file_uris()}
         for path in set((copy / name).glob("*.parquet")) - named:
             path.unlink()  # left by a kill: in a store it stays for a while, as it may be another driver's

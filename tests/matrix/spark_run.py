@@ -16,7 +16,7 @@ import msgspec
 
 from ferryman.engine.runner.sessions import start
 from ferryman.engine.runner.spark import SparkRunner
-from ferryman.storage import mirror, objects
+from ferryman.storage import delta, objects
 from tests.matrix import child
 from tests.matrix.cases import Case
 from tests.servers.faulty_s3 import settings
@@ -66,7 +66,7 @@ def go(case: Case, job: Job, runner: SparkRunner) -> None:
     root = Path(job.root) / f"{turn:08x}"
     root.mkdir()
     for stage, ends in ((0, False), (1, True), (1, False)):
-        mirror.forget_mirrors()  # as in another process
+        delta.forget_logs()  # as in another process
         world = child.world_of(child.Job(case, str(root), stage, job.store))
         world.feed(stage)
         if (upstream := world.upstream(stage)) is not None:

@@ -25,7 +25,7 @@ from tests.support.zygote import Zygote
 ALL = cases.accepted("process")
 FEW = cases.pairs(ALL)
 EXECUTORS = {point for point, who in {**POINTS, **KEYED, **RESET, **ONCE}.items() if who == EXECUTOR}
-FIRST = ("create.state", "epoch.marked", "scan.listed", "transform.done", "commit.ready", "wave.logged", "wave.marked")
+FIRST = ("create.state", "epoch.synced", "scan.listed", "transform.done", "commit.ready", "wave.logged", "wave.synced")
 """Points that the first run of every plan passes."""
 
 MEMORY = Path("/dev/shm")

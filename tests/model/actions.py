@@ -49,13 +49,13 @@ ACTIONS: Final[dict[str, Action]] = {
     # a driver starts
     "take": Action(
         "a driver starts: takes the lock, mends, loads",
-        ("storage.locks.Lock.take", "storage.delta.TableLog.repair", "state.state.State.load"),
+        ("storage.locks.Lock.take", "storage.delta.DeltaLog.sync", "state.state.State.load"),
     ),
     "take.rival": Action("a driver starts while another one lives", ("state.state.State.take",), fault=True),
     "epoch": Action(
         "announces its epoch on a table",
         ("storage.tables.Table.fence",),
-        ("epoch.logged", "epoch.synced", "epoch.marked", "epoch.table"),
+        ("epoch.logged", "epoch.synced", "epoch.table"),
     ),
     "recover": Action(
         "looks for an unsettled wave",
@@ -100,7 +100,7 @@ ACTIONS: Final[dict[str, Action]] = {
     "commit": Action(
         "commits the wave", ("engine.commit.commit_wave",), ("commit.ready", "wave.logged", "wave.synced")
     ),
-    "commit.synced": Action("syncs and marks the commit", ("storage.tables.Table.commit",), ("wave.marked",)),
+    "commit.synced": Action("syncs the commit", ("storage.delta.DeltaLog.commit",), ("wave.synced",)),
     # 4 deliver
     "dispatch": Action("starts a task for each lane", ("engine.deliver.dispatch.Dispatcher.deliver",)),
     "dispatch.double": Action("a second task of a lane starts", ("engine.deliver.sending.Pass.__call__",), fault=True),
@@ -160,16 +160,14 @@ ACTIONS: Final[dict[str, Action]] = {
     "ledger": Action(
         "commits the ledger",
         (f"{_SETTLE}.Repairer.__call__", f"{_SETTLE}._commit_ledger"),
-        ("settle.repair", "settle.repaired", "ledger.logged", "ledger.synced", "ledger.marked"),
+        ("settle.repair", "settle.repaired", "ledger.logged", "ledger.synced"),
     ),
-    "documents": Action(
-        "commits the documents", (f"{_SETTLE}.settle",), ("documents.logged", "documents.synced", "documents.marked")
-    ),
+    "documents": Action("commits the documents", (f"{_SETTLE}.settle",), ("documents.logged", "documents.synced")),
     "trim": Action("trims the journal", (f"{_JOURNAL}.trim",), ("settle.trimmed",)),
     "outbox": Action(
         "commits the outbox",
         (f"{_SETTLE}.rewrite", f"{_SETTLE}.settle"),
-        ("settle.rewrite", "settle.rewritten", "outbox.logged", "outbox.synced", "outbox.marked"),
+        ("settle.rewrite", "settle.rewritten", "outbox.logged", "outbox.synced"),
     ),
 }
 
@@ -182,7 +180,7 @@ NOT_MODELLED: Final[dict[str, str]] = {
             "version.fenced",
             "version.logged",
             "version.synced",
-            "version.marked",
+            "version.synced",
             "version.built",
             "version.staged",
             "version.adopted",
@@ -193,15 +191,15 @@ NOT_MODELLED: Final[dict[str, str]] = {
     "command.staged": "a person's word is not modelled",
     "command.done": "a person's word is not modelled",
     **dict.fromkeys(
-        ("outdated.written", "outdated.logged", "outdated.synced", "outdated.marked"),
+        ("outdated.staged", "outdated.logged", "outdated.synced"),
         "only the last row of a document is modelled: dropping others changes nothing",
     ),
     **dict.fromkeys(
-        ("compact.written", "compact.logged", "compact.synced", "compact.marked", "compact.removed"),
+        ("compact.staged", "compact.logged", "compact.synced", "compact.removed"),
         "files are not modelled, only the rows in them: merging files changes no row",
     ),
     **dict.fromkeys(
-        ("checkpoint.made", "checkpoint.marked", "checkpoint.trimmed"),
+        ("checkpoint.made", "checkpoint.trimmed"),
         "logs are not modelled, only what they come to: a checkpoint changes nothing of that",
     ),
     "counted.kept": "what is counted for questions is not modelled: no delivery depends on it",

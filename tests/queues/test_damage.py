@@ -35,7 +35,6 @@ KINDS = {
     "identity": "queue.json",
     "entry": "messages/_delta_log/*.json",
     "checkpoint": "messages/_delta_log/*.checkpoint.parquet",
-    "mark": "messages/_marks/*",
     "data": "messages/*.parquet",
     "keys": "keys/*",
     "reader": "tailers/*",
@@ -82,7 +81,7 @@ def use_all(queue: Queue) -> None:
 
 
 @pytest.mark.rule("queue.damage")
-@pytest.mark.parametrize("kind", ["data", "checkpoint", "mark"])
+@pytest.mark.parametrize("kind", ["data", "checkpoint"])
 def test_a_missing_file_is_named(root: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     queue = made(root, monkeypatch)
     path = one(queue.folder, KINDS[kind])

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from ferryman.errors import StateDamaged
-from ferryman.queues.entries import MessageFile
-from ferryman.queues.table import RememberedKeys, key_name
+from ferryman.queues.table import MessageFile, RememberedKeys, key_name
 
 
 def files(*numbers: int) -> list[MessageFile]:

@@ -13,9 +13,9 @@ from ferryman.crash import QUEUES
 from ferryman.errors import QueueReplaced, UsageError
 from ferryman.plan import Plan
 from ferryman.queues import Queue
-from ferryman.queues.table import CommitUnknown
 from ferryman.state.state import state_root
 from ferryman.storage import files, objects
+from ferryman.storage.delta import CommitUnknown
 from tests.queues.test_processes import said, start
 from tests.queues.test_sleepers import bodies, meanwhile
 from tests.servers.faulty_s3 import FaultyS3

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from ferryman import limits
-from ferryman.queues import Queue, entries, upkeep
-from ferryman.queues.table import CommitUnknown
+from ferryman.queues import Queue, upkeep
 from ferryman.storage import files
+from ferryman.storage.delta import CommitUnknown, DeltaLog
 
 
 @pytest.fixture(autouse=True)
@@ -134,5 +134,5 @@ def test_a_reader(root: Path, monkeypatch: pytest.MonkeyPatch, others: int) -> N
         queue.append([{"x": count[0]}])
         count[0] += 1
         with monkeypatch.context() as patched:
-            meanwhile(patched, entries, "read_entry", work, "after")
+            meanwhile(patched, DeltaLog, "_read_entry", work, "after")
             assert bodies(Queue("orders", root) if fresh else reader) == [*range(count[0])]

@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from ferryman import limits
 from ferryman.errors import UsageError
 from ferryman.queues import Queue, upkeep
-from ferryman.queues.entries import MessageFile
+from ferryman.queues.table import MessageFile
 from tests.queues.child import store_of
 
 DAY_S = 86_400.0

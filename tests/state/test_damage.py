@@ -40,6 +40,7 @@ DAMAGES = {"flipped": flip, "truncated": truncate, "emptied": empty, "deleted": 
 NO_DAMAGE = {
     ("journal", "deleted"): "as if the worker had been killed before it noted: sent again, or unknown",
     ("command", "deleted"): "as if it had never been given",
+    ("ledger last log entry", "deleted"): "as if the driver had been killed before it announced itself there",
     ("data", "flipped"): "found by who reads it: fsck, or a run that needs it",
 }
 """What ``take`` cannot know, and why that does no harm: (end of the kind, damage)."""

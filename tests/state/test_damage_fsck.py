@@ -24,7 +24,14 @@ __all__ = ["damaged", "made"]
 def test_fsck_lists_all_damaged_files_at_once(damaged: PlanWorld) -> None:
     """Not the first only: one of every kind, each told once, with what can be done."""
     state = State(damaged.root, damaged.plan)
-    kinds = ["documents middle log entry", "outbox mark", "ledger data", "ledger data of wave 3", "journal", "command"]
+    kinds = [
+        "documents middle log entry",
+        "outbox checkpoint",
+        "ledger data",
+        "ledger data of wave 3",
+        "journal",
+        "command",
+    ]
     paths = [KINDS[k](state) for k in kinds]
     for path in paths:
         flip(path)

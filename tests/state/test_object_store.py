@@ -22,7 +22,7 @@ from ferryman.queues import Queue as DurableQueue
 from ferryman.records.keys import KeyFile, KeyValues, contributions_of
 from ferryman.sources import Files, Queue
 from ferryman.state.state import State, state_root
-from ferryman.storage import files, mirror, objects
+from ferryman.storage import delta, files, objects
 from ferryman.storage.locks import ObjectLease
 from ferryman.storage.objects import ObjectPath
 from ferryman.testing.inprocess import InProcess
@@ -90,7 +90,7 @@ def test_many_waves(states: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     counts = []
     for number in range(12):
         write(tmp_path, **{f"new-{number}": "text", "changed": f"text {number}"})
-        mirror.forget_mirrors()  # as in another process
+        delta.forget_logs()  # as in another process
         assert run_plan(plan, states, checked=False).exit == 0
         assert isinstance(root, ObjectPath)
         counts.append(len(root.store.list_objects(f"{root.key}/")))
@@ -110,7 +110,7 @@ def test_two_drivers(states: str, tmp_path: Path) -> None:
     first = State.take(root, plan)
     with pytest.raises(StateHeld, match="--take-over"):
         State.take(root, plan)
-    mirror.forget_mirrors()  # as in another process
+    delta.forget_logs()  # as in another process
     second = State.take(root, plan, take_over=True)
     for table in first.tables:
         with pytest.raises(StateLost, match="another driver"):
@@ -131,7 +131,7 @@ def test_a_driver_that_slept(states: str, tmp_path: Path, monkeypatch: pytest.Mo
     write(tmp_path, one="1")
     plan.freeze()
     sleeper = State.take(root, plan)
-    mirror.forget_mirrors()  # as in another process
+    delta.forget_logs()  # as in another process
     State.take(root, plan, take_over=True).release()
     for number in range(4):
         write(tmp_path, **{f"new-{number}": "text"})
@@ -145,7 +145,7 @@ def test_a_driver_that_slept(states: str, tmp_path: Path, monkeypatch: pytest.Mo
     assert operations.check(root) == []
     for entry in entries:  # killed before it saw that: nobody reads it any more
         files.replace(entry, b"an entry")
-    mirror.forget_mirrors()
+    delta.forget_logs()
     assert operations.check(root) == []
     assert run_plan(plan, states, checked=False).waves == 0
     assert account.status(root, plan)["balanced"]
@@ -159,7 +159,7 @@ def test_a_driver_that_slept_before_a_checkpoint(states: str, tmp_path: Path, mo
     write(tmp_path, one="1")
     plan.freeze()
     sleeper = State.take(root, plan)
-    mirror.forget_mirrors()  # as in another process
+    delta.forget_logs()  # as in another process
     State.take(root, plan, take_over=True).release()
     for number in range(3):
         write(tmp_path, **{f"new-{number}": "text"})
@@ -167,7 +167,7 @@ def test_a_driver_that_slept_before_a_checkpoint(states: str, tmp_path: Path, mo
     for table in sleeper.tables:
         with pytest.raises(StateLost, match="another driver"):
             table.checkpoint()
-    mirror.forget_mirrors()
+    delta.forget_logs()
     assert operations.check(root) == []
     write(tmp_path, two="2")
     assert run_plan(plan, states, checked=False).delivered == 1
@@ -235,8 +235,8 @@ def test_an_entry_of_somebody_else(states: str, tmp_path: Path) -> None:
     run_plan(plan, states, checked=False)
     assert isinstance(root, ObjectPath)
     log = root / "ledger" / "_delta_log"
-    last = max(name for name in mirror.open_log(root / "ledger").folder.iterdir()).name
-    following = f"{int(last.partition('.')[0]) + 1:020}.json"
+    newest = delta.open_log(root / "ledger").last()
+    last, following = f"{newest:020}.json", f"{newest + 1:020}.json"
     log.store.put((log / following).key, b'{"commitInfo":{"operation":"OPTIMIZE"}}')
     with pytest.raises(StateDamaged, match=rf"s3://.*{following}.*not written by Ferryman"):
         run_plan(plan, states, checked=False)
@@ -289,7 +289,7 @@ def test_a_keyed_state(states: str, tmp_path: Path) -> None:
     for _ in range(3):
         queue.append([{"word": f"a-word-of-forty-five-characters-or-so-{n % 5}", "n": 1} for n in range(20)])
         assert run_plan(plan, states, checked=False).exit == 0
-        mirror.forget_mirrors()
+        delta.forget_logs()
     assert plan.state("words", states).get("a-word-of-forty-five-characters-or-so-1") == 12
     assert len(delivered(tmp_path)) == 5
     assert account.status(state_root(plan, states), plan)["balanced"]
@@ -306,7 +306,7 @@ def test_a_keyed_state_of_documents_that_change(states: str, tmp_path: Path) -> 
     counted.keyed("letters", letters, key=first_letter).destination("out", Sql(f"sqlite:///{tmp_path}/out.db"))
     write(tmp_path, one="a", two="a", three="b", four="c")
     assert run_plan(plan, states, checked=False).exit == 0
-    mirror.forget_mirrors()
+    delta.forget_logs()
     write(tmp_path, one="changed", two="a, changed")
     (tmp_path / "corpus" / "three.txt").unlink()
     assert run_plan(plan, states, checked=False).exit == 0

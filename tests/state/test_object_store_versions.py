@@ -17,7 +17,7 @@ from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Queue
 from ferryman.state.state import State, state_root
-from ferryman.storage import mirror
+from ferryman.storage import delta
 from ferryman.storage.files import StatePath
 from ferryman.storage.locks import take_lock
 from ferryman.storage.objects import ObjectPath
@@ -44,7 +44,7 @@ class InStore(Versions):
         self.documents += [{"id": id, "raw": b"one"} for id in IDS]
 
     def prepare(self) -> None:
-        mirror.forget_mirrors()
+        delta.forget_logs()
 
     def check(self, plan: Plan, summary: Summary) -> None:
         assert self.status(plan)["balanced"]
@@ -214,7 +214,7 @@ def test_state_by_key_is_carried_over(tmp_path: Path, states: str) -> None:
         return made
 
     for version in (1, 2):
-        mirror.forget_mirrors()
+        delta.forget_logs()
         queue.append([{"word": f"a-word-of-forty-five-characters-or-so-{n % 5}", "n": 1} for n in range(20)])
         if version == 2:
             plan(2).freeze()

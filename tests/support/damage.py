@@ -77,11 +77,6 @@ def entry(state: State, table: str, which: int) -> Path:
     return Path(log.path(log.versions()[which]))
 
 
-def mark(state: State, table: str, which: int) -> Path:
-    log = getattr(state, table).log
-    return Path(log.marks / f"{log.versions()[which]:020d}")
-
-
 def live(state: State, table: str) -> Path:
     """A live data file; of the outbox the one with the parked row."""
     loaded = getattr(state, table)
@@ -107,9 +102,7 @@ LOGS: dict[str, Callable[[State], Path]] = {
     **{f"{t} first log entry": lambda s, t=t: entry(s, t, 0) for t in TABLES},  # type: ignore[misc]
     **{f"{t} middle log entry": lambda s, t=t: entry(s, t, 1) for t in TABLES},  # type: ignore[misc]
     **{f"{t} last log entry": lambda s, t=t: entry(s, t, -1) for t in TABLES},  # type: ignore[misc]
-    **{f"{t} mark": lambda s, t=t: mark(s, t, 1) for t in TABLES},  # type: ignore[misc]
     **{f"{t} checkpoint": lambda s, t=t: one(s.root / t / "_delta_log", "*.checkpoint.parquet") for t in TABLES},  # type: ignore[misc]
-    **{f"{t} mark of the checkpoint": lambda s, t=t: one(s.root / t / "_marks", "checkpoint-*") for t in TABLES},  # type: ignore[misc]
 }
 NOTES: dict[str, Callable[[State], Path]] = {
     "journal": lambda s: one(s.root / "journal" / "3", "*.result"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ferryman.storage import mirror, objects
+from ferryman.storage import delta, objects
 from ferryman.storage import objects as cache
 from tests.servers.faulty_s3 import BUCKET, FaultyS3
 from tests.support.http_store import HttpStore
@@ -32,4 +32,4 @@ def states(
     faulty.fail()
     yield f"s3://{BUCKET}/{request.node.originalname}/{os.urandom(4).hex()}"
     objects.set_store_opener(before)
-    mirror.forget_mirrors()
+    delta.forget_logs()

@@ -29,8 +29,8 @@ from ferryman.sources.log import CombinedLog, Log, Positions
 from ferryman.state.logs import RANGES, LogPositions, next_places
 from ferryman.state.state import COUNTED, SETTLED, TABLES, WAVE, State, damaged_data, plan_of
 from ferryman.storage import files, parquet
+from ferryman.storage.delta import open_log
 from ferryman.storage.files import StatePath, is_disk_full
-from ferryman.storage.mirror import open_log
 from ferryman.storage.query import connect
 
 OUTSTANDING: Final = ("failed", "rejected", "in_doubt", "pending")

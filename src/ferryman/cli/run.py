@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ferryman.engine.summary import FlowSummary, Summary
+    from ferryman.operations import RunOptions
     from ferryman.plan import Flow, Plan
     from ferryman.plan.load import Runnable
 
@@ -180,7 +181,7 @@ def run(
     from ferryman.plan import Flow
     from ferryman.plan.load import load, plan_file
 
-    options: dict[str, Any] = {
+    options: RunOptions = {
         "conf": {**resource_settings(has), **cache_settings(cache), **spark_settings(conf)},
         "wait": seconds("--wait", wait),
         "every": _interval(every),
@@ -198,8 +199,8 @@ def run(
     loaded = load(plan)
     log = (log_file, log_format)
     if isinstance(loaded, Flow):
-        raise typer.Exit(run_flow(loaded, plan, state, json=json, verbose=verbose, log=log, **options))
-    root, summary = run_plan(loaded, plan_file(plan), state, verbose=verbose, log=log, **options)
+        raise typer.Exit(run_flow(loaded, plan, state, options, json=json, verbose=verbose, log=log))
+    root, summary = run_plan(loaded, plan_file(plan), state, options, verbose=verbose, log=log)
     if json:
         terminal.print_json(summary.as_dict())
     else:
@@ -223,10 +224,10 @@ def run_plan(
     plan: Plan,
     file: Path | None,
     state: str | None,
+    options: RunOptions,
     *,
     verbose: bool = False,
     log: Log = (None, "text"),
-    **options: Any,
 ) -> tuple[StatePath, Summary]:
     """Run a plan with progress on stderr; return the root of its state, and the summary.
 
@@ -241,18 +242,18 @@ def run_plan(
 
 @overload
 def _run_with_progress(
-    plan: Plan, states: Mapping[str, tuple[Plan, StatePath]], verbose: bool, log: Log, options: dict[str, Any]
+    plan: Plan, states: Mapping[str, tuple[Plan, StatePath]], verbose: bool, log: Log, options: RunOptions
 ) -> Summary: ...
 
 
 @overload
 def _run_with_progress(
-    plan: Flow, states: Mapping[str, tuple[Plan, StatePath]], verbose: bool, log: Log, options: dict[str, Any]
+    plan: Flow, states: Mapping[str, tuple[Plan, StatePath]], verbose: bool, log: Log, options: RunOptions
 ) -> FlowSummary: ...
 
 
 def _run_with_progress(
-    plan: Runnable, states: Mapping[str, tuple[Plan, StatePath]], verbose: bool, log: Log, options: dict[str, Any]
+    plan: Runnable, states: Mapping[str, tuple[Plan, StatePath]], verbose: bool, log: Log, options: RunOptions
 ) -> Summary | FlowSummary:
     """Run a plan or a flow with progress on stderr.
 
@@ -281,7 +282,8 @@ def _run_with_progress(
                         observer.about(name)
                         observer.message(describe_new_state(root, each.version))
                 observer.about("")
-                summary = run_operation(plan, state=folder, observer=interrupt.interruptible(observer), **options)
+                chosen: RunOptions = {**options, "state": folder, "observer": interrupt.interruptible(observer)}
+                summary = run_operation(plan, **chosen)
                 summaries = summary.plans if isinstance(summary, FlowSummary) else {"": summary}
                 for name, each_summary in summaries.items():
                     observer.about(name)
@@ -297,7 +299,9 @@ def _run_with_progress(
     return summary
 
 
-def run_flow(flow: Flow, spec: str, state: str | None, *, json: bool, verbose: bool, log: Log, **options: Any) -> int:
+def run_flow(
+    flow: Flow, spec: str, state: str | None, options: RunOptions, *, json: bool, verbose: bool, log: Log
+) -> int:
     """Run a flow, print what was done, and return its exit code."""
     from ferryman.cli.account import state_roots
     from ferryman.plan.load import plan_file, spec_of

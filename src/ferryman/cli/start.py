@@ -17,6 +17,7 @@ from ferryman.storage.files import StatePath
 
 if TYPE_CHECKING:
     from ferryman.engine.run import Summary
+    from ferryman.operations import RunOptions
     from ferryman.plan import Plan
 
 
@@ -123,14 +124,8 @@ def demo(
     print_line(f"The plan is {file}: it indexes the standard library of this Python.")
     plan = load_plan(str(file))
     began = time.monotonic()
-    root, summary = run_plan(
-        plan,
-        file.absolute(),
-        str(state),
-        verbose=verbose,
-        master=master,
-        conf=spark_settings(conf),
-    )
+    options: RunOptions = {"master": master, "conf": spark_settings(conf)}
+    root, summary = run_plan(plan, file.absolute(), str(state), options, verbose=verbose)
     code = _print_results(summary, root, plan, time.monotonic() - began)
     _print_searches(directory / "index.db")
     _print_next_steps(directory)

@@ -77,7 +77,7 @@ def finish(state: State) -> str:
         commit_wave(state, number, documents=staged, ledger=parts, replaced=[(path, None) for path in paths])
         settle(state, number, in_process)
         state.retire(state.outbox, paths)
-    record_missed_entries(state.root, before, after, state.outbox.log.transactions())
+    record_missed_entries(state.root, before, after, state.outbox.log.transactions)
     state.record_structure(after)
     files.remove(state.root / MIGRATION)
     files.fsync_folder(state.root)
@@ -416,8 +416,6 @@ def _build(old: State, new: State, from_version: int) -> None:
     identity = {"from": from_version, "readers": readers, "sender": sender, **keyed_identity(old, new.plan)}
     wave = old.wave
     new.create(identity, recorded=old.recorded_structure(), publish=False)
-    for table in new.tables:
-        table.log.repair()
     new.journal.close(wave)
     new.load()
     files.publish(new.root / MIGRATION, seals.seal({"from": from_version}))

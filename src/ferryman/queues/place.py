@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from ferryman import crash, limits
 from ferryman.errors import StateForeign, UsageError
 from ferryman.net import places
-from ferryman.queues.entries import first_queue_entry
+from ferryman.queues.table import first_queue_entry
 from ferryman.storage import files
 from ferryman.storage.disk import write_synced
 from ferryman.storage.files import (
@@ -139,7 +139,7 @@ def make(folder: StatePath) -> None:
     new = root / f"{_NEW}{uuid.uuid4().hex}"
     identity = str(uuid.uuid4())
     try:
-        for below in ("messages/_delta_log", "messages/_marks", "keys", "tailers"):
+        for below in ("messages/_delta_log", "keys", "tailers"):
             (new / below).mkdir(parents=True)
         probe(new)
         write_synced(new / "messages" / "_delta_log" / f"{0:020d}.json", first_queue_entry(identity))

@@ -17,12 +17,12 @@ import pyarrow.compute as pc
 
 from ferryman import crash, limits
 from ferryman.errors import EngineError, QueueDamaged, QueueReplaced, StateDamaged, UsageError
-from ferryman.queues.entries import LAST, LogEntry, MessageFile
 from ferryman.queues.message import CONTENT, ROWS
 from ferryman.queues.place import Identity, home_of, identity_of, stamp_of
 from ferryman.queues.positions import Positions
-from ferryman.queues.table import CommitUnknown, KeyRun, MessageTable, Numbers, RememberedKeys, key_name
+from ferryman.queues.table import LAST, KeyRun, MessageFile, MessageTable, Numbers, RememberedKeys, key_name
 from ferryman.storage import files
+from ferryman.storage.delta import CommitUnknown, LogEntry
 from ferryman.storage.files import StatePath, fsync_folder, is_disk_full
 from ferryman.storage.locks import hold_lock
 from ferryman.storage.parquet import Part, PartWriter, RowGroups

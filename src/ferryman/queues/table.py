@@ -7,53 +7,96 @@ Nothing here needs a lock.
 
 from __future__ import annotations
 
-import contextlib
-import errno
+import datetime as dt
 import mmap
 import os
-import re
 import uuid
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ferryman import crash
-from ferryman.errors import EngineError, StateDamaged
-from ferryman.queues import entries
-from ferryman.queues.entries import LAST, LogEntry, MessageFile
+from ferryman.errors import StateDamaged
 from ferryman.storage import files
-from ferryman.storage.delta import checkpoint_content
+from ferryman.storage.delta import OWN_CHECKPOINTS, AddedFile, DeltaLog, LogEntry, delta_schema, first_entry
 from ferryman.storage.disk import TEMPORARY
-from ferryman.storage.files import StatePath, checksum, fsync_folder, make_folder, replace, seal, stamp, unseal
+from ferryman.storage.files import StatePath, make_folder, replace
 
-_ENTRY = re.compile(r"(\d{20})\.json\Z")
-_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
-_HINT: Final = "_last_checkpoint"
-_MAX_READ_ATTEMPTS: Final = 20
-"""How often the log is read again because it was trimmed in the meantime."""
+LAST: Final = "index"
+"""Application whose transaction number is the index of the last message ever appended."""
+
+COLUMNS: Final = pa.schema(
+    [
+        pa.field("index", pa.int64(), nullable=False),
+        pa.field("message", pa.string()),
+        pa.field("meta", pa.string()),
+        pa.field("hash", pa.string()),
+        pa.field("created", pa.timestamp("us", tz="UTC")),
+    ]
+)
+
+_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
-class CommitUnknown(EngineError):
-    """Raised if a process was suspended while it committed, and the log was trimmed in the meantime: whether the commit
-    took effect is unknown."""
+class MessageFile(NamedTuple):
+    """Live data file with the messages ``first`` to ``end`` - 1."""
 
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        self.path = path
+    path: str
+    """File name in the table's folder."""
+    size: int
+    first: int
+    rows: int
+    oldest: int
+    newest: int
+    """Least (``oldest``) and greatest ``created`` of its messages, µs since 1970."""
+    level: int = 0
+    """Number of times its messages have been merged."""
+    key: str = ""
+    """Hash of the key that the file was appended with; "" if none."""
 
-    def __str__(self) -> str:
-        return (
-            f"{self.path}: the log went on without this process, which was stopped while it committed. Whether the "
-            "commit took effect is not known. An append with a key can be repeated."
-        )
+    @property
+    def end(self) -> int:
+        """Index after its last message."""
+        return self.first + self.rows
+
+    @classmethod
+    def from_added(cls, added: AddedFile) -> Self:
+        """Return the file that an action describes."""
+        statistics, tags = msgspec.json.decode(added.stats or "{}"), added.tags or {}
+        first, rows = statistics["minValues"]["index"], statistics["numRecords"]
+        oldest, newest, level = int(tags["oldest"]), int(tags["newest"]), int(tags["level"])
+        return cls(added.path, added.size, first, rows, oldest, newest, level, tags.get("key", ""))
+
+    def as_added(self) -> AddedFile:
+        """Return the action that describes the file."""
+        statistics = {
+            "numRecords": self.rows,
+            "minValues": {"index": self.first, "created": _milliseconds(self.oldest)},
+            "maxValues": {"index": self.end - 1, "created": _milliseconds(self.newest + 999)},
+            "nullCount": {"index": 0, "created": 0},
+        }
+        tags = {"level": str(self.level), "oldest": str(self.oldest), "newest": str(self.newest)}
+        if self.key:
+            tags["key"] = self.key
+        return AddedFile(self.path, self.size, {}, msgspec.json.encode(statistics).decode(), tags)
+
+
+def _milliseconds(created_us: int) -> str:
+    """Return a time for Delta's statistics, rounded down to the millisecond."""
+    at = _EPOCH + dt.timedelta(milliseconds=created_us // 1000)
+    return f"{at:%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1000:03d}Z"
+
+
+def first_queue_entry(identity: str) -> bytes:
+    """Return the content of the entry that creates the table; its id is the queue's."""
+    return first_entry(delta_schema(COLUMNS), [], OWN_CHECKPOINTS, identity)
 
 
 class MessageTable:
@@ -61,88 +104,41 @@ class MessageTable:
 
     def __init__(self, folder: StatePath) -> None:
         self.folder = folder
-        self.log = folder / "_delta_log"
-        self.marks = folder / "_marks"
-        self.version = -1
-        self.checkpointed = -1
+        self.log = DeltaLog(folder, MessageFile)
         self.files: list[MessageFile] = []
-        self.transactions: dict[str, int] = {}
-        self._stamp: tuple[int | str, ...] | None = None
+
+    @property
+    def version(self) -> int:
+        """Version read last, -1 if none was."""
+        return self.log.version
+
+    @property
+    def transactions(self) -> dict[str, int]:
+        """Application id -> number of its last transaction."""
+        return self.log.transactions
 
     @property
     def last(self) -> int:
         """Index of the last message ever appended, 0 if there was none."""
-        return self.transactions.get(LAST, 0)
+        return self.log.transactions.get(LAST, 0)
 
     @property
     def first(self) -> int:
         """Index of the first message that is kept; of the next message if there is none."""
         return self.files[0].first if self.files else self.last + 1
 
-    def path(self, version: int) -> StatePath:
-        """Return the path of an entry."""
-        return self.log / f"{version:020d}.json"
-
-    @property
-    def is_valid(self) -> bool:
-        """Return whether the entry of the current version is still in the log. If it was trimmed, later ones may have
-        been too."""
-        return self._stamp is not None and self._stamp == stamp(self.path(self.version))
-
     def refresh(self) -> bool:
-        """Read the newest version, which is durable then; return whether it is another one than before.
+        """Read the newest version, see ``DeltaLog.refresh``."""
+        changed = self.log.refresh()
+        if changed:
+            self._sort()
+        return changed
 
-        Raises:
-            StateDamaged: an entry or checkpoint is missing, or not what was written.
-        """
-        before = self.version
-        for _ in range(_MAX_READ_ATTEMPTS):
-            with contextlib.suppress(FileNotFoundError):  # trimmed while we read it
-                if not self.is_valid:
-                    self._load()
-                while files.exists(self.path(self.version + 1)):
-                    entry = entries.read_entry(self.path(self.version + 1))
-                    if not self.is_valid:  # as in commit: the entry may come from a process that was suspended
-                        break
-                    self._apply(entry, self.version + 1)
-                if self.is_valid:
-                    break
-        else:
-            raise StateDamaged(str(self.path(self.version)), "the log file is missing")
-        if self.version != before:
-            self._sync()
-        return self.version != before
-
-    def commit(self, entry: LogEntry, *, data_change: bool = True) -> bool:
-        """Write the next version, durably; return False if another process has written it: nothing was changed.
-
-        1. write and sync the entry under a temporary name
-        2. give it the name of the next version, which only one process can do: it has taken effect
-        3. check that our version was not trimmed. If it was, the next one may have been written and trimmed too, and
-        its number
-           be free for that reason: entries are trimmed in their order
-        4. sync the folder
-
-        Raises:
-            CommitUnknown: the log was trimmed while we were about to commit.
-        """
-        version, kind = self.version + 1, entry.kind
-        with files.staged(
-            self.path(version), entries.encode_entry(entry, data_change=data_change)
-        ) as publish_name:  # 1
-            crash.point(f"{kind}.written")
-            if not self.is_valid:
-                return False
-            if not publish_name():  # 2
-                if not isinstance(self.folder, Path) and not self.is_valid:  # maybe ours, and the answer was lost
-                    raise CommitUnknown(str(self.path(version)))
-                return False
-            crash.point(f"{kind}.logged")
-            if not self.is_valid:  # 3
-                raise CommitUnknown(str(self.path(version)))
-        fsync_folder(self.log)  # 4
-        crash.point(f"{kind}.synced")
-        self._apply(entry, version)
+    def commit(self, entry: LogEntry[MessageFile], *, data_change: bool = True) -> bool:
+        """Write the next version, see ``DeltaLog.commit``."""
+        if not self.log.commit(entry, data_change=data_change):
+            return False
+        self._sort()
         return True
 
     def files_covering(self, start: int, end: int) -> list[MessageFile]:
@@ -151,128 +147,8 @@ class MessageTable:
         stop = bisect_right(self.files, end - 1, key=lambda f: f.first)
         return [f for f in self.files[at:stop] if f.end > start]
 
-    def commits_since_checkpoint(self) -> int:
-        """Return the number of commits since the log was last folded, by any process."""
-        self.checkpointed = max((int(n) for n in files.list_names(self.marks) if n.isdigit()), default=0)
-        return self.version - self.checkpointed
-
-    def checkpoint(self) -> None:
-        """Fold the log into one file and remove what it replaces, so that opening stays cheap.
-
-        1. write and sync the checkpoint
-        2. mark it: a small file with its checksum
-        3. remove older entries and checkpoints
-        """
-        version = self.version
-        path, content = self._checkpoint_path(version), self._checkpoint_content()
-        replace(path, content)  # 1
-        crash.point("fold.made")
-        replace(self.marks / f"{version:020d}", seal(checksum(content)))  # 2
-        crash.point("fold.marked")
-        old = sorted(
-            n for n in files.list_names(self.log) if (number := _version_of(n)) is not None and number < version
-        )
-        for name in old:  # 3, one after the other, the oldest first: see commit
-            files.remove(self.log / name)
-        files.remove_all(self.marks / n for n in files.list_names(self.marks) if n.isdigit() and int(n) < version)
-        self._correct_hint()
-        self.checkpointed = version
-        crash.point("fold.trimmed")
-
-    def _checkpoint_content(self) -> bytes:
-        """Return the content of a checkpoint of the current version: the marked one and the entries after it.
-
-        Raises:
-            FileNotFoundError: the log was trimmed in the meantime.
-        """
-        marked = {int(name) for name in files.list_names(self.marks) if name.isdigit()}
-        names = files.list_names(self.log)
-        checkpoints = {int(found[1]) for name in names if (found := _CHECKPOINT.match(name))}
-        base = max((each for each in checkpoints & marked if each < self.version), default=-1)
-        entries = [self.path(int(f[1])) for name in names if (f := _ENTRY.match(name)) and int(f[1]) <= self.version]
-        return checkpoint_content([*entries, *([self._checkpoint_path(base)] if base >= 0 else [])], self.version)
-
-    def _checkpoint_path(self, version: int) -> StatePath:
-        return self.log / f"{version:020d}.checkpoint.parquet"
-
-    def _load(self) -> None:
-        """Read the newest marked checkpoint and the entries after it."""
-        names = files.list_names(self.log)
-        written = {int(found[1]) for name in names if (found := _ENTRY.match(name))}
-        folded = {int(found[1]) for name in names if (found := _CHECKPOINT.match(name))}
-        marked = max(folded & {int(name) for name in files.list_names(self.marks) if name.isdigit()}, default=-1)
-        self.files, self.transactions = [], {}
-        if marked >= 0:
-            self._apply(self._read_checkpoint(marked), marked)
-        elif 0 in written:
-            self._apply(entries.read_entry(self.path(0)), 0)
-        else:
-            missing = self._missing_start(folded)
-            if files.exists(missing):  # it appeared in the meantime
-                raise FileNotFoundError(str(missing))
-            raise StateDamaged(str(missing), "the file is missing")
-        self.checkpointed = max(marked, 0)
-        begins, began = self.path(self.version), self._stamp
-        for version in range(self.version + 1, max(written, default=-1) + 1):
-            if version not in written and not self._was_trimmed(version):
-                raise StateDamaged(str(self.path(version)), "the log file is missing")
-            self._apply(entries.read_entry(self.path(version)), version)
-        if stamp(begins) != began:
-            self._stamp = None  # trimmed in the meantime: read again
-
-    def _missing_start(self, folded: set[int]) -> StatePath:
-        """Return the path of the missing file without which the log cannot be read."""
-        marks = [int(name) for name in files.list_names(self.marks) if name.isdigit()]
-        if marks:
-            return self._checkpoint_path(max(marks))
-        return self.marks / f"{max(folded):020d}" if folded else self.path(0)
-
-    def _was_trimmed(self, version: int) -> bool:
-        """Return whether an entry was removed because a newer checkpoint contains it."""
-        return any(name.isdigit() and int(name) > version for name in files.list_names(self.marks))
-
-    def _read_checkpoint(self, version: int) -> LogEntry:
-        path = self._checkpoint_path(version)
-        content = files.read(path)
-        if unseal(self.marks / f"{version:020d}") != checksum(content):
-            raise StateDamaged(str(path), "its checksum does not match its content")
-        try:
-            return entries.decode_checkpoint(
-                pq.read_table(pa.BufferReader(content), columns=["add", "txn"]).to_pylist()
-            )
-        except (pa.ArrowException, msgspec.DecodeError, KeyError, TypeError) as e:
-            raise StateDamaged(str(path), f"cannot be read ({e})") from e
-
-    def _apply(self, entry: LogEntry, version: int) -> None:
-        removed = {file if isinstance(file, str) else file.path for file in entry.removes}
-        if removed:
-            self.files = [f for f in self.files if f.path not in removed]
-        self.files = sorted([*self.files, *entry.adds], key=lambda f: f.first)  # nearly sorted: quick
-        self.transactions.update(entry.transactions)
-        self.version = version
-        self._stamp = stamp(self.path(version))
-
-    def _sync(self) -> None:
-        """Make entries of other processes durable before anybody acts on them."""
-        try:
-            fsync_folder(self.log)
-        except OSError as e:
-            if e.errno not in (errno.EROFS, errno.EINVAL, errno.EACCES):  # where nothing is written, all is durable
-                raise
-
-    def _correct_hint(self) -> None:
-        """Remove the hint that names a checkpoint which no longer exists: other programs begin there."""
-        hint = self.log / _HINT
-        with contextlib.suppress(FileNotFoundError, msgspec.DecodeError, KeyError, TypeError):
-            named = msgspec.json.decode(files.read(hint))["version"]
-            if not files.exists(self._checkpoint_path(named)):
-                files.remove(hint)
-
-
-def _version_of(name: str) -> int | None:
-    """Return the version of an entry or a checkpoint."""
-    found = _ENTRY.match(name) or _CHECKPOINT.match(name)
-    return int(found[1]) if found else None
+    def _sort(self) -> None:
+        self.files = sorted(self.log.files.values(), key=lambda file: file.first)  # nearly sorted: quick
 
 
 # --- keys of appends whose files have been merged or trimmed: a few sorted files that never change ---

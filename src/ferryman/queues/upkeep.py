@@ -19,9 +19,10 @@ import pyarrow.compute as pc
 
 from ferryman import crash, limits
 from ferryman.errors import StateDamaged, UsageError, describe
-from ferryman.queues.entries import LogEntry, MessageFile
 from ferryman.queues.message import ROWS
 from ferryman.queues.store import QueueStore, keep_trimmed, write_rows
+from ferryman.queues.table import MessageFile
+from ferryman.storage.delta import LogEntry
 from ferryman.storage.disk import TEMPORARY
 from ferryman.storage.files import changed_before, fsync_folder, list_names, remove, remove_all, remove_temporary
 from ferryman.storage.locks import hold_lock
@@ -59,15 +60,15 @@ def maintain(store: QueueStore) -> None:
         while batch := next_batch(store.table.files):
             merge(store, batch)
             merged = True
-        if store.table.commits_since_checkpoint() >= limits.QUEUE_COMMITS:
-            store.table.checkpoint()
+        if store.table.log.commits_since_checkpoint >= limits.QUEUE_COMMITS:
+            store.table.log.checkpoint()
         if merged:
             sweep(store)
 
 
 def _due(store: QueueStore, times: int) -> bool:
     table = store.table
-    folding = table.version - table.checkpointed >= limits.QUEUE_COMMITS * times
+    folding = table.log.commits_since_checkpoint >= limits.QUEUE_COMMITS * times
     return folding or bool(next_batch(table.files, limits.QUEUE_FILES * times))
 
 
@@ -118,7 +119,7 @@ def merge(store: QueueStore, batch: list[MessageFile]) -> None:
     )
     store.keys.remember(batch)  # 2
     while set(batch) <= set(table.files):  # 3
-        if table.commit(LogEntry("merge", (merged,), tuple(batch)), data_change=False):
+        if table.commit(LogEntry("merge", (merged,), tuple(file.path for file in batch)), data_change=False):
             retire(store, batch)  # 4
             crash.point("merge.removed")
             return
@@ -145,7 +146,7 @@ def sweep(store: QueueStore) -> None:
             if stray and name not in live and changed_before(path, old):
                 remove(path)
     folders = (store.home / name for name in ("keys", "trimmed", "tailers"))
-    for folder in (store.table.log, store.table.marks, *folders):
+    for folder in (store.table.log.entries_folder, *folders):
         remove_temporary(folder, now - limits.TEMPORARY_S)
 
 
@@ -236,7 +237,7 @@ def trim(store: QueueStore, keep_s: float, *, force: bool = False, exact: bool =
                     raise
                 continue  # another process has merged or trimmed them
             store.keys.remember(removed)
-            if store.table.commit(LogEntry("trim", staying, tuple(removed))):  # 4
+            if store.table.commit(LogEntry("trim", staying, tuple(file.path for file in removed))):  # 4
                 retire(store, removed)  # 5
                 return sum(f.rows for f in removed) - sum(f.rows for f in staying)
             for file in staying:

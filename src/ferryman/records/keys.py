@@ -19,10 +19,9 @@ from ferryman import limits
 from ferryman.errors import StateDamaged, UsageError
 from ferryman.storage import files
 from ferryman.storage import files as seals
-from ferryman.storage.delta import DataFile, open_newest_cached
+from ferryman.storage.delta import DataFile, read_log
 from ferryman.storage.files import StatePath, explain_errors_of_class, local_path, path_of
 from ferryman.storage.locks import Readers
-from ferryman.storage.mirror import local_log_folder
 from ferryman.storage.parquet import Part, check_footer, damage_error, data_files
 from ferryman.storage.query import connect, quote_list, verify
 
@@ -355,10 +354,9 @@ class KeyStates:
 
     def _row(self, key: str) -> KeyRow | None:
         bucket = bucket_of(key)
-        if (place := local_log_folder(self._folder)) is None:
+        if (log := read_log(self._folder)) is None:
             return None  # the plan has not run yet
-        files = open_newest_cached(place).files().values()
-        values = KeyValues(key_file(self._folder, file) for file in files)
+        values = KeyValues(key_file(self._folder, file) for file in log.live_files())
         try:
             return values.of(pa.array([key]), bucket, bucket).get(key)
         finally:

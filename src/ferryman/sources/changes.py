@@ -25,9 +25,8 @@ from ferryman.records.rows import table_of
 from ferryman.sources.base import Listed
 from ferryman.sources.log import Entry, Log, OnError, Piece, Positions, feed_name
 from ferryman.sources.log_rows import ROWS
-from ferryman.storage.delta import DataFile, LogUnreadable, open_newest_cached
+from ferryman.storage.delta import DataFile, open_log
 from ferryman.storage.files import StatePath, local_path
-from ferryman.storage.mirror import local_log_folder
 from ferryman.storage.query import connect, quote_list, stream, verify
 
 
@@ -290,13 +289,12 @@ class ChangedFiles:
 
     def __init__(self, folder: StatePath) -> None:
         self._folder = folder
-        try:
-            table = open_newest_cached(local_log_folder(folder) or Path(str(folder)))
-            self._files = list(table.files().values())
-            self._published = table.transaction(PUBLISHED)
-            self.forgotten = table.transaction(FORGOTTEN)
-        except LogUnreadable as e:
-            raise StateDamaged(str(folder / "_delta_log"), f"the log cannot be read ({e})") from e
+        log = open_log(folder)
+        with log.lock:
+            log.refresh()
+            self._files = list(log.files.values())
+            self._published = log.transactions.get(PUBLISHED, 0)
+            self.forgotten = log.transactions.get(FORGOTTEN, 0)
 
     @property
     def row_bytes(self) -> int:

@@ -17,7 +17,7 @@ from ferryman.sources.log import Log, Piece, Positions
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from ferryman.storage.delta import DataFile, OpenTable
+    from ferryman.storage.delta import DataFile, DeltaLog
     from ferryman.storage.files import StatePath
 
 
@@ -44,14 +44,14 @@ class Exports(Log):
             return {}
         from ferryman.records.keys import lanes, place_id
 
-        return {lane: table.transaction(place_id(lane)) for lane in lanes()}
+        return {lane: table.transactions.get(place_id(lane), 0) for lane in lanes()}
 
     def pieces(self, start: Positions, end: Positions, limit: int) -> Iterator[Piece]:
         """Yield pieces, each inside one file: the exports of a wave and a lane are in one or several files."""
         if (table := self._table()) is None:
             return
         assert self.folder is not None
-        files = sorted(table.files().values(), key=_first_place)
+        files = sorted(table.live_files(), key=_first_place)
         for lane, last in end.items():
             for file in files:
                 if file.partition["lane"] == lane:
@@ -71,14 +71,12 @@ class Exports(Log):
         """Raise ``BadDocument``: an export is read by its place, never by its id."""
         raise BadDocument("it is not kept any more: an export is carried on once")
 
-    def _table(self) -> OpenTable | None:
+    def _table(self) -> DeltaLog[DataFile] | None:
         if self.folder is None:
             return None
-        from ferryman.storage.delta import open_newest_cached
-        from ferryman.storage.mirror import local_log_folder
+        from ferryman.storage.delta import read_log
 
-        place = local_log_folder(self.folder)
-        return None if place is None else open_newest_cached(place)
+        return read_log(self.folder)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "folder": None}  # workers get the path of the file in their piece

@@ -151,9 +151,8 @@ def create_missing_tables(keyed: dict[str, KeyedTables], plan: Plan, previous: S
 
 
 def create_tables(keyed: Iterable[KeyedTables]) -> None:
-    """Create those of the tables that do not exist."""
+    """Create the tables, durably; those that exist stay as they are."""
     for tables in keyed:
         for table in tables.all:
-            if not table.exists:
-                table.create()
-                crash.point("create.keyed")
+            table.create()
+            crash.point("create.keyed")

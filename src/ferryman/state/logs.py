@@ -174,7 +174,7 @@ class LogPositions:
         """Return all transactions of the source, for a state that continues from this one."""
         if not self.was_read:
             return {}
-        logs = {key: n for key, n in self._outbox.log.transactions().items() if key.startswith(f"{self._key('log')}/")}
+        logs = {key: n for key, n in self._outbox.log.transactions.items() if key.startswith(f"{self._key('log')}/")}
         moved = {key: n for key in [self._key("moved")] if (n := self._outbox.transaction(key))}
         return {
             **self._stored_positions(),
@@ -188,7 +188,7 @@ class LogPositions:
         """Return application id -> number for each position of the logs as recorded now."""
         prefix = f"{self._key('position')}/"
         found = {}
-        for key, number in self._outbox.log.transactions().items():
+        for key, number in self._outbox.log.transactions.items():
             if key.startswith(prefix):
                 name, log, _ = key.removeprefix(prefix).split("/", 2)
                 if int(log, 16) == self._recorded_log(name):

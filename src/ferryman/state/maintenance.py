@@ -63,7 +63,7 @@ def maintain(state: State, *, sweeps: bool = True) -> list[str]:
     for name, tables in state.keyed.items():
         changed |= _maintain_keyed(state, name, tables, notes)
     for table in state.tables:
-        if len(table.log.versions()) > limits.CHECKPOINT_COMMITS:
+        if table.log.commits_since_checkpoint >= limits.CHECKPOINT_COMMITS:
             table.checkpoint()
             changed = True
     if changed and sweeps:
@@ -89,7 +89,7 @@ def sweep(state: State) -> int:
         for folder in (state.root, state.commands, state.journal.folder):
             remove_temporary(folder, half_written_before)
         for table in state.tables:
-            table.log.remove_half_written(half_written_before)
+            table.log.remove_temporary(half_written_before)
     return removed
 
 
@@ -114,7 +114,7 @@ def _drop_outdated(state: State, notes: list[str]) -> bool:
             part = write_staying(state, group)  # 2
             staying = [] if part is None else [table.data_file(part)]
         if staying is not None:
-            crash.point("outdated.written")
+            crash.point("outdated.staged")
             fsync_folder(table.folder)
             old = [file.path for file, _ in group]
             numbers = {DOCUMENT_COUNT: found.kept}
@@ -185,7 +185,7 @@ def note_failure(what: str, notes: list[str], done: str = "merged") -> Iterator[
 def _replace(
     state: State, table: Table, old: list[DataFile], new: list[DataFile], numbers: Mapping[str, int] = _NO_NUMBERS
 ) -> None:
-    crash.point("compact.written")
+    crash.point("compact.staged")
     fsync_folder(table.folder)
     removes = [f.path for f in old]
     table.commit("compact", adds=new, removes=removes, transactions=numbers, data_change=False)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import itertools
+import os
 import time
 import uuid
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from hashlib import blake2b
 from pathlib import Path
@@ -28,7 +30,7 @@ from ferryman.storage.disk import TEMPORARY
 from ferryman.storage.files import StatePath, is_disk_error
 from ferryman.storage.locks import Lock, ObjectLease, Readers, take_lock
 from ferryman.storage.parquet import Part, find_damage
-from ferryman.storage.tables import Table, taken_over_error
+from ferryman.storage.tables import OTHERS, Table, taken_over_error
 
 WAVE: Final = "ferryman.wave"
 """Application id: number of the last committed wave (on the outbox)."""
@@ -89,6 +91,12 @@ class State:
         return (*self._core, *existing_tables(self.keyed))
 
     @property
+    def named_tables(self) -> dict[str, Table]:
+        """Path below the root -> table."""
+        names = {str(table.folder).removeprefix(f"{self.root}/"): table for table in self.tables}
+        return {name.replace(os.sep, "/"): table for name, table in names.items()}
+
+    @property
     def staging(self) -> StatePath:
         """Folder for temporary files of this driver alone: an older driver does not know that its time has ended."""
         return self.root / "staging" / str(self.epoch)
@@ -133,7 +141,7 @@ class State:
         1. take the lock
         2. create the directory, if necessary: state.json last, it says that everything else exists
         3. verify logs and live files; nothing is changed if anything is wrong
-        4. repair what a crash left unmarked
+        4. make the names of all entries durable: the last driver may have been killed before it did
         5. announce the next epoch on every table: from now on an older driver cannot commit; check again that no newer
            version has closed the state: one that has not seen our epoch did so before
 
@@ -163,8 +171,7 @@ class State:
                 for path in sealed_files(state):
                     files.unseal(path)
                 for table in state.tables:  # 4
-                    if (note := table.log.repair()) is not None:
-                        state.notes.append(note)
+                    table.log.sync()
                 state.load()
             state.announce_epoch()  # 5
             refuse_if_migrated(root, successor)
@@ -204,7 +211,7 @@ class State:
         if found.structure and not accept_changes:
             raise PlanChanged(self.plan.name, self.plan.version, found.structure)
         if found.structure:
-            record_missed_entries(self.root, before, after, self.outbox.log.transactions())
+            record_missed_entries(self.root, before, after, self.outbox.log.transactions)
         if any(found):
             self.record_structure(after)
         return found
@@ -252,8 +259,27 @@ class State:
         for name in FOLDERS:
             if isinstance(self.root, Path) and not (self.root / name).is_dir():  # an object store has no folders
                 yield StateDamaged(str(self.root / name), "the folder is missing")
+        passes, found = self.journal.passes(), False  # before the logs are read: a driver may be at work
         for table in self.tables:
-            yield from table.log.problems()
+            for problem in table.log.problems():
+                found = True
+                yield problem
+        if not found:
+            yield from self._missing_last_entries(passes)
+
+    def _missing_last_entries(self, passes: list[int]) -> Iterator[StateDamaged]:
+        """Yield an error for each log whose last entry is missing: another table, or the journal, has seen it."""
+        tables, seen = self.named_tables, Counter[str]()
+        for table in tables.values():
+            table.log.refresh()
+            seen |= Counter(table.log.last_info.get(OTHERS, {}))
+        for name, table in tables.items():
+            if table.log.version < seen[name]:
+                table.log.refresh()  # a driver may have committed since
+            if table.log.version < seen[name]:
+                yield StateDamaged(str(table.log.path(table.log.version + 1)), "the log file is missing")
+        if passes and passes[-1] > self.outbox.log.transactions.get(WAVE, 0):
+            yield StateDamaged(str(self.outbox.log.path(self.outbox.log.version + 1)), "the log file is missing")
 
     def load(self) -> None:
         """Load the tables as they are now; every live file must exist.
@@ -371,8 +397,7 @@ class State:
             files.make_folder(self.root / name)
         self.journal.create()
         for table in self._core:
-            if not table.exists:
-                table.create()
+            table.create()
             crash.point("create.table")
         create_tables(self.keyed.values())
         self.record_structure(structure(self.plan) if recorded is None else recorded)
@@ -390,6 +415,7 @@ class State:
         """Commit the next epoch on every table, at least one above ``after``."""
         epoch = 1 + max(after, *(t.transactions[self.application] for t in self.tables))
         for table in self.tables:
+            table.siblings = self.named_tables
             table.fence(self.application, epoch)
             self.epoch = epoch  # valid from the first table on
             crash.point("epoch.table")
@@ -452,7 +478,7 @@ def refuse_missing_identity(root: StatePath, tables: Iterable[Table]) -> None:
         StateDamaged: tables have content, or a run with --from-version has begun and may be continued.
     """
     begun = files.exists(root / MIGRATION)
-    if begun or any(any(table.log.versions()) for table in tables):  # more than the creation of an empty table
+    if begun or any(table.log.last() > 0 for table in tables):  # more than the creation of an empty table
         what = "this state was only begun: run --from-version again" if begun else "the tables are not empty"
         raise StateDamaged(str(root / IDENTITY), f"the file is missing, and {what}")
 

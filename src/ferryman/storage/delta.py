@@ -1,589 +1,107 @@
-"""Delta logs, durable and verified: their entries, marks and checkpoints, and tables opened from them.
+"""Delta logs, on a disk or in an object store: entries that contain their own checksums, and checkpoints.
 
-An entry is written and fsynced under a temporary name, then linked to its final name, which only one of two drivers can
-do. Then the folder is fsynced, and the entry is *marked*: a small sealed file beside the log holds its checksum. So:
+An entry is written completely and synced under a temporary name, and then linked to the name of its version, which only
+one of several writers can do; in an object store it is created under that name, or not at all. So an entry that exists
+is complete, and whoever gives it its name has committed. An entry whose checksum does not match is damage, and is
+refused by name; so is one that another program wrote (``OPTIMIZE``, ``DELETE``).
 
-* a marked entry that is missing or differs is damage, and is refused by name;
-* a last entry without a mark was cut off between commit and mark. If it is complete it is marked now; if it is torn (a
-  power cut, on a file system that does not keep what it has synced) it never took effect, and is set aside;
-* an entry written by another program (``OPTIMIZE``, ``DELETE``) is refused by name.
+A checkpoint is the whole content of the log up to a version, in one file. It gets its name only when it is complete:
+the log begins at the newest one, and what is older is removed.
 
-A checkpoint is written completely, and then marked under its own version: the log begins at the newest marked one, and
-nothing below that is read.
-
-Two drivers may work on a log if a lock was lost: either may be suspended before any of its steps, and resume long after
-the other one has moved the log forward. So a step never relies on what an earlier one has seen. Entries, checkpoints
-and marks are only ever added, under names that say their versions; only what is older than a marked checkpoint is
-removed.
+Two processes may work on a log, and either may be suspended before any of its steps and resume long after the other one
+has moved the log forward. So entries and checkpoints are only ever added, under names that say their versions; only
+what is older than a checkpoint is removed; and a process that has given an entry its name looks whether the log has
+moved beyond it: the name may have been free only because an earlier entry of that number was removed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import threading
 import time
 import uuid
+import zlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ferryman.errors import EngineError, StateDamaged, StateLost
+from ferryman import crash
+from ferryman.errors import EngineError, StateDamaged
 from ferryman.memory import lacks_memory
-from ferryman.storage.disk import scratch_folder
-from ferryman.storage.files import (
-    StatePath,
-    checksum,
-    fsync_folder,
-    make_folder,
-    read,
-    remove_temporary,
-    replace,
-    seal,
-    staged,
-    stamp,
-    unseal,
-)
+from ferryman.storage import files
+from ferryman.storage.files import Stamp, StatePath, fsync_folder, make_folder, stamp
 
-_COMMIT = re.compile(r"(\d{20})\.json\Z")
-_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
-_CHECKPOINT_MARK = re.compile(r"checkpoint-(\d{20})\Z")
-SHARED_CHECKPOINT_MARK: Final = "checkpoint"
-"""Name of the single checkpoint mark of a log in an object store. Older releases also wrote it on disks."""
+_ENTRY: Final = re.compile(r"(\d{20})\.json\Z")
+_CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
 _HINT: Final = "_last_checkpoint"
-"""Name of the file that points other programs to the newest checkpoint (optional in Delta). Older releases wrote it."""
-_FERRYMAN: Final = "ferryman"
-_OTHER_PROGRAM: Final = "others"
+"""Name of the file that names the newest checkpoint (optional in Delta). In an object store it is written before
+anything is trimmed: one request then tells whether the log was trimmed. On a disk only other programs write it."""
+_MAX_READ_ATTEMPTS: Final = 20
+"""How often the log is read again because it was trimmed in the meantime."""
+_PARALLEL_READS: Final = 8
+"""Entries of a store that are read at the same time."""
+_READ_ONLY: Final = (errno.EROFS, errno.EINVAL, errno.EACCES)
+"""Errors of a sync where this process cannot write: then it has nothing to make durable."""
 
 
-class TableLog:
-    """Log of the table in ``folder``: entries in ``_delta_log/``, their marks in ``_marks/``."""
+class CommitUnknown(EngineError):
+    """Raised if a process was suspended while it committed, and the log was trimmed in the meantime: whether the commit
+    took effect is unknown."""
 
-    def __init__(self, folder: Path) -> None:
-        self.root = folder
-        self.folder = folder / "_delta_log"
-        self.marks = folder / "_marks"
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}: the log went on without this process, which was stopped while it committed. Whether the "
+            "commit took effect is not known. An append with a key can be repeated."
+        )
+
+
+# --- what an entry contains ---
+
+
+class AddedFile(msgspec.Struct):
+    """Action ``add``: a data file becomes part of the table."""
+
+    path: str
+    size: int
+    partitionValues: dict[str, str]
+    stats: str | None = None
+    tags: dict[str, str] | None = None
+
+
+class LiveFile(Protocol):
+    """Data file of a table, as a kind of table describes it."""
 
     @property
-    def exists(self) -> bool:
-        """Return whether the table was created. A process killed while creating it leaves no mark."""
-        return self.marks.is_dir()
-
-    def refresh(self) -> None:
-        """Read the current state of the log. Files on a disk need no refresh."""
-
-    def create(self, entry: bytes) -> None:
-        """Create the log with this first entry, durably; leave an existing log as it is.
-
-        Nothing is removed or overwritten: a process that creates a log has no epoch yet, and existing files may be in
-        use by a driver that was faster.
-        """
-        make_folder(self.folder)
-        fsync_folder(self.root)
-        self.refresh()
-        if not self.versions() and not (self.write(0, entry) and self.publish(0)):
-            self.refresh()
-        if self.versions() == [0]:
-            self.sync()
-            self.mark(0)
-
-    def publish(self, version: int) -> bool:
-        """Put a written entry into effect; return False if another driver is ahead.
-
-        A file is in effect as soon as it has its name, unless its number was free only because an earlier entry of that
-        number was trimmed: then a newer checkpoint is marked. The entry stays in either case: below a checkpoint it has
-        no meaning, and if another driver has counted it, it is needed.
-        """
-        marked = self.marked_checkpoint()
-        return marked is None or marked < version
-
-    def path(self, version: int) -> Path:
-        """Return the path of a version's log entry."""
-        return self.folder / f"{version:020d}.json"
-
-    def write(self, version: int, data: bytes) -> bool:
-        """Write a complete entry, whose name is not yet durable; return False if the version exists already."""
-        with staged(self.path(version), data) as publish_name:
-            return publish_name()
-
-    def sync(self) -> None:
-        """Make the names of entries durable."""
-        fsync_folder(self.folder)
-
-    def mark(self, version: int) -> None:
-        """Record that a synced commit took effect."""
-        make_folder(self.marks)
-        replace(self._mark_path(version), seal(_file_checksum(self.path(version))))
-
-    def info(self, version: int) -> dict[str, Any]:
-        """Return Ferryman's own fields of a commit's ``commitInfo``; {} if there are none."""
-        for line in _read_log_file(self.path(version)).splitlines():
-            commit_info = msgspec.json.decode(line).get("commitInfo")
-            if commit_info is not None:
-                found: dict[str, Any] = commit_info.get("ferryman") or {}
-                return found
-        return {}
-
-    def find(self, kind: str, wave: int) -> dict[str, Any]:
-        """Return ``info`` of the commit of this kind and wave; it stays in the log until the wave is settled.
-
-        Raises:
-            StateDamaged: there is no such commit.
-        """
-        for version in reversed(self.versions()):
-            info = self.info(version)
-            if (info.get("kind"), info.get("wave")) == (kind, wave):
-                return info
-        raise StateDamaged(str(self.folder), f"the commit of wave {wave} is missing")
-
-    def versions(self) -> list[int]:
-        """Return the versions that have a log entry, ascending."""
-        if not self.folder.is_dir():
-            return []
-        return sorted(int(m[1]) for name in os.listdir(self.folder) if (m := _COMMIT.match(name)))
-
-    def last(self) -> int:
-        """Refresh, and return the last version; -1 if there is none."""
-        self.refresh()
-        return max(self.versions(), default=-1)
-
-    def starting_points(self) -> tuple[str, set[str]]:
-        """Return the name of the first entry ("" if none) and of all checkpoints, marked or not: reading begins at one
-        of them."""
-        names = os.listdir(self.folder) if self.folder.is_dir() else []
-        return min(filter(_COMMIT.match, names), default=""), set(filter(_CHECKPOINT.match, names))
-
-    def checkpoint_path(self, version: int) -> Path:
-        """Return the path of a version's checkpoint."""
-        return self.folder / f"{version:020d}.checkpoint.parquet"
-
-    def marked_checkpoint(self) -> int | None:
-        """Return the version of the newest marked checkpoint; None if there is none, or its mark is damaged."""
-        with contextlib.suppress(StateDamaged):
-            mark = self._checkpoint_mark()
-            return None if mark is None else int(mark["version"])
-        return None
-
-    def transactions(self) -> dict[str, int]:
-        """Return application id -> number of its last transaction, for all applications.
-
-        Raises:
-            StateDamaged: the log cannot be read.
-        """
-        mark, torn = self._checkpoint_mark(), self.torn_version()
-        base = -1 if mark is None else int(mark["version"])
-        found: dict[str, int] = {}
-        if mark is not None:
-            path = self.checkpoint_path(base)
-            with _parquet_errors_as_damage(path):
-                rows = pq.read_table(path, columns=["txn"])["txn"].to_pylist()
-            found = {row["appId"]: row["version"] for row in rows if row is not None}
-        for version in self.versions():
-            if version > base and version != torn:
-                for line in _read_log_file(self.path(version)).splitlines():
-                    if (action := msgspec.json.decode(line).get("txn")) is not None:
-                        found[action["appId"]] = action["version"]
-        return found
-
-    def verify(self) -> None:
-        """Check the chain of entries without changing anything; the last entry may be unmarked.
-
-        Raises:
-            StateDamaged: names the first damaged file.
-        """
-        for problem in self.problems():
-            raise problem
-
-    def problems(self) -> Iterator[StateDamaged]:
-        """Yield an error for every damaged file of the chain."""
-        if not self.folder.is_dir():
-            yield StateDamaged(str(self.folder), "the log is missing")
-            return
-        try:
-            mark = self._checkpoint_mark()
-        except StateDamaged as e:
-            yield e
-            return
-        base = -1 if mark is None else int(mark["version"]) - 1
-        if mark is not None:
-            yield from self._checkpoint_problems(mark)
-        existing = set(self.versions())
-        marked = self._marked_versions()
-        last = max(existing | marked, default=-1)
-        if last < 0:
-            yield StateDamaged(str(self.folder), "the log is empty")
-        for version in range(base + 1, last + 1):
-            if version not in existing:
-                yield self._missing_problem(version, base)
-        for version in sorted(existing):
-            if version <= base:  # left by a driver that was suspended, or about to be trimmed
-                continue
-            if version in marked:
-                if (problem := self._mark_mismatch(version)) is not None:
-                    yield problem
-            else:
-                try:
-                    if version != last or self._written_by(version) == _OTHER_PROGRAM:
-                        yield self._unmarked_problem(version)
-                except StateDamaged as e:  # for a reader: trimmed since it was listed
-                    yield e
-
-    def torn_version(self) -> int | None:
-        """Return the version of a last entry that was cut off before it took effect, which readers skip; else None."""
-        last = max(self.versions(), default=-1)
-        return last if last > 0 and last not in self._marked_versions() and self._written_by(last) is None else None
-
-    def repair(self) -> str | None:
-        """Finish, or set aside, an entry that a crash left unmarked; return a note on what was set aside.
-
-        Call it after ``verify``, holding the state's lock.
-        """
-        versions = self.versions()
-        if not versions or versions[-1] in self._marked_versions():
-            return None
-        last = versions[-1]
-        if self._written_by(last) is not None:
-            self.sync()
-            self.mark(last)
-            return None
-        make_folder(self.marks)
-        aside = self.marks / f"set-aside-{last:020d}.json"
-        self.path(last).rename(aside)
-        fsync_folder(self.folder)
-        return f"{self.path(last)}: torn by a crash before it took effect, set aside as {aside}"
-
-    def remove_half_written(self, before: float) -> None:
-        """Remove temporary files older than ``before``, see ``storage.files.remove_temporary``."""
-        for folder in (self.folder, self.marks):
-            remove_temporary(folder, before)
-
-    def make_checkpoint(self, version: int) -> None:
-        """Fold the log up to this version into one file, durably. It has no meaning until it is marked."""
-        replace(self.checkpoint_path(version), self._checkpoint_content(version))
-
-    def mark_checkpoint(self, version: int) -> None:
-        """Record that this version's checkpoint is complete, so that older files may be removed. A newer marked
-        checkpoint stays in force."""
-        make_folder(self.marks)
-        replace(self._checkpoint_mark_path(version), self._sealed_checkpoint(version))
-
-    def trim(self, version: int) -> None:
-        """Remove entries and checkpoints older than a marked checkpoint, and their marks.
-
-        Raises:
-            StateLost: the checkpoint is missing: another driver has trimmed the log up to a newer one. Nothing was
-                removed.
-        """
-        if not self._has_checkpoint(version):
-            raise StateLost(f"{self.checkpoint_path(version)}: another driver has made a newer checkpoint.")
-        for name in os.listdir(self.folder):
-            found = _COMMIT.match(name) or _CHECKPOINT.match(name)
-            if name == _HINT or (found and int(found[1]) < version):
-                (self.folder / name).unlink(missing_ok=True)
-        existing = set(self.versions())
-        for marked in self._marked_versions() - existing:
-            if marked < version:
-                self._mark_path(marked).unlink(missing_ok=True)
-        for path in self._checkpoint_mark_paths():
-            if path != self._checkpoint_mark_path(version) and self._mark_version(path) < version:
-                path.unlink(missing_ok=True)
-
-    def _has_checkpoint(self, version: int) -> bool:
-        return self.checkpoint_path(version).exists()
-
-    def _checkpoint_content(self, version: int) -> bytes:
-        """Return the content of a new checkpoint, folded from the marked one and the entries after it."""
-        mark = self._checkpoint_mark()
-        base = -1 if mark is None else int(mark["version"])
-        entries = [self.path(each) for each in self.versions() if base <= each <= version]
-        return checkpoint_content([*entries, *([] if mark is None else [self.checkpoint_path(base)])], version)
-
-    def _sealed_checkpoint(self, version: int) -> bytes:
-        return seal({"version": version, "checkpoint": _file_checksum(self.checkpoint_path(version))})
-
-    def _checkpoint_mark_path(self, version: int) -> Path:
-        """Return the path of a checkpoint's mark. Each checkpoint has its own: a shared one could be overwritten by a
-        driver that was suspended."""
-        return self.marks / f"checkpoint-{version:020d}"
-
-    def _checkpoint_mark_paths(self) -> list[Path]:
-        names = os.listdir(self.marks) if self.marks.is_dir() else []
-        return [self.marks / name for name in names if name == SHARED_CHECKPOINT_MARK or _CHECKPOINT_MARK.match(name)]
-
-    def _mark_version(self, path: Path) -> int:
-        found = _CHECKPOINT_MARK.match(path.name)
-        return int(found[1]) if found else -1  # the shared mark is older than any mark of a single checkpoint
-
-    def _mark_path(self, version: int) -> Path:
-        return self.marks / f"{version:020d}"
-
-    def _marked_versions(self) -> set[int]:
-        if not self.marks.is_dir():
-            return set()
-        return {int(name) for name in os.listdir(self.marks) if name.isdigit()}
-
-    def _written_by(self, version: int) -> str | None:
-        """Return who wrote an entry: ``_FERRYMAN`` or ``_OTHER_PROGRAM``; None if it is torn (fewer actions than its
-        commit counts)."""
-        try:
-            actions = [msgspec.json.decode(line) for line in _read_log_file(self.path(version)).splitlines()]
-            counts = next(a["commitInfo"] for a in actions if "commitInfo" in a).get("ferryman")
-            if counts is None:  # maybe the creation of an empty table
-                is_creation = (
-                    version == 0 and any("metaData" in a for a in actions) and any("protocol" in a for a in actions)
-                )
-                return _FERRYMAN if is_creation else _OTHER_PROGRAM
-            complete = all(counts[f"{kind}s"] == sum(kind in a for a in actions) for kind in ("add", "remove", "txn"))
-        except (msgspec.DecodeError, StopIteration, AttributeError, KeyError, TypeError):
-            return None
-        return _FERRYMAN if complete else None
-
-    def _mark_mismatch(self, version: int) -> StateDamaged | None:
-        """Return the error of a marked entry that does not match its mark, if any."""
-        try:
-            if unseal(self._mark_path(version)) != _file_checksum(self.path(version)):
-                return StateDamaged(str(self.path(version)), "its checksum does not match its content")
-        except StateDamaged as e:
-            return e
-        return None
-
-    def _unmarked_problem(self, version: int) -> StateDamaged:
-        if self._written_by(version) == _OTHER_PROGRAM:
-            return StateDamaged(str(self.path(version)), "it was not written by Ferryman")
-        return StateDamaged(str(self._mark_path(version)), "the mark is missing")
-
-    def _missing_problem(self, version: int, base: int) -> StateDamaged:
-        newest = max((int(m[1]) for name in os.listdir(self.folder) if (m := _CHECKPOINT.match(name))), default=-1)
-        if base < 0 and newest > version:  # the log was trimmed, and that is done only after the checkpoint is marked
-            return StateDamaged(str(self._checkpoint_mark_path(newest)), "the mark of the checkpoint is missing")
-        return StateDamaged(str(self.path(version)), "the log file is missing")
-
-    def _checkpoint_mark(self) -> dict[str, Any] | None:
-        """Return the content of the newest checkpoint mark."""
-        for path in sorted(self._checkpoint_mark_paths(), key=self._mark_version)[-1:]:
-            mark: Any = unseal(path)
-            return dict(mark)
-        return None
-
-    def _checkpoint_problems(self, mark: dict[str, Any]) -> Iterator[StateDamaged]:
-        checkpoint = self.checkpoint_path(int(mark["version"]))
-        if not checkpoint.exists():
-            yield StateDamaged(str(checkpoint), "the checkpoint is missing")
-        elif _file_checksum(checkpoint) != mark["checkpoint"]:
-            yield StateDamaged(str(checkpoint), "its checksum does not match its content")
-
-
-def version_of(name: str) -> int:
-    """Return the version in the name of an entry or checkpoint."""
-    return int(name.partition(".")[0])
-
-
-@contextlib.contextmanager
-def _parquet_errors_as_damage(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, pa.ArrowException) as e:
-        if lacks_memory(e):
-            raise
-        raise StateDamaged(str(path), f"it cannot be read ({e})") from e
-
-
-def _file_checksum(path: Path) -> str:
-    return checksum(_read_log_file(path))
-
-
-def _read_log_file(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise StateDamaged(str(path), "the file is missing") from None
-
-
-# --- checkpoints ---
-#
-# delta-rs folds a log into one file in a local scratch folder. So it never sees leftovers of a crash or of another
-# program in the log itself, and a checkpoint gets its name only when it is complete.
-
-
-def checkpoint_content(parts: Iterable[StatePath], version: int) -> bytes:
-    """Return the content of a checkpoint.
-
-    Args:
-        parts: all entries of the log up to this version, or a checkpoint and all entries after it.
-
-    Raises:
-        FileNotFoundError: one of them is missing.
-        EngineError: delta-rs cannot fold them.
-    """
-    from deltalake import DeltaTable  # loaded lazily: importing it takes longer than most queries
-    from deltalake.exceptions import DeltaError
-
-    with scratch_folder() as folder:
-        log = Path(folder, "_delta_log")
-        log.mkdir()
-        for part in parts:
-            (log / part.name).write_bytes(read(part))
-        try:
-            DeltaTable(folder, version=version).create_checkpoint()
-        except (DeltaError, OSError) as e:
-            raise EngineError(f"the checkpoint failed: {message_on_one_line(e)}") from e
-        return (log / f"{version:020d}.checkpoint.parquet").read_bytes()
-
-
-def message_on_one_line(error: Exception) -> str:
-    """Return an error's message without the colours and line breaks of delta-rs."""
-    return " ".join(re.sub(r"\x1b\[\d+m", "", str(error)).split())
-
-
-# --- open tables ---
-#
-# They are cached: refreshing one reads only the entries that are new.
-
-MAX_OPEN_TABLES: Final = 6
-"""Open tables cached per thread: those of two states."""
-_MAX_OPEN_ATTEMPTS: Final = 20
-"""How often opening a log is retried because a driver trimmed it in the meantime."""
-
-
-class OpenTable:
-    """Table as of one version; ``refresh`` moves it to the newest.
-
-    Args:
-        version: open this version instead of the newest.
-
-    Raises:
-        LogUnreadable: there is no log, or it cannot be read.
-    """
-
-    def __init__(self, folder: Path, version: int | None = None) -> None:
-        self.folder = folder
-        self._log = TableLog(folder)
-        # noted before reading, so that files trimmed or removed in the meantime show afterwards
-        self._starting_points = self._log.starting_points()
-        self.version = -1
-        self._files: dict[str, DataFile] = {}
-        self._transactions: dict[str, int] = {}
-        begin = self._starting_checkpoint()
-        if begin is not None:
-            self._apply(read_checkpoint(self._log.checkpoint_path(begin)), begin)
-        for each in self._log.versions():
-            if each <= self.version or (version is not None and each > version):
-                continue
-            if each != self.version + 1:
-                raise LogUnreadable(f"{self._log.path(self.version + 1)}: the log file is missing")
-            self._apply(read_entry(self._log.path(each)), each)
-        if self.version < 0:
-            raise LogUnreadable(f"{self._log.folder}: there is no log")
-        self._stamp = stamp(self._log.path(self.version))
-
-    def refresh(self) -> None:
-        """Apply all newer entries. Versions have no gaps, so reading stops at the first missing one."""
-        before = self.version
-        while (path := self._log.path(self.version + 1)).exists():
-            self._apply(read_entry(path), self.version + 1)
-        if self.version != before:
-            self._stamp = stamp(self._log.path(self.version))
+    def path(self) -> str:
+        """File name in the table's folder."""
 
     @property
-    def is_valid(self) -> bool:
-        """Return whether this is still the log that was read. It is not if another state took its place, if the log was
-        or is about to be trimmed, or if a stray checkpoint was removed."""
-        found = stamp(self._log.path(self.version))
-        return found is not None and found == self._stamp and not self.was_trimmed
+    def size(self) -> int:
+        """Size in bytes."""
 
-    @property
-    def was_trimmed(self) -> bool:
-        """Return whether the log was trimmed since it was read, or is about to be: a version that looks free may have
-        existed."""
-        return self._log.starting_points() != self._starting_points
+    @classmethod
+    def from_added(cls, added: AddedFile) -> Self:
+        """Return the file that an action describes."""
 
-    def transaction(self, application: str) -> int:
-        """Return the number of an application's last transaction, 0 if there was none."""
-        return self._transactions.get(application, 0)
-
-    def files(self) -> dict[str, DataFile]:
-        """Return path -> live file."""
-        return dict(self._files)
-
-    def _starting_checkpoint(self) -> int | None:
-        """Return the version of the checkpoint to start from: the marked one. Without a mark start from the first
-        entry, or from the newest checkpoint if the first entries are removed."""
-        marked = self._log.marked_checkpoint()
-        first, checkpoints = self._starting_points
-        if marked is not None or first == self._log.path(0).name or not checkpoints:
-            return marked
-        return max(map(version_of, checkpoints))
-
-    def _apply(self, changes: LogChanges, version: int) -> None:
-        for path in changes.removes:
-            self._files.pop(path, None)
-        self._files.update((file.path, file) for file in changes.adds)
-        self._transactions.update(changes.transactions)
-        self.version = version
-
-
-def open_newest(folder: Path, handle: OpenTable | None = None) -> OpenTable:
-    """Return the table at its newest version.
-
-    Args:
-        handle: a table opened before, which is refreshed if it is still valid.
-
-    Raises:
-        LogUnreadable: see ``OpenTable``.
-    """
-    if handle is not None and handle.is_valid:
-        handle.refresh()
-        return handle
-    log = TableLog(folder)
-    for _ in range(_MAX_OPEN_ATTEMPTS):
-        before = log.starting_points()
-        try:
-            return OpenTable(folder)
-        except LogUnreadable:
-            if log.starting_points() == before:
-                raise
-    return OpenTable(folder)
-
-
-class _ThreadTables(threading.local):
-    """Open tables of this thread: a table shared by two threads could be refreshed by one while the other reads it."""
-
-    def __init__(self) -> None:
-        self.handles: OrderedDict[Path, OpenTable] = OrderedDict()
-
-
-_thread_tables = _ThreadTables()
-
-
-def open_newest_cached(folder: Path) -> OpenTable:
-    """Return the table at its newest version, shared by readers of this thread. A writer needs a handle of its own."""
-    kept = _thread_tables.handles
-    kept[folder] = open_newest(folder, kept.pop(folder, None))
-    while len(kept) > MAX_OPEN_TABLES:
-        kept.popitem(last=False)
-    return kept[folder]
-
-
-# --- reading and writing entries and checkpoints ---
-#
-# This is done without delta-rs: for logs of a few dozen small entries that takes a twentieth of the time, and no
-# threads. Only names and values that Ferryman itself writes are supported; ``TableLog`` refuses foreign entries.
-
-_STATISTICS: Final = ("minValues", "maxValues", "nullCount")
-
-
-class LogUnreadable(Exception):
-    """Raised when a log is missing or cannot be read."""
+    def as_added(self) -> AddedFile:
+        """Return the action that describes the file."""
 
 
 class DataFile(NamedTuple):
-    """Live file of a table."""
+    """Live file of a table of a state."""
 
     path: str
     """File name in the table's folder."""
@@ -592,163 +110,729 @@ class DataFile(NamedTuple):
     partition: dict[str, str]
     stats: dict[str, Any]
 
+    @classmethod
+    def from_added(cls, added: AddedFile) -> Self:
+        """Return the file that an action describes."""
+        statistics = msgspec.json.decode(added.stats) if added.stats else {}
+        bounds = {name: statistics[name] for name in _STATISTICS if statistics.get(name)}
+        return cls(added.path, added.size, statistics.get("numRecords") or 0, added.partitionValues, bounds)
 
-class LogChanges(NamedTuple):
-    """Changes of one entry, or of all entries folded into a checkpoint."""
-
-    adds: list[DataFile]
-    removes: list[str]
-    transactions: dict[str, int]
+    def as_added(self) -> AddedFile:
+        """Return the action that describes the file."""
+        statistics = msgspec.json.encode({"numRecords": self.rows, **self.stats}).decode()
+        return AddedFile(self.path, self.size, self.partition, statistics)
 
 
-class _Add(msgspec.Struct):
+_STATISTICS: Final = ("minValues", "maxValues", "nullCount")
+
+FileT = TypeVar("FileT", bound=LiveFile)
+
+
+class LogEntry(NamedTuple, Generic[FileT]):
+    """Changes of one commit, or of all commits up to a checkpoint."""
+
+    kind: str
+    """Purpose of the commit; names its crash points."""
+    adds: tuple[FileT, ...] = ()
+    removes: tuple[str, ...] = ()
+    """Paths of files that are no longer part of the table."""
+    transactions: Mapping[str, int] = {}
+    """Application id -> number of its last transaction."""
+    info: Mapping[str, Any] = {}
+    """Further fields stored in the entry, in JSON."""
+
+
+class _Removed(msgspec.Struct):
     path: str
-    size: int
-    partitionValues: dict[str, str]
-    stats: str | None = None
 
 
-class _Remove(msgspec.Struct):
-    path: str
-
-
-class _TransactionAction(msgspec.Struct):
+class _Transaction(msgspec.Struct):
     appId: str
     version: int
 
 
+class _CommitInfo(msgspec.Struct):
+    ferryman: dict[str, Any] | None = None
+
+
 class _Action(msgspec.Struct):
-    """Action of an entry; other kinds of action are skipped."""
+    """Line of an entry."""
 
-    add: _Add | None = None
-    remove: _Remove | None = None
-    txn: _TransactionAction | None = None
+    commitInfo: _CommitInfo | None = None
+    protocol: dict[str, Any] | None = None
+    metaData: dict[str, Any] | None = None
+    txn: _Transaction | None = None
+    remove: _Removed | None = None
+    add: AddedFile | None = None
 
 
-_decode = msgspec.json.Decoder(_Action).decode
+_decode_action = msgspec.json.Decoder(_Action).decode
 
 
-def read_entry(path: Path) -> LogChanges:
-    """Return the changes of an entry.
+class DeltaLog(Generic[FileT]):
+    """Log of the table in ``folder`` as of one version, which ``refresh`` moves to the newest. Threads may share it.
 
-    Raises:
-        LogUnreadable: it is missing, or is not an entry.
+    Attributes:
+        version: the version read last; -1 before the first ``refresh``.
+        files: path -> live file.
+        transactions: application id -> number of its last transaction.
     """
-    try:
-        actions = [_decode(line) for line in path.read_bytes().splitlines()]
-        adds = [_data_file(a.path, a.size, a.partitionValues, a.stats) for a in (each.add for each in actions) if a]
-    except (OSError, ValueError) as e:
-        if lacks_memory(e):
-            raise
-        raise LogUnreadable(f"{path}: {e}") from e
-    return LogChanges(
-        adds,
-        [each.remove.path for each in actions if each.remove],
-        {each.txn.appId: each.txn.version for each in actions if each.txn},
-    )
 
+    def __init__(self, folder: StatePath, file_type: type[FileT]) -> None:
+        self.folder = folder
+        self.entries_folder = folder / "_delta_log"
+        self._file_type = file_type
+        self.lock = threading.RLock()
+        self._stamps: dict[int, Stamp | None] = {}
+        self._hint: Stamp | None = None
+        self._forget()
 
-def read_checkpoint(path: Path) -> LogChanges:
-    """Return the whole content of a checkpoint.
+    @property
+    def exists(self) -> bool:
+        """Return whether the table was created."""
+        return self._read_listing().exists
 
-    Raises:
-        LogUnreadable: it is missing, or is not a checkpoint.
-    """
-    try:
-        table = pq.read_table(path, columns=["add", "txn"])
-        adds = [
-            _data_file(add["path"], add["size"], dict(add["partitionValues"] or ()), add["stats"])
-            for add in table["add"].to_pylist()
-            if add is not None
+    @property
+    def is_valid(self) -> bool:
+        """Return whether the entry of the current version is still in the log. It is not if the log was trimmed, or if
+        another table took its place."""
+        read = self._stamps.get(self.version)
+        return read is not None and read == stamp(self.path(self.version))
+
+    @property
+    def commits_since_checkpoint(self) -> int:
+        """Number of commits since the newest checkpoint that was read."""
+        return self.version - self._begins
+
+    def copy(self) -> DeltaLog[FileT]:
+        """Return a log of its own at the same version: nobody else moves it."""
+        with self.lock:
+            copied = DeltaLog(self.folder, self._file_type)
+            copied.version, copied._begins = self.version, self._begins
+            copied._stamps, copied._hint = dict(self._stamps), self._hint
+            copied.files, copied.transactions = dict(self.files), dict(self.transactions)
+            copied._entries, copied._head = dict(self._entries), dict(self._head)
+        return copied
+
+    def path(self, version: int) -> StatePath:
+        """Return the path of a version's entry."""
+        return self.entries_folder / f"{version:020d}.json"
+
+    def checkpoint_path(self, version: int) -> StatePath:
+        """Return the path of a version's checkpoint."""
+        return self.entries_folder / f"{version:020d}.checkpoint.parquet"
+
+    def create(self, entry: bytes) -> None:
+        """Create the log with this first entry, durably; leave an existing log as it is.
+
+        Nothing is removed or overwritten: a process that creates a log has no epoch yet, and existing files may be in
+        use by a driver that was faster.
+        """
+        make_folder(self.entries_folder)
+        if not self.exists:
+            files.publish(self.path(0), entry)
+        self.sync()
+        fsync_folder(self.folder)
+
+    def live_files(self) -> list[FileT]:
+        """Return the live files of the current version."""
+        with self.lock:
+            return list(self.files.values())
+
+    def versions(self) -> list[int]:
+        """Return the versions that have an entry now, ascending."""
+        return sorted(self._read_listing().entries)
+
+    def last(self) -> int:
+        """Return the last version that has an entry now; -1 if there is none."""
+        return max(self._read_listing().entries, default=-1)
+
+    def refresh(self, *, durable: bool = True) -> bool:
+        """Move to the newest version; return whether anything was read.
+
+        Args:
+            durable: make the names of entries durable that were read, as another process may have been killed before
+                it did. Needed by whoever acts on them.
+
+        Raises:
+            StateDamaged: an entry or checkpoint is missing, or not what was written.
+        """
+        with self.lock:
+            if self.is_valid and not files.exists(self.path(self.version + 1)):
+                return False
+            read, listing = False, self._read_listing()
+            for _ in range(_MAX_READ_ATTEMPTS):
+                try:
+                    changed = self._move_to(listing)
+                except StateDamaged:
+                    self._forget()
+                    if (again := self._read_listing()) == listing:
+                        raise
+                    listing = again  # it was trimmed while it was read
+                    continue
+                if not changed:
+                    break
+                read = True
+                if (again := self._read_listing()).checkpoint == listing.checkpoint:
+                    break
+                listing = again  # what was read may come from a process that was suspended
+            if read and durable:
+                self.sync()
+            return read
+
+    def sync(self) -> None:
+        """Make the names of entries durable: also those of other processes, before anybody acts on them."""
+        try:
+            fsync_folder(self.entries_folder)
+        except OSError as e:
+            if e.errno not in _READ_ONLY:
+                raise
+
+    def commit(self, entry: LogEntry[FileT], *, data_change: bool = True) -> bool:
+        """Write the next version, durably; return False if another process has written it, or the log was trimmed or
+        replaced since it was read: nothing was changed.
+
+        1. write and sync the entry under a temporary name
+        2. give it the name of the next version, which only one process can do: it has taken effect
+        3. check that no newer checkpoint exists. If one does, the next version may have been written and trimmed, and
+           its number be free for that reason
+        4. sync the folder
+
+        In an object store 1 and 2 are one request, and 4 is nothing.
+
+        Raises:
+            CommitUnknown: the log was trimmed while we were about to commit.
+        """
+        with self.lock:
+            version, kind = self.version + 1, entry.kind
+            path, content = self.path(version), self._encode(entry, data_change)
+            with files.staged(path, content) as publish_name:  # 1
+                crash.point(f"{kind}.written")
+                if isinstance(path, Path) and not self.is_valid:
+                    return False
+                if (published := publish_name()) is None:  # 2
+                    if not isinstance(path, Path) and not self.is_valid:  # maybe ours, and the answer was lost
+                        raise CommitUnknown(str(path))
+                    return False
+            crash.point(f"{kind}.logged")
+            if self._is_below_checkpoint(version):  # 3
+                raise CommitUnknown(str(path))
+            fsync_folder(self.entries_folder)  # 4
+            crash.point(f"{kind}.synced")
+            self._apply(self._decode(path, content), version, published)
+            return True
+
+    def _is_below_checkpoint(self, version: int) -> bool:
+        """Return whether a newer checkpoint exists."""
+        if not isinstance(self.folder, Path) and stamp(self.entries_folder / _HINT) == self._hint:
+            return False
+        return self._read_listing().checkpoint > version
+
+    def find(self, kind: str, wave: int) -> dict[str, Any]:
+        """Return ``info`` of the commit of this kind and wave; it stays in the log until the wave is settled.
+
+        Raises:
+            StateDamaged: there is no such commit.
+        """
+        with self.lock:
+            if (found := self._find(kind, wave)) is None:
+                self.refresh()
+                found = self._find(kind, wave)
+        if found is None:
+            raise StateDamaged(str(self.entries_folder), f"the commit of wave {wave} is missing")
+        return found
+
+    def _find(self, kind: str, wave: int) -> dict[str, Any] | None:
+        for version in sorted(self._entries, reverse=True):
+            entry = self._entries[version]
+            if (entry.kind, entry.info.get("wave")) == (kind, wave):
+                return dict(entry.info)
+        return None
+
+    @property
+    def last_info(self) -> Mapping[str, Any]:
+        """``info`` of the current version's entry."""
+        return self._entries[self.version].info
+
+    def problems(self) -> Iterator[StateDamaged]:
+        """Yield an error for every damaged file of the log.
+
+        Files on a disk are read again; objects are not if a listing shows them as they were read.
+        """
+        listing = self._read_listing()
+        if not isinstance(self.folder, Path):
+            with contextlib.suppress(StateDamaged):
+                self.refresh(durable=False)
+            if self.version >= 0 and all(listing.entries.get(n) == each for n, each in self._stamps.items()):
+                return
+        base = listing.checkpoint
+        if not listing.exists:
+            yield StateDamaged(str(self.entries_folder), "the log is empty")
+            return
+        if base >= 0:
+            try:
+                self._read_checkpoint(base)
+            except StateDamaged as e:
+                yield e
+        elif 0 not in listing.entries:
+            yield self._missing_start(listing)
+        first = base if base >= 0 else min(listing.entries)
+        for version in range(first, max(listing.entries, default=base) + 1):
+            try:
+                self._read_entry(version)
+            except StateDamaged as e:
+                yield e
+
+    def verify(self) -> None:
+        """Check the log without changing anything.
+
+        Raises:
+            StateDamaged: names the first damaged file.
+        """
+        for problem in self.problems():
+            raise problem
+
+    def checkpoint(self) -> None:
+        """Write the content of the log into one file, and remove what it replaces, so that opening stays cheap.
+
+        1. write and sync the checkpoint, then give it its name
+        2. in an object store, note that there is one: see ``_HINT``
+        3. remove older entries and checkpoints
+        """
+        with self.lock:
+            version, hint = self.version, self.entries_folder / _HINT
+            files.replace(self.checkpoint_path(version), self._encode_checkpoint())  # 1
+            crash.point("checkpoint.made")
+            names = files.list_names(self.entries_folder)
+            old = sorted(n for n in names if (number := _version_of(n)) is not None and number < version)
+            if isinstance(hint, Path):
+                old += {_HINT} & {*names}
+            else:
+                rows = len(self._head) + len(self.transactions) + len(self.files)
+                noted = {"version": version, "size": rows, "nonce": uuid.uuid4().hex}  # unlike any that was suspended
+                files.replace(hint, msgspec.json.encode(noted))  # 2
+                self._hint = stamp(hint)
+            files.remove_all(self.entries_folder / name for name in old)  # 3
+            self._begin_at(version)
+            crash.point("checkpoint.trimmed")
+
+    def remove_temporary(self, before: float) -> None:
+        """Remove temporary files older than ``before``, see ``storage.files.remove_temporary``."""
+        files.remove_temporary(self.entries_folder, before)
+
+    def _forget(self) -> None:
+        """Return to the state before the first ``refresh``."""
+        self.version = -1
+        self.files: dict[str, FileT] = {}
+        self.transactions: dict[str, int] = {}
+        self._begins = 0
+        """Version of the checkpoint from which reading began."""
+        self._entries: dict[int, LogEntry[FileT]] = {}
+        """Version -> entry, since that checkpoint."""
+        self._head: dict[str, dict[str, Any]] = {}
+        """Actions ``protocol`` and ``metaData``, as the table was created."""
+        self._stamps = {}
+        """Version -> stamp of its entry, since that checkpoint."""
+        self._hint = None
+        """Stamp of ``_HINT`` as of the last listing."""
+
+    def _begin_at(self, checkpoint: int) -> None:
+        """Note that the log begins at this checkpoint now."""
+        self._begins = checkpoint
+        self._entries = {number: each for number, each in self._entries.items() if number >= checkpoint}
+        self._stamps = {number: each for number, each in self._stamps.items() if number >= checkpoint}
+
+    def _read_listing(self) -> _Listing:
+        return _Listing.of(self.entries_folder)
+
+    def _move_to(self, listing: _Listing) -> bool:
+        """Read what a listing has beyond the current version; return whether there was anything.
+
+        Raises:
+            StateDamaged: a file is missing, or not what was written.
+        """
+        self._hint = listing.hint
+        if self.version < 0 or listing.checkpoint > self.version or not self._is_in(listing):
+            self._load(listing)
+            return True
+        if listing.checkpoint > self._begins:
+            self._begin_at(listing.checkpoint)
+        return self._read_after(self.version, listing)
+
+    def _is_in(self, listing: _Listing) -> bool:
+        """Return whether the entry of the current version is in a listing, unchanged."""
+        if self.version not in listing.entries:
+            return False
+        return self._stamps.get(self.version) == self._stamp_in(listing, self.version)
+
+    def _stamp_in(self, listing: _Listing, version: int) -> Stamp | None:
+        return listing.entries.get(version) or stamp(self.path(version))
+
+    def _load(self, listing: _Listing) -> None:
+        """Read the newest checkpoint and the entries after it."""
+        self._forget()
+        self._hint = listing.hint
+        if listing.checkpoint >= 0:
+            self._begins = listing.checkpoint
+            self._change(self._read_checkpoint(listing.checkpoint))
+        elif 0 not in listing.entries:
+            raise self._missing_start(listing)
+        self._read_after(self._begins - 1, listing)
+
+    def _read_after(self, version: int, listing: _Listing) -> bool:
+        newer = range(version + 1, max(listing.entries, default=-1) + 1)
+        if not newer:
+            return False
+        for number, entry in zip(newer, self._read_entries(newer), strict=True):
+            last = number == newer[-1]  # on a disk a stamp takes a call, and only that of the last one is needed
+            self._apply(entry, number, self._stamp_in(listing, number) if last else listing.entries.get(number))
+        return True
+
+    def _read_entries(self, versions: Iterable[int]) -> Iterator[LogEntry[FileT]]:
+        if isinstance(self.folder, Path):
+            yield from map(self._read_entry, versions)
+            return
+        with ThreadPoolExecutor(_PARALLEL_READS) as pool:
+            yield from pool.map(self._read_entry, versions)
+
+    def _apply(self, entry: LogEntry[FileT], version: int, stamp: Stamp | None) -> None:
+        self._change(entry)
+        self._entries[version], self._stamps[version] = entry, stamp
+        self.version = version
+
+    def _change(self, entry: LogEntry[FileT]) -> None:
+        for path in entry.removes:
+            self.files.pop(path, None)
+        self.files.update((file.path, file) for file in entry.adds)
+        self.transactions.update(entry.transactions)
+
+    def _missing_start(self, listing: _Listing) -> StateDamaged:
+        """Return the error of the missing file without which the log cannot be read."""
+        first = min(listing.entries, default=0)
+        if first <= 1:  # no checkpoint is made of so short a log
+            return StateDamaged(str(self.path(0)), "the log file is missing")
+        # entries are removed only below a checkpoint
+        return StateDamaged(str(self.checkpoint_path(first)), "the checkpoint is missing")
+
+    def _read_entry(self, version: int) -> LogEntry[FileT]:
+        """Return an entry after verifying its checksum.
+
+        Raises:
+            StateDamaged: it is missing, not what was written, or another program wrote it.
+        """
+        path = self.path(version)
+        return self._decode(path, _read(path, "the log file is missing"))
+
+    def _decode(self, path: StatePath, data: bytes) -> LogEntry[FileT]:
+        if (found := _SEAL.search(data)) is None:
+            raise StateDamaged(str(path), "it was not written by Ferryman")
+        if not _is_sealed(data, found):
+            raise StateDamaged(str(path), "its checksum does not match its content")
+        actions = [_decode_action(line) for line in data.splitlines()]
+        info = (actions[0].commitInfo and actions[0].commitInfo.ferryman) or {}
+        for each in actions:
+            if each.protocol is not None:
+                self._head["protocol"] = each.protocol
+            if each.metaData is not None:
+                self._head["metaData"] = each.metaData
+        return LogEntry(
+            info["kind"],
+            tuple(self._file_type.from_added(each.add) for each in actions if each.add is not None),
+            tuple(each.remove.path for each in actions if each.remove is not None),
+            {each.txn.appId: each.txn.version for each in actions if each.txn is not None},
+            info,
+        )
+
+    def _encode(self, entry: LogEntry[FileT], data_change: bool) -> bytes:
+        now = _now_ms()
+        actions: list[dict[str, Any]] = [
+            {"txn": {"appId": name, "version": number, "lastUpdated": now}}
+            for name, number in entry.transactions.items()
         ]
-        found = (txn for txn in table["txn"].to_pylist() if txn is not None)
-        return LogChanges(adds, [], {txn["appId"]: txn["version"] for txn in found})
-    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as e:
-        if lacks_memory(e):
+        for path in entry.removes:
+            removed = self.files[path].as_added()
+            remove = {"path": path, "deletionTimestamp": 0, "dataChange": data_change, "extendedFileMetadata": True}
+            actions.append({"remove": {**remove, "partitionValues": removed.partitionValues, "size": removed.size}})
+        for file in entry.adds:
+            actions.append({"add": _add_action(file.as_added(), now, data_change)})
+        return _encode_sealed("WRITE" if data_change else "OPTIMIZE", {"kind": entry.kind, **entry.info}, actions)
+
+    def _encode_checkpoint(self) -> bytes:
+        now = _now_ms()
+        rows: list[dict[str, Any]] = [{name: action} for name, action in self._head.items()]
+        rows += [
+            {"txn": {"appId": name, "version": number, "lastUpdated": now}}
+            for name, number in self.transactions.items()
+        ]
+        rows += [{"add": _add_action(file.as_added(), now, False)} for file in self.files.values()]
+        sink = pa.BufferOutputStream()
+        with pq.ParquetWriter(sink, _CHECKPOINT_SCHEMA, store_schema=False) as writer:
+            writer.write_table(pa.Table.from_pylist(rows, schema=_CHECKPOINT_SCHEMA))
+            writer.add_key_value_metadata({"ferryman": _UNSEALED.decode()})
+        return _seal(sink.getvalue().to_pybytes())
+
+    def _read_checkpoint(self, version: int) -> LogEntry[FileT]:
+        """Return the whole content of a checkpoint after verifying its checksum.
+
+        Raises:
+            StateDamaged: it is missing, not what was written, or another program wrote it.
+        """
+        path = self.checkpoint_path(version)
+        data = _read(path, "the checkpoint is missing")
+        seals = list(_SEAL.finditer(data))
+        if not seals or not _is_sealed(data, seals[-1]):
+            raise StateDamaged(str(path), "its checksum does not match its content")
+        try:
+            rows = pq.read_table(pa.BufferReader(data), columns=["protocol", "metaData", "txn", "add"]).to_pylist()
+            adds = [msgspec.convert(_without_lists(row["add"]), AddedFile) for row in rows if row["add"] is not None]
+        except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as e:
+            if lacks_memory(e):
+                raise
+            raise StateDamaged(str(path), f"it cannot be read ({e})") from e
+        for row in rows:
+            self._head.update(
+                {name: _without_lists(row[name]) for name in ("protocol", "metaData") if row[name] is not None}
+            )
+        transactions = {row["txn"]["appId"]: row["txn"]["version"] for row in rows if row["txn"] is not None}
+        return LogEntry("checkpoint", tuple(map(self._file_type.from_added, adds)), (), transactions)
+
+
+class _Listing(NamedTuple):
+    """Names in the folder of a log at one moment."""
+
+    entries: dict[int, Stamp | None]
+    """Version -> stamp of its entry, where the listing has it."""
+    checkpoint: int
+    """Version of the newest checkpoint; -1 if there is none."""
+    hint: Stamp | None
+    """Stamp of ``_HINT``, as above."""
+
+    @property
+    def exists(self) -> bool:
+        return bool(self.entries) or self.checkpoint >= 0
+
+    @classmethod
+    def of(cls, folder: StatePath) -> _Listing:
+        """List a folder: in an object store that is one request."""
+        found = files.list_stamps(folder)
+        entries = {int(match[1]): each for name, each in found.items() if (match := _ENTRY.match(name))}
+        checkpoints = (int(match[1]) for name in found if (match := _CHECKPOINT.match(name)))
+        return cls(entries, max(checkpoints, default=-1), found.get(_HINT))
+
+
+def _version_of(name: str) -> int | None:
+    """Return the version in the name of an entry or a checkpoint."""
+    found = _ENTRY.match(name) or _CHECKPOINT.match(name)
+    return int(found[1]) if found else None
+
+
+def _read(path: StatePath, missing: str) -> bytes:
+    try:
+        return files.read(path)
+    except FileNotFoundError:
+        raise StateDamaged(str(path), missing) from None
+
+
+# --- open logs of states: read again only from where they were read before ---
+
+_MAX_OPEN_LOGS: Final = 64
+"""Logs that a process keeps: those of some ten states."""
+
+_open_logs: OrderedDict[tuple[int, StatePath], DeltaLog[DataFile]] = OrderedDict()
+_open_logs_lock = threading.Lock()
+
+
+def open_log(folder: StatePath) -> DeltaLog[DataFile]:
+    """Return the log of a state's table. A process has one of each table, shared by all callers."""
+    key = (os.getpid(), folder)
+    with _open_logs_lock:
+        found = _open_logs.get(key) or DeltaLog(folder, DataFile)
+        _open_logs[key] = found
+        _open_logs.move_to_end(key)
+        while len(_open_logs) > _MAX_OPEN_LOGS:
+            _open_logs.popitem(last=False)
+        return found
+
+
+def read_log(folder: StatePath) -> DeltaLog[DataFile] | None:
+    """Return the log of a state's table at its newest version; None if there is no such table.
+
+    Raises:
+        StateDamaged: it cannot be read.
+    """
+    log = open_log(folder)
+    try:
+        log.refresh()
+    except StateDamaged:
+        if log.exists:
             raise
-        raise LogUnreadable(f"{path}: {e}") from e
+        return None
+    return log
 
 
-def first_entry(schema: str, partition_by: list[str], configuration: Mapping[str, str]) -> bytes:
-    """Return the content of the entry that creates a table."""
-    now = time.time_ns() // 1_000_000
+def forget_logs() -> None:
+    """Drop all open logs, as a new process starts without them."""
+    with _open_logs_lock:
+        _open_logs.clear()
+
+
+# --- encoding ---
+
+_SEAL: Final = re.compile(rb'"crc":"([0-9a-f]{8})"')
+_UNSEALED: Final = b'"crc":"00000000"'
+
+
+OWN_CHECKPOINTS: Final = {
+    "delta.enableExpiredLogCleanup": "false",
+    "delta.logRetentionDuration": "interval 0 days",
+}
+"""Configuration of tables: Ferryman makes checkpoints and trims the log itself; other programs must not."""
+
+
+def first_entry(
+    schema: str, partition_by: list[str], configuration: Mapping[str, str], identity: str | None = None
+) -> bytes:
+    """Return the content of the entry that creates a table.
+
+    Args:
+        schema: in Delta's JSON form.
+        identity: id of the table; random if None.
+    """
     metadata = {
-        "id": str(uuid.uuid4()),
-        "name": None,
-        "description": None,
+        "id": identity or str(uuid.uuid4()),
         "format": {"provider": "parquet", "options": {}},
         "schemaString": schema,
         "partitionColumns": partition_by,
-        "createdTime": now,
+        "createdTime": _now_ms(),
         "configuration": configuration,
     }
     actions: list[dict[str, Any]] = [
-        {"commitInfo": {"timestamp": now, "operation": "CREATE TABLE", "engineInfo": "ferryman"}},
         {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}},
         {"metaData": metadata},
     ]
-    return b"".join(msgspec.json.encode(action) + b"\n" for action in actions)
+    return _encode_sealed("CREATE TABLE", {"kind": "create"}, actions)
 
 
-def encode_entry(
-    adds: Iterable[DataFile],
-    removes: Iterable[DataFile],
-    transactions: Mapping[str, int],
-    info: Mapping[str, Any],
-    partition_by: list[str],
-    *,
-    data_change: bool,
-) -> bytes:
-    """Return the content of an entry; ``info`` is stored beside its actions."""
-    parameters = {"mode": "Append", "partitionBy": msgspec.json.encode(partition_by).decode()}
-    now = time.time_ns() // 1_000_000
+_TYPES: Final = {
+    pa.string(): "string",
+    pa.binary(): "binary",
+    pa.int64(): "long",
+    pa.bool_(): "boolean",
+    pa.timestamp("us", tz="UTC"): "timestamp",
+}
+
+
+def delta_schema(schema: pa.Schema) -> str:
+    """Return a schema in Delta's JSON form."""
+    fields = [
+        {"name": field.name, "type": _TYPES[field.type], "nullable": field.nullable, "metadata": {}} for field in schema
+    ]
+    return msgspec.json.encode({"type": "struct", "fields": fields}).decode()
+
+
+def _encode_sealed(operation: str, info: Mapping[str, Any], actions: Iterable[Mapping[str, Any]]) -> bytes:
+    """Return the content of an entry, with its checksum in its first line."""
     commit_info = {
-        "timestamp": now,
-        "operation": "WRITE",
-        "operationParameters": parameters,
+        "timestamp": _now_ms(),
+        "operation": operation,
         "engineInfo": "ferryman",
-        **info,
+        "ferryman": {"crc": "00000000", **info},
     }
-    return b"".join(
-        msgspec.json.encode(a) + b"\n" for a in _actions(commit_info, adds, removes, transactions, data_change)
-    )
+    return _seal(b"".join(msgspec.json.encode(action) + b"\n" for action in ({"commitInfo": commit_info}, *actions)))
 
 
-def _actions(
-    commit_info: Mapping[str, Any],
-    adds: Iterable[DataFile],
-    removes: Iterable[DataFile],
-    transactions: Mapping[str, int],
-    data_change: bool,
-) -> Iterator[dict[str, Any]]:
-    yield {"commitInfo": commit_info}
-    for name, number in transactions.items():
-        yield {"txn": {"appId": name, "version": number}}
-    for removed in removes:
-        yield {
-            "remove": {
-                "path": removed.path,
-                "dataChange": data_change,
-                "deletionTimestamp": 0,
-                "extendedFileMetadata": True,
-                "partitionValues": removed.partition,
-                "size": removed.size,
-            }
-        }
-    for file in adds:
-        yield {
-            "add": {
-                "path": file.path,
-                "partitionValues": file.partition,
-                "size": file.size,
-                "modificationTime": 0,
-                "dataChange": data_change,
-                "stats": msgspec.json.encode({"numRecords": file.rows, **file.stats}).decode(),
-            }
-        }
+def _seal(data: bytes) -> bytes:
+    """Put the checksum of all bytes in the place that is left for it: the first of an entry, the last of a
+    checkpoint."""
+    at = data.index(_UNSEALED) if data[:1] == b"{" else data.rindex(_UNSEALED)
+    return data[:at] + b'"crc":"%08x"' % zlib.crc32(data) + data[at + len(_UNSEALED) :]
 
 
-def _data_file(path: str, size: int, partition: dict[str, str], stats: str | None) -> DataFile:
-    statistics = msgspec.json.decode(stats) if stats else {}
-    bounds = {name: statistics[name] for name in _STATISTICS if statistics.get(name)}
-    return DataFile(path, size, statistics.get("numRecords") or 0, partition, bounds)
+def _is_sealed(data: bytes, seal: re.Match[bytes]) -> bool:
+    return zlib.crc32(data[: seal.start()] + _UNSEALED + data[seal.end() :]) == int(seal[1], 16)
+
+
+def _add_action(added: AddedFile, now: int, data_change: bool) -> dict[str, Any]:
+    action = {
+        "path": added.path,
+        "partitionValues": added.partitionValues,
+        "size": added.size,
+        "modificationTime": now,
+        "dataChange": data_change,
+        "stats": added.stats,
+    }
+    return {**action, "tags": added.tags} if added.tags else action
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _required(name: str, type_: pa.DataType) -> pa.Field:
+    return pa.field(name, type_, nullable=False)
+
+
+_STRINGS: Final = pa.map_(pa.string(), pa.string())
+_FEATURES: Final = pa.list_(_required("element", pa.string()))
+_CHECKPOINT_SCHEMA: Final = pa.schema(
+    {
+        "txn": pa.struct(
+            [_required("appId", pa.string()), _required("version", pa.int64()), pa.field("lastUpdated", pa.int64())]
+        ),
+        "add": pa.struct(
+            [
+                _required("path", pa.string()),
+                _required("partitionValues", _STRINGS),
+                _required("size", pa.int64()),
+                _required("modificationTime", pa.int64()),
+                _required("dataChange", pa.bool_()),
+                pa.field("stats", pa.string()),
+                pa.field("tags", _STRINGS),
+            ]
+        ),
+        "remove": pa.struct(
+            [
+                _required("path", pa.string()),
+                pa.field("deletionTimestamp", pa.int64()),
+                _required("dataChange", pa.bool_()),
+                pa.field("extendedFileMetadata", pa.bool_()),
+                pa.field("partitionValues", _STRINGS),
+                pa.field("size", pa.int64()),
+            ]
+        ),
+        "metaData": pa.struct(
+            [
+                _required("id", pa.string()),
+                pa.field("name", pa.string()),
+                pa.field("description", pa.string()),
+                _required("format", pa.struct([_required("provider", pa.string()), pa.field("options", _STRINGS)])),
+                _required("schemaString", pa.string()),
+                _required("partitionColumns", pa.list_(_required("element", pa.string()))),
+                pa.field("createdTime", pa.int64()),
+                _required("configuration", _STRINGS),
+            ]
+        ),
+        "protocol": pa.struct(
+            [
+                _required("minReaderVersion", pa.int32()),
+                _required("minWriterVersion", pa.int32()),
+                pa.field("readerFeatures", _FEATURES),
+                pa.field("writerFeatures", _FEATURES),
+            ]
+        ),
+    }
+)
+"""Columns of a checkpoint, as Delta's protocol defines them; files that were removed leave no row."""
+
+
+def _without_lists(action: dict[str, Any]) -> dict[str, Any]:
+    """Return an action of a checkpoint as an entry has it: Arrow gives a map as a list of pairs."""
+    return {
+        name: _without_lists(value)
+        if isinstance(value, dict)
+        else dict(value)
+        if isinstance(value, list) and name in ("partitionValues", "tags", "options", "configuration")
+        else value
+        for name, value in action.items()
+        if value is not None
+    }

@@ -32,6 +32,9 @@ from ferryman.storage.objects import ObjectPath
 StatePath = Path | ObjectPath
 """Path of a file or folder of a state, on a disk or in an object store."""
 
+Stamp = tuple[int | str, ...]
+"""Values that distinguish a file from another of the same name."""
+
 
 _MAX_HEAD_REQUESTS: Final = 8
 """Number of objects up to which their sizes are requested one by one, instead of listing the folder."""
@@ -83,15 +86,15 @@ def publish(path: StatePath, data: bytes) -> bool:
     with staged(path, data) as publish_name:
         created = publish_name()
     fsync_folder(path.parent)
-    return created
+    return created is not None
 
 
 @contextlib.contextmanager
-def staged(path: StatePath, data: bytes) -> Iterator[Callable[[], bool]]:
-    """Prepare content under a temporary name. Calling the yielded function gives it its name and returns False if the
-    name is taken; the name is durable once its folder is synced."""
+def staged(path: StatePath, data: bytes) -> Iterator[Callable[[], Stamp | None]]:
+    """Prepare content under a temporary name. Calling the yielded function gives it its name and returns its stamp, or
+    None if the name is taken; the name is durable once its folder is synced."""
     if isinstance(path, ObjectPath):
-        yield lambda: path.store.create(path.key, data) is not None
+        yield lambda: _create(path, data)
         return
     temporary = temporary_name(path)
     with discard_if_left(temporary):
@@ -99,12 +102,17 @@ def staged(path: StatePath, data: bytes) -> Iterator[Callable[[], bool]]:
         yield lambda: _link(temporary, path)
 
 
-def _link(temporary: Path, path: Path) -> bool:
+def _create(path: ObjectPath, data: bytes) -> Stamp | None:
+    tag = path.store.create(path.key, data)
+    return None if tag is None else (tag, len(data))
+
+
+def _link(temporary: Path, path: Path) -> Stamp | None:
     try:
         os.link(temporary, path)
     except FileExistsError:
-        return False
-    return True
+        return None
+    return stamp(temporary)
 
 
 def make_folder(folder: StatePath, mode: int = 0o777) -> None:
@@ -219,6 +227,13 @@ def list_names(folder: StatePath) -> list[str]:
         return os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def list_stamps(folder: StatePath) -> dict[str, Stamp | None]:
+    """Return name -> stamp of the files in a folder, see ``stamp``; None where it would take a call of its own."""
+    if isinstance(folder, ObjectPath):
+        return {each.key.rpartition("/")[2]: (each.tag, each.size) for each in folder.store.list_folder(folder.key)[1]}
+    return dict.fromkeys(list_names(folder))
 
 
 def walk_names(folder: StatePath) -> Iterator[str]:
@@ -390,7 +405,7 @@ def remove_temporary(folder: StatePath, before: float) -> None:
             remove(folder / name)
 
 
-def stamp(path: StatePath) -> tuple[int | str, ...] | None:
+def stamp(path: StatePath) -> Stamp | None:
     """Return values that distinguish a file from another of the same name; None if it does not exist."""
     if isinstance(path, ObjectPath):
         found = path.store.head(path.key)

@@ -1,8 +1,8 @@
 """Delta tables of a state: written by one driver, file by file, each commit fenced by the driver's epoch.
 
-An entry gets its name only if it is free, so of two drivers that commit at the same time one wins. That does not keep a
-stale driver from committing later. So ``commit`` brings its handle to the newest version, checks version and epoch on
-this very handle, and writes the version after it.
+An entry gets its name only if it is free, so of two drivers that commit at the same time one wins, and the other one,
+whose log has moved on, can commit no more. Every commit carries the driver's epoch, so a driver sees whether another
+one has taken over.
 """
 
 from __future__ import annotations
@@ -11,37 +11,31 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 
-from ferryman import crash, limits
+from ferryman import limits
 from ferryman.errors import EngineError, StateDamaged, StateLost
 from ferryman.storage import files
 from ferryman.storage.delta import (
+    OWN_CHECKPOINTS,
+    CommitUnknown,
     DataFile,
-    LogUnreadable,
-    OpenTable,
-    encode_entry,
+    LogEntry,
+    delta_schema,
     first_entry,
-    message_on_one_line,
-    open_newest,
-    open_newest_cached,
+    open_log,
 )
 from ferryman.storage.disk import TEMPORARY, discard_if_left, temporary_name
 from ferryman.storage.files import StatePath, changed_before
-from ferryman.storage.mirror import open_log
 from ferryman.storage.parquet import Part, data_files, epoch_of
 
-_CONFIGURATION: Final = {
-    # Ferryman makes checkpoints and trims the log itself (maintenance), with marks; delta-rs must not.
-    "delta.enableExpiredLogCleanup": "false",
-    "delta.logRetentionDuration": "interval 0 days",
-}
+OTHERS: Final = "others"
+"""Field of an entry: name -> version of each other table of the state when it was written."""
 
 
 class Table:
@@ -56,13 +50,15 @@ class Table:
         self.files: dict[str, DataFile] = {}
         self.version = -1
         self.transactions: dict[str, int] = {}
+        self.siblings: Mapping[str, Table] = {}
+        """Name -> table of the same state. Each commit names their versions, so that an entry which is missing at the
+        end of one log is noticed by another one."""
         self._fence: tuple[str, int] | None = None
         self._retired: list[tuple[StatePath, float]] = []
-        self._handle: OpenTable | None = None
 
     @property
     def exists(self) -> bool:
-        """Return whether the table was created. A process killed while creating it leaves no mark."""
+        """Return whether the table was created."""
         return self.log.exists
 
     @property
@@ -73,21 +69,19 @@ class Table:
 
     def create(self) -> None:
         """Create the table durably if it does not exist."""
-        self.log.create(first_entry(delta_schema(self.schema), self.partition_by, _CONFIGURATION))
+        self.log.create(first_entry(delta_schema(self.schema), self.partition_by, OWN_CHECKPOINTS))
 
     def load(self, applications: Iterable[str] = ()) -> None:
-        """Read version, live files and the transaction numbers of these applications from disk.
+        """Read version, live files and the transaction numbers of these applications.
 
         Raises:
-            StateDamaged: the log cannot be read. (A reader beside a driver that trims the log may see this too.)
+            StateDamaged: the log cannot be read.
         """
-        self.log.refresh()
-        torn = self.log.torn_version()
-        with self._log_errors_as_damage():
-            handle = open_newest_cached(self.log.root) if torn is None else OpenTable(self.log.root, torn - 1)
-            self.version = handle.version
-            self.transactions = {a: handle.transaction(a) for a in applications}
-            self.files = handle.files()
+        with self.log.lock:
+            self.log.refresh(durable=False)  # a driver does that itself
+            self.version = self.log.version
+            self.transactions = {a: self.log.transactions.get(a, 0) for a in applications}
+            self.files = dict(self.log.files)
 
     def transaction(self, application: str) -> int:
         """Return the number of an application's last transaction, 0 if there was none, as of the last load or commit.
@@ -96,11 +90,11 @@ class Table:
             StateLost: another driver has taken over, and the log has changed since.
         """
         if application not in self.transactions:
-            with self._log_errors_as_damage():
-                handle = open_newest_cached(self.log.root)
-                if self._fence is not None and handle.version != self.version:
-                    raise taken_over_error(self.folder, handle.transaction(self._fence[0]), self.epoch)
-                self.transactions[application] = handle.transaction(application)
+            with self.log.lock:
+                self.log.refresh()
+                if self._fence is not None and self.log.version != self.version:
+                    raise taken_over_error(self.folder, self.log.transactions.get(self._fence[0], 0), self.epoch)
+                self.transactions[application] = self.log.transactions.get(application, 0)
         return self.transactions[application]
 
     def transaction_on_disk(self, application: str) -> int:
@@ -114,7 +108,8 @@ class Table:
         """Write this epoch with every commit from now on, which fails if another epoch is found. The first commit
         announces it."""
         self._fence = (application, epoch)
-        self._commit("epoch", [], [], {}, {}, announcing=True)
+        self.log = self.log.copy()  # readers move the shared one
+        self._commit(LogEntry("epoch"), announcing=True)
 
     def commit(
         self,
@@ -126,77 +121,50 @@ class Table:
         info: Mapping[str, Any] | None = None,
         data_change: bool = True,
     ) -> None:
-        """Commit one atomic, durable, marked change of the table.
-
-        1. bring the handle to the newest version, check on it that version and epoch are still ours, and that the files
-        to add
-           exist
-        2. write the entry of the next version, unless it exists
-        3. check that nobody has trimmed the log beyond it in the meantime: a driver that was stopped for long may find
-        the number
-           free because another driver's entry of that number was trimmed
-        4. sync the log's folder
-        5. mark
+        """Commit one atomic, durable change of the table, see ``DeltaLog.commit``.
 
         Args:
             kind: purpose of the commit; names its crash points.
             removes: paths of live files.
-            info: fields stored in the log, see ``TableLog.info``.
+            info: fields stored in the log, see ``DeltaLog.find``.
 
         Raises:
             StateLost: another driver has taken over.
             EngineError: a file to add is missing; nothing was committed.
         """
         self._commit(
-            kind, list(adds), list(removes), dict(transactions or {}), dict(info or {}), data_change=data_change
-        )
-
-    def _commit(
-        self,
-        kind: str,
-        adds: list[DataFile],
-        removes: list[str],
-        transactions: dict[str, int],
-        info: dict[str, Any],
-        *,
-        announcing: bool = False,
-        data_change: bool = True,
-    ) -> None:
-        assert self._fence is not None, "a table is fenced before it is written"
-        application, epoch = self._fence
-        handle = self._open_for_commit()  # 1
-        epoch_found = handle.transaction(application)
-        if handle.version != self.version or (epoch_found >= epoch if announcing else epoch_found != epoch):
-            raise taken_over_error(self.folder, epoch_found, epoch)
-        self.check_written(adds)
-        marks = {**transactions, application: epoch}
-        counts = {"adds": len(adds), "removes": len(removes), "txns": len(marks)}  # a torn entry is detected by these
-        entry = encode_entry(
-            adds,
-            [self.files[path] for path in removes],
-            marks,
-            {"ferryman": {"kind": kind, **info, **counts}},
-            self.partition_by,
+            LogEntry(kind, tuple(adds), tuple(removes), dict(transactions or {}), dict(info or {})),
             data_change=data_change,
         )
+
+    def _commit(self, entry: LogEntry[DataFile], *, announcing: bool = False, data_change: bool = True) -> None:
+        assert self._fence is not None, "a table is fenced before it is written"
+        application, epoch = self._fence
+        found = self.log.transactions.get(application, 0)
+        if self.log.version != self.version or (found >= epoch if announcing else found != epoch):
+            raise taken_over_error(self.folder, found, epoch)
+        self.check_written(entry.adds)
+        others = {name: each.version for name, each in self.siblings.items() if each is not self}
+        fenced = entry._replace(
+            transactions={**entry.transactions, application: epoch}, info={**entry.info, OTHERS: others}
+        )
         try:
-            written = self.log.write(self.version + 1, entry)  # 2
+            committed = self.log.commit(fenced, data_change=data_change)
+        except CommitUnknown:
+            committed = False
         except OSError as e:
-            raise EngineError(
-                f"{self.folder}: the commit failed: {message_on_one_line(e)}. Nothing is lost: fix it and run again."
-            ) from e
-        if not written or not self.log.publish(self.version + 1):  # 3
+            raise EngineError(f"{self.folder}: the commit failed: {e}. Nothing is lost: fix it and run again.") from e
+        if not committed:
+            with contextlib.suppress(StateDamaged):  # another program may have written what is in our way
+                self.log.refresh()
+            if (found := self.log.transactions.get(application, 0)) != epoch:
+                raise taken_over_error(self.folder, found, epoch)
             raise StateLost(f"{self.folder}: another driver committed while this one held the state: this one stops.")
-        self.version += 1
-        crash.point(f"{kind}.logged")
-        self.log.sync()  # 4
-        crash.point(f"{kind}.synced")
-        self.log.mark(self.version)  # 5
-        crash.point(f"{kind}.marked")
-        for path in removes:
+        self.version = self.log.version
+        for path in entry.removes:
             del self.files[path]
-        self.files.update((f.path, f) for f in adds)
-        self.transactions.update(transactions)
+        self.files.update((f.path, f) for f in entry.adds)
+        self.transactions.update(entry.transactions)
 
     def verify_sizes(self, expected: Iterable[DataFile] | None = None) -> None:
         """Check that every live file, or each of these, exists with its size.
@@ -212,19 +180,22 @@ class Table:
                 raise StateDamaged(str(self.folder / file.path), f"it has {size} bytes, not {file.size}")
 
     def checkpoint(self) -> None:
-        """Fold the log into one file and trim it, so that loading stays cheap over any number of commits."""
-        handle = self._open_for_commit()
-        if handle.version != self.version:
-            raise StateLost(f"{self.folder}: another driver committed while this one held the state: this one stops.")
+        """Fold the log into one file and trim it, so that loading stays cheap over any number of commits.
+
+        Raises:
+            StateLost: another driver has taken over.
+        """
+        assert self._fence is not None, "a table is fenced before it is written"
+        application, epoch = self._fence
+        self.log.refresh()
+        if self.log.version != self.version:
+            raise taken_over_error(self.folder, self.log.transactions.get(application, 0), epoch)
         try:
-            self.log.make_checkpoint(self.version)
-        except EngineError as e:
-            raise EngineError(f"{self.folder}: {e}. Nothing is lost: fix it and run again.") from e
-        crash.point("checkpoint.made")
-        self.log.mark_checkpoint(self.version)
-        crash.point("checkpoint.marked")
-        self.log.trim(self.version)
-        crash.point("checkpoint.trimmed")
+            self.log.checkpoint()
+        except OSError as e:
+            raise EngineError(
+                f"{self.folder}: the checkpoint failed: {e}. Nothing is lost: fix it and run again."
+            ) from e
 
     def check_written(self, expected: Iterable[DataFile]) -> None:
         """Check that files to be committed exist with their size.
@@ -282,21 +253,6 @@ class Table:
         """Return a written part as a file to add."""
         return DataFile(part.path, part.size, part.rows, dict(partition or {}), part.stats or {})
 
-    def _open_for_commit(self) -> OpenTable:
-        """Return a handle of this table's own at the newest version."""
-        with self._log_errors_as_damage():
-            self._handle = open_newest(self.log.root, self._handle)
-        return self._handle
-
-    @contextlib.contextmanager
-    def _log_errors_as_damage(self) -> Iterator[None]:
-        try:
-            yield
-        except LogUnreadable as e:
-            raise StateDamaged(
-                str(self.folder / "_delta_log"), f"the log cannot be read ({message_on_one_line(e)})"
-            ) from e
-
 
 def _past_grace(since: float) -> bool:
     """Return whether an object was retired so long ago that nobody reads it any more."""
@@ -318,14 +274,6 @@ def taken_over_error(place: StatePath, current: int, own: int) -> StateLost:
     return StateLost(
         f"{place}: another driver has taken this state over (epoch {current}, ours is {own}): this one stops."
     )
-
-
-@lru_cache
-def delta_schema(schema: pa.Schema) -> str:
-    """Return a schema in Delta's JSON form."""
-    from deltalake import Schema  # loaded lazily: importing it takes longer than most queries
-
-    return str(Schema.from_arrow(schema).to_json())
 
 
 # --- data files shared with a table in another folder: linked, or copied without being read where possible ---

@@ -181,8 +181,8 @@ class Killed(BaseException):
     pass
 
 
-RESET = ("reset.staged", "commit.ready", "wave.logged", "wave.synced", "wave.marked", "settle.closed", "ledger.marked")
-RESET += ("state.marked", "exports.marked", "settle.rewritten", "outbox.logged", "outbox.marked")
+RESET = ("reset.staged", "commit.ready", "wave.logged", "wave.synced", "settle.closed", "ledger.synced")
+RESET += ("state.synced", "exports.synced", "settle.rewritten", "outbox.logged", "outbox.synced")
 
 
 @pytest.mark.rule("keyed.reset")

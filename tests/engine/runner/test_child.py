@@ -53,8 +53,8 @@ def written_by_a_child(queues: Path | str) -> None:
 @pytest.mark.rule("engine.fresh-child")
 def test_a_child_of_a_worker_that_has_folded_a_log(tmp_path: Path) -> None:
     written_by_a_child(tmp_path)
-    marks = tmp_path / "out" / "messages" / "_marks"
-    assert [mark.name for mark in marks.iterdir()], "the child has folded the log"
+    log = tmp_path / "out" / "messages" / "_delta_log"
+    assert list(log.glob("*.checkpoint.parquet")), "the child has folded the log"
 
 
 @pytest.mark.rule("engine.fresh-child")
@@ -208,7 +208,7 @@ def test_upkeep_that_fails_does_not_fail_the_append(
         patched.setattr(upkeep, "maintain", fail)
         assert [queue.append([{"n": n}]) for n in range(8)] == [[n + 1] for n in range(8)]
     queue.append([{"n": 8}])
-    assert list((tmp_path / "orders" / "messages" / "_marks").iterdir())
+    assert list((tmp_path / "orders" / "messages" / "_delta_log").glob("*.checkpoint.parquet"))
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])

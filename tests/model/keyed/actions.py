@@ -28,7 +28,7 @@ KEYED_ACTIONS: Final[dict[str, Action]] = {
         ("engine.commit.commit_wave", "state.logs.LogPositions.transactions"),
         ("wave.logged", "wave.synced"),
     ),
-    "commit.synced": Action("syncs and marks the commit", ("storage.tables.Table.commit",), ("wave.marked",)),
+    "commit.synced": Action("syncs the commit", ("storage.delta.DeltaLog.commit",), ("wave.synced",)),
     # state by key
     "update.dispatch": Action(
         "groups what is due by key, and starts a task for each key",
@@ -65,20 +65,20 @@ KEYED_ACTIONS: Final[dict[str, Action]] = {
     "ledger": Action(
         "commits the ledger: what has ended, and the files of states and exports",
         (f"{_SETTLE}._commit_ledger", "engine.settle.keyed_files"),
-        ("ledger.logged", "ledger.marked"),
+        ("ledger.logged", "ledger.synced"),
     ),
     "states": Action(
         "commits the states that the ledger has named",
         ("engine.settle.publish_updates",),
         (
-            *("contributions.logged", "contributions.synced", "contributions.marked"),
-            *("state.logged", "state.synced", "state.marked"),
+            *("contributions.logged", "contributions.synced"),
+            *("state.logged", "state.synced"),
         ),
     ),
     "exports": Action(
         "commits the exports that the ledger has named",
         ("state.keyed.KeyedTables.publish",),
-        ("exports.logged", "exports.synced", "exports.marked"),
+        ("exports.logged", "exports.synced"),
     ),
     "trim": Action("trims the journal", ("state.journal.Journal.trim",), ("settle.trimmed",)),
     "outbox": Action("commits the outbox: what is done leaves it", (f"{_SETTLE}.rewrite",), ("outbox.logged",)),

@@ -50,7 +50,7 @@ QUEUE_ACTIONS: Final[dict[str, Action]] = {
         ("engine.commit.commit_wave", "state.logs.LogPositions.transactions"),
         ("commit.ready", "wave.logged", "wave.synced"),
     ),
-    "commit.synced": Action("syncs and marks the commit", ("storage.tables.Table.commit",), ("wave.marked",)),
+    "commit.synced": Action("syncs the commit", ("storage.delta.DeltaLog.commit",), ("wave.synced",)),
     "note": Action(
         "tells the log where the plan stands",
         ("engine.logs.Logs.after_commit", "queues.positions.Positions.record"),
@@ -84,14 +84,14 @@ QUEUE_ACTIONS: Final[dict[str, Action]] = {
     "close": Action("closes the pass", ("state.journal.Journal.close",), ("settle.closed",)),
     "read": Action("reads the journal", (f"{_SETTLE}.read_fold",)),
     "ledger": Action(
-        "commits the ledger", (f"{_SETTLE}._commit_ledger",), ("settle.repaired", "ledger.logged", "ledger.marked")
+        "commits the ledger", (f"{_SETTLE}._commit_ledger",), ("settle.repaired", "ledger.logged", "ledger.synced")
     ),
-    "documents": Action("commits the documents", (f"{_SETTLE}.settle",), ("documents.logged", "documents.marked")),
+    "documents": Action("commits the documents", (f"{_SETTLE}.settle",), ("documents.logged", "documents.synced")),
     "trim": Action("trims the journal", ("state.journal.Journal.trim",), ("settle.trimmed",)),
     "outbox": Action(
         "commits the outbox: what is done leaves it, messages about what was refused come to it",
         (f"{_SETTLE}.rewrite", "engine.settle.RefusalReporter.files"),
-        ("settle.rewrite", "settle.rewritten", "outbox.logged", "outbox.marked"),
+        ("settle.rewrite", "settle.rewritten", "outbox.logged", "outbox.synced"),
     ),
     "errors": Action("only under a mutation: commits messages about what was refused by themselves"),
 }

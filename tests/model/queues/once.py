@@ -27,7 +27,7 @@ ONCE_ACTIONS: Final[dict[str, Action]] = {
         "takes what is to be run again, or what lies behind the position", ("engine.once.OnceRanges.due_splits",)
     ),
     "intake": Action("commits what its wave takes, and the position behind it", ("engine.once.begin_once_wave",)),
-    "intake.synced": Action("syncs and marks that commit", (), ("intake.synced", "intake.marked")),
+    "intake.synced": Action("syncs that commit", (), ("intake.synced",)),
     "dispatch": Action("starts a task", ("engine.transform.phase.TransformPhase.run",)),
     "dispatch.double": Action("a second attempt of the task starts", fault=True),
     "begin": Action("a task makes the file that says that it has begun", ("engine.results.run_once",)),
@@ -40,7 +40,7 @@ ONCE_ACTIONS: Final[dict[str, Action]] = {
     "commit": Action(
         "commits the wave: what has become of each entry", ("engine.once.OnceRanges.results_of",), ("transform.done",)
     ),
-    "commit.synced": Action("syncs and marks that commit", (), ("wave.synced", "wave.marked")),
+    "commit.synced": Action("syncs that commit", (), ("wave.synced",)),
     "over": Action("removes the wave's folder", ("engine.once.end_once_wave",)),
 }
 
