@@ -71,7 +71,6 @@ MODELS = (
         *({*POINTS, *KEYED}, "keyed", ("explored",)),
     ),
 )
-EXPLORED = [(model, config) for model in MODELS for config in model.configurations]
 EACH_TIME = [case for model in MODELS for case in sampled([(model, c) for c in model.configurations], model.every)]
 FAULTS = [(model, mutation) for model in MODELS for mutation in model.mutations]
 

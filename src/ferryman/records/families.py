@@ -93,11 +93,6 @@ SEPARATOR: Final = "#"
 """Separates a file's id from the name of a row that is a document of its own; ids contain no other."""
 
 
-def family_of(document: str) -> str:
-    """Return the id of the file that a document is a row of, or of a child's origin; else the document's own id."""
-    return document.partition(SEPARATOR)[0]
-
-
 def in_family_sql(family: str, column: str = "origin") -> str:
     """Return SQL that tests whether a column holds this id, or that of a row of this file."""
     return f"({column} = {quote(family)} OR starts_with({column}, {quote(family + SEPARATOR)}))"

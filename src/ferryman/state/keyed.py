@@ -21,7 +21,6 @@ from ferryman.records.keys import (
     FORGOTTEN,
     KEY_STATE,
     PUBLISHED,
-    bucket_of,
     lanes,
     place_id,
 )
@@ -77,10 +76,6 @@ class KeyedTables(NamedTuple):
     def _publish(self, table: Table, wave: int, parts: Sequence[Part]) -> None:
         if parts and table.transactions[PUBLISHED] < wave:
             table.commit(table.folder.parent.name, adds=map(table.data_file, parts), transactions={PUBLISHED: wave})
-
-    def files_of(self, key: str) -> list[DataFile]:
-        """Return the files of the state that may have a row of this key."""
-        return [file for file in self.state.files.values() if may_hold(file, bucket_of(key), bucket_of(key))]
 
 
 def may_hold(file: DataFile, least: int, greatest: int) -> bool:

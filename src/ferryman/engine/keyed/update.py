@@ -64,9 +64,8 @@ class KeyRange(NamedTuple):
 class KeyReport(NamedTuple):
     """A task's observations of a keyed node."""
 
-    healthy: bool
-    """A call has succeeded, or none was made."""
     trouble: str = ""
+    """Why the node failed as a whole; "" if it did not."""
     permanent: bool = False
 
 
@@ -141,8 +140,8 @@ class _RangeUpdater:
                 break
         self._calls.close()
         if trouble is None:
-            return KeyReport(True)
-        return KeyReport(False, str(trouble), trouble.permanent)
+            return KeyReport()
+        return KeyReport(str(trouble), trouble.permanent)
 
     def _small_tables(self, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
         """Yield the rows in tables of as many as are held as Python objects; states are looked up for more at once."""

@@ -58,7 +58,6 @@ class ZooKeeperStore:
         self._client, self._acl = create_client(address, session_timeout_s)
         self._send_lock = threading.Lock()
         """Held from the check that a session lives until the send that names it: no other session begins between."""
-        self._sessions_lost = 0
         self._listings: dict[str, FolderListing] = {}
         self._held: set[str] = set()
         self._watches = ZooKeeperWatches(self._set_watch)
@@ -79,7 +78,6 @@ class ZooKeeperStore:
     def _listen(self, state: str) -> None:
         if state == "LOST":
             with self._send_lock:
-                self._sessions_lost += 1
                 self._held.clear()
 
     # --- sessions -----------------------------------------------------------------------------------------------------

@@ -121,7 +121,6 @@ class _Page:
         self._table = False
         """Whether the next lines describe the format of a table."""
         self._name = self._header = self._marked_title = ""
-        self._section = ""
         self._in_name = False
         self._summary = ""
 
