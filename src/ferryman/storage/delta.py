@@ -189,8 +189,8 @@ class DeltaLog(Generic[FileT]):
 
     @property
     def exists(self) -> bool:
-        """Return whether the table was created."""
-        return self._read_listing().exists
+        """Return whether the table was created. In an object store it is not asked again once the log was read."""
+        return (self.version >= 0 and not isinstance(self.folder, Path)) or self._read_listing().exists
 
     @property
     def is_valid(self) -> bool:
@@ -326,7 +326,9 @@ class DeltaLog(Generic[FileT]):
         """Return whether a newer checkpoint exists."""
         if not isinstance(self.folder, Path) and stamp(self.entries_folder / _HINT) == self._hint:
             return False
-        return self._read_listing().checkpoint > version
+        listing = self._read_listing()
+        self._hint = listing.hint
+        return listing.checkpoint > version
 
     def find(self, kind: str, wave: int) -> dict[str, Any]:
         """Return ``info`` of the commit of this kind and wave; it stays in the log until the wave is settled.
@@ -463,7 +465,8 @@ class DeltaLog(Generic[FileT]):
         """Return whether the entry of the current version is in a listing, unchanged."""
         if self.version not in listing.entries:
             return False
-        return self._stamps.get(self.version) == self._stamp_in(listing, self.version)
+        read = self._stamps.get(self.version)
+        return read is not None and read == self._stamp_in(listing, self.version)
 
     def _stamp_in(self, listing: _Listing, version: int) -> Stamp | None:
         return listing.entries.get(version) or stamp(self.path(version))
