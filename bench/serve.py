@@ -19,7 +19,7 @@ from ferryman import Plan
 from ferryman.destinations import Null
 from ferryman.intake import JobQueue
 from ferryman.intake.service import Serving, on_spark, serve
-from ferryman.net.reach import Reach
+from ferryman.net.allowed_addresses import Reach
 from ferryman.sources import Jobs
 
 BATCHES, JOBS = 20, 500

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ferryman.engine.batches import LISTING
 from ferryman.engine.results import ListedPart, Listing
+from ferryman.engine.tasks import LISTING
 from ferryman.plan import Plan, SourceNode
 from ferryman.records.families import Published, encode_published
 from ferryman.records.rows import DOCUMENTS, LEDGER, table_of

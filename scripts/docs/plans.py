@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ferryman import Document, Effect, Plan, destinations, routers, sources
 from ferryman.errors import PlanError
-from ferryman.net.places import relative_to
+from ferryman.net.relative_paths import relative_to
 from ferryman.plan import picture
 from ferryman.plan.load import load_plan
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypedDict, Unpack, overload
 
 from ferryman import account
-from ferryman.account.questions import cache_differs, last_entries
+from ferryman.account.queries import cache_differs, last_entries
 from ferryman.account.relations import named_statuses
 from ferryman.engine import driver
+from ferryman.engine.at_most_once import open_once_wave
 from ferryman.engine.commands import apply
 from ferryman.engine.flow import FlowRun, take_plans
 from ferryman.engine.migration import migrate
-from ferryman.engine.once import open_once_wave
 from ferryman.engine.run import Run
 from ferryman.engine.summary import FlowSummary, Summary
 from ferryman.errors import StateDamaged, StateForeign, StateHeld, UsageError

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ferryman import limits
-from ferryman.engine.step_retries import pending_retries
+from ferryman.engine.due_documents import pending_retries
 from ferryman.limits import KIB
 from ferryman.observe import Silent
 from ferryman.records.rows import DOCUMENTS

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ferryman.cli.app import start
-from ferryman.engine.batches import Reason
+from ferryman.engine.tasks import Reason
 from tests.support.fakes import Fake
 
 

@@ -12,7 +12,7 @@ import msgspec
 from ferryman import crash, limits
 from ferryman.engine import driver
 from ferryman.engine.run import Run
-from ferryman.net.places import relative_to
+from ferryman.net.relative_paths import relative_to
 from ferryman.state.state import State, state_root
 from ferryman.testing.inprocess import InProcess
 from tests.support import invariants

@@ -17,7 +17,7 @@ from ferryman.document import Document
 from ferryman.errors import Misconfigured, StateForeign, Unavailable, UsageError
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
-from ferryman.queues import store as once
+from ferryman.queues import append as once
 from ferryman.sources import Memory
 from ferryman.testing.destinations import DestinationSuite, delete, delivery
 from ferryman.testing.inprocess import InProcess

@@ -16,7 +16,7 @@ import pytest
 from deltalake import DeltaTable
 
 from ferryman.errors import EngineError, QueueReplaced, UsageError
-from ferryman.queues import Queue, store
+from ferryman.queues import Queue, append
 from ferryman.queues import place as places
 from ferryman.queues.message import CONTENT
 from tests.queues.child import store_of
@@ -240,7 +240,7 @@ def test_without_locks(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     queue, other = Queue("orders", root), Queue("orders", root)
     queue.append([{"x": 0}])
     monkeypatch.setattr("ferryman.limits.QUEUE_TURN_S", 0)
-    staged = store._write_messages
+    staged = append._write_messages
     interrupted: list[int] = []
 
     def slow(*arguments: Any) -> Any:
@@ -250,7 +250,7 @@ def test_without_locks(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             interrupted[-1:] = other.append([{"other": len(interrupted)}])
         return file
 
-    monkeypatch.setattr(store, "_write_messages", slow)
+    monkeypatch.setattr(append, "_write_messages", slow)
     assert queue.append([{"x": 1}, {"x": 2}]) in ([5, 6], [3, 4], [2, 3], [4, 5])
     assert numbers(queue) == [*range(1, queue.last_index + 1)]
     assert sorted(json.dumps(m.body) for m in queue.read() if "x" in m.body) == ['{"x": 0}', '{"x": 1}', '{"x": 2}']
@@ -264,7 +264,7 @@ def test_one_key_at_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     queue, other = Queue("orders", root), Queue("orders", root)
     queue.append([{"x": 0}])
     monkeypatch.setattr("ferryman.limits.QUEUE_TURN_S", 0)
-    staged = store._write_messages
+    staged = append._write_messages
     theirs: list[list[int]] = []
 
     def slow(*arguments: Any) -> Any:
@@ -274,7 +274,7 @@ def test_one_key_at_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             theirs[0] = other.append([{"x": 1}], key="k")
         return file
 
-    monkeypatch.setattr(store, "_write_messages", slow)
+    monkeypatch.setattr(append, "_write_messages", slow)
     assert queue.append([{"x": 1}], key="k") == theirs[0] == [2]
     assert numbers(queue) == [1, 2]
 

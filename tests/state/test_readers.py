@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ferryman import limits
-from ferryman.account import questions
+from ferryman.account import queries
 from ferryman.errors import EngineError, StateDamaged
 from ferryman.observe import Silent
 from ferryman.operations import check
@@ -25,7 +25,7 @@ ASK = """
 import sys
 from pathlib import Path
 from ferryman import account
-from ferryman.account import questions
+from ferryman.account import queries
 from ferryman.operations import check
 from ferryman.state.state import plan_of
 from ferryman.state.state import State
@@ -99,7 +99,7 @@ def test_what_is_replaced_stays_while_somebody_reads(trial: PlanWorld, monkeypat
     trial.put("a", "b")
     trial.run()
     monkeypatch.setattr(limits, "COMPACT_FILES", 2)
-    with questions.open_view(trial.root, trial.plan) as view:
+    with queries.open_view(trial.root, trial.plan) as view:
         before = view.status()
         for turn in range(3):
             trial.put("a", text=f"turn {turn}")
@@ -119,7 +119,7 @@ def test_readers_without_a_gap_keep_nothing_for_ever(trial: PlanWorld, monkeypat
     """What was replaced longer ago than the grace goes, although somebody always reads."""
     trial.put("a")
     trial.run()
-    with questions.open_view(trial.root, trial.plan):
+    with queries.open_view(trial.root, trial.plan):
         trial.put("a", text="two")
         trial.run()
         assert replaced_files(trial)
@@ -169,8 +169,8 @@ def test_a_damaged_file_is_named_although_the_driver_goes_on(trial: PlanWorld, m
     trial.put("a")
     trial.run()
     numbers = iter(range(10**6))
-    monkeypatch.setattr(questions, "last_entries", lambda root: (next(numbers),))
-    monkeypatch.setattr(questions, "_PAUSE_S", 0)
+    monkeypatch.setattr(queries, "last_entries", lambda root: (next(numbers),))
+    monkeypatch.setattr(queries, "_PAUSE_S", 0)
     [path] = (trial.root / "ledger").glob("*.parquet")
     path.unlink()
     with pytest.raises(StateDamaged, match=path.name):

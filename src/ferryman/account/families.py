@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import duckdb
 
 from ferryman import limits
-from ferryman.account.questions import explain_query_errors, open_view, retry_read
+from ferryman.account.queries import explain_query_errors, open_view, retry_read
 from ferryman.account.relations import View
 from ferryman.errors import UsageError
 from ferryman.plan import Plan, keyed_nodes

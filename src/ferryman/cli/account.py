@@ -602,7 +602,7 @@ def _print_report(found: dict[str, Any], plan: Plan, root: StatePath, spec: str,
 
 def empty_status(plan: Plan) -> dict[str, Any]:
     """Return the status of a plan that never ran: all counts are zero, and it is balanced."""
-    from ferryman.account.questions import log_counts
+    from ferryman.account.queries import log_counts
 
     kinds = {n.name: n.kind for n in plan.nodes}
     return {

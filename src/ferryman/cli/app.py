@@ -167,7 +167,7 @@ def _report_usage(raised: Exception) -> None:
 # --- a quick start for verbs that only query the ledger ---
 
 LEDGER_VERBS = {
-    **dict.fromkeys(("status", "deliveries", "history", "retry", "fsck"), "ferryman.account.questions"),
+    **dict.fromkeys(("status", "deliveries", "history", "retry", "fsck"), "ferryman.account.queries"),
     "queue": "ferryman.queues",
 }
 """Verb that needs no Spark -> the module it needs."""

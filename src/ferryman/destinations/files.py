@@ -33,7 +33,7 @@ from ferryman.destinations.sql import sqlite
 from ferryman.destinations.sql.sqlite import SQLite
 from ferryman.document import encode_fields
 from ferryman.errors import BadDocument, Misconfigured, PlanError
-from ferryman.net import places
+from ferryman.net import relative_paths
 from ferryman.storage import disk, files
 from ferryman.storage.files import classified_errors
 
@@ -165,7 +165,7 @@ class Directory(Destination):
     def __init__(self, directory: str | Path, content: Content = "raw", by: By = "id") -> None:
         """``directory`` is made if it is not there. A relative one is meant from the plan file's
         folder; in a program, from the current one."""
-        self.directory = Path(places.absolute(directory))
+        self.directory = Path(relative_paths.absolute(directory))
         self.content: Content = content
         self.by: By = by
         self._engine: sa.Engine | None = None
@@ -486,7 +486,7 @@ class JsonLines(Destination):
         """
         if rows is not None and rows < 1:
             raise PlanError([f"JsonLines({str(directory)!r}): rows={rows}: give 1 or more"])
-        self.directory = Path(places.absolute(directory))
+        self.directory = Path(relative_paths.absolute(directory))
         self.preferred_batch = rows  # type: ignore[misc]  # of this one
 
     def target(self) -> str:

@@ -16,7 +16,7 @@ from ferryman import limits
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Guarantee, Outcome
 from ferryman.document import encode_fields
 from ferryman.errors import BadDocument, Misconfigured, PermanentError, PlanError, Unavailable
-from ferryman.net import places, urls
+from ferryman.net import relative_paths, urls
 from ferryman.net.http import Answer, Auth, Http, NotSent, Unanswered
 
 __all__ = ["OpenSearch"]
@@ -517,7 +517,7 @@ class OpenSearch(Destination):
         self.auth = auth
         self.refresh: Refresh = refresh
         self.settings = dict(settings or {})
-        self.ca = None if ca is None else places.absolute(ca)
+        self.ca = None if ca is None else relative_paths.absolute(ca)
         self._http: Http | None = None
         self._writer = BulkWriter(text)
         self._once = False

@@ -14,10 +14,10 @@ from ferryman import limits
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Outcome
 from ferryman.errors import BadDocument, Misconfigured, Unavailable, plain_text
 from ferryman.queues import Queue as DurableQueue
+from ferryman.queues.append import SEQUENCE, WRITER
 from ferryman.queues.message import CONTENT, text_of
 from ferryman.queues.place import check_name, root_of, uri_of
 from ferryman.queues.queue import classified_queue_errors
-from ferryman.queues.store import SEQUENCE, WRITER
 from ferryman.queues.upkeep import seconds_of
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ferryman import crash, limits
-from ferryman.account.questions import open_view
+from ferryman.account.queries import open_view
 from ferryman.account.relations import Filter
 from ferryman.engine.commit import commit_wave
 from ferryman.engine.settle import in_process, settle

@@ -12,10 +12,10 @@ from typing import Any, Final, NamedTuple, NoReturn
 import numpy as np
 
 from ferryman import limits
-from ferryman.engine.batches import EntryRange, HeldEntry, LogBatch, LogSplit
+from ferryman.engine.at_most_once import OnceRanges, OnceWave, end_once_wave
 from ferryman.engine.breakers import NodeBreakers
-from ferryman.engine.once import OnceRanges, OnceWave, end_once_wave
 from ferryman.engine.results import NO_IDS, NOTHING_STAGED, Blocked, ListedPart, Listing, Staged, WantedIds, outage_of
+from ferryman.engine.tasks import EntryRange, HeldEntry, LogBatch, LogSplit
 from ferryman.errors import Misconfigured, StateLost, UsageError, message_of
 from ferryman.plan import ExportsNode, SourceNode, errors_node, keyed_nodes, logs_read
 from ferryman.plan.keyed import read_once_sources, upstream_sources

@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from ferryman import crash
 from ferryman.engine import commands
+from ferryman.engine.at_most_once import recover_once_wave
 from ferryman.engine.commit import commit_wave
-from ferryman.engine.once import recover_once_wave
 from ferryman.engine.settle import in_process, settle
 from ferryman.errors import UsageError
 from ferryman.plan import KeyedNode, Plan, changed_sources, keyed_nodes, logs_read, sources_of, structure

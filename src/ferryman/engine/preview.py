@@ -23,15 +23,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ferryman.account.questions import explain_query_errors, retry_read
+from ferryman.account.queries import explain_query_errors, retry_read
 from ferryman.engine import driver, migration
-from ferryman.engine.batches import BATCH_FILE, LISTED, LogSplit, Reason, RowRange, TaskSplit, link_files
 from ferryman.engine.breakers import NodeBreakers
 from ferryman.engine.logs import inspect_log, iter_pieces, read_due_entries
 from ferryman.engine.results import NO_IDS, Listing, Staged, WantedIds
 from ferryman.engine.runner.base import IsolatingRunner, PickledPlan, Runner, run_isolating
 from ferryman.engine.scan.listing import list_sources
 from ferryman.engine.scan.phase import ChangeSet, detect_changes
+from ferryman.engine.tasks import BATCH_FILE, LISTED, LogSplit, Reason, RowRange, TaskSplit, link_files
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.calls import signals_interrupt
 from ferryman.engine.transform.task import TaskProcessing, Transform

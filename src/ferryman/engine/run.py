@@ -20,16 +20,15 @@ from itertools import zip_longest
 from typing import Final
 
 from ferryman import crash, limits
-from ferryman.account.questions import all_errors_queued, cache_counts, outstanding_for_driver
+from ferryman.account.queries import all_errors_queued, cache_counts, outstanding_for_driver
 from ferryman.engine import commands, migration
-from ferryman.engine.batches import LogBatch, WaveBatch
+from ferryman.engine.at_most_once import recover_once_wave
 from ferryman.engine.breakers import BreakerRegistry, NodeBreakers
 from ferryman.engine.commit import NO_POSITIONS, commit_staged
 from ferryman.engine.deliver.dispatch import Dispatcher, SequenceGuard
 from ferryman.engine.live import ProgressReader
 from ferryman.engine.logs import Logs
-from ferryman.engine.once import recover_once_wave
-from ferryman.engine.pending import Backlog, PendingWork, UnlistedDocuments
+from ferryman.engine.pending_work import Backlog, PendingWork, UnlistedDocuments
 from ferryman.engine.reset import reset_states
 from ferryman.engine.results import Staged
 from ferryman.engine.runner.base import IsolatingRunner, PickledPlan, Runner
@@ -37,6 +36,7 @@ from ferryman.engine.scan.phase import Allowed, ChangeSet, ScanPhase
 from ferryman.engine.settle import has_late_answers, settle
 from ferryman.engine.summary import Summary as Summary
 from ferryman.engine.summary import describe_staged
+from ferryman.engine.tasks import LogBatch, WaveBatch
 from ferryman.engine.transform.phase import TransformPhase
 from ferryman.notify import Reporter, Stopped
 from ferryman.observe import Observer

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Final
 
-from ferryman.engine.batches import WaveBatch
 from ferryman.engine.results import Listing, Staged
+from ferryman.engine.tasks import WaveBatch
 from ferryman.observe import format_count, plural
 
 _EXITS_BY_PRECEDENCE: Final = (1, 2, 4, 3)

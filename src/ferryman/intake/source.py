@@ -18,7 +18,7 @@ from ferryman.errors import BadDocument, TransientError, UsageError, plain_text
 from ferryman.intake import Job, JobQueue, QueueLost
 from ferryman.intake import job as inventory
 from ferryman.intake.job import FILES_FOLDER, StoredFile
-from ferryman.net import places
+from ferryman.net import relative_paths
 from ferryman.sources.base import Detect, Listed, Source
 
 UNQUOTED: Final = "!$&'()+,;=:@~ "
@@ -253,4 +253,4 @@ def quote_part(part: str, unquoted: str = "") -> str:
 def _absolute_url(url: str) -> str:
     """Return the URL of a queue, with an absolute path if it is a file."""
     start, is_file, path = url.partition("sqlite:///")
-    return f"{is_file}{places.absolute(path)}" if is_file and not start else url
+    return f"{is_file}{relative_paths.absolute(path)}" if is_file and not start else url

@@ -9,7 +9,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from ferryman.errors import UsageError
-from ferryman.net import places
+from ferryman.net import relative_paths
 
 POSTGRESQL_DRIVER: Final = "postgresql+psycopg"
 
@@ -81,7 +81,7 @@ def _absolute(url: sa.URL) -> sa.URL:
     path = url.database
     if is_in_memory(url) or path is None or path.startswith("file:"):
         return url
-    return url.set(database=places.absolute(path))
+    return url.set(database=relative_paths.absolute(path))
 
 
 def is_transient(error: sa.exc.DBAPIError) -> bool:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ferryman.destinations.base import Destination
 from ferryman.errors import PlanError
-from ferryman.net import places
+from ferryman.net import relative_paths
 from ferryman.plan.check import NAME
 from ferryman.plan.nodes import DestinationNode, KeyedNode, SourceNode
 from ferryman.plan.paths import Joint, cycles
@@ -65,7 +65,8 @@ class Flow:
             for node in plan.nodes
             if isinstance(node, SourceNode) and isinstance(node.source, Source)
             for target, writer, destination in written
-            if places.resolve(target) == places.resolve(node.source.reads()) and writer != self.label(plan)
+            if relative_paths.resolve(target) == relative_paths.resolve(node.source.reads())
+            and writer != self.label(plan)
         )
 
     @property

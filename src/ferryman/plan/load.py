@@ -20,7 +20,7 @@ from typing import TypeVar
 import cloudpickle
 
 from ferryman.errors import FerrymanError, UsageError
-from ferryman.net.places import relative_to
+from ferryman.net.relative_paths import relative_to
 from ferryman.plan.calls import pickling_findings
 from ferryman.plan.flow import Flow
 from ferryman.plan.plan import Plan

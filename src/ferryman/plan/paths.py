@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple, Protocol, cast
 
 from ferryman.destinations.base import Destination
-from ferryman.net import places
+from ferryman.net import relative_paths
 from ferryman.plan.nodes import CalledNode, DestinationNode, KeyedNode, Node, RouterNode, SourceNode, sources_of
 from ferryman.sources.base import Source
 from ferryman.sources.log import Log
@@ -224,12 +224,12 @@ def loop_findings(nodes: Sequence[Node]) -> list[str]:
         target: n.name
         for n in reversed(nodes)
         if isinstance(n, DestinationNode) and isinstance(n.destination, Destination)
-        if (target := places.resolve(n.destination.target())) is not None
+        if (target := relative_paths.resolve(n.destination.target())) is not None
     }
     return [
         f"{n.name}: reads {target}, which {written[target]} of the same plan writes: a loop without end. Make two "
         "plans of it, one that writes and one that reads, and run them together as a Flow: Flow(name, [first, second])."
         for n in nodes
         if isinstance(n, SourceNode) and isinstance(n.source, Source)
-        if (target := places.resolve(n.source.reads())) in written
+        if (target := relative_paths.resolve(n.source.reads())) in written
     ]

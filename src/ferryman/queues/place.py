@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from ferryman import crash, limits
 from ferryman.errors import StateForeign, UsageError
-from ferryman.net import places
+from ferryman.net import relative_paths
 from ferryman.queues.table import first_queue_entry
 from ferryman.storage import files
 from ferryman.storage.disk import write_synced
@@ -72,7 +72,7 @@ def root_of(root: str | os.PathLike[str] | ObjectPath) -> StatePath:
     """
     if isinstance(root, ObjectPath) or is_url(root):
         return path_of(root if isinstance(root, ObjectPath) else str(root))
-    return Path(places.absolute(root))
+    return Path(relative_paths.absolute(root))
 
 
 def uri_of(folder: StatePath) -> str:

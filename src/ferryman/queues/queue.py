@@ -14,8 +14,9 @@ import pyarrow.compute as pc
 from ferryman import limits
 from ferryman.errors import EngineError, Misconfigured, StateFolderError, Unavailable, UsageError, describe
 from ferryman.queues import place, upkeep
+from ferryman.queues.append import RepeatingWriter, append_rows, highest_sequence
 from ferryman.queues.message import ROWS, Message, content_of, messages_of
-from ferryman.queues.store import QueueStore, RepeatingWriter, append_rows, highest_sequence, read_between
+from ferryman.queues.store import QueueStore, read_between
 from ferryman.queues.table import key_name
 from ferryman.queues.tailer import Tailer
 from ferryman.storage.files import StatePath, classified_errors, explain_errors_of_class, explained_errors, fsync_folder

@@ -155,7 +155,7 @@ class MessageTable:
 #
 # While a file that was appended with a key is live, the log itself has the key. Before the file leaves the log its key
 # is written here, so that at any moment one of the two has it. Trimmed rows of writers are kept in the same way, in a
-# folder of their own: see ``queues.store.RepeatingWriter``.
+# folder of their own: see ``queues.append.RepeatingWriter``.
 
 _HEAD: Final = 16
 """Bytes before the numbers: the CRC-32 of what follows, and blanks."""

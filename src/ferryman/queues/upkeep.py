@@ -19,8 +19,9 @@ import pyarrow.compute as pc
 
 from ferryman import crash, limits
 from ferryman.errors import StateDamaged, UsageError, describe
+from ferryman.queues.append import keep_trimmed, write_rows
 from ferryman.queues.message import ROWS
-from ferryman.queues.store import QueueStore, keep_trimmed, write_rows
+from ferryman.queues.store import QueueStore
 from ferryman.queues.table import MessageFile
 from ferryman.storage.delta import LogEntry
 from ferryman.storage.disk import TEMPORARY

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from ferryman.document import Document, content_version, decode_fields, size_problem
 from ferryman.errors import BadDocument, FerrymanError, Misconfigured, StateDamaged, Unavailable, UsageError
-from ferryman.net import places
+from ferryman.net import relative_paths
 from ferryman.records.keys import BUCKETS, FORGOTTEN, KEY_STATE, PUBLISHED, lane_of, lanes
 from ferryman.records.rows import table_of
 from ferryman.sources.base import Listed
@@ -246,7 +246,7 @@ def _states_folder(state: str | os.PathLike[str]) -> StatePath:
     from ferryman.storage.files import path_of
 
     where = os.fspath(state)
-    return path_of(where if "://" in where else places.absolute(where))
+    return path_of(where if "://" in where else relative_paths.absolute(where))
 
 
 def _cut_pieces(counts: list[tuple[int, int]], start: int, end: int, limit: int) -> Iterator[tuple[int, int, int]]:

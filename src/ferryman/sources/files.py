@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote_to_bytes
 from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import UsageError
-from ferryman.net import places
+from ferryman.net import relative_paths
 from ferryman.sources.base import Detect, Doubt, Listed, Source
 from ferryman.sources.folder import FileTree, Folder, Globs, Piece, read_unpacked
 
@@ -55,7 +55,7 @@ class FileSelection:
             return Bucket(path, globs, max_bytes, dict(self.storage_options or {}))
         if self.storage_options:
             raise UsageError(f"{source}(storage_options=…): they are for URLs; {path!r} is a folder of this machine.")
-        return Folder(places.absolute(path), globs, max_bytes)
+        return Folder(relative_paths.absolute(path), globs, max_bytes)
 
 
 class FileSource(Source):

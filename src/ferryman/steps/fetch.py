@@ -15,7 +15,7 @@ from urllib.parse import urljoin
 from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import BadDocument, PermanentError, TransientError, Unavailable
-from ferryman.net import reach
+from ferryman.net import allowed_addresses
 from ferryman.net import urls as net
 from ferryman.steps.fields import bad_field, field_name, field_values
 
@@ -164,7 +164,7 @@ class fetch_url:
 @lru_cache(maxsize=1)
 def _pool(process: int) -> PoolManager:
     """Return this process's connections. A forked process must not use those of its parent."""
-    return reach.process_reach().pool()
+    return allowed_addresses.process_reach().pool()
 
 
 _unavailable_until: Final[dict[str, tuple[float, str]]] = {}

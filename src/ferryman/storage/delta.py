@@ -146,7 +146,7 @@ class _Removed(msgspec.Struct):
     path: str
 
 
-class _Transaction(msgspec.Struct):
+class _TransactionNumber(msgspec.Struct):
     appId: str
     version: int
 
@@ -161,7 +161,7 @@ class _Action(msgspec.Struct):
     commitInfo: _CommitInfo | None = None
     protocol: dict[str, Any] | None = None
     metaData: dict[str, Any] | None = None
-    txn: _Transaction | None = None
+    txn: _TransactionNumber | None = None
     remove: _Removed | None = None
     add: AddedFile | None = None
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from ferryman.engine.batches import RowRange
 from ferryman.engine.runner.base import Runner
 from ferryman.engine.runner.on_demand import OnDemandRunner, cores_of
 from ferryman.engine.scan.phase import _row_ranges
+from ferryman.engine.tasks import RowRange
 from ferryman.errors import TransientError, UsageError
 from ferryman.sources import Doubt, Files, Listed
 from ferryman.testing.inprocess import InProcess

@@ -18,7 +18,7 @@ from ferryman.engine.runner.base import Runner
 from ferryman.errors import BadDocument
 from ferryman.intake import JobQueue
 from ferryman.intake.service import Serving, serve
-from ferryman.net.reach import Reach
+from ferryman.net.allowed_addresses import Reach
 from ferryman.observe import Silent
 from ferryman.sources import Jobs
 from ferryman.state.state import State

@@ -12,7 +12,7 @@ import pytest
 from ferryman.errors import PermanentError, TransientError
 from ferryman.intake.service.errors import CorruptSubmission, StopRequested
 from ferryman.intake.service.fetch import Fetcher
-from ferryman.net.reach import Reach
+from ferryman.net.allowed_addresses import Reach
 from tests.intake.service.receiver import FileServer
 
 HERE = Reach(("/",), ("127.0.0.1",))

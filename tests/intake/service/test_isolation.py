@@ -15,7 +15,7 @@ from ferryman.errors import PermanentError
 from ferryman.intake.service import isolation
 from ferryman.intake.service.errors import ChildDied, StopRequested, TryLater
 from ferryman.intake.service.isolation import ATTEMPTS, CurrentWork
-from ferryman.net.reach import Reach
+from ferryman.net.allowed_addresses import Reach
 from tests.intake.conftest import PATIENT_S, zookeeper_url
 from tests.intake.service import killer
 from tests.intake.service.child import CHILD

@@ -195,7 +195,7 @@ def test_each_way_is_told_once(mailbox: tuple[KeptMails, str]) -> None:
     """While a URL has to be tried again, the mail is not sent again."""
     box, url = mailbox
     from ferryman.intake.service.reports import Callback
-    from ferryman.net.reach import Reach
+    from ferryman.net.allowed_addresses import Reach
 
     with Receiver(503, 503) as receiver:
         told = BatchReports(Callback(reach=Reach((), ("127.0.0.1",)), tries=1, pause_s=0), Mail(url, pause_s=0))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ferryman.cli.app import start
-from ferryman.net.reach import Reach
+from ferryman.net.allowed_addresses import Reach
 from tests.intake.service.place import Place
 from tests.intake.service.receiver import FileServer, Receiver, Redirecting
 

@@ -7,7 +7,7 @@ from typing import Final
 from tests.model.actions import Action, Step, told
 
 _SETTLE = "engine.settle"
-_APPEND = "queues.store.append_rows"
+_APPEND = "queues.append.append_rows"
 
 QUEUE_ACTIONS: Final[dict[str, Action]] = {
     # the outside
@@ -61,12 +61,12 @@ QUEUE_ACTIONS: Final[dict[str, Action]] = {
     "append.look": Action("looks whether its pass is open", ("engine.deliver.turn.Turn.may_send",)),
     "append.read": Action(
         "reads the newest version of the queue: which rows are not there?",
-        ("queues.store.RepeatingWriter.new_rows",),
+        ("queues.append.RepeatingWriter.new_rows",),
         ("append.staged", "append.written"),
     ),
     "append": Action(
         "links the entry that names the messages and the highest sequence",
-        (_APPEND, "queues.store.RepeatingWriter.transactions"),
+        (_APPEND, "queues.append.RepeatingWriter.transactions"),
         ("append.logged", "append.synced", "deliver.sent"),
     ),
     "append.beaten": Action("finds that somebody else was faster", (_APPEND,)),

@@ -24,9 +24,12 @@ ONCE_ACTIONS: Final[dict[str, Action]] = {
     "lost": Action("finds that another driver has taken over, and stops", ("storage.tables.taken_over_error",)),
     "end": Action("has nothing more to do, and ends without having noticed that it was overtaken"),
     "look": Action(
-        "takes what is to be run again, or what lies behind the position", ("engine.once.OnceRanges.due_splits",)
+        "takes what is to be run again, or what lies behind the position",
+        ("engine.at_most_once.OnceRanges.due_splits",),
     ),
-    "intake": Action("commits what its wave takes, and the position behind it", ("engine.once.begin_once_wave",)),
+    "intake": Action(
+        "commits what its wave takes, and the position behind it", ("engine.at_most_once.begin_once_wave",)
+    ),
     "intake.synced": Action("syncs that commit", (), ("intake.synced",)),
     "dispatch": Action("starts a task", ("engine.transform.phase.TransformPhase.run",)),
     "dispatch.double": Action("a second attempt of the task starts", fault=True),
@@ -38,10 +41,12 @@ ONCE_ACTIONS: Final[dict[str, Action]] = {
         "what has the task come to? If it has not begun, it cannot any more", ("engine.results.kept_result",)
     ),
     "commit": Action(
-        "commits the wave: what has become of each entry", ("engine.once.OnceRanges.results_of",), ("transform.done",)
+        "commits the wave: what has become of each entry",
+        ("engine.at_most_once.OnceRanges.results_of",),
+        ("transform.done",),
     ),
     "commit.synced": Action("syncs that commit", (), ("wave.synced",)),
-    "over": Action("removes the wave's folder", ("engine.once.end_once_wave",)),
+    "over": Action("removes the wave's folder", ("engine.at_most_once.end_once_wave",)),
 }
 
 

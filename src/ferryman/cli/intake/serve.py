@@ -39,7 +39,7 @@ from ferryman.errors import UsageError
 if TYPE_CHECKING:
     from ferryman.engine.runner.base import Runner
     from ferryman.intake.service import Serving
-    from ferryman.net.reach import Reach
+    from ferryman.net.allowed_addresses import Reach
     from ferryman.plan import Plan
     from ferryman.state.state import State
     from ferryman.storage.files import StatePath
@@ -186,7 +186,7 @@ def _reach(allow_files: list[Path] | None, hosts: list[str] | None) -> Reach:
     Raises:
         UsageError: a host pattern is not valid.
     """
-    from ferryman.net.reach import Reach
+    from ferryman.net.allowed_addresses import Reach
 
     reach = Reach(tuple(str(path.absolute()) for path in allow_files or ()), tuple(hosts or ()))
     reach.check()

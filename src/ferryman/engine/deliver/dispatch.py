@@ -18,8 +18,8 @@ from ferryman.engine.breakers import BreakerRegistry
 from ferryman.engine.deliver.sending import Lane, LaneReport, Pass, context_of
 from ferryman.engine.deliver.turn import Hung, ThreadCaller
 from ferryman.engine.keyed.phase import KeyUpdates
-from ferryman.engine.order import KeyHeads, OutboxFile, SendOrder, group_by_lanes, send_orders
 from ferryman.engine.runner.base import PickledPlan, Runner
+from ferryman.engine.send_order import KeyHeads, OutboxFile, SendOrder, group_by_lanes, send_orders
 from ferryman.errors import EngineError, PermanentError, StateForeign, WorkerDied, message_of
 from ferryman.plan import DestinationNode, KeyedNode, errors_node
 from ferryman.state.outbox import first_sequence, has_exports, has_other_rows, pending_rows, split_family

@@ -27,9 +27,9 @@ import pyarrow.compute as pc
 from ferryman import crash, limits
 from ferryman.destinations.base import Delivery, DestinationContext, Outcome
 from ferryman.engine.deliver.turn import Hung, Killed, LaneStop, Turn, is_universal, row_result
-from ferryman.engine.order import KeyOrder, OutboxFile
 from ferryman.engine.results import Attempts
 from ferryman.engine.runner.base import PickledPlan
+from ferryman.engine.send_order import KeyOrder, OutboxFile
 from ferryman.errors import PermanentError, TransientError, describe, plain_text, safe_repr
 from ferryman.memory import describe_memory_error, is_failed_allocation, lacks_memory
 from ferryman.net.faults import is_connection_error

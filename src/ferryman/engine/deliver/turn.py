@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,9 +11,10 @@ from typing import Any, Final, Protocol
 from ferryman import limits
 from ferryman.destinations.base import Destination, Guarantee, Outcome
 from ferryman.engine.live import ProgressWriter
-from ferryman.engine.order import HeldKeys
 from ferryman.engine.results import Attempts
+from ferryman.engine.retries import judge_failure
 from ferryman.engine.runner.child import Child, Died, TooLong
+from ferryman.engine.send_order import HeldKeys
 from ferryman.errors import DeliveryError, Unavailable, WorkerDied, as_exception, plain_text
 from ferryman.plan import DestinationNode, Policy
 from ferryman.records.rows import UNTOUCHED, RowResult, Rows, Status
@@ -298,8 +298,7 @@ def is_universal(error: BaseException) -> bool:
 
 def row_result(row: int, before: Attempts, outcome: Outcome, policy: Policy, now_us: int) -> RowResult:
     """Return the journal's row for an outcome that was not ok."""
-    attempt, since, transient = before.attempt + 1, before.since, before.transient
-    kind, why = outcome.kind, plain_text(outcome.why)
+    attempt, kind, why = before.attempt + 1, outcome.kind, plain_text(outcome.why)
     if kind == "stale":
         return RowResult(row, Status.INDEXED, "stale: the destination has something newer", attempt, None)
     if outcome.universal or kind == "held":
@@ -310,12 +309,8 @@ def row_result(row: int, before: Attempts, outcome: Outcome, policy: Policy, now
         return RowResult(row, Status.DEAD, why, attempt, None)
     if kind == "unknown" and policy.guarantee is Guarantee.AT_MOST_ONCE:
         return RowResult(row, Status.INDEXING, f"unknown: {why}", attempt, None)
-    waited_s = None
-    if kind == "transient":
-        since, transient = since or now_us, (transient or 0) + 1
-        waited_s = (now_us - since) / 1e6
-    if policy.limits.is_exhausted(attempt, transient or 0, waited_s):
+    failed = judge_failure(before, policy.limits, now_us, transient=kind == "transient")
+    if failed.is_last:
         return RowResult(row, Status.DEAD, f"{why} (attempt {attempt}, the last)", attempt, None)
-    patient = waited_s is not None and policy.patience_s is not None
-    wait = random.uniform(0, policy.longest_wait_s(attempt, patient=patient))
-    return RowResult(row, Status.ERROR, why, attempt, now_us + int(wait * 1e6), since, transient)
+    after = failed.attempts
+    return RowResult(row, Status.ERROR, why, attempt, failed.next_us(policy, now_us), after.since, after.transient)

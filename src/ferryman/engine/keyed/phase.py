@@ -16,8 +16,8 @@ from ferryman import crash, limits
 from ferryman.engine.breakers import BreakerRegistry
 from ferryman.engine.keyed.grouping import GroupByKey, GroupFile, SortedRun, range_starts
 from ferryman.engine.keyed.update import KeyRange, KeyReport, UpdateKeys
-from ferryman.engine.order import rows_behind, send_orders
 from ferryman.engine.runner.base import IsolatingRunner, PickledPlan, Runner, run_isolating
+from ferryman.engine.send_order import rows_behind, send_orders
 from ferryman.errors import WorkerDied
 from ferryman.plan import KeyedNode, errors_node, keyed_nodes
 from ferryman.plan.keyed import upstream_sources

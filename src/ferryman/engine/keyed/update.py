@@ -6,7 +6,6 @@ A task's files are durable before it publishes their names, once: two tasks of o
 from __future__ import annotations
 
 import os
-import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from ferryman.engine.results import (
     Traces,
     classify_error,
 )
+from ferryman.engine.retries import judge_failure
 from ferryman.engine.runner.base import PickledPlan
 from ferryman.engine.runner.child import Child, Died, TooLong, exit_if_forked
 from ferryman.engine.transform.calls import can_interrupt, interrupt_after, signals_interrupt
@@ -691,17 +691,12 @@ class UpdateOutput:
 
 def failed_row(sequence: int, before: Attempts, fault: NodeError, policy: Policy, now_us: int) -> RowResult:
     """Return the journal's row for a document whose attempt failed."""
-    attempt, since, transient = before.attempt + 1, before.since, before.transient
-    why = with_traceback(fault.text, fault.trace)
+    attempt, why = before.attempt + 1, with_traceback(fault.text, fault.trace)
     if fault.kind is ErrorKind.PERMANENT:
         return RowResult(sequence, Status.ERROR_DOC, why, attempt, None)
-    waited_s = None
-    if fault.kind in TRANSIENT:
-        since, transient = since or now_us, (transient or 0) + 1
-        waited_s = (now_us - since) / 1e6
-    if policy.limits.is_exhausted(attempt, transient or 0, waited_s):
+    failed = judge_failure(before, policy.limits, now_us, transient=fault.kind in TRANSIENT)
+    if failed.is_last:
         why = with_traceback(f"{fault.text} (attempt {attempt}, the last)", fault.trace)
         return RowResult(sequence, Status.DEAD, why, attempt, None)
-    patient = waited_s is not None and policy.patience_s is not None
-    wait = random.uniform(0, policy.longest_wait_s(attempt, patient=patient))
-    return RowResult(sequence, Status.ERROR, why, attempt, now_us + int(wait * 1e6), since, transient)
+    after = failed.attempts
+    return RowResult(sequence, Status.ERROR, why, attempt, failed.next_us(policy, now_us), after.since, after.transient)

@@ -186,7 +186,7 @@ def train(archive: Path, scratch: Path) -> bool:
     environment.pop("PYSPARK_GATEWAY_PORT", None)
     environment.pop("PYSPARK_SUBMIT_ARGS", None)
     with subprocess.Popen(
-        [sys.executable, "-m", "ferryman.engine.runner.training", str(archive)],
+        [sys.executable, "-m", "ferryman.engine.runner.class_archive", str(archive)],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         cwd=scratch, env=environment, start_new_session=True,
     ) as process:  # fmt: skip

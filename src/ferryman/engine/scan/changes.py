@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ferryman import limits
-from ferryman.engine.batches import BATCH_FILE, LISTED, Reason
 from ferryman.engine.results import Listing
-from ferryman.engine.scan.cut import Splitter
+from ferryman.engine.scan.splitting import Splitter
+from ferryman.engine.tasks import BATCH_FILE, LISTED, Reason
 from ferryman.records.families import Published, encode_published
 from ferryman.records.rows import OUTBOX, OUTBOX_CONTENT, OUTBOX_PARTITION, is_due_sql, table_of
 from ferryman.storage import parquet

@@ -26,10 +26,10 @@ from ferryman.document import (
     size_problem,
     storable_id,
 )
-from ferryman.engine.batches import CONTENT, LISTING, content_path
 from ferryman.engine.live import ProgressWriter
 from ferryman.engine.results import NO_IDS, ListedPart, Listing, Outage, WantedIds, outage_of
 from ferryman.engine.runner.base import PickledPlan, QueryFailed, Runner
+from ferryman.engine.tasks import CONTENT, LISTING, content_path
 from ferryman.errors import (
     BadDocument,
     EngineError,

@@ -15,18 +15,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ferryman import crash, limits
-from ferryman.engine import step_retries
-from ferryman.engine.batches import Reason, RowRange, TaskSplit, WaveBatch, link_files
+from ferryman.engine import due_documents
 from ferryman.engine.breakers import NodeBreakers
 from ferryman.engine.live import ProgressReader, ProgressWriter
 from ferryman.engine.logs import Logs
-from ferryman.engine.pending import PendingWork, UnlistedDocuments
+from ferryman.engine.pending_work import PendingWork, UnlistedDocuments
 from ferryman.engine.results import ErrorKind, Listing, classify_error
 from ferryman.engine.runner.base import PickledPlan, Runner
 from ferryman.engine.scan.changes import SourceComparison, due_now
-from ferryman.engine.scan.cut import Splitter
 from ferryman.engine.scan.listing import list_sources
+from ferryman.engine.scan.splitting import Splitter
 from ferryman.engine.summary import describe_listing
+from ferryman.engine.tasks import Reason, RowRange, TaskSplit, WaveBatch, link_files
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.reader import listed_document, unread_version, version_of
 from ferryman.observe import Observer
@@ -99,8 +99,8 @@ class ScanPhase:
         waiting = self._nodes.blocked_holds(self._pending.step_debts())
         due, wanted, entries = None, None, self._logs.due_entries()
         if only_pending:
-            due = step_retries.due_documents(state, now_us(), waiting)
-            wanted = step_retries.ids_by_source(state, due) if len(due) <= limits.NAMED_DOCUMENTS else None
+            due = due_documents.due_documents(state, now_us(), waiting)
+            wanted = due_documents.ids_by_source(state, due) if len(due) <= limits.NAMED_DOCUMENTS else None
         else:
             self._pending.unlisted_sources = set()
         with self._live.follow() as live:

@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from ferryman.engine.batches import Reason
+from ferryman.engine.tasks import Reason
 from ferryman.records.families import FailedMember, decode_failures, decode_held
 from ferryman.records.keys import export_name
 from ferryman.storage.parquet import column_values

@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple, Self
 
 from ferryman import limits
 from ferryman.document import Document, decode_fields, encode_fields
-from ferryman.engine.batches import Reason
 from ferryman.engine.live import ProgressWriter
+from ferryman.engine.tasks import Reason
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.rows import Content, OutboxBuffer, SkippedDelivery
 from ferryman.engine.transform.staging import Stager

@@ -23,10 +23,10 @@ import cloudpickle
 
 from ferryman import limits
 from ferryman.document import Document, RereadRequest
-from ferryman.engine.batches import LogSplit, TaskSplit
 from ferryman.engine.results import NodeError, classify_error
 from ferryman.engine.runner.base import PickledPlan
 from ferryman.engine.runner.child import Child, Died, note
+from ferryman.engine.tasks import LogSplit, TaskSplit
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.calls import make_document_call
 from ferryman.engine.transform.health import NodeHealth

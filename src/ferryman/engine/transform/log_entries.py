@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
-from ferryman.engine.batches import LogSplit
 from ferryman.engine.results import Blocked, ErrorKind, NodeError, classify_error
+from ferryman.engine.tasks import LogSplit
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.walk import MemberFailure
 from ferryman.errors import unless_interrupt

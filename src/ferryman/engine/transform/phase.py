@@ -12,13 +12,13 @@ from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
 
-from ferryman.engine.batches import LogBatch, LogSplit, TaskSplit, WaveBatch
+from ferryman.engine.at_most_once import begin_once_wave
 from ferryman.engine.breakers import NodeBreakers
 from ferryman.engine.live import ProgressReader
 from ferryman.engine.logs import Logs
-from ferryman.engine.once import begin_once_wave
 from ferryman.engine.results import Staged
 from ferryman.engine.runner.base import PickledPlan, Runner, run_isolating
+from ferryman.engine.tasks import LogBatch, LogSplit, TaskSplit, WaveBatch
 from ferryman.engine.transform.task import Transform
 from ferryman.errors import WorkerDied
 from ferryman.records.rows import now_us

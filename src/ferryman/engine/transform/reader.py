@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ferryman.document import Document, content_version, current_caller, decode_fields, encode_fields
-from ferryman.engine.batches import LogSplit, Reason, TaskSplit, content_path
 from ferryman.engine.results import ErrorKind, NodeError, classify_error
+from ferryman.engine.tasks import LogSplit, Reason, TaskSplit, content_path
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.health import NodeHealth
 from ferryman.engine.transform.staging import Stager, WalkOutcome

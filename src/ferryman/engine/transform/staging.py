@@ -6,16 +6,16 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import os
-import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol, Self
 
 from ferryman import crash, limits
 from ferryman.document import Document, Operation, RereadRequest, encode_fields
-from ferryman.engine.batches import Reason
-from ferryman.engine.results import TRANSIENT, ErrorKind, NodeError, NodeReport, Savepoint, Staged
+from ferryman.engine.results import TRANSIENT, Attempts, ErrorKind, NodeError, NodeReport, Savepoint, Staged
+from ferryman.engine.retries import draw_due_us, judge_failure
 from ferryman.engine.runner.child import exit_if_forked
+from ferryman.engine.tasks import Reason
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.health import NodeHealth
 from ferryman.engine.transform.log_entries import LogEntries
@@ -783,22 +783,18 @@ class AttemptResult(NamedTuple):
 
 def spend_attempt(fault: NodeError, owed: MissingDelivery, limits: RetryLimits, now_us: int) -> AttemptResult:
     """Return a delivery after a failed attempt: is it tried again, or has it failed?"""
-    attempt, transient, since = owed.attempt + 1, owed.transient, owed.since
+    before = Attempts(owed.attempt, owed.since, owed.transient)
     if fault.kind is ErrorKind.PERMANENT:
-        return AttemptResult(
-            MissingDelivery(*owed.end, attempt, False, since, transient), Status.ERROR_DOC, fault.text, False
-        )
-    waited_s = None
-    if fault.kind in TRANSIENT:
-        since, transient = since or now_us, transient + 1
-        waited_s = (now_us - since) / 1e6
-    last = limits.is_exhausted(attempt, transient, waited_s)
-    why = f"{fault.text} (attempt {attempt}, the last)" if last else fault.text
+        rejected = MissingDelivery(*owed.end, owed.attempt + 1, False, owed.since, owed.transient)
+        return AttemptResult(rejected, Status.ERROR_DOC, fault.text, False)
+    failed = judge_failure(before, limits, now_us, transient=fault.kind in TRANSIENT)
+    attempt, since, transient = failed.attempts
+    why = f"{fault.text} (attempt {attempt}, the last)" if failed.is_last else fault.text
     return AttemptResult(
-        MissingDelivery(*owed.end, attempt, not last, since, transient),
-        Status.DEAD if last else None,
+        MissingDelivery(*owed.end, attempt, not failed.is_last, since, transient or 0),
+        Status.DEAD if failed.is_last else None,
         with_traceback(why, fault.trace),
-        waited_s is not None and limits.patience_s is not None,
+        failed.is_patient,
     )
 
 
@@ -825,7 +821,7 @@ def recorded_deliveries(failures: list[FailedMember]) -> set[tuple[str, tuple[st
 def next_retry_us(failed: Sequence[RetriedDelivery], nodes: Mapping[str, DestinationNode], now_us: int) -> int:
     """Return when a family is tried again, µs since 1970: all failures together, so that the origin is read once."""
     longest = max(nodes[f.end[0]].policy.longest_wait_s(f.attempt, patient=f.patient) for f in failed)
-    return now_us + int(random.uniform(0, longest) * 1e6)
+    return draw_due_us(longest, now_us)
 
 
 # Requests of steps to read documents again later.

@@ -13,10 +13,10 @@ from functools import partial
 from typing import Any, Final, Self
 
 from ferryman.document import Document
-from ferryman.engine.batches import LogSplit, TaskSplit
 from ferryman.engine.live import MAX_ERRORS, ProgressWriter
 from ferryman.engine.results import NodeError, NodeStates, Staged, run_once, sync_names
 from ferryman.engine.runner.base import PickledPlan
+from ferryman.engine.tasks import LogSplit, TaskSplit
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.block_walk import BlockWalk
 from ferryman.engine.transform.calls import make_document_call, signals_interrupt

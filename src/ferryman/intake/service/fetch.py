@@ -22,7 +22,7 @@ from ferryman.intake.service.hosts import SlowHosts
 from ferryman.intake.service.manifest import check_url
 from ferryman.limits import GIB, KIB, MIB
 from ferryman.net import urls
-from ferryman.net.reach import NOTHING_PRIVATE, Reach
+from ferryman.net.allowed_addresses import NOTHING_PRIVATE, Reach
 from ferryman.net.urls import redact
 from ferryman.storage import files
 from ferryman.storage.files import is_disk_full

@@ -24,8 +24,8 @@ from ferryman.intake.service.errors import CorruptSubmission
 from ferryman.intake.service.hosts import SlowHosts
 from ferryman.intake.service.manifest import check_url
 from ferryman.net import urls
+from ferryman.net.allowed_addresses import NOTHING_PRIVATE, Reach
 from ferryman.net.http import expand_variables
-from ferryman.net.reach import NOTHING_PRIVATE, Reach
 from ferryman.net.urls import redact
 
 if TYPE_CHECKING:

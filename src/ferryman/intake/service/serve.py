@@ -46,7 +46,7 @@ from ferryman.intake.service.workers import (
 )
 from ferryman.intake.service.workspace import Workspace, is_done
 from ferryman.intake.store import Watch
-from ferryman.net.reach import REACH_VARIABLE, to_environment
+from ferryman.net.allowed_addresses import REACH_VARIABLE, to_environment
 from ferryman.observe import Forwarding, Observer, Silent
 from ferryman.plan import Plan
 from ferryman.storage.files import StatePath

@@ -23,7 +23,7 @@ from ferryman.intake.service.stages import (
     Storing,
 )
 from ferryman.intake.service.workspace import FULL_SHARE, Workspace
-from ferryman.net.reach import NOTHING_PRIVATE, Reach
+from ferryman.net.allowed_addresses import NOTHING_PRIVATE, Reach
 
 THREADS: Final = 4
 """Threads per state. In most states a job waits for a disk or a server, not for this machine."""

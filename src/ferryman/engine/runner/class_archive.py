@@ -1,7 +1,7 @@
 """The training run of an archive of classes: a session that does what runs do, so that its JVM loads their classes and
 writes them to an archive at its end.
 
-``python -m ferryman.engine.runner.training ARCHIVE``, in a folder of its own: see ``class_sharing.train``.
+``python -m ferryman.engine.runner.class_archive ARCHIVE``, in a folder of its own: see ``class_sharing.train``.
 """
 
 from __future__ import annotations

@@ -9,12 +9,12 @@ from typing import Final
 import numpy as np
 
 from ferryman import limits
-from ferryman.engine import step_retries
+from ferryman.engine import due_documents
 from ferryman.engine.breakers import NodeBreakers
 from ferryman.engine.deliver.dispatch import Dispatcher
+from ferryman.engine.due_documents import Hashes
 from ferryman.engine.logs import Logs
 from ferryman.engine.results import PendingRetries
-from ferryman.engine.step_retries import Hashes
 from ferryman.limits import GIB, KIB, MIB
 from ferryman.plan import Plan, sources_of
 from ferryman.records.rows import now_us, wait_s
@@ -78,10 +78,10 @@ class PendingWork:
         )
 
     def step_debts(self) -> list[PendingRetries]:
-        """Return the pending retries of steps, see ``step_retries.pending_retries``."""
+        """Return the pending retries of steps, see ``due_documents.pending_retries``."""
         key = (frozenset(self._state.documents.files), self._unlisted.hashes)
         if key[0] != self._step_debts_key[0] or key[1] is not self._step_debts_key[1]:
-            self._step_debts, self._step_debts_key = step_retries.pending_retries(self._state, key[1]), key
+            self._step_debts, self._step_debts_key = due_documents.pending_retries(self._state, key[1]), key
         return self._step_debts
 
     def has_due_steps(self) -> bool:
@@ -157,7 +157,7 @@ _NO_HASHES: Final[Hashes] = np.empty(0, np.uint64)
 
 
 class UnlistedDocuments:
-    """Failed documents that no listing contained, by their hashes in ``step_retries``; forgotten after
+    """Failed documents that no listing contained, by their hashes in ``due_documents``; forgotten after
     ``limits.UNLISTED_RETRY_S``.
 
     Args:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ferryman import limits
-from ferryman.engine.batches import BATCH_FILE, RowRange, TaskSplit, WaveBatch
+from ferryman.engine.tasks import BATCH_FILE, RowRange, TaskSplit, WaveBatch
 from ferryman.storage.files import StatePath, path_to_write, upload
 from ferryman.storage.parquet import RowGroups
 

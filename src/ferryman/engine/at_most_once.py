@@ -8,7 +8,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from ferryman.engine.batches import (
+from ferryman.engine.commit import commit_staged
+from ferryman.engine.results import NOTHING_STAGED, Blocked, Staged, kept_result
+from ferryman.engine.settle import RunTasks, settle
+from ferryman.engine.tasks import (
     KILLED_MESSAGE,
     RERUN_MESSAGE,
     EntryRange,
@@ -18,9 +21,6 @@ from ferryman.engine.batches import (
     pending_ranges,
     range_events,
 )
-from ferryman.engine.commit import commit_staged
-from ferryman.engine.results import NOTHING_STAGED, Blocked, Staged, kept_result
-from ferryman.engine.settle import RunTasks, settle
 from ferryman.plan import Plan, SourceNode
 from ferryman.records.rows import Status
 from ferryman.sources.log import Log, Piece

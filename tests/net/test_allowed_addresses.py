@@ -12,7 +12,15 @@ import pytest
 
 from ferryman.document import Document
 from ferryman.errors import UsageError
-from ferryman.net.reach import OWN_PLAN, REACH_VARIABLE, HostPattern, NotAllowed, Reach, process_reach, to_environment
+from ferryman.net.allowed_addresses import (
+    OWN_PLAN,
+    REACH_VARIABLE,
+    HostPattern,
+    NotAllowed,
+    Reach,
+    process_reach,
+    to_environment,
+)
 from ferryman.net.urls import send_request
 from ferryman.steps import fetch_url
 from tests.intake.service.receiver import FileServer

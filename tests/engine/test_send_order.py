@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import pytest
 from ferryman.destinations import Outcome
 from ferryman.destinations.base import Delivery, Effect
 from ferryman.document import Document
-from ferryman.engine.order import SendOrder, send_orders
+from ferryman.engine.send_order import SendOrder, send_orders
 from ferryman.errors import TransientError
 from ferryman.records.rows import Result, RowResult
 from ferryman.routers import Duplicate
@@ -63,7 +62,7 @@ def test_a_retrys_delete_waits_for_the_upsert_that_it_takes_back(place: Path, mo
     split = net.plan.step("split", splitting(mark), after="docs")
     split.step("flaky", failing_once(mark)).destination("out", out, backoff=0)
     # The destination's wait is long, the step's is none.
-    monkeypatch.setattr("ferryman.engine.deliver.turn.random", SimpleNamespace(uniform=lambda *_: NOT_SOON_S))
+    monkeypatch.setattr("ferryman.engine.retries.draw_due_us", lambda _, now_us: now_us + NOT_SOON_S * 1_000_000)
     net.put("a")
     assert net.run().exit == 0
     took = [(line["id"], line["op"]) for line in out.lines() if line["said"] == "ok"]

@@ -10,7 +10,7 @@ import pytest
 from ferryman import Plan
 from ferryman.cli.app import start
 from ferryman.destinations import Directory, JsonLines, OpenSearch, Sql
-from ferryman.net import places
+from ferryman.net import relative_paths
 from ferryman.plan import picture
 from ferryman.plan.load import load_plan
 from ferryman.sources import Csv, Files, Jobs
@@ -96,4 +96,4 @@ def test_a_source_without_a_place_is_drawn() -> None:
 def test_home_is_spelled_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As a shell would."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert places.absolute("~/docs") == str(tmp_path / "docs")
+    assert relative_paths.absolute("~/docs") == str(tmp_path / "docs")
