@@ -11,8 +11,8 @@ import pytest
 from ferryman.errors import StateDamaged
 from ferryman.operations import check
 from ferryman.state.state import State
-from tests.support.damage import DATA, KINDS, damaged, entry, flip, live, made, refusal, tree
-from tests.support.plan_world import PlanWorld, Watch
+from tests.support.damage import DATA, KINDS, TABLES, damaged, entry, flip, live, made, make, refusal, tree
+from tests.support.plan_world import Interrupted, PlanWorld, Until, Watch
 
 __all__ = ["damaged", "made"]
 
@@ -170,3 +170,34 @@ def test_a_table_that_somebody_else_wrote_to_is_refused_by_name(damaged: PlanWor
     last = entry(State(damaged.root, damaged.plan), "ledger", -1)
     error = refusal(damaged, StateDamaged)
     assert (error.path, error.what) == (str(last), "it was not written by Ferryman")
+
+
+def interrupted_in(place: Path, phase: str) -> PlanWorld:
+    """Wave 1 is settled; wave 2 has come to the beginning of this phase."""
+    trial = make(place)
+    trial.run(wait=0)
+    trial.put("a", text="two")
+    with pytest.raises(Interrupted):
+        trial.run(observer=Until(2, phase), checked=False)
+    return trial
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_missing_last_entry_is_noticed(place: Path, table: str) -> None:
+    """Another table or the journal has seen it."""
+    trial = interrupted_in(place, "settle")
+    last = entry(State(trial.root, trial.plan), table, -1)
+    data = last.read_bytes()
+    last.unlink()
+    assert refusal(trial, StateDamaged).path == str(last)
+    last.write_bytes(data)
+    trial.run(wait=0)
+    assert trial.out().counted()["a"] == 2
+
+
+def test_a_missing_last_entry_that_nobody_has_seen(place: Path) -> None:
+    """It is as if the driver had been killed before it wrote it: nothing was sent."""
+    trial = interrupted_in(place, "deliver")
+    entry(State(trial.root, trial.plan), "outbox", -1).unlink()
+    trial.run(wait=0)
+    assert trial.out().counted()["a"] == 2
