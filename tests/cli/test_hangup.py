@@ -19,8 +19,8 @@ from ferryman.cli.app import start
 from ferryman.engine import driver
 from ferryman.testing.inprocess import InProcess
 
-if sys.argv[1] == "nohup":
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+# Set in either case: the tests themselves may run under nohup.
+signal.signal(signal.SIGHUP, signal.SIG_IGN if sys.argv[1] == "nohup" else signal.SIG_DFL)
 driver.open_runner = lambda *_, **__: contextlib.nullcontext(InProcess())
 code = start(["run", "plan.py"])
 pathlib.Path("code").write_text(str(code))
