@@ -170,6 +170,7 @@ def steps(worlds: Worlds, folder: Path) -> dict[tuple[str, str], list[str]]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(4 * 3600)  # fifty runs and more, also on a machine that is busy
 @pytest.mark.rule("state.overtaken")
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("shape", SHAPES)
