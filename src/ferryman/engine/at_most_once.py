@@ -1,4 +1,5 @@
-"""Ranges of log entries in waves of at-most-once plans: which ranges are run again, and how those of a wave ended."""
+"""Ranges of log entries in waves of at-most-once plans: which ranges to run again, and the outcomes of a wave's
+ranges."""
 
 from __future__ import annotations
 
@@ -46,10 +47,10 @@ class OnceResults(NamedTuple):
 
 
 class OnceRanges:
-    """Ranges of log entries that the waves of a run process, of an at-most-once plan.
+    """Ranges of log entries of an at-most-once plan during a run.
 
     Args:
-        logs: the plan's, by their names.
+        logs: the plan's logs by name.
     """
 
     def __init__(self, state: State, logs: Mapping[str, Log]) -> None:
@@ -59,14 +60,14 @@ class OnceRanges:
         self._known = False
 
     def refresh(self) -> None:
-        """Read the pending ranges again: an operator may have decided about some."""
+        """Read the pending ranges again, since an operator may have resolved some."""
         self._known = False
 
     def due_splits(self, is_ready: Callable[[str, str], bool]) -> list[LogSplit]:
-        """Return the ranges that can be run now, a task each.
+        """Return the ranges that can be run now, one task each.
 
         Args:
-            is_ready: may this source and partition be read?
+            is_ready: returns whether a source's partition may be read.
         """
         if not self._known:
             self._pending, self._known = pending_ranges(self._state), True
@@ -77,11 +78,11 @@ class OnceRanges:
         ]
 
     def ranges_of(self, splits: Sequence[LogSplit]) -> list[EntryRange]:
-        """Return the ranges of these tasks."""
+        """Return the range of each task."""
         return [s.rerun or self._range(s, s.piece) for s in splits]
 
     def results_of(self, once_wave: OnceWave, splits: Sequence[LogSplit], staged: Sequence[Staged]) -> OnceResults:
-        """Return the results of a wave: what it commits of its ranges."""
+        """Return the results of a wave's ranges, to be committed."""
         results = OnceResults([], [], {}, {}, {})
         statuses: list[RangeStatus] = []
         read: Counter[str] = Counter()
@@ -102,7 +103,7 @@ class OnceRanges:
         return results
 
     def _outcome_of(self, split: LogSplit, entry_range: EntryRange, done: Staged) -> tuple[bool, list[RangeStatus]]:
-        """Return whether a staged result counts, and the new statuses of its range."""
+        """Return whether a task's staged result counts, and the new statuses of its range."""
         if done.in_doubt:
             return False, [RangeStatus(entry_range, Status.INDEXING, KILLED_MESSAGE)]
         statuses = [RangeStatus(entry_range, Status.DROPPED, RERUN_MESSAGE)] if entry_range.in_ledger else []
@@ -112,7 +113,7 @@ class OnceRanges:
         if not done.entries:
             return True, [] if entry_range.in_ledger else [RangeStatus(entry_range, Status.ERROR, waits)]
         log = self._logs.get(split.source)
-        if log is None or log.shares_places:  # which entries lie behind is not known
+        if log is None or log.shares_places:  # which entries come after it is unknown
             return False, [RangeStatus(entry_range, Status.INDEXING, f"its steps may have run: {blocked.why}")]
         rest = self._range(split, split.piece._replace(start=blocked.place))
         return True, [*statuses, RangeStatus(rest, Status.ERROR, waits)]
@@ -121,14 +122,15 @@ class OnceRanges:
         return new_range(self._state.plan, split.source, self._logs[split.source], piece, split.revision)
 
     def _transactions(self, number: int, statuses: Sequence[RangeStatus], read: Counter[str]) -> dict[str, int]:
-        """Return how many entries of each source are accounted for, a range that waits as one of them."""
+        """Return transactions with the number of processed entries of each source; a waiting range counts as one
+        entry."""
         read.update(each.range.source for each in statuses if not each.range.in_ledger)
         kept = {name: LogPositions(self._state, name) for name in read}
         counted = {each.entries_read_id: each.entries_read + read[name] for name, each in kept.items()}
         return {**counted, **({RANGES: number} if statuses else {})}
 
     def _piece_in_log(self, entry_range: EntryRange) -> Piece:
-        """Return the entries that the log still has of a range: it may have been trimmed, or be another log by now."""
+        """Return the part of a range that the log still has: it may have been trimmed, or replaced by another log."""
         piece, log = entry_range.piece, self._logs[entry_range.source]
         same = log.pinned(piece, log.identities()) == piece
         start = {piece.partition: piece.start, **{name: first for name, first, _ in piece.inputs}}
@@ -141,9 +143,10 @@ class OnceRanges:
 
 
 def recover_once_wave(state: State, run: RunTasks, plan: Plan | None = None) -> list[str]:
-    """Commit and settle an at-most-once wave that was begun and not committed, if there is one.
+    """Commit and settle an at-most-once wave that was begun but not committed, if there is one; return a message about
+    it.
 
-    The results that its tasks have kept count; tasks that had not begun are run later. Returns a message about it.
+    Results that its tasks have stored are committed. Tasks that had not begun run later.
 
     Args:
         plan: see ``settle``.
@@ -169,21 +172,21 @@ def _not_begun(piece: Piece) -> Staged:
     return NOTHING_STAGED._replace(blocked=Blocked(piece.start, "", "its run was killed", stop=False))
 
 
-# The begin of an at-most-once wave: a commit that says which entries it processes, before a step sees any of them.
+# Beginning of an at-most-once wave: a commit that lists the entries it processes, before a step sees any of them.
 #
-# The plan's position is then behind them, whatever happens. The wave's own commit says what has become of each of them;
-# if the driver is killed before it, the next one makes that commit, from the results that the tasks have kept.
+# This commit already moves the plan's position past these entries. The wave's own commit records the outcome of each.
+# If the driver is killed before that, the next driver makes the commit, using the results that the tasks have stored.
 
 ONCE_WAVE: Final = "ferryman.intake"
-"""Application id: the last at-most-once wave that was begun (on the outbox)."""
+"""Application id (on the outbox): the last at-most-once wave that was begun."""
 
 
 class OnceWave(NamedTuple):
     """An at-most-once wave that was begun.
 
     Attributes:
-        ranges: entries that each of its tasks processes.
-        folder: where its tasks begin; see ``run_once``.
+        ranges: range of entries of each task.
+        folder: folder for ``results.run_once``.
     """
 
     wave: int
@@ -192,10 +195,10 @@ class OnceWave(NamedTuple):
 
 
 def begin_once_wave(state: State, number: int, ranges: Sequence[EntryRange], positions: Mapping[str, int]) -> OnceWave:
-    """Commit which entries wave ``number`` processes, before a step sees any of them.
+    """Commit the list of entries that wave ``number`` processes, before a step sees any of them.
 
     Args:
-        positions: transactions that set the plan's positions behind these entries.
+        positions: transactions that move the plan's positions past these entries.
     """
     once_wave = OnceWave(number, list(ranges), _folder(state, state.epoch, number))
     files.make_folder(once_wave.folder)
@@ -206,14 +209,14 @@ def begin_once_wave(state: State, number: int, ranges: Sequence[EntryRange], pos
 
 
 def end_once_wave(state: State) -> None:
-    """Remove the files of a committed wave's tasks: they are not needed, and no task can begin any more."""
+    """Remove the files of a committed wave's tasks, so that no task can begin any more."""
     if not state.outbox.transaction(ONCE_WAVE):
         return
     remove_scratch(state.staging, ONCE)
 
 
 def open_once_wave(state: State) -> OnceWave | None:
-    """Return the wave that was begun and not committed; None: there is none."""
+    """Return the wave that was begun but not committed; None: there is none."""
     number = state.outbox.transaction(ONCE_WAVE)
     if number <= state.wave:
         return None

@@ -1,6 +1,7 @@
 """Circuit breakers of a run: which steps, routers, sources and destinations are not called for now, and why.
 
-``NodeBreakers`` decides from what tasks and listings report; ``BreakerRegistry`` holds the open breakers and waits.
+``NodeBreakers`` opens and closes them by the reports of tasks and listings; ``BreakerRegistry`` stores the open ones
+and when each node may be called again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ferryman.records.families import decode_held
 
 
 class ListCapabilities:
-    """Task: return the capabilities (``needs=`` of steps) that the machine has on which it runs."""
+    """Task: return the capabilities (for ``needs=`` of steps) of the machine it runs on."""
 
     def __call__(self, _number: int) -> frozenset[str]:
         return local_capabilities()
@@ -31,10 +32,11 @@ class ListCapabilities:
 class NodeBreakers:
     """Breakers of the steps, routers and sources of a plan, over the waves of a run.
 
-    Remembers which nodes fail as a whole, and which have worked since.
+    Remembers which nodes failed as a whole, and which have succeeded since.
 
     Attributes:
-        lacked_capability: in the last wave, a step's documents came only to machines that lack what it needs.
+        lacked_capability: whether, in the last wave, all documents of some step were on machines without a capability
+            that it needs.
         breakers: open breakers, by kind and name: ``step fetch``, or ``step fetch (host:80)`` for a single scope.
     """
 
@@ -42,18 +44,18 @@ class NodeBreakers:
         self._kinds = {n.name: n.kind for n in plan.nodes}
         self._proven: set[str] = set()
         self._failing: dict[str, Counter[str]] = {}
-        """Failing documents by node and batch, see ``NodeStates.failing``."""
+        """Node -> batch -> number of failing documents, see ``NodeStates.failing``."""
         self._unreached: dict[str, frozenset[str]] = {}
-        """Documents that could not reach a node, see ``NodeStates.unreached``."""
+        """Node -> documents that failed with connection errors, see ``NodeStates.unreached``."""
         self._open_scopes: set[str] = set()
-        """Scopes of nodes (one host of a fetch) whose breaker is open, by their names in ``breakers``."""
+        """Scopes (such as one host of a fetch) whose breaker is open, by their names in ``breakers``."""
         self._failed_scopes: set[str] = set()
         """Scopes that failed in the last wave."""
         self._needs = {n.name: n.needs for n in plan.nodes if isinstance(n, StepNode) and n.needs}
         self._unrunnable: set[str] = set()
-        """Steps that no executor can run."""
+        """Steps that no executor can run, for lack of a capability."""
         self._waves_lacking: Counter[str] = Counter()
-        """Step -> waves in a row whose tasks all ran on machines that lack what it needs."""
+        """Step -> consecutive waves whose tasks all ran on machines without a capability that it needs."""
         self._steps = {n.name: n for n in plan.nodes if isinstance(n, (StepNode, JoinNode))}
         self._none_counts: Counter[str] = Counter()
         """Step -> calls that returned None."""
@@ -61,7 +63,7 @@ class NodeBreakers:
         """Steps that have returned a document in this run."""
         self._clock = clock
         self._next_check = clock()
-        """When executors are asked again for their capabilities, by the clock."""
+        """Time of ``clock`` from which the executors are asked for their capabilities again."""
         self.lacked_capability = False
         self.breakers = BreakerRegistry("", report, clock)
 
@@ -72,9 +74,9 @@ class NodeBreakers:
         return NodeStates(blocked, frozenset(self._proven), failing, dict(self._unreached))
 
     def record_reports(self, reports: Iterable[NodeReport]) -> None:
-        """Open and close breakers by the reports of a wave's tasks.
+        """Open and close breakers according to the reports of a wave's tasks.
 
-        A node that one task stopped calling by its own brake, and that worked in another task, stays closed.
+        If a node was stopped by its brake in one task but worked in another one, its breaker stays closed.
         """
         self._failed_scopes = set()
         self.lacked_capability = False
@@ -86,7 +88,7 @@ class NodeBreakers:
             self._productive |= {node} if any(r.returned_document for r in node_reports) else set()
             self._count_failing(node, node_reports)
             self._count_unreached(node, node_reports)
-            # Faults with a scope (one host of a fetch) leave the node itself healthy.
+            # Faults of a scope (such as one host of a fetch) leave the node itself healthy.
             works = any(r.succeeded and not any(not f.scope for f in r.faults) for r in node_reports)
             faults = [(r, f) for r in node_reports for f in r.faults if not f.scope and not (r.by_brake and works)]
             for key in {f.key for r in node_reports for f in r.faults if f.scope}:
@@ -101,9 +103,9 @@ class NodeBreakers:
             ):
                 self._waves_lacking[node] += 1
                 self.lacked_capability = True
-                faults = []  # other machines have what it needs, and the next wave may run on one of them
+                faults = []  # other machines have the capability, and the next wave may run on one of them
             if faults:
-                # An operator has to fix it if any task says so; otherwise it is unavailable.
+                # If any task reports that an operator has to fix the node, it is stopped; otherwise it is unavailable.
                 report, fault = max(faults, key=lambda each: _is_permanent(*each))
                 late_s = limits.BACKOFF_MAX_S if report.by_brake else 0.0  # each try costs attempts
                 why, permanent = self._cause(node, fault), _is_permanent(report, fault)
@@ -115,9 +117,9 @@ class NodeBreakers:
                 self._proven.add(node)
 
     def record_listings(self, listings: Iterable[Listing]) -> set[str]:
-        """Open and close breakers by the listings of a scan, and return the keys of those that failed.
+        """Open and close breakers according to the listings of a scan; return the keys of the sources that failed.
 
-        What such a listing contains is processed all the same: a single folder or file may be unavailable.
+        Documents in an incomplete listing are processed anyway, since perhaps only one folder or file is unavailable.
         """
         failed = set()
         for listing in listings:
@@ -126,7 +128,7 @@ class NodeBreakers:
                 self.breakers.record_success(self._label(key))
             else:
                 failed.add(key)
-                if not self.blocked(key):  # a scan for pending documents may come in between, and does not count
+                if not self.blocked(key):  # a scan for pending documents may come in between, which does not count
                     self.breakers.record_failure(
                         self._label(key), listing.outage.why, permanent=listing.outage.permanent
                     )
@@ -145,7 +147,8 @@ class NodeBreakers:
         self.breakers.record_success(self._label(node))
 
     def _count_failing(self, node: str, reports: Iterable[NodeReport]) -> None:
-        """Count failing documents by batch. The most of any wave counts, not the sum: a wave may retry a batch."""
+        """Count failing documents by batch. The maximum over the waves counts, not the sum, since a wave may retry a
+        batch."""
         if any(r.succeeded for r in reports):
             self._failing.pop(node, None)
             return
@@ -162,14 +165,16 @@ class NodeBreakers:
             self._unreached[node] = frozenset(islice(unreached, limits.OUTAGE_DOCUMENTS))
 
     def forget_scopes(self, debts: Iterable[PendingRetries]) -> None:
-        """Close breakers of scopes for which no document waits any more: no successful call would name them."""
+        """Close breakers of scopes that no document waits for any more, since no successful call would ever close
+        them."""
         waiting = {self._label(key) for debt in debts for key in decode_held(debt.held)}
         for label in self._open_scopes - waiting - self._failed_scopes:
             self.breakers.record_success(label)
             self._open_scopes.discard(label)
 
     def check_capabilities(self, runner: Runner) -> None:
-        """Ask the executors for their capabilities, if a step needs any; open the breakers of steps none can run."""
+        """Ask the executors for their capabilities if any step needs one; open the breakers of steps that none can
+        run."""
         due = any(self.node_wait_s(node) == 0 for node in self._unrunnable)
         if not self._needs or (self._clock() < self._next_check and not due):
             return
@@ -191,10 +196,10 @@ class NodeBreakers:
     # -- waits -------------------------------------------------------------------------------------
 
     def held_wait_s(self, held: str | None) -> float | None:
-        """Return the seconds until documents held by these nodes may be tried; None: not in this run.
+        """Return the seconds until documents that are held by these nodes may be tried; None: not in this run.
 
         Args:
-            held: as ``encode_held`` writes it; None: no node holds them.
+            held: nodes as encoded by ``encode_held``; None: no node holds the documents.
         """
         if held is None:
             return 0.0
@@ -210,13 +215,13 @@ class NodeBreakers:
         return self.node_wait_s(node) != 0
 
     def blocked_holds(self, debts: Iterable[PendingRetries]) -> frozenset[str]:
-        """Return the values of ``held`` among pending retries that must not be tried now."""
+        """Return the values of ``held`` among the pending retries whose documents must not be tried now."""
         return frozenset(d.held for d in debts if d.held is not None and self.held_wait_s(d.held) != 0.0)
 
     # -- reports -----------------------------------------------------------------------------------
 
     def messages(self, debts: Iterable[PendingRetries]) -> list[str]:
-        """Return a line for each open breaker, for the end of a run."""
+        """Return a message for each open breaker, for the end of a run."""
         pending: Counter[str] = Counter()
         for debt in debts:
             for key in decode_held(debt.held):
@@ -228,10 +233,10 @@ class NodeBreakers:
         ]
 
     def hints(self) -> list[str]:
-        """Return a line for each step that returned None for all its documents: its author may have forgotten a return.
+        """Return a hint for each step that returned None for all its documents: its author may have forgotten a return.
 
-        A filter may rightly drop the two documents that are new today, so a hint takes ``_HINT_AFTER_NONES`` documents,
-        or code that cannot return anything else.
+        A filter may correctly drop the few documents that are new today. So a hint requires ``_HINT_AFTER_NONES``
+        documents, or code that always returns None.
         """
         return [
             f"{self._label(name)} returned None for {'the only document' if count == 1 else f'all {count} documents'} "
@@ -259,20 +264,21 @@ class NodeBreakers:
 
 
 _PROBES_PER_SLOT: Final = 4
-"""Tasks per slot that ask for capabilities: Spark places them, and a slow machine may get fewer."""
+"""Tasks per slot that ask for capabilities: Spark decides where they run, and a slow machine may get fewer."""
 
 _CHECK_EVERY_S: Final = 60.0
-"""Seconds between two such checks: executors come and go, but each check is a Spark job."""
+"""Seconds between two such checks: executors come and go, but a check takes a Spark job."""
 
 _MAX_WAVES_LACKING: Final = 10
-"""Waves retried at once, since Spark cannot be told where to run a task; then the step counts as unavailable."""
+"""Waves that are retried at once because Spark cannot be told where to run a task; after them the step counts as
+unavailable."""
 
 _HINT_AFTER_NONES: Final = 3
-"""Documents for which a step must have returned None, and nothing else ever, before there is a hint."""
+"""Number of documents for which a step must have returned None, and never anything else, before a hint is given."""
 
 
 def _pending_text(deliveries: int) -> str:
-    """Return the words for pending deliveries; for a source that cannot be listed their number is unknown."""
+    """Return words for the number of pending deliveries, which is unknown for a source that cannot be listed."""
     return f"{deliveries} deliveries are pending: " if deliveries else "What waits for it is pending: "
 
 
@@ -288,21 +294,21 @@ class OpenBreaker(NamedTuple):
 
     why: str
     permanent: bool
-    """It does not recover by itself: an operator has to fix something."""
+    """It does not recover by itself: an operator has to fix it."""
     since: float
     """Monotonic time of its first failure, in seconds."""
     until: float
     """Monotonic time from which the node may be called again, in seconds."""
     failures: int
-    """Failures in a row."""
+    """Number of consecutive failures."""
 
 
 class BreakerRegistry:
     """Open breakers of a run's nodes, by name.
 
-    A node is not called for 1 s after its first failure, then for 4, 16 … up to an hour. After a permanent failure it
-    is not called again in this run. In an endless run, which nobody starts again, it is called again like any other,
-    and each breaker that opens or closes is reported.
+    After its first failure a node is not called for 1 s, then for 4 s, 16 s … up to an hour; after a permanent failure,
+    not again in this run. An endless run is never restarted, so it calls such nodes again like any others, and reports
+    each breaker that opens or closes.
 
     Args:
         kind: the word before a node's name in reports (``destination``); "": the names contain it.
@@ -318,7 +324,7 @@ class BreakerRegistry:
         self._open: dict[str, OpenBreaker] = {}
 
     def record_failure(self, name: str, why: str, *, permanent: bool, at_least_s: float = 0.0) -> None:
-        """Open a node's breaker, or keep it open for longer: the node failed as a whole.
+        """Open a node's breaker because the node failed as a whole; if it is open, extend the wait.
 
         Args:
             at_least_s: least wait in seconds.

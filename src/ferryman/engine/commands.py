@@ -1,8 +1,8 @@
-"""Operator commands (``retry``, ``resolve``): each becomes a wave of its own, or several if it concerns many
+"""Operator commands (``retry``, ``resolve``): each becomes a wave of its own, or several waves if it affects many
 deliveries.
 
-One commit makes waiting rows due, or removes them, and names the events (who, when, why); then it is settled as usual.
-A command that is applied twice, because a crash came before its file was removed, does no harm.
+A single commit makes waiting rows due, or removes them, and adds events (who, when, why); the wave is then settled as
+usual. If a crash prevents the removal of a command's file, the command is applied twice, which is harmless.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from ferryman.storage.query import connect, quote_list, register
 
 
 def apply(state: State, command: Command) -> int:
-    """Apply a command, and return how many deliveries (or documents) it concerns."""
+    """Apply a command; return the number of deliveries (or documents) that it affects."""
     shares = _count_shares(state, command)
     concerned = 0
     for share in range(shares):
@@ -51,14 +51,14 @@ def apply(state: State, command: Command) -> int:
             _commit_share(state, command, chosen)
         documents = {(c["source"], c["origin"]) for c in chosen}
         concerned += len(documents) if command.definition.whole_documents else len(chosen)
-    state.check_ownership()  # a commit would have checked it, but a command that concerns nothing makes none
+    state.check_ownership()  # a commit would check the epoch, but a command that affects nothing makes no commit
     files.remove(state.commands / command.file)
     crash.point("command.done")
     return concerned
 
 
 def _commit_share(state: State, command: Command, chosen: list[dict[str, Any]]) -> None:
-    """Commit and settle a wave with the command's effect on these deliveries."""
+    """Commit and settle one wave with the command's effect on these deliveries."""
     number, definition = state.wave + 1, command.definition
     event_rows = _one_per_document(chosen) if definition.event is Status.DIRTY else chosen
     event_rows = [{**c, "status": definition.event.value, "message": command.message, "attempt": 0} for c in event_rows]
@@ -81,14 +81,14 @@ def _commit_share(state: State, command: Command, chosen: list[dict[str, Any]]) 
 
 
 def _make_filter(command: Command) -> Filter:
-    """Return the filter for the deliveries that a command concerns; a filter without statuses means none."""
+    """Return the filter for the deliveries that a command affects; an empty set of statuses selects none."""
     concerned = command.definition.concerns
     statuses = concerned if command.statuses is None else concerned & command.statuses
     return Filter(statuses, command.destination, command.source, command.document)
 
 
 def _count_shares(state: State, command: Command) -> int:
-    """Return the number of waves for a command: what it concerns as a whole need not fit into memory."""
+    """Return the number of waves for a command, so that each wave's deliveries fit into memory."""
     if not (query := _make_filter(command)).statuses:
         return 0
     with open_view(state.root, state.plan) as view:
@@ -97,7 +97,7 @@ def _count_shares(state: State, command: Command) -> int:
 
 
 def _select_deliveries(state: State, command: Command, share: tuple[int, int]) -> list[dict[str, Any]]:
-    """Return one share of the deliveries that a command concerns, as columns."""
+    """Return one share of the deliveries that a command affects, as columns."""
     with open_view(state.root, state.plan) as view:
         selected = view.deliveries(_make_filter(command), share=share)
     if command.documents is not None:
@@ -113,15 +113,15 @@ def _select_deliveries(state: State, command: Command, share: tuple[int, int]) -
 
 
 def _is_closed_range(delivery: dict[str, Any], command: Command) -> bool:
-    """Return whether the delivery stands for a range of log entries that was since run entry by entry, or that cannot
-    be read again."""
+    """Return whether the delivery stands for a range of log entries that has since been run entry by entry, or can no
+    longer be read."""
     closed = delivery["status"] == Status.DROPPED or command.definition.documents is not DocumentsEffect.FORCED
     return closed and delivery["version"].startswith(RANGE)
 
 
 def _one_per_document(chosen: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return one event row per document, about no delivery of it: deliveries keep their status until it is read
-    again."""
+    """Return one event row per document, which is about none of its deliveries: these keep their status until the
+    document is read again."""
     by_document: dict[tuple[str, str], dict[str, Any]] = {}
     for c in chosen:
         origin = {**c, "document": c["origin"], "parent": None, "route": "", "branches": ""}
@@ -142,7 +142,7 @@ def _find_in_outbox(state: State, hashes: set[str]) -> dict[str, set[str]]:
 def _rewrite_outbox_file(
     state: State, path: str, effect: OutboxEffect, hashes: set[str]
 ) -> tuple[str, DataFile | None]:
-    """Write the file that replaces an outbox file: these rows are due now with attempts from zero, or removed.
+    """Write the replacement of an outbox file, in which these rows are removed, or due now with attempts from zero.
 
     Returns:
         The old file's path, and the new file, which is not yet committed; None if no rows are left.
@@ -168,7 +168,7 @@ def _rewrite_outbox_file(
 
 
 def _close_claims(state: State, in_outbox: dict[str, set[str]]) -> None:
-    """Forget the claims on these rows: an operator has decided, and late results of workers do not count any more."""
+    """Remove the claims on these rows: the operator's decision counts, and late results of workers are ignored."""
     for path, hashes in in_outbox.items():
         key = int(state.outbox.files[path].partition["first_sequence"])
         table = read_part(state.outbox.path(path), ["row", "delivery_hash"])
@@ -209,7 +209,7 @@ def _write_document_rows(
     columns |= {"wave": number, "forced": pa.array([effect is DocumentsEffect.FORCED] * len(rows))}
     if effect is DocumentsEffect.UNVERIFIED:
         columns |= {"fingerprint": ""}
-    elif effect in (DocumentsEffect.DUE, DocumentsEffect.GIVEN_UP):  # what is forced is processed anyway
+    elif effect in (DocumentsEffect.DUE, DocumentsEffect.GIVEN_UP):  # forced documents are processed anyway
         change = _reopen_deliveries if effect is DocumentsEffect.DUE else _remove_deliveries
         names = zip(columns["source"], columns["document"], strict=True)
         failures = [
@@ -241,8 +241,8 @@ def _reopen_deliveries(failure: FailedMember, wanted: set[tuple[str, str, str]])
     return FailedMember(failure.member, failure.node, failure.route, failure.branches, owed)
 
 
-# Log entries that an operator wants read again though they succeeded. ``documents`` has no rows for them, so the rows
-# are made from their deliveries.
+# Log entries that an operator wants read again although they succeeded. ``documents`` has no rows for them, so rows are
+# made from their deliveries.
 
 DocumentKey = tuple[str, str]
 """Source and document."""
@@ -251,7 +251,7 @@ _COLUMNS: Final = ("source", "origin", "document", "version", "revision", "opera
 
 
 def select_log_entries(state: State, names: Collection[DocumentKey]) -> list[DocumentKey]:
-    """Return the documents that are log entries."""
+    """Return those of the documents that are log entries."""
     logs = {n.name for n in logs_read(state.plan.nodes)}
     return [name for name in names if name[0] in logs]
 
@@ -290,7 +290,8 @@ def _forced_row(name: DocumentKey, deliveries: list[dict[str, Any]], wave: int) 
 
 
 def _latest_deliveries(state: State, names: Collection[DocumentKey]) -> list[dict[str, Any]]:
-    """Return all deliveries of these entries by their latest events; ``published``: committed for the destination."""
+    """Return all deliveries of these entries by their latest events; ``published``: an upsert was committed for the
+    destination."""
     columns = ", ".join(_COLUMNS)
     among = f"source IN {quote_list({s for s, _ in names})} AND origin IN {quote_list([d for _, d in names])}"
     with open_view(state.root, state.plan) as view:

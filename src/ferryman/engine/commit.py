@@ -1,4 +1,4 @@
-"""Commit: one transaction on the outbox fixes permanently what a wave decided."""
+"""Commit: one transaction on the outbox makes a wave's results permanent."""
 
 from __future__ import annotations
 
@@ -30,17 +30,19 @@ def commit_wave(
 ) -> None:
     """Commit wave ``number``.
 
-    1. sync the folders: the staged files' names become durable (their content is); look that all of them are there
+    1. sync the folders, so that the names of the staged files are durable (their content already is), and check that
+       all files exist
     2. one transaction: outbox rows under their sequences, the names of the staged ``documents`` rows and ledger events,
        how far logs were read, the wave's number, the next free sequence, the driver's epoch
 
-    Before 2 there are only orphan files; after it the wave is a fact, and nothing of it is computed again.
+    Before step 2 there are only files that no table names; after it the wave is committed, and nothing of it is
+    computed again.
 
     Args:
         outbox: (destination, file) in the order of their rows.
-        new: number of ``documents`` rows that are at least the first of their document.
-        replaced: (path of a live outbox file, the file in its place or None): an operator command on waiting rows.
-        keyed: files that settle gives to keyed nodes, see ``settle.keyed_files``.
+        new: lower bound of the number of ``documents`` rows that are the first of their document.
+        replaced: (path of a live outbox file, its replacement or None), from an operator command on waiting rows.
+        keyed: files that settle adds to the tables of keyed nodes, see ``settle.keyed_files``.
         positions: application transactions that say how far logs were read; see ``state.logs.LogPositions``.
 
     Raises:
@@ -70,7 +72,7 @@ def commit_wave(
 def commit_staged(
     state: State, number: int, staged: Sequence[Staged], positions: Mapping[str, int] = NO_POSITIONS
 ) -> None:
-    """Commit as wave ``number`` what its tasks have staged."""
+    """Commit what a wave's tasks have staged."""
     commit_wave(
         state,
         number,

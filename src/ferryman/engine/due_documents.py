@@ -1,4 +1,4 @@
-"""Documents that are tried again: failed steps are due, or an operator has asked for it."""
+"""Documents to be tried again: a failed step is due, or an operator has requested it."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 def _waits_sql(state: State) -> str:
-    """Return SQL that tests whether rows of ``documents`` wait. Exports of keyed nodes are read by place, see
-    ``logs.HeldExports``."""
+    """Return SQL that tests whether rows of ``documents`` wait to be tried again. Exports of keyed nodes are excluded;
+    they are read by place, see ``logs.HeldExports``."""
     exports = [node.name for node in keyed_nodes(state.plan.nodes)]
     return f"(due IS NOT NULL OR forced){f' AND source NOT IN {quote_list(exports)}' if exports else ''}"
 
 
 def pending_retries(state: State, unlisted: Hashes | None = None) -> list[PendingRetries]:
-    """Return the pending retries of steps; documents that are ``unlisted`` apart."""
+    """Return the pending retries of steps; those of ``unlisted`` documents are separate."""
     if all(f.stats.get("nullCount", {}).get("due", 0) == f.rows for f in state.documents.files.values()):
         return []
     owed: Counter[tuple[int, bool]] = Counter()
@@ -56,16 +56,17 @@ def pending_retries(state: State, unlisted: Hashes | None = None) -> list[Pendin
 
 
 def _are_due(dues: np.ndarray[Any, Any], now_us: int, longest_s: float) -> np.ndarray[Any, Any]:
-    """Return which of these times are due now, or later than any can be; see ``due``."""
+    """Return which of these times are due now, or are later than a correct clock can have set; see
+    ``records.rows.latest_us``."""
     found: np.ndarray[Any, Any] = (dues <= now_us) | (dues > latest_us(now_us, longest_s))
     return found
 
 
 def due_documents(state: State, now_us: int, waiting: Collection[str] = ()) -> Hashes:
-    """Return documents that a due retry or an operator is waiting for.
+    """Return the documents with a retry that is due, or that an operator has requested.
 
     Args:
-        waiting: what documents are ``held`` by that are not due, whatever their time says.
+        waiting: values of ``held`` whose documents are not tried now, even if they are due.
     """
     longest_s = state.plan.longest_backoff_s
     with connect(state.local_scratch) as db:
@@ -78,7 +79,7 @@ def due_documents(state: State, now_us: int, waiting: Collection[str] = ()) -> H
 
 
 def ids_by_source(state: State, hashes: Hashes) -> dict[str, frozenset[str]]:
-    """Return source -> ids of documents with these hashes; perhaps some others that wait."""
+    """Return source -> ids of the documents with these hashes, and possibly of a few others that wait."""
     if not len(hashes):
         return {}
     ids: dict[str, set[str]] = defaultdict(set)
@@ -92,8 +93,8 @@ def ids_by_source(state: State, hashes: Hashes) -> dict[str, frozenset[str]]:
 
 
 def _waiting_rows(state: State, db: duckdb.DuckDBPyConnection) -> Iterator[Columns]:
-    """Yield the last rows of waiting documents: ``due`` (0: an operator waits), ``owed``, and the hash of what they
-    are ``held`` by."""
+    """Yield the last rows of waiting documents: ``due`` (0: requested by an operator), ``owed``, and the hash of
+    ``held``."""
     more = {
         "waits": (_waits_sql(state), pa.bool_()),
         "due": ("CASE WHEN forced THEN 0 ELSE coalesce(due, 0) END", pa.int64()),
@@ -110,7 +111,7 @@ def _waiting_rows(state: State, db: duckdb.DuckDBPyConnection) -> Iterator[Colum
 
 
 def _held_names(state: State, db: duckdb.DuckDBPyConnection) -> dict[int, str | None]:
-    """Return the name that a document is held by, by the document's hash."""
+    """Return hash of a value of ``held`` -> the value, for all values in ``documents``."""
     names = [None, *(held for (held,) in db.execute(f"SELECT DISTINCT held FROM {_files_sql(state)}").fetchall())]
     return dict(zip(hash_texts(pa.array(names, pa.string())).tolist(), names, strict=True))
 

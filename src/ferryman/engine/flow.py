@@ -1,13 +1,13 @@
 """Runs of a flow: its plans take turns on one session, each as the driver of its own state.
 
-1. The states of all plans are taken, and each plan is compared with what it was: nothing runs if one is refused.
-2. Each plan recovers what its last driver left.
-3. A round: the plans take turns, in the order of the flow. A plan scans in its first turn, and again once a plan that
-   it reads from has committed a wave; in other turns it does what is due.
-4. Rounds follow until one commits nothing. Then what comes due next is waited for, of whatever plan; or all is done.
-5. With ``every`` the next period begins with a scan of each plan, and with those that had stopped.
+1. Take the states of all plans, and compare each plan with its last run; nothing runs if one is refused.
+2. Recover each plan from whatever its last driver left unfinished.
+3. Run a round: the plans take turns, in the order of the flow. A plan scans in its first turn, and whenever a plan that
+   it reads from has committed a wave; in other turns it only does what is due.
+4. Repeat rounds until one commits nothing. Then wait for whatever comes due next in any plan, or end if nothing does.
+5. With ``every``, begin the next period: each plan scans again, and plans that had stopped are restarted.
 
-Nothing durable is added to that of the plans' own runs: a flow that is killed and started again goes on as they do.
+A flow stores nothing besides its plans' own states: if it is killed and started again, it continues like these.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def take_plans(
 
 
 class FlowRun:
-    """A run of a flow: drives the states of all its plans, in one process.
+    """Run of a flow: drives the states of all its plans in one process.
 
     Args:
         flow: its name.
@@ -89,10 +89,10 @@ class FlowRun:
         self._options = options
         self._endless = False
         self._restart_times: dict[str, float] = {}
-        """Plan that has stopped -> when it is started again, by the clock."""
+        """Plan that has stopped -> time of the clock at which it is started again."""
 
     def run(self, every: float | None = None) -> FlowSummary:
-        """Run rounds until nothing can be done; with ``every`` (seconds) permanently, as long as a plan runs."""
+        """Run rounds until nothing more can be done; with ``every`` (seconds), repeat as long as a plan can run."""
         self._endless = every is not None
         self._for_each_plan(lambda plan: plan.start(self._make_run))  # 2
         while True:
@@ -123,7 +123,7 @@ class FlowRun:
                 self._sleep(pause)
 
     def _pause_s(self) -> float | None:
-        """Return the seconds until a plan can do something; None: no plan can."""
+        """Return the seconds until any plan can do something; None: no plan can."""
         pauses: list[float] = []
 
         def add_pause(plan: FlowPlan) -> None:
@@ -167,7 +167,7 @@ class FlowRun:
                 self._run_for_plan(plan, act)
 
     def _run_for_plan(self, plan: FlowPlan, act: Callable[[FlowPlan], None]) -> None:
-        """Call ``act`` for a plan, and report if that stops it."""
+        """Call ``act`` for a plan, and report if an error in it stops the plan."""
         previous_error = plan.error
         self._observer.about(plan.name)
         act(plan)
@@ -190,13 +190,13 @@ class FlowRun:
         return summary
 
 
-# One plan of a flow, while the flow runs: it has a state and a run of its own, and may stop without the others.
+# One plan of a running flow: it has its own state and run, and may stop while the others continue.
 
 Result = TypeVar("Result")
 
 _IDLE_TURNS: Final = 2
-"""Turns in a row that may commit nothing though something is due (a pending document is not listed any more); then the
-plan waits for new input."""
+"""Consecutive turns without a commit although something is due (a pending document may no longer be listed), after
+which the plan waits for new input."""
 
 
 class FlowPlan:
@@ -204,11 +204,11 @@ class FlowPlan:
 
     Attributes:
         name: the plan's name in the flow.
-        readers: plans that read what this one writes.
+        readers: names of the plans that read what this one writes.
         error: why it stopped; None: it has not.
-        summary: the run's, once that has ended.
-        has_new_input: its sources may have something that it has not listed.
-        failures: number of times in a row that it has stopped.
+        summary: summary of the run, once that has ended.
+        has_new_input: whether its sources may have something that it has not listed yet.
+        failures: number of consecutive times that it has stopped.
     """
 
     def __init__(self, plan: Plan, name: str, root: StatePath, accept_changes: bool = False) -> None:
@@ -235,7 +235,7 @@ class FlowPlan:
         """Become the driver of its state; ``take_over``: see ``State.take``.
 
         Raises:
-            PlanChanged: the plan is not what it was; nothing was changed.
+            PlanChanged: the plan's structure has changed since its last run; nothing was changed.
             StateFolderError, UsageError, EngineError: see ``State.take``.
         """
         self._state = State.take(self._root, self.plan, take_over=take_over)
@@ -253,7 +253,7 @@ class FlowPlan:
             self._state = None
 
     def start(self, run: Callable[[State], Run]) -> None:
-        """Start the plan's run, and recover what the last driver left. The state must have been taken."""
+        """Start the plan's run, and recover from whatever the last driver left unfinished. Call ``take`` before."""
         assert self._state is not None
         try:
             with explain_errors(self._state):
@@ -273,12 +273,13 @@ class FlowPlan:
     def may_restart(self) -> bool:
         """Return whether it has stopped and may start again.
 
-        Not if another driver took over its state: the two would take it from each other in turns.
+        It may not if another driver took over its state, since the two would keep taking it from each other.
         """
         return not self.is_running and not isinstance(self.error, StateLost)
 
     def due_s(self) -> float | None:
-        """Return the seconds until something can be done without a scan; None: nothing, or it has tried in vain."""
+        """Return the seconds until there is work that needs no scan; None: there is none, or too many turns committed
+        nothing."""
         return None if self._idle_turns >= _IDLE_TURNS else self._call_run(lambda run: run.due_s())
 
     def turn(self, *, endless: bool) -> bool:
@@ -296,11 +297,11 @@ class FlowPlan:
         return committed
 
     def report(self) -> None:
-        """Send notifications and keep counts, see ``Run.report``."""
+        """Send notifications and refresh cached counts, see ``Run.report``."""
         self._call_run(lambda run: run.report())
 
     def finish(self) -> None:
-        """Set the summary of what it did and left."""
+        """Set the summary of what the run did and left undone."""
         self.summary = self._call_run(lambda run: run.finish()) or self.summary
 
     def stop(self, error: Exception) -> None:
@@ -314,7 +315,7 @@ class FlowPlan:
         self.release()
 
     def _call_run(self, act: Callable[[Run], Result]) -> Result | None:
-        """Call ``act`` for the run, unless the plan has stopped; an error stops it."""
+        """Call ``act`` for the run unless the plan has stopped; if it raises, stop the plan."""
         if self._state is None or self._run is None:
             return None
         try:

@@ -1,7 +1,8 @@
-"""Live progress and first errors of running tasks. They pass through small files in the driver's scratch folder, since
+"""Live progress and first errors of running tasks, passed through small files in the driver's scratch folder, since
 Spark reports nothing about a task before it ends.
 
-Nothing depends on it: what cannot be written is not reported, and a task that is run twice is counted twice.
+Nothing relies on these reports: if a file cannot be written they are missing, and a task that is run twice is counted
+twice.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from typing import Final
 from ferryman.observe import Observer
 
 MAX_ERRORS: Final = 20
-"""Errors of a run that are reported as they happen; and documents of a task, in a run's first wave, whose errors are
-candidates."""
+"""Errors that a run reports as they happen, and documents per task (in the first wave) whose errors may be among
+them."""
 
 _MAX_SIMILAR: Final = 3
-"""Errors reported for one place in the code; without a place, for one text."""
+"""Errors reported for one line of code, or for one text if the line is unknown."""
 _WRITE_EVERY_S: Final = 0.5
 _READ_EVERY_S: Final = 0.5
 _COUNT: Final = struct.Struct("<q")
@@ -35,8 +36,8 @@ class ProgressWriter:
     """Writes the progress of one task, in the worker.
 
     Args:
-        folder: the phase's, from ``ProgressReader.follow``; "": nothing is written.
-        errors: errors are written, too.
+        folder: folder of the phase, from ``ProgressReader.follow``; "": write nothing.
+        errors: also write errors.
     """
 
     def __init__(self, folder: str, *, errors: bool = False) -> None:
@@ -46,14 +47,14 @@ class ProgressWriter:
         self._next_write = time.monotonic() + _WRITE_EVERY_S
 
     def add(self, documents: int) -> None:
-        """Add to the number of documents done."""
+        """Add to the number of finished documents."""
         self._done += documents
         if self._base and time.monotonic() >= self._next_write:
             self.flush()
             self._next_write = time.monotonic() + _WRITE_EVERY_S
 
     def flush(self) -> None:
-        """Write the count now: the task is at its end."""
+        """Write the current count, at the end of the task."""
         if self._base:
             with contextlib.suppress(OSError):
                 Path(f"{self._base}.count").write_bytes(_COUNT.pack(self._done))
@@ -65,10 +66,10 @@ class ProgressWriter:
 
 
 class ProgressReader:
-    """Reads what tasks write, in the driver, and passes it to the observer while a phase runs.
+    """Reads, in the driver, what tasks report, and passes it to the observer while a phase runs.
 
     Args:
-        folder: a scratch folder for this alone; emptied after each phase.
+        folder: scratch folder used by nothing else; emptied after each phase.
     """
 
     def __init__(self, folder: Path, observer: Observer) -> None:
@@ -93,7 +94,7 @@ class ProgressReader:
         """Read progress in a thread while a phase runs; yields the folder for its tasks, "" if nothing is shown.
 
         Args:
-            folder_name: from ``make_folder``, if the tasks run already.
+            folder_name: result of ``make_folder``, if the tasks are running already.
         """
         name = self.make_folder() if folder_name is None else folder_name
         if not name:
@@ -108,7 +109,7 @@ class ProgressReader:
         finally:
             stop.set()
             thread.join()
-            self._read_all(folder)  # what they wrote last
+            self._read_all(folder)  # reports since the last look
             self._offsets.clear()
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -132,7 +133,7 @@ class ProgressReader:
             while (line := file.readline()).endswith("\n"):
                 self._offsets[path] = file.tell()
                 document, text, trace = json.loads(line)
-                cause = text.rpartition(" (")[2]  # the place, where there is one
+                cause = text.rpartition(" (")[2]  # the line of code, if it is known
                 if self._errors_left and self._similar[cause] < _MAX_SIMILAR:
                     self._errors_left -= 1
                     self._similar[cause] += 1

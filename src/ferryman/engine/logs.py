@@ -1,4 +1,4 @@
-"""Logs in a run: which entries the next wave processes, which results count, and the positions after it."""
+"""Logs during a run: which entries the next wave processes, which results it commits, and the positions after it."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class LogResults(NamedTuple):
 class Logs:
     """Logs that a plan reads, during one run.
 
-    ``refresh`` looks where they end; ``next_batch`` gives a wave's entries; ``select_results`` takes what counts of the
-    tasks' results; ``after_commit`` passes the new positions to the logs.
+    ``refresh`` finds out where the logs end; ``next_batch`` returns a wave's entries; ``select_results`` picks the task
+    results to commit; ``after_commit`` tells the logs their new positions.
     """
 
     def __init__(self, state: State, nodes: NodeBreakers, report: Callable[[str], None]) -> None:
@@ -60,9 +60,9 @@ class Logs:
         self._snapshots: dict[str, LogSnapshot] = {}
         self._blocked: dict[_PartitionKey, Blocked] = {}
         self._counted_heads: dict[_PartitionKey, LogHead] = {}
-        """Blocked entries with the attempts that they have spent, as of the last commit."""
+        """Blocked entries and the attempts spent on them, as of the last commit."""
         self._to_note: set[str] = set()
-        """Logs whose new positions they do not know yet."""
+        """Logs whose new positions have been committed but not passed on to the log."""
         self._once = state.plan.once
         self._max_entries = limits.ONCE_DOCUMENTS if self._once else limits.TASK_DOCUMENTS
         self._counted_once = read_once_sources(state.plan.nodes)
@@ -78,15 +78,16 @@ class Logs:
         return bool(self._sources)
 
     def refresh(self) -> bool:
-        """Look where the logs end now; later entries are left to the next call. False: a log was unavailable."""
+        """Read the current end of each log; entries added later wait for the next call. False: a log was
+        unavailable."""
         listings = [self._inspect(node) for node in self._sources.values()]
         self._nodes.record_listings(listings)
         self._once_ranges.refresh()
         return not any(listing.failures for listing in listings)
 
     def due_entries(self) -> WantedIds:
-        """Return the ids of entries that are to be read again now, by source; exports of keyed nodes are not among
-        them, since those are read by place."""
+        """Return source -> ids of entries that are to be read again now. Exports of keyed nodes are not included; they
+        are read by place."""
         return read_due_entries(
             self._sources.keys() - self._held_exports,
             self._state.documents.paths(),
@@ -95,7 +96,7 @@ class Logs:
         )
 
     def next_batch(self, slots: int, wave_bytes: int) -> LogBatch | None:
-        """Return the next wave's entries, an equal share of each log; None: nothing can be processed now."""
+        """Return the entries for the next wave, an equal share from each log; None: nothing can be processed now."""
         if unfinished := self._once_ranges.due_splits(self._is_ready):
             return LogBatch(unfinished, sum(split.piece.bytes for split in unfinished), once=True)
         share = wave_bytes // max(1, len(self._sources))
@@ -108,7 +109,7 @@ class Logs:
         """Select the results that a wave commits: in each partition, those before the first blocked entry.
 
         Args:
-            run_again: runs shortened splits, which end before such an entry.
+            run_again: runs splits again that were cut off before a blocked entry.
         """
         kept: list[Staged] = []
         discarded: list[Staged] = []
@@ -121,11 +122,11 @@ class Logs:
             if partition in blocked:  # an earlier split of this partition has stopped
                 discarded.append(result)
                 continue
-            if held[partition] - split.held:  # an earlier split has held keys back, unknown to this one
+            if held[partition] - split.held:  # an earlier split holds keys that this one did not know of
                 discarded.append(result)
                 split = split.with_held(held[partition])
                 [result] = run_again([split])
-            while (entry := result.blocked) is not None:  # run again up to the entry; what it staged holds more
+            while (entry := result.blocked) is not None:  # run again up to the entry: the results include later ones
                 blocked[partition] = entry
                 discarded.append(result)
                 split = split.before(entry.place)
@@ -141,8 +142,8 @@ class Logs:
         return LogResults(kept, positions, discarded)
 
     def intake_of(self, splits: Sequence[LogSplit]) -> tuple[list[EntryRange], dict[str, int]]:
-        """Return what the intake of an at-most-once wave commits before its tasks run: the ranges of entries, and the
-        application transactions that move the positions past them."""
+        """Return what an at-most-once wave commits before its tasks run: the ranges of entries, and the application
+        transactions that advance the positions past them."""
         reached: dict[str, dict[str, int]] = {}
         for split in splits:
             if split.rerun is None:
@@ -150,7 +151,7 @@ class Logs:
         return self._once_ranges.ranges_of(splits), self._position_transactions(reached, dict.fromkeys(reached, 0))
 
     def select_once_results(self, intake: OnceWave, splits: Sequence[LogSplit], staged: Sequence[Staged]) -> LogResults:
-        """Select the results that an at-most-once wave commits, whose tasks ran at most once."""
+        """Select the results that an at-most-once wave commits; its tasks have run at most once."""
         ended = self._once_ranges.results_of(intake, splits, staged)
         self._update_blocked(ended.reached, ended.blocked)
         return LogResults(ended.kept, ended.transactions, ended.discarded)
@@ -163,15 +164,16 @@ class Logs:
         end_once_wave(self._state)
 
     def wait_s(self) -> float | None:
-        """Return the seconds until an entry can be processed; None: none waits, or not in this run."""
+        """Return the seconds until a waiting entry can be processed; None: none is waiting, or none can be in this
+        run."""
         waits = [self._partition_wait_s(partition, entry) for partition, entry in self._blocked.items()]
         waits += [0.0 for name in self._sources if self._has_grown(name)]
         waits += [each.wait_s(now_us()) for name, each in self._held_exports.items() if not self._nodes.blocked(name)]
         return min((wait for wait in waits if wait is not None), default=None)
 
     def messages(self) -> Iterator[str]:
-        """Yield the messages for the end of a run: a line for each blocked entry, and for exports held by failed
-        ones."""
+        """Yield messages for the end of a run: one for each blocked entry, and one for each node with exports held back
+        by failed ones."""
         for name, held_back in self._held_exports.items():
             if count := held_back.stuck_count:
                 yield (
@@ -184,13 +186,13 @@ class Logs:
 
     @property
     def is_blocked(self) -> bool:
-        """Return whether a log is blocked by an entry that could not be processed."""
+        """Return whether an entry that could not be processed blocks a log."""
         return bool(self._blocked)
 
     # -- inside ------------------------------------------------------------------------------------
 
     def _has_grown(self, name: str) -> bool:
-        """Return whether a keyed node has exported more since ``refresh``, in lanes that are not blocked."""
+        """Return whether a keyed node has added exports since ``refresh`` to lanes that are not blocked."""
         keyed = self._state.keyed.get(name)
         if keyed is None or self._nodes.blocked(name):
             return False
@@ -223,10 +225,10 @@ class Logs:
         return Listing(node, [ListedPart(node.name, "", 0, 0, snapshot.missing)] if snapshot.missing else [])
 
     def refuse_replaced_logs(self) -> None:
-        """Check, before anything is read, that logs whose entries a keyed node counts have not been replaced.
+        """Refuse to run if a log whose entries a keyed node counts has been replaced. Call it before anything is read.
 
         Raises:
-            UsageError: one has been. Nothing was read.
+            UsageError: a log has been replaced. Nothing was read.
         """
         for name in self._counted_once.intersection(self._logs) - self._held_exports.keys():
             try:
@@ -259,13 +261,14 @@ class Logs:
     def _reader_to_follow(self, name: str, stored: LogPositions) -> str:
         """Return the name under which a log knows the plan as a reader that an operator may have moved.
 
-        "" if no entry may be read twice, because a keyed node counts them: then moves are not followed, but reported.
+        "" if a keyed node counts the entries, so that none may be read twice: then moves are reported instead of
+        followed.
         """
         reader = reader_name(self._state, name)
         if name not in self._counted_once:
             return reader
         moved = None if name in self._snapshots else self._logs[name].moved(reader)
-        if moved is not None and stored.has_followed_move(moved.token):  # a kill came before the log was informed
+        if moved is not None and stored.has_followed_move(moved.token):  # a kill came before the log was told
             self._logs[name].note(reader, stored.all_places(), moved.token)
         elif moved is not None:
             self._report(
@@ -275,11 +278,12 @@ class Logs:
         return ""
 
     def _start_reading(self, name: str, snapshot: LogSnapshot, *, was_read: bool) -> None:
-        """Pass the position to a log when a run reads it first; it need not keep anything for an older version."""
+        """Tell a log its position when the run first reads it, and that readers of older plan versions need nothing any
+        more."""
         state: Any = self._state.identity()
         if "from" in state and not was_read:
             self._report(f"source {name}: version {state['from']} had no place in it; it is read from its beginning")
-        if not snapshot.moved:  # an operator's move stays noted in the log until a commit has followed it
+        if not snapshot.moved:  # the log keeps an operator's move until a commit has followed it
             self._note_position(name, snapshot, state.get("readers", ()))
 
     def _splits(self, name: str, snapshot: LogSnapshot, slots: int, wave_bytes: int) -> Iterator[LogSplit]:
@@ -335,7 +339,7 @@ class Logs:
     def _attempt_transactions(self, blocked: dict[_PartitionKey, Blocked]) -> dict[str, int]:
         """Return application transactions that record the attempts spent on blocked entries, for later runs.
 
-        Nothing is recorded of an entry that stops the plan: each run tries it once more.
+        An entry that stops the plan is not recorded: each run tries it once more.
         """
         transactions: dict[str, int] = {}
         for (name, partition), entry in blocked.items():
@@ -371,10 +375,11 @@ class Logs:
         return transactions
 
     def _partition_wait_s(self, partition: _PartitionKey, entry: Blocked | None) -> float | None:
-        """Return the seconds until a partition's blocked entry can be tried; 0: none is blocked; None: not in this run.
+        """Return the seconds until a partition's blocked entry can be retried; 0: it is not blocked; None: not in this
+        run.
 
         Args:
-            entry: the blocked entry; None: as of the last wave.
+            entry: the blocked entry; None: the one of the last wave.
         """
         if entry is None and (entry := self._blocked.get(partition)) is None:
             return 0.0
@@ -390,24 +395,24 @@ class Logs:
             log.note(reader_name(self._state, name), snapshot.positions, snapshot.moved)
             for reader in forgotten:
                 log.forget(reader)
-        except Exception as e:  # the next wave notes it, and until then nothing is removed
+        except Exception as e:  # the next wave tells it again, and until then the log removes nothing
             self._report(f"source {name}: its position could not be noted: {message_of(e)}")
 
 
 _MIN_TASK_ENTRIES = 256
-"""Least entries of a task: fewer cost more to hand out than to process."""
+"""Smallest number of entries per task: scheduling a task costs more than processing fewer."""
 
 
 # Held exports: those that failed in a step, and later ones of the same keys, which wait for them.
 #
 # They are rows of ``documents``, named by their places (``records.keys.export_name``), with their keys as fingerprints.
-# The earliest of a key is its head. Once it is due, it and those behind it are processed again, in their order; a head
-# that failed for good holds its key until an operator retries it.
+# The earliest export of a key is its head. Once the head is due, all exports of the key are processed again, in order.
+# A head that failed permanently holds back its key until an operator retries it.
 
 _FAILED_FOR_GOOD: Final = -1
-"""Due time of an export that failed for good."""
+"""Due time of an export that failed permanently."""
 _MAX_HELD_ENTRIES: Final = 50_000
-"""Held exports that are processed again in one wave, of 1 KB each."""
+"""Most held exports that one wave processes again; each takes about 1 KB."""
 
 Numbers = np.ndarray[Any, Any]
 
@@ -424,7 +429,7 @@ class HeldExports:
     """Held exports of one keyed node, as of the last commit.
 
     Args:
-        ended_holds: an export that failed for good holds the later ones of its key.
+        ended_holds: whether an export that failed permanently holds back the later ones of its key.
     """
 
     def __init__(self, state: State, node: str, *, ended_holds: bool) -> None:
@@ -440,26 +445,26 @@ class HeldExports:
 
     @property
     def stuck_count(self) -> int:
-        """Return how many wait for one that has failed for good."""
+        """Return how many exports wait for one that failed permanently."""
         rows = self._current()
         stuck = rows.due[self._head_of_row] == _FAILED_FOR_GOOD
         return int((stuck & (rows.due != _FAILED_FOR_GOOD)).sum())
 
     def keys_by_lane(self) -> dict[str, frozenset[int]]:
-        """Return lane -> keys whose later exports must wait."""
+        """Return lane -> hashes of the keys whose later exports must wait."""
         by_lane: dict[str, set[int]] = defaultdict(set)
         for key in np.unique(self._current().key).tolist():
             by_lane[f"lane{lane_number(key)}"].add(key)
         return {lane: frozenset(keys) for lane, keys in by_lane.items()}
 
     def wait_s(self, now_us: int) -> float | None:
-        """Return the seconds until a head is due; None: none will be."""
+        """Return the seconds until a head is due; None: no head has a due time."""
         dues = self._head_dues()
         longest_s = self._state.plan.longest_backoff_s
         return wait_s(int(dues.min()), now_us, longest_s) if len(dues) else None
 
     def splits(self, log: Log, ready: set[str], now_us: int) -> Iterator[LogSplit]:
-        """Yield the entries that are due and those behind them, in order.
+        """Yield splits with the heads that are due and the exports behind them, in order.
 
         Args:
             ready: lanes that may be read now.
@@ -518,7 +523,7 @@ class HeldExports:
 
 
 def _find_heads(rows: _HeldRows) -> Numbers:
-    """Return for each row the position of the first row of its key; rows are ordered by revision within each lane."""
+    """Return, for each row, the index of the first row of its key; rows must be sorted by revision within each lane."""
     order = np.lexsort((rows.revision, rows.key))
     begins = np.ones(len(order), bool)
     begins[1:] = rows.key[order][1:] != rows.key[order][:-1]
@@ -532,7 +537,7 @@ def _find_heads(rows: _HeldRows) -> Numbers:
 Report = Callable[[str], None]
 
 _ENTRY_BYTES: Final = limits.KIB
-"""Assumed size of an entry, in bytes, where the log does not know the sizes of its pieces."""
+"""Assumed bytes per entry if a log does not know the sizes of its pieces."""
 
 
 _REPLACED_TEXT: Final = (
@@ -553,22 +558,21 @@ class LogSnapshot(NamedTuple):
     read: int
     """Number of entries that the plan has read."""
     moved: str = ""
-    """Token of the operator's last move of the reader, which the next commit follows; see ``Log.moved``."""
+    """Token of the operator's last move of the reader, which the next commit will follow; see ``Log.moved``."""
     missing: str = ""
-    """Names of logs that the plan has read and that are missing now, for messages; "": none is."""
+    """Names of logs that the plan has read before and that are missing now, for messages; "" if there are none."""
 
     def lag(self, log: Log) -> int:
         """Return the number of entries that the plan has not read."""
         return log.lag(self.positions, self.end)
 
     def partitions(self, log: Log) -> dict[str, list[str]]:
-        """Return the log's partitions, see ``LogPositions.transactions``."""
+        """Return the number of entries that the plan has not read yet."""
         return {name: log.partitions_of(name, self.positions) for name in self.identities}
 
 
 def read_due_entries(logs: Collection[str], documents: Sequence[Path], folder: Path, now_us: int) -> WantedIds:
-    """Return source -> ids of the logs' entries to be read again: a retry is due, or an operator or a step asked for
-    it.
+    """Return source -> ids of entries to read again: a retry is due, or an operator or a step requested it.
 
     Args:
         documents: files of the table.
@@ -603,11 +607,11 @@ def inspect_log(
     Args:
         stored: the plan's stored positions; None: the plan has no state yet.
         reader: name by which the log knows the plan as a reader; "": moves of the reader are not followed.
-        previous: the last snapshot in this run; what was reported with it is not reported again.
-        refuse_replaced: raises for logs that have been replaced; None: they are read from their beginning.
+        previous: the last snapshot in this run; its messages are not repeated.
+        refuse_replaced: called if logs have been replaced, and raises; None: such logs are read from their beginning.
 
     Raises:
-        UsageError, Unavailable, Misconfigured: of the log.
+        UsageError, Unavailable, Misconfigured: raised by the log.
     """
     log.check()
     identities, end = log.identities(), dict(log.end())
@@ -622,7 +626,7 @@ def inspect_log(
             known = stored.places(identities, {each: log.partitions_of(each, end)})
             report(f"source {name}: {log.place_of(each)} {_RESTORED_TEXT if known else _REPLACED_TEXT}")
         replay = stored.next_replay()
-    # Entries that are read again get other revisions, by the number of the replay.
+    # Entries that are read again get new revisions, derived from the replay number.
     if moved is not None and not (stored is not None and stored.has_followed_move(moved.token)):
         positions |= moved.positions
         replay = 1 if stored is None else stored.next_replay()
@@ -652,8 +656,8 @@ def _report_missing(
 def iter_pieces(
     name: str, log: Log, snapshot: LogSnapshot, start: Positions, most: int, report: Report
 ) -> Iterator[Piece]:
-    """Yield the pieces from ``start`` to the end of the log, see ``Log.pieces``; report entries that were removed
-    unread."""
+    """Yield pieces of the log from ``start`` to its end, see ``Log.pieces``; report entries that were removed before
+    they were read."""
     seen: set[str] = set()
     for piece in log.pieces(start, snapshot.end, most):
         for partition, first in ((piece.partition, piece.start), *((each, at) for each, at, _ in piece.inputs)):

@@ -92,10 +92,11 @@ def finish(state: State) -> str:
 
 
 def _reprocess_condition(plan: Plan, before: Structure, after: Structure) -> str:
-    """Return the SQL condition on rows of ``documents`` for the documents that are read again.
+    """Return an SQL condition on rows of ``documents`` that selects the documents to read again.
 
-    These are all documents of changed sources, and all that had failed, whose deliveries have other hashes now. Log
-    entries that a keyed node has counted are not read twice, and exports of keyed nodes are processed once.
+    These are all documents of sources whose paths have changed, and all documents that had failed, since the hashes of
+    their deliveries are different now. Not selected are log entries that a keyed node has counted, and exports of keyed
+    nodes, which must not be processed twice.
     """
     keyed = keyed_node_names(before) | keyed_node_names(after)
     sources = changed_sources(before, after)
@@ -109,7 +110,7 @@ def _reprocess_condition(plan: Plan, before: Structure, after: Structure) -> str
 
 
 def _describe_keyed_nodes(state: State, before: Structure, after: Structure) -> Iterator[str]:
-    """Yield a line for each keyed node: what it has not received of logs, and what it continues with."""
+    """Yield a message for each keyed node: which log entries it has missed, and what it continues with."""
     for node in keyed_nodes(state.plan.nodes):
         above = [s.name for s in upstream_sources(node, state.plan.nodes) if isinstance(s.source, Log)]
         before_node = before.get(node.name)
@@ -185,7 +186,8 @@ def _forced_rows(rows: pa.Table, wave: int) -> pa.Table:
 
 
 def _restart_events(documents: pa.Table, why: str) -> pa.Table:
-    """Return one event per document, about no delivery of it: deliveries keep their status until it is read again."""
+    """Return one event per document, which is about none of its deliveries: these keep their status until the document
+    is read again."""
     return table_of(
         LEDGER,
         documents.num_rows,
@@ -210,20 +212,22 @@ def _restart_events(documents: pa.Table, why: str) -> pa.Table:
 
 # Migration of keyed nodes.
 #
-# A keyed node that both versions have keeps its states, the contributions of documents, and the numbers of its exports.
-# Documents whose path has changed are read again, and replace their contributions. That is correct only if nothing is
-# pending at the node or below it, and if the node as it is now can subtract what is in its state.
+# A keyed node that exists in both versions keeps its states, the contributions of documents, and the numbering of its
+# exports. Documents whose path has changed are read again and replace their contributions. That is correct only if
+# nothing is pending at the node or downstream of it, and if the new version of the node can subtract what is in its
+# state.
 
 
 def refuse_incompatible(old: State, plan: Plan, *, fenced: bool) -> None:
     """Refuse a migration after which the states of keyed nodes could be wrong.
 
     Args:
-        old: the older state, settled.
-        fenced: an earlier attempt has fenced it for this version, at a time when nothing was pending.
+        old: the older version's state; it must be settled.
+        fenced: whether an earlier attempt has fenced that state for this version, which it does only when nothing is
+            pending.
 
     Raises:
-        UsageError: why; nothing was changed.
+        UsageError: the migration is refused, with the reasons; nothing was changed.
     """
     before = old.recorded_structure()
     keyed = keyed_node_names(before)
@@ -254,8 +258,8 @@ def shared_keyed_nodes(old: State, plan: Plan) -> list[KeyedNode]:
 
 
 def keyed_identity(old: State, plan: Plan) -> dict[str, Any]:
-    """Return what the new state stores about keyed nodes: the names under which readers of the older version know a
-    node's changes, and all keyed nodes that ever existed, since places of exports are used once."""
+    """Return what the new state stores about keyed nodes: the names under which readers of the older version know their
+    changes, and the names of all keyed nodes that ever existed, since places of exports are never reused."""
     return {
         "feeds": {node.name: feed_id(old.root, node.name) for node in shared_keyed_nodes(old, plan)},
         "keyed": sorted(all_keyed_names(old)),
@@ -263,14 +267,14 @@ def keyed_identity(old: State, plan: Plan) -> dict[str, Any]:
 
 
 def all_keyed_names(old: State) -> set[str]:
-    """Return the names of the keyed nodes of a version and of all before it."""
+    """Return the names of all keyed nodes of this version and all earlier ones."""
     return keyed_node_names(old.recorded_structure()).union(old.identity().get("keyed", ()))
 
 
 def copy_keyed_tables(old: State, new: State) -> None:
     """Copy the tables of keyed nodes that both versions have, in one commit per table.
 
-    All exports have been processed, so only their places are kept; also those of a node that an older version had.
+    All exports have been processed, so only the next places are copied, also for nodes that only older versions had.
     """
     both = {node.name for node in shared_keyed_nodes(old, new.plan)}
     for node in keyed_nodes(new.plan.nodes):
@@ -284,7 +288,7 @@ def copy_keyed_tables(old: State, new: State) -> None:
             _copy_table(old_tables.contributions, new_tables.contributions, (PUBLISHED, MERGED))
             numbers[PUBLISHED] = old_tables.exports.transaction(PUBLISHED)
             readers = old.root / FOLDER / node.name
-            for name in files.list_names(readers):  # keep the deletions that readers have not received
+            for name in files.list_names(readers):  # keep deletions that readers have not read yet
                 files.make_folder(new.root / FOLDER / node.name)
                 files.publish(new.root / FOLDER / node.name / name, files.read(readers / name))
         if any(numbers.values()):
@@ -299,7 +303,7 @@ def _copy_table(source: Table, target: Table, applications: Iterable[str]) -> No
 
 
 def _find_incompatibilities(old: State, plan: Plan, before: Structure, version: int) -> Iterator[str]:
-    """Yield the reasons why keyed nodes of the two plans do not fit together."""
+    """Yield the reasons why the keyed nodes of the two plans are incompatible."""
     after, ever_keyed = structure(plan), all_keyed_names(old)
     for name in sorted(after):
         was_keyed = name in ever_keyed and (name not in before or before[name].kind == "keyed")
@@ -323,7 +327,7 @@ def _find_incompatibilities(old: State, plan: Plan, before: Structure, version: 
 
 
 def _find_unlisted_sources(old: State, node: str, documents: set[str]) -> list[str]:
-    """Return the sources whose documents a keyed node contains, and that the new plan does not list."""
+    """Return the sources that a keyed node's state contains documents of, and that the new plan does not list."""
     table = old.keyed[node].contributions
     if not table.files:
         return []
@@ -341,24 +345,26 @@ def _find_unlisted_sources(old: State, node: str, documents: set[str]) -> list[s
     return [source for (source,) in rest]
 
 
-# Building the new state. ``migrate`` does it before anything runs:
+# Building the new state. ``migrate`` does this before anything runs:
 #
-# 1. become the older state's driver, and finish what it left
-# 2. fence it: from now on nobody can drive it any more
-# 3. build the new state, except state.json, with the older one's data files and its positions in logs
-# 4. write its state.json, which makes it a state; until then the older state is held, so that only one process does it
+# 1. become the older state's driver, and finish what its last driver left unfinished
+# 2. fence it, so that nobody can drive it any more
+# 3. build the new state, except state.json, from the older state's data files and its positions in logs
+# 4. write state.json, which completes the new state; until then the older state is held, so that only one process does
+#    all this
 #
-# After a crash before 4, the same command continues; after 2, only this version may migrate from the older state.
-# Nothing is removed meanwhile: a run that slept might remove files that are in use.
+# After a crash before step 4, the same command continues; after step 2, only this version may migrate from the older
+# state. Nothing is removed meanwhile, since a process that was suspended might remove files that are in use.
 
 
 def migrate(root: StatePath, plan: Plan, from_version: int) -> None:
     """Create the state of a plan from that of an older version; do nothing if that was done before.
 
     Raises:
-        UsageError: there is no such state, it is not an older one, this version has a state of its own, or a state by
+        UsageError: there is no such state, it is not older, this version already has a state of its own, or a state by
             key cannot be carried over.
-        StateHeld, StateDamaged, StateForeign: of the older state, or what is in the new one's place is not a state.
+        StateHeld, StateDamaged, StateForeign: raised for the older state, or the new state's path is taken by something
+            else.
     """
     older = Plan(plan.name, from_version)
     older_root = root.parent / older.key
@@ -381,7 +387,7 @@ def migrate(root: StatePath, plan: Plan, from_version: int) -> None:
         recover_once_wave(old, in_process, plan)
         fenced = files.exists(old.root / MIGRATED)
         refuse_incompatible(old, plan, fenced=fenced)
-        if not keyed_node_names(old.recorded_structure()):  # with them none is queued, or it came after the fence
+        if not keyed_node_names(old.recorded_structure()):  # with them, refused if any is queued
             for command in queued_commands(old):
                 commands.apply(old, command)
         old.check_ownership()
@@ -429,16 +435,16 @@ def _build(old: State, new: State, from_version: int) -> None:
     sequence = max(old.next_sequence, new.next_sequence)
     transactions = {**numbers, WAVE: wave, SEQUENCE: sequence, **_log_transactions(old, new.plan)}
     copy_table(old.outbox, new.outbox, transactions)
-    for name in (NOTIFIED, MISSED):  # wave numbers continue: nobody is notified of the past again
+    for name in (NOTIFIED, MISSED):  # wave numbers continue, so that nobody is notified of old failures again
         if files.exists(recorded := old.root / name):
             files.publish(new.root / name, files.read(recorded))
 
 
 def _log_transactions(old: State, plan: Plan) -> dict[str, int]:
-    """Return application transactions with the older version's positions in logs that this one has under the same
-    names.
+    """Return application transactions with the older version's positions in those logs that this version reads under
+    the same names.
 
-    The logs themselves are not asked: one that is unavailable is read on later from where it was.
+    The logs themselves are not accessed, so one that is unavailable now is later read from its old position.
     """
     names = {node.name for node in logs_read(plan.nodes)} | all_keyed_names(old)
     logs = [LogPositions(old, name) for name in sorted(names)]

@@ -26,8 +26,8 @@ class PendingWork:
     """Pending work of a run: rows of the outbox, documents that failed at steps, unavailable sources.
 
     Attributes:
-        unlisted_sources: keys of sources that were unavailable when they were listed, or when known documents of theirs
-            were read; a full scan has to follow.
+        unlisted_sources: keys of sources that were unavailable while they were listed, or while their known documents
+            were read, so that another full scan is needed.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class PendingWork:
         self._longest_s = state.plan.longest_backoff_s
         self._step_debts: list[PendingRetries] = []
         self._step_debts_key: tuple[frozenset[str], Hashes] = (frozenset(), unlisted.hashes)
-        """Inputs of ``_step_debts``, whose computation reads all of ``documents``: its files, and the hashes of
-        unlisted documents."""
+        """Key of the cached ``_step_debts``, since computing them reads all of ``documents``: the table's files, and
+        the hashes of unlisted documents."""
         self.unlisted_sources: set[str] = set()
 
     def wait_s(self) -> float | None:
-        """Return the seconds until something can be done: 0 now, None never (in this run)."""
+        """Return the seconds until something can be done: 0: now; None: nothing can be done in this run."""
         now = now_us()
         waits = []
         for file in self._state.outbox.files.values():
@@ -94,18 +94,18 @@ class PendingWork:
         )
 
     def has_source_to_ask(self) -> bool:
-        """Return whether an unlisted source may be asked again now."""
+        """Return whether a source that could not be listed may be tried again now."""
         return any(not self._nodes.blocked(source) for source in self.unlisted_sources)
 
 
-# Size of the pending rows in the outbox. A scan stops reading documents while it is too large.
+# Size of the pending rows in the outbox. While it is too large, a scan reads no more documents.
 
 
 class Backlog:
     """Pending rows of a state, measured against a limit.
 
     Args:
-        max_bytes: largest size on disk at which more documents may be read.
+        max_bytes: size on disk above which no more documents are read.
     """
 
     def __init__(self, state: State, max_bytes: int) -> None:
@@ -120,7 +120,7 @@ class Backlog:
         """Return why no more documents are read, and what to do.
 
         Args:
-            ending: the run ends now; otherwise it continues once there is room.
+            ending: whether the run ends now; otherwise it continues once enough was delivered.
         """
         pending = self._pending_bytes()
         each = ", ".join(f"{name}: {format_size(size)}" for name, size in pending.most_common())
@@ -141,7 +141,7 @@ class Backlog:
 
 
 def format_size(size: int) -> str:
-    """Return a size for users: 4.2 GiB."""
+    """Format a size for users: ``4.2 GiB``."""
     for unit, name in _UNITS:
         if size >= unit:
             return f"{size / unit:.1f} {name}"
@@ -151,7 +151,7 @@ def format_size(size: int) -> str:
 _UNITS: Final = ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
 
 
-# Documents due for a retry that no source lists: they are not looked for in every scan.
+# Documents that are due for a retry but that no source lists: not every scan looks for them.
 
 _NO_HASHES: Final[Hashes] = np.empty(0, np.uint64)
 
@@ -172,22 +172,22 @@ class UnlistedDocuments:
 
     @property
     def hashes(self) -> Hashes:
-        """Return the hashes of documents that are not looked for now."""
+        """Return the hashes of documents that scans need not look for now."""
         if len(self._hashes) and self._clock() >= self._until:
             self.forget()
         return self._hashes
 
     def add(self, hashes: Hashes) -> None:
-        """Add documents that a scan has just looked for in vain."""
+        """Add documents that a scan has just failed to find."""
         self._hashes = np.union1d(self._hashes, hashes)
         self._until = self._clock() + limits.UNLISTED_RETRY_S
 
     def forget(self) -> None:
-        """Look for all of them again in the next scan."""
+        """Forget all documents, so that the next scan looks for them again."""
         self._hashes = _NO_HASHES
 
     def describe(self, documents: Mapping[str, Collection[str]]) -> list[str]:
-        """Return a line for each source about pending documents that no listing contained.
+        """Return a message for each source about pending documents that were in no listing.
 
         Args:
             documents: source -> ids.

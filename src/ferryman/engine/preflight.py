@@ -1,5 +1,5 @@
-"""Preflight: executors on other machines must see the folders that the driver sees; a process that does not refuses its
-tasks."""
+"""Preflight: checks that executors on other machines see the same folders as the driver; a process that does not
+refuses its tasks."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from ferryman.storage import files
 from ferryman.storage.files import StatePath
 
 _MAX_PROBES: Final = 1_000
-"""Most tasks that inspect executors, however many slots there are."""
+"""Maximum number of tasks that inspect executors, however many slots there are."""
 
 _ROUNDS: Final = 3
-"""Times that a difference in a source's folder must be seen to count, since names may change at any moment."""
+"""Times that a difference in a source's folder must be seen in order to count, since names may change at any moment."""
 
 _MAX_ATTEMPTS: Final = 4
-"""Times that a task is given to executors that refuse it before the run stops; Spark tries a failing task as often."""
+"""Times that a refused task is tried before the run stops, as often as Spark tries a failing task."""
 
 _OVERRIDE_HINT: Final = "If this is as it should be, run with --no-preflight."
 
@@ -56,7 +56,7 @@ class CheckedFrameTask:
         differing = differences(self.facts)
         if not differing:
             return self.task(partition, batches)
-        for _ in batches:  # Spark wants its input read to the end
+        for _ in batches:  # Spark requires that its input is read to the end
             pass
         return TaskRefused(differing)
 
@@ -72,7 +72,7 @@ class InspectTask:
 
 
 class CheckedRunner(Runner):
-    """Runs tasks in processes that see what the driver sees.
+    """Runs tasks only in processes that see what the driver sees.
 
     Args:
         report: takes a message about each process that sees something else, once.
@@ -100,7 +100,7 @@ class CheckedRunner(Runner):
         """Run the checked task for each item, see ``Runner.run``.
 
         Raises:
-            EngineError: also where no executor that sees the same takes a task.
+            EngineError: as in ``Runner.run``, or no executor that sees the same as the driver could run the task.
         """
         return self.run_with_callback(task, items, lambda: None)
 
@@ -154,10 +154,10 @@ class CheckedRunner(Runner):
 def check_runner(
     runner: Runner, states: Sequence[tuple[Plan, StatePath, str]], report: Callable[[str], None]
 ) -> Iterator[CheckedRunner]:
-    """Check the executors, and yield a runner that checks those that join later, too.
+    """Check the executors, and yield a runner that also checks those that join later.
 
     Args:
-        states: plans with the folders and the ids of their states.
+        states: (plan, folder of its state, id of its state) for each plan.
         report: takes messages about executors that join later and see something else.
 
     Raises:
@@ -189,7 +189,7 @@ def _check_executors(runner: Runner, facts: DriverView, plans: Sequence[Plan]) -
 
 
 def _find_missing_proofs(proofs: Sequence[str]) -> Iterator[str]:
-    """Yield the executors' files that the driver does not see, and remove all."""
+    """Yield the executors' files that the driver does not see, and remove all of these files."""
     for proof in proofs:
         path = files.path_of(proof)
         if not files.exists(path):
@@ -198,7 +198,7 @@ def _find_missing_proofs(proofs: Sequence[str]) -> Iterator[str]:
 
 
 def _compare_folders(facts: DriverView, views: Sequence[ExecutorView]) -> Iterator[str]:
-    """Yield a message for each folder of a source in which an executor does not see what the driver sees."""
+    """Yield a message for each source folder in which an executor sees something else than the driver."""
     for read in facts.read:
         if read.names is None:
             continue
@@ -220,8 +220,9 @@ def _compare_names(
 ) -> Iterator[tuple[str, str, str]]:
     """Yield (name, machine that sees it, machine that does not), at most one for each direction.
 
-    Names may come and go meanwhile. So the executor lacks a name only if the driver saw it before and after, and the
-    driver lacks one only if it saw it neither time. Of long listings the part that all have is compared.
+    Names may appear and disappear meanwhile. So an executor counts as missing a name only if the driver saw it both
+    before and after, and the driver only if it saw it neither time. If listings were cut off, only the part that all of
+    them cover is compared.
     """
     cut = [names[-1] for names in (before, now, executor_names) if len(names) == MAX_NAMES]
     always, ever, executor = (
@@ -237,37 +238,37 @@ def _compare_names(
 
 # The driver's view: folders that are written to, and folders and files that sources read.
 #
-# A folder that is written to is proved by a hidden file with a random text in it, the proof, which lies there during
-# the run. Folders of sources are never written to: their names are compared.
+# A folder that is written to is checked by a hidden file with random text, the proof, which exists during the run.
+# Nothing is written to folders of sources; their names are compared instead.
 
 PROOF_PREFIX: Final = ".ferryman-preflight-"
-"""Start of a proof's name; then come the id of the state, and a random text."""
+"""Prefix of a proof's name, followed by the state's id and a random text."""
 
 MAX_NAMES: Final = 1_000
-"""Most names of a folder that are compared, the first ones in sorted order."""
+"""Maximum number of names that are compared per folder, the first in sorted order."""
 
 
 class WrittenFolder(NamedTuple):
-    """A folder that every machine writes to, or the URL of one in an object store."""
+    """A folder that every machine writes to, or its URL in an object store."""
 
     path: str
     what: str
-    """For messages: ``the state``."""
+    """Description for messages: ``the state``."""
     proof: str
     """Name of the proof, which is also its content."""
 
 
 class ReadPath(NamedTuple):
-    """A folder, or a file, that a source reads on every machine."""
+    """A folder or file that a source reads on every machine."""
 
     path: str
     what: str
     names: tuple[str, ...] | None
-    """Names that the driver sees in it, at most ``MAX_NAMES``, sorted; None: it is a file."""
+    """Names that the driver sees in it, sorted, at most ``MAX_NAMES``; None: it is a file."""
 
 
 class DriverView(NamedTuple):
-    """Facts that the driver sees; sent with every task."""
+    """What the driver sees, sent along with every task."""
 
     host: str
     version: str
@@ -276,8 +277,8 @@ class DriverView(NamedTuple):
     read: tuple[ReadPath, ...]
 
     def without_names(self) -> DriverView:
-        """Return the facts for processes that start later: names change meanwhile, so only whether a folder is empty
-        counts."""
+        """Return the view for processes that start later: names may have changed by then, so only whether a folder is
+        empty is compared."""
         return self._replace(read=tuple(each._replace(names=each.names and each.names[:1]) for each in self.read))
 
 
@@ -285,7 +286,7 @@ def list_folder(path: str) -> tuple[str, ...] | None:
     """Return the names in a folder, see ``ReadPath.names``.
 
     Raises:
-        OSError: it is not there, or may not be read.
+        OSError: the folder does not exist or cannot be read.
     """
     try:
         names = os.listdir(path)
@@ -295,7 +296,8 @@ def list_folder(path: str) -> tuple[str, ...] | None:
 
 
 def read_paths(plans: Iterable[Plan]) -> tuple[ReadPath, ...]:
-    """Return what the sources read on this machine's file system now. What is missing is left for the run to report."""
+    """Return what the sources read from this machine's file system now. Missing folders and files are left for the run
+    to report."""
     paths: dict[str, ReadPath] = {}
     for node in _nodes_of(plans):
         for path in node.source.local_paths() if isinstance(node, SourceNode) else ():
@@ -311,7 +313,7 @@ def _nodes_of(plans: Iterable[Plan]) -> Iterator[Node]:
 
 @contextlib.contextmanager
 def place_proofs(states: Iterable[tuple[Plan, StatePath, str]]) -> Iterator[DriverView]:
-    """Put proofs into the folders of plans and states, and yield the driver's view; remove them at the end.
+    """Put proofs into the folders of plans and states, and yield the driver's view; remove the proofs at the end.
 
     Args:
         states: plans with the folders and the ids of their states.
@@ -343,14 +345,14 @@ def _written_folders(plan: Plan, root: StatePath) -> Iterator[tuple[str, str]]:
 
 
 def _write_proof(folder: StatePath, state: str) -> str:
-    """Put a proof into a folder, and return its name; proofs that killed runs of this state have left are removed."""
+    """Put a proof into a folder and return its name; remove proofs left by killed runs of this state."""
     files.remove_all(folder / old for old in files.list_names(folder) if old.startswith(f"{PROOF_PREFIX}{state}-"))
     name = f"{PROOF_PREFIX}{state}-{secrets.token_hex(8)}"
     files.publish(folder / name, name.encode())
     return name
 
 
-# An executor's view, and how it differs from the driver's.
+# An executor's view, and its differences from the driver's.
 
 _OTHER_FOLDER: Final = "it is another folder: is the share mounted?"
 
@@ -359,11 +361,11 @@ class ExecutorView(NamedTuple):
     """View of one process on an executor.
 
     Attributes:
-        process: its machine, number and user, for messages.
+        process: machine, process id and user, for messages.
         python: version of Python.
         names: path of each folder that a source reads -> names in it.
-        proofs: files that it has written for the driver to find, and to remove.
-        differences: a sentence for each difference to the driver's view.
+        proofs: files that it wrote for the driver to find and remove.
+        differences: a sentence for each difference from the driver's view.
     """
 
     process: str
@@ -391,15 +393,15 @@ def inspect_process(facts: DriverView) -> ExecutorView:
 
 @functools.lru_cache(maxsize=16)
 def differences(facts: DriverView) -> tuple[str, ...]:
-    """Return a sentence for each difference to the driver's view. A process compares once for each view."""
+    """Return a sentence for each difference from the driver's view. A process compares only once per view."""
     return tuple(_find_differences(facts))
 
 
 def describe_process() -> str:
-    """Return this process's machine, number and user, for messages."""
+    """Return this process's machine, process id and user, for messages."""
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a user without a name, as in some containers
+    except (KeyError, OSError):  # a user id without a name, as in some containers
         user = str(os.geteuid())
     return f"{socket.gethostname()} (process {os.getpid()}, user {user})"
 
@@ -425,7 +427,7 @@ def _describe_difference(path: str, what: str, host: str, why: str) -> str:
 
 
 def _check_written(folder: WrittenFolder) -> str | None:
-    """Return why this is not the driver's folder; None: it is."""
+    """Return the reason why this is not the driver's folder; None: it is."""
     place = files.path_of(folder.path)
     try:
         return None if files.read(place / folder.proof) == folder.proof.encode() else _OTHER_FOLDER
@@ -436,7 +438,8 @@ def _check_written(folder: WrittenFolder) -> str | None:
 
 
 def _check_read(read: ReadPath) -> str | None:
-    """Return why this cannot be what the driver reads; None: it may be. Single names may come and go meanwhile."""
+    """Return the reason why this cannot be what the driver reads; None: it may be. Single names may appear and
+    disappear meanwhile."""
     try:
         names = list_folder(read.path)
     except FileNotFoundError:

@@ -51,25 +51,25 @@ from ferryman.storage.query import connect, quote_list, register
 from ferryman.storage.tables import Table
 
 _DELIVERY: Final = (*EVENT_OF_ROW, "attempt")
-"""Columns of the ledger that both a delivery and an event have here."""
+"""Columns of the ledger that this module fills for both deliveries and events."""
 
 _EVENT: Final = (*_DELIVERY, "status", "message")
 
 
 @dataclasses.dataclass
 class Expected:
-    """Rows that a destination would get of a preview's documents, in the ledger's columns."""
+    """Rows for one destination in a preview, in the ledger's columns."""
 
     gets: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    """Deliveries: also ``fields``, ``text`` (None if there is none, or if it is not UTF-8) and its size, ``bytes``."""
+    """Deliveries, with ``fields``, ``text`` (None if there is none or it is not UTF-8) and its size ``bytes``."""
     dropped: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    """Documents that would be dropped, or exist unchanged: also ``status``, ``message`` (why)."""
+    """Documents that would be dropped or are there unchanged, with ``status`` and ``message`` (the reason)."""
     refused: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    """Documents that would end as ERROR_DOC or DEAD: also ``status``, ``message``."""
+    """Documents that would end as ERROR_DOC or DEAD, with ``status`` and ``message``."""
     errors: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    """Documents that would fail and be tried again: also ``status``, ``message``, ``attempts`` (the most possible)."""
+    """Documents that would fail and be retried, with ``status``, ``message`` and ``attempts`` (the maximum)."""
     waiting: int = 0
-    """Rows that earlier waves committed and that the run would send first."""
+    """Number of rows from earlier waves that the run would send first."""
 
 
 @dataclasses.dataclass
@@ -85,18 +85,18 @@ class Preview:
     plan: str
     version: int
     limit: int | None
-    """None: one document was asked for."""
+    """Maximum number of documents to preview; None: one document was requested by its id."""
     document: str | None
     documents: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     destinations: dict[str, Expected] = dataclasses.field(default_factory=dict)
     more: dict[str, int] = dataclasses.field(default_factory=dict)
     """Reason -> how many more documents the run would process."""
     unread: int = 0
-    """How many more known documents the run would read to see whether they have changed."""
+    """Number of further known documents that the run would read to see whether they have changed."""
     stopped: list[str] = dataclasses.field(default_factory=list)
-    """Why the run would stop before it changes anything; the rest is what it would do if it was told to go on."""
+    """Reasons why the run would stop before changing anything; the rest shows what it would do if told to continue."""
     complete: bool = True
-    """False: a listing is incomplete; see ``messages``."""
+    """Whether all listings are complete; if not, see ``messages``."""
     messages: list[str] = dataclasses.field(default_factory=list)
     """Notes for the user."""
 
@@ -144,7 +144,7 @@ def preview(
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Yield a folder for listings and staged files, and remove it at the end. Executors must see it, too.
+    """Yield a folder for listings and staged files, which executors must see too; remove it at the end.
 
     Raises:
         EngineError: its disk is full.
@@ -168,7 +168,7 @@ class StateSnapshot(NamedTuple):
     """Loaded; its documents are those of the last committed wave. Empty if there is none yet."""
     wave: int
     waiting: dict[str, int]
-    """Destination -> rows that are still to be sent."""
+    """Destination -> number of rows that are still to be sent."""
     commands: int
     """Number of operator commands that no run has applied."""
     differences: list[str]
@@ -179,7 +179,7 @@ class StateSnapshot(NamedTuple):
         """Load a state for reading.
 
         Raises:
-            StateDamaged, StateForeign: perhaps only because a driver replaced files meanwhile.
+            StateDamaged, StateForeign: possibly only because a driver has just replaced files.
         """
         if not state.open_for_reading():
             return cls(state, 0, {}, 0, [])
@@ -219,14 +219,14 @@ class PreviewRun:
         self._now_us = now_us()
 
     def run(self, limit: int, document: str | None = None) -> Preview:
-        """Preview the first documents, so many at most, or one."""
+        """Preview at most ``limit`` documents, or the one document that was requested."""
         preview = Preview(self._plan.name, self._plan.version, limit if document is None else None, document)
         listed = self._folder / "listed"
         listed.mkdir()
         entries = self._select_entries(preview, document)
         runner = IsolatingRunner(self._runner)
         listings = list_sources(self._plan, self._pickled_plan, listed, runner, entries=entries)
-        with State(self._root, self._plan).readers.reading():  # tasks read the rows of documents, too
+        with State(self._root, self._plan).readers.reading():  # tasks also read rows of documents from here
             self._fill_preview(preview, listings, limit, document)
         return preview
 
@@ -258,7 +258,7 @@ class PreviewRun:
     # -- scan --------------------------------------------------------------------------------------
 
     def _select_entries(self, preview: Preview, document: str | None) -> WantedIds:
-        """Return the ids of log entries to read: those that are due again, and the one that is asked for."""
+        """Return source -> ids of log entries to read: those due for a retry, and the one that was requested."""
         if not (logs := plan_logs(self._plan)):
             return NO_IDS
         folder = Path(tempfile.mkdtemp(dir=self._folder))
@@ -329,8 +329,8 @@ class PreviewRun:
         return Transform(self._pickled_plan, str(self._staged), number, self._now_us)
 
     def _sample(self, preview: Preview, task: Transform, items: Sequence[tuple[Split, int]]) -> list[SampleResult]:
-        """Run sample tasks. If a worker dies, they run one by one, and one that dies again in isolation mode, as in a
-        run."""
+        """Run sample tasks. As in a run, if a worker dies they run one by one, and if one dies again, in isolation
+        mode."""
 
         def died(death: WorkerDied) -> None:
             self._add_message(preview, f"{death}. Its tasks are run again, one by one.")
@@ -396,7 +396,7 @@ def _rows_of(table: pa.Table, order: Mapping[str, int]) -> list[dict[str, Any]]:
 
 
 def _delivery(row: dict[str, Any]) -> dict[str, Any]:
-    """Return an outbox row as the destination would get it."""
+    """Return an outbox row as the destination would receive it."""
     raw: bytes | None = row["raw"]
     text = None
     if raw is not None:
@@ -411,7 +411,7 @@ def _delivery(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-# Preview of a flow: previews of all its plans, on one session.
+# Preview of a flow: previews of all its plans, on one Spark session.
 
 
 def preview_flow(
@@ -451,10 +451,10 @@ def _take_snapshot(plan: Plan, root: StatePath) -> StateSnapshot:
     return retry_read(root, lambda: StateSnapshot.of(State(root, plan)))
 
 
-# Logs in a preview: entries that the next run would read. No position changes, and logs are only read.
+# Logs in a preview: entries that the next run would read. No position changes, and nothing is written to logs.
 
 _ONE_PIECE: Final = 1 << 40
-"""Most entries of a piece: so many that there are as few pieces as possible, since only their first entries are
+"""Entries per piece: practically unlimited, to get as few pieces as possible, of which only the first entries are
 read."""
 
 
@@ -464,10 +464,10 @@ class UnreadEntries(NamedTuple):
     splits: list[LogSplit]
     notes: list[str]
     complete: bool
-    """All logs were available."""
+    """Whether all logs were available."""
 
     def count_except(self, picked: PickedDocument) -> Counter[str]:
-        """Return reason -> number of entries, without the one that was picked."""
+        """Return reason -> number of entries, not counting the one that was picked."""
         logs = {split.source for split in self.splits}
         of_picked = sum((split.reasons() for split in picked.splits if split.source in logs), Counter[str]())
         return sum((split.reasons() for split in self.splits), Counter[str]()) - of_picked
@@ -479,7 +479,7 @@ def plan_logs(plan: Plan) -> dict[str, Log]:
 
 
 def find_unread_entries(plan: Plan, state: State) -> UnreadEntries:
-    """Return the entries behind the plan's positions.
+    """Return the entries after the plan's positions.
 
     Args:
         state: loaded for reading; it need not exist.
@@ -506,7 +506,7 @@ def find_unread_entries(plan: Plan, state: State) -> UnreadEntries:
 
 
 def find_log_entry(plan: Plan, document: str) -> tuple[WantedIds, list[str]]:
-    """Find an entry in logs by its id: source -> id for each log that has it; and notes on entries that cannot be
+    """Find an entry by its id: return source -> id for each log that has it, and messages about entries that cannot be
     read."""
     entries: dict[str, frozenset[str]] = {}
     notes: list[str] = []
@@ -519,13 +519,13 @@ def find_log_entry(plan: Plan, document: str) -> tuple[WantedIds, list[str]]:
                 entries[name] = frozenset({document})
         except BadDocument as e:
             notes.append(f"source {name}: {message_of(e)}")
-        except Exception:  # only a log knows what its ids look like: this one belongs to another source
+        except Exception:  # only a log knows the form of its ids: this one belongs to another source
             continue
     return entries, notes
 
 
 def find_processed_revisions(state: State, document: str, sources: Iterable[str], folder: Path) -> dict[str, int]:
-    """Return log -> last revision of its processed entry with this id, as the ledger and the outbox have it."""
+    """Return log -> last revision of its processed entry with this id, according to the ledger and the outbox."""
     sources = list(sources)
     if not sources or not state.exists:
         return {}
@@ -548,21 +548,21 @@ def merge(*wanted: WantedIds) -> WantedIds:
     return {source: frozenset().union(*(each.get(source, ()) for each in wanted)) for source in sources}
 
 
-# One document out of a listing after change detection, whether or not the scan would process it.
+# One document picked from a listing after change detection, even if the scan would not process it.
 
 _UNDECIDED = (Reason.LOOK, Reason.UNCHANGED)
-"""Reasons of rows that the scan may skip: their content decides, or they are unchanged."""
+"""Reasons of rows that the scan may skip: those whose content decides, and unchanged ones."""
 
 
 class PickedDocument(NamedTuple):
-    """One document from each source that has it, as splits of one row."""
+    """One requested document, from each source that has it, as splits of a single row."""
 
     id: str
     splits: list[TaskSplit]
-    """Splits as a run makes them: the document is processed, perhaps only if its content has changed."""
+    """Splits as a run would make them: the document is processed, or at least compared by its content."""
     skipped: dict[str, tuple[str, TaskSplit]]
-    """Source -> (why a run would skip it, a split that processes it all the same). Why: "unchanged", or "later" if a
-    retry is not due yet."""
+    """Source -> (why a run would skip the document, a split that processes it anyway). The reason is "unchanged", or
+    "later" if its retry is not due yet."""
 
 
 def find_document(
@@ -573,13 +573,12 @@ def find_document(
     folder: Path,
     processed: Mapping[str, int] | None = None,
 ) -> PickedDocument:
-    """Find a document among the rows to be processed, otherwise in the listings.
+    """Find a document among the rows to process, or else in the listings.
 
     Args:
         documents: the state's table.
         folder: for the files of the splits.
-        processed: log -> revision of its entry with this id that was processed. ``documents`` has no row for it, but it
-            is not new.
+        processed: log -> revision of its already processed entry with this id, which has no row in ``documents``.
     """
     processed = processed or {}
     rows_by_source: dict[str, tuple[pa.Table, int]] = {}
@@ -641,8 +640,8 @@ def _find_listed_row(id: str, listing: Listing) -> pa.Table | None:
 def _find_known_row(
     db: duckdb.DuckDBPyConnection, files: list[str], source: str, id: str
 ) -> tuple[dict[str, Any], bool]:
-    """Return the place of a document's last row in ``documents``, in BATCH_FILE's columns, {} if there is none; and
-    whether a retry is recorded there."""
+    """Return the location of a document's last row in ``documents`` as columns of ``BATCH_FILE`` ({} if it has none),
+    and whether it has a pending retry."""
     if not files:
         return {}, False
     row = db.execute(
@@ -657,7 +656,7 @@ def _find_known_row(
 
 
 def _replace_values(rows: pa.Table, **values: Any) -> pa.Table:
-    """Return the last row with other values in these columns."""
+    """Return the last of the rows, with other values in these columns."""
     return pa.Table.from_pylist([{**rows.to_pylist()[-1], **values}], schema=BATCH_FILE)
 
 
@@ -666,15 +665,15 @@ def _write_split(source: str, rows: pa.Table, number: int, path: Path, revision:
     return TaskSplit(source, [RowRange(f"{path}.parquet", 0, rows.num_rows)], True, number, revision)
 
 
-# Samples: the first few documents that a run would process, transformed apart from all others.
+# Samples: the first few documents that a run would process, transformed on their own.
 #
-# Whether a document has changed may depend on its content, so a sample is drawn in rounds: a few tasks look for the
+# Whether a document has changed may depend on its content, so samples are drawn in rounds: a few tasks look for the
 # first documents to process, then more tasks, until there are enough. Each source gets an equal share.
 
 Split = TaskSplit | LogSplit
 
 _BLOCK_ROWS = 1024
-"""Most rows that are read at a time."""
+"""Maximum number of rows that are read at a time."""
 
 
 class SampledDocument(NamedTuple):
@@ -691,14 +690,14 @@ class SampleResult(NamedTuple):
 
     documents: list[SampledDocument]
     rows: int
-    """Number of rows of the split that it read."""
+    """Number of rows of the split that the task has read."""
     staged: Staged
     """Staged results of the documents."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleTask:
-    """Task: process the first documents of a split that a run would process, so many at most."""
+    """Task: process the first documents of a split that a run would process, at most a given number."""
 
     transform: Transform
 
@@ -725,8 +724,8 @@ class SampleTask:
         return SampleResult(documents, rows_read, processing.finish())
 
     def _sample_log(self, split: LogSplit, most: int) -> SampleResult:
-        """Process the first entries of a log, up to one that is blocked. Row numbers are places from the split's
-        start."""
+        """Process the first entries of a log, up to one that is blocked. Row numbers are counted from the split's first
+        place."""
         documents: list[SampledDocument] = []
         rows_read = split.rows
         with TaskProcessing(self.transform, split) as processing:
@@ -746,7 +745,7 @@ class SampleTask:
 
 
 class SourceSample(NamedTuple):
-    """Sampled documents of a source, and the files with their results, which may contain results of others."""
+    """Sampled documents of a source, and files with their results, which may also contain those of others."""
 
     source: str
     documents: list[SampledDocument]
@@ -759,7 +758,8 @@ def sample_sources(
     run: Callable[[Sequence[tuple[Split, int]]], list[SampleResult]],
     slots: int,
 ) -> tuple[list[SourceSample], list[Split]]:
-    """Sample the first documents of each source, ``limit`` in all; returns the samples, and the rest of the splits.
+    """Sample the first documents of each source, ``limit`` in total; return the samples, and the splits that were not
+    read.
 
     Args:
         run: runs a ``SampleTask`` for (split, most documents).
@@ -786,9 +786,9 @@ def sample_sources(
                     samples.append(SourceSample(source, kept, sampled.staged))
                 rows_read = sampled.rows if len(kept) == len(sampled.documents) else kept[-1].row + 1 if kept else 0
                 rest.append(split.after(rows_read))
-            remaining += quota  # what this source could not fill is left to the next round
+            remaining += quota  # unused shares of this source go to others in the next round
             queues[source][:tasks_per_source] = [split for split in rest if split.rows]
-        tasks_per_source = min(2 * tasks_per_source, slots)  # few documents have changed so far: look at more at once
+        tasks_per_source = min(2 * tasks_per_source, slots)  # few have changed so far: look at more at once
     in_order = list(queues)
     return sorted(samples, key=lambda d: in_order.index(d.source)), [c for queue in queues.values() for c in queue]
 
@@ -799,7 +799,7 @@ def count_reasons(splits: Iterable[Split]) -> Counter[str]:
 
 
 def _reason(block: Block, i: int) -> str:
-    """Return why a row is processed, now that its content is known."""
+    """Return the reason why a row is processed, now that its content is known."""
     known, reason = block.known(i), block.reasons[i]
     if known is not None and (reason == Reason.LOOK or (reason == Reason.RETRY and not block.is_retry(i, known))):
         return Reason.CHANGED

@@ -1,8 +1,8 @@
-"""``--reset-state``: empties states by key, so that the logs that feed them are read again, in one wave at a run's
-start.
+"""``--reset-state``: empties states by key, in one wave at the start of a run, so that the logs that feed them are read
+again.
 
-Its commit names the files that remove each key's state, and moves the logs' positions: both happen, or neither does.
-For each key that had a state a deletion is exported, so that readers do not keep what the new states may not repeat.
+A single commit both removes the state of every key and resets the logs' positions. For each key that had a state, a
+deletion is exported, so that readers do not keep keys which the rebuilt states lack.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from ferryman.storage.tables import Table
 
 
 class _Rewind(NamedTuple):
-    """New positions of a log that is read again.
+    """New positions of a log that is to be read again.
 
     Attributes:
         positions: partition -> place of the next entry to read.
         transactions: application transactions that record the positions.
-        moved: token of the operator's move that it follows; "": it is read from its beginning.
-        replaced: the log has been replaced since it was read last.
+        moved: token of the operator's move that these positions follow; "": the log is read from its beginning.
+        replaced: whether the log has been replaced since it was last read.
     """
 
     log: Log
@@ -49,13 +49,14 @@ class _Rewind(NamedTuple):
 
 
 def reset_states(state: State, names: Collection[str]) -> str:
-    """Empty the states of these keyed nodes and of those below them, and rewind the logs above; return a line about it.
+    """Empty the states of these keyed nodes and of those downstream of them, and rewind the logs upstream; return a
+    message about it.
 
-    Each log is read from where an operator has moved it, otherwise from its beginning. At least one must have been
-    moved or replaced since.
+    Each log is read from the place that an operator has moved it to, otherwise from its beginning. At least one must
+    have been moved or replaced since it was last read.
 
     Raises:
-        UsageError: counts could become wrong by that; nothing was done.
+        UsageError: the counts could become wrong; nothing was done.
         StateLost: another driver took over.
     """
     nodes = state.plan.nodes
@@ -97,7 +98,8 @@ def _refuse_unfinished(state: State, chosen: Collection[str], sources: Sequence[
 
 
 def _refuse_unmoved(rewinds: Mapping[str, _Rewind]) -> None:
-    """Refuse if no log was moved or replaced: a second run with the option would empty what the first has counted."""
+    """Refuse if no log was moved or replaced: if the same option were given again, it would discard what the first run
+    counted."""
     if not any(each.moved or each.replaced for each in rewinds.values()):
         raise UsageError(
             f"--reset-state: none of {', '.join(rewinds)} was moved since, so there is nothing to count again: "
@@ -107,7 +109,7 @@ def _refuse_unmoved(rewinds: Mapping[str, _Rewind]) -> None:
 
 
 def _add_nodes_below(nodes: Sequence[Node], names: Collection[str]) -> set[str]:
-    """Return these nodes, and all keyed nodes below them."""
+    """Return these nodes and all keyed nodes downstream of them."""
     keyed = {node.name: node for node in keyed_nodes(nodes)}
     if unknown := sorted({*names} - keyed.keys()):
         raise UsageError(
@@ -125,7 +127,8 @@ def _feeding_logs(nodes: Sequence[Node], chosen: Collection[str]) -> list[Source
     """Return the logs that feed these nodes.
 
     Raises:
-        UsageError: something else feeds them, or these feed another keyed node, too.
+        UsageError: a source that is not a log feeds them, a keyed node that is not reset feeds them, or one of the logs
+            also feeds a node that is not reset.
     """
     above: dict[str, SourceNode] = {}
     for node in keyed_nodes(nodes):
@@ -176,8 +179,8 @@ def _plan_rewind(state: State, node: SourceNode) -> _Rewind:
 
 
 def _empty_tables(state: State, name: str, wave: int, *, followed: bool) -> tuple[dict[str, Any], int]:
-    """Return what the commit names of an emptied node, see ``settle.keyed_files``, and the number of keys that had a
-    state."""
+    """Write files that empty a node's tables; return them for the commit, see ``settle.keyed_files``, with the number
+    of keys that had a state."""
     tables = state.keyed[name]
     states, contributions = _RemovalFile(tables.state, wave), _RemovalFile(tables.contributions, wave)
     exports = {lane: _RemovalFile(tables.exports, wave) for lane in lanes()}
@@ -195,7 +198,7 @@ def _empty_tables(state: State, name: str, wave: int, *, followed: bool) -> tupl
 
 
 class _RemovalFile:
-    """Writes rows that remove keys to one data file of a table."""
+    """Writes rows that remove keys to a new data file of a table."""
 
     def __init__(self, table: Table, wave: int) -> None:
         self._table = table
@@ -214,7 +217,7 @@ class _RemovalFile:
             self._buckets = [min([first, *self._buckets]), max([last, *self._buckets])]
 
     def finish(self) -> list[Part]:
-        """Return the file as a list of one; empty if nothing was written."""
+        """Return the file in a list, which is empty if no row was written."""
         if self._file is None:
             return []
         stats = None
@@ -226,11 +229,11 @@ class _RemovalFile:
 def _removal_rows(
     state: State, table: Table, schema: pa.Schema, whose: str, value: str, wave: int
 ) -> Iterator[pa.Table]:
-    """Yield rows that remove, as of this wave, each key that has a value now; in the order of the file.
+    """Yield rows that remove, in this wave, each key that has a value now, in the order of the file.
 
     Args:
-        whose: columns that identify a key, as SQL.
-        value: the column that is NULL in a removal.
+        whose: SQL list of the columns that identify a row.
+        value: column that is NULL in a row that removes a key.
     """
     paths = table.paths()
     if not paths:
@@ -249,7 +252,8 @@ def _removal_rows(
 
 
 def _export_deletions(states: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-    """Yield (lane, rows of exports) that delete each key, with the key as id; the empty key cannot be an id."""
+    """Yield (lane, rows of exports) that delete each key's document, whose id is the key; an empty key is skipped,
+    since it cannot be an id."""
     by_lane: dict[str, list[str]] = defaultdict(list)
     for key, bucket in zip(states["key"].to_pylist(), states["bucket"].to_pylist(), strict=True):
         if key:

@@ -48,7 +48,7 @@ from ferryman.storage.processes import Process, ProcessWatch, heartbeat
 
 
 class Savepoint(NamedTuple):
-    """Position in what a task has staged, to which it can be rolled back; see ``Stager.savepoint``."""
+    """Position in a task's staged results, to which they can be rolled back; see ``Stager.savepoint``."""
 
     outbox: OutboxSavepoint
     events: int
@@ -67,24 +67,24 @@ class Staged(NamedTuple):
     counts: dict[str, int]
     nodes: list[NodeReport]
     unseen: bool
-    """Known documents of the source could not be looked at."""
+    """Known documents could not be read because their source was unavailable."""
     new: int = 0
-    """Rows of documents of which there was none before, at least."""
+    """Lower bound of the number of staged rows of documents that had none before."""
     blocked: Blocked | None = None
-    """First entry of a log that cannot be processed now; the entries behind it do not count."""
+    """First entry of a log that cannot be processed now; the results of later entries do not count."""
     entries: int = 0
     """Number of log entries read."""
     reached: dict[str, int] | None = None
-    """Positions of a log behind these entries, by partition."""
+    """Partition -> position of the log after the entries that were read."""
     held: frozenset[int] = frozenset()
-    """Keys whose export was not delivered in this task and that were not held before; only for exports of a keyed node.
-    """
+    """Key hashes whose export was not processed in this task, without those held before; only for the exports of a
+    keyed node."""
     in_doubt: bool = False
-    """It had begun before, may not begin again, and nobody knows how far it came; nothing is staged."""
+    """An earlier run of this at-most-once task had begun, and it is unknown how far it came; nothing is staged."""
 
 
 def sync_names(root: StatePath, staged: Staged) -> None:
-    """Make the names of a task's files durable; their content is.
+    """Make the names of a task's files durable; their content is durable already.
 
     Args:
         root: the state's folder.
@@ -106,11 +106,11 @@ class Attempts(NamedTuple):
 
 
 class Outage(NamedTuple):
-    """Why a source cannot be listed that is away, or has to be repaired."""
+    """Reason why a source is unavailable or misconfigured, so that it cannot be listed."""
 
     why: str
     permanent: bool
-    """Whether somebody has to repair it."""
+    """Whether the source stays unusable until somebody fixes it."""
 
 
 class ListedPart(NamedTuple):
@@ -127,7 +127,7 @@ class ListedPart(NamedTuple):
     doubts: tuple[Doubt, ...] = ()
     """Doubtful places that the driver checks."""
     outage: Outage | None = None
-    """Set if it is incomplete by a fault of the source as a whole."""
+    """Set if the part is incomplete because the source as a whole failed."""
 
 
 class Listing(NamedTuple):
@@ -150,19 +150,20 @@ class Listing(NamedTuple):
 
     @property
     def outage(self) -> Outage | None:
-        """Return the worst outage; permanent ones count most."""
+        """Return the most serious outage of the parts: a permanent one if there is any."""
         return max((p.outage for p in self.parts if p.outage), key=lambda each: each.permanent, default=None)
 
 
 WantedIds = Mapping[str, frozenset[str]]
-"""Source -> ids of the documents that are wanted; nothing of the other sources."""
+"""Source -> ids of the documents that are wanted; from sources that are not named, none."""
 
 
 NO_IDS: Final[WantedIds] = MappingProxyType({})
 
 
 def outage_of(error: BaseException) -> Outage | None:
-    """Return the outage of a source that raised this; None: what was read is at fault, and retrying is useless."""
+    """Return the outage that an error of a source means; None: the error is about the content that was read, so
+    retrying is useless."""
     cause = error.__cause__ if isinstance(error, QueryFailed) and error.__cause__ is not None else error
     if isinstance(cause, Misconfigured):
         return Outage(message_of(error), permanent=True)
@@ -174,13 +175,13 @@ def outage_of(error: BaseException) -> Outage | None:
 
 
 class PendingRetries(NamedTuple):
-    """Pending deliveries of documents that failed at steps, by what they wait for.
+    """Deliveries that wait for a retry after a step's failure, grouped by the nodes that they wait for.
 
     Attributes:
-        held: nodes in trouble, as ``documents`` has them; None: they wait for their time only.
+        held: nodes in trouble that they wait for, encoded as in ``documents``; None: they wait only until they are due.
         owed: number of deliveries.
         due: when the first of them is due, µs since 1970; 0: an operator waits for it.
-        unlisted: whether the documents were looked for and not found.
+        unlisted: whether a scan has looked for these documents and not found them.
     """
 
     held: str | None
@@ -194,14 +195,14 @@ class NodeStates:
     """Health of the nodes when a wave begins."""
 
     blocked: frozenset[str] = frozenset()
-    """NodeBreakers that are not called now."""
+    """Nodes that must not be called now."""
     proven: frozenset[str] = frozenset()
-    """NodeBreakers of which a call has succeeded in this run, since they were in trouble last."""
+    """Nodes that a call has reached successfully in this run since they last failed."""
     failing: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Node -> batch -> documents that met unforeseen errors there; since the last call that has succeeded."""
+    """Node -> batch -> number of documents that failed there with unforeseen errors since the last successful call."""
     unreached: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Node -> some of the documents that met errors of the connection there at their first try; since the last call
-    that has succeeded."""
+    """Node -> some of the documents that failed there with connection errors at their first attempt, since the last
+    successful call."""
 
 
 class NodeReport(NamedTuple):
@@ -211,43 +212,43 @@ class NodeReport(NamedTuple):
     succeeded: bool
     """Whether a call succeeded."""
     faults: tuple[NodeError, ...]
-    """Faults of the node as a whole, and of single scopes."""
+    """Faults of the node as a whole, or of one of its scopes."""
     by_brake: bool
-    """Stopped by its brake: no error said that the node is in trouble."""
+    """Closed by its brake, that is, after many failures in a row; no single error said that the node is in trouble."""
     lacks_needs: bool = False
-    """Not called, since this machine does not have what it needs."""
+    """Not called, because this machine lacks a capability that the node needs."""
     failing: tuple[tuple[str, int], ...] = ()
-    """(batch, documents) that met unforeseen errors there; since the last call that has succeeded."""
+    """(batch, number of documents) that failed there with unforeseen errors since the last successful call."""
     unreached: tuple[str, ...] = ()
-    """Some of the documents that met errors of the connection there at their first try; since the last call that has
-    succeeded."""
+    """Some of the documents that failed there with connection errors at their first attempt, since the last successful
+    call."""
     returned_none: int = 0
-    """Number of calls that returned None, of a step that has returned nothing else."""
+    """Number of calls that returned None, if the step returned nothing else."""
     returned_document: bool = False
     """Whether a call returned a document."""
 
 
 class Blocked(NamedTuple):
-    """First entry of a task that cannot be processed now."""
+    """First entry that a task cannot process now."""
 
     place: int
     id: str
     why: str
     stop: bool
-    """It failed for good, and the plan stops there; or somebody has to repair the source."""
+    """The entry failed permanently and the plan stops there, or somebody has to fix the source."""
     held: tuple[str, ...] = ()
-    """NodeBreakers in trouble that it waits for; see ``family.encode_held``."""
+    """Nodes in trouble that the entry waits for; see ``records.families.encode_held``."""
     due: int | None = None
-    """When it is tried again, µs since 1970."""
+    """When the entry is retried, µs since 1970; None: not before a node is called again or somebody fixes it."""
     attempt: int = 0
     transient: int = 0
     since: int | None = None
 
     def head(self, replay: int) -> LogHead:
-        """Return the attempts so far, for the entry's next attempt.
+        """Return the attempts so far, as stored for the entry's next attempt.
 
         Args:
-            replay: of the log.
+            replay: the log's replay number, see ``state.logs.LogPositions.replay``.
         """
         return LogHead(self.place, number_of_text(self.id), self.attempt, self.transient, self.since or 0, replay)
 
@@ -256,38 +257,38 @@ class Blocked(NamedTuple):
 
 
 class ErrorKind(enum.Enum):
-    """Kind of an error, by which it is counted."""
+    """Kinds of errors, by what they say about the document and the node."""
 
     HELD = enum.auto()
-    """Nothing was called: the node is known to be in trouble."""
+    """Not called, because the node is known to be in trouble."""
     UNAVAILABLE = enum.auto()
-    """The whole node, for now."""
+    """The whole node fails for now."""
     MISCONFIGURED = enum.auto()
-    """The whole node, until somebody fixes it."""
+    """The whole node fails until somebody fixes it."""
     PERMANENT = enum.auto()
-    """The document, permanently."""
+    """The document fails permanently."""
     TRANSIENT = enum.auto()
-    """The document, for now, by the error's own word."""
+    """The document fails for now; the error's class says so."""
     CONNECTION = enum.auto()
-    """A transient error of the connection; if all documents fail so, it is the node's."""
+    """A transient error of the connection; if every document meets one, the node is at fault."""
     UNFORESEEN = enum.auto()
-    """No class of the error tells what it means."""
+    """The error's class does not say what it means."""
 
 
 TRANSIENT: Final = (ErrorKind.TRANSIENT, ErrorKind.CONNECTION)
 OF_NODE: Final = (ErrorKind.HELD, ErrorKind.UNAVAILABLE, ErrorKind.MISCONFIGURED)
 AWAY: Final = (*OF_NODE, ErrorKind.CONNECTION)
-"""Kinds of errors that are not a document's own if many documents have them."""
+"""Kinds of errors for which the node is to blame if many documents meet them."""
 
 
 class NodeError(NamedTuple):
-    """An error at a node, in words: an exception of foreign code may not be kept or pickled.
+    """An error at a node as plain text, since exceptions of foreign code may not be picklable.
 
     Attributes:
         node: node that it occurred at.
-        text: for the ledger; begins with the node, ends with the line of other people's code, where that is known.
-        trace: of the first errors of a line, their traceback.
-        scope: only what the node has to do with this ("host:…") is in trouble; "": the whole node.
+        text: message for the ledger: the node, the error, and the failing line of user code if it is known.
+        trace: traceback; "" unless this is one of the first errors of its line.
+        scope: the part of the external system that is unavailable ("host:…"); "": the whole node.
     """
 
     kind: ErrorKind
@@ -298,26 +299,26 @@ class NodeError(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Return the key under which documents wait for this error to end."""
+        """Return the key under which ``documents`` records what waits for this error to end."""
         return f"{self.node} {self.scope}" if self.scope else self.node
 
 
 class StepTimeout(TransientError):
-    """Raised when a step's call takes longer than ``timeout=``. Nobody knows why, so it counts as unforeseen."""
+    """Raised when a call of a step exceeds ``timeout=``. The cause is unknown, so it counts as an unforeseen error."""
 
 
 class NodeAway(Exception):
-    """Raised for a document that waited for a call, after the node was found to be in trouble."""
+    """Raised in the walk of a document that was waiting for a step which has since been found to be in trouble."""
 
 
 def classify_error(
     error: BaseException, node: str, where: str, *, reading: bool = False, traces: Traces | None = None
 ) -> NodeError:
-    """Classify an error. This never raises, whatever the error's class does when it is inspected.
+    """Classify an error; never raises, even if the error's class raises when it is inspected.
 
     Args:
         where: how a message names the node.
-        reading: a source's ``read`` raised it.
+        reading: whether a source's ``read`` raised it.
         traces: decides whether the traceback is kept; None: it is not.
     """
     try:
@@ -344,13 +345,14 @@ def _classify(error: BaseException, node: str, where: str, reading: bool, traces
 
 
 class Traces:
-    """Tracebacks of a task: kept for the first errors of each line, so that they take little room and time."""
+    """Tracebacks that a task keeps: only for the first errors of each line of code, to save space and time."""
 
     def __init__(self) -> None:
         self._read_kept: Counter[str] = Counter()
 
     def keep(self, error: BaseException, at: str) -> str:
-        """Return the traceback from users' code on, without heading; "": enough others of this line have been kept."""
+        """Return the traceback from the first frame of user code, without its heading; "" if enough errors of this line
+        have one."""
         if self._read_kept[at] >= _TRACES:
             return ""
         self._read_kept[at] += 1
@@ -366,10 +368,10 @@ class Traces:
 
 
 def _format_traceback(error: BaseException, theirs: TracebackType | None) -> list[str]:
-    """Return the lines of a traceback, none of them long.
+    """Return the lines of a traceback, each shortened if it is very long.
 
-    Formatting asks the error for its words, its notes and more, any of which may raise; its frames are there in any
-    case.
+    Formatting reads the error's message, notes and other attributes, any of which may raise; then only the frames are
+    formatted.
     """
     try:
         formatted = traceback.TracebackException(type(error), error, theirs, limit=-_FRAMES, compact=True)
@@ -384,12 +386,12 @@ def _is_ours(frame: TracebackType) -> bool:
 
 
 _TRACES: Final = 20
-"""Tracebacks that a task keeps of errors of one line."""
+"""Tracebacks kept per task for errors of one line of code."""
 _LINE: Final = LONGEST // 4
-"""Characters of a part of it: the words of the error must not leave the frames no room."""
+"""Longest line of a traceback, in characters, so that a long message leaves room for the frames."""
 _UNSHORTENED: Final = 1 << 30
 _FRAMES: Final = 20
-"""Frames of a traceback that are kept, the innermost ones."""
+"""Innermost frames that a traceback keeps."""
 
 
 def _kind_of_error(error: BaseException, reading: bool) -> ErrorKind:
@@ -407,7 +409,8 @@ def _kind_of_error(error: BaseException, reading: bool) -> ErrorKind:
 
 
 def _is_deliberate(error: BaseException) -> bool:
-    """Return whether the code chose this message on purpose: then its author knows where it comes from."""
+    """Return whether the error was raised on purpose, with one of Ferryman's classes, so that its source line is of no
+    interest."""
     return isinstance(error, FerrymanError) and not isinstance(error, StepTimeout)
 
 
@@ -421,7 +424,7 @@ _OURS: Final = os.path.dirname(os.path.abspath(ferryman.__file__)) + os.sep
 
 
 def _innermost_line(error: BaseException) -> str:
-    """Return the innermost line that is neither ours nor of a library; else the innermost."""
+    """Return the innermost line of user code, or else of a library; "" if there is neither."""
     lines = [(f.f_code.co_filename, number) for f, number in traceback.walk_tb(error.__traceback__)]
     theirs = [each for each in lines if not each[0].startswith(_OURS)]
     own = [each for each in theirs if "site-packages" not in each[0] and f"{os.sep}lib{os.sep}python" not in each[0]]
@@ -431,17 +434,18 @@ def _innermost_line(error: BaseException) -> str:
     return f"{plain_text(path)}:{number}"
 
 
-# A task that runs at most once, though Spark starts it again if it gets no answer.
+# Tasks that run at most once, although Spark may start a task again if it receives no answer.
 #
-# It makes a file that only one run can make, then runs, and keeps its result in a file. A later run returns that
-# result: it waits for it while the first one is alive (where Spark speculates, two run side by side). If the first one
-# kept nothing, nobody knows how far it came. The folder belongs to the wave: once that is over, no run can begin.
+# The task first creates a file that only one run can create, then runs, and stores its result in another file. A later
+# run returns that result, and waits for it while the first run is alive (under speculative execution, two run side by
+# side). If the first run died without storing a result, how far it came is unknown. The folder belongs to the wave:
+# once the wave is over, no run can begin.
 
 IN_DOUBT: Final = NOTHING_STAGED._replace(in_doubt=True)
 
 
 def run_once(folder: StatePath, number: int, run: Callable[[], Staged]) -> Staged:
-    """Return the result of the task with this number; only one run of it begins.
+    """Run a task unless it has run before; return its result, or that of the first run.
 
     Raises:
         FileNotFoundError: its wave is over.
@@ -449,7 +453,7 @@ def run_once(folder: StatePath, number: int, run: Callable[[], Staged]) -> Stage
     if not publish(folder / f"{number}.begun", msgspec.json.encode(Process.current())):
         _wait_for_first(folder, number)
         return _read_kept(folder, number)
-    if not exists(folder / OPEN):  # in an object store, the folder does not say it
+    if not exists(folder / OPEN):  # an object store has no folder that could be missing
         raise FileNotFoundError(f"{folder}: its wave is over")
     crash.point("once.begun")
     with heartbeat(folder / f"{number}.alive", folder / OPEN):
@@ -460,8 +464,8 @@ def run_once(folder: StatePath, number: int, run: Callable[[], Staged]) -> Stage
 
 
 def kept_result(folder: StatePath, number: int) -> Staged | None:
-    """Return the result of the task with this number, for a driver that starts after its own; None: it has not begun,
-    and cannot any more."""
+    """Return the result that an earlier driver's task with this number stored; None: the task had not begun, and now
+    cannot."""
     try:
         return None if publish(folder / f"{number}.begun", b"") else _read_kept(folder, number)
     except FileNotFoundError:
@@ -469,10 +473,10 @@ def kept_result(folder: StatePath, number: int) -> Staged | None:
 
 
 def _wait_for_first(folder: StatePath, number: int) -> None:
-    """Wait until the first run has kept its result, or is not alive any more."""
+    """Wait until the first run has stored its result, or is no longer alive."""
     begun = read(folder / f"{number}.begun")
     if not begun:
-        return  # a later driver has seen to it that nobody begins
+        return  # a later driver has claimed the task so that no run can begin
     first = ProcessWatch(msgspec.json.decode(begun, type=Process), folder / f"{number}.alive")
     wait_s = _LOOK_S
     while not exists(_kept_file(folder, number)) and first.is_alive():
@@ -482,7 +486,8 @@ def _wait_for_first(folder: StatePath, number: int) -> None:
 
 _LOOK_S: Final = 0.05
 _LOOK_MAX_S: Final = 2.0
-"""Seconds between looks for the first run's result: in an object store a look is a few requests."""
+"""Longest pause between two checks for the first run's result, in seconds; in an object store each check is several
+requests."""
 
 
 def _read_kept(folder: StatePath, number: int) -> Staged:

@@ -2,13 +2,15 @@
 
 A wave, numbered as in the architecture:
 
-1. **scan**: executors list, the driver detects changes, once for a whole listing, and cuts it into waves
-2. **transform**: executors run the steps and stage files that nobody can see
-3. **commit**: one transaction on the outbox names them all
+1. **scan**: executors list the sources; the driver detects the changes of a whole listing at once and splits them into
+   waves
+2. **transform**: executors run the steps and stage the results in files that no table names yet
+3. **commit**: one transaction on the outbox names all of these files
 4. **deliver**: executors send committed rows and record each result in the journal
 5. **settle**: the results become ledger events, and finished rows leave the outbox
 
-While a wave of listed documents is delivered and settled, the next one is transformed. It is committed after that.
+While a wave of listed documents is delivered and settled, the next wave is already being transformed; it is committed
+afterwards.
 """
 
 from __future__ import annotations
@@ -47,12 +49,12 @@ from ferryman.state.maintenance import maintain, sweep
 from ferryman.state.state import State
 
 _IDLE_TURNS: Final = 3
-"""Rounds in a row that may commit nothing (a worker died, a pending document is not listed any more) before a run
-ends."""
+"""Consecutive rounds without a commit after which a run ends although something is due: a worker may have died, or a
+pending document is no longer listed."""
 _PROGRESS_FOLDER: Final = "live"
-"""Scratch folder of what tasks report while they run."""
+"""Scratch folder for the progress that running tasks report."""
 _KEPT_MESSAGES: Final = 100
-"""Messages that an endless run remembers, not to repeat them."""
+"""Most recent messages that an endless run keeps, in order not to repeat them."""
 
 
 class Run:
@@ -135,12 +137,12 @@ class Run:
     def turn(self, *, scan: bool = True, endless: bool = True, until: float | None = None) -> bool:
         """Scan once, if asked to, and deliver what is due; returns whether the listing was complete.
 
-        A caller that drives a state for long calls ``recover`` first, then this as often as there is something to do.
-        With ``wait=0`` nothing is waited for.
+        For callers that drive a state over a long time: call ``recover`` once, then this whenever there is work. With
+        ``wait=0`` it does not wait for anything to come due.
 
         Args:
-            endless: nobody starts this run again, so a node that failed permanently is tried again later.
-            until: monotonic time; what comes due after it is not waited for.
+            endless: the run is never restarted, so nodes that failed permanently are tried again later.
+            until: monotonic time; do not wait for work that comes due later.
         """
         self._endless = self._destination_breakers.endless = self._nodes.breakers.endless = endless
         if endless:
@@ -163,7 +165,8 @@ class Run:
         self.notify()
 
     def notify(self, least_s: float = 0.0) -> None:
-        """Notify the plan's targets of what is new since the last time, unless that is less than ``least_s`` ago."""
+        """Notify the plan's targets of news since the last notification, unless that was less than ``least_s`` seconds
+        ago."""
         kinds = {node.name: node.kind for node in self._plan.nodes}
         stopped = [
             Stopped(name, kinds.get(name, "node"), t.why, t.permanent) for name, t in self._destination_breakers.items()
@@ -172,7 +175,7 @@ class Run:
         self._reporter.report(stopped, least_s)
 
     def due_s(self) -> float | None:
-        """Return the seconds until something can be done without a scan; None: nothing is pending."""
+        """Return the seconds until there is work that needs no scan; None: nothing is pending."""
         return 0.0 if queued_commands(self._state) else self._pending.wait_s()
 
     def recover(self) -> None:
@@ -194,7 +197,7 @@ class Run:
         self._logs.refuse_replaced_logs()
         if orphans := sweep(state):
             actions.append(f"removed {orphans} staged files that no wave had committed")
-        self._upkeep.run()  # each start adds to the logs, also where no wave follows
+        self._upkeep.run()  # each start adds to the logs, even if no wave follows
         state.clear_staging()
         if actions:
             self._add_message(f"recovered: {'; '.join(actions)}")
@@ -202,7 +205,7 @@ class Run:
     # -- a scan ----------------------------------------------------------------------------------
 
     def _scan(self, *, only_pending: bool = False) -> bool:
-        """List, detect changes, and run a wave for each batch; False if a listing was incomplete, or too much is
+        """Scan once and run a wave for each batch of changes; return False if a listing was incomplete, or too much is
         pending."""
         self._take_commands()
         self._scan_stopped &= only_pending
@@ -230,10 +233,10 @@ class Run:
         return complete
 
     def _run_waves(self, changes: ChangeSet, min_waves: int) -> bool | None:
-        """Run a wave for each batch; returns whether the listing was complete, and processed to its end.
+        """Run a wave for each batch; return whether the listing was complete and has been processed to its end.
 
-        None: list again. After ``min_waves`` waves, operator commands are applied between two waves; they change what
-        the listing was compared with.
+        None: the sources must be listed again, because an operator command was applied between two waves and changed
+        what the listing was compared with. That happens after ``min_waves`` waves at the earliest.
         """
         waves = zip_longest(changes.batches, changes.batches[1:])
         for ordinal, (batch, next_batch) in enumerate(waves, 1):
@@ -246,14 +249,14 @@ class Run:
         return changes.complete and not self._scan_stopped
 
     def _has_room(self) -> bool:
-        """Return whether more documents may be read. If too much is pending, rows that are due are sent first."""
+        """Return whether more documents may be read. If too much is pending, first send rows that are due."""
         while self._backlog.too_large and self._pending.has_due_rows():
             if not self._run_delivery_wave():
                 break
         full = self._backlog.too_large
         self._scan_stopped |= full
         if full and self._endless and not self._backlog_reported:
-            self._backlog_reported = True  # once until a scan ends, however often it continues in between
+            self._backlog_reported = True  # reported once until a scan ends, even if the scan continues in between
             self._add_message(self._backlog.describe(ending=False))
         return not full
 
@@ -265,7 +268,7 @@ class Run:
         Args:
             next_batch: the next wave's batch, if it is known. It is transformed while this wave is delivered, unless
                 too much is pending, or an operator command is queued.
-            defer_commands: operator commands wait for the next wave.
+            defer_commands: start the next wave early even if an operator command is queued, which then has to wait.
         """
         number = self._state.wave + 1
         self._runner.start()
@@ -296,7 +299,7 @@ class Run:
 
         Args:
             refused: number of documents of this wave that failed or were rejected before the outbox.
-            meanwhile: called once, when all rows have been handed to executors; starts other work beside them.
+            meanwhile: called once, after all rows have been submitted to executors, to start other work in parallel.
         """
         self._observer.phase(number, "deliver")
         self._observer.expects(self._pending.row_count())
@@ -405,11 +408,11 @@ class CountCache:
         self._state = state
         self._clock = clock
         self._counted_wave = state.wave
-        """Wave as of which the counts are; at first, the last one before this run."""
+        """Wave that the cached counts describe; at first, the last wave before this run."""
         self._next_refresh = clock()
 
     def refresh(self) -> None:
-        """Count again between waves, unless the last time was too recent."""
+        """Count again, unless the last count was too recent. Call it between waves."""
         started = self._clock()
         if started < self._next_refresh:
             return
@@ -425,21 +428,21 @@ class Upkeep:
     """Maintenance of a state during a run.
 
     Args:
-        report: takes notes on what could not be merged, after each wave again.
+        report: called after each wave with a message for every merge that failed.
     """
 
     def __init__(self, state: State, report: Callable[[str], None]) -> None:
         self._state = state
         self._report = report
         self._unswept = False
-        """There may be files that nothing names and that no running task will return."""
+        """Files may exist that no table names and no running task will return."""
 
     def run(self, *, staging: bool = False, strays: bool = False) -> None:
-        """Merge small files, fold long logs, and remove files that nothing names.
+        """Merge small files, fold long logs, and remove files that no table names.
 
         Args:
-            staging: tasks are staging files for the next wave, which nothing names yet, so nothing is removed now.
-            strays: tasks that died have left files.
+            staging: tasks are staging files of the next wave, which no table names yet, so no file may be removed now.
+            strays: tasks that died have left unnamed files.
         """
         for note in maintain(self._state, sweeps=not staging):
             self._report(note)

@@ -1,7 +1,7 @@
 """Order of deliveries: the exports of a key are sent in order, and so are several pending rows of one document.
 
-An export that does not arrive holds the later ones of its key. A chunk has one export of a key, unless the destination
-itself leaves out what comes behind one that it refuses (``Destination.holds_keys``).
+An export that is not delivered holds back the later exports of its key. A chunk has at most one export of each key,
+unless the destination itself skips those after one that it refuses (``Destination.holds_keys``).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _Key = tuple[str, int]
 
 
 class HeldKeys:
-    """Keys with an export that has not arrived, for the time of a lane's turn.
+    """Keys with an export that was not delivered, during a lane's pass.
 
     Args:
-        ended_holds: does a row that is held for review hold the later ones of its key?
+        ended_holds: whether a row that is held for review holds back the later exports of its key.
     """
 
     def __init__(self, *, ended_holds: bool) -> None:
@@ -46,17 +46,17 @@ class HeldKeys:
         return bool(self._from)
 
     def hold(self, key: _Key, revision: int) -> None:
-        """Note that this export has not arrived."""
+        """Record that this export was not delivered, so that later exports of its key wait."""
         self._from[key] = min(revision, self._from.get(key, revision))
 
     def waits(self, key: _Key, revision: int) -> bool:
-        """Return whether this is a later export of a held key."""
+        """Return whether an earlier export of this key was not delivered."""
         first = self._from.get(key)
         return first is not None and first < revision
 
 
 class _ExportRow(NamedTuple):
-    """A row of an export."""
+    """An outbox row with an export."""
 
     key: _Key
     revision: int
@@ -66,17 +66,17 @@ class KeyOrder:
     """Order of the exports of one outbox file.
 
     Args:
-        rows: of the file: ``source``, ``key_hash``, ``revision``, ``due``.
+        rows: the file's columns ``source``, ``key_hash``, ``revision`` and ``due``.
         due: mask of the rows that are due.
     """
 
     def __init__(self, held: HeldKeys, rows: pa.Table, due: Numbers) -> None:
         self._held = held
         self.eligible = due
-        """Mask of the rows that may be sent: they are due, and do not wait for another."""
+        """Mask of the rows that may be sent: they are due, and wait for no other row."""
         self._rows: list[_ExportRow | None] = []
         self._before: Numbers | None = None
-        """For each eligible row the place of its key's row before it; None: no key has two."""
+        """For each eligible row, the index of its key's previous export, or -1; None: no key has two exports."""
         if rows["key_hash"].null_count == rows.num_rows:
             return
         every = list(_rows(rows))
@@ -90,14 +90,15 @@ class KeyOrder:
         return bool(self._rows)
 
     def chunk_end(self, start: int, end: int) -> int:
-        """Return the end of a chunk that begins at an eligible row, so that it has one export of each key."""
+        """Return where a chunk that begins at an eligible row must end, so that it has at most one export of each
+        key."""
         if self._before is None:
             return end
         again = np.flatnonzero(self._before[start:end] >= start)
         return end if not len(again) else start + int(again[0])
 
     def waiting(self, start: int, end: int) -> list[int]:
-        """Return which eligible rows of a chunk wait now, counted from 0."""
+        """Return which eligible rows of a chunk must wait now, as indexes within the chunk."""
         if not self._held or not self._rows:
             return []
         rows = self._rows[start:end]
@@ -111,7 +112,7 @@ class KeyOrder:
                     self.hold(start + at, start + at + 1)
 
     def hold(self, start: int, end: int) -> None:
-        """Note that these eligible rows have not arrived, or that nobody knows."""
+        """Record that these eligible rows were not delivered, or may not have been."""
         for row in self._rows[start:end]:
             if row is not None:
                 self._held.hold(*row)
@@ -144,7 +145,7 @@ def _rows(rows: pa.Table) -> Iterator[_ExportRow | None]:
 
 
 def _previous_places(rows: Sequence[_ExportRow | None]) -> Numbers | None:
-    """Return for each row the place of its key's last earlier export; -1: none; None: no key has two rows."""
+    """Return, for each row, the index of the last earlier export of its key, or -1; None: no key has two exports."""
     found = np.full(len(rows), -1)
     last: dict[_Key, tuple[int, int, int]] = {}
     for at, row in enumerate(rows):
@@ -160,24 +161,25 @@ def _previous_places(rows: Sequence[_ExportRow | None]) -> Numbers | None:
 
 # In the driver: which exports of a key are sent next.
 #
-# The earliest of a key is its head; the later ones wait for it, as long as it is in the outbox: pending, or held for
-# review because it failed, was rejected, or is in doubt. Rows of one export (its children) do not wait for each other.
+# The earliest export of a key is its head. Later ones wait for it as long as it is in the outbox: pending, or held for
+# review because it failed, was rejected, or is in doubt. Rows of the same export (its children) do not wait for each
+# other.
 
 
 class WaitingRows(NamedTuple):
-    """Rows of an outbox file that wait for others."""
+    """Summary of the exports in an outbox file that wait for earlier ones of their keys."""
 
     due: int | None
-    """When the first head is due, µs since 1970; None: the file has none that is pending."""
+    """When the first pending head is due, µs since 1970; None: the file has no pending head."""
     behind: int
-    """Pending rows behind one that is held for review."""
+    """Number of pending rows that wait for a row that is held for review."""
 
 
 class KeyHeads:
-    """First waiting exports of each key, by destination; results are kept until a destination's files change.
+    """Heads of the keys with waiting exports, by destination; cached until a destination's files change.
 
     Args:
-        ended_holds: does a row that is held for review hold the later ones of its key?
+        ended_holds: whether a row that is held for review holds back the later exports of its key.
     """
 
     def __init__(self, state: State, *, ended_holds: bool) -> None:
@@ -186,7 +188,7 @@ class KeyHeads:
         self._known: dict[str, tuple[frozenset[str], dict[str, WaitingRows]]] = {}
 
     def wait_s(self, file: DataFile, now_us: int) -> float | None:
-        """Return the seconds until a row of an outbox file can be sent; None: all wait for others."""
+        """Return the seconds until a row of an outbox file can be sent; None: all its rows wait for others."""
         longest_s = self._state.plan.longest_backoff_s
         if not pending_rows(file):
             return None
@@ -196,7 +198,7 @@ class KeyHeads:
         return None if due is None else wait_s(due, now_us, longest_s)
 
     def behind(self, destination: str) -> int:
-        """Return how many exports wait for earlier ones of their keys which are held for review."""
+        """Return how many exports wait for an earlier one of their key that is held for review."""
         return sum(each.behind for each in self._waiting_of(destination).values())
 
     def _waiting_of(self, destination: str) -> dict[str, WaitingRows]:
@@ -209,12 +211,12 @@ class KeyHeads:
 
     def _compute_waiting(self, files: Sequence[DataFile]) -> dict[str, WaitingRows]:
         if all(pending_rows(f) == f.rows and not int(f.stats["maxValues"]["due"]) for f in files):
-            return {f.path: WaitingRows(0, 0) for f in files}  # none was tried: the first rows of each key are sent
+            return {f.path: WaitingRows(0, 0) for f in files}  # untried: the first rows of each key are sent
         return waiting_rows(self._state.outbox, files, ended_holds=self._ended_holds)
 
 
 class _Rows(NamedTuple):
-    """Exports in the outbox, an array a column."""
+    """Exports in the outbox, one array per column."""
 
     file: Numbers
     row: Numbers
@@ -229,9 +231,9 @@ _ENDED = -1
 
 
 def waiting_rows(outbox: Table, files: Sequence[DataFile], *, ended_holds: bool) -> dict[str, WaitingRows]:
-    """Return by path which exports in these files of one destination wait.
+    """Return path -> the waiting exports in that file; all files are of one destination.
 
-    ``COMPARED_PENDING_ROWS`` are read at a time.
+    Reads ``limits.COMPARED_PENDING_ROWS`` rows at a time.
     """
     shares = max(1, -(-sum(f.rows for f in files) // limits.COMPARED_PENDING_ROWS))
     due: dict[str, int] = {}
@@ -261,7 +263,7 @@ def _read_rows(outbox: Table, files: Sequence[DataFile], share: int, shares: int
 
 
 def rows_behind(outbox: Table, files: Sequence[DataFile]) -> dict[str, list[int]]:
-    """Return by path the pending rows of exports that are behind one of their key which is held for review."""
+    """Return path -> pending rows of exports that wait for an earlier one of their key which is held for review."""
     if not any(pending_rows(f) < f.rows for f in files):
         return {}
     found: dict[str, list[int]] = {}
@@ -276,7 +278,8 @@ def rows_behind(outbox: Table, files: Sequence[DataFile]) -> dict[str, list[int]
 
 
 def _sort_by_key(rows: _Rows) -> tuple[_Rows, Numbers, Numbers]:
-    """Return the rows key by key; which are heads; and which are of keys with a head that is held for review."""
+    """Sort the rows by key; return them, a mask of the heads, and a mask of rows whose key has a head that is held for
+    review."""
     order = np.lexsort((rows.revision, rows.key, rows.source))
     rows = _Rows(*(column[order] for column in rows))
     begins = np.ones(len(order), bool)
@@ -289,7 +292,8 @@ def _sort_by_key(rows: _Rows) -> tuple[_Rows, Numbers, Numbers]:
 
 
 def _summarize_heads(rows: _Rows, files: int) -> Iterator[tuple[int, int | None, int]]:
-    """Yield for each file its number, when its first head is due, and how many rows are behind one held for review."""
+    """Yield for each file: its number, when its first head is due (None: never), and how many rows wait behind one held
+    for review."""
     rows, is_head, stuck = _sort_by_key(rows)
     pending = rows.due != _ENDED
     for at in range(files):
@@ -299,7 +303,7 @@ def _summarize_heads(rows: _Rows, files: int) -> Iterator[tuple[int, int | None,
 
 
 def group_by_lanes(files: Collection[DataFile]) -> list[list[DataFile]]:
-    """Return files with exports that one sender must take, oldest first: those of a key are in one group."""
+    """Group files that may have exports of the same keys; one sender must take a whole group, oldest file first."""
     groups: list[tuple[set[int], list[DataFile]]] = []
     for file in sorted(files, key=first_sequence):
         lanes, mine = set(lane_numbers(file)), [file]
@@ -310,24 +314,25 @@ def group_by_lanes(files: Collection[DataFile]) -> list[list[DataFile]]:
     return [mine for _, mine in groups]
 
 
-# In the driver: of several pending rows of one document the oldest is sent first, the others are held.
+# In the driver: of several pending rows of one document, the oldest is sent first and the others are held.
 #
-# A newer revision waits for every row of an older one. Within a revision (a retry may add to it) a row waits for those
-# of the same route that were committed before it; copies by different routes have no order among each other. What
-# keyed nodes have exported is sent in another order, see ``KeyHeads``.
+# A newer revision waits for all rows of older ones. Within a revision (a retry may add rows) a row waits for earlier
+# rows of the same route; copies by different routes are unordered. Exports of keyed nodes are ordered differently, see
+# ``KeyHeads``.
 
 
 class SendOrder(NamedTuple):
-    """Order of rows in one outbox file, by ``row``."""
+    """Order of rows in one outbox file; rows are given by ``row``."""
 
     first: Numbers
-    """Rows that others wait for: they are sent now, due or not."""
+    """Rows that others wait for; they are sent now, even if they are not due."""
     held: Numbers
-    """Rows that wait for the first ones."""
+    """Rows that wait for another row of their document."""
 
 
 class _PendingRows(NamedTuple):
-    """Pending rows, an array a column. Documents and routes are hashes: a collision holds a row for a pass, no more."""
+    """Pending rows, one array per column. Documents and routes are hashes; a collision only delays a row by one
+    pass."""
 
     file: Numbers
     row: Numbers
@@ -343,13 +348,13 @@ class _PendingRows(NamedTuple):
 def send_orders(
     files: Mapping[int, Path], pending: int, spill: Path, share_rows: int = limits.COMPARED_PENDING_ROWS
 ) -> dict[int, SendOrder]:
-    """Return the order of contested rows, by the key of their outbox file.
+    """Return key of an outbox file -> the order of those of its rows whose document has several pending rows.
 
     Args:
         files: key (first sequence) -> file, all of one destination.
-        pending: how many pending rows they have, about.
+        pending: approximate number of their pending rows.
         spill: a folder of this process, see ``query.connect``.
-        share_rows: rows that are compared at once; more are taken in shares, by a hash of their documents.
+        share_rows: rows that are compared at once; more are split into shares by a hash of their document.
     """
     shares = max(1, -(-pending // share_rows))
     orders_by_key: dict[int, list[SendOrder]] = {}
@@ -387,7 +392,7 @@ def _compare(rows: _PendingRows) -> Iterator[tuple[int, SendOrder]]:
     route_group = _number_groups(document[oldest_rows], rows.route[oldest_rows])
     held[oldest_rows[1:][route_group[1:] == route_group[:-1]]] = True
     contested = np.zeros(len(document), bool)
-    contested[document[held]] = True  # by the number of the group
+    contested[document[held]] = True  # indexed by the number of the group
     first = contested[document] & ~held
     for key in np.unique(rows.file[first | held]):
         of_file = rows.file == key
@@ -395,7 +400,7 @@ def _compare(rows: _PendingRows) -> Iterator[tuple[int, SendOrder]]:
 
 
 def _number_groups(*sorted_columns: Numbers) -> Numbers:
-    """Return the number of each row's group, from 0: neighbours that are equal in all columns are one."""
+    """Number groups of adjacent rows that are equal in all columns, from 0; return each row's group number."""
     changes = np.zeros(len(sorted_columns[0]), bool)
     for column in sorted_columns:
         changes[1:] |= column[1:] != column[:-1]
@@ -403,7 +408,7 @@ def _number_groups(*sorted_columns: Numbers) -> Numbers:
 
 
 class OutboxFile(NamedTuple):
-    """A file with pending rows."""
+    """An outbox file with pending rows."""
 
     path: str
     key: int

@@ -2,18 +2,20 @@
 
 Numbered as in the body of ``settle``; after a crash between any two, it is run again:
 
-1. close the pass: nothing unclaimed of it is sent any more
+1. close the pass, so that no unclaimed row of it is sent any more
 2. read its journal, once
-3. write the ledger events that no worker wrote (of chunks whose worker died after it noted them, and of unknown ones)
-4. commit the ledger: this fixes the fold forever
+3. write the ledger events that no worker wrote: for chunks whose worker recorded their outcomes and then died, and for
+   claimed chunks without a result
+4. commit the ledger: from now on the outcome of every row is final
 5. commit the wave's staged ``documents`` rows; then the states and exports of keyed nodes that 4 has named
-6. rewrite outbox files of which some rows stay (executors do); where the plan has an error queue, write a message for
-   each row that failed for good
-7. remove the pass's journal, but for unanswered claims: their late results belong to the next settle
-8. commit the outbox: what is done leaves it, error messages come to it
+6. on executors, rewrite the outbox files that keep some of their rows; where the plan has an error queue, write a
+   message for each row that failed for good
+7. remove the pass's journal, except for claims without a result: if one arrives late, the next settle handles it
+8. commit the outbox: remove finished rows, add the error messages
 
-5–8 follow from what 4 committed, never from the journal again. Files are moved, not rows: workers' results are data
-files of the ledger already, and an outbox file that was delivered whole is only removed.
+Steps 5–8 use only what step 4 committed and never read the journal again. Whole files change hands, not rows: workers
+have already written their results as ledger data files, and an outbox file whose rows were all delivered is simply
+removed.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ def in_process(task: Callable[[_I], _A], items: Sequence[_I]) -> list[_A]:
 
 
 class Repair(NamedTuple):
-    """Rows of an outbox file whose ledger events the driver must have written."""
+    """Rows of an outbox file whose ledger events a settle task writes, because no worker has written them."""
 
     path: str
     destination: str
@@ -79,14 +81,14 @@ class Repair(NamedTuple):
     rows: Rows
     results: list[RowResult]
     eligible: list[int] | None
-    """Rows of the range that were attempted; None: all that are in the file."""
+    """Row numbers in the range that were attempted; None: all rows of the range."""
 
 
 class Fold(NamedTuple):
-    """Result of folding a journal."""
+    """Contents of a pass's journal, sorted by what settle does with them."""
 
     results: list[Result]
-    """Results that have a ledger file, no two about the same row."""
+    """Results whose ledger events a worker has written to a data file; no row is in two of them."""
     repairs: list[Repair]
     unknown: list[Rows]
     """Claims of this pass without a result."""
@@ -95,7 +97,7 @@ class Fold(NamedTuple):
 
 
 def settle(state: State, wave: int, run: RunTasks, plan: Plan | None = None) -> dict[str, Any]:
-    """Settle a committed wave, and return the info of its ledger commit (``delivered``, ``dead`` …). Idempotent.
+    """Settle a committed wave and return the ``info`` of its ledger commit (``delivered``, ``dead`` …). Idempotent.
 
     Args:
         plan: the plan whose error queue gets messages of failed rows; None: the state's.
@@ -147,9 +149,9 @@ def settle(state: State, wave: int, run: RunTasks, plan: Plan | None = None) -> 
 
 
 def read_fold(state: State, wave: int) -> Fold:
-    """Read the journal of this pass, and what came late for the one before.
+    """Read the journal of this pass, and results that arrived late for earlier passes.
 
-    What was noted of a chunk is read only where no ledger file covers it: each of its rows may be named there.
+    Notes may list every row of a chunk, so they are read only for chunks that no ledger file covers.
     """
     by_key = {int(f.partition["first_sequence"]): f for f in state.outbox.files.values()}
     claims = [claim for claim in state.journal.claims(wave) if claim.key in by_key]
@@ -166,8 +168,8 @@ def read_fold(state: State, wave: int) -> Fold:
     repairs = []
     for pass_ in state.journal.passes():
         if pass_ < wave:
-            # What came late counts only if it answers a claim that was left open; a late worker's ledger file may have
-            # been swept already, what it noted of its chunk is whole.
+            # A late result counts only if it answers a claim that an earlier settle left open. The late worker's ledger
+            # file may have been swept, so its note is used: it covers the whole chunk.
             left_open = {claim for claim in state.journal.claims(pass_) if claim.key in by_key}
             for note in state.journal.notes(pass_, left_open.__contains__):
                 repairs.append(repair(note, drop_overtaken(state, by_key[note.key], note.rows)))
@@ -177,7 +179,7 @@ def read_fold(state: State, wave: int) -> Fold:
 
 
 def _by_key(results: Iterable[Result]) -> dict[int, list[Rows]]:
-    """Return outbox file, by its first sequence -> ranges of results."""
+    """Group the ranges of results by outbox file, identified by the file's first sequence."""
     ranges: dict[int, list[Rows]] = defaultdict(list)
     for result in results:
         ranges[result.key].append(result.range)
@@ -190,10 +192,11 @@ def _is_covered(rows: Rows, ranges: dict[int, list[Rows]]) -> bool:
 
 
 def _drop_overlaps(results: list[Result]) -> list[Result]:
-    """Return the results that count, of results ordered by row.
+    """Drop results that overlap an earlier one; ``results`` must be sorted by row.
 
-    Two workers of one file (a lost pair of a speculation) may both have written: then the one that begins first counts,
-    and rows only the other one covers are sent again or found done, as if it had not written.
+    Under speculative execution, two workers may have delivered the same file. The result that begins first counts; rows
+    that only the other one covers are treated as if it had written nothing: they are sent again, or the destination
+    reports them as done.
     """
     counted: list[Result] = []
     for result in results:
@@ -276,7 +279,7 @@ def _count_stale(fold: Fold, by_key: dict[int, DataFile]) -> dict[str, int]:
 
 
 def _unknown_results(state: State, file: DataFile, rows: Rows, meant: list[int] | None) -> list[RowResult]:
-    """Return the results of a claimed chunk without a result: every row that the claim includes is in doubt.
+    """Mark every row of a claimed chunk without a result as in doubt.
 
     Args:
         meant: rows that the claim includes; None: all of the range.
@@ -293,13 +296,14 @@ def _unknown_results(state: State, file: DataFile, rows: Rows, meant: list[int] 
 
 @dataclass(frozen=True, slots=True)
 class Repairer:
-    """Task: write the ledger events of rows that no worker wrote."""
+    """Task: write the ledger events of rows for which no worker has written any."""
 
     root: str
     epoch: int
 
     def __call__(self, item: Repair) -> tuple[Part | None, int, int]:
-        """Return the file, the number of its rows that leave the outbox, and the number of deletes among these."""
+        """Write one file and return it, the number of its rows that leave the outbox, and how many of those are
+        deletes; (None, 0, 0) if there is nothing to write."""
         table = read_part(local_copy(path_of(self.root) / "outbox" / item.path), OUTBOX_SMALL)
         rows = table["row"]
         mask = pc.and_(pc.greater_equal(rows, item.rows.first), pc.less(rows, item.rows.end))
@@ -315,7 +319,7 @@ class Repairer:
 
 
 class Rewrite(NamedTuple):
-    """An outbox file of which some rows stay, and the ledger files that say which."""
+    """Outbox file that keeps some of its rows, and the ledger files with the outcomes that decide which."""
 
     root: str
     path: str
@@ -326,11 +330,11 @@ class Rewrite(NamedTuple):
 
 
 def rewrite(item: Rewrite) -> tuple[Part | None, Part | None]:
-    """Task: write the rows that stay, with their new attempt and due time, and error messages for those that failed for
-    good; None: there is none.
+    """Task: rewrite an outbox file without its finished rows, updating attempt and due time of the rest; also write
+    error messages for rows that failed permanently. Returns both files, None for an empty one.
 
-    A row leaves when the ledger says INDEXED or DROPPED. ERROR waits until it is due; the rest is held for review
-    (due null).
+    Rows that are INDEXED or DROPPED in the ledger are finished. Rows with ERROR wait until they are due; all others are
+    held for review (``due`` is null).
     """
     root = path_of(item.root)
     columns = ["delivery_hash", "status", *_RETRY_COLUMNS, "message"]
@@ -353,11 +357,12 @@ def _finish_file(writer: OutboxWriter) -> Part | None:
 
 
 _RETRY_COLUMNS: Final = ("attempt", "due", "since", "transient")
-"""Columns that change in a row that stays."""
+"""Columns that the latest event may change in a row that stays in the outbox."""
 
 
 def _rows_to_keep(rows: pa.Table, latest: dict[str, tuple[Any, ...]]) -> pa.Table:
-    """Return the rows that stay, with their latest values: delivery hash -> (status, …), see ``_RETRY_COLUMNS``."""
+    """Return the rows that stay in the outbox, updated from ``latest``: delivery hash -> (status, then the values of
+    ``_RETRY_COLUMNS``)."""
     stays, tries = [], []
     columns = (rows[c].to_pylist() for c in ("delivery_hash", *_RETRY_COLUMNS))
     for digest, *before in zip(*columns, strict=True):
@@ -374,7 +379,8 @@ def has_late_answers(journal: Journal, settled: int) -> bool:
     return any(journal.answered(p) for p in journal.passes() if p <= settled)
 
 
-# Late results: a row that the destination did not accept is not sent again if something newer was committed meanwhile.
+# Late results: if a destination turns out not to have accepted a row, the row is sent again only if nothing newer was
+# committed in the meantime.
 
 _NEWER = """
     SELECT DISTINCT a."row" FROM again a JOIN {events} e ON a.source = e.source AND a.document = e.document
@@ -384,11 +390,11 @@ _NEWER = """
 
 
 def drop_overtaken(state: State, file: DataFile, results: Sequence[RowResult]) -> list[RowResult]:
-    """Return late results for rows of this outbox file, without rows that were overtaken: those are dropped.
+    """Return late results for rows of an outbox file, with those of overtaken rows changed to DROPPED.
 
-    Overtaken: a newer revision of its document, or of the same revision and route something later, was committed for
-    this destination, and may have been sent meanwhile: rows that are in doubt hold nothing, but for exports, which hold
-    those of their key.
+    A row is overtaken if a newer revision of its document was committed for this destination, or a later row of the
+    same revision and route. That row may already have been sent, since a row in doubt does not hold back later rows.
+    Exports are never overtaken: one that is in doubt holds back the later exports of its key.
     """
     to_resend = [n.row for n in results if n.due is not None]
     if not to_resend:
@@ -419,7 +425,7 @@ def _find_overtaken(state: State, file: DataFile, rows: list[int]) -> set[int]:
                     db.execute(_NEWER.format(events="other", where="true", later=later)).fetchall()
                 )
         db.register("events", parquet.scan(state.ledger.paths(), LEDGER))
-        later = "a.operation = 'upsert' AND e.operation = 'delete'"  # a delete follows the upsert that it takes back
+        later = "a.operation = 'upsert' AND e.operation = 'delete'"  # a delete follows the upsert that it undoes
         sent = db.execute(_NEWER.format(events="events", where="e.destination = $1", later=later), [destination])
         return overtaken | _row_numbers(sent.fetchall())
 
@@ -436,12 +442,12 @@ _COPIED_COLUMNS = ("source", "document", "parent", "origin", "version", "revisio
 
 
 class RefusalMessages(NamedTuple):
-    """Makes messages about refused rows of one outbox file."""
+    """Builds error-queue messages for the refused rows of one outbox file."""
 
     plan: tuple[str, int]
-    """Name and version."""
+    """Name and version of the plan."""
     errors: str
-    """Name of the destination that gets the messages."""
+    """Name of the error queue's node, which receives the messages."""
     destination: str
     """Name of the destination that refused the rows."""
     wave: int
@@ -492,7 +498,7 @@ class RefusalMessages(NamedTuple):
 
 
 class RefusalReporter:
-    """Sends messages about the refused rows of one wave to the plan's error queue, if it has one."""
+    """Adds error-queue messages about the refused rows of one wave, if the plan has an error queue."""
 
     def __init__(self, plan: Plan, wave: int, errors: str | None) -> None:
         self._plan = plan
@@ -505,15 +511,16 @@ class RefusalReporter:
         return cls(plan, wave, None if node is None else node.name)
 
     def messages_for(self, file: DataFile) -> RefusalMessages | None:
-        """Return what makes messages about the rows of an outbox file; None: no error queue, or the file is its own."""
+        """Return a builder of messages about the rows of an outbox file; None: there is no error queue, or the file
+        holds the error queue's own rows."""
         destination = file.partition["destination"]
         if self._errors is None or destination == self._errors:
             return None
         return RefusalMessages((self._plan.name, self._plan.version), self._errors, destination, self._wave)
 
     def files(self, state: State, parts: Sequence[Part]) -> tuple[list[DataFile], dict[str, int]]:
-        """Return files of messages to add, under the next sequences, and the transaction with the next free
-        sequence."""
+        """Return the message files as outbox files with the next free sequences, and the transaction that records the
+        sequence after them."""
         if not parts:
             return [], {}
         assert self._errors is not None
@@ -529,12 +536,12 @@ class RefusalReporter:
 
 
 def read_updates(journal: Journal, wave: int, files: Collection[int]) -> list[UpdateResult]:
-    """Return a pass's updates for outbox files (by first sequence) that still exist."""
+    """Return a pass's updates whose outbox files all still exist; ``files``: the first sequences of those files."""
     return [each for each in journal.updates(wave) if each.leaving.keys() <= set(files)]
 
 
 def keyed_files(updates: Sequence[UpdateResult]) -> dict[str, dict[str, Any]]:
-    """Return what the ledger's commit names for ``publish_updates``: node -> its files."""
+    """Group data files by keyed node, in the form that the ledger's commit stores for ``publish_updates``."""
     by_node: dict[str, dict[str, Any]] = defaultdict(lambda: {"state": [], "exports": [], "contributions": []})
     for each in sorted(updates, key=lambda update: (update.node, update.range)):
         by_node[each.node]["state"] += [each.state] if each.state is not None else []
@@ -544,7 +551,7 @@ def keyed_files(updates: Sequence[UpdateResult]) -> dict[str, dict[str, Any]]:
 
 
 def publish_updates(state: State, wave: int, files: Mapping[str, Mapping[str, Any]]) -> None:
-    """Commit the states and exports that the ledger's commit of this wave has named. Idempotent."""
+    """Commit the states, exports and contributions that this wave's ledger commit lists. Idempotent."""
     for name, node_files in files.items():
         tables = state.keyed[name]
         for table in tables.all:

@@ -11,12 +11,12 @@ from ferryman.engine.tasks import WaveBatch
 from ferryman.observe import format_count, plural
 
 _EXITS_BY_PRECEDENCE: Final = (1, 2, 4, 3)
-"""Exit codes of a flow's plans by precedence: the first that occurs is the flow's; else 0."""
+"""Exit codes by precedence: a flow ends with the first of them that any of its plans has; else 0."""
 
 
 @dataclasses.dataclass
 class Summary:
-    """Result of a run: what it did and what it left.
+    """Result of a run: what it did and what it left undone.
 
     ``waves``, ``delivered``, ``deleted`` and ``dropped`` are this run's, each delivery in one of them; ``failed``,
     ``rejected``, ``pending`` and ``in_doubt`` are the whole state's.
@@ -57,11 +57,11 @@ class Summary:
 
 @dataclasses.dataclass
 class FlowSummary:
-    """Result of a flow's run: what it did and what it left.
+    """Result of a flow's run: what it did and what it left undone.
 
     Attributes:
         plans: plan name (``name-vVERSION`` where two versions of one are in the flow) -> summary, in order of turns.
-        errors: plan that stopped -> why; its summary has the counts as far as they are known.
+        errors: plan that stopped -> reason; its summary has the counts as far as they are known.
     """
 
     flow: str

@@ -26,9 +26,9 @@ from ferryman.storage.parquet import RowGroups
 from ferryman.storage.query import connect, quote_list
 from ferryman.storage.tables import Table
 
-# The known row of a document that is processed: the task itself reads it from ``documents``, by file and row.
+# Known rows of the documents to process: tasks read them from ``documents`` themselves, by file and row.
 #
-# A family of many members has a long row there. The driver compares without it, and nothing of it is written twice.
+# The row of a large family is long. So the driver compares without it, and nothing of it is written a second time.
 
 KNOWN_COLUMNS: Final = {
     "known_version": "version",
@@ -41,15 +41,15 @@ KNOWN_COLUMNS: Final = {
     "held": "held",
     "again": "again",
 }
-"""Columns that a compared row has from its document's last row in ``documents``, and what they are called there."""
+"""Columns that a compared row takes from its document's last row in ``documents`` -> their names there."""
 
 
 def link_files(table: Table, folder: Path) -> list[str]:
-    """Link the table's files into ``folder``, where they stay whatever becomes of the table between waves; return the
-    paths.
+    """Link the table's files into ``folder``, so that tasks can read them even if the table replaces them between
+    waves; return the paths of the links.
 
-    In an object store they stay until the next scan. Where links across file systems are impossible (a preview) the
-    files are read where they are.
+    Objects are kept until the next scan and need no links. Where links are impossible, as across file systems in a
+    preview, the original paths are returned.
     """
     if not isinstance(table.folder, Path):
         return [str(table.folder / name) for name in table.files]
@@ -69,7 +69,7 @@ def link_files(table: Table, folder: Path) -> list[str]:
 
 
 def join_known(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return rows of a batch with what is known of each document, in the columns of ``schema``.
+    """Return a batch's rows together with the known row of each document, in the columns of ``schema``.
 
     Raises:
         StateDamaged: a file of ``documents`` is missing, or not what was written.
@@ -94,19 +94,19 @@ def _known(files: pa.ChunkedArray, rows: np.ndarray[Any, Any]) -> pa.Table:
         places.append(mine)
     if not tables:
         return pa.table({name: pa.nulls(len(files)) for name in KNOWN_COLUMNS})
-    # rows were read file by file, in the order of the files: put them back into the order that was asked for
+    # rows were read file by file, so restore the requested order
     found = np.full(len(files), -1, np.int64)
     order = np.concatenate(places)
     found[order] = np.arange(len(order))
     every = pa.concat_tables(tables).combine_chunks()
     every = every.take(pa.array(found, mask=found < 0))
     there = pc.equal(every["operation"], "upsert")
-    every = every.set_column(names.index("given"), "given", pc.if_else(there, every["given"], ""))  # a deleted one
+    every = every.set_column(names.index("given"), "given", pc.if_else(there, every["given"], ""))  # deleted
     return every.rename_columns(list(KNOWN_COLUMNS))
 
 
 def _correct_published(given: pa.ChunkedArray, unconfirmed: pa.ChunkedArray, unsure: pa.ChunkedArray) -> Any:
-    """Return ``given`` corrected by ``unconfirmed``."""
+    """Return ``given`` with unconfirmed deletes added, and without content hashes where an upsert is unconfirmed."""
     found = pc.or_(pc.is_valid(unconfirmed), unsure)
     if not pc.any(found).as_py():
         return given
@@ -145,7 +145,8 @@ COMPARED: Final = pa.schema(
         pa.field("again", pa.int64()),
     ]
 )
-"""One row a document that a wave processes; ``part`` and ``row`` say where its listing row is (null for ``gone``)."""
+"""Columns of a document that a wave processes, one row each; ``part`` and ``row`` locate its listing row (null for
+``gone``)."""
 
 
 BATCH_FILE: Final = pa.schema(
@@ -158,12 +159,12 @@ BATCH_FILE: Final = pa.schema(
         pa.field("unsure", pa.bool_()),
     ]
 )
-"""Columns of a file of compared rows: as in COMPARED, with place and size of the row in ``documents`` for its values.
-"""
+"""Columns of a file of compared rows: those of ``COMPARED``, but with the location and size of the row in ``documents``
+in place of its values."""
 
 
 LISTED: Final = ["row", "id", "size", "fingerprint", "location", "refused", "version"]
-"""Columns that a compared row has from its listing."""
+"""Columns that a compared row takes from its listing."""
 
 
 class RowRange(NamedTuple):
@@ -180,18 +181,19 @@ class TaskSplit(NamedTuple):
     source: str
     pieces: list[RowRange]
     compared: bool
-    """Pieces of a file of compared rows; else of the listing itself, where all is new."""
+    """Whether ``pieces`` are of a file of compared rows; otherwise they are of the listing itself, and all documents
+    are new."""
     number: int = 0
     """Number of this task in its wave."""
     revision: int = 1
-    """Revision of documents that are not known yet."""
+    """Revision for documents that are new."""
 
     @property
     def rows(self) -> int:
         return sum(p.end - p.first for p in self.pieces)
 
     def after(self, rows: int) -> TaskSplit:
-        """Return the split without its first rows."""
+        """Return the split without its first ``rows`` rows."""
         pieces = []
         for path, first, end in self.pieces:
             passed = min(rows, end - first)
@@ -201,7 +203,7 @@ class TaskSplit(NamedTuple):
         return self._replace(pieces=pieces)
 
     def reasons(self) -> Counter[str]:
-        """Return how many rows are processed for which reason."""
+        """Return reason -> number of rows that are processed for it."""
         counts: Counter[str] = Counter()
         if not self.compared:
             counts[Reason.NEW] = self.rows
@@ -212,7 +214,7 @@ class TaskSplit(NamedTuple):
         return counts
 
     def tables(self) -> Iterator[pa.Table]:
-        """Yield the rows in COMPARED's columns, a row group or less at a time."""
+        """Yield the rows in the columns of ``COMPARED``, at most a row group at a time."""
         for rows in self.stored_rows():
             yield join_known(rows, COMPARED)
 
@@ -241,20 +243,20 @@ def _new_rows(path: str, listed: pa.Table) -> pa.Table:
 
 
 _LOG_COLUMNS = [name for name in ROWS.names if name not in COMPARED.names]
-"""Columns that rows of a log have beside those of ``COMPARED``."""
+"""Columns that a log's rows have in addition to those of ``COMPARED``."""
 
 _REVISIONS_PER_REPLAY: Final = 1 << 40
-"""Limit of the revisions that a log itself counts."""
+"""Upper bound of revisions that a log counts itself; each replay adds this much."""
 
 
 _KNOWN_NAMES = COMPARED.names[COMPARED.names.index("known_version") :]
 
 
 class HeldEntry(NamedTuple):
-    """An export that is processed again.
+    """An export that was held back and is processed again.
 
     Attributes:
-        known: its row of ``documents``: values of ``_KNOWN_NAMES``.
+        known: values of ``_KNOWN_NAMES`` from its row of ``documents``.
     """
 
     place: int
@@ -267,25 +269,25 @@ class LogSplit(NamedTuple):
     source: str
     piece: Piece
     revision: int = 1
-    """Revision of the entries: one more each time the log is read again from an earlier place."""
+    """Revision of the entries, one higher each time the log is read again from another place."""
     head: LogHead | None = None
-    """Entry at which the log waits: this is another attempt of it."""
+    """Entry at which the log last waited, which this split tries again; None: there is none."""
     number: int = 0
     """Number of this task in its wave."""
     rerun: EntryRange | None = None
-    """Range of entries that is run again; None: they are read for the first time."""
+    """Range of entries that is run again; None: the entries are read for the first time."""
     held: frozenset[int] = frozenset()
-    """Keys whose earlier export has not been delivered; only for exports of a keyed node."""
+    """Key hashes with an earlier export that was not processed; only for exports of a keyed node."""
     held_back: tuple[HeldEntry, ...] = ()
-    """Exports that a step refused, or that waited for such a one: only these are processed, and positions do not move.
-    """
+    """Exports that failed in a step, or waited for one that did. If there are any, only these are processed, and
+    positions do not move."""
 
     @property
     def rows(self) -> int:
         return len(self.held_back) or self.piece.end - self.piece.start
 
     def tables(self, log: Log) -> Iterator[pa.Table]:
-        """Yield the entries in the columns of ``COMPARED``, and others of ``ROWS``."""
+        """Yield the entries in the columns of ``COMPARED``, plus those of ``_LOG_COLUMNS``."""
         for rows in log.rows(self.piece):
             if self.held_back:
                 rows = rows.filter(pc.is_in(rows["place"], value_set=pa.array([p.place for p in self.held_back])))
@@ -306,11 +308,11 @@ class LogSplit(NamedTuple):
             yield table
 
     def _replayed_revisions(self, revisions: pa.ChunkedArray) -> pa.ChunkedArray:
-        """Return the revisions of entries that are read again from an earlier place: higher than any before."""
+        """Raise the log's own revisions above those of all earlier replays."""
         return pc.add(revisions, (self.revision - 1) * _REVISIONS_PER_REPLAY)
 
     def _export_columns(self, rows: pa.Table) -> dict[str, Any]:
-        """Return columns of ``COMPARED`` for exports, with what is known of them."""
+        """Return the columns of ``COMPARED`` for exports, filled with the known values of held ones."""
         columns: dict[str, Any] = {"fingerprint": rows["key_hash"].cast(pa.string())}
         if self.held_back:
             known = {each.place: each.known for each in self.held_back}
@@ -320,15 +322,15 @@ class LogSplit(NamedTuple):
         return columns
 
     def with_held(self, keys: frozenset[int]) -> LogSplit:
-        """Return the split with more keys whose earlier export has not been delivered."""
+        """Return the split with more key hashes in ``held``."""
         return self._replace(held=self.held | keys)
 
     def after(self, places: int) -> LogSplit:
-        """Return the split without its first places."""
+        """Return the split without its first ``places`` places."""
         return self._replace(piece=self.piece._replace(start=self.piece.start + places))
 
     def reasons(self) -> Counter[str]:
-        """Return how many places are processed for which reason; how many have an entry shows when they are read."""
+        """Return reason -> number of places; how many of these have an entry is known only when they are read."""
         return Counter({Reason.NEW.value: self.rows})
 
     def before(self, place: int) -> LogSplit:
@@ -345,29 +347,29 @@ class LogBatch(NamedTuple):
     tasks: list[LogSplit]
     bytes: int
     once: bool = False
-    """No step may see an entry of it a second time."""
+    """No step may see an entry of this batch twice."""
 
     @property
     def rows(self) -> int:
         return sum(t.rows for t in self.tasks)
 
 
-# Ranges of logs as rows of the ledger: entries that an at-most-once plan processes together.
+# Ranges of log entries that an at-most-once plan processes together, as rows of the ledger.
 #
-# What has become of each entry of a range is known once its wave is committed; then the range needs no row. It has one
-# at each destination that its source reaches where that is not so: in doubt, if its steps had begun when they were
-# killed; pending, if they had not, or if an operator wants it run again.
+# Once a range's wave is committed, the outcome of each entry is known, and the range needs no row. It has one row per
+# destination that its source reaches only if that is not the case: in doubt, if its steps were killed after they had
+# begun; pending, if they had not begun, or if an operator wants the range run again.
 
 KILLED_MESSAGE: Final = "its steps had begun when they were killed: what they did is not known"
 RERUN_MESSAGE: Final = "run again, entry by entry"
 
 
 class EntryRange(NamedTuple):
-    """Entries of a piece.
+    """A range of log entries that one task processes.
 
     Attributes:
         id: name of the range in the ledger.
-        rows: (destination, delivery hash) of each of its rows.
+        rows: (destination, delivery hash) of each of its rows in the ledger.
         in_ledger: whether the ledger has these rows.
     """
 
@@ -384,7 +386,7 @@ class EntryRange(NamedTuple):
 
 
 class RangeStatus(NamedTuple):
-    """New status of a range, for the ledger."""
+    """New status of a range, to be recorded in the ledger."""
 
     range: EntryRange
     status: Status
@@ -392,7 +394,7 @@ class RangeStatus(NamedTuple):
 
 
 def new_range(plan: Plan, source: str, log: Log, piece: Piece, revision: int) -> EntryRange:
-    """Return a range that the ledger does not know yet."""
+    """Return a range that is not in the ledger yet."""
     id, version = log.range_id(piece), _version(piece)
     names = destinations_of_sources(plan.nodes)[source]
     hashers = {name: hasher(plan.name, plan.version, source, name, "", "upsert") for name in names}
@@ -402,7 +404,7 @@ def new_range(plan: Plan, source: str, log: Log, piece: Piece, revision: int) ->
 
 
 def pending_ranges(state: State) -> list[EntryRange]:
-    """Return the ranges that are to be run, ordered by place."""
+    """Return the ranges that are still to be run, ordered by place."""
     if not state.outbox.transaction(RANGES) or not (paths := state.ledger.paths()):
         return []
     sources = [n.name for n in logs_read(state.plan.nodes)]
@@ -428,7 +430,7 @@ def pending_ranges(state: State) -> list[EntryRange]:
 
 
 def range_events(statuses: Sequence[RangeStatus], wave: int) -> pa.Table:
-    """Return a row of the ledger for each range and destination."""
+    """Return a ledger row for each range and destination."""
     rows = []
     for entry_range, status, message in statuses:
         about: dict[str, Any] = {
@@ -462,12 +464,13 @@ LISTING: Final = pa.schema(
         pa.field("version", pa.string()),
     ]
 )
-"""One row a listed document. ``version`` is null where the content is read later."""
+"""Columns of a listed document. ``version`` is null if the content is read later."""
 
 
 CONTENT: Final = pa.schema([pa.field("row", pa.int64()), pa.field("fields", pa.binary()), pa.field("raw", pa.binary())])
-"""Content of the same rows, in a file beside it: sources that have it at hand stage it too, so that what was hashed is
-what is fed, also if the table changes meanwhile. Most of it is not looked at again once all is known."""
+"""Columns with the content of a listing's rows, in a separate file. Sources that read the content while listing stage
+it here, so that exactly what was hashed is processed, even if the source changes meanwhile. For unchanged documents it
+is not read again."""
 
 
 def content_path(listing: str) -> str:
@@ -475,23 +478,23 @@ def content_path(listing: str) -> str:
     return f"{listing}.content"
 
 
-# Why a scan has a document processed.
+# Reasons why a scan has a document processed.
 
 
 class Reason(enum.StrEnum):
-    """Why a document is processed; as it stands in the files of a scan."""
+    """Reasons why a document is processed, as written in the files of a scan."""
 
     NEW = "new"
     CHANGED = "changed"
     LOOK = "look"
-    """The content was not read while listing: the worker that reads it decides whether it has changed."""
+    """The content was not read while listing; the worker that reads it decides whether it has changed."""
     RETRY = "retry"
     """A failed step is due."""
     FORCED = "forced"
-    """`retry --force`, or a step has asked for it."""
+    """Requested by `retry --force`, or by a step."""
     AGAIN = "again"
     """The source has every document processed in every run (``detect="none"``)."""
     DELETED = "gone"
     """Not listed any more."""
     UNCHANGED = "unchanged"
-    """Not processed; a preview was asked for it by its id."""
+    """Not processed, except that a preview was asked for it by its id."""

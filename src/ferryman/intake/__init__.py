@@ -1,6 +1,6 @@
 """The intake queue: batches that submitters hand in, their jobs, access requests, locks.
 
-``JobQueue.open(url)`` is the door. Everything else is reached through it.
+``JobQueue.open(url)`` is the entry point; all other objects are obtained from a ``JobQueue``.
 """
 
 from ferryman.intake.audit import AuditFinding

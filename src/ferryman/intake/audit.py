@@ -1,6 +1,6 @@
 """Audit of a live queue against its layout, with repairs of what is unambiguous; dump and restore.
 
-A queue in use changes while it is read: only what two readings show is a finding.
+A queue in use changes while it is read, so a finding counts only if two consecutive readings show it.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ from ferryman.intake.tree import KINDS, NodeTree
 from ferryman.net.urls import redact
 
 FAIL_AFTER_S: Final = 3600.0
-"""Age in seconds from which a finding is a failure: younger nodes may be somebody's current work, and give a
+"""Age in seconds from which a finding is a failure. Younger nodes may be part of work in progress and only cause a
 warning."""
 
 
 class AuditFinding(NamedTuple):
-    """A node that is not as the layout says."""
+    """A node that does not match the layout."""
 
     path: str
     rule: str
     age_s: float
-    """Seconds since the last change of the node."""
+    """Seconds since the node was last changed."""
     level: Literal["WARN", "FAIL"]
     text: str
 
 
 def audit(tree: NodeTree, *, repair: bool = False) -> list[AuditFinding]:
-    """Return all findings, sorted by path. ``repair``: fix the unambiguous ones, each in its own commit, and say so
-    in the text."""
+    """Return all findings, sorted by path. ``repair``: fix the unambiguous ones, each in its own commit, and say so in
+    the finding's text."""
     before = find_problems(_read(tree), tree.clock())
     if not before:
         return []
@@ -87,22 +87,22 @@ def _finding(tree: NodeTree, problem: Problem, nodes: Nodes, *, repair: bool) ->
     return AuditFinding(problem.path, problem.rule, age, "FAIL" if age >= FAIL_AFTER_S else "WARN", text)
 
 
-# A queue as one JSON value, and back.
+# A queue as a single JSON value: dump and restore.
 
 FORMAT: Final = 1
 """Format of a dump. A newer one is refused."""
 
 TOP_FOLDERS: Final = (BATCH_UUIDS, BATCHES, JOBS, ACCESS, LOCKS)
 NUMBERED_FOLDERS: Final = (BATCHES, JOBS, *(f"{ACCESS}/{size}" for size in ACCESS_SIZES))
-"""Folders whose children have numbers that are given once."""
+"""Folders whose children are numbered; numbers are never reused."""
 
 COMMIT_NODES: Final = 500
 COMMIT_BYTES: Final = 256 << 10
-"""Most bytes in one commit of a restore: far below the 1 MiB that ZooKeeper's servers refuse."""
+"""Maximum bytes in one commit of a restore, far below the 1 MiB that ZooKeeper's servers refuse."""
 
 
 def dump_tree(tree: NodeTree) -> dict[str, Any]:
-    """Return all nodes that do not live with a session, by path: their data as text, or ``{"base64": …}``."""
+    """Return all nodes except ephemeral ones, by path: their data as text, or ``{"base64": …}``."""
     nodes = {path: node for top in TOP_FOLDERS for path, node in tree.store.walk(top) if not node.owner}
     return {
         "format": FORMAT,
@@ -113,7 +113,7 @@ def dump_tree(tree: NodeTree) -> dict[str, Any]:
 
 
 def restore_tree(tree: NodeTree, data: Mapping[str, Any]) -> None:
-    """Create the nodes of a dump. Killed in the middle, it leaves the queue paused, and can be called again.
+    """Create the nodes of a dump. If it is killed, the queue stays paused, and the restore can be repeated.
 
     Raises:
         UsageError: this is not a dump, or the queue holds something else; nothing was changed.
@@ -150,7 +150,7 @@ def _commits(tree: NodeTree, nodes: Mapping[str, bytes]) -> Iterator[list[Op]]:
 
 
 def _refuse_foreign_nodes(tree: NodeTree, nodes: Mapping[str, bytes]) -> None:
-    """Refuse a queue that holds anything but nodes which a restore of this dump made."""
+    """Refuse a queue that contains nodes which a restore of this dump cannot have created."""
     expected = {*layout_folders(), PAUSE_PATH}
     for top in TOP_FOLDERS:
         for path, node in tree.store.walk(top):
@@ -162,7 +162,7 @@ def _refuse_foreign_nodes(tree: NodeTree, nodes: Mapping[str, bytes]) -> None:
 
 
 def _parse_dump(data: Mapping[str, Any]) -> tuple[dict[str, bytes], dict[str, int]]:
-    """Return the nodes and the numbers of a dump.
+    """Return the nodes of a dump, and the next number of each numbered folder.
 
     Raises:
         UsageError: it is not one.
@@ -202,23 +202,23 @@ def _decode_data(path: str, value: object) -> bytes:
     raise UsageError(f"this dump is damaged: the data of {path} is neither text nor base64. Use another.")
 
 
-# The rules of the layout, each as a function of all nodes that gives what breaks it.
+# Rules of the layout, each a function from all nodes to the problems it finds.
 
 STALE_S: Final = 3600.0
-"""Age in seconds from which a lock without a session, of a kind that lives with one, is removed by a repair."""
+"""Age in seconds from which a repair removes a lock that should live with a session but has none."""
 
 Nodes = Mapping[str, StoredNode]
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A node that breaks a rule, and the operations that repair it."""
+    """A node that violates a rule, and the operations that repair it."""
 
     path: str
     rule: str
     text: str
     repair_ops: tuple[Op, ...] = ()
-    """Operations of the repair; empty if an operator has to decide."""
+    """Operations that repair it; empty if an operator has to decide."""
 
 
 def find_problems(nodes: Nodes, now: float) -> list[Problem]:
@@ -237,14 +237,14 @@ class _LoadedTree:
     now: float
 
     def json(self, path: str) -> dict[str, Any] | None:
-        """Return the JSON object at a path; None if there is none, for whatever reason."""
+        """Return the JSON object at a path; None if there is none, or it cannot be decoded."""
         try:
             return nodes.decode_node(path, self.nodes[path].data)
         except (KeyError, NodeInvalid):
             return None
 
     def fault_of(self, path: str, read: Callable[[str, bytes], object]) -> str:
-        """Return the fault of a required node; "" if there is none."""
+        """Return the fault of a required node; "" if it is fine."""
         if path not in self.nodes:
             return "It is not there."
         try:
@@ -262,14 +262,14 @@ def _check_folders(tree: _LoadedTree) -> Iterator[Problem]:
 
 
 def _check_known_nodes(tree: _LoadedTree) -> Iterator[Problem]:
-    """Find nodes that the layout does not have."""
+    """Find nodes that are not part of the layout."""
     for path in tree.nodes:
         if not _LAYOUT.fullmatch(path):
             yield Problem(path, "unknown node", "The layout has no such node. Remove it if nothing uses it.")
 
 
 def _check_batches(tree: _LoadedTree) -> Iterator[Problem]:
-    """Find batches without a submission or a status, and batchIDs that do not lead to their batch."""
+    """Find batches without a submission or a status, and batches that their batchID does not lead to."""
     for name in tree.children.get(BATCHES, ()):
         path = nodes.batch_path(name)
         yield from _check_status(tree, path, BATCH)
@@ -293,7 +293,7 @@ def _check_batches(tree: _LoadedTree) -> Iterator[Problem]:
 
 
 def _check_uuids(tree: _LoadedTree) -> Iterator[Problem]:
-    """Find uuids that lead to no batch."""
+    """Find batchIDs that lead to no batch."""
     for name in tree.children.get(BATCH_UUIDS, ()):
         path = f"{BATCH_UUIDS}/{name}"
         batch = tree.nodes[path].data.decode("utf-8", "backslashreplace")
@@ -302,7 +302,7 @@ def _check_uuids(tree: _LoadedTree) -> Iterator[Problem]:
 
 
 def _check_jobs(tree: _LoadedTree) -> Iterator[Problem]:
-    """Find jobs that lack nodes, or are listed elsewhere than in the list and the state that their status says."""
+    """Find jobs with missing nodes, and jobs whose entries in lists do not match their status."""
     listed: dict[str, list[str]] = defaultdict(list)
     for path in tree.nodes:
         if _LIST_ENTRY.fullmatch(path):
@@ -333,7 +333,7 @@ def _check_job(tree: _LoadedTree, job: str, entries_of_job: list[str]) -> Iterat
             problems.append(Problem(f"{path}/{name}", f"job {name}", why))
     yield from problems
     if any(problem.path.endswith(("/status", "/bid", "/priority")) for problem in problems):
-        return  # where it belongs is not known
+        return  # its place is unknown
     state = JobState((tree.json(f"{path}/status") or {})["status"])
     batch = tree.nodes[f"{path}/bid"].data.decode()
     priority = nodes.decode_integer(path, tree.nodes[f"{path}/priority"].data)
@@ -357,7 +357,8 @@ def _check_job(tree: _LoadedTree, job: str, entries_of_job: list[str]) -> Iterat
 def _check_entries(
     path: str, rule: str, place: str, all_entries: list[str], top: str, unmoved: Op, folders: list[str] | None = None
 ) -> Iterator[Problem]:
-    """Check that ``place`` is the job's only entry below ``top``. A repair holds only while the job has not moved."""
+    """Check that ``place`` is the job's only entry below ``top``. A repair is valid only while the job has not
+    moved."""
     entries = [one for one in all_entries if one.startswith(f"{top}/")]
     if entries == [place]:
         return
@@ -390,7 +391,7 @@ def _check_status(tree: _LoadedTree, path: str, table: Transitions[Any]) -> Iter
 
 
 def _check_locks(tree: _LoadedTree) -> Iterator[Problem]:
-    """Find locks that outlived their session, and locks in a node that their name does not map to."""
+    """Find locks that outlived their session, and locks in a node that does not belong to their name."""
     for path, node in tree.nodes.items():
         if _ITEM_LOCK.fullmatch(path) and not node.owner:
             is_stale = tree.now - node.modified_s >= STALE_S
@@ -415,7 +416,7 @@ def _check_locks(tree: _LoadedTree) -> Iterator[Problem]:
 
 
 def _may_hold(node: str, name: str) -> bool:
-    """Return whether a lock of this name may be kept in this node."""
+    """Return whether this node may be the lock of this name."""
     try:
         plain_name = nodes.node_name(name)
     except UsageError:
@@ -454,25 +455,25 @@ _LAYOUT = re.compile(
         ]
     )
 )
-"""Every path that the layout knows."""
+"""Matches every path of the layout."""
 
 
-# What an operator is shown of values that submitters gave: URLs without passwords and tokens.
+# Values from submitters, as shown to operators: URLs without passwords and tokens.
 
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{1,30}://(?:[^\s/?#]*@)?[^\s\"'<>]+")
 """Pattern of a URL within a text."""
 
 _URL_VALUE: Final = re.compile(r"\s*([a-z][a-z0-9+.-]{1,30}:[/\\]+|(?:https?|ftp):|//)(.*)", re.DOTALL | re.IGNORECASE)
-"""Pattern of a value that is a URL as a whole, well-formed or not: its beginning, and the rest."""
+"""Matches a value that is a URL as a whole, well-formed or not; groups: its beginning, and the rest."""
 
 _HOST: Final = re.compile(r"(?:\[[^\]]*\]|[^:/?#]*)(?::[0-9]*)?(?=[/?#]|$)")
 
 _TEXT_KEYS: Final = ("message", "why")
-"""Keys of texts for people, which may begin with a URL."""
+"""Keys of texts for people, in which a URL may be followed by other words."""
 
 
 def without_secrets(value: Any, *, is_text: bool = False) -> Any:
-    """Return the value with each URL in it stripped of user, password and query, where passwords and tokens are."""
+    """Return the value with user, password and query removed from every URL in it, since these may contain secrets."""
     if isinstance(value, str):
         match = None if is_text else _URL_VALUE.fullmatch(value)
         return _strip_url(*match.groups()) if match else _strip_urls(value)
@@ -484,7 +485,8 @@ def without_secrets(value: Any, *, is_text: bool = False) -> Any:
 
 
 def _strip_url(begins: str, rest: str) -> str:
-    """Remove secrets from a value that is a URL. Where no host can be, the password may reach up to the last ``@``."""
+    """Remove secrets from a value that is a URL. If it has no valid host, everything up to the last ``@`` may be the
+    password."""
     if _HOST.match(rest) is None or "@" in re.split("[/?#]", rest, maxsplit=1)[0]:
         rest = rest.rpartition("@")[2]
     return _strip_urls(redact(f"{begins}{rest}"))
@@ -514,7 +516,7 @@ def _node_without_secrets(value: Any) -> Any:
 
 
 def _bytes_without_secrets(value: Mapping[str, str]) -> Mapping[str, str]:
-    """Return bytes as they are, unless they contain a URL."""
+    """Return bytes as in a dump, with secrets removed from any URLs in them."""
     data = base64.b64decode(value["base64"]).decode("latin-1")
     if _URL.search(data) is None:
         return value

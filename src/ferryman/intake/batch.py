@@ -1,4 +1,4 @@
-"""A batch: what a submitter handed in, and the lists of its jobs."""
+"""A batch: what a submitter has submitted, and the lists of its jobs."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from ferryman.intake.store import Check, Create, Delete, Op, Set
 from ferryman.intake.tree import NodeTree
 
 ACCEPTS_JOBS: Final = frozenset({BatchState.PENDING, BatchState.HELD, BatchState.PROCESSING})
-"""States in which a batch may get more jobs. Later its report is due, or made."""
+"""States in which jobs may be added to a batch. Afterwards its report is due, or done."""
 
 AWAITS_OPERATOR: Final = frozenset({BatchState.HELD, BatchState.FAILED})
-"""States that a batch leaves only when an operator moves it. That move also writes the folder of batches: its version
-changes, so that consumers need not read each such batch again and again."""
+"""States that a batch leaves only when an operator moves it. Such a move also writes to the folder of batches and so
+changes its version; consumers need not read these batches again until then."""
 
 REPORTING_STATES: Final = frozenset({BatchState.REPORTING, BatchState.UPDATE_REPORTING})
-"""States in which the submitter is notified: the move out of one of them stores the report."""
+"""States in which the submitter is notified; the move out of them stores the report."""
 
 
 class Batch(Item):
@@ -55,7 +55,7 @@ class Batch(Item):
 
     @property
     def processing_jobs(self) -> list[str]:
-        """Return the ids of unfinished jobs, pending and held ones included."""
+        """Return the ids of unfinished jobs, including pending and held ones."""
         return self._job_ids(JobList.PROCESSING)
 
     @property
@@ -72,7 +72,7 @@ class Batch(Item):
 
     @property
     def has_failure(self) -> bool:
-        """Return whether any job has failed and was not requeued."""
+        """Return whether any job has failed and was not requeued since."""
         folder = self._tree.find(batch_path(self.id, "states", JobList.FAILED))
         return folder is not None and folder.children > 0
 
@@ -91,7 +91,7 @@ class Batch(Item):
         """Create a pending job of this batch; it is not locked.
 
         Raises:
-            StateError: the batch is reported already, or was removed.
+            StateError: the batch was already reported, or removed.
             NodeInvalid: the batch was removed, or is damaged.
         """
         values = {"configuration": configuration, "identifiers": identifiers or {}, "metadata": metadata or {}}
@@ -100,7 +100,7 @@ class Batch(Item):
     def create_job_in_state(
         self, values: Mapping[str, Mapping[str, Any]], priority: int, state: JobState = JobState.PENDING, why: str = ""
     ) -> Job:
-        """Create a job in any state, for work that another system has done before. Raises as ``create_job``."""
+        """Create a job in any state, for work that another system has already done. Raises as ``create_job``."""
         job_id = ""
 
         def plan(now: StatusNode) -> list[Op]:
@@ -118,7 +118,7 @@ class Batch(Item):
                 Create(f"{folder}/{job_id}"),
             ]
 
-        if self._held_lock is None and not self._ever_held:  # others may add jobs while somebody works at the batch
+        if self._held_lock is None and not self._ever_held:  # others may add jobs while this process works on the batch
             self._tree.change(lambda: plan(self._read_status()))
         else:
             self._change(plan)
@@ -127,11 +127,11 @@ class Batch(Item):
     # --- moves --------------------------------------------------------------------------------------------------------
 
     def start_processing(self) -> None:
-        """Move a pending batch, which this object has locked, to Processing, and create the folder of its job lists."""
+        """Move a pending batch that this object has locked to Processing, and create the folder of its job lists."""
         self._move(lambda now: self._target_state(now, BatchState.PROCESSING), "", starting=True)
 
     def start_reporting(self) -> bool:
-        """Move to Reporting if every job is Completed or Failed in the moment of the change. Returns whether it
+        """Move to Reporting if every job is Completed or Failed at the moment of the change. Returns whether it
         moved."""
         folder = batch_path(self.id, "states", JobList.PROCESSING)
 
@@ -140,7 +140,8 @@ class Batch(Item):
             if node is None or node.children:
                 raise _JobsUnfinished
             after = self._target_state(now, BatchState.REPORTING)
-            # A folder can be removed only while it is empty: in one commit with the move, no job can come between.
+            # A folder can be removed only while it is empty. It is removed in the same commit, so no job can be added
+            # in between.
             return [Delete(folder), Create(folder), *self._move_ops(now, after, "")]
 
         try:
@@ -151,12 +152,12 @@ class Batch(Item):
 
     @property
     def jobs_made(self) -> int | None:
-        """Return how many jobs were made of the submission; None until all of them are."""
+        """Return how many jobs were created for the submission; None until all of them are."""
         count: int | None = self._read_status().values.get("jobs_made")
         return count
 
     def set_jobs_made(self, jobs: int) -> None:
-        """Note that all jobs of the submission were made. Raises as ``set_status``."""
+        """Record that all jobs of the submission were created. Raises as ``set_status``."""
         message = f"{jobs} {'job' if jobs == 1 else 'jobs'} made"
         self._move(lambda now: self._target_state(now, BatchState.PROCESSING), message, jobs_made=jobs)
 
@@ -185,9 +186,10 @@ class Batch(Item):
         return ops
 
     def report(self, *, reasons: bool = True) -> Report:
-        """Return the complete report as of now. The next ``success`` or ``fail`` stores the report that was made last.
+        """Return the complete report as of now. The next ``success`` or ``fail`` stores the last report that was
+        returned.
 
-        ``report().since(batch.kept_report)`` is what is new.
+        ``report().since(batch.kept_report)`` is the part that is new.
         """
         failed = self.failed_jobs
         paths = [job_path(job, "status") for job in failed] if reasons else []
@@ -232,11 +234,11 @@ class Batch(Item):
         return self
 
     def delete(self) -> None:
-        """Remove the batch, its jobs and its entry among the uuids. Killed in the middle, it can be called again.
+        """Remove the batch, its jobs and its batchID. If it is killed, it can be called again.
 
         Raises:
-            StateError: it is in no final state.
-            NodeInvalid: it was removed, or is damaged, or one of its jobs is.
+            StateError: the batch is not in a final state.
+            NodeInvalid: the batch was removed, or it or one of its jobs is damaged.
         """
         self._refuse_unless_final(self._read_status())
         for name in JobList:

@@ -1,4 +1,4 @@
-"""Destination ``JobIdentifiers``: takes identifiers that a plan mints back to the job of the document."""
+"""Destination ``JobIdentifiers``: passes identifiers that a plan mints back to the document's job."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ferryman.intake.nodes import node_name
 from ferryman.storage import files
 
 NAME_CHARS: Final = 1024
-"""Most characters of an identifier."""
+"""Maximum number of characters in an identifier."""
 
 LOCAL_IDS_MAX: Final = 100
-"""Most local identifiers of one document: they become part of a node of the queue, which is small."""
+"""Maximum number of local ids of a document: they are stored in a node of the queue, whose size is limited."""
 
 
 class IdentifierNote(msgspec.Struct, frozen=True):
-    """Identifiers that one document reports for its job; empty if the document was deleted."""
+    """Identifiers that a document reports for its job; empty if the document was deleted."""
 
     sequence: int
     primary_id: str = ""
@@ -33,17 +33,19 @@ class JobIdentifiers(Destination):
     """Writes identifiers that a step has minted back to the document's job: `ferryman intake serve` adds them to the
     job's ``identifiers`` when all of its documents are delivered, and they appear in reports.
 
-    A document's field ``primary_id`` is the job's primary id, ``local_id`` (text, or a list) becomes further local ids
-    of it. What the submitter gave is in these fields already, so a step mints only what is missing. All documents of a
-    job have to name the same primary id, and the submitter's if there is one; else the job fails, with the ids.
+    A document's field ``primary_id`` becomes the job's primary id, ``local_id`` (text, or a list) its additional local
+    ids. Identifiers from the submitter are in these fields already, so a step only has to mint the missing ones. All
+    documents of a job must have the same primary id, and the submitter's if there is one; otherwise the job fails, and
+    the message shows the ids.
 
-    The same file in a later job is not a change, and runs through no step: the later job gets the same identifiers.
+    If a later job contains the same file, it counts as unchanged and runs through no step; the later job gets the same
+    identifiers.
 
-    It works in a plan that ``ferryman intake serve`` runs, and is misconfigured in others. Notes are kept in the
-    working space, below ``identifiers/``, a small file a document.
+    It works only in a plan that ``ferryman intake serve`` runs; in any other it is misconfigured. The reported
+    identifiers are kept in the working space, below ``identifiers/``, one small file per document.
 
     Args:
-        primary_id, local_id: the names of the fields.
+        primary_id, local_id: names of these fields.
     """
 
     effect = Effect.IDEMPOTENT
@@ -62,7 +64,8 @@ class JobIdentifiers(Destination):
         return "JobIdentifiers()"
 
     def serve(self, work: Path) -> None:
-        """Keep notes in this working space: ``ferryman intake serve`` says so before the plan runs."""
+        """Store identifiers in this working space from now on; ``ferryman intake serve`` calls this before the plan
+        runs."""
         self._folder = str(work.absolute() / "identifiers")
 
     def local_paths(self) -> tuple[str, ...]:
@@ -75,7 +78,7 @@ class JobIdentifiers(Destination):
         return [self._write_note(delivery) for delivery in chunk]
 
     def notes_of(self, source: str, document: str) -> list[IdentifierNote]:
-        """Return the identifiers reported by a document of this source and by its descendants."""
+        """Return the identifiers that a document of this source and its descendants have reported."""
         folder = self._folder_of(source, document)
         if not folder.is_dir():
             return []
@@ -125,10 +128,10 @@ class JobIdentifiers(Destination):
 
 
 def _check_identifier(field: str, value: Any) -> str:
-    """Return an identifier, if a lock can have its name.
+    """Return an identifier if a lock can have it as its name.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is not a valid identifier.
     """
     if not isinstance(value, str) or not value:
         raise UsageError(f"{field}: an identifier is text, not {value!r:.80}")

@@ -19,7 +19,7 @@ from ferryman.errors import FerrymanError, UsageError
 
 
 class StateError(UsageError):
-    """The table of states does not have this move, from ``before`` to ``after``."""
+    """Raised for a move from ``before`` to ``after`` that the table of states does not have. Nothing was changed."""
 
     def __init__(self, before: str, after: str) -> None:
         super().__init__(str(before), str(after))
@@ -30,7 +30,7 @@ class StateError(UsageError):
 
 
 class ItemLocked(StateError):
-    """Somebody else works at the item, and holds the lock at ``path``. Nothing was changed."""
+    """Raised because somebody else works on the item and holds the lock at ``path``. Nothing was changed."""
 
     def __init__(self, path: str) -> None:
         FerrymanError.__init__(self, path)
@@ -58,7 +58,7 @@ class BatchExists(UsageError):
 
 
 class QueueRefused(UsageError):
-    """This is not a queue, or not one that can be used like this; nothing was touched."""
+    """Raised for a store that is not a queue, or not one that can be used in this way; nothing was changed."""
 
 
 class NodeInvalid(FerrymanError):
@@ -73,7 +73,7 @@ class NodeInvalid(FerrymanError):
 
 
 class LockLost(FerrymanError):
-    """This object held the lock and has lost it. Another process may hold it now: stop at once."""
+    """Raised because this object has lost the lock it held. Another process may hold it now, so stop at once."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)

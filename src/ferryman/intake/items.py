@@ -1,4 +1,4 @@
-"""Common parts of batches, jobs and access requests: an id, a status, a lock."""
+"""Common parts of batches, jobs and access requests: id, status, lock."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ class StatusNode(NamedTuple):
 
 
 class Item:
-    """A thing of the queue. Its properties are read from the queue each time: what another process changes is seen.
+    """Base of the queue's items. Properties are read from the queue each time, so changes by other processes are
+    visible.
 
-    Who may change it, with what the change checks in the same commit:
+    The table says who may change an item, which is checked in the same commit:
 
     ==============================  =================================================================================
     an object that                  may
@@ -38,7 +39,7 @@ class Item:
     lost it
     ==============================  =================================================================================
 
-    An operator may take the lock away: ``revoke``, or ``fail`` with ``revoke=True``.
+    An operator may revoke the lock: ``revoke``, or ``fail`` with ``revoke=True``.
     """
 
     table: ClassVar[Transitions[Any]]
@@ -48,7 +49,7 @@ class Item:
         self.id = id
         self._held_lock: HeldLock | None = None
         self._known_status: StatusNode | None = None
-        """Status when the lock was taken, or after this object's last move; None without the lock."""
+        """Status when the lock was acquired, or after this object's last move; None without the lock."""
         self._ever_held = False
 
     def __repr__(self) -> str:
@@ -56,7 +57,7 @@ class Item:
 
     @property
     def path(self) -> str:
-        """Return the item's node."""
+        """Return the path of the item's node."""
         raise NotImplementedError
 
     @property
@@ -71,7 +72,7 @@ class Item:
 
     @property
     def status(self) -> str:
-        """Return the state that the item is in.
+        """Return the item's state.
 
         Raises:
             NodeInvalid: it was removed, or is damaged.
@@ -94,34 +95,34 @@ class Item:
         return self._read_status().state in self.table.final
 
     def set_status(self, status: str, message: str = "") -> None:
-        """Move to another state. In the state it has already, only the message changes.
+        """Move to another state. If the item is in that state already, only the message changes.
 
         Raises:
-            StateError: the table does not have this move, or somebody else works at it (``ItemLocked``).
+            StateError: the table does not have this move, or somebody else works on the item (``ItemLocked``).
             NodeInvalid: it was removed, or is damaged.
-            LockLost: this object held its lock, and gave it back or lost it.
+            LockLost: this object held the lock, but has released or lost it.
         """
         self._move(lambda now: self._target_state(now, status), message)
 
     def success(self, message: str = "", *, unlock: bool = False) -> None:
-        """Move to the state that follows when the work of this one is done. Raises as ``set_status``.
+        """Move to the next state, because the work of this one is done. Raises as ``set_status``.
 
-        ``unlock``: and give the lock back, both or neither.
+        ``unlock``: also release the lock, in the same commit.
         """
         self._move(lambda now: self.table.after_success(now.state), message, unlock=unlock)
 
     def fail(self, message: str = "", *, unlock: bool = False, revoke: bool = False) -> None:
-        """Move to the state that follows when the work of this one has failed. Raises as ``set_status``.
+        """Move to the failure state, because the work of this state has failed. Raises as ``set_status``.
 
-        ``unlock``: and give the lock back, both or neither. ``revoke``: and take it away from whoever works at it.
+        ``unlock``: also release the lock, in the same commit. ``revoke``: take the lock away from whoever holds it.
         """
         self._move(lambda now: self.table.after_failure(now.state), message, unlock=unlock, revoke=revoke)
 
     def _target_state(self, now: StatusNode, status: str) -> Any:
-        """Return the state of this name, if the item may move to it from the present one.
+        """Return the state of this name if the item may move there from its present state.
 
         Raises:
-            StateError: there is none, or it does not follow.
+            StateError: there is no such state, or the move is not allowed.
         """
         if status == now.state.value:
             return now.state
@@ -141,7 +142,7 @@ class Item:
         read_after: Sequence[str] = (),
         **options: Any,
     ) -> list[StoredNode | None]:
-        """Move to the state that ``choose`` returns for the present one; it may raise.
+        """Move to the state that ``choose`` returns for the present one; ``choose`` may raise.
 
         Args:
             options: keyword arguments of ``_move_ops``.
@@ -164,12 +165,12 @@ class Item:
         revoke: bool = False,
         read_after: Sequence[str] = (),
     ) -> list[StoredNode | None]:
-        """Commit the operations that ``plan`` makes from the present status, if the table of this class allows it.
+        """Commit the operations that ``plan`` makes from the present status, if this object may change the item.
 
-        Returns the nodes at ``read_after`` as they are after it, if it holds the lock.
+        Returns the nodes at ``read_after`` as they are after the commit, if this object holds the lock.
 
         Raises:
-            ItemLocked, LockLost: it may not; nothing was changed.
+            ItemLocked, LockLost: this object may not change the item; nothing was changed.
             NodeInvalid: it was removed, or is damaged.
         """
         if revoke:
@@ -190,12 +191,12 @@ class Item:
         unlock: bool,
         read_after: Sequence[str],
     ) -> list[StoredNode | None]:
-        """Commit a change as the holder of the item's lock; plan again if the status node changed meanwhile."""
+        """Commit a change as the holder of the item's lock; plan it again if the status node changed meanwhile."""
         now, ops = self._known_status, list[Op]()
 
         def plan_again() -> list[Op]:
             nonlocal now, ops
-            if now is None or ops:  # it is not as it was known
+            if now is None or ops:  # the status is no longer the known one
                 now = self._status_as_holder()
             ops = [*self._with_status_check(now, plan(now)), *([Delete(held_lock.path)] if unlock else [])]
             return ops
@@ -203,7 +204,7 @@ class Item:
         try:
             try:
                 nodes = self._tree.change(plan_again, held_lock, read_after=read_after)
-            except StateError:  # which counts only if the state is still this object's business
+            except StateError:  # which counts only if the item is still in a state that this object works on
                 self._tree.commit([], held_lock)
                 raise
         except LockLost:
@@ -215,7 +216,7 @@ class Item:
         return nodes
 
     def _change_unlocked(self, plan: Callable[[StatusNode], Sequence[Op]]) -> None:
-        """Commit a change of an item that nobody holds: the commit takes the lock and gives it back."""
+        """Commit a change of an item that nobody holds; the commit acquires and releases the lock."""
 
         def plan_locked() -> list[Op]:
             now = self._read_status()
@@ -224,8 +225,8 @@ class Item:
         self._tree.change(plan_locked, on_conflict=self._refuse_locked)
 
     def _change_and_revoke(self, plan: Callable[[StatusNode], Sequence[Op]]) -> None:
-        """Commit a change and remove anybody's lock. The status node's version changes, so that its holder cannot go
-        on."""
+        """Commit a change and remove the lock, whoever holds it. The status node gets a new version, so that its former
+        holder cannot continue."""
 
         def plan_revoking() -> list[Op]:
             now = self._read_status()
@@ -239,7 +240,7 @@ class Item:
             self._forget_lock()
 
     def _with_status_check(self, now: StatusNode, ops: Sequence[Op]) -> list[Op]:
-        """Add a check that the status node is still the version that the operations were planned from."""
+        """Add a check that the status node still has the version from which the operations were planned."""
         is_checked = any(isinstance(op, Set | Check) and op.path == self._status_path for op in ops)
         return list(ops) if is_checked else [Check(self._status_path, now.node.version), *ops]
 
@@ -247,7 +248,7 @@ class Item:
         """Read the status of an item that this object holds.
 
         Raises:
-            LockLost: it is not in the state that this object knows: others have moved it.
+            LockLost: the item is in another state than this object knows, so somebody else has moved it.
         """
         now = self._read_status()
         if self._known_status is not None and now.state is not self._known_status.state:
@@ -256,7 +257,7 @@ class Item:
         return now
 
     def _status_after(self, status: StatusNode | None, ops: Sequence[Op]) -> StatusNode | None:
-        """Return the status as this object's own commit has left it; None if the commit removed it."""
+        """Return the status as it is after this object's own commit; None if the commit removed it."""
         status_sets = [op for op in ops if isinstance(op, Set) and op.path == self._status_path]
         if status is None or not status_sets:
             return status
@@ -271,7 +272,7 @@ class Item:
         self._held_lock, self._known_status, self._ever_held = None, None, True
 
     def _move_ops(self, now: StatusNode, after: Any, message: str) -> list[Op]:
-        """Return the operations of a move."""
+        """Return the operations that make a move."""
         return [self._set_status(now, self._next_status(now, after, message))]
 
     def _next_status(self, now: StatusNode, after: Any, message: str) -> dict[str, Any]:
@@ -286,7 +287,7 @@ class Item:
         return self.decode_status(self._tree.get(self._status_path))
 
     def decode_status(self, node: StoredNode | None) -> StatusNode:
-        """Decode a status node that the caller has read.
+        """Decode a status node that the caller has already read.
 
         Raises:
             NodeInvalid: it was removed, or is damaged.
@@ -305,12 +306,12 @@ class Item:
 
     @property
     def locked(self) -> bool:
-        """Return whether this object holds the lock, as far as is known here. False once the session has ended: stop
-        then."""
+        """Return whether this object holds the lock, as far as it knows without asking. False once the session has
+        ended; stop working then."""
         return self._held_lock is not None and self._tree.store.is_alive(self._held_lock.session)
 
     def lock(self) -> bool:
-        """Lock the item. Returns False if anybody holds it, this process too.
+        """Lock the item. Returns False if anybody holds the lock, including this process.
 
         Raises:
             NodeInvalid: it was removed.
@@ -321,12 +322,12 @@ class Item:
             if e.reason is ConflictReason.EXISTS:
                 return False
             raise NodeInvalid(self.path, "is not there") from None
-        with suppress(NodeInvalid):  # a damaged one can be locked, and not moved
+        with suppress(NodeInvalid):  # a damaged item can be locked, but not moved
             self._known_status = self.decode_status(status)
         return True
 
     def unlock(self) -> None:
-        """Give the lock back. An object that does not hold it changes nothing."""
+        """Release the lock. Does nothing if this object does not hold it."""
         held_lock = self._held_lock
         if held_lock is None:
             return
@@ -336,11 +337,12 @@ class Item:
             status = self._tree.find(self._status_path)
             return [*([Check(self._status_path, status.version)] if status else []), Delete(held_lock.path)]
 
-        with suppress(LockLost):  # it went before: with the session, with the item, or an operator took it away
+        with suppress(LockLost):  # already gone: with the session, with the item, or revoked by an operator
             self._tree.change(plan_unlock, held_lock)
 
     def revoke(self) -> bool:
-        """Take the lock away from its holder, who cannot change anything from then on. Returns whether it was locked.
+        """Take the lock away from its holder, who cannot change anything from then on. Returns whether the item was
+        locked.
 
         Raises:
             NodeInvalid: it was removed, or is damaged.
@@ -350,12 +352,12 @@ class Item:
         return was_locked
 
     def acquire(self, state: Any, *checks: Op, read_after: Sequence[str] = ()) -> list[StoredNode | None] | None:
-        """Lock the item if nobody holds it and ``checks`` hold, and keep the lock if the item is in this state.
+        """Lock the item if nobody holds it and ``checks`` succeed; keep the lock if the item is in this state.
 
-        Returns the nodes at ``read_after``, read under the lock; None if it is not ours.
+        Returns the nodes at ``read_after``, read under the lock; None if the lock was not acquired or not kept.
 
         Raises:
-            NodeInvalid: it is damaged; it is not locked.
+            NodeInvalid: the item is damaged; it was not locked.
         """
         try:
             status, *nodes = self._take_lock(*checks, read_after=read_after)
@@ -369,7 +371,7 @@ class Item:
         return nodes if self._held_lock else None
 
     def _take_lock(self, *checks: Op, read_after: Sequence[str] = ()) -> list[StoredNode | None]:
-        """Take the lock. Returns the status node and the nodes at ``read_after``, read under it."""
+        """Acquire the lock. Returns the status node and the nodes at ``read_after``, read under the lock."""
         held_lock, nodes = self._tree.lock(self._lock_path, *checks, read_after=[self._status_path, *read_after])
         self._held_lock, self._known_status = held_lock, None
         return nodes
@@ -382,7 +384,7 @@ class Item:
         """Remove the item and its entries in all lists.
 
         Raises:
-            StateError: it is in no final state, or somebody works at it.
+            StateError: it is not in a final state, or somebody works on it.
             NodeInvalid: it was removed, or is damaged.
         """
 
@@ -394,7 +396,8 @@ class Item:
         self._held_lock = None
 
     def _delete_ops(self, now: StatusNode) -> list[Op]:
-        """Return the operations that remove the item's node and all below, unless somebody moves it meanwhile."""
+        """Return the operations that remove the item's node and everything below, on condition that nobody moves the
+        item meanwhile."""
         inside = self._tree.store.children(self.path)
         return [
             Check(self._status_path, now.node.version),
@@ -403,11 +406,11 @@ class Item:
         ]
 
 
-# An access request: a bundle of delivered originals that somebody waits for.
+# An access request: somebody waits for a bundle of delivered originals.
 
 
 class Assembly(Item):
-    """A request for a bundle of delivered originals, in the queue of small or of large ones."""
+    """A request for a bundle of delivered originals, in the queue for small or large bundles."""
 
     table: ClassVar[Transitions[Any]] = ACCESS
 
@@ -421,7 +424,7 @@ class Assembly(Item):
 
     @property
     def token(self) -> dict[str, Any]:
-        """Return the request, and the place of its bundle once that is ready."""
+        """Return the request's token, which includes the bundle's location once that is ready."""
         return self._tree.json(f"{self.path}/token")
 
     def set_token(self, token: Mapping[str, Any]) -> None:
@@ -451,11 +454,11 @@ def new_assembly_ops(path: str, token: Mapping[str, Any], now: str) -> list[Op]:
     ]
 
 
-# What a batch's report says: which jobs are delivered, which have failed, and why.
+# A batch's report: which jobs are delivered, which have failed, and why.
 
 SINGLE_IDS_MAX: Final = 20_000
-"""Jobs that a report's node names one by one: 16 bytes each keep it below what a node may hold. More are written as
-spans of their numbers, ``jid0000000001..jid0000020000``."""
+"""Number of job ids up to which a report lists each of them: 16 bytes each fit into a node. More are stored as ranges,
+``jid0000000001..jid0000020000``."""
 
 
 @dataclass(frozen=True)
@@ -466,7 +469,7 @@ class Report:
     completed: tuple[str, ...]
     failed: tuple[str, ...]
     reasons: Mapping[str, str] = field(default_factory=dict)
-    """Messages of failed jobs, from each one's last move."""
+    """Job -> message of its last move, for failed jobs."""
 
     def as_stored(self, now: str) -> dict[str, Any]:
         """Return the report as stored in the batch's ``status-report``."""
@@ -477,7 +480,8 @@ class Report:
         }
 
     def since(self, stored: Mapping[str, Any] | None) -> Report:
-        """Return the part of the report that the stored one does not contain. Empty: nobody has to be notified."""
+        """Return the part of the report that the stored one does not contain. If it is empty, nobody needs to be
+        notified."""
         if stored is None:
             return self
         failed, completed = set(expand_ids(stored.get("failed_jobs"))), set(expand_ids(stored.get("successful_jobs")))
@@ -494,7 +498,7 @@ class Report:
 
 
 def compress_ids(jobs: Iterable[str]) -> list[str]:
-    """Return job ids as a report's node stores them: one by one, or many of them as ranges."""
+    """Return job ids as stored in a report: one by one, or as ranges if there are many."""
     ids = sorted(jobs)
     if len(ids) <= SINGLE_IDS_MAX:
         return ids
@@ -512,7 +516,7 @@ def compress_ids(jobs: Iterable[str]) -> list[str]:
 
 
 def expand_ids(stored: object) -> Iterable[str]:
-    """Yield the job ids that a report's node names, ranges expanded."""
+    """Yield the job ids of a stored report, with ranges expanded."""
     for text in stored if isinstance(stored, list) else []:
         first, _, last = str(text).partition("..")
         if not last:

@@ -30,7 +30,7 @@ from ferryman.net.urls import split
 from ferryman.storage import files
 
 JSON_NODES: Final = ("configuration", "identifiers", "metadata", "inventory", "store")
-"""Names of a job's JSON nodes; one exists only if there is something in it."""
+"""Names of a job's JSON nodes; a node exists only if it is not empty."""
 
 _NO_NODE: Final = StoredNode(b"", 0, 0, 0, 0, 0, 0.0, 0.0)
 
@@ -45,14 +45,15 @@ class Job(Item):
         self._batch_id = ""
         self._priority: int | None = None
         self._cached_nodes: dict[str, StoredNode | None] = {}
-        """JSON nodes that were read under the lock: nobody but its holder may change them."""
+        """JSON nodes that were read under the lock, so that nobody else can have changed them."""
         self._cached_space: int | None = None
-        """Working space that this object set under the lock, in bytes."""
+        """Working space in bytes, as this object set it under the lock."""
         self._new_priority: int | None = None
         self._new_nodes: dict[str, StoredNode | None] = {}
-        """JSON nodes, and before it the priority, as the change in progress sets them."""
+        """JSON nodes, and the priority, as the change in progress sets them."""
         self._not_prefetched: set[str] = set()
-        """Names of JSON nodes that were read singly, as they did not come with the lock; shared by jobs of a state."""
+        """Names of JSON nodes that had to be read singly, because they were not read together with the lock; shared by
+        all jobs of a state."""
 
     @property
     def path(self) -> str:
@@ -63,31 +64,31 @@ class Job(Item):
     @property
     def batch_id(self) -> str:
         """Return the id of the job's batch."""
-        if not self._batch_id:  # it never changes
+        if not self._batch_id:  # immutable
             path = f"{self.path}/bid"
             self._batch_id = decode_text(path, self._tree.get(path).data)
         return self._batch_id
 
     @property
     def priority(self) -> int:
-        """Return the priority: 0 is most urgent; above 99 it sorts with 99."""
+        """Return the priority: 0 is the most urgent; values above 99 sort like 99."""
         return self._read_integer("priority")
 
     @property
     def space_needed(self) -> int:
-        """Return the working space that the job needs, in bytes; 0 while that is not known."""
+        """Return the working space that the job needs, in bytes; 0 if unknown."""
         space = self._cached_space
         return self._read_integer("space_needed") if space is None else space
 
     @property
     def last_successful_status(self) -> str | None:
-        """Return the last state whose work was done; None for a new job."""
+        """Return the last state whose work was completed; None for a new job."""
         status = self._read_status().values.get("last_successful_status")
         return None if status is None else str(status)
 
     @property
     def retry_count(self) -> int:
-        """Return how often the job was requeued."""
+        """Return how many times the job was requeued."""
         return retry_count_of(self._read_status())
 
     @property
@@ -111,7 +112,7 @@ class Job(Item):
         return self._read_json("store")
 
     def set_space_needed(self, bytes_needed: int) -> None:
-        """Note how many bytes of working space the job needs."""
+        """Record how many bytes of working space the job needs."""
         if bytes_needed < 0:
             raise UsageError(f"{self.id}: {bytes_needed} bytes of space: give 0 or more.")
         path = f"{self.path}/space_needed"
@@ -140,14 +141,15 @@ class Job(Item):
         space_needed: int | None = None,
         keep_lock: bool = False,
     ) -> bool:
-        """Move to the next state, as the work of this one is done, and store its results in the same change.
+        """Move to the next state, because the work of this one is done, and store its results in the same commit.
 
         Returns whether this object still holds the lock. Raises as ``set_status``.
 
         Args:
-            keep_lock: keep the lock, to continue at once, unless the queue is paused; else the change gives it back.
-            priority: another one.
-            values: JSON nodes that are replaced, by name; {} removes one.
+            keep_lock: keep the lock, in order to continue at once, unless the queue is paused; otherwise the commit
+                releases it.
+            priority: new priority; None: unchanged.
+            values: JSON nodes to replace, by name; {} removes one.
             space_needed: bytes of working space.
         """
         pause_nodes = self._move(
@@ -167,13 +169,13 @@ class Job(Item):
             self.unlock()
         if self._held_lock is not None and space_needed is not None:
             self._cached_space = space_needed
-        self._not_prefetched = set()  # what the next state asks for need not come with the lock of this one
+        self._not_prefetched = set()  # the next state's nodes may not have been read together with this state's lock
         return self._held_lock is not None
 
     def set_status(self, status: str, message: str = "", priority: int | None = None, retry: bool = False) -> None:
-        """Move to another state, with another priority if one is given. ``retry`` counts the move as a requeue.
+        """Move to another state, with another priority if one is given. ``retry``: count the move as a requeue.
 
-        In the state it has already, only message and priority change. Raises as for every item.
+        If the job is in that state already, only message and priority change. Raises as ``Item.set_status``.
         """
         if priority is not None:
             check_priority(priority)
@@ -189,18 +191,18 @@ class Job(Item):
     def finish_processing(
         self, message: str = "", identifiers: Mapping[str, Any] | None = None, *, unlock: bool = False
     ) -> None:
-        """Move on as ``success`` does; replace the identifiers in the same change, if any are given. Raises as
-        ``set_status``."""
+        """Move to the next state like ``success``; in the same commit, replace the identifiers if any are given. Raises
+        as ``set_status``."""
         values = {} if identifiers is None else {"identifiers": identifiers}
         self._move(lambda now: self.table.after_success(now.state), message, unlock=unlock, values=values)
 
     def requeue(
         self, message: str = "", configuration: Mapping[str, Any] | None = None, priority: int | None = None
     ) -> None:
-        """Retry a failed job, in the state after the last one that succeeded, counted as a retry.
+        """Retry a failed job, in the state after the last one that succeeded; counted as a retry.
 
-        With another ``configuration``, which replaces its own in the same change: from Pending, and nothing that was
-        fetched for the old one is used. Another ``priority`` is part of that change too.
+        A new ``configuration`` replaces the old one in the same commit; the job then starts again from Pending, and
+        files fetched for the old configuration are not used. A new ``priority`` is set in the same commit.
         """
         if priority is not None:
             check_priority(priority)
@@ -208,7 +210,7 @@ class Job(Item):
 
         def after(now: StatusNode) -> JobState:
             resumed = resume_state(now.values.get("last_successful_status")) if not values else JobState.PENDING
-            if now.state is not JobState.FAILED:  # some may follow other states too, but not as a retry
+            if now.state is not JobState.FAILED:  # other states may lead there too, but that is not a retry
                 raise StateError(now.state, resumed)
             return resumed
 
@@ -267,7 +269,7 @@ class Job(Item):
     # --- making, loading, removing ------------------------------------------------------------------------------------
 
     def note_entry(self, name: str) -> None:
-        """Learn the priority from the entry by which the job was acquired, unless entries do not tell it exactly."""
+        """Take the priority from the entry by which the job was acquired, unless entries cannot express it exactly."""
         priority = name.partition("-")[0]
         self._priority = int(priority) if priority != str(nodes.PRIORITY_IN_NAME_MAX) else None
 
@@ -300,7 +302,8 @@ class Job(Item):
         return self
 
     def remove(self) -> None:
-        """Remove the job in any state, because its batch is removed. Raises ``ItemLocked`` if somebody works at it."""
+        """Remove the job in any state, because its batch is being removed. Raises ``ItemLocked`` if somebody works on
+        it."""
         self._change(self._delete_ops)
         self._held_lock = None
 
@@ -320,9 +323,10 @@ class Job(Item):
         return decode_integer(path, self._tree.get(path).data)
 
     def cache_nodes(self, nodes: Mapping[str, StoredNode | None], not_prefetched: set[str]) -> None:
-        """Keep JSON nodes that were read under the lock, so that they are not read again while this object holds it.
+        """Keep JSON nodes that were read under the lock, so that they need not be read again while this object holds
+        it.
 
-        The names of others that are asked for meanwhile go into ``not_prefetched``.
+        The names of any others that are requested meanwhile are added to ``not_prefetched``.
         """
         self._cached_nodes, self._not_prefetched = dict(nodes), not_prefetched
 
@@ -340,7 +344,7 @@ class Job(Item):
     ) -> list[StoredNode | None]:
         self._new_priority, self._new_nodes = None, {}
         nodes_after = super()._change_as_holder(plan, held_lock, unlock=unlock, read_after=read_after)
-        if self._held_lock is held_lock:  # nobody else changes them now
+        if self._held_lock is held_lock:  # nobody else can change them now
             self._cached_nodes.update(self._new_nodes)
             self._priority = self._new_priority if self._priority is None else self._priority
         return nodes_after
@@ -352,7 +356,7 @@ class Job(Item):
 
     def _read_node(self, name: str) -> StoredNode | None:
         """Read a JSON node; only once while this object holds the lock."""
-        held_lock, cached = self._held_lock, self._cached_nodes  # another thread may find the lock lost, and begin anew
+        held_lock, cached = self._held_lock, self._cached_nodes  # another thread may lose the lock and acquire it again
         if held_lock is not None and name in cached:
             return cached[name]
         self._not_prefetched.add(name)
@@ -369,7 +373,7 @@ class Job(Item):
         path = f"{self.path}/{name}"
         data = encode_node(path, dict(values))
         node = self._read_node(name)
-        self._cached_nodes.pop(name, None)  # if it is not as it was known, it is read anew
+        self._cached_nodes.pop(name, None)  # if it is not in the known version, it is read again
         self._new_nodes[name] = (node or _NO_NODE)._replace(data=data) if values else None
         if not values:
             return [Delete(path)] if node else []
@@ -377,10 +381,10 @@ class Job(Item):
 
 
 def check_priority(priority: int) -> int:
-    """Return the priority, if it is one.
+    """Return the priority if it is valid.
 
     Raises:
-        UsageError: it is not one.
+        UsageError: it is not a valid priority.
     """
     if isinstance(priority, bool) or not isinstance(priority, int) or priority < 0:
         raise UsageError(f"priority {priority!r}: give a whole number; 0 is most urgent.")
@@ -392,25 +396,25 @@ def _data_of(node: StoredNode | None) -> bytes:
 
 
 def retry_count_of(now: StatusNode) -> int:
-    """Return the number of retries, also where another tool wrote it as text."""
+    """Return the number of retries, even if another tool wrote it as text."""
     count = now.values.get("retry_count") or 0
     return int(count) if str(count).isdigit() else 0
 
 
 # Inventory: the list of a job's files in the working space.
 #
-# The list is published whole, after every file in it is durable: where the list exists, all files do.
+# The list is published as a whole, after every file in it is durable: if the list exists, all its files do.
 
 INVENTORY_NAME: Final = "inventory.jsonl"
 FILES_FOLDER: Final = "files"
-"""The folder beside the list that the files are in."""
+"""Folder of the files, beside the list."""
 
 
 class StoredFile(msgspec.Struct, frozen=True, omit_defaults=True):
     """A file of a job in the working space."""
 
     path: str
-    """Relative to the folder of files, with ``/`` between names."""
+    """Path relative to the folder of files, with ``/`` between names."""
     size: int
     sha256: str
     url: str = ""
@@ -420,9 +424,9 @@ class StoredFile(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def write_inventory(folder: Path, stored: Iterable[StoredFile], *, synced: bool = True) -> Path:
-    """Publish the list of a folder's files; another one is replaced. Returns its path.
+    """Publish the list of a folder's files, replacing an earlier one. Returns its path.
 
-    ``synced=False``: whole, but durable only when its caller has synced it.
+    ``synced=False``: the list is complete, but durable only after the caller has synced it.
     """
     path = folder / INVENTORY_NAME
     data = b"".join(msgspec.json.encode(each) + b"\n" for each in stored)
@@ -439,8 +443,8 @@ def read_inventory(path: Path) -> Iterator[StoredFile]:
     """Yield the files of a list.
 
     Raises:
-        OSError: it is not there, or cannot be read.
-        ValueError: it is not a list of files.
+        OSError: the list does not exist or cannot be read.
+        ValueError: the file is not a list of files.
     """
     with path.open("rb") as lines:
         for line in lines:
@@ -462,7 +466,7 @@ def inventory_path(job_path: str, values: Mapping[str, Any]) -> Path:
     """Return the path of the list of files that a job's ``inventory`` node names.
 
     Raises:
-        NodeInvalid: it names none.
+        NodeInvalid: it names no list.
     """
     try:
         _, url = split(str(values.get("url") or ""))
@@ -490,7 +494,7 @@ def new_job_ops(
     state: JobState = JobState.PENDING,
     message: str = "",
 ) -> list[Op]:
-    """Return the operations that create a job, but for its entry in its batch's list. ``values``: its JSON nodes by
+    """Return the operations that create a job, except for its entry in the batch's list. ``values``: its JSON nodes by
     name."""
     path = job_path(job_id)
     status = {

@@ -3,8 +3,8 @@
 A node ``mrtQ-PPHWNNNNNNNNNN`` (priority, high-priority flag, worker digit, sequence) holds a status byte, eight bytes
 of time, and a payload: JSON, XML, or Java properties, as text or serialized by Java. Names of inventory's records have
 no flag and no worker: ``mrtQ-PPNNNNNNNNNN``. Each record becomes a job of the batch that its payload names, in the
-state that it was in, with our names for ingest's properties (``legacy_names``); what cannot be read is named and
-skipped. An import that was killed can be done again.
+record's state, with ingest's property names translated to Ferryman's (``CONFIGURATION``, ``IDENTIFIERS``,
+``METADATA``). Unreadable records are reported and skipped. An import that was killed can be repeated.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from ferryman.intake.queue import JobQueue
 from ferryman.intake.states import JobState
 
 NAME: Final = re.compile(r"mrtQ-(?P<priority>[0-9]{2})(?P<flags>[0-9]{2})?(?P<sequence>[0-9]{10})")
-"""With flags (high priority, worker) as ingest named its records, or without as inventory did."""
+"""Matches names of records: with flags (high priority, worker) as ingest named them, or without as inventory did."""
 
 HEAD_BYTES: Final = 9
 """Bytes before the payload: status and time."""
 
 RECORD_BYTES_MAX: Final = 1 << 20
-"""Most bytes of a record. ZooKeeper's servers refuse larger nodes."""
+"""Maximum bytes of a record; ZooKeeper's servers refuse larger nodes."""
 
 STATUSES: Final = {
     0: JobState.PENDING,
@@ -41,7 +41,7 @@ STATUSES: Final = {
     4: JobState.COMPLETED,
     5: JobState.HELD,
 }
-"""Status byte -> state. A record that was consumed and not completed has to be processed again."""
+"""Status byte -> state. A record that was consumed but not completed has to be processed again."""
 
 SECONDS_MAX: Final = 100_000_000_000
 """Smaller times are seconds (until the year 5138), larger ones milliseconds (since March 1973): the older queue's
@@ -51,11 +51,11 @@ TIME_MAX_S: Final = 253_402_300_799
 """The end of the year 9999."""
 
 RECORD: Final = "legacy_record"
-"""Key of a job's configuration: the name of the record that it was made of."""
+"""Key in a job's configuration: name of the record from which the job was made."""
 
 
 class Record(NamedTuple):
-    """A record that could be read."""
+    """A record that was read successfully."""
 
     name: str
     priority: int
@@ -70,9 +70,9 @@ class ImportResult(NamedTuple):
     jobs: list[tuple[str, str]]
     """(record, job id)"""
     known: list[str]
-    """Records that were imported before."""
+    """Records that were already imported."""
     skipped: list[tuple[str, str]]
-    """(record, why)"""
+    """(record, reason) of records that could not be read."""
 
 
 def import_legacy(queue: JobQueue, records: Iterable[tuple[str, bytes]]) -> ImportResult:
@@ -120,7 +120,7 @@ def _find_or_create_batch(
 
 
 def _jobs_by_record(queue: JobQueue, batch: Batch) -> dict[str, str]:
-    """Map the records that jobs of a batch were made of to these jobs."""
+    """Map each record that a job of the batch was made from to that job."""
     ids = [*batch.processing_jobs, *batch.completed_jobs, *batch.failed_jobs, *batch.deleted_jobs]
     return {str(Job(queue.tree, job).configuration.get(RECORD)): job for job in ids}
 
@@ -129,7 +129,7 @@ def parse_record(name: str, data: bytes) -> Record:
     """Parse a record.
 
     Raises:
-        UsageError: it is not one; says what is wrong with it.
+        UsageError: it is not a record; says what is wrong with it.
     """
     match = NAME.fullmatch(name)
     if not match:
@@ -151,7 +151,7 @@ def _parse_payload(name: str, data: bytes) -> dict[str, Any]:
     """Parse a payload as JSON, XML or properties, whichever it is.
 
     Raises:
-        UsageError: none of them.
+        UsageError: it is none of these.
     """
     if is_serialized(data):
         try:
@@ -179,7 +179,7 @@ def _parse_xml(name: str, text: str) -> dict[str, Any]:
     """Map the leaves of an XML document by name, ``<entry key="a">`` by its key; repeated ones become a list.
 
     Raises:
-        UsageError: it is not one, or declares entities (which may be bombs).
+        UsageError: it is not XML, or declares entities (which may be bombs).
     """
     if "<!ENTITY" in text:
         raise UsageError(f"{name}: its payload is XML that declares entities: those are not read.")
@@ -224,8 +224,8 @@ def _unescape(text: str) -> str:
 
 
 def read_records(source: str) -> Iterator[tuple[str, bytes]]:
-    """Yield the records of a folder (a file each, named like its node), or of a node's children:
-    ``zookeeper://h:2181/ingest``.
+    """Yield the name and data of the records in a folder (one file each, named like its node), or of the children of a
+    node: ``zookeeper://h:2181/ingest``.
 
     Raises:
         UsageError: there is no such folder, or node.
@@ -251,27 +251,27 @@ def read_records(source: str) -> Iterator[tuple[str, bytes]]:
                 yield path.name, file.read(RECORD_BYTES_MAX + 1)
 
 
-# Serialized ``Properties`` of Java, read without Java: keys are text, values text or a Boolean, and nothing else.
+# Serialized Java ``Properties``, read without Java: keys are text, values are text or a Boolean.
 #
-# The stream is read by hand, for these classes: no other class is looked up, made or called. A stream that names
-# another one is refused. A Boolean, which ingest wrote for ``update``, becomes ``true`` or ``false`` in text. See
-# "Object Serialization Stream Protocol" of Java.
+# The stream is parsed by hand, for these classes only; no class is looked up, instantiated or called, and a stream that
+# names another class is refused. A Boolean, which ingest wrote for ``update``, becomes ``true`` or ``false`` as text.
+# See Java's "Object Serialization Stream Protocol".
 
 MAGIC: Final = b"\xac\xed\x00\x05"
 """First bytes of a stream of serialized Java objects."""
 
 CHARACTERS_MAX: Final = 1 << 20
-"""Most characters of all keys and values. A stream can name one long text many times, so its size does not bound its
-content."""
+"""Maximum number of characters of all keys and values. A stream can refer to one long text many times, so its size does
+not bound its content."""
 
 DEFAULTS_MAX: Final = 8
-"""Most levels of defaults: ``Properties`` have defaults, which are ``Properties`` again."""
+"""Maximum depth of defaults: ``Properties`` have defaults, which are ``Properties`` again."""
 
 _NULL, _REFERENCE, _CLASS, _OBJECT, _STRING = 0x70, 0x71, 0x72, 0x73, 0x74
 _BLOCK, _END, _LONG_STRING = 0x77, 0x78, 0x7C
 _FIRST_HANDLE: Final = 0x7E0000
 _PAIR_BYTES_MIN: Final = 6
-"""Fewest bytes of a key and a value: an empty text takes three."""
+"""Minimum bytes of a key and a value: an empty text takes three."""
 
 _DEFAULTS: Final = b"\x00\x08defaults"
 _PROPERTIES: Final = b"\x00\x14java.util.Properties" + bytes.fromhex("3912d07a70363e98 02 0001") + b"L" + _DEFAULTS
@@ -286,16 +286,16 @@ _BOOLEAN: Final = (
 
 
 def is_serialized(data: bytes) -> bool:
-    """Return whether this is a stream of serialized Java objects, of whichever class."""
+    """Return whether this is a stream of serialized Java objects, of any class."""
     return data.startswith(MAGIC)
 
 
 def read_serialized_properties(data: bytes) -> dict[str, str]:
-    """Return the keys and values of a stream that holds one ``Properties``, with its defaults where it has no own
-    value.
+    """Return the keys and values of a stream with one ``Properties`` object, including defaults for keys without a
+    value of their own.
 
     Raises:
-        ValueError: it holds something else, is cut off, or too large; says which, and at which byte.
+        ValueError: the stream contains something else, is cut off, or too large; says which, and at which byte.
     """
     stream = _SerializedStream(data)
     stream.expect(MAGIC, "Java's serialized objects")
@@ -306,7 +306,7 @@ def read_serialized_properties(data: bytes) -> dict[str, str]:
 
 
 class _SerializedStream:
-    """A position in the bytes, and the values read so far that later bytes may refer to."""
+    """Position in a stream, with the values read so far that later bytes may refer to."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -339,7 +339,7 @@ class _SerializedStream:
             raise self.error(f"more than {DEFAULTS_MAX} levels of defaults")
         self.expect(bytes([_OBJECT]), "an object")
         self._read_class()
-        self._handles.append(None)  # the object itself: nothing that is text can refer to it
+        self._handles.append(None)  # the object itself, which no text can refer to
         self.read_bytes(8)  # load factor and threshold of a Hashtable
         self.expect(bytes([_BLOCK, 8]), "the size of a Hashtable")
         self.read_bytes(4)
@@ -429,7 +429,7 @@ class _SerializedStream:
         return halves.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-# The names that the older queue's ingest gave to a job's properties, and ours.
+# Names that the older queue's ingest gave to a job's properties, and Ferryman's names for them.
 
 CONFIGURATION: Final = {
     "profile": "profile_name",
@@ -437,13 +437,13 @@ CONFIGURATION: Final = {
     "filename": "payload_file_name",
     "responseForm": "response_type",
 }
-"""Ingest's name -> the key of a job's configuration."""
+"""Ingest's name -> key in a job's configuration."""
 
 IDENTIFIERS: Final = {"objectID": "primary_id", "localID": "local_id"}
-"""Ingest's name -> the key of a job's identifiers, which its configuration has too."""
+"""Ingest's name -> key in a job's identifiers, which is also in its configuration."""
 
 METADATA: Final = {"creator": "erc_who", "title": "erc_what", "date": "erc_when"}
-"""Ingest's name -> the key of a job's metadata."""
+"""Ingest's name -> key in a job's metadata."""
 
 _ERC: Final = ("erc_who", "erc_what", "erc_when", "erc_where")
 _DIGEST: Final = ("digestType", "digestValue")
@@ -460,9 +460,10 @@ class JobNodes(NamedTuple):
 
 
 def to_job_nodes(payload: Mapping[str, Any]) -> JobNodes:
-    """Convert a record's payload to the content of a job's nodes; keys without a name of ours keep their own.
+    """Convert a record's payload to the content of a job's nodes; unknown keys are kept under their own names.
 
-    A payload that has both names keeps both, and ours counts.
+    If a payload has both ingest's and Ferryman's name of a key, both are kept, and the value under Ferryman's name
+    counts.
     """
     values = {_our_name(name, payload): value for name, value in payload.items()}
     metadata = {key: values.pop(key) for key in _ERC if key in values}
@@ -478,7 +479,7 @@ def _our_name(name: str, payload: Mapping[str, Any]) -> str:
 
 
 def _digest_text(payload: Mapping[str, Any]) -> str:
-    """Return ``md5:HEX`` from the kind and the value of a digest; "" if one is missing."""
+    """Return ``md5:HEX`` from a payload's digest type and value; "" if one is missing."""
     kind, value = (str(payload.get(name) or "") for name in _DIGEST)
     return f"{kind.lower().replace('-', '')}:{value.lower()}" if kind and value else ""
 

@@ -1,4 +1,4 @@
-"""Layout of the nodes: their paths, and how their content is written. Other tools read these nodes too."""
+"""Layout of the nodes: their paths, and the encoding of their content. Other tools read these nodes, too."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOCKS: Final = "/locks"
 QUEUE_LOCKS: Final = "/locks/queue"
 COLLECTION_LOCKS: Final = "/locks/collections"
 PAUSE_PATH: Final = f"{QUEUE_LOCKS}/ingest"
-"""Lock that pauses the ingest queue: while it exists, nothing is acquired."""
+"""Lock that pauses the ingest queue: while it exists, no work is given out."""
 
 ACCESS_SIZES: Final = ("small", "large")
 """The two access queues."""
@@ -35,11 +35,12 @@ DEFAULT_PRIORITY: Final = 5
 """Priority of a job whose submitter gave none."""
 
 PRIORITY_IN_NAME_MAX: Final = 99
-"""Largest priority that entries, with their two digits, can tell. Less urgent jobs sort with it; their own node has
-the exact number."""
+"""Highest priority that an entry's two digits can express. Less urgent jobs sort like it; their own node has the exact
+number."""
 
 NODE_BYTES_MAX: Final = 512 << 10
-"""Most bytes of one node. ZooKeeper's servers refuse requests near 1 MiB, and one request may carry several nodes."""
+"""Maximum bytes of a node. ZooKeeper's servers refuse requests near 1 MiB, and one request may contain several
+nodes."""
 
 TIME_FORMAT: Final = "%Y-%m-%d %H:%M:%S %z"
 
@@ -79,31 +80,31 @@ def numbered_name(prefix: str, number: int) -> str:
 
 
 def number_of(name: str) -> int | None:
-    """Return the number in a name: 17 for ``bid0000000017``; None for any other name."""
+    """Return the number at the end of a name: 17 for ``bid0000000017``; None if the name has another form."""
     digits = name[-DIGITS:]
     return int(digits) if len(name) > DIGITS and digits.isascii() and digits.isdigit() else None
 
 
 def state_entry(priority: int, job_id: str) -> str:
-    """Return a job's name in the folder of its state: sorted, most urgent first, then oldest."""
+    """Return a job's name in the folder of its state; names sort by urgency, then by age."""
     return f"{min(max(priority, 0), PRIORITY_IN_NAME_MAX):02d}-{job_id}"
 
 
 def job_of_entry(name: str) -> str:
-    """Return the id of the job that an entry of a state's folder names."""
+    """Return the id of the job that an entry in a state's folder stands for."""
     return name.partition("-")[2]
 
 
 def lock_of_entry(items: str, name: str) -> str:
-    """Return the path of the lock of the item that an entry names."""
+    """Return the path of the lock of the item that an entry stands for."""
     return f"{items}/{job_of_entry(name)}/lock"
 
 
 def node_name(name: str) -> str:
-    """Turn a name into a node's name: ``ark:/aaa/111`` becomes ``ark_aaa_111``.
+    """Convert a name to a node's name: ``ark:/aaa/111`` becomes ``ark_aaa_111``.
 
     Raises:
-        UsageError: it cannot be one.
+        UsageError: it cannot be converted.
     """
     node = re.sub(":?/", "_", name)
     if not node or node in (".", "..") or _NOT_IN_NAMES.search(node):
@@ -117,7 +118,7 @@ def encode_node(path: str, value: Any) -> bytes:
     """Encode a value as the JSON of a node.
 
     Raises:
-        UsageError: it has no JSON, or too much of it.
+        UsageError: it cannot be written as JSON, or is too large.
     """
     try:
         data = msgspec.json.encode(value)
@@ -129,10 +130,10 @@ def encode_node(path: str, value: Any) -> bytes:
 
 
 def check_size(path: str, data: bytes) -> bytes:
-    """Return the data, if a node may hold so much.
+    """Return the data if a node may be that large.
 
     Raises:
-        UsageError: it may not.
+        UsageError: it is too large.
     """
     if len(data) > NODE_BYTES_MAX:
         raise UsageError(
@@ -146,7 +147,7 @@ def decode_node(path: str, data: bytes) -> dict[str, Any]:
     """Decode the JSON object of a node.
 
     Raises:
-        NodeInvalid: there is none in it.
+        NodeInvalid: it contains no JSON object.
     """
     try:
         value = decode_json(data)
@@ -161,7 +162,7 @@ def decode_text(path: str, data: bytes) -> str:
     """Decode the text of a node.
 
     Raises:
-        NodeInvalid: it is not one.
+        NodeInvalid: it is not text.
     """
     try:
         return data.decode()
@@ -173,7 +174,7 @@ def decode_integer(path: str, data: bytes) -> int:
     """Decode the decimal number of a node, also as other tools write it: ``5``, ``05``, with blanks around.
 
     Raises:
-        NodeInvalid: it is not one.
+        NodeInvalid: it is not a number.
     """
     text = decode_text(path, data).strip()
     if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
@@ -198,7 +199,7 @@ def submission_uuid(submission: Mapping[str, Any]) -> str:
 
 
 def without_date(submission: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a submission without its date, which differs when the same one is submitted again."""
+    """Return a submission without its date, which differs if the same one is submitted again."""
     values = {name: value for name, value in submission.items() if name != "submissionDate"}
     return decode_node("", encode_node("", values))
 

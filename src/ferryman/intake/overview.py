@@ -1,4 +1,4 @@
-"""Queries over many batches or jobs, which read the nodes of all of them in few calls, not one after the other."""
+"""Queries over many batches or jobs, whose nodes are read in few calls instead of one by one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ROWS_AT_ONCE: Final = 4096
 """Jobs whose nodes are read together: their status nodes are small."""
 
 LISTS_PAY_FROM: Final = 2 * len(JobList)
-"""Jobs per batch from which the lists of the batches are read in place of each job's ``bid``."""
+"""Jobs per batch from which on reading the batches' lists costs less than reading each job's ``bid``."""
 
 
 def count_jobs(tree: NodeTree) -> dict[str, int]:
@@ -50,7 +50,7 @@ def count_batches(tree: NodeTree) -> dict[str, int]:
 
 
 def batch_states(tree: NodeTree, ids: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield each batch's id and state, and ""; for a damaged batch its id, "" and the reason."""
+    """Yield (id, state, "") for each batch; (id, "", reason) for a damaged one."""
     for chunk in _chunks(ids):
         nodes = tree.store.read([batch_path(name, "status") for name in chunk])
         for name, node in zip(chunk, nodes, strict=True):
@@ -61,7 +61,8 @@ def batch_states(tree: NodeTree, ids: Sequence[str]) -> Iterator[tuple[str, str,
 
 
 def space_needed(tree: NodeTree, ids: Sequence[str]) -> int:
-    """Sum the bytes of working space that these jobs need. One that was removed, or is damaged, needs none."""
+    """Return the total working space in bytes that these jobs need; jobs that were removed or are damaged count as
+    0."""
     total = 0
     for chunk in _chunks(ids, ROWS_AT_ONCE):
         paths = [job_path(name, "space_needed") for name in chunk]
@@ -74,7 +75,7 @@ def space_needed(tree: NodeTree, ids: Sequence[str]) -> int:
 def batch_rows(tree: NodeTree, ids: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield a row for each batch: ``id``, ``status``, the number of jobs in each list, ``last_modified``, ``message``.
 
-    One that is damaged has the status None, and the message says why.
+    A damaged batch has the status None, and its message is the reason.
     """
     for chunk in _chunks(ids):
         lists = [[batch_path(name, "states", folder) for name in chunk] for folder in JobList]
@@ -85,7 +86,7 @@ def batch_rows(tree: NodeTree, ids: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def priorities(tree: NodeTree, state: str) -> dict[str, int]:
-    """Map jobs in a state to their priorities, without those jobs whose entry does not tell the exact one."""
+    """Map jobs in a state to their priorities, except jobs whose entry cannot express the exact priority."""
     names = tree.store.children(state_path(state))
     texts = {job_of_entry(name): name.partition("-")[0] for name in names}
     return {job: int(said) for job, said in texts.items() if said.isdecimal() and int(said) < PRIORITY_IN_NAME_MAX}
@@ -97,10 +98,10 @@ def job_rows(
     """Yield a row for each job: ``id``, ``batch``, ``status``, ``priority``, ``retry_count``, ``last_modified``,
     ``message``.
 
-    One that is damaged has the status None, and the message says why.
+    A damaged job has the status None, and its message is the reason.
 
     Args:
-        known: priorities that need not be read.
+        known: job -> its priority, where that need not be read.
     """
     batch_of = _batch_of_each(tree, ids)
     for chunk in _chunks(ids, ROWS_AT_ONCE):
@@ -117,8 +118,8 @@ def job_rows(
 
 
 def _batch_of_each(tree: NodeTree, ids: Sequence[str]) -> dict[str, str]:
-    """Map jobs to batches by the batches' lists, where that is less to read than each job's own node. A job that
-    moves between lists meanwhile may be missing."""
+    """Map jobs to batches: from the batches' lists if that is less to read, otherwise from the jobs' own nodes. A job
+    that moves between lists meanwhile may be missing."""
     batches = tree.store.children(BATCHES)
     if LISTS_PAY_FROM * len(batches) > len(ids):
         return {}
@@ -131,7 +132,8 @@ def _batch_of_each(tree: NodeTree, ids: Sequence[str]) -> dict[str, str]:
 
 
 def report_rows(tree: NodeTree, ids: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield a report's content for each job: ``job``, ``jobID``, its identifiers; for a damaged one its id only."""
+    """Yield the content of a report for each job: ``job``, ``jobID``, its identifiers; for a damaged job only its
+    id."""
     for chunk in _chunks(ids):
         names = ("configuration", "identifiers")
         for id, *nodes in zip(

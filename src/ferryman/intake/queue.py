@@ -1,4 +1,4 @@
-"""The queue itself, and the acquisition of work from it: in which order, and what stops it."""
+"""The queue, and the acquisition of work from it: the order in which items are acquired, and when they are not."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class Cleanup(NamedTuple):
     """Result of a cleanup."""
 
     removed: list[str]
-    """Ids of batches."""
+    """Ids of the removed batches."""
     passed_over: list[tuple[str, str]]
-    """Ids of batches that stay, and why: a node is damaged, or a job of it is being worked at."""
+    """(id, reason) of batches that were not removed: a node is damaged, or somebody works on one of their jobs."""
 
 
 class JobQueue:
-    """Batches, jobs, access requests and locks, in the store that its URL names. Safe to use from many threads."""
+    """Batches, jobs, access requests and locks, in the store that a URL names. May be used from many threads."""
 
     def __init__(self, store: Store, *, clock: Callable[[], float] = time.time) -> None:
         self._tree = NodeTree(store, clock)
@@ -68,13 +68,13 @@ class JobQueue:
     def open(
         cls, url: str, *, session_timeout_s: float = SESSION_TIMEOUT_S, clock: Callable[[], float] = time.time
     ) -> Self:
-        """Open a queue; a new one is made if there is none.
+        """Open a queue; create it if it does not exist.
 
         Args:
             url: ``sqlite:///queue.db``, ``zookeeper://h1:2181,h2:2181/chroot`` (``zookeeper://user:password@…`` for
                 digest auth), or ``memory:``.
-            session_timeout_s: a consumer that is dead, stopped or cut off for so long loses its locks.
-            clock: the time in seconds since 1970, for what is written in status nodes.
+            session_timeout_s: seconds after which a consumer that is dead, stopped or disconnected loses its locks.
+            clock: returns the time in seconds since 1970, as written to status nodes.
 
         Raises:
             QueueRefused: there is no such store, or it holds something else.
@@ -98,7 +98,7 @@ class JobQueue:
         return self._tree
 
     def close(self) -> None:
-        """Close the queue, and release every lock that lives with this handle."""
+        """Close the queue, and release all locks acquired through this object."""
         self._tree.store.close()
 
     def __enter__(self) -> Self:
@@ -115,12 +115,13 @@ class JobQueue:
             try:
                 self._tree.store.commit(missing)
             except Conflict:
-                continue  # another opened it at the same moment
+                continue  # another process created it at the same moment
 
     # --- batches ------------------------------------------------------------------------------------------------------
 
     def create_batch(self, submission: Mapping[str, Any]) -> Batch:
-        """Submit a batch: Pending, not locked. The same submission with the same ``batchID`` is the same batch.
+        """Submit a batch, which is then Pending and not locked. The same submission with the same ``batchID`` returns
+        the same batch.
 
         Raises:
             BatchExists: another submission has this ``batchID``.
@@ -149,7 +150,7 @@ class JobQueue:
         return Batch(self._tree, batch_id)
 
     def _find_repeated(self, uuid_path: str, uuid: str, submission: Mapping[str, Any]) -> str:
-        """Return the id of the batch that the same submission made before; "" if its uuid is free."""
+        """Return the id of the batch that the same submission created before; "" if its batchID is not used."""
         node = self._tree.find(uuid_path)
         if node is None:
             return ""
@@ -161,22 +162,24 @@ class JobQueue:
         return batch_id
 
     def acquire_pending_batch(self) -> Batch | None:
-        """Acquire the oldest pending batch that nobody holds: locked, and in Processing. None if there is none."""
+        """Acquire the oldest pending batch that nobody holds; it is then locked and in Processing. None if there is
+        none."""
         return self._acquirer.acquire_pending_batch()
 
     def acquire_batch_for_reporting(self, ready: Callable[[Batch], bool] | None = None) -> Batch | None:
-        """Acquire the oldest batch whose report is due: locked, in Reporting or UpdateReporting. None if there is none.
+        """Acquire the oldest batch whose report is due; it is then locked and in Reporting or UpdateReporting. None if
+        there is none.
 
-        A batch in Processing is due when all its jobs are Completed or Failed. ``ready`` is asked about it then, under
-        the lock: was every job of its manifest made? If not, it stays in Processing.
+        A batch in Processing is due when all its jobs are Completed or Failed. Then ``ready`` is called under the lock:
+        it returns whether every job of the manifest was created. If not, the batch stays in Processing.
         """
         return self._acquirer.acquire_batch_for_reporting(ready)
 
     def acquire_batch_in_processing(self, skip: Collection[str] = ()) -> Batch | None:
-        """Acquire the oldest batch in Processing that nobody holds, except those in ``skip``: locked. None if there is
-        none.
+        """Acquire the oldest batch in Processing that nobody holds, except those in ``skip``; it is then locked. None
+        if there is none.
 
-        For who makes jobs of batches: one that died in the middle of that has left its batch like this.
+        A consumer that died while it was creating a batch's jobs leaves the batch in this state.
         """
         return self._acquirer.acquire_batch_in_processing(skip)
 
@@ -200,7 +203,7 @@ class JobQueue:
         """Load a batch, without locking it.
 
         Raises:
-            NodeInvalid: it is not there, or damaged.
+            NodeInvalid: the batch does not exist, or is damaged.
         """
         return Batch(self._tree, _check_id(id)).load()
 
@@ -223,11 +226,12 @@ class JobQueue:
         return matching
 
     def delete_completed_batches(self) -> list[str]:
-        """Remove all completed and deleted batches; one that is damaged is passed over. Returns the ids removed."""
+        """Remove all completed and deleted batches; damaged ones are skipped. Returns the ids removed."""
         return self.cleanup().removed
 
     def cleanup(self) -> Cleanup:
-        """Remove all completed and deleted batches, with their jobs. What stays is named, with the reason."""
+        """Remove all completed and deleted batches with their jobs. The result lists batches that could not be removed,
+        with reasons."""
         result = Cleanup([], [])
         for batch_id in self._tree.store.children(BATCHES):
             batch = Batch(self._tree, batch_id)
@@ -254,7 +258,8 @@ class JobQueue:
     # --- jobs ---------------------------------------------------------------------------------------------------------
 
     def acquire_job(self, state: str) -> Job | None:
-        """Acquire the most urgent job in this state that nobody holds, then the oldest: locked. None if there is none.
+        """Acquire the most urgent job in this state that nobody holds, the oldest of equals; it is then locked. None if
+        there is none.
 
         Raises:
             UsageError: there is no such state.
@@ -262,12 +267,12 @@ class JobQueue:
         return self._acquirer.acquire_job(_parse_state(JobState, state))
 
     def acquire_jobs(self, state: str) -> Iterator[Job]:
-        """Acquire jobs one after the other, each locked when it is asked for: cheaper than many calls of
+        """Acquire jobs one after another, each locked when it is requested; cheaper than repeated calls of
         ``acquire_job``."""
         return self._acquirer.acquire_jobs(_parse_state(JobState, state))
 
     def pass_over(self, id: str, why: str) -> None:
-        """Skip a damaged batch or job in this process for a minute. Each reason is logged once."""
+        """Skip a damaged batch or job in this process for a minute. Each reason is logged only once."""
         self._acquirer.damaged.add(id, why)
 
     def is_passed_over(self, id: str) -> bool:
@@ -278,7 +283,7 @@ class JobQueue:
         """Load a job, without locking it.
 
         Raises:
-            NodeInvalid: it is not there, or damaged.
+            NodeInvalid: the job does not exist, or is damaged.
         """
         return Job(self._tree, _check_id(id)).load()
 
@@ -293,9 +298,10 @@ class JobQueue:
         return list(dict.fromkeys(job_of_entry(name) for name in sorted(entries)))
 
     def watch_jobs(self, state: str) -> Watch:
-        """Watch the jobs in a state from now on: ``watch.wait(10)`` returns as soon as one comes or goes.
+        """Watch the jobs in a state from now on: ``watch.wait(10)`` returns as soon as a job enters or leaves the
+        state.
 
-        Make the watch first, then try to acquire, then wait: so nothing that comes in between is missed.
+        Create the watch first, then try to acquire, then wait, so that no change in between is missed.
 
         Raises:
             UsageError: there is no such state.
@@ -309,7 +315,7 @@ class JobQueue:
     # --- access requests ----------------------------------------------------------------------------------------------
 
     def create_assembly(self, size: str, token: Mapping[str, Any]) -> Assembly:
-        """Request a bundle: Pending, not locked. ``size`` is the access queue, "small" or "large".
+        """Request a bundle; the request is then Pending and not locked. ``size``: the access queue, "small" or "large".
 
         Raises:
             UsageError: there is no such queue, or the token cannot be written as JSON.
@@ -326,8 +332,8 @@ class JobQueue:
         return Assembly(self._tree, size, request_id)
 
     def acquire_pending_assembly(self, size: str) -> Assembly | None:
-        """Acquire the oldest pending request of a queue that nobody holds: locked, still Pending. None if there is
-        none.
+        """Acquire the oldest pending request of an access queue that nobody holds; it is then locked, and still
+        Pending. None if there is none.
 
         Raises:
             UsageError: there is no such queue.
@@ -338,7 +344,7 @@ class JobQueue:
         """Load an access request, without locking it.
 
         Raises:
-            NodeInvalid: it is not there, or damaged.
+            NodeInvalid: the request does not exist, or is damaged.
         """
         return Assembly(self._tree, _check_access_size(size), _check_id(id)).load()
 
@@ -361,12 +367,11 @@ class JobQueue:
         return audit(self._tree, repair=repair)
 
     def dump(self) -> dict[str, Any]:
-        """Return all nodes but those that live with a session, as JSON values. For a dump of a single moment, pause
-        the queue."""
+        """Return all nodes except ephemeral ones, as JSON values. For a dump of a single moment, pause the queue."""
         return dump_tree(self._tree)
 
     def restore(self, data: Mapping[str, Any]) -> None:
-        """Create the nodes of a dump in an empty queue. Ids that were issued before are not issued again.
+        """Create the nodes of a dump in an empty queue. Ids that were issued before are never issued again.
 
         Raises:
             UsageError: this is not a dump, or the queue is not empty; nothing was changed.
@@ -382,7 +387,7 @@ class JobQueue:
 
 
 def _parse_state(states: Any, text: str) -> Any:
-    """Return the state of this name, in any case.
+    """Return the state of this name, in any letter case.
 
     Raises:
         UsageError: there is none; names all.
@@ -400,27 +405,27 @@ def _check_access_size(size: str) -> str:
 
 
 def _check_id(name: str) -> str:
-    """Return an id, if it is a single node's name: with a slash in it, it would be another node's path."""
+    """Return the id if it can be a node's name; with a slash in it, it would be the path of another node."""
     if not name or "/" in name or name in (".", ".."):
         raise NodeInvalid(f"/{name}", "is not an id")
     return name
 
 
-# Acquisition: finds the next item to work at, most urgent first, locks it, and reads it again under the lock.
+# Acquisition: finds the next item to work on, the most urgent first, locks it, and reads it again under the lock.
 #
-# Nothing new is acquired while its queue is paused. A pending job of a collection that is on hold becomes Held
-# instead.
+# Nothing is acquired while its queue is paused. A pending job of a collection that is on hold becomes Held instead of
+# being acquired.
 
 READ_AT_ONCE: Final = 64
 """Status nodes that are read in one call."""
 
 OPERATOR_POLL_S: Final = 0.1
-"""Seconds between two looks at a batch that waits for an operator, for each such batch: tools of others may move it
-without a write to the folder of batches."""
+"""Seconds between two checks of a batch that waits for an operator, for each such batch, since other tools may move it
+without writing to the folder of batches."""
 
 
 class Acquirer:
-    """Finds, locks and returns the next item to work at. ``warn`` is called once with each damaged node, which is
+    """Finds, locks and returns the next item to work on. ``warn`` is called once for each damaged node, which is
     skipped."""
 
     def __init__(
@@ -434,11 +439,12 @@ class Acquirer:
         self.damaged = DamagedItems(warn)
         self._paused = False
         self._prefetched: dict[JobState, set[str]] = defaultdict(set)
-        """State -> names of JSON nodes that its consumers read: from then on they are read together with the lock."""
+        """State -> names of JSON nodes that its consumers have read; from then on they are read together with the
+        lock."""
         self._batch_names: dict[str, tuple[tuple[int, int], list[str]]] = {}
         self._awaiting_operator: dict[str, dict[str, tuple[int, float]]] = defaultdict(dict)
-        """Purpose -> batches that only an operator moves -> version of the folder of batches at the last look, and time
-        of the next look if that version stays."""
+        """Purpose -> batch that only an operator can move -> (version of the folder of batches at the last check, time
+        of the next check if that version stays)."""
         self._finished: dict[str, set[str]] = {"pending": set(), "making": set(), "reporting": set()}
 
     # --- jobs ---------------------------------------------------------------------------------------------------------
@@ -448,9 +454,9 @@ class Acquirer:
         return next(self.acquire_jobs(state), None)
 
     def acquire_jobs(self, state: JobState) -> Iterator[Job]:
-        """Acquire one job after the other. Jobs that are held are skipped once for all of them, not once for each."""
+        """Acquire one job after another. Locked jobs are skipped by one check for many of them."""
         if self._paused and self._tree.find(PAUSE_PATH):
-            return  # no need to lock one in order to see that
+            return  # a check that needs no lock
         folder = state_path(state)
         for name in self._tree.store.unlocked_entries(folder, JOBS):
             job = Job(self._tree, job_of_entry(name))
@@ -474,7 +480,7 @@ class Acquirer:
                     job.set_status(JobState.HELD, "its collection is on hold")
                     job.unlock()
                     continue
-            except (LockLost, StateError):  # an operator was faster
+            except (LockLost, StateError):  # an operator moved it first
                 job.unlock()
                 continue
             except NodeInvalid as e:
@@ -485,7 +491,7 @@ class Acquirer:
 
     def _is_on_hold(self, job: Job) -> bool:
         name = effective_collection(self._tree, job)
-        with suppress(UsageError):  # no lock can have such a name; its own consumer says what is wrong with it
+        with suppress(UsageError):  # no lock can have such a name; the job's own consumer reports what is wrong with it
             return bool(name) and self._locks.check("collection", name)
         return False
 
@@ -496,7 +502,7 @@ class Acquirer:
         for batch in self._acquire_batches("pending", {BatchState.PENDING}, {BatchState.HELD}):
             try:
                 batch.start_processing()
-            except (LockLost, StateError):  # an operator was faster
+            except (LockLost, StateError):  # an operator moved it first
                 batch.unlock()
             else:
                 return batch
@@ -528,9 +534,10 @@ class Acquirer:
     def _acquire_batches(
         self, purpose: str, wanted: set[BatchState], revisited: set[BatchState], skip: Collection[str] = ()
     ) -> Iterator[Batch]:
-        """Yield the batches that are in the states ``wanted``, each locked.
+        """Acquire and yield, one by one, the batches in the states ``wanted``.
 
-        A batch in one of the states ``revisited`` is looked at again later; one in any other state never is.
+        A batch in one of the states ``revisited`` is checked again later; one in any other state is never checked
+        again.
         """
         finished, awaiting = self._finished[purpose], self._awaiting_operator[purpose]
         for batch, state, version in self._read_candidates(purpose, skip):
@@ -547,7 +554,7 @@ class Acquirer:
                 yield batch
 
     def _read_candidates(self, purpose: str, skip: Collection[str]) -> Iterator[tuple[Batch, BatchState, int]]:
-        """Yield batches that may matter now, their states, and the version of their folder from before these were
+        """Yield batches that may be wanted, their states, and the version of their folder from before these were
         read."""
         paused, folder = self._tree.store.read([PAUSE_PATH, BATCHES])
         if paused is not None or folder is None:
@@ -565,8 +572,8 @@ class Acquirer:
                 yield batch, state, folder.version
 
     def _due_names(self, purpose: str, folder: StoredNode) -> Iterator[str]:
-        """Yield the ids of batches that may matter now. Batches that are finished, or wait for an operator, cost
-        nothing."""
+        """Yield the ids of batches that may be wanted; batches that are finished or wait for an operator are not
+        read."""
         now, awaiting = self._monotonic(), self._awaiting_operator[purpose]
         for name in self._unfinished_names(purpose, folder):
             version, retry_at = awaiting.get(name, (-1, 0.0))
@@ -574,7 +581,7 @@ class Acquirer:
                 yield name
 
     def _unfinished_names(self, purpose: str, folder: StoredNode) -> list[str]:
-        """Return the ids of batches that are not finished for this purpose. The folder is listed again only after a
+        """Return the ids of batches that are not finished for this purpose; the folder is listed again only after a
         change."""
         counts = folder.children, folder.next_number
         counts_before, names = self._batch_names.get(purpose, ((0, 0), []))
@@ -624,18 +631,19 @@ class Acquirer:
 
 
 def effective_collection(tree: NodeTree, job: Job) -> str:
-    """Return the collection of a job: the profile that it, or else its batch, was submitted with; "" if none was
-    named."""
+    """Return the job's collection: the profile that the job, or else its batch, was submitted with; "" if neither has
+    one."""
     name = job.configuration.get("profile_name")
     if not name:
         name = Batch(tree, job.batch_id).submission.get("profile_name")
     return "" if name is None else str(name)
 
 
-# Damaged items, which are logged once and skipped for a while.
+# Damaged items, which are logged once and then skipped for a while.
 
 DAMAGED_RETRY_S: Final = 60.0
-"""Seconds until a damaged item is tried again: an operator may have repaired it. The same fault is not logged again."""
+"""Seconds until a damaged item is tried again, since an operator may have repaired it. The same fault is not logged
+again."""
 
 
 class DamagedItems:

@@ -22,46 +22,50 @@ from ferryman.net import relative_paths
 from ferryman.sources.base import Detect, Listed, Source
 
 UNQUOTED: Final = "!$&'()+,;=:@~ "
-"""Characters that stay as they are in a part of an id. A slash parts the parts, # parts a child's key."""
+"""Characters that are not encoded in a part of an id. A slash separates parts, and ``#`` a child's key."""
 
 
 class JobPartition(NamedTuple):
-    """One job's part of a listing."""
+    """The part of a listing that belongs to one job."""
 
     job: str
     list: str
-    """Path of the list of its files."""
+    """Path of the job's list of files."""
     name: str
     """Prefix of its documents' ids."""
     fields: str
-    """Fields of each of its documents, as JSON."""
+    """Fields that all of its documents share, as JSON."""
     batch: str
 
 
 class Jobs(Source):
     """Every file of every job in state Processing, as a document: its bytes are ``raw``.
 
-    ``plan.source("jobs", Jobs())`` for ``ferryman intake serve``, which says which queue; ``Jobs(queue)`` or
-    ``Jobs("sqlite:///queue.db")`` to run a plan over a queue without it (then nobody moves the jobs on).
+    Use ``plan.source("jobs", Jobs())`` in a plan for ``ferryman intake serve``, which sets the queue; ``Jobs(queue)``
+    or ``Jobs("sqlite:///queue.db")`` runs a plan over a queue without it, so that nothing moves the jobs to their next
+    state.
 
     **Ids** are ``LOCAL_ID/PATH``, below the collection if the job has one (``COLLECTION/LOCAL_ID/PATH``), so that a
-    file that is submitted again replaces what it was; a job without a local id has its own id in that place. What is
-    no plain character in a part is percent-encoded, slashes in a local id too: ``books/ark:%2Faaa%2F111/page 1.txt``.
+    file that is submitted again replaces its earlier version; for a job without a local id, the job's id is used
+    instead. Special characters in a part are percent-encoded, including slashes in a local id:
+    ``books/ark:%2Faaa%2F111/page 1.txt``.
 
     **Fields**: ``local_id``, ``primary_id``, ``collection``, ``path``, the job's metadata (``erc_who`` …), and what the
-    manifest says of the file. Neither job nor batch are in them: the same object in another batch is not a change.
+    manifest says of the file. Job and batch are not among them, so that the same object in another batch counts as
+    unchanged.
 
-    **Nothing vanishes**: a job that is done is not listed any more, and its documents stay where they were delivered,
-    also those of files that the object does not have any more when it is submitted again.
-    Of two jobs of one object the one that is acquired first is listed, the other when that is done.
+    **Nothing is deleted**: a finished job is no longer listed, but its documents stay at their destinations, even those
+    of files that the object no longer has when it is submitted again. Of two jobs for the same object, the one that is
+    acquired first is listed, and the other one after it is finished.
 
-    **A bad object**: a file that is missing in the working space, damaged or too large, and a list of files that
-    cannot be read, end as ERROR_DOC of their documents; others of the same wave go on.
+    **Bad objects**: if a file is missing in the working space, damaged or too large, or a list of files cannot be read,
+    the documents end as ERROR_DOC; other documents of the same wave are not affected.
 
     Args:
-        queue: a queue or its URL; None: the one that is served.
-        max_bytes: largest file that is read (bytes). A document lives whole in a worker's memory.
-        prefix, detect: see ``Source``. By default what was read once is known by its digest, and not read again.
+        queue: a queue or its URL; None: the queue that ``ferryman intake serve`` serves.
+        max_bytes: largest file that is read (bytes), since a worker holds a whole document in memory.
+        prefix, detect: see ``Source``. By default, files that were read before are recognized by their digest and not
+            read again.
     """
 
     lists_all = False
@@ -89,17 +93,17 @@ class Jobs(Source):
         self._served_jobs: dict[str, Job] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # Workers get pieces and read files; the queue is the driver's.
+        # Workers get partitions and read files; only the driver has the queue.
         return {**self.__dict__, "_queue": None, "_served_jobs": None}
 
     def __repr__(self) -> str:
         return "Jobs()" if self._queue is None else f"Jobs({self._queue.url!r})"
 
     def serve(self, queue: JobQueue, jobs: Mapping[str, Job]) -> None:
-        """List these jobs of this queue from now on, and no others.
+        """List only these jobs of this queue from now on.
 
         Args:
-            jobs: by id; whoever holds a job has the object that knows what is in it.
+            jobs: id -> the object that holds the job's lock, which has its content.
 
         Raises:
             UsageError: the plan names another queue.
@@ -146,7 +150,7 @@ class Jobs(Source):
                 partition = partition_of(job)
             except QueueLost:
                 raise
-            except Exception:  # not downloaded here, or damaged: who serves the queue says so, and fails it
+            except Exception:  # not downloaded here, or damaged: the consumer of the queue reports it, and fails it
                 continue
             if partition.name not in names_taken:
                 names_taken.add(partition.name)
@@ -158,7 +162,7 @@ class Jobs(Source):
         try:
             job_fields: dict[str, Any] = json.loads(partition.fields)
             stored = list(inventory.read_inventory(Path(partition.list)))
-        except Exception as e:  # whatever it is: a listing that raises ends that of all other jobs
+        except Exception as e:  # catch everything: an exception would end the listing of all other jobs
             why = f"{partition.list}: the list of its files cannot be read: {plain_text(e)}. Download the job again."
             yield Listed(f"{partition.name}/", 0, refused=why)
             return
@@ -170,14 +174,14 @@ class Jobs(Source):
             location = {"file": file, "sha256": each.sha256, "fields": fields, "batch": partition.batch}
             try:
                 listed = Listed(id, each.size, fingerprint_of(each, fields), json.dumps(location, ensure_ascii=True))
-            except Exception as e:  # whatever a submitter's fields may hold
+            except Exception as e:  # a submitter's fields may contain anything
                 where = json.dumps({"batch": partition.batch})
                 why = f"{file}: what is said of it cannot be read: {plain_text(e)}"
                 listed = Listed(id, each.size, location=where, refused=why)
             yield listed
 
     def batch_of(self, location: str) -> str:
-        """Return the batch of a list of files that cannot be read: none."""
+        """Return "", the batch of a list of files that cannot be read."""
         return str(json.loads(location)["batch"]) if location else ""
 
     def read(self, listed: Listed) -> Document:
@@ -207,7 +211,7 @@ class Jobs(Source):
 
 
 def partition_of(job: Job) -> JobPartition:
-    """Return a job's part of the listing.
+    """Return the listing partition of a job.
 
     Raises:
         NodeInvalid: the job does not say where its files are.
@@ -233,7 +237,7 @@ def collection_of(job: Job) -> str:
 
 
 def local_id_of(identifiers: dict[str, Any]) -> str:
-    """Return the submitter's own name for an object: the first, if it has several."""
+    """Return the submitter's own name for an object, the first if there are several; "" if there is none."""
     local_id = identifiers.get("local_id")
     if isinstance(local_id, list):
         local_id = local_id[0] if local_id else ""

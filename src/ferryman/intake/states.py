@@ -1,7 +1,7 @@
 """The states of batches, jobs and access requests, and their legal moves, as data.
 
-The pictures and tables of the docs are made from these. A move to the state that an item already has is not one: it is
-not in the tables, and `set_status` takes it for a change of message and priority.
+The pictures and tables in the docs are generated from this data. Setting the state that an item already has is not a
+move: it is not in the tables, and `set_status` treats it as a change of message and priority.
 """
 
 from __future__ import annotations
@@ -59,41 +59,41 @@ class AccessState(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Transitions(Generic[S]):
-    """A state machine: which state may follow which, and where success and failure lead."""
+    """State machine: which moves are legal, and which states success and failure lead to."""
 
     states: type[S]
     moves: Mapping[S, frozenset[S]]
     success: Mapping[S, S]
     fail: Mapping[S, S]
     final: frozenset[S]
-    """Final states: an item in one of them may be removed, and nothing else."""
+    """Final states; an item in one of them can only be removed."""
     meaning: Mapping[S, str]
 
     def move(self, before: S, after: S) -> S:
         """Return the state after a move, if the move is legal.
 
         Raises:
-            StateError: not a legal one; nothing changes.
+            StateError: the move is not legal; nothing changes.
         """
         if after not in self.moves[before]:
             raise StateError(before, after)
         return after
 
     def after_success(self, before: S) -> S:
-        """Return the state after the work of this one is done.
+        """Return the state to move to when the work of this one is done.
 
         Raises:
-            StateError: it is not a state of work.
+            StateError: no work is done in this state.
         """
         if before not in self.success:
             raise StateError(before, "success")
         return self.success[before]
 
     def after_failure(self, before: S) -> S:
-        """Return the state after the work of this one has failed.
+        """Return the state to move to when the work of this one has failed.
 
         Raises:
-            StateError: nothing can fail in it.
+            StateError: nothing can fail in this state.
         """
         if before not in self.fail:
             raise StateError(before, "fail")
@@ -214,13 +214,14 @@ RESUME_STATES: Final[Mapping[JobState, JobState]] = {
 
 
 def resume_state(last_successful: str | None) -> JobState:
-    """Return the state in which a failed job is tried again: the one after its last success, or else Estimating."""
+    """Return the state in which a failed job is retried: the one after its last successful state, or else
+    Estimating."""
     states_after = {state.value: after for state, after in RESUME_STATES.items()}
     return states_after.get(last_successful or "", _J.ESTIMATING)
 
 
 class JobList(enum.StrEnum):
-    """The lists of a batch; each of its jobs is in exactly one."""
+    """Lists of a batch; each of its jobs is in exactly one of them."""
 
     PROCESSING = "batch-processing"
     COMPLETED = "batch-completed"
@@ -229,7 +230,7 @@ class JobList(enum.StrEnum):
 
 
 def job_list_of(state: JobState) -> JobList:
-    """Return the list of its batch that a job in this state belongs to."""
+    """Return the list, in its batch, of a job in this state."""
     return {
         _J.COMPLETED: JobList.COMPLETED,
         _J.FAILED: JobList.FAILED,

@@ -1,4 +1,4 @@
-"""Tree of nodes as items use it: reads with clear errors, and changes that are planned again after a conflict."""
+"""Tree of nodes as items use it: reads with clear errors, and changes that are planned again after conflicts."""
 
 from __future__ import annotations
 
@@ -27,21 +27,22 @@ from ferryman.intake.store import (
 )
 
 CHANGE_TRIES: Final = 60
-"""Plans of one change until it is given up: others may be faster a few times, but not this often by chance."""
+"""Number of plans after which a change is given up: other processes may be faster a few times, but not this often by
+chance."""
 
 PAUSE_MAX_S: Final = 0.03
-"""Longest pause between two plans: a few times as long as another's change takes."""
+"""Longest pause between two plans, in seconds: a few times as long as another process's change takes."""
 
 MESSAGE_CHARS_MAX: Final = 4000
-"""Most characters of a status's message, which users read; a longer one is cut."""
+"""Maximum length of a status's message, which users read, in characters; longer ones are cut."""
 
 
 @dataclass(frozen=True)
 class HeldLock:
     """A lock that an object holds, and the session that the lock lives with.
 
-    ``creation`` is the owner's token: a lock that was taken away and made again is another one, also if the same
-    process made both.
+    ``creation`` identifies the lock: one that was revoked and created again is a different lock, even if the same
+    process created both.
     """
 
     path: str
@@ -50,7 +51,7 @@ class HeldLock:
 
 
 class NodeTree:
-    """A store with a clock; it remembers which folders exist."""
+    """A store with a clock; caches which folders exist."""
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
         self.store = store
@@ -86,7 +87,7 @@ class NodeTree:
         return decode_node(path, self.get(path).data)
 
     def create_missing(self, folders: Iterable[str]) -> list[Op]:
-        """Return the operations that make missing folders, each after its parent."""
+        """Return the operations that create missing folders, each after its parent."""
         unknown = [path for path in folders if path not in self._folders]
         nodes = self.store.read(unknown) if unknown else []
         self._folders.update(path for path, node in zip(unknown, nodes, strict=True) if node)
@@ -102,21 +103,21 @@ class NodeTree:
         on_conflict: Callable[[Conflict], None] = lambda conflict: None,
         read_after: Sequence[str] = (),
     ) -> list[StoredNode | None]:
-        """Commit what ``plan`` makes of the tree as it is; plan again if another process was faster.
+        """Commit the operations that ``plan`` returns for the current tree; plan again if another process was faster.
 
         Returns the nodes at ``read_after``.
 
         Args:
-            plan: makes the operations from the tree as it is; called again after each conflict.
+            plan: returns the operations for the current tree; called again after each conflict.
             held_lock: commit only as long as this lock is held.
             session: commit only as long as this session lives.
-            on_conflict: called with each conflict; it may raise instead of another try.
+            on_conflict: called with each conflict; it may raise to end the attempts.
             read_after: paths of nodes to read after the change.
 
         Raises:
             LockLost: it is not held any more; nothing was changed.
             SessionLost: ``session`` has ended; nothing was changed.
-            NodeInvalid: the tree does not fit the plan, however often it was made: it is damaged.
+            NodeInvalid: the plan conflicts with the tree every time, so the tree is damaged.
         """
         for attempt in range(CHANGE_TRIES):
             if attempt:
@@ -157,10 +158,10 @@ class NodeTree:
             raise
 
     def lock(self, path: str, *checks: Op, read_after: Sequence[str] = ()) -> tuple[HeldLock, list[StoredNode | None]]:
-        """Create a lock that lives with this session. Returns it, and the nodes at ``read_after``, read under it.
+        """Create a lock that lives with this session. Returns it, and the nodes at ``read_after``, read under the lock.
 
         Raises:
-            Conflict: it is held (``index`` 0), or a check did not hold.
+            Conflict: the lock is held (``index`` 0), or a check failed.
         """
         while True:
             session = self.store.session()
@@ -169,8 +170,8 @@ class NodeTree:
                     [Create(path, ephemeral=True), *checks], session=session, read_after=[path, *read_after]
                 )
             except SessionLost:
-                continue  # it ended just now: in the next one
-            if lock is None or lock.owner != session:  # it was taken away before we saw it
+                continue  # the session ended just now: use the next one
+            if lock is None or lock.owner != session:  # it was revoked before we read it
                 raise Conflict(0, path, ConflictReason.EXISTS)
             return HeldLock(path, session, lock.creation), nodes
 
@@ -186,14 +187,14 @@ def trim_message(message: object) -> str:
 
 
 def below(paths: Iterable[str]) -> list[str]:
-    """Paths in an order in which they can be removed: what is in a folder before the folder."""
+    """Return paths in an order in which they can be removed: a folder's content before the folder."""
     return sorted(paths, key=lambda path: path.count("/"), reverse=True)
 
 
 # Locks of queues, collections, objects and local ids.
 
 _NUMBERED_SUFFIX = re.compile(r"~[0-9]+")
-"""Suffix of a node's name where an earlier node has the plain name."""
+"""Suffix of a node's name if the plain name is already taken."""
 
 
 class LockKind(NamedTuple):
@@ -201,9 +202,9 @@ class LockKind(NamedTuple):
 
     folder: str
     node: str
-    """The node's name; "" where the lock is of something with a name of its own."""
+    """Name of the lock's node; "" if the lock has a name of its own."""
     is_persistent: bool
-    """Set and cleared by operators; other locks live with the session that made them."""
+    """Whether operators set and clear it; other locks live with the session that created them."""
 
 
 KINDS: Final = {
@@ -218,19 +219,19 @@ KINDS: Final = {
 
 
 class Locks:
-    """``lock`` takes one, ``unlock`` gives it back, ``check`` asks.
+    """Named locks: ``lock`` acquires one, ``unlock`` releases it, ``check`` tests it.
 
-    Two names may have one node's name (``a/b`` and ``a_b``): a lock's node holds the name as it was given, and a second
-    one that would need a taken node gets ``NODE~2``, then ``NODE~3``, ….
+    Two names may map to the same node name (``a/b`` and ``a_b``). So a lock's node contains the original name, and if a
+    node name is taken, the next lock gets ``NODE~2``, then ``NODE~3``, ….
     """
 
     def __init__(self, tree: NodeTree) -> None:
         self._tree = tree
         self._own_paths: dict[tuple[str, str], str] = {}
-        """(kind, name) -> path of a lock that was taken through this object."""
+        """(kind, name) -> path of a lock that was acquired through this object."""
 
     def lock(self, kind: str, name: str | None = None) -> bool:
-        """Take a lock. Returns False if anybody holds it, this process too.
+        """Acquire a lock. Returns False if anybody holds it, including this process.
 
         Raises:
             UsageError: there is no such kind, or it needs a name, or none.
@@ -248,15 +249,15 @@ class Locks:
                 return []
             path = f"{lock_kind.folder}/{_first_free_name(lock_kind.node or node_name(name or ''), set(held_names))}"
             create = Create(path, check_size(path, (name or "").encode()), ephemeral=not lock_kind.is_persistent)
-            # The folder's own data stays empty. That it is set tells others who look for a node's name at this moment
-            # that one was taken: two of them cannot lock one name under two nodes.
+            # The folder's own data stays empty. Setting it anyway makes the commits of others who are choosing a node
+            # for a name fail, so that a name cannot be locked twice under two nodes.
             return [create] if lock_kind.node else [create, Set(lock_kind.folder, b"", folder.version)]
 
         while True:
             try:
                 self._tree.change(plan, session=session)
             except SessionLost:
-                session = self._tree.store.session()  # it ended just now: in the next one
+                session = self._tree.store.session()  # the session ended just now: use the next one
             else:
                 if is_free and name:
                     self._own_paths[kind, name] = path
@@ -272,7 +273,7 @@ class Locks:
         return bool({name or "", ""} & set(self._held_nodes(lock_kind, name).values()))
 
     def unlock(self, kind: str, name: str | None = None) -> None:
-        """Give a lock back. What is not locked stays so; a lock that lives with another's session stays too.
+        """Release a lock. Does nothing if it is not locked, or if it lives with another session.
 
         Raises:
             UsageError: there is no such kind, or it needs a name, or none.
@@ -286,19 +287,19 @@ class Locks:
                 self._remove(f"{lock_kind.folder}/{node}")
 
     def _remove(self, path: str, data: bytes | None = None) -> bool:
-        """Remove a lock if this session may; ``data``: only if its node holds that. Returns whether it was there."""
+        """Remove a lock if this session may; ``data``: only if its node contains that. Returns whether it existed."""
         node = self._tree.find(path)
         if node is None or (node.owner and not self._tree.store.is_alive(node.owner)):
             return False
         if data is not None and node.data != data:
             return False
-        with suppress(Conflict, SessionLost):  # it went before
+        with suppress(Conflict, SessionLost):  # already gone
             same_lock = Check(path, creation=node.creation)
             self._tree.store.commit([same_lock, Delete(path)], session=node.owner or None)
         return True
 
     def revoke(self, kind: str, name: str | None = None) -> bool:
-        """Take a lock away from whoever holds it. Returns whether it was locked.
+        """Revoke a lock, whoever holds it. Returns whether it was locked.
 
         Raises:
             UsageError: there is no such kind, or it needs a name, or none.
@@ -307,7 +308,7 @@ class Locks:
         was_locked = False
         for node, holds in self._held_nodes(lock_kind, name).items():
             if holds in ("", name or ""):
-                with suppress(Conflict):  # it went before
+                with suppress(Conflict):  # already gone
                     self._tree.commit([Delete(f"{lock_kind.folder}/{node}")])
                     was_locked = True
         return was_locked
@@ -332,7 +333,7 @@ class Locks:
         ]
 
     def _held_nodes(self, lock_kind: LockKind, name: str | None) -> dict[str, str]:
-        """Map each existing node that may belong to a name to the name it holds; "" if another tool made it."""
+        """Map each existing node that may belong to a name to the name it contains; "" if another tool created it."""
         if lock_kind.node:
             is_there = self._tree.find(f"{lock_kind.folder}/{lock_kind.node}") is not None
             return {lock_kind.node: ""} if is_there else {}
@@ -352,7 +353,7 @@ class Locks:
 
 
 def _first_free_name(node: str, taken: set[str]) -> str:
-    """Return the node's name, with ``~2``, ``~3``, … behind it if it is taken."""
+    """Return the node's name, with ``~2``, ``~3``, … appended if it is taken."""
     number = 1
     while (candidate := node if number == 1 else f"{node}~{number}") in taken:
         number += 1

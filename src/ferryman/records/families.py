@@ -32,12 +32,12 @@ class Published(NamedTuple):
 
 
 class MissingDelivery(msgspec.Struct, frozen=True, array_like=True):
-    """A delivery that is missing because a step failed.
+    """Delivery that is missing because a step failed.
 
     Attributes:
         route: the whole route to the destination.
         attempt: number of attempts made.
-        open: whether it is tried again; False: it ended as DEAD or ERROR_DOC, and an operator may open it again.
+        open: whether it is still retried; False: it ended as DEAD or ERROR_DOC, and an operator may reopen it.
         since: time of its first transient error, µs since 1970; None: it had none.
         transient: number of attempts that ended in a transient error.
     """
@@ -59,7 +59,7 @@ class FailedMember(msgspec.Struct, frozen=True, array_like=True):
     """A member whose processing failed at a node, and the deliveries that are missing because of it.
 
     Attributes:
-        node: the node at which a retry continues; the nodes before it are not repeated.
+        node: the node at which the member failed, and from which a retry continues.
         route, branches: those taken before this node.
         owed: the missing deliveries.
     """
@@ -72,7 +72,7 @@ class FailedMember(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def open(self) -> bool:
-        """Return whether one of the missing deliveries is tried again."""
+        """Return whether any of the missing deliveries is still retried."""
         return any(o.open for o in self.owed)
 
 
@@ -90,11 +90,11 @@ def ancestry(member: str) -> Iterator[str]:
 
 
 SEPARATOR: Final = "#"
-"""Separates a file's id from the name of a row that is a document of its own; ids contain no other."""
+"""Separates the id of a file from the name of a row that is a document of its own; ids contain no other ``#``."""
 
 
 def in_family_sql(family: str, column: str = "origin") -> str:
-    """Return SQL that tests whether a column holds this id, or that of a row of this file."""
+    """Return SQL that tests whether a column holds this id, or the id of a row of this file."""
     return f"({column} = {quote(family)} OR starts_with({column}, {quote(family + SEPARATOR)}))"
 
 
@@ -104,7 +104,7 @@ def parent_of(child: str) -> str:
 
 
 CONTENT: Final = "="
-"""First character of every content of a ``Published``; names of nodes and members do not begin with it."""
+"""First character of the ``content`` of a ``Published``; names of nodes and members do not begin with it."""
 
 
 def content_of(fields: bytes, raw: bytes | None) -> str:
@@ -127,15 +127,15 @@ def encode_published(published: Iterable[Published]) -> str:
 
 
 def decode_published(text: str) -> Collection[Published]:
-    """Decode a value of ``documents``. A large family's is decoded again on each iteration."""
+    """Decode a value of ``documents``. The result for a large family is decoded again at each iteration."""
     if "\n" in text:
         return PublishedLines.of(text)
     return _decode_short(text) if len(text) <= _SHORT else _decode(text)
 
 
 class PublishedLines(Collection[Published]):
-    """Publications of a large family, in order. All but the last are held encoded: a million objects take some 200
-    MB."""
+    """Publications of a large family, in order. All but the last ones are held in encoded form, since a million objects
+    take some 200 MB."""
 
     def __init__(self, published: Iterable[Published] = ()) -> None:
         self._lines: list[str] = []
@@ -184,8 +184,8 @@ class PublishedLines(Collection[Published]):
 
 _SMALL_FAMILY: Final = 8
 _SHORT: Final = 1024
-"""Members and characters of families whose encoding is cached: most consist of one document, and many of these are
-equal. A large one would never be found again in the cache, and would stay in memory."""
+"""Members and characters of a family up to which its encoding is cached: most families are single documents, and many
+of these are equal. A large one would never be found again in the cache, but stay in memory."""
 _LINE: Final = 1000
 """Members in a line."""
 _BREAK: Final = ",\n"
@@ -218,12 +218,12 @@ def decode_failures(text: str | None) -> list[FailedMember]:
 
 
 def count_open_deliveries(failures: Sequence[FailedMember]) -> int:
-    """Count the missing deliveries that are tried again."""
+    """Count the missing deliveries that are still retried."""
     return sum(o.open for failure in failures for o in failure.owed)
 
 
 def encode_held(keys: Iterable[str]) -> str | None:
-    """Encode the nodes, or scopes of nodes, that all pending deliveries of a document wait for, for ``documents``."""
+    """Encode, for ``documents``, the nodes or scopes of nodes that all pending deliveries of a document wait for."""
     return "\n".join(sorted({" ".join(key.split("\n")) for key in keys})) or None
 
 

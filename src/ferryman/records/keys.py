@@ -34,9 +34,9 @@ KEY_STATE: Final = pa.schema(
         pa.field("bucket", pa.int64()),
     ]
 )
-"""The row of a key with the highest ``wave`` counts. ``value``: JSON; null: the key has no state any more.
-``sequence``: of the last document that changed it, it grows with each change. ``bucket``: see ``bucket_of``; files are
-sorted by bucket and key."""
+"""Columns of a key's state; of several rows of a key, the one with the highest ``wave`` counts. ``value``: JSON; null:
+the key has no state any more. ``sequence``: that of the last document that changed the state; it grows with each
+change. ``bucket``: see ``bucket_of``. Files are sorted by bucket and key."""
 
 CONTRIBUTIONS: Final = pa.schema(
     [
@@ -50,8 +50,9 @@ CONTRIBUTIONS: Final = pa.schema(
         pa.field("bucket", pa.int64()),
     ]
 )
-"""Contributions of changeable documents to keys: of (``key``, ``source``, ``document``) the row with the highest
-``wave`` counts, whatever its ``route``. ``fields``: JSON; null: the document no longer contributes to the key."""
+"""Columns of a changeable document's contribution to a key; of several rows with the same (``key``, ``source``,
+``document``), the one with the highest ``wave`` counts, whatever its ``route``. ``fields``: JSON; null: the document no
+longer contributes to the key."""
 
 EXPORTS: Final = pa.schema(
     [
@@ -65,7 +66,7 @@ EXPORTS: Final = pa.schema(
         pa.field("version", pa.string()),
     ]
 )
-"""Exports of a keyed node that the plan has not processed yet. Place = ``first_place`` + row of the file."""
+"""Columns of an export that the plan has not processed yet. Its place is ``first_place`` + its row in the file."""
 
 EXPORTS_PARTITION: Final = ["lane", "first_place"]
 
@@ -82,8 +83,8 @@ def bucket_of(key: str) -> int:
 
 
 def key_hash(key: str) -> int:
-    """Return a hash that distinguishes keys where they are only compared: the bucket, then 40 bits of another hash. The
-    function never changes."""
+    """Return a hash by which keys are only compared: the bucket, then 40 bits of another hash. The function never
+    changes."""
     return bucket_of(key) << _HASH_BITS | int.from_bytes(blake2b(key.encode(), digest_size=_HASH_BITS // 8).digest())
 
 
@@ -93,8 +94,8 @@ def lane_number(hashed: int) -> int:
 
 
 def export_revision(lane: int, place: Any) -> Any:
-    """Return the revision of one or several exports by place: keys of several lanes may export one id, and no two
-    lanes share a revision."""
+    """Return the revision of one or several exports, by their places. Keys of several lanes may export the same id, so
+    revisions of different lanes are distinct."""
     return place * limits.KEY_LANES + 1 + lane
 
 
@@ -105,7 +106,7 @@ def place_of(revision: int) -> tuple[str, int]:
 
 
 def export_name(revision: int) -> str:
-    """Return the name of an export in ``documents``: one id may be exported again and again."""
+    """Return the name of an export in ``documents``, since the same id may be exported many times."""
     lane, place = place_of(revision)
     return f"{lane}/{place}"
 
@@ -138,10 +139,10 @@ def place_id(lane: str) -> str:
     return f"ferryman.place.{lane}"
 
 
-# Readers of the changes of a state and their positions: one sealed file for each reader, in ``changes/<node>/``.
+# Readers of the changes of a state, and their positions: one sealed file per reader, in ``changes/<node>/``.
 #
-# Deletions that a reader has not read are kept when the state's files are merged. Readers are other plans with other
-# drivers: their files are outside the fence, and only state what has to be kept.
+# When the state's files are merged, deletions are kept that a reader has not read yet. Readers are other plans with
+# other drivers; their files are not protected by the fence, and only say what has to be kept.
 
 FOLDER: Final = "changes"
 FORGOTTEN: Final = "ferryman.forgotten"
@@ -149,7 +150,7 @@ FORGOTTEN: Final = "ferryman.forgotten"
 
 
 def feed_id(root: StatePath, node: str) -> str:
-    """Return the identity of the changes of a node's state. No other state has it, except that of a newer version of
+    """Return the identity of the changes of a node's state, which no other state has except that of a newer version of
     the plan that continues this one.
 
     Args:
@@ -177,7 +178,7 @@ def note(root: StatePath, node: str, reader: str, positions: Mapping[str, int], 
 
 
 def dropped_before(root: StatePath, node: str, reader: str) -> int:
-    """Return the last wave whose deletions had been dropped when this reader began; 0: none, or it is unknown."""
+    """Return the last wave whose deletions had been dropped when this reader began; 0: none, or unknown."""
     try:
         recorded: Any = seals.unseal(_path(root, node, reader))
     except (StateDamaged, OSError):
@@ -222,7 +223,7 @@ def _path(root: StatePath, node: str, reader: str) -> StatePath:
 
 
 class Contribution(NamedTuple):
-    """A document's contribution to a key.
+    """Contribution of a document to a key.
 
     Attributes:
         fields: JSON.
@@ -234,8 +235,8 @@ class Contribution(NamedTuple):
 
 
 SourceDocument = tuple[str, str]
-"""(source, document). A changeable document reaches a node by one route only; another version of the plan may change
-it."""
+"""(source, document). A changeable document reaches a node by only one route, which another version of the plan may
+change."""
 
 
 def contributions_of(
@@ -276,13 +277,13 @@ class UpdateResult(msgspec.Struct, frozen=True):
 
     Attributes:
         node: the keyed node.
-        range: its number in the pass.
+        range: number of the range of keys in the pass.
         lane: lane of its exports.
         ledger, state, exports, contributions: data files with the results; None: there are none.
         leaving: first sequence of an outbox file -> number of its rows that are finished.
         sent: number of rows that were processed.
         failed: number of these that failed permanently.
-        withdrawn: number of rows withdrawn from a former key, which their new key still has to get.
+        withdrawn: number of rows withdrawn from a former key, which still have to be counted at their new key.
     """
 
     node: str
@@ -363,13 +364,13 @@ class KeyStates:
             values.close()
 
 
-# States of several keys, read from the files of a keyed node's table: the row of a key's latest wave counts.
+# States of several keys, read from the files of a keyed node's table; the row of a key's latest wave counts.
 
 _BUCKET: Final = KEY_STATE.get_field_index("bucket")
 
 
 class KeyFile(NamedTuple):
-    """A file of the state, and the range of its buckets."""
+    """File of a keyed node's state, and the range of its buckets."""
 
     path: str
     first: int

@@ -48,9 +48,9 @@ LEDGER: Final = pa.schema(
         pa.field("created", pa.timestamp("us", tz="UTC")),
     ]
 )
-"""One row an event. ``attempt``: attempts made. ``due``: when an ERROR is tried again, µs since 1970; ``since`` and
-``transient`` then, as in the outbox. Events of a delivery are ordered by (wave, ordinal). Empty ``destination``: the
-event is about the document."""
+"""Columns of an event, one row each. ``attempt``: attempts made. ``due``: when an ERROR is retried, µs since 1970, with
+``since`` and ``transient`` as in the outbox. Events of a delivery are ordered by (wave, ordinal). An empty
+``destination`` means that the event is about the document."""
 
 LEDGER_COLUMNS: Final = [f.name for f in LEDGER if f.name not in ("ordinal", "due", "since", "transient")]
 """Public columns of the ledger, in their public order."""
@@ -73,11 +73,12 @@ DOCUMENTS: Final = pa.schema(
         pa.field("again", pa.int64()),
     ]
 )
-"""The last row of a (source, document) by ``wave`` counts. ``given``: what destinations were given of its family, JSON;
-"" if nothing. ``due``: when failed steps are tried again (µs since 1970; null: no step has failed), for how many
-deliveries (``owed``), and where they failed (``failed``, JSON); see ``family``. ``held``: the nodes in trouble that all
-of these wait for, a line each; null: it waits for its time only. ``forced``: an operator wants it read
-again as a new revision. ``again``: when a step wants that (µs since 1970; null: never)."""
+"""Columns of a document. Of several rows with the same (source, document), the one with the highest ``wave`` counts.
+``given``: what was published of its family, JSON; "" if nothing. ``due``: when failed steps are retried (µs since 1970;
+null: no step has failed). ``owed``: for how many deliveries. ``failed``: where they failed, JSON; see
+``records.families``. ``held``: the nodes in trouble that all of them wait for, one per line; null: they wait only until
+they are due. ``forced``: an operator wants the document read again as a new revision. ``again``: when a step wants that
+(µs since 1970; null: never)."""
 
 OUTBOX: Final = pa.schema(
     [
@@ -97,11 +98,11 @@ OUTBOX: Final = pa.schema(
         pa.field("provenance", pa.string()),
     ]
 )
-"""One row a committed delivery that has not left. Sequence = ``first_sequence`` + ``row``. ``attempt``: attempts made.
-``due``: µs since 1970, 0 = now; null: held for review (dead, rejected, in doubt). ``since``: its first
-transient error, µs since 1970; ``transient``: how many attempts ended so; null: none did. ``key_hash``: of what a keyed
-node exports, its key, see ``keyed.key_hash``; null: of everything else. ``fields`` is JSON, ``provenance`` too: of what
-comes from a log, where it came from."""
+"""Columns of a committed delivery that is still in the outbox, one row each. Sequence = ``first_sequence`` + ``row``.
+``attempt``: attempts made. ``due``: µs since 1970, 0 = now; null: held for review (dead, rejected, in doubt).
+``since``: time of its first transient error, µs since 1970; ``transient``: number of attempts that ended in one; null:
+none did. ``key_hash``: for exports of a keyed node, the hash of the key, see ``records.keys.key_hash``; otherwise null.
+``fields`` is JSON. ``provenance``: for documents from logs, where they came from, as JSON."""
 
 OUTBOX_PARTITION: Final = ["wave", "destination", "first_sequence"]
 
@@ -115,11 +116,12 @@ OUTBOX_SMALL: Final = [name for name in OUTBOX_FILE.names if name not in OUTBOX_
 """Small columns of the outbox: those of a whole file fit into memory."""
 
 RANGE: Final = "range "
-"""Prefix of the version of a range, and of no document's version: entries of a log that an at-most-once plan took
-together and of which no more is known. Its row in ``ledger`` is like a document's."""
+"""Prefix of the version of a range, which no document's version begins with. A range stands for log entries that an
+at-most-once plan processed together, and about which nothing more is known. Its row in ``ledger`` is like a
+document's."""
 
 
-# A delivery's name: the hash that is equal on every attempt, forever.
+# Identity of a delivery: a hash that is the same for every attempt.
 
 DeliveryHash = Callable[[str, str, int], str]
 """(document id, version, revision) -> delivery hash."""
@@ -145,8 +147,8 @@ def hasher(
     return delivery_hash
 
 
-# Due times. A clock that was once ahead must not delay rows for years: a due time later than the plan's longest
-# back-off from now was not set by a correct clock, and counts as due now.
+# Due times. If a clock was once ahead, it must not delay rows for years: a due time further in the future than the
+# plan's longest back-off cannot have been set by a correct clock, and counts as due now.
 
 
 def wait_s(due_us: int, now_us: int, longest_s: float) -> float:
@@ -165,7 +167,7 @@ def wait_of_file_s(file: DataFile, now_us: int, longest_s: float) -> float:
 
 
 def is_due_sql(column: str, now_us: int, longest_s: float) -> str:
-    """Return SQL that tests whether a column's time has come; NULL where the column is."""
+    """Return SQL that tests whether the due time in a column has come; NULL if the column is NULL."""
     return f"({column} <= {now_us} OR {column} > {latest_us(now_us, longest_s)})"
 
 
@@ -179,12 +181,12 @@ def now_us() -> int:
     return time.time_ns() // 1000
 
 
-# Ledger events as Arrow tables: made from outbox rows that were sent, or from single facts.
+# Ledger events as Arrow tables: made from outbox rows that were sent, or from single values.
 
 ORDINAL_COMMAND: Final = 0
 ORDINAL_STEPS: Final = 1
 ORDINAL_SENT: Final = 2
-"""Order of the events of one wave: operator commands, results of the steps, results of sending."""
+"""Order of the events of one wave: first operator commands, then results of steps, then results of sending."""
 
 _BINARY_BYTES: Final = (1 << 31) - 1
 """Largest total size of the values in a binary array, which has offsets of 32 bits."""
@@ -224,8 +226,8 @@ def table_of(schema: pa.Schema, rows: int, **columns: Any) -> pa.Table:
 
 
 def binary_array(values: Sequence[bytes | None]) -> pa.Array:
-    """Return the result of ``pa.array``, in a tenth of the time where no value is missing and values have some
-    hundred bytes."""
+    """Return the result of ``pa.array``, ten times faster if no value is missing and values have a few hundred
+    bytes."""
     if None not in values:
         contents = cast("Sequence[bytes]", values)
         ends = np.cumsum(np.fromiter(map(len, contents), np.int64, len(values)))
@@ -240,14 +242,15 @@ def binary_array(values: Sequence[bytes | None]) -> pa.Array:
 
 
 def events(rows: list[dict[str, Any]], **constant: Any) -> pa.Table:
-    """Make ledger rows from dicts that all have the same keys, and values that all rows share."""
+    """Make ledger rows from dicts that all have the same keys, and values that are the same for all rows."""
     columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
     columns = {"route": "", "branches": "", "created": dt.datetime.now(dt.UTC), **constant, **columns}
     return table_of(LEDGER, len(rows), **columns)
 
 
 def sent_events(outbox_rows: pa.Table, noted: Iterable[RowResult], destination: str, wave: int) -> pa.Table:
-    """Return events of outbox rows that were sent: INDEXED but for those noted; untouched rows have no event."""
+    """Return the events of outbox rows that were sent: INDEXED, except for those with a noted result; UNTOUCHED rows
+    have no event."""
     n = outbox_rows.num_rows
     columns: dict[str, Any] = {name: outbox_rows[name] for name in EVENT_OF_ROW}
     columns["status"] = Status.INDEXED.value
@@ -271,7 +274,7 @@ def sent_events(outbox_rows: pa.Table, noted: Iterable[RowResult], destination: 
 
 # Reasons of failed deliveries, in the ``message`` of their events, and how they are grouped.
 #
-# The first line is the reason. Of an error that nobody foresaw, the traceback may follow in the lines after it.
+# The first line is the reason. For an unforeseen error, a traceback may follow in further lines.
 
 HEADING: Final = "Traceback (most recent call last):"
 _TRACEBACK_START: Final = f"\n{HEADING}\n"
@@ -281,7 +284,7 @@ LONGEST: Final = limits.TRACE_CHARACTERS
 
 
 def with_traceback(reason: str, trace: str) -> str:
-    """Join a reason and a traceback, given without its heading, to one message; "": there is no traceback."""
+    """Join a reason and a traceback, which is given without its heading, to one message; "": there is no traceback."""
     return f"{reason}{_TRACEBACK_START}{trace}" if trace else reason
 
 
@@ -297,8 +300,8 @@ def traceback_of(message: str) -> str:
 
 
 def reason_sql() -> str:
-    """Return SQL for the reason in an event's columns ``message`` and ``document``: without traceback, without the
-    document's id before it and the number of the attempt after it; "" if there is none."""
+    """Return SQL for the reason in an event's columns ``message`` and ``document``: without the traceback, the
+    document's id before it, and the attempt number after it; "" if there is none."""
     first = f"split_part(coalesce(message, ''), chr(10) || '{HEADING}' || chr(10), 1)"
     about = (
         f"CASE WHEN starts_with({first}, document || ': ') THEN substr({first}, length(document) + 3) ELSE {first} END"
@@ -307,7 +310,8 @@ def reason_sql() -> str:
 
 
 def common_form_sql(reason: str) -> str:
-    """Return SQL for the common form of reasons that differ only in numbers and quoted text, with the line of code."""
+    """Return SQL for the common form of reasons that differ only in numbers and quoted text, followed by the line of
+    code."""
     plain = f"regexp_replace({reason}, '[0-9]+|''[^'']*''|\"[^\"]*\"', '0', 'g')"
     return f"{plain} || regexp_extract({reason}, ':[0-9]+\\)$')"
 
@@ -342,7 +346,7 @@ def error_fields(
 def failed_message(id: str, source: str, body: bytes | None) -> dict[str, Any]:
     """Return the subject of a failure: ``id``, ``source``, and the fields where they are at hand, as ``body``.
 
-    Fields that a message of a queue cannot hold one level down are there as text, ``json``, or not at all.
+    Fields too deeply nested for a queue's message are included as text in ``json``; fields too large are left out.
     """
     about: dict[str, Any] = {"id": id, "source": source}
     if body is None or len(body) > _BODY_BYTES:
@@ -355,7 +359,8 @@ _BODY_NESTED: Final = limits.QUEUE_NESTED - 3
 """Levels of fields that go into an error message as they are: they lie in an object in a list in an object."""
 
 _BODY_BYTES: Final = limits.QUEUE_MESSAGE_BYTES // 4
-"""Largest fields in an error message: its other parts need room too, and fields that are text become longer there."""
+"""Largest fields in an error message, in bytes: other parts need room too, and fields included as text become
+longer."""
 
 
 def _depth(value: object) -> int:
@@ -368,15 +373,16 @@ def _depth(value: object) -> int:
 
 
 def error_route(node: str, route: str, wave: int) -> str:
-    """Return the route of an error message, which identifies its failure. If an operator retries it, the next failure
-    is another one."""
+    """Return the route of an error message, which identifies the failure: if an operator retries it, another failure
+    has another route."""
     return f"{route}/{node}@{wave}" if route else f"{node}@{wave}"
 
 
 # Results that workers record for the rows that they sent; the journal keeps them until the wave is settled.
 
 UNTOUCHED: Final = "UNTOUCHED"
-"""Pseudo-status of a row that was not tried because the destination was down; it stays pending unchanged."""
+"""Pseudo-status of a row that was not tried, because the destination was unavailable; the row stays pending,
+unchanged."""
 
 
 class Rows(NamedTuple):
@@ -392,14 +398,14 @@ class Rows(NamedTuple):
 
 
 class RowResult(msgspec.Struct, frozen=True, array_like=True):
-    """Result of one row that was not simply delivered."""
+    """Result of a row with an outcome other than ok."""
 
     row: int
     status: str
     message: str
     attempt: int
     due: int | None
-    """Time at which an ERROR is tried again, µs since 1970; None: not pending any more."""
+    """When an ERROR is retried, µs since 1970; None: the row is not pending any more."""
     since: int | None = None
     """Time of its first transient error, µs since 1970."""
     transient: int | None = None
@@ -410,14 +416,15 @@ class Result(msgspec.Struct, frozen=True):
     """Result of a range of rows.
 
     Attributes:
-        sent: number of rows attempted; the others of the range were not eligible in this pass, or not reached.
-        leave: number of these that are finished and leave the outbox; the others are retried, or held for review.
+        sent: number of rows that were attempted; the others were not eligible in this pass, or not reached.
+        leave: number of attempted rows that are finished and leave the outbox; the others are retried or held for
+            review.
         part: their ledger events, as a data file of the ledger.
-        rows: only without such a file: those that were not simply delivered.
+        rows: results of rows with an outcome other than ok; only if there is no such file.
         deleted: number of deletes among those that leave.
         stale: number of rows that the destination ignored because it has newer ones.
         failed: number of failed and rejected rows.
-        eligible: rows attempted, where that is not the whole range; only without such a file.
+        eligible: rows that were attempted; None: all rows of the range; only if there is no such file.
     """
 
     key: int
@@ -443,12 +450,12 @@ class Result(msgspec.Struct, frozen=True):
         deleted: int = 0,
         meant: list[int] | None = None,
     ) -> Result:
-        """Make a result from the eligible rows that were not simply delivered.
+        """Make a result from the results of the eligible rows with an outcome other than ok.
 
         Args:
             eligible: number of rows of the range that were to be sent.
-            noted: results of the rows that were not simply delivered.
-            meant: the eligible rows, if they are not the whole range.
+            noted: results of the rows with an outcome other than ok.
+            meant: the eligible rows; None: the whole range.
         """
         statuses = Counter(n.status for n in noted)
         return cls(
@@ -476,7 +483,7 @@ class Result(msgspec.Struct, frozen=True):
 
 
 class Status(enum.StrEnum):
-    """State of a delivery. The latest event counts; PROCESSING and BATCHED are derived by readers, never stored."""
+    """Status of a delivery. The latest event counts; PROCESSING and BATCHED are derived by readers, never stored."""
 
     FORCE = "FORCE"
     RESTART = "RESTART"
@@ -547,7 +554,7 @@ def parse_status(text: str) -> tuple[frozenset[Status], str | None]:
 
 
 _STEPS = frozenset({_S.BATCHED, _S.ERROR, _S.DROPPED, _S.DEAD, _S.ERROR_DOC})
-"""Statuses that steps may give a document that is processed (again)."""
+"""Statuses that steps may give a document that is processed."""
 _SENT = frozenset({_S.INDEXING, _S.INDEXED, _S.ERROR, _S.DEAD, _S.ERROR_DOC})
 """Statuses that sending may give a committed row."""
 _OPERATOR = frozenset({_S.RESTART, _S.FORCE})

@@ -24,45 +24,45 @@ from ferryman.storage.files import StatePath
 
 
 class OutboxEffect(enum.Enum):
-    """Effect of a command on rows that wait in the outbox."""
+    """Effect of a command on rows in the outbox."""
 
     UNTOUCHED = enum.auto()
     DUE = enum.auto()
-    """Due now, from attempt zero."""
+    """They are due now, with attempts counted from zero."""
     REMOVED = enum.auto()
 
 
 class DocumentsEffect(enum.Enum):
-    """Effect of a command on ``documents`` rows, which makes the next scan read these documents again."""
+    """Effect of a command on ``documents`` rows, which makes the next scan read the documents again."""
 
     UNTOUCHED = enum.auto()
     DUE = enum.auto()
-    """Failures at steps are due now, from attempt zero."""
+    """Failures at steps are due now, with attempts counted from zero."""
     FORCED = enum.auto()
-    """Documents get a new revision, changed or not."""
+    """The documents get a new revision, whether or not they have changed."""
     GIVEN_UP = enum.auto()
-    """Failures at steps are forgotten."""
+    """Failures at steps are removed: they are not retried."""
     UNVERIFIED = enum.auto()
-    """Fingerprints are forgotten: documents are processed if their content has changed."""
+    """Fingerprints are removed, so that the documents are read, and processed if their content has changed."""
 
 
 class Verb(NamedTuple):
-    """Effects of an operator's verb."""
+    """Effects of an operator's command."""
 
     concerns: frozenset[Status]
-    """Statuses of the deliveries that it applies to."""
+    """Statuses of the deliveries that the command may apply to."""
     event: Status
-    """Event recorded for them in the ledger."""
+    """Status of the event that the ledger records for these deliveries."""
     outbox: OutboxEffect
     documents: DocumentsEffect
     whole_documents: bool = False
-    """Applies to documents, wherever they are delivered."""
+    """Whether the command applies to whole documents, at all their destinations."""
     closes_claims: bool = False
-    """Results that a late worker reports for these deliveries no longer count."""
+    """Whether late results of workers for these deliveries are ignored from then on."""
 
 
 _STORED: Final = frozenset(Status) - {Status.BATCHED}
-"""All statuses but BATCHED: rows that wait in the outbox are sent anyway."""
+"""All statuses but BATCHED, since rows that wait in the outbox are sent anyway."""
 
 _IN_DOUBT: Final = frozenset({Status.INDEXING})
 
@@ -78,7 +78,7 @@ VERBS: Final = {
     "resolve --as delivered": Verb(
         _IN_DOUBT, Status.INDEXED, OutboxEffect.REMOVED, DocumentsEffect.UNTOUCHED, closes_claims=True
     ),
-    # The row of a failed delivery stays in the outbox: a retry may need it.
+    # The row of a failed delivery stays in the outbox, since a retry may need it.
     "resolve --as failed": Verb(
         _IN_DOUBT, Status.DEAD, OutboxEffect.UNTOUCHED, DocumentsEffect.UNTOUCHED, closes_claims=True
     ),
@@ -91,11 +91,11 @@ VERBS: Final = {
         closes_claims=True,
     ),
 }
-"""Operator's verb -> its effects."""
+"""Verb of a command -> its effects."""
 
 
 class Command(msgspec.Struct, frozen=True):
-    """Verb, and the deliveries that it applies to."""
+    """A verb, and the selection of deliveries that it applies to."""
 
     verb: str
     """One of ``VERBS``."""
@@ -128,7 +128,7 @@ def queue_command(folder: StatePath, command: Command) -> str:
 
 
 def queue_retry(state: State, source: str, documents: Collection[str], why: str) -> None:
-    """Queue, as the driver, a retry of what failed of these documents of a source."""
+    """Queue a driver's own command to retry what failed of these documents of a source."""
     queue_command(state.commands, Command("retry", current_user(), why, source=source, documents=frozenset(documents)))
 
 
@@ -142,7 +142,7 @@ def queued_commands(state: State) -> list[Command]:
 
 
 def current_user() -> str:
-    """Return who gives commands in this process: "name@host"."""
+    """Return the user who gives commands in this process: "name@host"."""
     with contextlib.suppress(OSError, KeyError):
         return f"{getpass.getuser()}@{socket.gethostname()}"
     return f"somebody@{socket.gethostname()}"

@@ -2,18 +2,18 @@
 
 ::
 
-    journal/<pass>/<key>.<first>-<end>.claim     at-most-once: this chunk is claimed, nobody else sends it
-    journal/<pass>/<key>.<first>-<end>.sent      at-most-once: what became of this chunk
+    journal/<pass>/<key>.<first>-<end>.claim     at-most-once: this chunk is claimed, so no other worker sends it
+    journal/<pass>/<key>.<first>-<end>.sent      at-most-once: the outcomes of this chunk
     journal/<pass>/<key>.<first>-<end>.result    the ledger events of these rows are in this data file
-    journal/<pass>/<node>.<range>.update         what became of these keys of a keyed node, and of their documents
-    journal/<pass>/<destination>.hung            a call of it was given up, and the worker that made it has ended
+    journal/<pass>/<node>.<range>.update         the results of updating a range of keys of a keyed node
+    journal/<pass>/<destination>.hung            a call of this destination was abandoned, and its worker ends
     journal/closed/<pass>.open                   this pass may send
-    journal/closed/<pass>                        nothing unclaimed of this pass is sent any more
+    journal/closed/<pass>                        this pass is closed: no unclaimed row of it is sent any more
 
 ``key`` is the outbox file's first sequence, which stays the same when the file is rewritten; ``first`` and ``end`` are
-values of its ``row`` column, end exclusive. Claims and results are published completely and once: of two workers with
-the same chunk one wins. The order that makes closing sound on every file system, without clocks: a worker claims,
-*then* checks whether its pass is open, *then* sends; a driver closes, *then* reads the journal.
+values of its ``row`` column, end exclusive. Claims and results are published atomically and once: of two workers with
+the same chunk one wins. Closing is reliable on every file system, without clocks, because of the order: a worker
+claims, *then* checks that its pass is open, *then* sends; a driver closes, *then* reads the journal.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from ferryman.storage.processes import Process
 _NAME = re.compile(r"(\d+)\.(\d+)-(\d+)\.(claim|sent|result)\Z")
 
 _TRIMS: Final = 10
-"""How often a pass's folder is emptied to remove it. Anything left after that is removed by the next settle."""
+"""Times that a pass's folder is emptied in order to remove it. Anything left after that is removed by the next
+settle."""
 
 
 _OPEN: Final = ".open"
@@ -54,9 +55,8 @@ class Journal:
     # -- executors -----------------------------------------------------------------------------------
 
     def begin(self, pass_: int) -> StatePath:
-        """Return the pass's folder, creating it if necessary. The pass is open from now on, unless it was closed in the
-        meantime. That check reads a folder just changed by this process, whose content is then current on any file
-        system."""
+        """Open the pass, unless it was closed in the meantime, and return its folder. That check reads a folder that
+        this process has just changed, so on any file system its content is current."""
         folder = self.folder / str(pass_)
         files.make_folder(folder)
         files.publish(self._open(pass_), b"")
@@ -68,32 +68,32 @@ class Journal:
         """Claim a chunk durably; return False if it is claimed already (also by ourselves, before a crash).
 
         Args:
-            eligible: the rows claimed, if not the whole range.
+            eligible: the claimed rows; None: the whole range.
         """
         owner = {"process": Process.current(), "eligible": eligible}
         return files.publish(self._path(pass_, rows, "claim"), files.seal(owner))
 
     def publish(self, pass_: int, result: Result) -> bool:
-        """Publish a result durably; return False if these very rows have a result of its kind already."""
+        """Publish a result durably; return False if a result of the same kind and range exists already."""
         kind = "sent" if result.part is None else "result"
         return files.publish(self._path(pass_, result.range, kind), files.seal(result))
 
     def open_for(self, pass_: int) -> bool:
         """Return whether this pass may still send. Check before each chunk, after claiming it.
 
-        Opening the file asks the server where it is stored; a network file system may cache a folder's content for a
+        The check opens a file, which makes a network file system ask its server; a folder's content may be cached for a
         minute.
         """
         return files.can_open(self._open(pass_))
 
     def publish_update(self, pass_: int, update: UpdateResult) -> bool:
-        """Publish what became of a range of keys, durably; return False if that was done before: only the first result
-        counts."""
+        """Publish the results of a range of keys durably; return False if the range has results already: only the first
+        ones count."""
         path = self.folder / str(pass_) / f"{update.node}.{update.range}.update"
         return files.publish(path, files.seal(update))
 
     def updates(self, pass_: int) -> list[UpdateResult]:
-        """Return the results of keys in a pass.
+        """Return the results of keyed nodes in a pass.
 
         Raises:
             StateDamaged: a journal file is not what was written.
@@ -103,16 +103,16 @@ class Journal:
         return [msgspec.convert(files.unseal(path), UpdateResult, strict=False) for path in paths]
 
     def give_up(self, pass_: int, destination: str, why: str) -> None:
-        """Record durably that a call of this destination was given up; the worker that made it is about to end."""
+        """Record durably that a call of this destination was abandoned; the worker that made it is about to end."""
         files.publish(self._hung(pass_, destination), files.seal(why))
 
     def given_up(self, pass_: int, destination: str) -> str | None:
-        """Return why a call of this destination was given up in this pass; None if none was."""
+        """Return why a call of this destination was abandoned in this pass; None if none was."""
         path = self._hung(pass_, destination)
         return str(files.unseal(path)) if files.exists(path) else None
 
     def owner_alive(self, pass_: int, rows: Rows) -> bool:
-        """Return whether the process that claimed these rows is still running, as far as can be seen from here."""
+        """Return whether the process that claimed these rows is still running, as far as this machine can tell."""
         owner: Any = files.unseal(self._path(pass_, rows, "claim"))
         process = msgspec.convert(owner["process"], Process)
         return not process.is_gone and process != Process.current()
@@ -137,8 +137,8 @@ class Journal:
         return self._read(path for _, kind, path in self._entries(pass_) if kind == "result")
 
     def notes(self, pass_: int, wanted: Callable[[Rows], bool] = lambda rows: True) -> list[Result]:
-        """Return the outcomes noted for these chunks of a pass, in the order of their rows. A note may name each of its
-        rows, so skip those of chunks that a ledger file covers.
+        """Return the outcomes recorded for these chunks of a pass, in the order of their rows. A note may list every
+        row, so exclude chunks that a ledger file covers.
 
         Raises:
             StateDamaged: a journal file is not what was written.
@@ -146,21 +146,21 @@ class Journal:
         return self._read(path for rows, kind, path in self._entries(pass_) if kind == "sent" and wanted(rows))
 
     def answered(self, pass_: int, key: int | None = None) -> set[Rows]:
-        """Return the ranges of a pass (of one file) that have a result or a note."""
+        """Return the ranges of a file that have a result or a note in this pass; of all files if ``key`` is None."""
         return {rows for rows, kind, _ in self._entries(pass_) if kind != "claim" and key in (None, rows.key)}
 
     def claims(self, pass_: int, key: int | None = None) -> list[Rows]:
-        """Return the claims of a pass (of one file)."""
+        """Return the claims on a file's rows in this pass; on all files if ``key`` is None."""
         return sorted(rows for rows, kind, _ in self._entries(pass_) if kind == "claim" and key in (None, rows.key))
 
     # -- driver --------------------------------------------------------------------------------------
 
     def close(self, pass_: int) -> None:
-        """Stop all sending of unclaimed rows of this pass and older ones."""
+        """Close this pass and all older ones: no unclaimed row of them is sent any more."""
         files.publish(self._closed / str(pass_), b"")
         files.remove(self._open(pass_))
         found = files.list_names(self._closed)
-        highest = max(int(name) for name in found if name.isdigit())  # higher than ours if we were overtaken
+        highest = max(int(name) for name in found if name.isdigit())  # higher than ours if overtaken
         files.remove_all(self._closed / name for name in found if _pass_of(name) < highest + name.endswith(_OPEN))
 
     def passes(self) -> list[int]:
@@ -168,7 +168,7 @@ class Journal:
         return sorted(int(n) for n in files.list_names(self.folder) if n.isdigit())
 
     def trim(self, pass_: int, keep: set[Rows]) -> None:
-        """Remove a pass's journal, except files of these claims (which a late worker may still answer)."""
+        """Remove a pass's journal, except the files of these claims, for which a result may still arrive."""
         for rows, _, path in list(self._entries(pass_)):
             if rows not in keep:
                 files.remove(path)
@@ -179,7 +179,7 @@ class Journal:
                 return
 
     def forget(self, pass_: int, rows: Rows) -> None:
-        """Remove a claim that was left open: late answers to it no longer count."""
+        """Remove a claim that was left open; late results for it no longer count."""
         folder = self.folder / str(pass_)
         files.remove_all(folder / name for name in files.list_names(folder) if name.startswith(f"{rows.name}."))
 
@@ -204,6 +204,6 @@ class Journal:
 
 
 def _pass_of(name: str) -> int:
-    """Return the pass of a file in ``closed``; half-written files sort last."""
+    """Return the pass that a file in ``closed`` is about; half-written files sort last."""
     number = name.removesuffix(_OPEN)
     return int(number) if number.isdigit() else sys.maxsize

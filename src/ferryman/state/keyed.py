@@ -1,8 +1,8 @@
 """Tables of a state's keyed nodes: the state of each key, the exports that the plan has not processed yet, and the
-contributions that keys received from documents that may change.
+contributions of changeable documents to keys.
 
-They stand beside the other tables of a state, have the same driver and the same fence, and are created when a plan with
-the node runs for the first time.
+They are stored beside the state's other tables, with the same driver and fence, and are created when a plan with the
+node first runs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ferryman.storage.parquet import Part
 from ferryman.storage.tables import Table
 
 MERGED: Final = "ferryman.merged"
-"""Application id: number of rows of the state when all of its files were merged last."""
+"""Application id: number of rows of the node's state when all of its files were last merged."""
 
 
 class KeyedTables(NamedTuple):
@@ -47,7 +47,7 @@ class KeyedTables(NamedTuple):
         return (self.state, self.exports, self.contributions)
 
     def load(self, application: str) -> None:
-        """Load all tables in their current state; a reader may come before they are created."""
+        """Load the current version of all tables, which a reader may find not yet created."""
         if not self.contributions.exists:
             return
         self.state.load([application, PUBLISHED, MERGED, FORGOTTEN])
@@ -57,7 +57,7 @@ class KeyedTables(NamedTuple):
     def publish(
         self, wave: int, state: Sequence[Part], exports: Sequence[tuple[str, Part]], contributions: Sequence[Part]
     ) -> None:
-        """Commit a wave's changes, unless they were committed before.
+        """Commit a wave's changes, unless they are committed already.
 
         Args:
             exports: (lane, file), in the order in which they are processed.
@@ -85,8 +85,8 @@ def may_hold(file: DataFile, least: int, greatest: int) -> bool:
 
 
 def keyed_tables(plan: Plan, root: StatePath) -> dict[str, KeyedTables]:
-    """Return node -> its tables, created or not, also of nodes that the plan once had: a wave of theirs may have to be
-    settled. Also set, in the plan's nodes, the folder of their exports."""
+    """Return node -> its tables, whether or not they exist, including nodes that only earlier plans had, since a wave
+    of theirs may have to be settled. Also set the folder of exports in the plan's nodes."""
     known = set(files.list_names(root / "state"))
     for node in keyed_nodes(plan.nodes):
         known.add(node.name)
@@ -103,7 +103,7 @@ def keyed_tables(plan: Plan, root: StatePath) -> dict[str, KeyedTables]:
 
 
 def missing_tables(keyed: dict[str, KeyedTables], previous: Structure) -> Iterator[StateDamaged]:
-    """Yield an error for each missing table of a node that the plan had when it ran last."""
+    """Yield an error for each missing table of a node that the plan had in its last run."""
     for name in keyed.keys() & keyed_node_names(previous):
         for table in keyed[name].all:
             if not table.exists:
@@ -111,16 +111,16 @@ def missing_tables(keyed: dict[str, KeyedTables], previous: Structure) -> Iterat
 
 
 def existing_tables(keyed: dict[str, KeyedTables]) -> list[Table]:
-    """Return those of the tables that were created."""
+    """Return those of the tables that exist."""
     return [table for each in keyed.values() for table in each.all if table.exists]
 
 
 def _refuse_added_again(keyed: dict[str, KeyedTables], plan: Plan, previous: Structure) -> None:
-    """Refuse a node that was removed from the plan and added again: its state lacks everything since, which nobody
-    would notice.
+    """Refuse a node that was removed from the plan and added again, since its state lacks everything in between, which
+    nobody would notice.
 
     Raises:
-        UsageError: one of the plan's nodes was not in it when it ran last, but has an earlier state.
+        UsageError: a node of the plan has a state, but was not in the plan in its last run.
     """
     recorded = keyed_node_names(previous)
     for node in keyed_nodes(plan.nodes):
@@ -135,10 +135,10 @@ def _refuse_added_again(keyed: dict[str, KeyedTables], plan: Plan, previous: Str
 
 
 def create_missing_tables(keyed: dict[str, KeyedTables], plan: Plan, previous: Structure) -> None:
-    """Create the tables of nodes that the plan did not have when it ran last.
+    """Create the tables of nodes that the plan did not have in its last run.
 
     Raises:
-        UsageError: one of them had been in the plan before that.
+        UsageError: one of them was in an earlier version of the plan.
     """
     _refuse_added_again(keyed, plan, previous)
     recorded = keyed_node_names(previous)
@@ -146,7 +146,7 @@ def create_missing_tables(keyed: dict[str, KeyedTables], plan: Plan, previous: S
 
 
 def create_tables(keyed: Iterable[KeyedTables]) -> None:
-    """Create the tables, durably; those that exist stay as they are."""
+    """Create the tables durably; leave existing ones as they are."""
     for tables in keyed:
         for table in tables.all:
             table.create()

@@ -1,10 +1,11 @@
 """Positions of a plan in its logs: application transactions of the outbox, committed with the waves that reached them.
 
-A transaction number of 0 equals none, so places are stored plus one. Positions belong to one log: those of a log that
-was deleted and created again are different ones, also of partitions that it does not have yet. A source that reads
-several logs (a join) keeps the positions of each under its name, any other source under "".
+A transaction number of 0 means none, so places are stored plus one. Positions belong to a particular log: if it is
+deleted and created again, the new log's positions are different ones, even for partitions that it does not have yet. A
+source that reads several logs (a join) stores the positions of each log under its name; any other source stores them
+under "".
 
-Also here: which exports and inputs of keyed nodes are still unfinished.
+The module also finds out which exports and inputs of keyed nodes are unfinished.
 """
 
 from __future__ import annotations
@@ -30,24 +31,24 @@ from ferryman.storage.parquet import read_part
 from ferryman.storage.query import connect, quote, quote_list
 
 RANGES: Final = "ferryman.ranges"
-"""Application id: the last wave that has written rows of ranges into the ledger; see ``schemas.RANGE``."""
+"""Application id: the last wave that added rows about ranges to the ledger; see ``records.rows.RANGE``."""
 
 Partitions = Mapping[str, Iterable[str]]
 """Name of a log -> its partitions."""
 
 
 class LogHead(NamedTuple):
-    """Entry at which a log waits, and its attempts so far."""
+    """Entry at which a log waits, and the attempts to process it so far."""
 
     place: int
     entry: int
-    """Number of its id, see ``number_of_text``: several entries may have one place."""
+    """Number made of its id, see ``number_of_text``, since several entries may share a place."""
     attempt: int
     transient: int
     since: int
-    """When it first failed temporarily, µs since 1970; 0: it has not."""
+    """Time of its first transient error, µs since 1970; 0: it had none."""
     replay: int
-    """Replay number of the log, see ``LogPositions.replay``: read again, the entry is another revision."""
+    """Replay number of the log, see ``LogPositions.replay``: when read again, the entry is another revision."""
 
 
 class LogPositions:
@@ -59,7 +60,8 @@ class LogPositions:
         self._name = source
 
     def places(self, identities: Mapping[str, str], logs: Partitions) -> dict[str, int]:
-        """Return partition -> next place to read, for partitions with a known position; none if the log was replaced.
+        """Return partition -> next place to read, for partitions with a stored position; none for a log that was
+        replaced.
 
         Args:
             identities: see ``sources.Log``.
@@ -71,8 +73,8 @@ class LogPositions:
         return {partition: number - 1 for partition, number in known.items() if number}
 
     def all_places(self) -> dict[str, int]:
-        """Return partition -> next place to read for all partitions, also where the logs cannot be asked which they
-        have."""
+        """Return partition -> next place to read for all stored partitions, without asking the logs which partitions
+        they have."""
         prefix = f"{self._key('position')}/"
         return {
             key.removeprefix(prefix).split("/", 2)[2]: number - 1 for key, number in self._stored_positions().items()
@@ -95,20 +97,19 @@ class LogPositions:
 
     @property
     def replay(self) -> int:
-        """Number of times the source was reset to another place: one less than the revision of entries read for the
-        first time since."""
+        """Number of times the source was reset to another place; entries get this number plus one as their revision."""
         return self._outbox.transaction(self._key("replay"))
 
     def next_replay(self) -> int:
-        """Return the replay number for a log that is read from another place: its entries get revisions that the source
-        has not had."""
+        """Return the replay number for reading a log from another place, so that its entries get revisions never used
+        before."""
         paths, columns = self._documents.paths(), pa.schema([DOCUMENTS.field("source"), DOCUMENTS.field("revision")])
         rows = parquet.scan(paths, columns).to_table(filter=pc.field("source") == self._name) if paths else None
         highest = pc.max(rows["revision"]).as_py() if rows is not None else None
         return max(self.replay + 1, highest or 0)
 
     def replaced_logs(self, identities: Mapping[str, str]) -> list[str]:
-        """Return the names of its logs that are not the ones whose positions are known.
+        """Return the names of those logs that are not the ones the stored positions belong to.
 
         Args:
             identities: see ``sources.Log``.
@@ -120,7 +121,7 @@ class LogPositions:
         ]
 
     def missing_logs(self, identities: Mapping[str, str]) -> list[str]:
-        """Return the names of its logs that were known and do not exist now.
+        """Return the names of those logs with stored positions that do not exist now.
 
         Args:
             identities: see ``sources.Log``.
@@ -128,7 +129,7 @@ class LogPositions:
         return [name for name, identity in identities.items() if not identity and self._recorded_log(name)]
 
     def has_followed_move(self, moved: str) -> bool:
-        """Return whether this was the last move of the reader that the plan has followed."""
+        """Return whether this move of the reader is the last one that the plan followed."""
         return self._outbox.transaction(self._key("moved")) == number_of_text(moved)
 
     def transactions(
@@ -143,8 +144,8 @@ class LogPositions:
         """Return the transactions that a commit stores for a source that reached these positions.
 
         Args:
-            identities: identities of its logs; "": unknown at the moment, so the one recorded before.
-            moved: the last move of the reader, which these positions follow.
+            identities: identities of its logs; "": unknown at the moment, so the recorded one is kept.
+            moved: token of the reader's last move, which these positions follow.
         """
         found = {self.entries_read_id: read, self._key("replay"): replay}
         if moved:
@@ -158,8 +159,8 @@ class LogPositions:
         return found
 
     def head(self, partition: str) -> LogHead | None:
-        """Return the entry at which the log last waited, and how often it was tried; None if it never waited. It may
-        have been processed since."""
+        """Return the entry at which the log last waited, with its attempts; None if it never waited. The entry may have
+        been processed since."""
         prefix = self._head_prefix(partition)
         if not self._outbox.transaction(f"{prefix}attempt"):
             return None
@@ -200,7 +201,7 @@ class LogPositions:
         return self._outbox.transaction(f"{self._key('log')}/{name}")
 
     def _current_log(self, name: str, identities: Mapping[str, str]) -> int:
-        """Return the number of the log that exists now; if it does not tell its identity, the recorded one."""
+        """Return the number of the log that exists now; the recorded number if the log does not report an identity."""
         identity = identities.get(name, "")
         return number_of_text(identity) if identity else self._recorded_log(name)
 
@@ -228,12 +229,12 @@ def next_places(
 
 
 def reader_name(state: State, source: str) -> str:
-    """Return the name by which a log knows this reader; no source of another state has it."""
+    """Return the name by which a log knows this reader, which no source of another state has."""
     return f"{state.plan.key}.{source}"[: limits.READER_CHARACTERS] + f"-{id_of(state.root)[:8]}"
 
 
 def number_of_text(identity: str) -> int:
-    """Return a text's hash as a number of 62 bits above 0."""
+    """Return a hash of a text as a number of 62 bits, above 0."""
     return 1 + (int.from_bytes(blake2b(identity.encode(), digest_size=8).digest()) >> 2)
 
 
@@ -243,7 +244,7 @@ def number_of_text(identity: str) -> int:
 
 
 def held_rows(state: State, node: str, columns: str, where: str = "true") -> list[tuple[Any, ...]]:
-    """Return columns of the last rows of a node's exports that were not processed completely.
+    """Return columns of the last rows of a node's exports that are not completely processed.
 
     Args:
         where: an SQL condition on all rows of one export.
@@ -255,7 +256,7 @@ def held_rows(state: State, node: str, columns: str, where: str = "true") -> lis
     if not paths:
         return []
     with connect(state.local_scratch) as db:
-        db.register("documents", parquet.scan(paths, DOCUMENTS))  # only this column is read of other sources' rows
+        db.register("documents", parquet.scan(paths, DOCUMENTS))  # of other sources' rows only this column is read
         return db.execute(f"""
             SELECT {columns} FROM (
                 SELECT * FROM documents WHERE source = {quote(node)} AND {where}
@@ -265,7 +266,7 @@ def held_rows(state: State, node: str, columns: str, where: str = "true") -> lis
 
 
 def lowest_places(state: State, node: str) -> dict[str, int]:
-    """Return lane -> lowest place of such exports."""
+    """Return lane -> lowest place of an export that is not completely processed."""
     found: dict[str, int] = {}
     for (revision,) in held_rows(state, node, "revision"):
         lane, place = place_of(revision)
@@ -273,17 +274,18 @@ def lowest_places(state: State, node: str) -> dict[str, int]:
     return found
 
 
-# --- documents and exports that wait at keyed nodes or below them ---
+# --- documents and exports that wait at keyed nodes or downstream of them ---
 #
 # As long as something waits, the nodes' states do not include everything that was sent to them.
 
 
 def unfinished_work(state: State, nodes: Collection[str], plan: Structure, *, ended: bool = False) -> Iterator[str]:
-    """Yield a line for each place at or below these nodes where something waits, or is held for review.
+    """Yield a message for each place at or downstream of these nodes where something waits, or is held for review.
 
     Args:
-        plan: the structure of the plan that ran last.
-        ended: include documents of a source that ``update`` has rejected for good, which can be retried at any time.
+        plan: the plan's structure in its last run.
+        ended: also report documents of a source that ``update`` rejected permanently, since an operator may retry them
+            at any time.
 
     Raises:
         StateDamaged: a file is missing, or not what was written.
@@ -298,15 +300,16 @@ def unfinished_work(state: State, nodes: Collection[str], plan: Structure, *, en
 
 
 def counted_and_failed(state: State, logs: Collection[str], nodes: Collection[str]) -> Iterator[str]:
-    """Yield a line for each of these logs with entries that a keyed node has counted and a step on another branch
-    failed: read again, they would be counted twice."""
+    """Yield a message for each of these logs with entries that a keyed node has counted although a step on another
+    branch failed for them: if they were read again, they would be counted twice."""
     counted = " OR ".join(map(was_published_sql, nodes)) or "false"
     for source, number, example in _failed(state, logs, counted):
         yield f"{source}: {number} entries were counted, and failed on another branch (one of them: {example})"
 
 
 def failed_entries(state: State, logs: Collection[str]) -> Iterator[str]:
-    """Yield a line for each of these logs with entries that a step or router failed on, temporarily or for good."""
+    """Yield a message for each of these logs with entries that failed in a step or router, temporarily or
+    permanently."""
     for source, number, example in _failed(state, logs, "true"):
         yield f"{source}: {number} entries wait at a step or router, or failed there (one of them: {example})"
 

@@ -1,7 +1,7 @@
-"""Keeping a state small: small files are merged, logs folded, unnamed files removed. Only between waves.
+"""Keeping a state small, between waves: small files are merged, logs are folded, files that no table names are removed.
 
-Each operation is one commit that changes no row's meaning, so a crash before or after it changes nothing; a file that
-was written and not committed is swept with the rest.
+Each operation is a single commit that does not change what the tables mean, so a crash before or after it is harmless.
+A file that was written but not committed is removed later.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ def maintain(state: State, *, sweeps: bool = True) -> list[str]:
 
 
 def sweep(state: State) -> int:
-    """Remove every data file, of this driver or an earlier one, that no table names; return how many. Only when no wave
-    is unsettled and no task is staging files of the next.
+    """Remove every data file of this driver or an earlier one that no table names; return how many. Call it only if
+    every wave is settled and no task is staging files of the next.
 
     Raises:
-        StateLost: another driver has taken over; our view of the tables is old, nothing was removed.
+        StateLost: another driver has taken over, so this driver's view of the tables is outdated; nothing was removed.
     """
     state.check_ownership()
     removed = 0
@@ -84,7 +84,7 @@ def sweep(state: State) -> int:
         for table in state.tables:
             removed += table.sweep(before=before)
             crash.point("sweep.table")
-    if isinstance(state.root, Path):  # in an object store nothing is half written
+    if isinstance(state.root, Path):  # in an object store, no file is ever half written
         half_written_before = state.readers.filesystem_time() - limits.TEMPORARY_S
         for folder in (state.root, state.commands, state.journal.folder):
             remove_temporary(folder, half_written_before)
@@ -94,10 +94,10 @@ def sweep(state: State) -> int:
 
 
 def _drop_outdated(state: State, notes: list[str]) -> bool:
-    """Drop outdated rows of ``documents`` once they are a large share of all.
+    """Drop outdated rows of ``documents`` if they are a large share of all rows; return whether anything changed.
 
-    1. find them, and the files with most of them
-    2. write such files again, a group at a time, without them
+    1. find the outdated rows, and the files with the most of them
+    2. rewrite these files without them, a group of files at a time
     3. commit each group in place of its files, with the number of documents, which decides when to look next
     """
     if not has_outdated(state):
@@ -124,7 +124,7 @@ def _drop_outdated(state: State, notes: list[str]) -> bool:
 
 
 def _merge_small(state: State, table: Table, notes: list[str]) -> bool:
-    """Merge the small files of the ledger or of ``documents``; add a note for each merge that failed."""
+    """Merge small files of the ledger or of ``documents``; add a note for each merge that fails."""
     changed = False
     for files in small_batches(table, list(table.files.values())):
         merged: list[DataFile] | None = None
@@ -152,7 +152,7 @@ def _merge_outbox(state: State, notes: list[str]) -> bool:
 
 
 def _maintain_keyed(state: State, name: str, tables: KeyedTables, notes: list[str]) -> bool:
-    """Remove exports that the plan has processed, and merge files of states and of contributions."""
+    """Remove exports that the plan has processed, and merge files of states and contributions."""
     changed = False
     if carried := consumed_exports(state, name, tables):
         _replace(state, tables.exports, carried, [])
@@ -172,7 +172,8 @@ def _maintain_keyed(state: State, name: str, tables: KeyedTables, notes: list[st
 
 @contextlib.contextmanager
 def note_failure(what: str, notes: list[str], done: str = "merged") -> Iterator[None]:
-    """Note a merge that fails and continue: it changes nothing, and must not keep a state from starting.
+    """Record a failing merge as a note and continue, since it changes nothing and must not prevent a state from
+    starting.
 
     Damage, and the loss of the state to another driver, are still raised.
     """
@@ -195,8 +196,8 @@ def _replace(
 
 # --- the last row of each document in ``documents``, found by hash, a partition of the documents at a time ---
 #
-# This takes the same memory however many documents there are and however long their ids; wide columns are not read
-# here, but later by file and row.
+# Memory is bounded however many documents there are and however long their ids; wide columns are not read here, but
+# later by file and row.
 
 DOCUMENT: Final = "source || chr(0) || document"
 """SQL expression that identifies a document; its hash is ``h``."""
@@ -217,15 +218,15 @@ def rows_by_document(
     any_row: str = "",
     marked: HashFilter | None = None,
 ) -> Iterator[Columns]:
-    """Yield all rows of some documents at a time, in the order of the files: each document's hash ``h``; the index of
-    its file's path, ``file``, and its ``row`` there. ``last_rows`` keeps the last row of each document.
+    """Yield all rows of some documents at a time, in the order of the files: each document's hash ``h``, the index
+    ``file`` of the file's path, and the ``row`` there. ``last_rows`` then selects the last row of each document.
 
     Args:
-        paths: data files that have been compared with their checksums.
+        paths: data files whose checksums have been verified.
         rows: number of rows of all the files.
         folder: for data that does not fit into memory.
-        more: name -> SQL of a ``documents`` row, and its type: further columns, none of them nullable.
-        any_row: SQL condition: only documents of which a row meets it, and perhaps some others.
+        more: further columns, not nullable: name -> (SQL expression on a ``documents`` row, type).
+        any_row: SQL condition; only documents with a row that meets it are yielded, and possibly some others.
         marked: documents to yield as well.
     """
     schema = pa.schema([*_PLACE, *((name, kind) for name, (_, kind) in more.items())])
@@ -263,7 +264,7 @@ def to_columns(table: pa.Table) -> Columns:
 
 
 def last_rows(rows: Columns, by: str = "wave") -> Columns:
-    """Return, of rows with the same ``h``, the last by this column."""
+    """Return, of the rows with the same ``h``, the one with the highest value of this column."""
     order = np.lexsort((rows[by], rows["h"]))
     hashes = rows["h"][order]
     last = np.append(hashes[1:] != hashes[:-1], True)[: len(hashes)]
@@ -276,7 +277,7 @@ def last_rows(rows: Columns, by: str = "wave") -> Columns:
 # it compares hashes, a partition of the documents at a time.
 
 _CHECK = {"check": (f"md5_number_lower({DOCUMENT})", pa.uint64())}
-"""Second hash: dropped rows are lost, so two documents must not be mistaken for one."""
+"""Second hash of a document: dropped rows cannot be recovered, so two documents must not be taken for one."""
 
 Rows = np.ndarray[Any, Any]
 """Row numbers of a file, ascending."""
@@ -287,7 +288,7 @@ class Outdated(NamedTuple):
 
     Attributes:
         kept: number of documents; each keeps one row.
-        groups: files that are merged into one, each with the numbers of the rows that stay.
+        groups: groups of files to be merged into one, each file with the numbers of the rows to keep.
     """
 
     kept: int
@@ -295,7 +296,7 @@ class Outdated(NamedTuple):
 
 
 def has_outdated(state: State) -> bool:
-    """Return whether so many rows of ``documents`` may be outdated that a search is worthwhile. Costs nothing."""
+    """Return whether enough rows of ``documents`` may be outdated to be worth a search; reads nothing."""
     files = state.documents.files.values()
     if len(files) < limits.COMPACT_FILES and sum(f.size for f in files) < limits.PART_BYTES:
         return False
@@ -306,7 +307,7 @@ def has_outdated(state: State) -> bool:
 def find_outdated(state: State) -> Outdated:
     """Choose the files to rewrite without outdated rows.
 
-    Take those with most of them, up to ``OUTDATED_BYTES``; leave those with few alone.
+    Chooses the files with the most outdated rows, up to ``OUTDATED_BYTES``; files with few are left alone.
     """
     files = list(state.documents.files.values())
     masks = _last_documents(state, files)
@@ -320,7 +321,7 @@ def find_outdated(state: State) -> Outdated:
     sizes: list[tuple[int, DataFile]] = []
     total = 0
     for share, file, mask in sorted(candidates, key=lambda each: each[0]):
-        size = content_size(state.documents.path(file.path)) if share else 0  # or else it is not read
+        size = content_size(state.documents.path(file.path)) if share else 0  # otherwise it is not read
         if sizes and total + size > limits.OUTDATED_BYTES:
             break
         total += size
@@ -331,7 +332,7 @@ def find_outdated(state: State) -> Outdated:
 
 
 def write_staying(state: State, group: list[tuple[DataFile, Rows]]) -> Part | None:
-    """Write one file with the remaining rows of a group; return None if none remain.
+    """Write one file with the remaining rows of a group of files; return None if none remain.
 
     Raises:
         StateDamaged: a file is missing, or not what was written.
@@ -387,7 +388,7 @@ def _write_file(table: Table, rows: Iterable[pa.Table], epoch: int) -> Part | No
         for group in combine_small_tables(rows):
             writer = writer or PartWriter(table.folder, table.schema, epoch=epoch)
             writer.write(group)
-            if "forced" in table.schema.names:  # an operator waits for it, so it is due
+            if "forced" in table.schema.names:  # it waits for an operator, so it is due
                 dues.append(pc.if_else(group["forced"], pc.fill_null(group["due"], 0), group["due"]))
         if writer is None:
             return None
@@ -402,8 +403,8 @@ def _write_file(table: Table, rows: Iterable[pa.Table], epoch: int) -> Part | No
 
 
 def consumed_exports(state: State, name: str, tables: KeyedTables) -> list[DataFile]:
-    """Return files of exports that the plan has processed completely, once they are worth a commit. Exports on which a
-    step failed are kept, as they are read again."""
+    """Return files of exports that the plan has processed completely, if there are enough to be worth a commit. Exports
+    on which a step failed are kept, since they are read again."""
     reached = LogPositions(state, name).places({"": ""}, {"": lanes()})
     found = [
         file
@@ -425,7 +426,7 @@ _PAST_ALL_PLACES: Final = 1 << 62
 
 
 class _KeyedTable(NamedTuple):
-    """Table of which only the last row of each identity counts.
+    """Description of a table in which only the last row of each identity counts.
 
     Attributes:
         identity: columns that identify a row.
@@ -445,8 +446,8 @@ _KEYED_TABLES: Final = {
 
 
 def key_merges(table: Table) -> Iterator[list[DataFile]]:
-    """Yield files of states, or of contributions, to be merged: all, if most rows may be outdated, or the small
-    ones."""
+    """Yield lists of files with states, or with contributions, to be merged: all files if most rows may be outdated,
+    otherwise the small ones."""
     files = list(table.files.values())
     rows = sum(file.rows for file in files)
     outdated = rows - table.transactions[MERGED]
@@ -476,7 +477,7 @@ def write_merged_keys(state: State, table: Table, files: list[DataFile]) -> tupl
 
 
 def _last_removal_wave(state: State, paths: list[Path], before: int) -> int:
-    """Return the last wave before this one that has removed states; 0 if none has."""
+    """Return the last wave before this one in which states were removed; 0 if there is none."""
     query = f"SELECT max(wave) FROM read_parquet({quote_list(map(str, paths))}) WHERE value IS NULL AND wave < {before}"
     with connect(state.local_scratch) as db:
         found = db.execute(query).fetchone()
@@ -484,7 +485,8 @@ def _last_removal_wave(state: State, paths: list[Path], before: int) -> int:
 
 
 def _write_last_rows(state: State, table: Table, paths: list[Path], *, forget: int) -> Iterator[Part]:
-    """Write the last rows, by bucket and key. Removals before wave ``forget`` are dropped: no older row remains."""
+    """Write the last row of each identity, by bucket and key. Removals before wave ``forget`` are dropped, since no
+    older row remains."""
     schema, identity, value = _KEYED_TABLES[table.folder.parent.name]
     query = f"""
         SELECT {", ".join(schema.names)} FROM read_parquet({quote_list(map(str, paths))})
@@ -499,7 +501,7 @@ def _write_last_rows(state: State, table: Table, paths: list[Path], *, forget: i
 
 
 def _write_key_file(table: Table, epoch: int, batches: Iterator[pa.RecordBatch]) -> Part:
-    """Write one file with as many of these rows as belong into one."""
+    """Write a file with as many of these rows as one file may hold."""
     writer = PartWriter(table.folder, _KEYED_TABLES[table.folder.parent.name].schema, epoch=epoch)
     buckets: list[int] = []
     waves: list[int] = []
@@ -525,8 +527,8 @@ def _write_key_file(table: Table, epoch: int, batches: Iterator[pa.RecordBatch])
 
 
 def outbox_merges(state: State) -> list[list[DataFile]]:
-    """Return lists of outbox files, each to become one file: they have one destination, and are in the order of the
-    outbox."""
+    """Return lists of outbox files, each to be merged into one: they have the same destination, and are in outbox
+    order."""
     if any(state.journal.claims(number) for number in state.journal.passes()):
         return []  # a late worker may still report results by file
     by_destination: dict[str, list[DataFile]] = defaultdict(list)
@@ -540,7 +542,8 @@ def outbox_merges(state: State) -> list[list[DataFile]]:
 
 
 def merge_outbox_files(state: State, files: list[DataFile]) -> Part | None:
-    """Write one file in place of several, without rows held for a version that is no longer the document's.
+    """Merge outbox files into one, dropping rows that are held for review for an outdated revision; return None if no
+    row remains.
 
     Return None if no row remains.
     """
@@ -553,14 +556,14 @@ def merge_outbox_files(state: State, files: list[DataFile]) -> Part | None:
 
 
 def _without_split_families(files: list[DataFile]) -> Iterator[DataFile]:
-    """Yield the files except those of split families: one lane sends them in order, and they stay neighbours."""
+    """Yield the files except those that a large family is split over, which one lane must send in order."""
     for before, file, after in zip([None, *files[:-1]], files, [*files[1:], None], strict=True):
         if not (before and split_family(before, file)) and not (after and split_family(file, after)):
             yield file
 
 
 def _renumbered(state: State, files: list[DataFile], key: int) -> Iterator[pa.Table]:
-    """Yield the files' rows, numbered so that their sequences stay the same under the first file's key."""
+    """Yield the files' rows, renumbered relative to the first file so that their sequences stay the same."""
     for file in files:
         for rows in row_groups(state.outbox.path(file.path)):
             shifted = pc.add(rows["row"], first_sequence(file) - key)
@@ -568,7 +571,8 @@ def _renumbered(state: State, files: list[DataFile], key: int) -> Iterator[pa.Ta
 
 
 def _outdated_deliveries(state: State, files: list[DataFile]) -> pa.Array:
-    """Return delivery hashes of rows held for review whose document has a newer revision: nobody sends them again."""
+    """Return the delivery hashes of rows held for review whose document has a newer revision; these are never sent
+    again."""
     kept = pa.concat_tables([_rows_for_review(state, file) for file in files])
     if not kept.num_rows or not state.documents.files:
         return pa.array([], pa.string())
@@ -591,18 +595,18 @@ def _rows_for_review(state: State, file: DataFile) -> pa.Table:
 # --- choosing small files to merge: bounded by their bytes, so that each row is copied a few times only ---
 
 _SMALL: Final = 4
-"""Fraction of ``PART_BYTES`` below which a file's content is small."""
+"""Divisor of ``PART_BYTES``: a file with less content is small."""
 _TINY: Final = 8
-"""Fraction of that below which a small file is tiny."""
+"""Divisor of that size: a file with less content is tiny."""
 TINY_PER_SMALL: Final = 8
-"""Factor by which more small files than tiny ones may gather. A large first run writes them, and a query opens hundreds
-in a moment: copying their rows would cost more."""
+"""Factor by which more small files than tiny ones may accumulate. A large first run writes many, and a query opens
+hundreds in a moment, while copying their rows would cost more."""
 
 
 def small_batches(table: Table, files: Sequence[DataFile]) -> Iterator[list[DataFile]]:
     """Yield lists of neighbouring small files of a table, each to become one file.
 
-    A file is merged with others of its size class, tiny or not, and only when there are many of them: so a row is
+    Tiny files are merged with tiny ones and small files with small ones, only when there are many. So each row is
     copied about twice, however many waves it stays.
     """
     if len(files) < limits.COMPACT_FILES:

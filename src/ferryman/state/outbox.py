@@ -1,4 +1,4 @@
-"""Outbox files: written and read one row group at a time, because their content may be larger than memory."""
+"""Outbox files, written and read one row group at a time, since their content may be larger than memory."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from ferryman.storage.files import StatePath
 from ferryman.storage.parquet import Part, PartWriter, RowGroups
 
 _STATISTICS: Final = ("due", "origin", "key_hash")
-"""Columns whose least and greatest value are in a file's statistics."""
+"""Columns whose minimum and maximum are in a file's statistics."""
 
 
 class OutboxWriter:
     """Writes an outbox file.
 
-    Its statistics hold what a wave needs to know without opening it: when its rows are due, their origins, and the keys
-    of exports.
+    The file's statistics have what a wave needs to know without opening the file: when its rows are due, their origins,
+    and the keys of exports.
 
     Args:
         epoch: the driver's, see ``storage.parquet.PartWriter``.
 
     Attributes:
         rows: number of rows written so far.
-        size: their bytes, not compressed.
+        size: uncompressed bytes of these rows.
     """
 
     def __init__(self, folder: StatePath, *, epoch: int) -> None:
@@ -88,7 +88,7 @@ def row_groups(path: Path, empty: Collection[int] = ()) -> Iterator[pa.Table]:
     """Yield the rows of an outbox file, one verified table per row group.
 
     Args:
-        empty: row groups whose content is not read: they have nulls in its place.
+        empty: numbers of row groups whose content is not read, but replaced by nulls.
 
     Raises:
         StateDamaged: the file is missing, or not what was written.
@@ -106,7 +106,7 @@ def _without_content(path: Path, group: int) -> pa.Table:
 
 
 def split_family(before: DataFile, after: DataFile) -> bool:
-    """Return whether ``after`` may continue a family that begins in ``before``, the file preceding it.
+    """Return whether ``after`` may continue a family that begins in ``before``, the preceding file.
 
     A family too large for one file continues in files of its own, so all of their rows have one origin.
     """
@@ -121,7 +121,7 @@ def _origins(file: DataFile) -> tuple[str, str]:
 
 
 def due_stats(dues: Sequence[int | None]) -> dict[str, Any]:
-    """Return Delta statistics of an outbox file's ``due``, which a wave needs without opening it."""
+    """Return Delta statistics of an outbox file's ``due`` column, so that a wave need not open the file."""
     pending = [d for d in dues if d is not None]
     stats: dict[str, Any] = {"nullCount": {"due": len(dues) - len(pending)}}
     if pending:
@@ -130,12 +130,12 @@ def due_stats(dues: Sequence[int | None]) -> dict[str, Any]:
 
 
 def first_sequence(file: DataFile) -> int:
-    """Return an outbox file's key."""
+    """Return an outbox file's first sequence, which identifies it."""
     return int(file.partition["first_sequence"])
 
 
 def pending_rows(file: DataFile) -> int:
-    """Return the number of rows of an outbox file that are still to be sent (the others are held for review)."""
+    """Return the number of rows of an outbox file that are still to be sent; the others are held for review."""
     return file.rows - int(file.stats.get("nullCount", {}).get("due", 0))
 
 

@@ -1,4 +1,4 @@
-"""State directory of one plan and plan version: its tables, its journal, who may write it, and its identity."""
+"""State directory of one plan version: its tables, its journal, its driver, and its identity."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ SEQUENCE: Final = "ferryman.sequence"
 SETTLED: Final = "ferryman.settled"
 """Application id: number of the last settled wave (on each table)."""
 DOCUMENT_COUNT: Final = "ferryman.kept"
-"""Application id: least number of documents: so many rows of ``documents`` are not outdated."""
+"""Application id: lower bound of the number of documents, so this many rows of ``documents`` are not outdated."""
 
 _LOADS: Final = 20
-"""How often a reader retries loading the tables beside a driver that commits faster than they load."""
+"""Times that a reader tries to load the tables while a driver commits faster than they load."""
 
 
 def state_root(plan: Plan, state: str | StatePath | None = None, plan_file: Path | None = None) -> StatePath:
@@ -79,10 +79,10 @@ class State:
         self.readers = Readers(root / READERS)
         self.epoch = 0
         self.notes: list[str] = []
-        """Messages about what opening found and repaired, a line each."""
+        """Messages about what was found and repaired when the state was opened, one per line."""
         self._lock: Lock | ObjectLease | None = None
         self._epoch_before = 0
-        """Epoch of the last driver as found at the start, while this one has not announced its own."""
+        """Epoch of the last driver, found when the state was opened and until this driver announces its own."""
         self._unpublished_identity: dict[str, Any] | None = None
         """Content of the state.json that is still to be published."""
 
@@ -98,7 +98,7 @@ class State:
 
     @property
     def staging(self) -> StatePath:
-        """Folder for temporary files of this driver alone: an older driver does not know that its time has ended."""
+        """Folder for temporary files of this driver alone: a former driver may not know that it has been replaced."""
         return self.root / "staging" / str(self.epoch)
 
     @property
@@ -107,7 +107,7 @@ class State:
         return files.local_folder(self.staging)
 
     @property
-    def exists(self) -> bool:  # a crash during its creation leaves no such file
+    def exists(self) -> bool:  # a crash while it is created leaves no such file
         return files.exists(self.root / IDENTITY)
 
     @property
@@ -119,8 +119,8 @@ class State:
         return self.outbox.transactions[SEQUENCE]
 
     def skip_sequences(self, sequence: int) -> bool:
-        """Continue above this sequence from the next commit on; return False if the next one is higher already, or it
-        is not a valid sequence."""
+        """Raise the next sequence above this one, starting with the next commit; return False if it is already higher,
+        or if this is not a valid sequence."""
         if not self.next_sequence <= sequence < limits.SEQUENCE_MAX:
             return False
         self.outbox.transactions[SEQUENCE] = sequence + 1
@@ -135,23 +135,24 @@ class State:
         """Become the driver of this state, creating it if necessary.
 
         Args:
-            successor: the version of the plan that takes the state over, if it is taken for that.
+            successor: version of the plan that will continue from this state; None: the state is taken for the plan
+                itself.
             take_over: see ``storage.locks.take_lock``.
 
         1. take the lock
-        2. create the directory, if necessary: state.json last, it says that everything else exists
+        2. create the directory, if necessary; state.json last, since it means that everything else exists
         3. verify logs and live files; nothing is changed if anything is wrong
-        4. make the names of all entries durable: the last driver may have been killed before it did
-        5. announce the next epoch on every table: from now on an older driver cannot commit; check again that no newer
-           version has closed the state: one that has not seen our epoch did so before
+        4. make the names of all log entries durable, since the last driver may have been killed before it did
+        5. announce the next epoch on every table, so that an older driver cannot commit any more; then check again that
+           no newer version has closed the state, which it may have done before our epoch was visible
 
-        Until 5 nothing is removed or overwritten: where a lock does not hold, another driver may complete all five
-        steps while this one is suspended before any of them, and then use what exists.
+        Before step 5 nothing is removed or overwritten. If the file system's locks are unreliable, another driver may
+        complete all five steps while this one is suspended at any of them, and be using what exists.
 
         Raises:
             StateHeld, StateDamaged, StateForeign: see errors; nothing was touched.
-            StateLost: another driver took the state over in the meantime (only where locks do not hold), whatever error
-                this one met because of that.
+            StateLost: another driver took over in the meantime, which is possible only if locks are unreliable; raised
+                in place of any error that this caused.
             UsageError: the file system has no locks, hard links or sync of folders.
             EngineError: the disk is full.
         """
@@ -217,7 +218,7 @@ class State:
         return found
 
     def recorded_structure(self) -> dict[str, NodeRecord]:
-        """Return the plan's structure when it ran last."""
+        """Return the plan's structure in its last run."""
         return msgspec.convert(files.unseal(self.root / PLAN), dict[str, NodeRecord])
 
     def record_structure(self, plan: Structure) -> None:
@@ -259,7 +260,7 @@ class State:
         for name in FOLDERS:
             if isinstance(self.root, Path) and not (self.root / name).is_dir():  # an object store has no folders
                 yield StateDamaged(str(self.root / name), "the folder is missing")
-        passes, found = self.journal.passes(), False  # before the logs are read: a driver may be at work
+        passes, found = self.journal.passes(), False  # noted before the logs are read, since a driver may be at work
         for table in self.tables:
             for problem in table.log.problems():
                 found = True
@@ -268,7 +269,8 @@ class State:
             yield from self._missing_last_entries(passes)
 
     def _missing_last_entries(self, passes: list[int]) -> Iterator[StateDamaged]:
-        """Yield an error for each log whose last entry is missing: another table, or the journal, has seen it."""
+        """Yield an error for each log whose last entry is missing although another table or the journal refers to
+        it."""
         tables, seen = self.named_tables, Counter[str]()
         for table in tables.values():
             table.log.refresh()
@@ -301,7 +303,8 @@ class State:
             raise StateDamaged(str(self.root / "journal" / "closed" / str(closed)), "the file is missing")
 
     def load_consistently(self, applications: Collection[str]) -> None:
-        """Load the tables for a reader, all as of one moment: a wave settles between two commits on the outbox."""
+        """Load the tables for a reader, all as of one moment: load again until no commit on the outbox came in
+        between."""
         for _ in range(_LOADS):
             with files.cached_listing(self.root):
                 last = self.outbox.log.last()
@@ -311,7 +314,8 @@ class State:
                 return
 
     def staged_files(self, table: Table) -> list[DataFile]:
-        """Return files that are not in this table yet, although a commit or a worker's result has named them for it."""
+        """Return files that a commit or a worker's result has named for this table, but that are not in the table
+        yet."""
         if table not in self._core or (wave := self.wave) <= table.transactions[SETTLED]:
             return []
         commit = self.outbox.log.find("wave", wave)
@@ -326,7 +330,7 @@ class State:
         return f"ferryman.plan.{self.plan.key}"
 
     def scratch(self, name: str) -> StatePath:
-        """Return an empty folder for temporary files, such as listings and what they are compared with."""
+        """Return an empty scratch folder, for example for listings and the data they are compared with."""
         folder = self.staging / name
         files.remove_folder(folder)
         files.local_folder(folder).mkdir(parents=True, exist_ok=True)
@@ -341,7 +345,8 @@ class State:
 
     def retire(self, table: Table, paths: Iterable[str]) -> None:
         """Remove files that this table no longer names: now, or later if somebody is reading. In an object store they
-        are removed when the next scan begins (``remove_retired``): tasks of this one may still read them."""
+        are removed when the next scan begins (``remove_retired``), since tasks of the current one may still read
+        them."""
         table.retire(paths)
         if isinstance(self.root, Path):
             self.remove_retired()
@@ -354,17 +359,18 @@ class State:
 
     @contextlib.contextmanager
     def removal_cutoff(self) -> Iterator[float | None]:
-        """Yield which unnamed files may be removed: those last changed before this time, or all (None). Readers are
-        kept out during the block, or can do without files replaced so long ago."""
+        """Yield which unnamed files may be removed: those last changed before this time, or all (None). Meanwhile
+        readers are kept out, or need only files replaced more recently."""
         with self.readers.exclude_readers() as alone:
             yield None if alone else self.readers.filesystem_time() - limits.READERS_GRACE_S
 
     def close_for_version(self, version: int) -> None:
-        """Allow only this version of the plan to take the state from now on, and only to continue from it."""
+        """Reserve the state for this version of the plan: from now on only it may take the state, in order to continue
+        from it."""
         files.replace(self.root / MIGRATED, files.seal({"to": version}))
 
     def refuse_foreign_folder(self) -> None:
-        """Refuse to create a state inside a foreign folder: all it may hold are parts of a state that is being created.
+        """Refuse to create a state inside a folder that contains anything other than a partly created state.
 
         Raises:
             StateForeign: the folder holds something else.
@@ -388,8 +394,9 @@ class State:
 
         Args:
             extra: further fields of state.json.
-            recorded: the plan's structure when it ran last, if it differs from the current one.
-            publish: write state.json; if False, ``publish_identity`` does, and existing files are kept and built on.
+            recorded: the plan's structure in its last run; None: the current one.
+            publish: whether to write state.json; if not, ``publish_identity`` does so later, and existing files are
+                kept and continued.
         """
         if publish:
             refuse_missing_identity(self.root, self.tables)
@@ -406,7 +413,7 @@ class State:
             self.publish_identity()
 
     def publish_identity(self) -> None:
-        """Create state.json: everything else exists."""
+        """Write state.json, since everything else exists now."""
         files.publish(self.root / IDENTITY, files.seal(self._unpublished_identity))  # once, also unlocked
         self._unpublished_identity = None
         crash.point("create.state")
@@ -429,12 +436,12 @@ class State:
         self.release()
         if not isinstance(error, Exception) or isinstance(error, StateLost):
             return
-        self.check_ownership(error)  # missing or damaged files may be the work of another driver
+        self.check_ownership(error)  # missing or damaged files may be the effect of another driver
         if isinstance(error, duckdb.Error) and (found := damaged_data(self)) is not None:
             raise found from error
 
     def check_ownership(self, error: BaseException | None = None) -> None:
-        """Stop if another driver has announced itself.
+        """Raise if another driver has announced itself.
 
         Raises:
             StateLost: it has; raised from ``error``.
@@ -448,7 +455,7 @@ class State:
 
 
 def sealed_files(state: State) -> list[StatePath]:
-    """Return the sealed files of a state: waiting commands, the journal, and notes of what happened to the state."""
+    """Return the sealed files of a state: queued commands, the journal, and notes about the state."""
     if not state.exists:
         return []
     existing = files.file_sizes(state.root)
@@ -459,7 +466,7 @@ def sealed_files(state: State) -> list[StatePath]:
 
 
 def damaged_data(state: State) -> StateDamaged | None:
-    """Return the error of the first damaged data file, reading all of them: called after a query that failed on one."""
+    """Return the error of the first damaged data file, reading all of them; called after a query has failed."""
     for table in state.tables:
         for file in (*table.files.values(), *state.staged_files(table)):
             try:
@@ -478,7 +485,7 @@ def refuse_missing_identity(root: StatePath, tables: Iterable[Table]) -> None:
         StateDamaged: tables have content, or a run with --from-version has begun and may be continued.
     """
     begun = files.exists(root / MIGRATION)
-    if begun or any(table.log.last() > 0 for table in tables):  # more than the creation of an empty table
+    if begun or any(table.log.last() > 0 for table in tables):  # more than creating an empty table writes
         what = "this state was only begun: run --from-version again" if begun else "the tables are not empty"
         raise StateDamaged(str(root / IDENTITY), f"the file is missing, and {what}")
 
@@ -486,7 +493,7 @@ def refuse_missing_identity(root: StatePath, tables: Iterable[Table]) -> None:
 # --- the identity of a state: state.json ---
 
 IDENTITY: Final = "state.json"
-"""Last file created of a state: it says that everything else exists."""
+"""Name of the file that is created last: if it exists, everything else does."""
 
 
 def folder_name(plan: Plan) -> str:
@@ -572,19 +579,19 @@ def id_of(root: StatePath) -> str:
 
 
 class SenderIdentity(NamedTuple):
-    """Name under which a state delivers."""
+    """Identity under which a state delivers."""
 
     state: str
-    """Id of the state; for one that continues from an older version's, the id of that."""
+    """Id of the state; of a state that continues from an older version's, that state's id."""
     version: int
-    """Version of the plan in the state that has this id."""
+    """Version of the plan whose state has this id."""
 
 
 def sender_of(root: StatePath) -> SenderIdentity:
     """Return the identity under which a state delivers.
 
-    Only the state of a newer version that continues from it has the same: what was sent and not recorded is sent again
-    from there, and must be recognized.
+    The state of a newer version that continues from it has the same identity, so that destinations recognize deliveries
+    which were sent but not recorded and are sent again from there.
 
     Args:
         root: of the state, which exists.
@@ -618,10 +625,11 @@ PLAN: Final = "plan.json"
 MIGRATED: Final = "migrated.json"
 """File that names the newer version of the plan which continues from this state."""
 MIGRATION: Final = "migration.json"
-"""File of a state that continues from an older version's and has not run its first wave; see ``engine.migration``."""
+"""File that exists while a state that continues from an older version's has not run its first wave; see
+``engine.migration``."""
 
 NOTIFIED: Final = "notified.json"
-"""File of what each target of ``--notify`` was sent."""
+"""File that records what each notification target was sent."""
 
 MISSED: Final = "passed.json"
 """File of log entries that destinations have missed; see ``MissedEntries``."""
@@ -630,20 +638,20 @@ COUNTED: Final = "counted.json"
 """Cached counts that ``status`` shows of a large state; see ``account.counts``."""
 
 READERS: Final = "readers"
-"""File locked by every current reader; see ``storage.locks.Readers``."""
+"""File that is locked by every process reading the state; see ``storage.locks.Readers``."""
 
 ONCE: Final = "once"
-"""Folder in a driver's scratch folder, with a folder for each wave, where tasks that run at most once record their
-start."""
+"""Folder in a driver's scratch folder, with a subfolder per wave, where tasks that run at most once record that they
+have begun."""
 OPEN: Final = "open"
-"""File in such a folder: tasks may start as long as it exists."""
+"""File in such a subfolder: tasks may begin as long as it exists."""
 
 FOLDERS: Final = ("outbox", "documents", "ledger", "journal", "journal/closed", "commands", "staging")
 TABLES: Final = FOLDERS[:3]
 
 
 def unknown_files(root: StatePath) -> Iterator[str]:
-    """Yield the names of files that are neither part of a state that is being created nor half written."""
+    """Yield the names of files that are neither part of a state being created nor half written."""
     expected = {
         "lock",
         PLAN,
@@ -660,25 +668,26 @@ def unknown_files(root: StatePath) -> Iterator[str]:
 
 
 def remove_scratch(folder: StatePath, part: str = "") -> None:
-    """Remove a driver's scratch folder, or a part of it. Before anything else, keep tasks from starting that may run at
-    most once, because the record of their start is removed too."""
+    """Remove a driver's scratch folder, or a part of it. First keep tasks that may run at most once from starting,
+    since the records of their starts are removed too."""
     once = folder / ONCE
     files.remove_all(once / wave / OPEN for wave in files.list_names(once))
     files.remove_folder(folder / part if part else folder)
 
 
-# --- log entries that destinations have missed, because they were read before the plan led there ---
+# --- log entries that destinations have missed, since they were read before the plan had a path there ---
 #
-# Such entries have no delivery at a destination, and none is missing. They are recorded when a plan has changed, beside
-# its structure, and the record holds for that structure only: a change that a crash interrupted did not happen.
+# Such entries have no delivery at a destination, and none is missing. They are recorded beside the plan's structure
+# whenever the plan has changed. The record is valid for that structure only, so a change that a crash interrupted has
+# no effect.
 
 
 class MissedEntries(msgspec.Struct, frozen=True, array_like=True):
-    """Log entries that a destination has missed.
+    """Number of a log's entries that a destination has missed.
 
     Attributes:
-        missed: number of entries read while the destination was not reachable from the log.
-        read_at_removal: number of entries read when the path to the destination was removed; None if it exists.
+        missed: entries read while the plan had no path from the log to the destination.
+        read_at_removal: entries read in total when the path was removed; None if there is a path.
     """
 
     missed: int
@@ -686,12 +695,12 @@ class MissedEntries(msgspec.Struct, frozen=True, array_like=True):
 
 
 MissedByLog = dict[str, dict[str, MissedEntries]]
-"""Log -> destination -> missed entries; all other destinations have received everything."""
+"""Log -> destination -> missed entries; destinations that are not named have missed none."""
 
 
 class _MissedFile(msgspec.Struct, frozen=True):
-    """Content of the file: what held ``before`` a change, and what holds since the plan has the structure of this
-    ``digest``."""
+    """Content of the file: the missed entries ``before`` the last change of the plan, and those since its structure has
+    this ``digest``."""
 
     digest: str
     before: MissedByLog
@@ -705,7 +714,7 @@ READ: Final = "ferryman.read."
 
 
 def missed_entries(root: StatePath, plan: Structure) -> MissedByLog:
-    """Return the missed entries under this structure, the plan's when it ran last.
+    """Return the missed entries under this structure, which the plan had in its last run.
 
     Args:
         root: of the state.
@@ -726,8 +735,8 @@ def record_missed_entries(
     """Record, after a plan has changed, the log entries that its destinations have missed.
 
     Args:
-        transactions: all transactions of the outbox: they say how much was read of each log, also of logs no longer in
-            the plan.
+        transactions: all transactions of the outbox, which include the number of entries read from each log, even from
+            logs no longer in the plan.
     """
     known = missed_entries(root, before)
     read = {key.removeprefix(READ): number for key, number in transactions.items() if key.startswith(READ)}

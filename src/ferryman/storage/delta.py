@@ -1,17 +1,17 @@
 """Delta logs, on a disk or in an object store: entries that contain their own checksums, and checkpoints.
 
-An entry is written completely and synced under a temporary name, and then linked to the name of its version, which only
-one of several writers can do; in an object store it is created under that name, or not at all. So an entry that exists
-is complete, and whoever gives it its name has committed. An entry whose checksum does not match is damage, and is
-refused by name; so is one that another program wrote (``OPTIMIZE``, ``DELETE``).
+An entry is written and synced under a temporary name, and then linked to the name of its version, which succeeds for
+only one of several writers; in an object store it is created under that name with a conditional request. So an entry
+that exists is complete, and the writer that gave it its name has committed. An entry with a wrong checksum is reported
+as damaged; so is one that another program wrote (``OPTIMIZE``, ``DELETE``).
 
-A checkpoint is the whole content of the log up to a version, in one file. It gets its name only when it is complete:
-the log begins at the newest one, and what is older is removed.
+A checkpoint is the whole content of the log up to a version, in one file. It gets its name only when it is complete.
+Reading begins at the newest checkpoint, and everything older is removed.
 
-Two processes may work on a log, and either may be suspended before any of its steps and resume long after the other one
-has moved the log forward. So entries and checkpoints are only ever added, under names that say their versions; only
-what is older than a checkpoint is removed; and a process that has given an entry its name looks whether the log has
-moved beyond it: the name may have been free only because an earlier entry of that number was removed.
+Two processes may work on a log, and either may be suspended at any step and resume long after the other one has moved
+the log forward. So entries and checkpoints are only ever added, under names that contain their versions, and only files
+older than a checkpoint are removed. After giving an entry its name, a process checks that the log has not moved beyond
+it: the name may have been free only because an earlier entry of that version was removed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _MAX_READ_ATTEMPTS: Final = 20
 _PARALLEL_READS: Final = 8
 """Entries of a store that are read at the same time."""
 _READ_ONLY: Final = (errno.EROFS, errno.EINVAL, errno.EACCES)
-"""Errors of a sync where this process cannot write: then it has nothing to make durable."""
+"""Errors of a sync in a folder that this process cannot write to: then it has nothing to make durable."""
 
 
 class CommitUnknown(EngineError):
@@ -82,7 +82,7 @@ class AddedFile(msgspec.Struct):
 
 
 class LiveFile(Protocol):
-    """Data file of a table, as a kind of table describes it."""
+    """Data file of a table, in the form that this kind of table needs."""
 
     @property
     def path(self) -> str:
@@ -97,7 +97,7 @@ class LiveFile(Protocol):
         """Return the file that an action describes."""
 
     def as_added(self) -> AddedFile:
-        """Return the action that describes the file."""
+        """Return the action that adds the file."""
 
 
 class DataFile(NamedTuple):
@@ -118,7 +118,7 @@ class DataFile(NamedTuple):
         return cls(added.path, added.size, statistics.get("numRecords") or 0, added.partitionValues, bounds)
 
     def as_added(self) -> AddedFile:
-        """Return the action that describes the file."""
+        """Return the action that adds the file."""
         statistics = msgspec.json.encode({"numRecords": self.rows, **self.stats}).decode()
         return AddedFile(self.path, self.size, self.partition, statistics)
 
@@ -132,14 +132,14 @@ class LogEntry(NamedTuple, Generic[FileT]):
     """Changes of one commit, or of all commits up to a checkpoint."""
 
     kind: str
-    """Purpose of the commit; names its crash points."""
+    """Purpose of the commit; part of the names of its crash points."""
     adds: tuple[FileT, ...] = ()
     removes: tuple[str, ...] = ()
     """Paths of files that are no longer part of the table."""
     transactions: Mapping[str, int] = {}
     """Application id -> number of its last transaction."""
     info: Mapping[str, Any] = {}
-    """Further fields stored in the entry, in JSON."""
+    """Further fields to store in the entry, in JSON."""
 
 
 class _Removed(msgspec.Struct):
@@ -156,7 +156,7 @@ class _CommitInfo(msgspec.Struct):
 
 
 class _Action(msgspec.Struct):
-    """Line of an entry."""
+    """A line of an entry."""
 
     commitInfo: _CommitInfo | None = None
     protocol: dict[str, Any] | None = None
@@ -194,8 +194,8 @@ class DeltaLog(Generic[FileT]):
 
     @property
     def is_valid(self) -> bool:
-        """Return whether the entry of the current version is still in the log. It is not if the log was trimmed, or if
-        another table took its place."""
+        """Return whether the entry of the current version is still in the log. It is not if the log was trimmed, or
+        replaced by another table's."""
         read = self._stamps.get(self.version)
         return read is not None and read == stamp(self.path(self.version))
 
@@ -205,7 +205,7 @@ class DeltaLog(Generic[FileT]):
         return self.version - self._begins
 
     def copy(self) -> DeltaLog[FileT]:
-        """Return a log of its own at the same version: nobody else moves it."""
+        """Return a separate log at the same version, which only its holder moves."""
         with self.lock:
             copied = DeltaLog(self.folder, self._file_type)
             copied.version, copied._begins = self.version, self._begins
@@ -251,8 +251,8 @@ class DeltaLog(Generic[FileT]):
         """Move to the newest version; return whether anything was read.
 
         Args:
-            durable: make the names of entries durable that were read, as another process may have been killed before
-                it did. Needed by whoever acts on them.
+            durable: also make the names of the entries that were read durable, since another process may have been
+                killed before it did. Required before acting on them.
 
         Raises:
             StateDamaged: an entry or checkpoint is missing, or not what was written.
@@ -268,20 +268,20 @@ class DeltaLog(Generic[FileT]):
                     self._forget()
                     if (again := self._read_listing()) == listing:
                         raise
-                    listing = again  # it was trimmed while it was read
+                    listing = again  # the log was trimmed while it was read
                     continue
                 if not changed:
                     break
                 read = True
                 if (again := self._read_listing()).checkpoint == listing.checkpoint:
                     break
-                listing = again  # what was read may come from a process that was suspended
+                listing = again  # entries may come from a process that was suspended
             if read and durable:
                 self.sync()
             return read
 
     def sync(self) -> None:
-        """Make the names of entries durable: also those of other processes, before anybody acts on them."""
+        """Make the names of all entries durable, including those of other processes, before anything relies on them."""
         try:
             fsync_folder(self.entries_folder)
         except OSError as e:
@@ -293,12 +293,12 @@ class DeltaLog(Generic[FileT]):
         replaced since it was read: nothing was changed.
 
         1. write and sync the entry under a temporary name
-        2. give it the name of the next version, which only one process can do: it has taken effect
-        3. check that no newer checkpoint exists. If one does, the next version may have been written and trimmed, and
-           its number be free for that reason
+        2. give it the name of the next version, which only one process can do; it has taken effect now
+        3. check that no newer checkpoint exists; if one does, the version may have been written and trimmed before, so
+           that its name was free
         4. sync the folder
 
-        In an object store 1 and 2 are one request, and 4 is nothing.
+        In an object store 1 and 2 are one request, and 4 is not needed.
 
         Raises:
             CommitUnknown: the log was trimmed while we were about to commit.
@@ -311,7 +311,7 @@ class DeltaLog(Generic[FileT]):
                 if isinstance(path, Path) and not self.is_valid:
                     return False
                 if (published := publish_name()) is None:  # 2
-                    if not isinstance(path, Path) and not self.is_valid:  # maybe ours, and the answer was lost
+                    if not isinstance(path, Path) and not self.is_valid:  # it may be our own, if the answer was lost
                         raise CommitUnknown(str(path))
                     return False
             crash.point(f"{kind}.logged")
@@ -398,7 +398,7 @@ class DeltaLog(Generic[FileT]):
         """Write the content of the log into one file, and remove what it replaces, so that opening stays cheap.
 
         1. write and sync the checkpoint, then give it its name
-        2. in an object store, note that there is one: see ``_HINT``
+        2. in an object store, record that it exists, see ``_HINT``
         3. remove older entries and checkpoints
         """
         with self.lock:
@@ -411,7 +411,7 @@ class DeltaLog(Generic[FileT]):
                 old += {_HINT} & {*names}
             else:
                 rows = len(self._head) + len(self.transactions) + len(self.files)
-                noted = {"version": version, "size": rows, "nonce": uuid.uuid4().hex}  # unlike any that was suspended
+                noted = {"version": version, "size": rows, "nonce": uuid.uuid4().hex}  # unlike a suspended process's
                 files.replace(hint, msgspec.json.encode(noted))  # 2
                 self._hint = stamp(hint)
             files.remove_all(self.entries_folder / name for name in old)  # 3
@@ -487,7 +487,7 @@ class DeltaLog(Generic[FileT]):
         if not newer:
             return False
         for number, entry in zip(newer, self._read_entries(newer), strict=True):
-            last = number == newer[-1]  # on a disk a stamp takes a call, and only that of the last one is needed
+            last = number == newer[-1]  # on a disk a stamp takes a call, so only that of the last entry is read
             self._apply(entry, number, self._stamp_in(listing, number) if last else listing.entries.get(number))
         return True
 
@@ -510,11 +510,11 @@ class DeltaLog(Generic[FileT]):
         self.transactions.update(entry.transactions)
 
     def _missing_start(self, listing: _Listing) -> StateDamaged:
-        """Return the error of the missing file without which the log cannot be read."""
+        """Return the error for the missing file at which reading the log would have to begin."""
         first = min(listing.entries, default=0)
-        if first <= 1:  # no checkpoint is made of so short a log
+        if first <= 1:  # such a short log has no checkpoint
             return StateDamaged(str(self.path(0)), "the log file is missing")
-        # entries are removed only below a checkpoint
+        # entries are removed only if they are older than a checkpoint
         return StateDamaged(str(self.checkpoint_path(first)), "the checkpoint is missing")
 
     def _read_entry(self, version: int) -> LogEntry[FileT]:
@@ -639,14 +639,14 @@ def _read(path: StatePath, missing: str) -> bytes:
 # --- open logs of states: read again only from where they were read before ---
 
 _MAX_OPEN_LOGS: Final = 64
-"""Logs that a process keeps: those of some ten states."""
+"""Maximum number of logs that a process keeps open: those of about ten states."""
 
 _open_logs: OrderedDict[tuple[int, StatePath], DeltaLog[DataFile]] = OrderedDict()
 _open_logs_lock = threading.Lock()
 
 
 def open_log(folder: StatePath) -> DeltaLog[DataFile]:
-    """Return the log of a state's table. A process has one of each table, shared by all callers."""
+    """Return the log of a state's table. A process has one object per table, shared by all callers."""
     key = (os.getpid(), folder)
     with _open_logs_lock:
         found = _open_logs.get(key) or DeltaLog(folder, DataFile)
@@ -745,8 +745,7 @@ def _encode_sealed(operation: str, info: Mapping[str, Any], actions: Iterable[Ma
 
 
 def _seal(data: bytes) -> bytes:
-    """Put the checksum of all bytes in the place that is left for it: the first of an entry, the last of a
-    checkpoint."""
+    """Fill in the checksum of all bytes at its reserved place: the first in an entry, the last in a checkpoint."""
     at = data.index(_UNSEALED) if data[:1] == b"{" else data.rindex(_UNSEALED)
     return data[:at] + b'"crc":"%08x"' % zlib.crc32(data) + data[at + len(_UNSEALED) :]
 

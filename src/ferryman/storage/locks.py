@@ -1,4 +1,5 @@
-"""Locks on files and leases in object stores: one driver a state, who holds it, and who is reading it.
+"""Locks on files, and leases in object stores: there is one driver per state, and it is known who holds it and whether
+it is being read.
 
 Locks on files are those of the operating system and end with their process. An object store has none: there, a lease is
 renewed by its holder.
@@ -27,10 +28,10 @@ from ferryman.storage.objects import ObjectPath
 from ferryman.storage.processes import EXPIRES_S, HEARTBEAT_S, Process
 
 _READER_WAIT_S: Final = 5.0
-"""How long a reader waits for a driver that removes files: unlinking is quick, unless that driver is stopped."""
+"""Seconds that a reader waits for a driver that is removing files, which is quick unless the driver is stopped."""
 
 _LOCK_WAIT_S: Final = 30.0
-"""How long to wait for a lock by default: its holder may have been stopped."""
+"""Default time to wait for a lock, in seconds; its holder may have been stopped."""
 
 
 class Lock:
@@ -52,7 +53,7 @@ class Lock:
             if not _try_lock(fd, fcntl.LOCK_EX):
                 raise StateHeld(str(path.parent), *_read_holder(fd))
             _write_holder(fd)
-        except BaseException:  # a full disk, for example: nobody would release it
+        except BaseException:  # such as a full disk: otherwise nobody would release it
             os.close(fd)
             raise
         return cls(path, fd)
@@ -79,13 +80,13 @@ def take_lock(path: StatePath, *, take_over: bool = False) -> Lock | ObjectLease
 
 @contextlib.contextmanager
 def hold_lock(path: StatePath, wait_s: float = _LOCK_WAIT_S, *, signed: bool = False) -> Iterator[bool]:
-    """Hold a lock file, which is released with its process; yield False if it could not be had in time.
+    """Hold a lock file, which is released when its process ends; yield False if it could not be taken in time.
 
-    An object store has no such lock, and nobody is kept out: there, what relies on it needs another proof.
+    In an object store there is no such lock and nobody is kept out, so callers must not rely on it there.
 
     Args:
         wait_s: longest time to wait. A process that was stopped while it held the lock does not release it.
-        signed: write down who holds it, for ``describe_holder``.
+        signed: record the holder in the file, for ``describe_holder``.
     """
     if not isinstance(path, Path):
         yield True
@@ -111,8 +112,8 @@ def describe_holder(path: Path) -> str:
 class Readers:
     """Lock shared by all processes that are reading a state.
 
-    A driver removes replaced files only while nobody reads, or if they were replaced long ago. In an object store
-    readers cannot be seen: there, only the second applies.
+    A driver removes replaced files only while nobody is reading, or if they were replaced long ago. In an object store
+    readers cannot be seen, so only the age counts.
     """
 
     def __init__(self, path: StatePath) -> None:
@@ -125,8 +126,8 @@ class Readers:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Keep files that are replaced during this block, for some time at least. Where the lock cannot be had, read
-        without it."""
+        """Keep files that are replaced during this block from being removed, at least for some time. If the lock cannot
+        be taken, read without it."""
         fd = None
         if not isinstance(self._path, Path):
             yield
@@ -143,8 +144,7 @@ class Readers:
 
     @contextlib.contextmanager
     def exclude_readers(self) -> Iterator[bool]:
-        """Keep readers from starting during this block; yield False if someone is reading already, who is not
-        disturbed."""
+        """Keep new readers out during this block; yield False if somebody is already reading, who is not disturbed."""
         if not isinstance(self._path, Path):
             yield False
             return
@@ -160,7 +160,7 @@ class Readers:
 
 
 def lock_with_timeout(fd: int, kind: int, wait_s: float) -> bool:
-    """Take ``flock`` of this kind; return False if it could not be had in time."""
+    """Take ``flock`` of this kind; return False if it could not be taken in time."""
     until = time.monotonic() + wait_s
     while not _try_lock(fd, kind):
         if time.monotonic() >= until:
@@ -178,7 +178,7 @@ def _try_lock(fd: int, kind: int) -> bool:
 
 
 def _write_holder(fd: int) -> None:
-    """Write into the lock file that this process holds it."""
+    """Record in the lock file that this process holds it."""
     os.ftruncate(fd, 0)
     os.pwrite(fd, msgspec.json.encode({"host": socket.gethostname(), "pid": os.getpid(), "since": _now()}), 0)
 
@@ -191,12 +191,12 @@ def _read_holder(fd: int) -> tuple[str, int, str]:
         return "an unknown host", 0, "just now"  # locked, but not yet signed
 
 
-# --- the lease of a state in an object store: an object that names its holder, who renews it ---
+# --- lease of a state in an object store: an object that names its holder and is renewed by it ---
 #
-# A store has no lock that ends with its process, so the next driver has to decide. A holder on this machine whose
-# process has ended is dead at once. Any other is dead when the lease has not been renewed for ``EXPIRES_S`` of the
-# observer's own clock: clocks of two machines are never compared. The lease only warns whoever starts a second driver:
-# what keeps an overtaken driver from committing is the epoch.
+# A store has no lock that ends with its process, so the next driver has to judge whether the holder is alive. A holder
+# on this machine whose process has ended is dead. Any other counts as dead if the lease was not renewed for
+# ``EXPIRES_S`` seconds of the observer's own clock; clocks of two machines are never compared. The lease only warns
+# whoever starts a second driver: what keeps a replaced driver from committing is the epoch.
 
 _POLL_S: Final = 2.0
 
@@ -205,10 +205,10 @@ class LeaseHolder(msgspec.Struct, frozen=True):
     """Content of a lease.
 
     Attributes:
-        token: identifies one ``take``; "" if nobody holds the lease.
+        token: identifies one call of ``take``; "" if nobody holds the lease.
         machine: identifies the machine and container.
-        start: when the process started, as the machine counts it, because process numbers are reused.
-        counter: how often it was renewed.
+        start: when the process started, by the machine's own count, because process ids are reused.
+        counter: number of renewals.
     """
 
     token: str
@@ -221,7 +221,7 @@ class LeaseHolder(msgspec.Struct, frozen=True):
 
     @property
     def is_gone(self) -> bool:
-        """Return whether its process has certainly ended; False also where that cannot be seen from this machine."""
+        """Return whether its process has certainly ended; False if that cannot be determined from this machine."""
         return Process(self.machine, self.pid, self.start).is_gone
 
 
@@ -238,7 +238,8 @@ class ObjectLease:
 
     @classmethod
     def take(cls, path: ObjectPath, *, take_over: bool = False) -> Self:
-        """Take the lease. If a process that cannot be seen from here holds it, wait until it is renewed or expires.
+        """Take the lease. If a process that cannot be checked from this machine holds it, wait until the lease is
+        renewed or expires.
 
         Args:
             take_over: take it at once, whoever holds it.

@@ -2,9 +2,9 @@
 objects.
 
 A path is an ``ObjectPath``; ``storage.files`` has the same functions for it as for a file's path. A store must offer:
-objects appear completely or not at all; of two that create a name one wins (``If-None-Match``); an object can be
-replaced only if it still has a given version (``If-Match``); a listing shows everything written before it. Amazon S3
-has all of that since 2024, as have Google's and Microsoft's stores, MinIO and versitygw.
+objects appear completely or not at all; of two writers that create a name one wins (``If-None-Match``); an object can
+be replaced on condition that it still has a given version (``If-Match``); a listing shows everything written before it.
+Amazon S3 has all of that since 2024, as have Google's and Microsoft's stores, MinIO and versitygw.
 
 Credentials and addresses come from the environment: ``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL`` …, as obstore and most
 other programs take them.
@@ -33,11 +33,13 @@ from ferryman.storage.disk import TEMPORARY
 
 _URL = re.compile(r"(s3a?|gs|abfss?|az)://([^/]+)(?:/(.*))?\Z")
 _NONCE: Final = "ferryman-nonce"
-"""Metadata of an object that only one process may create: its creator recognizes it if the store's answer was lost."""
+"""Metadata of an object that only one process may create, by which its creator recognizes it if the store's answer was
+lost."""
 _PROBES: Final = 3
-"""How often a store is asked whether it supports conditional writes: another driver may empty the folder in between."""
+"""Times that a store is asked whether it supports conditional writes, since another driver may empty the folder in
+between."""
 RETRY_S: Final = 60.0
-"""How long a request is retried that the store answers with a server error or not at all."""
+"""Seconds for which a request is retried if the store answers with a server error or not at all."""
 
 
 class StoredObject(NamedTuple):
@@ -58,8 +60,8 @@ class ObjectStore(Protocol):
     """
 
     def create(self, key: str, data: bytes) -> str | None:
-        """Create an object and return its tag; None if the name is taken. One creator wins, and knows it, even if an
-        answer was lost."""
+        """Create an object and return its tag; None if the name is taken. Only one creator wins, and it knows that even
+        if an answer was lost."""
 
     def put(self, key: str, data: bytes | Path, if_match: str | None = None) -> str | None:
         """Create or replace an object and return its tag; None if it is no longer at version ``if_match``."""
@@ -179,7 +181,7 @@ class RemoteStore:
         with self._translate_errors(key):
             try:
                 return str(self._store.put(key, data, mode="create", attributes={_NONCE: nonce})["e_tag"])
-            except AlreadyExistsError:  # maybe our own: the answer was lost, and the request sent again
+            except AlreadyExistsError:  # it may be our own, if the answer was lost and the request repeated
                 return self._created_by(nonce, key)
 
     def put(self, key: str, data: bytes | Path, if_match: str | None = None) -> str | None:
@@ -192,7 +194,7 @@ class RemoteStore:
             except (PreconditionError, FileNotFoundError):
                 if if_match is None:
                     raise
-                found = self.head(key) if self.get(key) == data else None  # maybe our own, as above
+                found = self.head(key) if self.get(key) == data else None  # it may be our own, as above
                 return found.tag if found else None
 
     def get(self, key: str) -> bytes | None:
@@ -263,7 +265,7 @@ class RemoteStore:
 
 
 class _TranslateErrors:
-    """Raises errors of a store as Ferryman's."""
+    """Converts errors of a store to Ferryman's."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -492,7 +494,7 @@ class CachedListing:
 
 @contextlib.contextmanager
 def cached_listing(folder: ObjectPath) -> Iterator[None]:
-    """Show this thread the folder as of now, plus its own changes, during this block: for folders that nobody else
+    """Make this thread see the folder as of now, plus its own changes, during this block; for folders that nobody else
     changes, or where the exact moment does not matter."""
     known = store_overrides.get()
     last = known.get(folder.bucket)

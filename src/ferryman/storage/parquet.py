@@ -45,7 +45,7 @@ _NO_STATISTICS: Final = ("version", "delivery_hash", "fields", "raw", "given", "
 
 
 class Part(NamedTuple):
-    """Data file, written and fsynced, not yet in any table."""
+    """Data file that is written and fsynced, but not in any table yet."""
 
     path: str
     """File name in its table's folder."""
@@ -59,13 +59,13 @@ class Part(NamedTuple):
 class PartWriter:
     """Writes a data file row group by row group, under a temporary name until ``finish``.
 
-    Each row group goes to the disk at once: in memory, a file would be copied each time the buffer grows, and fresh
+    Each row group is written to disk at once. In memory, a file would be copied each time its buffer grows, and fresh
     memory pages cost more than the pages of a file.
 
     Args:
         folder: the table's folder.
-        epoch: epoch of the driver for which the file is written. It is in the file's name: an older driver leaves the
-            file alone.
+        epoch: epoch of the driver for which the file is written. It becomes part of the name, so that an older driver
+            leaves the file alone.
     """
 
     def __init__(self, folder: StatePath, schema: pa.Schema, *, epoch: int) -> None:
@@ -239,10 +239,10 @@ def _crc(file: FileIO) -> tuple[int, int]:
 
 
 def damage_error(path: Path | str, error: Exception) -> StateDamaged:
-    """Return the error for a data file, or an object by its URL, that cannot be read.
+    """Return the error for a data file, or an object given by its URL, that cannot be read.
 
     Raises:
-        MemoryError: the error itself if memory was short: such a file is not damaged.
+        MemoryError: the error itself, if it is due to a lack of memory, since the file is not damaged then.
     """
     if lacks_memory(error):
         raise error
@@ -271,7 +271,7 @@ def column_values(column: pa.ChunkedArray) -> list[Any]:
 
 
 class GroupedRows(ABC):
-    """Some columns of a file, read group by group. Reading rows in their order reads each group once.
+    """Some columns of a file, read group by group. Each group is read only once if rows are read in order.
 
     Args:
         rows: number of rows of each group.

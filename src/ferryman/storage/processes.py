@@ -1,7 +1,7 @@
-"""Identity of the process that started some work, and whether it is still working, as far as can be seen from here.
+"""Identity of the process that started some work, and whether it is still working, as far as this machine can tell.
 
-A process of this machine is running or has ended. Of any other process, and of a stopped one, only a heartbeat tells:
-it renews a file, and an observer checks by its own clock whether the file changes.
+A process on this machine is known to be running or to have ended. Any other process, or one that is stopped, is judged
+by its heartbeat: it renews a file, and an observer checks by its own clock whether the file changes.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from ferryman.storage import files
 from ferryman.storage.files import StatePath
 
 HEARTBEAT_S: Final = 10.0
-"""Time between two heartbeats."""
+"""Seconds between two heartbeats."""
 EXPIRES_S: Final = 60.0
-"""Time without a heartbeat after which a process counts as dead: six were missed."""
+"""Seconds without a heartbeat after which a process counts as dead: six heartbeats were missed."""
 
 
 class Process(msgspec.Struct, frozen=True):
-    """Process, identified across machines.
+    """A process, identified across machines.
 
     Attributes:
         machine: identifies the machine and container.
-        start: when it started, as the machine counts it, because process numbers are reused.
+        start: when it started, by the machine's own count, because process ids are reused.
     """
 
     machine: str
@@ -45,19 +45,19 @@ class Process(msgspec.Struct, frozen=True):
 
     @property
     def is_gone(self) -> bool:
-        """Return whether it has certainly ended; False also where that cannot be seen from this machine."""
+        """Return whether the process has certainly ended; False if that cannot be determined from this machine."""
         return self.machine == machine_id() and start_time_of(self.pid) != self.start
 
 
 def machine_id() -> str:
-    """Return an id of this machine until its next boot, and of this container: elsewhere process numbers mean other
-    processes."""
+    """Return an id of this machine until its next boot, and of this container, since process ids mean other processes
+    elsewhere."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot} {os.readlink('/proc/self/ns/pid')}"
 
 
 def start_time_of(pid: int) -> str:
-    """Return when a process of this machine started; "" if there is none, or it has ended and was not reaped yet."""
+    """Return when a process of this machine started; "" if it does not exist, or has ended and was not reaped yet."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return "" if state in "ZX" else fields[18]
@@ -67,7 +67,7 @@ def start_time_of(pid: int) -> str:
 
 @contextlib.contextmanager
 def heartbeat(path: StatePath, while_exists: StatePath) -> Iterator[None]:
-    """Renew a file every ``HEARTBEAT_S`` during this block, as long as the other file exists. Work that is shorter
+    """Renew a file every ``HEARTBEAT_S`` seconds during this block, as long as the other file exists. Shorter work
     leaves no file."""
     ended = threading.Event()
 

@@ -50,12 +50,12 @@ def connect(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
         else:
             _idle_databases.append(database)
     finally:
-        pa.default_memory_pool().release_unused()  # what Arrow datasets read for it
+        pa.default_memory_pool().release_unused()  # whatever Arrow datasets are reading for it
 
 
 _idle_databases: Final[list[duckdb.DuckDBPyConnection]] = []
-"""Database kept for the next query: opening one takes 30 ms, more than most queries. It has no tables: what a query
-creates belongs to its own cursor."""
+"""Database kept for the next query, since opening one takes 30 ms, longer than most queries. It has no tables:
+everything that a query creates belongs to its own cursor."""
 
 
 def _close_idle_databases() -> None:
@@ -68,11 +68,11 @@ os.register_at_fork(before=_close_idle_databases)
 
 
 def register(db: duckdb.DuckDBPyConnection, name: str, paths: Sequence[Path], schema: pa.Schema) -> None:
-    """Register data files of which nearly everything is read as a view of this name, after comparing each with its
-    checksum.
+    """Register data files as a view of this name, after verifying their checksums; for files of which nearly everything
+    is read.
 
-    DuckDB reads them itself: it compares no checksums, but takes less time than through an Arrow dataset, and a third
-    of the memory. For files of which little is read there is ``parquet.scan``.
+    DuckDB then reads the files itself, without checksums, which is faster than through an Arrow dataset and takes a
+    third of the memory. Use ``parquet.scan`` for files of which only a little is read.
 
     Raises:
         StateDamaged: names the file.
@@ -89,7 +89,7 @@ def register(db: duckdb.DuckDBPyConnection, name: str, paths: Sequence[Path], sc
 
 
 def verify(paths: Iterable[Path]) -> None:
-    """Compare data files with their checksums.
+    """Verify the checksums of data files.
 
     Raises:
         StateDamaged: names the file.
@@ -100,8 +100,8 @@ def verify(paths: Iterable[Path]) -> None:
 
 
 def stream(db: duckdb.DuckDBPyConnection, query: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield a query's rows in these columns in bounded batches; until the last one the connection can answer nothing
-    else.
+    """Yield a query's rows in these columns in bounded batches; until the last one, the connection can run no other
+    query.
 
     A text in a column that the schema declares as unsigned is hashed, see ``hash_texts``.
     """
@@ -112,7 +112,8 @@ def stream(db: duckdb.DuckDBPyConnection, query: str, schema: pa.Schema) -> Iter
 
 
 def _read_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the batches; of many, a thread fetches the next one while the caller processes the current one."""
+    """Yield the batches. If there are many, a thread fetches the next one while the caller processes the current
+    one."""
     batch = next(batches, None)
     if batch is None or batch.num_rows < _READ_AHEAD_ROWS:
         if batch is not None:
@@ -127,7 +128,7 @@ def _read_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 _READ_AHEAD_ROWS: Final = 8_192
-"""Rows of a first batch from which on so many more may follow that a thread is worth starting."""
+"""Rows of the first batch from which on enough rows may follow to be worth a thread."""
 
 
 def read_rows(
@@ -150,8 +151,8 @@ def read_rows(
 
 
 _SMALL_BYTES: Final = 256 * 1024
-"""Size of a view's files up to which they are read into memory: each query that opens files takes a millisecond
-longer."""
+"""Total size of a view's files up to which they are read into memory, since each query that opens files takes a
+millisecond longer."""
 
 _GROUP_BYTES: Final = 1 << 20
 """Size of files that one query reads; a larger file is read by itself."""
@@ -189,7 +190,7 @@ def quote(text: str) -> str:
 # --- rows distributed over files by hash, so that each file can be processed by itself in bounded memory ---
 
 _MAX_PARTITIONS: Final = 256
-"""Files that one ``PartitionFiles`` has open at most: processes may have 1024."""
+"""Maximum number of files that one ``PartitionFiles`` has open; processes may have 1024."""
 
 _BITS: Final = 24
 """Bits of a hash that ``HashFilter`` distinguishes: 16 MB, and with a million hashes one in sixteen others is a false
@@ -205,8 +206,8 @@ def partitions_for(rows: int, size: int, most_rows: int, most_bytes: int) -> int
 def hash_texts(texts: pa.Array) -> np.ndarray[Any, Any]:
     """Return 64-bit hashes of texts, valid in this process only.
 
-    They are Python's own: DuckDB's hash has a thousand collisions among 400 000 file names, and nobody can choose names
-    that collide in Python's.
+    They are computed by Python: DuckDB's hash has a thousand collisions among 400 000 file names, and Python's is
+    seeded, so nobody can choose names that collide.
     """
     return np.fromiter(map(hash, texts.to_pylist()), np.int64, len(texts)).view(np.uint64)
 
@@ -246,7 +247,7 @@ class HashFilter:
 
 
 class PartitionFiles:
-    """Rows in ``parts`` files: first all rows are added, then they are read.
+    """Rows distributed over ``parts`` files: first all rows are added, then they are read.
 
     Args:
         name: prefix of its files in ``folder``, unique there.
@@ -306,6 +307,6 @@ class PartitionFiles:
 
 
 def select_half(rows: pa.Table, depth: int, half: int) -> pa.Table:
-    """Return the rows whose hash has this bit, counted from its lowest."""
+    """Return the rows whose hash has this value of a bit, counted from the lowest."""
     bits = (rows["h"].to_numpy() >> np.uint64(depth)) & np.uint64(1)
     return rows.filter(pa.array(bits == half)).combine_chunks()

@@ -1,8 +1,8 @@
 """Delta tables of a state: written by one driver, file by file, each commit fenced by the driver's epoch.
 
-An entry gets its name only if it is free, so of two drivers that commit at the same time one wins, and the other one,
-whose log has moved on, can commit no more. Every commit carries the driver's epoch, so a driver sees whether another
-one has taken over.
+A log entry can be created only if its name is free, so of two drivers that commit at the same time one wins; the other
+one's view of the log is then outdated, and it cannot commit any more. Every commit contains the driver's epoch, so a
+driver sees if another one has taken over.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Table:
         self.version = -1
         self.transactions: dict[str, int] = {}
         self.siblings: Mapping[str, Table] = {}
-        """Name -> table of the same state. Each commit names their versions, so that an entry which is missing at the
-        end of one log is noticed by another one."""
+        """Name -> table of the same state. Each commit records their versions, so that an entry missing at the end of
+        one log is noticed from another log."""
         self._fence: tuple[str, int] | None = None
         self._retired: list[tuple[StatePath, float]] = []
 
@@ -78,7 +78,7 @@ class Table:
             StateDamaged: the log cannot be read.
         """
         with self.log.lock:
-            self.log.refresh(durable=False)  # a driver does that itself
+            self.log.refresh(durable=False)  # a driver does this itself
             self.version = self.log.version
             self.transactions = {a: self.log.transactions.get(a, 0) for a in applications}
             self.files = dict(self.log.files)
@@ -105,10 +105,10 @@ class Table:
         return now.transactions.get(application, 0)
 
     def fence(self, application: str, epoch: int) -> None:
-        """Write this epoch with every commit from now on, which fails if another epoch is found. The first commit
-        announces it."""
+        """Write this epoch with every commit from now on; a commit fails if the log has another epoch. The first commit
+        announces the epoch."""
         self._fence = (application, epoch)
-        self.log = self.log.copy()  # readers move the shared one
+        self.log = self.log.copy()  # readers move the shared log
         self._commit(LogEntry("epoch"), announcing=True)
 
     def commit(
@@ -155,7 +155,7 @@ class Table:
         except OSError as e:
             raise EngineError(f"{self.folder}: the commit failed: {e}. Nothing is lost: fix it and run again.") from e
         if not committed:
-            with contextlib.suppress(StateDamaged):  # another program may have written what is in our way
+            with contextlib.suppress(StateDamaged):  # an entry written by another program may be in the way
                 self.log.refresh()
             if (found := self.log.transactions.get(application, 0)) != epoch:
                 raise taken_over_error(self.folder, found, epoch)
@@ -180,7 +180,7 @@ class Table:
                 raise StateDamaged(str(self.folder / file.path), f"it has {size} bytes, not {file.size}")
 
     def checkpoint(self) -> None:
-        """Fold the log into one file and trim it, so that loading stays cheap over any number of commits.
+        """Fold the log into one file and trim it, so that loading stays fast after any number of commits.
 
         Raises:
             StateLost: another driver has taken over.
@@ -218,7 +218,7 @@ class Table:
         Files of a newer epoch are left alone: a driver that has taken over unnoticed is about to commit them.
 
         Args:
-            keep: staged files that a committed but unsettled wave has named.
+            keep: staged files that a committed but unsettled wave names.
             before: remove only files last changed before this time of the file system (seconds since 1970); None: all.
         """
         wanted = {*self.files, *keep}
@@ -226,7 +226,7 @@ class Table:
         return _remove((self.folder / name for name in strays if epoch_of(name) <= self.epoch), before)
 
     def retire(self, paths: Iterable[str]) -> None:
-        """Note files that are no longer live, for ``remove_retired``. Their age counts from now."""
+        """Record files that are no longer live, for ``remove_retired``; their age counts from now."""
         for path in (self.folder / p for p in paths):
             files.touch(path)
             self._retired.append((path, time.monotonic()))
@@ -255,7 +255,7 @@ class Table:
 
 
 def _past_grace(since: float) -> bool:
-    """Return whether an object was retired so long ago that nobody reads it any more."""
+    """Return whether an object was retired so long ago that nobody can still be reading it."""
     return time.monotonic() - since > limits.READERS_GRACE_S
 
 
@@ -283,9 +283,9 @@ _PARALLEL_COPIES: Final = 16
 
 
 def copy_table(source: Table, target: Table, transactions: Mapping[str, int]) -> None:
-    """Make a table have exactly the rows of another one, in one commit; do nothing if it has them."""
+    """Make a table have exactly the rows of another one, in one commit; do nothing if it already does."""
     adds = [file for path, file in source.files.items() if path not in target.files]
-    removes = [path for path in target.files if path not in source.files]  # left by a run that was killed
+    removes = [path for path in target.files if path not in source.files]  # left behind by a killed run
     if source.files and not adds and not removes:
         return
     link_files(source.folder, target.folder, [file.path for file in adds])

@@ -1,5 +1,5 @@
-"""Deliver, in the driver: which rows are sent in a pass, by which lanes, and which destinations are not called for
-now."""
+"""The deliver phase in the driver: which rows are sent in a pass, by which lanes, and which destinations are not called
+for now."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ from ferryman.state.state import State, sender_of
 from ferryman.storage.delta import DataFile
 
 _UNASKED: Final = "ferryman.unasked "
-"""Application ids, with the name of a destination that did not say what it has of this state: the next free sequence
-when it was asked first; 0: it has said so (on the outbox)."""
+"""Prefix of application ids (on the outbox), followed by the name of a destination that did not answer when asked what
+it has of this state. The number is the next free sequence at the first attempt; 0: it has answered since."""
 
 
 def _ask_destination(node: DestinationNode, *questions: Callable[[], Any]) -> Any:
-    """Call a destination in the driver, one function after the other; returns the last result, None if one failed."""
+    """Call a destination's functions in the driver, one after the other; return the last result, or None if one of them
+    failed."""
     caller = ThreadCaller(f"ask-{node.name}")
     try:
         return [caller.call(question, timeout_s=node.policy.send_timeout) for question in questions][-1]
@@ -47,7 +48,7 @@ def _do_nothing() -> None:
 
 
 class Dispatcher:
-    """Delivers the passes of a run; remembers which destinations fail as a whole, and which have to be isolated."""
+    """Runs the deliver phase of each wave; remembers which destinations fail as a whole, and which must be isolated."""
 
     def __init__(
         self, state: State, pickled_plan: PickledPlan, runner: Runner, breakers: BreakerRegistry, *, pace_s: float
@@ -60,8 +61,7 @@ class Dispatcher:
         self._updates = KeyUpdates(state, pickled_plan, runner, breakers)
         self._heads = KeyHeads(state, ended_holds=errors_node(state.plan.nodes) is None)
         self._isolated: set[str] = set()
-        """Destinations over which a worker died, or which hung, in their last pass: they are called in a child
-        process."""
+        """Destinations that killed a worker or hung in their last pass, and are therefore called in a child process."""
         self.breakers = breakers
 
     def deliver(
@@ -71,7 +71,7 @@ class Dispatcher:
 
         Args:
             progress_folder: for live progress of the tasks, see ``engine.live``.
-            on_sent: called once, when all lanes have been submitted; tasks that it submits run behind them.
+            on_sent: called once, after all lanes have been submitted; tasks that it submits are queued after them.
         """
         if not self._runner.concurrent:
             on_sent()
@@ -145,7 +145,7 @@ class Dispatcher:
         return self.breakers.wait_s(destination) if destination in self._nodes else None
 
     def wait_of_file_s(self, file: DataFile, now_us: int) -> float | None:
-        """Return the seconds until a row of an outbox file can be sent; None: all wait for others."""
+        """Return the seconds until a row of an outbox file can be sent; None: all rows wait for others."""
         return self._heads.wait_s(file, now_us)
 
     def highest_sequence(self, destination: str) -> int | None:
@@ -157,10 +157,11 @@ class Dispatcher:
         return held if isinstance(held, int) else None
 
     def refuse_old_copy(self, destination: str) -> bool:
-        """Refuse the state if a destination has deliveries of it that it does not know: then it is an old copy.
+        """Refuse the state if a destination has received deliveries that the state does not know, since it is an old
+        copy then.
 
-        False: the destination does not answer now. That is recorded, and nothing is sent to it before it has answered.
-        The answer is then compared with what the state knew at the first attempt, not with what it knows by then.
+        Returns False if the destination does not answer. That is recorded, and nothing is sent to it until it does. Its
+        answer is then compared with the state's next sequence at the first attempt, not with the current one.
 
         Raises:
             StateForeign: the state is an old copy; nothing was sent.
@@ -183,7 +184,7 @@ class Dispatcher:
         return highest is not None
 
     def _reports_sequences(self, destination: str) -> bool:
-        """Return whether a destination can report what it has of a state."""
+        """Return whether a destination can report the highest sequence that it has of a state."""
         return type(self._nodes[destination].destination).highest_of is not Destination.highest_of
 
     def _highest_sent(self, destination: str) -> int | None:
@@ -200,17 +201,17 @@ class Dispatcher:
         return answer
 
     def _due(self, now_us: int) -> dict[str, list[DataFile]]:
-        """Return destination -> its outbox files, oldest first, if a row of any is due."""
+        """Return destination -> its outbox files, oldest first, for each destination with a row that is due."""
         by_destination: dict[str, list[DataFile]] = {}
         for file in sorted(self._state.outbox.files.values(), key=first_sequence):
-            if pending_rows(file) or has_exports(file):  # exports held for review may hold others
+            if pending_rows(file) or has_exports(file):  # exports held for review may hold back others
                 by_destination.setdefault(file.partition["destination"], []).append(file)
         return {
             d: files for d, files in by_destination.items() if any(self.wait_of_file_s(f, now_us) == 0 for f in files)
         }
 
     def _check(self, node: DestinationNode) -> bool:
-        """Return whether a destination may get rows: its breaker is closed, and its ``check`` passes."""
+        """Return whether rows may be sent to a destination: its breaker is closed, and its ``check`` succeeds."""
         if self.wait_s(node.name) != 0:
             return False
         caller = ThreadCaller(f"check-{node.name}")
@@ -244,9 +245,10 @@ class Dispatcher:
         # need no order among each other.
         new_only = all(int(f.partition["wave"]) == number for f in others)
         order = {} if new_only else self._order(others)
-        # Rows for which others wait are sent now, due or not: their files take part, too.
+        # Rows that hold back others are sent now, even if not due: so their files are included.
         due |= {f.path for f in others if len(order.get(first_sequence(f), _NO_ORDER).first)}
-        # Files of one batch must be sent by one lane, in their order: exports of the same keys, and a family's files.
+        # Files of one group must be sent in order by one lane: files with exports of the same keys, or with one
+        # family's rows.
         exports = group_by_lanes(list(filter(has_exports, files)))
         batches = [each for each in exports if any(f.path in due for f in each)]
         batches += _group_families([f for f in files if f.path in due and not has_exports(f)])
@@ -259,11 +261,11 @@ class Dispatcher:
         return [Lane(node.name, each, node.name in self._isolated, settled) for each in lanes]
 
     def _files_of(self, destination: str) -> list[DataFile]:
-        """Return all outbox files of a destination, also those whose rows are all held for review."""
+        """Return all outbox files of a destination, even if all their rows are held for review."""
         return [f for f in self._state.outbox.files.values() if f.partition["destination"] == destination]
 
     def _max_lanes(self, node: DestinationNode, *, alone: bool) -> int:
-        """Return the most lanes that a destination gets.
+        """Return the maximum number of lanes for a destination.
 
         Args:
             alone: no other destination has work in this pass.
@@ -280,7 +282,7 @@ class Dispatcher:
     def _deliver_one(
         self, task: Pass, lanes: list[Lane], on_lane_sent: Callable[[], None]
     ) -> tuple[list[LaneReport], str]:
-        """Run the lanes of one destination; returns their reports, and a failure, "" for none.
+        """Run the lanes of one destination; return their reports, and an error message or "".
 
         A worker that dies ends only this destination's pass: the results it recorded count, the rest stays pending.
         """
@@ -300,7 +302,8 @@ class Dispatcher:
     def _update_breaker(self, destination: str, reports: list[LaneReport]) -> None:
         failed = next((r for r in reports if r.trouble), None)
         if failed is not None:
-            # Other lanes of a stage that Spark has ended may still be in a call, for the time limit of a call at most.
+            # If Spark has ended the stage, its other lanes may still be inside a call, at most until the call's time
+            # limit.
             outlast_s = self._nodes[destination].policy.send_timeout if failed.others else 0.0
             self.breakers.record_failure(destination, failed.trouble, permanent=failed.permanent, at_least_s=outlast_s)
         elif reports:
@@ -308,7 +311,7 @@ class Dispatcher:
 
 
 class _CallOnLast:
-    """Calls ``function`` when it has itself been called so many times, from any threads."""
+    """Calls ``function`` once this object has been called ``times`` times, from any threads."""
 
     def __init__(self, times: int, function: Callable[[], None]) -> None:
         self._left = times
@@ -327,7 +330,7 @@ _NO_ORDER: Final = SendOrder(np.array([]), np.array([]))
 
 
 def _group_families(files: Sequence[DataFile]) -> list[list[DataFile]]:
-    """Group files that one lane must send in their order: a family's deletes go after its upserts."""
+    """Group files that one lane must send in order, since a family's deletes must follow its upserts."""
     groups: list[list[DataFile]] = []
     for file in files:
         if groups and split_family(groups[-1][-1], file):
@@ -337,7 +340,7 @@ def _group_families(files: Sequence[DataFile]) -> list[list[DataFile]]:
     return groups
 
 
-# Deliver, in the driver: destinations that hold newer rows than those this state sends.
+# The deliver phase in the driver: destinations that hold newer rows than those this state sends.
 
 _RAISED_TEXT: Final = (
     "destination {name} holds deliveries newer than this state: an earlier state, now lost, was written under another "
@@ -353,8 +356,8 @@ _STALE_TEXT: Final = (
 class SequenceGuard:
     """Counts stale deliveries, and keeps this state's sequences above those that its destinations hold.
 
-    Otherwise a state that was created again while the clock was behind would deliver nothing, and every delivery would
-    seem done.
+    Otherwise a state recreated with a clock that is behind would deliver nothing: every delivery would be stale, and
+    count as done.
     """
 
     def __init__(self, state: State, dispatcher: Dispatcher, report: Callable[[str], None]) -> None:
@@ -388,8 +391,8 @@ class SequenceGuard:
         self._raise_sequences()
 
     def report(self) -> bool:
-        """Report the stale deliveries since the last time; returns whether sequences rose, which a commit must
-        record."""
+        """Report stale deliveries since the last report; return whether the next sequence was raised, which a commit
+        must record."""
         for name, count in self._stale.items():
             self._report(_STALE_TEXT.format(name=name, count=count))
         self._stale.clear()

@@ -1,13 +1,13 @@
 """Deliver, in the workers: the rows of one outbox file are sent to their destination, chunk by chunk.
 
-Steps for each chunk, and the state after a kill at each:
+Steps for each chunk, and what a kill at that step means:
 
-1. (at-most-once) claim it, durably       killed after this: never sent again, *unknown*
-2. look whether the pass is still open     closed: send nothing
-3. ``write``                               killed in here: unknown; sent again under the other guarantees
-4. note what came of it, durably           (not under exactly-once, where a repetition is none)
-5. at the end of a file, or when a second has passed, also while a ``write`` runs: the rows' ledger events as a data
-   file, and a result that names it
+1. (at-most-once) claim it durably         killed after this: outcome *unknown*, never sent again
+2. check that the pass is still open       if it is closed: nothing is sent
+3. call ``write``                          killed during the call: unknown; other guarantees send again
+4. record the outcomes durably             (not under exactly-once, where repeating is harmless)
+5. at the end of a file, and about every second, even during a ``write``: write the rows' ledger events to a data file,
+   and record a result that names it
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ _SENT: Final = (
     "provenance",
     "key_hash",
 )
-"""Columns that a delivery is made of, in the order of its own fields."""
+"""Columns from which a delivery is built, in the order of its fields."""
 
 
 class FileDelivery:
-    """Delivers one outbox file: its eligible rows, cut into chunks the same way by every attempt of a pass.
+    """Delivers one outbox file: its eligible rows, which every attempt of a pass splits into the same chunks.
 
     Attributes:
         row_positions: positions in the file of the eligible rows. Other methods count rows by their index in this
@@ -80,10 +80,10 @@ class FileDelivery:
         table: columns of the eligible rows that are kept in memory, without content.
         row_numbers: values of their column ``row``.
         content: content of the current chunk; its first row has the index ``content_start``.
-        unreadable: in isolation mode, index of a row whose content does not fit into memory -> the error.
+        unreadable: index of a row -> the error, for rows whose content does not fit into memory (isolation mode only).
         last_published: monotonic time when ledger events were written last.
-        pending: chunks that were sent and are in no ledger file yet: (start, end, results of rows not simply
-            delivered).
+        pending: chunks that were sent but are not in a ledger file yet: (start, end, results of the rows with an
+            outcome other than ok).
     """
 
     def __init__(self, turn: Turn, file: OutboxFile) -> None:
@@ -118,8 +118,8 @@ class FileDelivery:
             self._write_part()
 
     def _select_eligible(self, table: pa.Table) -> tuple[np.ndarray[Any, Any], pa.Table]:
-        """Select the rows that are due and not held by an older one of their document or key; returns their positions
-        in the file, and their columns."""
+        """Select rows that are due and not held back by an earlier row of their document or key. Returns their
+        positions in the file, and the table of these rows."""
         now_us = self.turn.now_us
         latest = latest_us(now_us, self.policy.longest_backoff_s)
         due = pc.or_(pc.less_equal(table["due"], now_us), pc.greater(table["due"], latest))
@@ -142,7 +142,7 @@ class FileDelivery:
         return done
 
     def _read_row_results(self, result: Result) -> Iterator[RowResult]:
-        """Yield the journal's results for single rows of exports."""
+        """Yield the results of single rows that an earlier attempt recorded."""
         if result.ledger_part is None:
             yield from result.rows
             return
@@ -178,8 +178,8 @@ class FileDelivery:
     def _read_groups(self) -> Iterator[tuple[pa.Table, np.ndarray[Any, Any]]]:
         """Yield the content of the rows, one table per row group, with the bytes of each row.
 
-        In isolation mode, a row that is alone in its group and does not fit into memory comes without content, and with
-        a size by which it is sent alone.
+        In isolation mode, a row that does not fit into memory although it is alone in its group is yielded without
+        content, with a size large enough that it becomes a chunk of its own.
         """
         start = 0
         while start < len(self.row_positions):
@@ -203,7 +203,8 @@ class FileDelivery:
         return group
 
     def _is_too_large_for_memory(self, error: Exception, start: int, end: int) -> bool:
-        """Return whether there is too little memory for this one row, in isolation mode, and record that."""
+        """Return whether this single row does not fit into memory, and record the error if so; always False outside
+        isolation mode."""
         if not self.turn.isolated or not lacks_memory(error) or end - start > 1:
             return False
         self.unreadable[start] = describe_memory_error(error)
@@ -217,7 +218,7 @@ class FileDelivery:
     def _send_once(self, rows: Rows, start: int, end: int) -> None:
         turn = self.turn
         if not turn.may_send():
-            raise LaneStop  # claim nothing that would not be sent
+            raise LaneStop  # do not claim rows that would not be sent
         waiting = self.keys.waiting(start, end)
         if len(waiting) == end - start:
             return
@@ -266,13 +267,13 @@ class FileDelivery:
         self._write_part_in_time()
 
     def _write_or_split(self, indexes: Sequence[int], deaths: int = 0) -> list[Outcome] | None:
-        """Send rows, and return their outcomes, None if all are ok.
+        """Send rows and return their outcomes; None if all are ok.
 
-        A chunk that fails as a whole is halved until the bad row stands alone. The deliveries are built again for each
-        call, since ``write`` may have changed those it got before it failed.
+        A chunk that fails as a whole is split in halves until the row at fault is alone. Deliveries are built anew for
+        each call, since a failed ``write`` may have modified them.
 
         Args:
-            deaths: processes that a single row has ended so far; it is given up after the policy's attempts.
+            deaths: number of processes that this single row has killed so far; limited by the policy's attempts.
         """
         chunk = self._read_deliveries(indexes)
         if (refused := self._unreadable_outcome(indexes[0])) is not None:
@@ -311,8 +312,8 @@ class FileDelivery:
     def _merge_outcomes(
         self, waiting: list[int], outcomes: list[Outcome] | None, start: int, end: int
     ) -> list[Outcome] | None:
-        """Return the outcomes of all rows of a chunk, also of those left out; exports that did not arrive hold their
-        keys."""
+        """Return the outcomes of all rows of a chunk, including those left out, which are *held*. Exports that were not
+        delivered hold back later exports of their key."""
         if waiting:
             sent, left_out = iter(outcomes or repeat(Outcome.ok())), set(waiting)
             outcomes = [Outcome.held() if at in left_out else next(sent) for at in range(end - start)]
@@ -334,11 +335,11 @@ class FileDelivery:
         return answered + [Outcome("unknown", "write gave no outcome")] * (len(chunk) - len(answered))
 
     def _unreadable_outcome(self, start: int) -> list[Outcome] | None:
-        """Return the outcome of a row that cannot be read; None: it can be."""
+        """Return the outcome for a row whose content could not be read; None: its content was read."""
         return [Outcome("killed", self.unreadable[start])] if start in self.unreadable else None
 
     def _read_deliveries(self, indexes: Sequence[int]) -> list[Delivery]:
-        """Return rows of the current chunk as the destination gets them."""
+        """Build the deliveries for these rows of the current chunk."""
         start, end = indexes[0], indexes[-1] + 1
         try:
             deliveries = self._make_deliveries(start, end)
@@ -364,14 +365,15 @@ class FileDelivery:
         return list(map(Delivery, *columns.values()))
 
     def _note(self, rows: Rows, start: int, end: int, outcomes: list[Outcome] | None) -> None:
-        """Record the results of a chunk before the next is sent: a kill leaves one chunk a lane without a result."""
+        """Record the results of a chunk before the next one is sent, so that a kill leaves at most one chunk per lane
+        without a result."""
         results = self._row_results(start, end, outcomes)
         self.turn.journal.publish(self.turn.number, self._result(rows, start, end, results, None))
         crash.point("deliver.noted")
         self.pending.append((start, end, results))
 
     def _row_results(self, start: int, end: int, outcomes: list[Outcome] | None) -> list[RowResult]:
-        """Return the results to record of rows that were not simply delivered."""
+        """Return the results of rows with an outcome other than ok."""
         if outcomes is None:
             return []
         part = self.table.slice(start, end - start)
@@ -398,23 +400,24 @@ class FileDelivery:
         return sum(row not in stay for row in rows.tolist())
 
     def _eligible_rows(self, rows: Rows, start: int, end: int, left_out: Sequence[int] = ()) -> list[int] | None:
-        """Return the numbers of the eligible rows of a range, without those left out; None if that is all of the range.
+        """Return the numbers of the eligible rows of a range, except those left out; None if these are all rows of the
+        range.
 
         Args:
-            left_out: places in the chunk.
+            left_out: indexes within the chunk.
         """
         if rows.end - rows.first == end - start and not left_out:
             return None
         return _leave_out(self.row_numbers[start:end].tolist(), left_out)
 
     def _write_part_in_time(self) -> None:
-        """Write ledger events (5) if a second has passed; in isolation mode always, as the next chunk may end the
-        process."""
+        """Write ledger events (step 5) if the last ones are a second old; in isolation mode always, since the next
+        chunk may kill the process."""
         if self.pending and (self.turn.isolated or time.monotonic() - self.last_published >= limits.RESULT_EVERY_S):
             self._write_part()
 
     def _write_part(self) -> None:
-        """Write ledger events (5) of all chunks since the last time, one file for each run of neighbouring chunks."""
+        """Write ledger events (step 5) of all chunks since the last time, one file for each run of adjacent chunks."""
         runs: list[list[tuple[int, int, list[RowResult]]]] = []
         for chunk in self.pending:
             if runs and runs[-1][-1][1] == chunk[0]:
@@ -440,7 +443,7 @@ class FileDelivery:
         self, rows: Rows, start: int, end: int, results: list[RowResult], part: tuple[str, int, int] | None
     ) -> None:
         if part is None:
-            return  # nothing was attempted
+            return  # no row was attempted
         result = self._result(rows, start, end, results, part)
         self.turn.journal.publish(self.turn.number, result)
         crash.point("deliver.result")
@@ -479,29 +482,30 @@ class Lane(NamedTuple):
     isolated: bool = False
     """A worker died over this destination, or it hung: it is called in a child process."""
     settled: int = 0
-    """Deliveries of lower sequences do not come again."""
+    """Deliveries with lower sequences are settled: they are never sent again."""
 
 
 class LaneReport(NamedTuple):
-    """Report of a lane on its destination as a whole."""
+    """A lane's report on the health of its destination."""
 
     destination: str
     trouble: str = ""
-    """Why the lane stopped: the destination is unavailable or misconfigured; "": it did not."""
+    """Reason why the lane stopped (the destination is unavailable or misconfigured); "": it did not stop."""
     permanent: bool = False
     """An operator must fix it."""
     hung: bool = False
     """A call of the destination was abandoned."""
     others: bool = False
-    """Other lanes of this destination may still be in a call."""
+    """Other lanes of this destination may still be inside a call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Task: deliver a lane in this pass.
+    """Task: deliver one lane in this pass.
 
-    An abandoned call must not take effect later, when something newer may have been sent. So once all results are
-    recorded, its process ends. Spark tries the task again, or reports that a worker died; both find the record of it.
+    An abandoned call must not take effect later, after newer deliveries were sent. So its process ends as soon as all
+    results are recorded. Spark then repeats the task or reports a dead worker; in either case the journal says that the
+    call was given up.
     """
 
     pickled_plan: PickledPlan
@@ -554,11 +558,11 @@ class Pass:
 def context_of(
     plan: Plan, node: DestinationNode, number: int, sender: SenderIdentity, settled: int = 0
 ) -> DestinationContext:
-    """Return the context that a destination gets about this sender.
+    """Return the context that a destination gets about the state that delivers to it.
 
     Args:
         number: number of the pass.
-        settled: deliveries with lower sequences do not come again.
+        settled: deliveries with lower sequences are never sent again.
     """
     guarantee = node.policy.guarantee
     return DestinationContext(

@@ -1,4 +1,4 @@
-"""A lane's turn at its destination: calls that may hang or kill their process, and what outcomes mean for rows."""
+"""A lane's calls of its destination, which may hang or kill their process, and the meaning of outcomes for rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ferryman.storage.files import StatePath
 
 
 class LaneStop(Exception):
-    """Ends a lane; the rest of its rows stays pending. ``hung``: a call was abandoned."""
+    """Raised to end a lane; its remaining rows stay pending. ``hung``: a call was abandoned."""
 
     def __init__(self, why: str = "", permanent: bool = False, *, hung: bool = False) -> None:
         super().__init__(why, permanent)
@@ -31,18 +31,18 @@ class LaneStop(Exception):
 
 
 class Turn:
-    """Context of a lane in one pass: the destination and how it is called, the journal, the deadline.
+    """State of a lane during one pass: its destination and how that is called, the journal, the deadline.
 
     Attributes:
         number: number of the pass.
-        epoch: the driver's.
+        epoch: epoch of the driver.
         isolated: a worker died over this destination, or it hung: it is called in a child process.
-        progress: takes the lane's progress.
+        progress: reports the lane's progress.
         at_most_once: the guarantee is at-most-once.
         exactly_once: the guarantee is exactly-once, so sending again has no effect.
-        deadline: monotonic time; chunks that have not begun by then stay pending.
+        deadline: monotonic time; chunks that were not started by then stay pending.
         claimed_elsewhere: chunks that another worker has claimed.
-        held_keys: keys of which an export has not arrived.
+        held_keys: keys with an export that was not delivered.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Turn:
         self.claimed_elsewhere: list[Rows] = []
         self.held_keys = HeldKeys(ended_holds=ended_holds)
         self._same_error: tuple[str, int, int] = ("", 0, 0)
-        """Outcome that all rows of the last chunks had: its text, the number of chunks, the number of rows."""
+        """Error that all rows of the last chunks had in common: its text, the number of chunks, the number of rows."""
         self._caller: Caller = ProcessCaller(node.destination) if isolated else ThreadCaller(node.name)
 
     @property
@@ -85,12 +85,12 @@ class Turn:
         return self._caller.call(function, *args, timeout_s=self.node.policy.send_timeout, meanwhile=meanwhile)
 
     def may_send(self) -> bool:
-        """Return whether the pass is open, and there is time (2)."""
+        """Return whether the pass is open and the deadline has not passed (step 2)."""
         return self.journal.open_for(self.number) and time.monotonic() <= self.deadline
 
     def check_same_error(self, outcomes: list[Outcome] | None) -> LaneStop | None:
-        """Return what stops the lane if every row of many chunks in a row failed with the same text: then the
-        destination as a whole has failed."""
+        """Return what stops the lane if every row of many consecutive chunks failed with the same text, which means
+        that the destination as a whole has failed; None: continue."""
         kinds_and_reasons = {(o.kind, plain_text(o.why)) for o in outcomes or ()}
         if len(kinds_and_reasons) != 1 or next(iter(kinds_and_reasons))[0] not in (
             "permanent",
@@ -108,8 +108,8 @@ class Turn:
         return LaneStop(f"it refused every row of {chunks + 1} chunks in a row: {why} ({remedy})", kind == "permanent")
 
     def end(self) -> None:
-        """End the calls. If live workers have claimed chunks of this lane, wait for their results, as long as a call
-        may take."""
+        """End the calls. If live workers have claimed chunks of this lane, wait for their results, at most as long as a
+        call may take."""
         self._caller.end()
         self.progress.flush()
         until = time.monotonic() + self.node.policy.send_timeout
@@ -128,11 +128,11 @@ _END: Final = object()
 
 
 class Hung(Exception):
-    """A call of the destination did not return in time; its effect is not known."""
+    """A call of the destination did not return in time; whether it took effect is unknown."""
 
 
 class Killed(Exception):
-    """A call of the destination ended its process, or ran out of memory there; ``death`` says how."""
+    """A call of the destination killed its process, or ran out of memory in it; ``death`` has the details."""
 
     def __init__(self, death: Died) -> None:
         super().__init__(death)
@@ -143,7 +143,7 @@ class Killed(Exception):
 
 
 class Caller(Protocol):
-    """Makes a destination's calls, one after the other."""
+    """Calls a destination, one call at a time."""
 
     @property
     def has_abandoned_call(self) -> bool:
@@ -160,7 +160,8 @@ class Caller(Protocol):
         """Call ``function``, and return what it returns or raise what it raises.
 
         Args:
-            meanwhile: called about every ``limits.RESULT_EVERY_S`` until the call returns, if the caller can do that.
+            meanwhile: called about every ``limits.RESULT_EVERY_S`` seconds until the call returns, if this caller
+                supports it.
 
         Raises:
             Hung: it did not return within ``timeout_s``.
@@ -175,7 +176,7 @@ class Caller(Protocol):
 class ThreadCaller:
     """Runs a destination's calls one after the other in a daemon thread.
 
-    After ``Hung`` the thread is abandoned: it cannot be stopped, only its process can. This object must not be used
+    After ``Hung`` the thread is abandoned, since only its whole process can be stopped. The object must not be used
     again.
     """
 
@@ -224,13 +225,13 @@ class ThreadCaller:
 
 
 class ProcessCaller:
-    """Runs a destination's calls in a child process. After a death the destination is opened again before the next
+    """Runs a destination's calls in a child process. If that dies, the destination is opened again before the next
     call.
 
-    An abandoned call ends with its process.
+    An abandoned call is ended together with the child process.
 
     Args:
-        destination: not opened in this process, since it is pickled for the child.
+        destination: must not be open in this process, since it is pickled for the child.
     """
 
     has_abandoned_call = False
@@ -267,7 +268,7 @@ class ProcessCaller:
 
 
 class _DestinationServer:
-    """Calls the destination in the child, and opens it first if an earlier child had."""
+    """Calls the destination in the child process; opens it first if it was open in an earlier child that died."""
 
     def __init__(self, destination: Destination) -> None:
         self._destination = destination
@@ -282,12 +283,12 @@ class _DestinationServer:
 
 
 def _read_all(answer: Any) -> Any:
-    """Return a call's answer, a generator as a list: reading it is part of the call."""
+    """Return a call's answer, with a generator converted to a list, since consuming it is part of the call."""
     return [*answer] if isinstance(answer, Iterator) else answer
 
 
 def is_universal(error: BaseException) -> bool:
-    """Return whether the error concerns the destination, not one document."""
+    """Return whether the error concerns the destination as a whole."""
     if isinstance(error, DeliveryError):
         return error.universal
     return isinstance(error, (ConnectionError, TimeoutError))
@@ -297,7 +298,7 @@ def is_universal(error: BaseException) -> bool:
 
 
 def row_result(row: int, before: Attempts, outcome: Outcome, policy: Policy, now_us: int) -> RowResult:
-    """Return the journal's row for an outcome that was not ok."""
+    """Return the result to record in the journal for an outcome other than ok."""
     attempt, kind, why = before.attempt + 1, outcome.kind, plain_text(outcome.why)
     if kind == "stale":
         return RowResult(row, Status.INDEXED, "stale: the destination has something newer", attempt, None)

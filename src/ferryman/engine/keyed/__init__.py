@@ -1,1 +1,1 @@
-"""Keyed nodes at work: their due documents are grouped by key, and each key's state is brought up to date."""
+"""Processing of keyed nodes: due documents are grouped by key, and each key's state is updated."""

@@ -1,4 +1,5 @@
-"""Grouping by key, in the workers: an outbox file of a keyed node becomes sorted runs, one for each range of keys."""
+"""Grouping by key, in the workers: the rows of a keyed node's outbox file are sorted and split into runs, one per range
+of keys."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ from ferryman.storage.parquet import column_values, data_files
 
 
 class SortedRun(NamedTuple):
-    """A sorted run of one range of keys."""
+    """Sorted file of documents whose keys are in one range."""
 
     range: int
     path: str
@@ -41,11 +42,12 @@ class SortedRun(NamedTuple):
 
 
 class GroupFile(NamedTuple):
-    """An outbox file of a keyed node.
+    """An outbox file whose rows are to be grouped.
 
     Attributes:
-        first: its first sequence.
-        held: rows of documents of which an older row is pending, perhaps in another file.
+        first: first sequence in the file.
+        held: rows that must wait: an older row of their document is pending, perhaps in another file, or an earlier
+            export of their key holds them back.
     """
 
     path: str
@@ -55,20 +57,20 @@ class GroupFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupByKey:
-    """Task: read the pending rows of an outbox file, and write a run for each range of keys."""
+    """Task: read the pending rows of an outbox file, and write a sorted run for each range of keys."""
 
     shipped: PickledPlan
     node: str
     outbox: str
     folder: str
     ranges: int
-    """Number of key ranges, of equal width."""
+    """Number of key ranges, which are of equal width."""
     contributions: tuple[str, ...] = ()
-    """Files of what documents that may change have contributed to keys."""
+    """Files with the earlier contributions of documents that may change."""
     files: int = 1
-    """Number of outbox files that are read."""
+    """Number of outbox files that are grouped in this pass."""
     isolated: bool = False
-    """There was too little memory for it: documents for which there is none have no key, and fail."""
+    """Whether the task ran out of memory before: then documents too large for memory get no key, and fail."""
 
     @signals_interrupt()
     def __call__(self, file: GroupFile) -> list[SortedRun]:
@@ -84,10 +86,10 @@ class GroupByKey:
             except Exception as e:
                 if not self.isolated or not lacks_memory(e) or not _refuse_largest(path, refused, e):
                     raise
-            gc.collect()  # what was read
+            gc.collect()  # memory of the tables that were read
 
     def _group(self, assigner: KeyAssigner, path: Path, file: GroupFile, refused: dict[int, str]) -> list[SortedRun]:
-        """Return the runs of the file; ``refused``: row groups that are not read -> why."""
+        """Return the file's sorted runs; ``refused``: number of a row group that must not be read -> reason."""
         tables = [
             assigner.assign_keys(rows, file.first, file.held, refused.get(number))
             for number, rows in enumerate(row_groups(path, refused))
@@ -109,7 +111,7 @@ class GroupByKey:
 
 
 def _refuse_largest(path: Path, refused: dict[int, str], error: Exception) -> bool:
-    """Refuse the largest document that has a row group of its own; False: there is none, or it is small."""
+    """Refuse the largest document that has a row group of its own; return False if there is none, or if it is small."""
     metadata = pq.read_metadata(path)
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     sizes = {n: g.total_byte_size for n, g in enumerate(groups) if g.num_rows == 1 and n not in refused}
@@ -127,9 +129,9 @@ def range_starts(ranges: int) -> list[int]:
 
 # Assignment of documents to keys.
 #
-# A document of a log is counted at its key. One that may change comes with its earlier contribution; if that was to
-# another key, it is withdrawn there first, and counted at its new key in the next pass: so a row of the outbox is never
-# processed at two keys at once.
+# A log's document is counted at its key. A document that may change is assigned together with its earlier contribution.
+# If that was to another key, it is first withdrawn there, and counted at its new key in the next pass, so that an
+# outbox row is never processed at two keys at once.
 
 
 class _OutboxRow(NamedTuple):
@@ -143,7 +145,7 @@ class _OutboxRow(NamedTuple):
 
 
 class _AssignedKey(NamedTuple):
-    """A key to which a document is assigned, and its task there."""
+    """Key that a document is assigned to, and what to do with the document there."""
 
     key: str
     task: KeyTask
@@ -155,8 +157,8 @@ class KeyAssigner:
     """Assigns the documents of one node to keys.
 
     Args:
-        contributions: files of what documents contributed to keys before.
-        folder: for what does not fit into memory.
+        contributions: files with the earlier contributions of documents to keys.
+        folder: for data that does not fit into memory.
     """
 
     def __init__(self, node: KeyedNode, plan: Plan, contributions: Sequence[str], folder: Path) -> None:
@@ -168,15 +170,15 @@ class KeyAssigner:
         self._holding_sources = [
             name for name, log in self._logs.items() if stops and log.ordered and log.on_error == "stop"
         ]
-        """Sources of which a document that failed for good holds the later ones of its key."""
+        """Sources where a document that failed permanently holds back later documents of its key."""
         self._contributions = contributions
         self._folder = folder
 
     def assign_keys(self, rows: pa.Table, first: int, held: Sequence[int], fault: str | None = None) -> pa.Table:
-        """Return rows of an outbox file in the columns of ``RUN``: those that are pending, and those that hold others.
+        """Return an outbox file's rows in the columns of ``RUN``: the pending ones, and those that hold back others.
 
         Args:
-            fault: why they have come without content, and so have no key.
+            fault: why the rows' content, and so their key, could not be read; None: it was read.
         """
         holds = pc.is_in(rows["source"], value_set=pa.array(self._holding_sources, pa.string()))
         wanted = pc.or_(pc.is_valid(rows["due"]), holds)
@@ -218,7 +220,7 @@ class KeyAssigner:
             yield self._assign_deleted(earlier) if each.operation == "delete" else self._assign_upsert(each, earlier)
 
     def _assign_deleted(self, earlier: Sequence[Contribution]) -> _AssignedKey:
-        """Return the key of a deleted document: the one to which it contributed."""
+        """Return the assignment of a deleted document: to the key that it contributed to."""
         if not earlier:
             return _AssignedKey("", KeyTask.NOTHING)
         task = KeyTask.COUNT if len(earlier) == 1 else KeyTask.WITHDRAW
@@ -227,7 +229,7 @@ class KeyAssigner:
     def _assign_upsert(self, row: _OutboxRow, earlier: Sequence[Contribution]) -> _AssignedKey:
         try:
             key = self._node.key_of(Document.of(row.document, decode_fields(row.fields or b"{}"), row.raw))
-        except BaseException as e:  # it had one before the commit
+        except BaseException as e:  # it had a key at the commit
             return _AssignedKey("", KeyTask.COUNT, fault=f"key of {self._node.name}: {describe(unless_interrupt(e))}")
         for other in earlier:
             if other.key != key:
@@ -235,12 +237,13 @@ class KeyAssigner:
         return _AssignedKey(key, KeyTask.COUNT, earlier[0].fields if earlier else None)
 
 
-# Sorted runs: the due documents of a keyed node in files, each in the order of buckets, keys and documents.
+# Sorted runs: a keyed node's due documents in files, each sorted by bucket, key and document.
 #
-# Several are merged with a bounded part of each in memory, however many documents one key has.
+# Runs are merged with only a part of each in memory, however many documents a key has.
 
 RUN_ORDER: Final = ("bucket", "key", "source_number", "place", "sequence")
-"""Documents of a key stand by source, then of a log by sequence, of another source by id (``place``)."""
+"""Sort order of runs: documents of a key are ordered by source; within a log by sequence, within other sources by id
+(``place``)."""
 
 _OUTBOX: Final = (*EVENT_OF_ROW, "attempt", "due", "since", "transient", "fields", "raw")
 
@@ -260,27 +263,27 @@ RUN: Final = pa.schema(
         *(OUTBOX_FILE.field(name) for name in _OUTBOX),
     ]
 )
-"""``file``: first sequence of the outbox file. ``fault``: why the document has no key; null: it has one. ``holds``: if
-it fails for good, do later documents of its key wait? ``task``: see ``KeyTask``. ``kept``: may the document change?
-``previous``: what the key was given of it before, as JSON."""
+"""``file``: first sequence of the outbox file. ``fault``: why the document has no key; null: it has one. ``holds``:
+whether its permanent failure holds back later documents of its key. ``task``: see ``KeyTask``. ``kept``: whether the
+document may change, so that its contribution is stored. ``previous``: its earlier contribution to the key, as JSON."""
 
 
 class KeyTask(enum.StrEnum):
-    """Kinds of work for a document at a key."""
+    """Ways to process a document at a key."""
 
     COUNT = "count"
-    """Counted in the state of the key; as a delete, removed from it."""
+    """Count it in the key's state; if it is a delete, remove it from the state."""
     WITHDRAW = "withdraw"
-    """It has another key now, so this one removes it; in the next pass it is counted at its new key."""
+    """Remove it from this key's state, since it has another key now; the next pass counts it there."""
     NOTHING = "nothing"
-    """Contributed to no key."""
+    """Do nothing: a deleted document that has contributed to no key."""
 
 
 def write_run(path: Path, rows: pa.Table, runs: int = 1) -> None:
-    """Write rows that are in order.
+    """Write rows that are already sorted.
 
     Args:
-        runs: number of runs that are merged with this one: of all together ``KEY_MERGE_BYTES`` are in memory.
+        runs: number of runs that will be merged together; their row groups share ``limits.KEY_MERGE_BYTES``.
     """
     share = min(limits.KEY_MERGE_INPUT_BYTES, limits.KEY_MERGE_BYTES // max(1, runs))
     most = max(1, min(limits.KEY_MERGE_INPUT_ROWS, share * rows.num_rows // max(1, rows.nbytes)))
@@ -289,7 +292,7 @@ def write_run(path: Path, rows: pa.Table, runs: int = 1) -> None:
 
 
 class _RunReader:
-    """Reader of one sorted run: some of its rows are in memory."""
+    """Reads one sorted run; holds some of its rows in memory."""
 
     def __init__(self, file: pa.NativeFile) -> None:
         self._reader = pa.ipc.open_file(file)
@@ -297,18 +300,18 @@ class _RunReader:
         self._rows = RUN.empty_table()
 
     def has_rows(self) -> bool:
-        """Read the next rows if none are in memory; False: there are no more."""
+        """Read the next rows if none are in memory; return False at the end of the run."""
         while not self._rows.num_rows and self._next < self._reader.num_record_batches:
             self._rows = pa.Table.from_batches([self._reader.get_batch(self._next)])
             self._next += 1
         return bool(self._rows.num_rows)
 
     def last_place(self) -> tuple[Any, ...]:
-        """Return the place of the last row in memory."""
+        """Return the sort key of the last row in memory."""
         return self._place_of(self._rows.num_rows - 1)
 
     def take(self, upto: tuple[Any, ...] | None) -> pa.Table:
-        """Return the rows in memory up to this place, all if None."""
+        """Return and remove the rows in memory up to this sort key; all rows if it is None."""
         end = self._rows.num_rows if upto is None else self._end(upto)
         rows, self._rows = self._rows.slice(0, end), self._rows.slice(end)
         return rows
@@ -328,7 +331,7 @@ class _RunReader:
 
 
 def merge_runs(paths: Sequence[str]) -> Iterator[pa.Table]:
-    """Yield all rows in order, some at a time."""
+    """Yield the rows of all runs in sort order, some at a time."""
     with ExitStack() as files:
         runs = [_RunReader(files.enter_context(pa.OSFile(local_path(path)))) for path in paths]
         while runs := [run for run in runs if run.has_rows()]:

@@ -1,9 +1,9 @@
-"""The update phase of keyed nodes in a pass, in the driver: which documents are due, and which task updates which keys.
+"""The update phase of keyed nodes, in the driver: decides which documents are due, and which task updates which keys.
 
-1. group: a task an outbox file writes its documents as sorted runs, one a range of keys
-2. update: a task a range merges the runs, calls ``update``, and publishes the results in the journal
+1. group: one task per outbox file writes its documents as sorted runs, one per range of keys
+2. update: one task per range merges the runs, calls ``update``, and publishes its results in the journal
 
-Settle makes them known. What was not published has not happened: the documents are still due.
+Settle commits published results. Unpublished ones have no effect: their documents are still due.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ferryman.storage.files import remove_folder
 
 
 class KeyUpdates:
-    """Updates the states of keyed nodes, in all passes of a run."""
+    """Updates the states of keyed nodes, in every pass of a run."""
 
     def __init__(self, state: State, shipped: PickledPlan, runner: Runner, breakers: BreakerRegistry) -> None:
         self._state = state
@@ -49,7 +49,7 @@ class KeyUpdates:
                 crash.point("update.done")
 
     def _due_files(self, node: KeyedNode, now_us: int) -> list[DataFile]:
-        """Return all files with documents of the node, oldest first, if one of them is due."""
+        """Return all outbox files of the node, oldest first, if a row in one of them is due; otherwise none."""
         found = [f for f in self._state.outbox.files.values() if f.partition["destination"] == node.name]
         longest_s = self._state.plan.longest_backoff_s
         due = any(pending_rows(f) and wait_of_file_s(f, now_us, longest_s) == 0 for f in found)
@@ -77,12 +77,12 @@ class KeyUpdates:
             remove_folder(folder)
 
     def _may_change(self, node: KeyedNode) -> bool:
-        """Return whether documents come to the node that can change or vanish."""
+        """Return whether the node receives documents that can change or be deleted."""
         return any(not isinstance(each.source, Log) for each in upstream_sources(node, self._state.plan.nodes))
 
     def _files_to_group(self, node: KeyedNode, files: Sequence[DataFile], number: int) -> list[GroupFile]:
-        """Return the files to group. A newer row of a document that may change waits until the one before has ended;
-        exports of another keyed node wait for those of their key that were refused there."""
+        """Return the files to group, with the rows that must wait: a newer row of a changeable document waits for older
+        ones, and another keyed node's export waits for earlier exports of its key that were refused."""
         keys = {first_sequence(file): file.path for file in files}
         held: dict[int, list[int]] = {}
         if self._may_change(node) and not all(int(file.partition["wave"]) == number for file in files):
@@ -96,7 +96,8 @@ class KeyUpdates:
         return [GroupFile(path, key, held.get(key, [])) for key, path in keys.items()]
 
     def _ranges(self, node: KeyedNode, files: Sequence[DataFile]) -> int:
-        """Return how many tasks share the keys: no more than there are buckets; a range is never in two lanes."""
+        """Return the number of key ranges, and so of tasks: at most one per bucket, and a multiple of
+        ``limits.KEY_LANES``, so that no range spans two lanes."""
         size = sum(file.size for file in files)
         wanted = min(node.buckets, max(2 * self._runner.slots, size // limits.KEY_TASK_BYTES))
         if sum(file.rows for file in files) <= limits.KEY_MERGE_INPUT_ROWS:

@@ -1,6 +1,7 @@
 """Updates of keys, in the workers: the sorted runs of one range of keys are merged, and each key's state is updated.
 
-A task's files are durable before it publishes their names, once: two tasks of one range cannot both count.
+A task publishes the names of its files only when they are durable, and only one result per range can be published, so
+that of two tasks for a range only one counts.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ from ferryman.storage.parquet import Part, PartWriter, column_values
 
 
 class KeyRange(NamedTuple):
-    """Input of one task: the runs of a range of keys, and the keys' stored states."""
+    """Input of one task: the sorted runs of a range of keys, and the files with the keys' stored states."""
 
     number: int
     runs: list[str]
@@ -62,10 +63,10 @@ class KeyRange(NamedTuple):
 
 
 class KeyReport(NamedTuple):
-    """A task's observations of a keyed node."""
+    """A task's report on a keyed node."""
 
     trouble: str = ""
-    """Why the node failed as a whole; "" if it did not."""
+    """Reason why the node failed as a whole; "" if it did not."""
     permanent: bool = False
 
 
@@ -144,7 +145,8 @@ class _RangeUpdater:
         return KeyReport(str(trouble), trouble.permanent)
 
     def _small_tables(self, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-        """Yield the rows in tables of as many as are held as Python objects; states are looked up for more at once."""
+        """Yield the rows in tables small enough to be held as Python objects; states are looked up for more rows at
+        once."""
         for table in tables:
             whole = table.combine_chunks()
             self._states = self._stored_states(whole)
@@ -152,7 +154,8 @@ class _RangeUpdater:
                 yield whole.slice(at, limits.KEY_MERGE_INPUT_ROWS)
 
     def _update_table(self, table: pa.Table) -> NodeTrouble | None:
-        """Update keys by some rows in order; return what keeps the rest from being tried."""
+        """Update keys by some rows, in order; return the trouble that keeps the remaining rows from being processed, if
+        any."""
         known, sequences = self._states, table["sequence"].to_pylist()
         self._calls.begin(sequences)
         trouble = None
@@ -183,7 +186,7 @@ class _RangeUpdater:
             yield key, KeyedRow._make((at, *row, due, Attempts(attempt, since, transient)))
 
 
-# What an ``update`` returns, checked: a state that JSON can hold, and documents to export.
+# Check of what ``update`` returns: a state that JSON can hold, and documents to export.
 
 
 class Export(NamedTuple):
@@ -198,10 +201,10 @@ class Export(NamedTuple):
 
 
 def check_answer(key: str, given: Any) -> tuple[str | None, list[Export]]:
-    """Check what an ``update`` has returned: return the new state as JSON (None: there is none), and the exports.
+    """Check what ``update`` returned; return the new state as JSON (None: the key has no state), and the exports.
 
     Raises:
-        PermanentError: it is not a pair of these.
+        PermanentError: it is not a pair of state and exports.
     """
     if not isinstance(given, tuple) or len(given) != 2:
         raise PermanentError(f"returned a {type(given).__name__}: return a pair: the new state, and what to export")
@@ -252,10 +255,10 @@ def _check_export(key: str, given: Any) -> Export:
     return Export(key, id, "upsert", fields, raw, content_version(fields, raw))
 
 
-# Callers of an ``update``: this process, or a child of it once a worker has died over one.
+# Callers of ``update``: in this process, or in a child process after a worker has died in a call.
 #
-# In a child a call that ends its process costs nothing but the child. It is made again with half of its documents,
-# until the one stands alone that does it.
+# If a call kills the child, only the child is lost. The call is repeated with half of its documents each until the
+# document at fault is alone.
 
 UpdateAnswer = tuple[str | None, list[Export]]
 """The new state as JSON, None if there is none, and the exports."""
@@ -264,7 +267,7 @@ _decode = msgspec.json.decode
 
 
 class UpdateCaller(Protocol):
-    """Calls an ``update``."""
+    """Calls a keyed node's ``update``."""
 
     def call(self, key: str, value: str | None, documents: Sequence[Document]) -> UpdateAnswer:
         """Call ``update`` and return its checked result; its exceptions are raised here.
@@ -274,7 +277,7 @@ class UpdateCaller(Protocol):
 
         Raises:
             StepTimeout: it took longer than ``timeout=``.
-            PermanentError: it has returned what it may not, or it ends its process over this one document.
+            PermanentError: it returned something invalid, or it kills its process over this single document.
         """
         ...
 
@@ -296,7 +299,7 @@ class DirectCaller:
             return check_answer(key, self._node.update(key, state, [*documents]))
         with interrupt_after(self._timeout_s, _timeout_message(self._node)):
             given = self._node.update(key, state, [*documents])
-            return check_answer(key, given)  # exports may be made as they are asked for
+            return check_answer(key, given)  # exports may be a generator, which runs here
 
     def end(self) -> None:
         """Return at once: there is no child process."""
@@ -336,27 +339,27 @@ def _timeout_message(node: KeyedNode) -> str:
     return f"it took longer than timeout={node.timeout:g} s"
 
 
-# The calls of an ``update``, key by key: with the documents of a key in their order, as many as one call may get.
+# Calls of ``update``, key by key, each with as many of the key's documents as a call may get, in order.
 #
-# A call that raises is made again with half of its documents, until the bad one stands alone. Only that one fails;
-# those behind it wait for it, for the state that they are to change is not there yet.
+# A call that raises is repeated with half of its documents each until the document at fault is alone. Only that one
+# fails; those after it wait, because the state that they build on does not exist yet.
 
 _UNEXPLAINED: Final = (ErrorKind.UNFORESEEN, ErrorKind.CONNECTION)
-"""Errors that may be the node's own."""
+"""Kinds of errors for which the node itself may be at fault."""
 
 
 class NodeTrouble(Exception):
-    """Trouble of ``update`` itself: documents that it was not called for wait."""
+    """Raised if ``update`` itself is in trouble; documents that it was not called for wait."""
 
     def __init__(self, why: str, *, permanent: bool, blameless: bool) -> None:
         super().__init__(why)
         self.permanent = permanent
         self.blameless = blameless
-        """The failures of this task are not the documents' own either."""
+        """Whether the documents that failed in this task are not to blame either."""
 
 
 class KeyedRow(NamedTuple):
-    """A document of a key."""
+    """A document of the key that is being updated."""
 
     at: int
     """Row number in the current table."""
@@ -382,11 +385,11 @@ class KeyedRow(NamedTuple):
 
     @property
     def counts_in_state(self) -> bool:
-        """Return whether its key counts the document from now on."""
+        """Return whether the key's state contains the document after this call."""
         return self.task == KeyTask.COUNT and self.operation == "upsert"
 
     def as_document(self) -> Document:
-        """Return the row as the document that ``update`` gets."""
+        """Return the document that ``update`` receives for this row."""
         doc = Document.of(self.document, decode_fields(self.fields or b"{}") if self.counts_in_state else {})
         doc.raw, doc.operation = (self.raw, "upsert") if self.counts_in_state else (None, "delete")
         doc.previous = None if self.previous is None else decode_fields(self.previous)
@@ -394,10 +397,10 @@ class KeyedRow(NamedTuple):
 
 
 class KeyCalls:
-    """Calls ``update`` for one key after the other.
+    """Calls ``update`` for one key after another.
 
     Attributes:
-        results: of the rows of the current table: None, or what was noted; see ``UpdateOutput.add_events``.
+        results: result of each row of the current table: None if it was counted; see ``UpdateOutput.add_events``.
     """
 
     def __init__(self, node: KeyedNode, output: UpdateOutput, caller: UpdateCaller, now_us: int) -> None:
@@ -411,7 +414,7 @@ class KeyCalls:
         self.results: list[RowResult | None] = []
 
     def begin(self, sequences: Sequence[int]) -> None:
-        """Begin the next table, of these rows: each waits until it has a result."""
+        """Begin a table with rows of these sequences; each waits until it gets a result."""
         self.results = [RowResult(sequence, UNTOUCHED, "", 0, None) for sequence in sequences]
 
     def is_open(self, key: str) -> bool:
@@ -419,7 +422,7 @@ class KeyCalls:
         return self._key == key
 
     def open(self, key: str, bucket: int, known: KeyRow | None) -> None:
-        """Begin a key; following documents are of this key."""
+        """Begin a key; the following documents belong to it."""
         self.close()
         self._key, self._bucket = key, bucket
         self._before = self._value = None if known is None else known.value
@@ -427,7 +430,7 @@ class KeyCalls:
         self._held = False
 
     def close(self) -> None:
-        """End the key: its state is what the last call returned."""
+        """End the key, and write its state as the last call returned it, if that changed."""
         if self._key is not None and self._value != self._before:
             self._output.add_state(self._key, self._value, self._sequence, self._bucket)
         self._key = None
@@ -436,10 +439,10 @@ class KeyCalls:
         """Update the key with some documents, in their order.
 
         Args:
-            due_us: what is due later waits, unless others wait for it.
+            due_us: if no row is due by this time, µs since 1970, all of them wait.
         """
         self._held = self._held or not any(row.due is not None and row.due <= due_us for row in rows)
-        # a row without a due time has failed for good, and holds the rows behind it
+        # a row without a due time failed permanently, and holds back the rows behind it
         batch: list[KeyedRow] = []
         size = 0
         for row in rows:
@@ -468,7 +471,7 @@ class KeyCalls:
             value, exports = self._caller.call(self._key, self._value, [row.as_document() for row in rows])
         except Dropped as e:
             self._note_dropped(rows, plain_text(e) or f"dropped by {self._node.name}")
-        except WorkerDied:  # there is no child to call it: no document is to blame
+        except WorkerDied:  # no child process could be started, so no document is to blame
             raise
         except BaseException as e:
             self._retry_halves(rows, unless_interrupt(e))
@@ -480,10 +483,10 @@ class KeyCalls:
                 self._note_counted(row)
 
     def _note_counted(self, row: KeyedRow) -> None:
-        """Note that the key has counted, or removed, this document."""
+        """Record that the key's state now includes this document, or no longer does."""
         assert self._key is not None
         if row.task == KeyTask.WITHDRAW:
-            self._output.withdrawn += 1  # and it is still to come to its new key
+            self._output.withdrawn += 1  # its new key has yet to count it
         else:
             self.results[row.at] = None
         if row.kept:
@@ -509,8 +512,8 @@ class KeyCalls:
             self._note_failed(rows[0], fault)
 
     def _note_failed(self, row: KeyedRow, fault: NodeError) -> None:
-        """Note that this document fails; those behind it wait, unless it failed for good where nothing holds the
-        others."""
+        """Record that this document failed. Those behind it wait, unless it failed permanently and its source lets
+        later ones pass."""
         self._failures += fault.kind in _UNEXPLAINED
         if self._is_broken(fault):
             why = f"{fault.text}. So did the first {self._failures} calls, and none succeeded"
@@ -519,23 +522,25 @@ class KeyCalls:
         self._held = row.holds or result.status == Status.ERROR
 
     def _is_broken(self, fault: NodeError) -> bool:
-        """Return whether all calls of ``update`` have failed so far, and for no reason that it gave."""
+        """Return whether ``update`` counts as broken: every call so far has failed, with errors that may be the node's
+        own."""
         brake = self._node.brake
         return brake is not None and fault.kind in _UNEXPLAINED and not self._successes and self._failures >= brake
 
 
-# What a task writes of the keys that it updates: their states, their exports, and what became of their documents.
+# Output of a task for the keys that it updates: their states, their exports, and the events of their documents.
 
 _ROWS: Final = 16_384
-"""Rows that are held as Python objects."""
+"""Rows that are held in memory as Python objects."""
 
 _DONE: Final = (Status.INDEXED, Status.DROPPED)
 
 
 def interleave(rows: Sequence[Sequence[Any]], column: int) -> list[Sequence[Any]]:
-    """Return the first row of each value of the column, then the second of each, and so on.
+    """Order rows so that equal values of the column are spread: the first row of each value, then the second of each,
+    and so on.
 
-    A destination takes one export of a key at a time, and neighbours that are of other keys are sent together.
+    A chunk has at most one export per key, so spreading the exports of each key makes chunks large.
     """
     turns: Counter[Any] = Counter()
     numbers = []
@@ -546,7 +551,7 @@ def interleave(rows: Sequence[Sequence[Any]], column: int) -> list[Sequence[Any]
 
 
 class _DataFile:
-    """A data file that is being written, row by row.
+    """Data file that is written row by row.
 
     Args:
         interleave_by: number of the column by which rows are interleaved; None: they stay in order.
@@ -561,26 +566,26 @@ class _DataFile:
         self._size = 0
 
     def add(self, row: Sequence[Any], size: int = 0) -> None:
-        """Add a row, values in the order of the columns; ``size``: bytes of its content."""
+        """Add a row with values in the order of the columns; ``size``: bytes of its content."""
         self._rows.append(row)
         self._size += size
         if len(self._rows) >= _ROWS or self._size >= limits.GROUP_BYTES:
             self._flush()
 
     def write(self, table: pa.Table) -> None:
-        """Write rows that are a table already."""
+        """Write rows that are already a table."""
         if table.num_rows:
             if self._file is None:
                 self._file = self._open_writer()
             self._file.write(table)
 
     def finish(self, stats: dict[str, Any] | None = None) -> Part | None:
-        """Return the file, fsynced; None: it has no row."""
+        """Return the file, fsynced; None if it has no rows."""
         self._flush()
         return None if self._file is None else self._file.finish(stats)
 
     def abandon(self) -> None:
-        """Abandon the file."""
+        """Delete the unfinished file."""
         if self._file is not None:
             self._file.abandon()
 
@@ -594,11 +599,11 @@ class _DataFile:
 
 
 class UpdateOutput:
-    """The files of one task.
+    """Output files of one task.
 
     Args:
-        first_bucket: of its range.
-        has_followers: whether other nodes follow the node.
+        first_bucket: first bucket of the task's range of keys.
+        has_followers: whether nodes follow the keyed node; otherwise exports are dropped.
     """
 
     def __init__(
@@ -615,29 +620,30 @@ class UpdateOutput:
         self._folders = {name: root / name / node for name in ("state", "exports", "contributions")}
         self._folders["ledger"] = root / "ledger"
         self.withdrawn = 0
-        """Number of documents that were removed from a former key."""
+        """Number of documents that were withdrawn from a former key."""
         self._buckets: list[int] = []
         self._leaving: Counter[int] = Counter()
         self._counts: Counter[str] = Counter()
 
     def add_state(self, key: str, value: str | None, sequence: int, bucket: int) -> None:
-        """Write the new state of a key, JSON; None: it has none any more."""
+        """Write a key's new state as JSON; None: the key has no state any more."""
         self._state.add((key, value, sequence, self._wave, bucket), len(value or "") + len(key))
         self._buckets = [min([bucket, *self._buckets]), max([bucket, *self._buckets])]
 
     def add_contribution(self, key: str, whose: tuple[str, str, str, int], fields: bytes | None, bucket: int) -> None:
-        """Write the key's contribution of a document (source, id, route, revision), as JSON; None: it has none."""
+        """Write a document's contribution to the key, as JSON; None: it contributes no longer. ``whose``: source, id,
+        route, revision."""
         size = len(key) + sum(map(len, whose[:3])) + len(fields or b"")
         self._contributions.add((key, *whose, fields, self._wave, bucket), size)
 
     def add_exports(self, exports: Sequence[Export]) -> None:
-        """Write exports in their order, unless no node follows."""
+        """Write exports in order, unless no node follows."""
         for each in exports if self._has_followers else ():
             size = len(each.key) + len(each.document) + len(each.fields or b"") + len(each.raw or b"")
-            self._exports.add(each, size)  # keys may be large, too
+            self._exports.add(each, size)  # keys may be large
 
     def add_events(self, rows: pa.Table, results: Sequence[RowResult | None]) -> None:
-        """Write an event for each row of a run; None: the document went into the state."""
+        """Write an event for each row of a run that has a result; None counts as INDEXED."""
         noted = [result for result in results if result is not None]
         events = sent_events(rows.rename_columns({"sequence": "row"}), noted, self._node, self._wave)
         self._ledger.write(events)
@@ -651,7 +657,7 @@ class UpdateOutput:
             self._counts["failed"] += status in (Status.DEAD, Status.ERROR_DOC)
 
     def finish(self, number: int) -> UpdateResult:
-        """Write what is left; the files and their names are durable when this returns."""
+        """Finish all files; they and their names are durable when this returns."""
         first, last = self._buckets or (0, 0)
         state = self._state.finish(file_stats((first, last), (self._wave, self._wave)))
         ledger, exports, contributions = (t.finish() for t in (self._ledger, self._exports, self._contributions))
@@ -675,22 +681,22 @@ class UpdateOutput:
         )
 
     def remove(self, result: UpdateResult) -> None:
-        """Remove the files: another task has updated these keys before."""
+        """Remove the files of this result, because another task has updated these keys first."""
         for name, folder in self._folders.items():
             if (part := getattr(result, name)) is not None:
                 remove(folder / part.path)
 
     def abandon(self) -> None:
-        """Abandon the files after an error."""
+        """Delete the unfinished files after an error."""
         for each in (self._state, self._exports, self._ledger, self._contributions):
             each.abandon()
 
 
-# What a failed call means for its document: tried again, failed or rejected.
+# Meaning of a failed call for its document: retried, failed or rejected.
 
 
 def failed_row(sequence: int, before: Attempts, fault: NodeError, policy: Policy, now_us: int) -> RowResult:
-    """Return the journal's row for a document whose attempt failed."""
+    """Return the result to record in the journal for a document whose attempt failed."""
     attempt, why = before.attempt + 1, with_traceback(fault.text, fault.trace)
     if fault.kind is ErrorKind.PERMANENT:
         return RowResult(sequence, Status.ERROR_DOC, why, attempt, None)

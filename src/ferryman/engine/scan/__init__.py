@@ -1,1 +1,2 @@
-"""1. Scan: executors list, the driver comparisons and cuts."""
+"""1. Scan: executors list the sources; the driver compares the listing with what is known and splits the changes into
+waves."""

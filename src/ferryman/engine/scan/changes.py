@@ -45,7 +45,7 @@ _LISTED: Final = pa.schema(
         ("refused", pa.bool_()),
     ]
 )
-"""A row of the listing; ``place``: its number in the whole listing."""
+"""Columns of a listing's rows; ``place``: the row's number in the whole listing."""
 
 _KNOWN: Final = pa.schema(
     [
@@ -67,7 +67,8 @@ _KNOWN: Final = pa.schema(
         ("size", pa.int64()),
     ]
 )
-"""A row of ``documents`` without its wide columns: those have ``size`` bytes, in this row of this file."""
+"""Columns of ``documents`` without the wide ones, which take ``size`` bytes and are read later, by ``file`` and
+``row``."""
 
 _NARROW: Final = (
     *("document", "version", "revision", "fingerprint", "operation", "wave", "due", "forced", "held", "again"),
@@ -88,32 +89,35 @@ _CHANGE: Final = pa.schema(
         ("unsure", pa.bool_()),
     ]
 )
-"""A document that is processed, or deleted (``place`` is null)."""
+"""Columns of a document that is processed, or that was deleted at the source (``place`` is null)."""
 
 _DEPTH: Final = 24
-"""Number of times that a part is halved; rows that are then still together have one hash."""
+"""Number of times that a part is halved; rows still together after that have the same hash."""
 
 _PartTables = dict[str, pa.Table]
 
 
 class SourceComparison:
-    """Compares one source with `documents`, in three steps, each for a part of the rows at a time.
+    """Compares one source's listing with `documents`, in three steps, each in bounded memory.
 
-    1. By hashes: for which ids may listing and ``documents`` differ? Nothing more happens where all is new.
-    2. These by the whole rules, in parts by hash of the id.
-    3. What is processed is put back into the source's order, in parts by place, when it is split.
+    1. Find candidates by hash: the ids for which listing and ``documents`` may differ. If the whole source is new, this
+       is the only step.
+    2. Compare the candidates exactly, one partition of the ids (by hash) at a time.
+    3. When the rows to process are split into tasks, restore the source's order, one range of places at a time.
 
     Attributes:
-        duplicates, examples: rows too many in the listing, of each id the last is kept; some of these ids.
-        known: documents that were there when the source was last listed.
-        missing_count: number of those that are not listed any more.
+        duplicates, examples: number of superfluous rows of ids that are listed several times, of which the last row is
+            kept; some of these ids.
+        known: number of documents that existed when the source was last listed.
+        missing_count: number of those that are no longer listed.
 
     Args:
-        folder: for what does not fit into memory, used by nothing else.
-        files: of ``documents``, in its order, as they can be read by tasks.
-        due: is a failed step of ``k`` due, as SQL; see ``due_now``.
-        now_us: a document that a step wants again by now is processed.
-        conflicting_sources: that may bring the same ids to the same destination, with those that are listed before it.
+        folder: for data that does not fit into memory; used by nothing else.
+        files: paths of the files of ``documents``, in order, as tasks can read them.
+        due: SQL condition that a failed step of row ``k`` is due; see ``due_now``.
+        now_us: the current time, µs since 1970; documents that a step asked to have read again by then are processed.
+        conflicting_sources: name of each source that may send the same ids to the same destination -> its comparison,
+            if it is listed before this one.
     """
 
     def __init__(
@@ -183,21 +187,21 @@ class SourceComparison:
                 splitter.add_listed(self.name, path)
 
     def missing(self) -> Iterator[pa.RecordBatch]:
-        """Yield documents that were known and are not listed any more."""
+        """Yield the documents that were known and are no longer listed."""
         if self.missing_count:
-            for part in range(self._deleted_parts):  # as ``documents`` has them: each of its row groups is read once
+            for part in range(self._deleted_parts):  # in file order: each row group of ``documents`` is read once
                 rows = self._deleted_files.read(part)
                 yield from rows.sort_by([("file", "ascending"), ("row", "ascending")]).combine_chunks().to_batches()
 
     def rows_to_process(self, reason: str) -> Iterator[pa.RecordBatch]:
-        """Yield listed documents that are processed for this reason, unordered."""
+        """Yield the listed documents that are processed for this reason, unordered."""
         if not self._is_all_new:
             for part in range(2 * self._rows // self._range + 1):
                 for batch in self._to_process.batches(part):
                     yield batch.filter(pc.equal(batch.column("reason"), reason))
 
     def split_deleted(self, splitter: Splitter, allowed_rows: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
-        """Split the missing documents that are deleted."""
+        """Split the missing documents that count as deleted."""
         for batch in map(allowed_rows, self.missing()):
             if batch.num_rows:
                 splitter.add_compared(self.name, self._order.missing_rows(pa.Table.from_batches([batch])))
@@ -235,7 +239,7 @@ class SourceComparison:
     # -- 2: by the whole rules ---------------------------------------------------------------------
 
     def _compare(self, documents: Table) -> None:
-        """Compare all candidates by the whole rules, in parts by hash."""
+        """Compare all candidates exactly, one partition of their hashes at a time."""
         rows = self._rows + sum(f.rows for f in documents.files.values())
         share = min(1.0, self._candidates.rows / max(1, rows))
         size = share * (
@@ -284,7 +288,7 @@ class SourceComparison:
                 yield from stream(self._db, f"SELECT id, id FROM {_rows_of(other.paths)}", _CONFLICTING)
 
     def _compare_part(self, part: _PartTables, depth: int) -> None:
-        """Compare a part; halve it while it is too large, or the query engine has too little memory for it."""
+        """Compare a part of the ids; halve it if it is too large, or if the query engine runs out of memory."""
         rows, size = (sum(getattr(t, of) for t in part.values()) for of in ("num_rows", "nbytes"))
         if depth < _DEPTH and (rows > 2 * limits.JOINED_ROWS or size > 2 * limits.JOINED_BYTES):
             self._compare_halves(part, depth)
@@ -303,7 +307,7 @@ class SourceComparison:
             self._compare_part({name: select_half(table, depth, half) for name, table in part.items()}, depth + 1)
 
     def _joined(self, part: _PartTables) -> pa.Table:
-        """Return the processed or missing documents of a part of the ids, in the columns of ``_CHANGE``."""
+        """Return the documents of a part that are processed or missing, in the columns of ``_CHANGE``."""
         for name, table in part.items():
             self._db.register(name, table)
         try:
@@ -330,9 +334,8 @@ class SourceComparison:
     def _comparison(self) -> str:
         """Return the query for the documents that are processed or missing.
 
-        An id that a conflicting source has brought to the destination, or lists before us, is refused, unless it is
-        ours. Each scan checks it again, like content that cannot be read: once the other one is deleted it is
-        processed.
+        An id is refused if a conflicting source has published it or lists it before this source, unless this source
+        published it first. Each scan checks it again: once the other source's document is deleted, it is processed.
         """
         join = "FULL JOIN" if self._finds_deleted else "LEFT JOIN"
         clash = "false"
@@ -362,7 +365,7 @@ class SourceComparison:
         """
 
     def _reason(self) -> str:
-        """Return why a document is processed, as SQL; NULL: it is not."""
+        """Return SQL for the reason why a document is processed; NULL: it is not."""
         due = f"WHEN {self._due} THEN '{Reason.RETRY}'"
         if self._only_pending:
             return f"CASE WHEN k.forced THEN '{Reason.FORCED}' {due} END"
@@ -380,7 +383,8 @@ class SourceComparison:
         )
 
     def _store(self, joined: pa.Table) -> None:
-        """Store what is processed by its place in the listing; what is refused for a conflict comes last."""
+        """Store the rows to process by their place in the listing, and those refused for a conflict after all
+        others."""
         is_missing = pc.equal(joined["reason"], Reason.DELETED)
         missing = joined.filter(is_missing).combine_chunks()
         self.missing_count += missing.num_rows
@@ -397,7 +401,7 @@ def due_now(now_us: int, longest_s: float, waiting: Collection[str]) -> str:
 
     Args:
         longest_s: the longest back-off.
-        waiting: what holds documents back now.
+        waiting: values of ``held`` whose documents must not be tried now.
     """
     held = f" AND (k.held IS NULL OR k.held NOT IN ({', '.join(map(quote, sorted(waiting)))}))" if waiting else ""
     return f"{is_due_sql('k.due', now_us, longest_s)}{held}"
@@ -407,36 +411,36 @@ def _rows_of(paths: list[str]) -> str:
     return f"read_parquet({quote_list(map(local_path, paths))})"
 
 
-# First step: ids whose listing and row of ``documents`` may differ.
+# First step: find the ids whose listing and row of ``documents`` may differ.
 #
-# Only hashes are compared, 24 bytes a row, a part of them at a time: whatever the sizes, and whatever the query engine
-# does, this takes the same memory. The candidates are compared again by the whole id, so that two ids of one hash do
-# not matter.
+# Only hashes are compared, 24 bytes per row, one partition at a time, so memory is bounded regardless of the size of
+# the tables and of the query engine. Candidates are compared again by their full id, so a collision of two ids is
+# harmless.
 
 _LISTED_HASHES: Final = pa.schema([("h", pa.uint64()), ("v", pa.uint64()), ("f", pa.uint64())])
 _KNOWN_HASHES: Final = pa.schema([*_LISTED_HASHES, ("wave", pa.int64()), ("flags", pa.uint8())])
 _CONFLICTING_HASHES: Final = pa.schema([("h", pa.uint64())])
 
 SETTLED: Final = 1
-"""Not processed if its version is the same."""
+"""Flag: the row is not processed if its version is unchanged."""
 LIVE: Final = 2
-"""Present at the source, as far as is known."""
+"""Flag: the document exists at the source, as far as is known."""
 WAITING: Final = 4
-"""A failed step or an operator waits for it."""
+"""Flag: a failed step or an operator's request is pending for it."""
 
 
 _Array = np.ndarray[Any, Any]
 
 
 class Candidates:
-    """Ids whose listing and stored row may differ, to compare row by row. Some more may be among them.
+    """Ids whose listing and stored row may differ, which are then compared exactly. False positives are possible.
 
     Attributes:
-        hashes: of these ids.
-        known: documents of the source that were there when it was last listed.
-        any_known: was anything ever known of it?
-        special: number of ids that are listed twice, or of a conflicting source; as hashes.
-        rows: rows of listing and ``documents`` that are candidates, about.
+        hashes: hashes of these ids.
+        known: number of documents that existed when the source was last listed.
+        any_known: whether ``documents`` has any row of the source.
+        special: number of rows whose id is listed twice or is used by a conflicting source, judged by hash.
+        rows: approximate number of candidate rows in listing and ``documents``.
     """
 
     def __init__(self) -> None:
@@ -448,12 +452,12 @@ class Candidates:
 
 
 class HashQueries:
-    """Rows to compare, as queries of one connection.
+    """Queries, on one connection, for the rows to compare by hash.
 
     Args:
-        listed: ``h`` of the id, ``v`` of the version, ``f`` of the fingerprint, a row each.
-        known: the same of ``documents``, with ``wave`` and ``flags``.
-        conflicting: ``h`` of ids that are of a conflicting source; None: there is none.
+        listed: SQL for the listed rows: ``h`` (id), ``v`` (version), ``f`` (fingerprint).
+        known: SQL for the rows of ``documents``, with the same columns, ``wave`` and ``flags``.
+        conflicting: SQL for the ids (``h``) of conflicting sources; None: there are none.
     """
 
     def __init__(self, db: duckdb.DuckDBPyConnection, listed: str, known: str, conflicting: str | None) -> None:
@@ -473,9 +477,9 @@ def find_candidates(
     """Find ids whose listing and stored row may differ, by hash.
 
     Args:
-        rows: of listing and ``documents``, about.
-        only_waiting: only those that are WAITING.
-        find_deleted: also those that are LIVE and not listed.
+        rows: approximate number of rows of listing and ``documents``.
+        only_waiting: find only ids that are WAITING.
+        find_deleted: also find ids that are LIVE and not listed.
     """
     parts = partitions_for(rows, 0, limits.COMPARED_ROWS, 1)
     partitions = [
@@ -509,7 +513,7 @@ def _compare(
     only_waiting: bool,
     find_deleted: bool,
 ) -> None:
-    """Compare one part: the last row of each known id with what is listed."""
+    """Compare one partition: the last known row of each id with its listed row."""
     # ``documents`` has a row for each wave that processed the document: the last one counts
     order = np.lexsort((known["wave"], known["h"]))
     ids = known["h"][order]
@@ -519,7 +523,7 @@ def _compare(
     live = (flags & LIVE) != 0
     found.known += int(live.sum())
     found.any_known |= bool(len(ids))
-    order = np.argsort(listed["h"])  # those of one id together
+    order = np.argsort(listed["h"])  # groups rows of one id
     listed = {name: column[order] for name, column in listed.items()}
     hashes = listed["h"]
     at, is_known = look_up(ids, hashes)
@@ -542,7 +546,7 @@ def _compare(
 
 
 def _is_duplicate(hashes: _Array) -> _Array:
-    """Return which of these hashes, in ascending order, occur more than once."""
+    """Return a mask of the hashes (ascending) that occur more than once."""
     equal = np.append(hashes[1:] == hashes[:-1], False)[: len(hashes)]
     found: _Array = equal | np.append(False, equal[:-1])[: len(hashes)]
     return found
@@ -554,17 +558,17 @@ def _add_candidates(candidates: Candidates, listed: _Array, missing: _Array) -> 
     candidates.rows += 2 * len(listed) + len(missing)
 
 
-# Third step: the rows to process, in the order of their source, in which tasks read documents.
+# Third step: put the rows to process back into the order of their source, in which tasks read documents.
 
 
 class SourceOrder:
-    """Makes rows of a wave batch out of compared rows, in the order of the source.
+    """Builds rows of a wave batch from compared rows, in the order of the source.
 
     Args:
-        paths: of the listing's files.
-        starts: place of the first row of each, and the number of all.
-        files: of ``documents``, by their numbers.
-        clash: why a document is refused whose id is another source's.
+        paths: paths of the listing's files.
+        starts: place of each file's first row, and at the end the total number of rows.
+        files: paths of the files of ``documents``, by number.
+        clash: reason for refusing a document whose id belongs to another source.
     """
 
     def __init__(self, paths: list[str], starts: np.ndarray[Any, Any], files: list[str], clash: str) -> None:
@@ -574,7 +578,7 @@ class SourceOrder:
         self._clash = clash
 
     def rows_to_process(self, compared: pa.Table) -> Iterator[pa.Table]:
-        """Yield rows that are listed: by place, but those that conflict come after all others."""
+        """Yield the listed rows by place, with those refused for a conflict after all others."""
         if not compared.num_rows:
             return
         columns = (compared[name].to_numpy() for name in ("place", "clash"))
@@ -593,7 +597,7 @@ class SourceOrder:
                     start += listed.num_rows
 
     def missing_rows(self, compared: pa.Table) -> pa.Table:
-        """Return rows that are not listed."""
+        """Return rows for documents that are no longer listed."""
         nothing = {"size": 0, "fingerprint": "", "location": ""}
         return table_of(BATCH_FILE, compared.num_rows, id=compared["id"], **nothing, **self._compared_columns(compared))
 
@@ -615,14 +619,15 @@ class SourceOrder:
         }
 
 
-# Rows that no destination has confirmed: they wait in the outbox, or are held there for review.
+# Unconfirmed rows: they wait in the outbox, or are held there for review.
 #
-# A delete leaves ``given`` when it is committed. Until it is confirmed the document may still be there; so a newer
-# version, or a document that vanishes, takes it up again, or a delete that ends as DEAD would be forgotten with the
-# revision that it belongs to.
+# A delete is removed from ``given`` when it is committed, although the document exists at the destination until the
+# delete is confirmed. So a newer version of the document, or another deletion, takes an unconfirmed delete into account
+# again. Otherwise a delete that ends as DEAD would be forgotten together with the revision it belongs to.
 #
-# An upsert stands in ``given`` from its commit on, with its content where a step has asked for that. Until it is
-# confirmed nobody knows what the destination has; so its family's contents are forgotten, and all of it is sent again.
+# An upsert is added to ``given`` when it is committed, with a hash of its content if a step asked for that. Until it is
+# confirmed, it is unknown what the destination has, so the hashes of the whole family are ignored and all of it is sent
+# again.
 
 UNCONFIRMED: Final = pa.schema(
     [
@@ -635,7 +640,8 @@ UNCONFIRMED: Final = pa.schema(
         ("waits", pa.bool_()),
     ]
 )
-"""A row that waits, or is held for review: ``document`` is null if it is an upsert. ``h``: the hash of its origin."""
+"""Columns of an outbox row that is pending or held for review. ``document`` is null for an upsert. ``h``: hash of the
+origin."""
 
 _COLUMNS: Final = pa.schema([f for f in OUTBOX if f.name not in (*OUTBOX_PARTITION, *OUTBOX_CONTENT)])
 
@@ -648,7 +654,7 @@ _UNCONFIRMED_OF_COMPARED: Final = """
 
 
 def unconfirmed(db: duckdb.DuckDBPyConnection, outbox: Table, source: str) -> Iterator[pa.RecordBatch]:
-    """Yield the unconfirmed rows of a source."""
+    """Yield the unconfirmed outbox rows of a source."""
     by_destination: dict[str, list[str]] = defaultdict(list)
     for file in outbox.files.values():
         by_destination[file.partition["destination"]].append(file.path)
@@ -667,9 +673,9 @@ def unconfirmed(db: duckdb.DuckDBPyConnection, outbox: Table, source: str) -> It
 
 
 def unconfirmed_columns(db: duckdb.DuckDBPyConnection, compared: pa.Table) -> tuple[list[str | None], list[bool]]:
-    """Return two columns for compared rows (``id``, ``revision``) from the relation ``unconfirmed``: deletes that count
-    as given, in the form of ``given``, since they have not been removed yet; and whether an upsert of the family waits.
-    """
+    """Return two columns for compared rows (``id``, ``revision``), computed from the relation ``unconfirmed``: the
+    unconfirmed deletes, in the form of ``given``, to be treated as published; and whether an upsert of the family is
+    unconfirmed."""
     deletes: dict[str, list[Published]] = defaultdict(list)
     unsure: set[str] = set()
     db.register("compared", compared)

@@ -1,4 +1,4 @@
-"""Scan, first half: executors list the sources into staged files. Nothing here outlives a crash."""
+"""Scan, first half: executors list the sources into scratch files, which a crash makes worthless."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ from ferryman.sources import DataFrame, Doubt, Listed, Log, Source
 from ferryman.storage.files import StatePath, is_disk_full, path_of, path_to_write, upload
 
 _TASKS_A_SLOT: Final = 4
-"""Listing tasks for each task slot: enough to even out folders of different sizes."""
+"""Listing tasks per task slot: enough to balance folders of different sizes."""
 
 _ENTRIES: Final = 10_000
-"""Entries of a log that are listed at once, by their ids."""
+"""Log entries that one partition lists, given by their ids."""
 
-_NAMED_DOUBTS: Final = 3  # named in a message; an unmounted share may have thousands of folders
+_NAMED_DOUBTS: Final = 3  # examples in a message; an unmounted share may have thousands of folders
 _MOUNT_HINT: Final = "Every machine must see the same there: mount it on all of them."
 
 _COUNTED_ROWS: Final = 256
-"""Documents that are reported together: a listing is quick."""
+"""Documents between two progress reports, since listing is fast."""
 
 _GROUP_ROWS: Final = 16_384
 _GROUP_BYTES: Final = 16 * limits.MIB
@@ -74,11 +74,12 @@ def list_sources(
     live: str = "",
     entries: WantedIds = NO_IDS,
 ) -> list[Listing]:
-    """List every source of the plan, or only these documents, into files in ``folder``.
+    """List every source of the plan, or only certain documents, into files in ``folder``.
 
     Args:
-        live: folder for what is reported meanwhile; see ``engine.live``.
-        entries: of logs, if not only some documents are wanted: what is new of logs is asked for by place.
+        live: folder for live progress; see ``engine.live``.
+        entries: log entries to read again, by source, in a full listing. New entries are not listed; they are read by
+            place.
     """
     sources = [n for n in sources_of(plan.nodes) if only is None or n.name in only]
     partitions: list[tuple[str, Any]] = []
@@ -86,13 +87,13 @@ def list_sources(
     refused: list[UsageError] = []
 
     def fail(node: SourceNode, raised: BaseException) -> None:
-        """Record an error as that source's; the others go on."""
+        """Record an error as this source's, so that the others are still listed."""
         if isinstance(raised, KeyboardInterrupt):
             raise raised  # this is the driver's own process: somebody wants the run to end
         error = as_exception(unless_interrupt(raised))
         own = isinstance(error, EngineError) and not isinstance(error, QueryFailed | WorkerDied)
         if own or is_disk_full(error):
-            raise error  # Spark's fault, or our disk's
+            raise error  # Spark's fault, or that of our own disk
         if isinstance(error, UsageError):
             refused.append(error)
         parts.append(ListedPart(node.name, "", 0, 0, message_of(error), outage=outage_of(error)))
@@ -120,7 +121,8 @@ def list_sources(
 
 
 def _partitions_of(node: SourceNode, wanted: Collection[str] | None) -> list[tuple[str, Any]]:
-    """Return the source's partitions, each with its name; a DataFrame has none, and a log only the wanted ids."""
+    """Return the source's partitions, each with the source's name; none for a DataFrame, and only the wanted ids for a
+    log."""
     source = node.source
     source.check()
     if isinstance(source, Log):
@@ -135,17 +137,17 @@ def _partitions_of(node: SourceNode, wanted: Collection[str] | None) -> list[tup
 
 
 def _read_only(source: DataFrame, wanted: frozenset[str], spark: Any) -> Any:
-    """Return the DataFrame's rows of these documents: the others do not leave the JVM."""
+    """Return the DataFrame's rows for these documents only, so that the others do not leave the JVM."""
     frame = source.read(spark)
     if dict(frame.dtypes)[source.id] != "string":
-        return frame  # how a number becomes an id is the workers' business; detection takes what is pending
+        return frame  # workers convert numbers to ids; detection picks what is pending
     ids = spark.createDataFrame([(source.own_id(id),) for id in wanted], "ferryman_wanted string").hint("broadcast")
     return frame.join(ids, frame[source.id] == ids["ferryman_wanted"], "left_semi")
 
 
 @dataclass(frozen=True, slots=True)
 class ListPartitions:
-    """Task: list some partitions, each (source, partition); returns one part for each source among them."""
+    """Task: list some partitions, given as (source, partition); returns one part for each source among them."""
 
     shipped: PickledPlan
     folder: str
@@ -217,7 +219,8 @@ class ListFrame:
 
 
 def _check_doubts(source: Source, part: ListedPart) -> ListedPart:
-    """Return the part without doubts: those that the driver contradicts make it incomplete."""
+    """Check the doubtful places of a part with the driver's own view; if the driver sees any differently, the part is
+    incomplete."""
     try:
         contradicted = [(each, contradiction) for each in part.doubts if (contradiction := source.contradiction(each))]
     except Exception as e:
@@ -301,13 +304,13 @@ class _ListingFile:
         if rows:
             try:
                 self._write(_columns(rows), len(rows))
-            except (TypeError, ValueError, OverflowError, pa.ArrowException):  # one of them is not what a row may be
+            except (TypeError, ValueError, OverflowError, pa.ArrowException):  # one of them cannot be stored
                 self._write(_columns([_storable_row(*row) for row in rows]), len(rows))
 
     def _write(self, columns: dict[str, Any], group_rows: int, **constant: str) -> None:
         n = len(columns["id"])
         columns["row"] = pa.array(range(self._written, self._written + n), pa.int64())
-        if self._writer is None:  # not compressed: it is read once, and soon, and lz4 takes longer than all the rest
+        if self._writer is None:  # uncompressed: it is read only once, and soon, and lz4 takes longer than all the rest
             self._writer = pq.ParquetWriter(
                 str(path_to_write(self._file)),
                 LISTING,
@@ -335,7 +338,8 @@ def _columns(rows: list[tuple[Any, ...]]) -> dict[str, Any]:
 def _storable_row(
     id: str, size: int, fingerprint: str, location: str, refused: str | None, *content: Any
 ) -> tuple[Any, ...]:
-    """Return a row that may have values which cannot be stored: as it is, or refused with the reason."""
+    """Return a row that may contain values which cannot be stored: unchanged if it can be, otherwise refused with the
+    reason."""
     why = None if refused is None else plain_text(refused)
     try:
         check_source_id(id)
@@ -365,7 +369,7 @@ def _check_entry(entry: Any) -> Listed | Document:
 
 
 def _document_row(id: str, doc: Document) -> tuple[tuple[Any, ...], int]:
-    """Return a whole document as a listing row; one whose fields JSON cannot hold, or that is too large, is refused."""
+    """Return the listing row of a whole document; refused if JSON cannot hold its fields, or if it is too large."""
     try:
         check_source_id(id)
         fields, raw = encode_fields(doc.fields), raw_bytes(doc.raw)

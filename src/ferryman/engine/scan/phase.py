@@ -1,6 +1,5 @@
-"""The scan phase of waves: sources are listed, and compared with what is known, once for as many waves as the changes
-are split into.
-"""
+"""The scan phase of waves: lists the sources and compares them with what is known, once for all waves that the changes
+are split into."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ from ferryman.storage.parquet import RowGroups
 from ferryman.storage.query import connect, register
 
 _SCRATCH = "scan"
-"""The folder of a listing."""
+"""Name of the scratch folder of a listing."""
 
 
 class ScanPhase:
@@ -48,10 +47,10 @@ class ScanPhase:
 
     Args:
         isolating_runner: runs tasks that must survive the death of a worker.
-        report: called with messages that are worth reading once.
+        report: called with each message; repeated messages should be dropped.
 
     Attributes:
-        held: deletes wait for an operator, as of the last scan.
+        held: whether deletes were waiting for an operator in the last scan.
     """
 
     def __init__(
@@ -87,10 +86,10 @@ class ScanPhase:
         self.held = False
 
     def run(self, *, only_pending: bool) -> ChangeSet:
-        """Return the changes that a new listing shows. Its scratch files stay until ``end``.
+        """List the sources and return the changes. Scratch files stay until ``end``.
 
         Args:
-            only_pending: only of what failed at steps and is due.
+            only_pending: return only documents whose failed step is due.
         """
         state = self._state
         self._observer.phase(state.wave + 1, "scan")
@@ -125,7 +124,7 @@ class ScanPhase:
             self._observer.planned(rows)
         self.held = bool(changes.too_many) or (self.held and only_pending)
         for note in (*changes.notes, *changes.too_many):
-            self._report(note)  # a scan for what is pending meets the same again
+            self._report(note)  # a scan for pending documents finds the same again
         if due is not None and not changes.batches:
             self._unlisted.add(due)
             for note in self._unlisted.describe(wanted or {}) if changes.complete else ():
@@ -133,16 +132,16 @@ class ScanPhase:
         return changes
 
     def end(self) -> None:
-        """Remove the scratch files: all changes went through a wave, or are listed again."""
+        """Remove the scratch files: all changes were processed, or will be listed again."""
         files.remove_folder(self._state.staging / _SCRATCH)
 
 
-# Scan, second half: the driver compares a finished listing once, then cuts it into waves.
+# Scan, second half: the driver compares a complete listing once, then splits the changes into waves.
 #
-# What is new, changed, pending (a failed step is due) or gone is decided by a join of the listing with the
-# ``documents`` table, a part of the ids at a time: whatever there is of them, no more is in memory than a few parts.
-# Contents are not touched; documents whose content was not read while listing are marked ``look``: the worker that
-# reads them decides.
+# Whether a document is new, changed, pending (a failed step is due) or gone is decided by joining the listing with the
+# ``documents`` table, one partition of the ids at a time, so memory is bounded whatever their number. Contents are not
+# read: documents whose content was not read while listing get the reason ``look``, and the worker that reads them
+# decides.
 
 
 class ChangeSet(NamedTuple):
@@ -153,7 +152,7 @@ class ChangeSet(NamedTuple):
     """Notes for the user: duplicates, incomplete listings."""
     complete: bool
     too_many: list[str]
-    """Why deletes wait for an operator: messages that name ``--allow-deletes``."""
+    """Messages why deletes wait for an operator; each names ``--allow-deletes``."""
 
 
 def detect_changes(
@@ -168,14 +167,14 @@ def detect_changes(
     slots: int = 2,
     wave_bytes: int = limits.WAVE_BYTES,
 ) -> ChangeSet:
-    """Detect the changes of all sources by their listings, and split them into waves, for a run or for a preview.
+    """Detect the changes of all sources from their listings, and split them into waves; for runs and previews.
 
     Args:
-        state: what is known; it is only read.
+        state: the state to compare with; it is not changed.
         only_pending: process only what a failed step or an operator is waiting for; nothing counts as deleted.
-        waiting: what documents are ``held`` by that are not due now, whatever their time says.
+        waiting: values of ``held`` whose documents are not tried now, even if they are due.
         allow_deletes: see ``Allowed``.
-        slots: tasks that run at once; a small scan is split so that all have work.
+        slots: number of tasks that run at once; a small scan is split so that all of them have work.
     """
     notes = [_incomplete(x, why) for x in listings for why in x.failures]
     scratch = local_folder(folder)
@@ -203,7 +202,7 @@ def detect_changes(
         held = [hold_deletes(comparisons[x.source.name], x, allow_deletes) for x in listings]
         notes += [_incomplete(x, h.contradicted) for x, h in zip(listings, held, strict=True) if h.contradicted]
         for comparison, h in zip(comparisons.values(), held, strict=True):
-            comparison.split_deleted(splitter, h.allowed_rows)  # last: what replaces them elsewhere is delivered first
+            comparison.split_deleted(splitter, h.allowed_rows)  # last: replacements elsewhere are delivered first
         complete = not any(x.failures for x in listings) and not any(h.contradicted for h in held)
         return ChangeSet(splitter.finish(), notes, complete, [why for h in held for why in h.too_many])
 
@@ -212,14 +211,14 @@ def _incomplete(listing: Listing, why: str) -> str:
     return f"source {listing.source.name}: incomplete listing, nothing of it is deleted: {why}"
 
 
-# Deletes that are held back: too much is missing at once, or the driver sees what was not listed.
+# Held deletes: too many documents are missing at once, or the driver sees documents that were not listed.
 #
-# A document that is not listed any more is deleted everywhere. So before that, some of these documents are looked for
-# on this machine, which need not be the one that listed them; and what is too much for a source, or for one of its
-# first-level folders, waits for an operator. Everything else goes on.
+# A document that is no longer listed is deleted at all destinations. Before that, the driver looks for some of these
+# documents itself, since another machine may have listed them. If too many are missing in a source or in one of its
+# first-level folders, their deletes wait for an operator; everything else continues.
 
 Allowed = bool | Collection[str]
-"""Whether an operator allows deletes beyond ``max_deleted``: of everything, or of these first-level folders."""
+"""Deletes beyond ``max_deleted`` that an operator allows: True for all, or those in these first-level folders."""
 
 
 @dataclass
@@ -227,8 +226,9 @@ class HeldDeletes:
     """Deletes of a source that are held back in this scan.
 
     Attributes:
-        contradicted: why its listing is incomplete after all; "" if it is not.
-        too_many: why deletes wait for an operator, a message each.
+        contradicted: why the listing counts as incomplete: the driver sees a document that is missing in it; "" if it
+            sees none.
+        too_many: messages why deletes wait for an operator.
     """
 
     contradicted: str = ""
@@ -239,7 +239,7 @@ class HeldDeletes:
     _trim: int = 0
 
     def allowed_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the missing documents that are deleted."""
+        """Return the rows of missing documents that are to be deleted."""
         if self.contradicted:
             return rows.slice(0, 0)
         if not self._all and not self._folders:
@@ -251,7 +251,7 @@ class HeldDeletes:
 
 
 def hold_deletes(comparison: SourceComparison, listing: Listing, allowed: Allowed) -> HeldDeletes:
-    """Return which missing documents must not be deleted."""
+    """Decide which missing documents must not be deleted."""
     source: Source = listing.source.source
     if not comparison.missing_count:
         return HeldDeletes()
@@ -289,7 +289,8 @@ def too_many(source: str, folder: str, missing: int, known: int, share: float, o
 
 
 def _find_contradiction(comparison: SourceComparison, source: Source, listing: Listing) -> str:
-    """Return an example that exists for this machine though it was not listed; "" if there is none."""
+    """Return an example of a document that was not listed, but exists as seen from this machine; "" if there is
+    none."""
     example = source.still_there(_sample_missing(comparison, source))
     if not example:
         return ""
@@ -299,7 +300,7 @@ def _find_contradiction(comparison: SourceComparison, source: Source, listing: L
 
 
 def _sample_missing(comparison: SourceComparison, source: Source) -> Iterator[str]:
-    """Yield missing documents by their own ids: a few of each folder."""
+    """Yield the source's own ids of some missing documents: a few from each folder."""
     looked_at: Counter[str] = Counter()
     left = limits.DELETION_CHECKS
     for batch in comparison.missing():
@@ -315,9 +316,9 @@ def _sample_missing(comparison: SourceComparison, source: Source) -> Iterator[st
 
 
 def _known_by_folder(comparison: SourceComparison, missing: Counter[str], trim: int) -> Counter[str]:
-    """Return how many documents there were in each folder that may be too empty now.
+    """Return the number of known documents of each folder from which too many may be missing.
 
-    They are the missing ones, and those that are listed and not new.
+    They are the missing documents and those that are listed and not new.
     """
     least = comparison.max_deleted * limits.GUARDED_DOCUMENTS
     folders = [name for name, count in missing.items() if count > least]
@@ -349,21 +350,21 @@ def _folders_of(ids: Any, trim: int) -> Any:
     return pc.struct_field(pc.extract_regex(names, r"^(?P<folder>[^/#]+)/"), "folder")
 
 
-# Reading beside the start of Spark: documents whose content decides whether they have changed.
+# Reading while Spark starts: documents whose content decides whether they have changed.
 #
-# Where a source compares contents, each scan reads them all. If there is nothing else to do, they are read beside
-# Spark, which starts only if one has changed.
+# If a source compares contents, each scan reads all of them. If there is nothing else to do, they are read before Spark
+# has started, which is then started only if one has changed.
 
 _BLOCK: Final = 4096
-"""Rows processed at a time: so many are held as Python objects."""
+"""Rows processed at a time; they are held as Python objects."""
 
 _FEW: Final = 0.25
-"""Largest share of changed rows for which a task reads only these: more are quicker read in one piece."""
+"""Largest share of changed rows for which a task reads only these; for more, reading all rows is faster."""
 
 
 def look_early(changes: ChangeSet, shipped: PickledPlan, runner: Runner, live: ProgressReader) -> ChangeSet:
-    """Return the changes without documents that turn out unchanged; unaltered if Spark runs already, or is needed
-    anyway."""
+    """Drop documents that turn out to be unchanged from the changes. Does nothing if Spark is already running, or is
+    needed anyway."""
     tasks = [task for batch in changes.batches for task in batch.tasks]
     if (
         not tasks
@@ -383,9 +384,10 @@ def look_early(changes: ChangeSet, shipped: PickledPlan, runner: Runner, live: P
 
 @dataclass(frozen=True, slots=True)
 class FindChanged:
-    """Task: read the documents of one split, and return which of its rows have changed.
+    """Task: read the documents of one split, and return the rows of those that have changed.
 
-    When the source is away the rest counts as changed: the transform phase decides what to do then.
+    If the source becomes unavailable, the remaining documents count as changed, and the transform phase decides about
+    them.
     """
 
     shipped: PickledPlan
@@ -410,10 +412,10 @@ class FindChanged:
 
 
 def _is_unchanged(source: Source, name: str, block: Block, i: int) -> tuple[bool, bool]:
-    """Return whether the document is unchanged, and whether the source is away."""
+    """Return whether the document is unchanged, and whether the source is unavailable."""
     known = block.known(i)
     if source.detect != "content" and block.refused[i] is None and (known is None or known.fingerprint):
-        return False, False  # its fingerprint is to be remembered, whatever its content is
+        return False, False  # its fingerprint has to be stored, whether or not its content changed
     try:
         version = version_of(source, source.read(listed_document(source, block, i)))
     except Exception as e:
@@ -424,14 +426,14 @@ def _is_unchanged(source: Source, name: str, block: Block, i: int) -> tuple[bool
 
 
 def _select_rows(task: TaskSplit, rows: Sequence[int]) -> TaskSplit:
-    """Return the task with these of its rows."""
+    """Return the task restricted to these rows."""
     if len(rows) > _FEW * task.rows:
         return task
     return task._replace(pieces=list(_row_ranges(task.pieces, iter(rows))))
 
 
 def _row_ranges(pieces: Sequence[RowRange], rows: Iterator[int]) -> Iterator[RowRange]:
-    """Yield these rows of the pieces, in order, neighbours together."""
+    """Yield these rows of the pieces as ranges, in order."""
     row, start = next(rows, None), 0
     for path, first, end in pieces:
         stop = start + end - first

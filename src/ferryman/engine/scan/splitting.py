@@ -1,7 +1,7 @@
 """Scan, third part: the rows to process are split into tasks and waves.
 
-Rows that were compared one by one are written to files of their own. Where all of a source is new, the tasks read the
-listing's files as they are.
+Rows that were compared individually are written to new files. If a whole source is new, tasks read the listing's files
+directly.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ _Numbers = np.ndarray[Any, Any]
 
 
 class Splitter:
-    """Splits rows into tasks and waves, in the order in which they come.
+    """Splits rows into tasks and waves, in the order in which they are added.
 
     Args:
-        folder: where compared rows are written.
-        slots: tasks that run at once; a small scan is split so that all have work, and end at about the same time.
-        rows, size: how much there is at most, in all.
-        wave_bytes: limit of a wave. With few slots, or little in all, a wave has less.
+        folder: folder for the files of compared rows.
+        slots: number of tasks that run at once; a small scan is split so that all of them have work and end at about
+            the same time.
+        rows, size: upper bounds of the total number of rows and of bytes.
+        wave_bytes: maximum bytes per wave; waves are smaller with few slots or little data.
     """
 
     def __init__(self, folder: StatePath, slots: int, rows: int, size: int, wave_bytes: int) -> None:
@@ -48,7 +49,7 @@ class Splitter:
         self._written = 0
         self._source = ""
         self._pending: list[Any] = []
-        """Pieces of listing files, or tables of compared rows: the next task."""
+        """Pieces of the next task: ranges of listing files, or tables of compared rows."""
         self._pending_rows = self._pending_bytes = self._pending_known = 0
 
     def add_compared(self, source: str, rows: pa.Table) -> None:
@@ -70,7 +71,8 @@ class Splitter:
         return self._batches
 
     def _add(self, source: str, sizes: _Numbers, known: _Numbers, pick: Callable[[int, int], Any]) -> None:
-        """Add rows of these sizes, of which so many bytes are known from before: a task holds both."""
+        """Add rows of these sizes. ``known``: bytes of their rows in ``documents``, which a task holds in memory
+        too."""
         if source != self._source:
             self._end_task()
             self._source = source
@@ -94,7 +96,7 @@ class Splitter:
             start = end
 
     def _end_task(self) -> None:
-        """End the task, and first the wave if the task does not fit into it any more."""
+        """End the current task; end the wave first if the task does not fit into it."""
         if not self._pending:
             return
         if self._tasks and self._bytes + self._pending_bytes > self._wave_bytes:

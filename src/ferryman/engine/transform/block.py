@@ -1,4 +1,4 @@
-"""A block of compared rows: its columns, and what is known of each document."""
+"""A block of compared rows: its columns, and what ``documents`` says about each document."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ class KnownDocument(NamedTuple):
 
 
 class Block:
-    """Some rows of a task; row ``i`` of every column is the same document.
+    """A block of a task's rows; row ``i`` of every column belongs to the same document.
 
     Attributes:
-        table: the rows as they were compared.
+        table: the compared rows.
         ids, reasons, refused: their columns as lists.
-        versions: None where the content was not read yet; whoever reads it sets it.
-        fingerprints: what the next scan compares with; "": it reads the content.
-        first_seen: no document of the block was known before.
-        first_revision: of documents that are seen for the first time, where the rows have no revision.
-        places: of entries of a log, else empty.
-        key_hashes: keys of the exports of a keyed node, else empty.
-        provenances: where each document came from, as JSON; None: not known for any.
+        versions: version of each document; None until its content is read.
+        fingerprints: fingerprints for the next scan to compare with; "": the next scan reads the content.
+        first_seen: whether all documents of the block are new.
+        first_revision: revision of new documents, if the rows have none.
+        places: places of a log's entries; empty for other sources.
+        key_hashes: key hashes of a keyed node's exports; empty for other sources.
+        provenances: provenance of each document as JSON; None: unknown for all.
     """
 
     def __init__(self, table: pa.Table, first_revision: int = 1) -> None:
@@ -88,32 +88,33 @@ class Block:
         return KnownDocument(*(column[i] for column in self._known))
 
     def contents(self) -> tuple[list[bytes | None], list[bytes | None]] | None:
-        """Return fields and raw bytes of each row, where they came with it; None: they are elsewhere."""
+        """Return fields and raw bytes of each row, if the rows contain them; None: they have to be read elsewhere."""
         if self._contents is None and self.places:
             self._contents = column_values(self.table["fields"]), column_values(self.table["raw"])
         return self._contents
 
     def drop_reason(self, i: int) -> str | None:
-        """Return why its source drops row ``i``; None: it does not."""
+        """Return why the source drops row ``i``; None: it does not."""
         return self._drop_reasons[i] if self._drop_reasons else None
 
     def set_drop_reason(self, i: int, why: str) -> None:
-        """Note that its source drops row ``i`` for this reason; "": it does not."""
+        """Record why the source drops row ``i``; "": it does not."""
         if why:
             self._drop_reasons = self._drop_reasons or [None] * len(self)
             self._drop_reasons[i] = why
 
     def entry_fields(self, i: int) -> bytes | None:
-        """Return the fields of an entry of a log as it came; None: it is not one, or could not be read."""
+        """Return the fields of row ``i`` as the log delivered them; None if it is not a log entry, or could not be
+        read."""
         contents = self.contents()
         return self.read_fields(i)[0] if contents is None else contents[0][i]
 
     def read_fields(self, i: int) -> tuple[bytes | None, str | None]:
-        """Return what was read of row ``i`` by its id: fields and provenance."""
+        """Return what ``set_read`` stored for row ``i``: fields and provenance."""
         return self._read.get(i, (None, None))
 
     def set_read(self, i: int, fields: bytes | None, provenance: str | None) -> None:
-        """Store what was read of row ``i``, an entry of a log, by its id."""
+        """Store the fields and provenance of row ``i``, a log entry that was read again by its id."""
         self._read[i] = fields, provenance
         if provenance is not None:
             if self.provenances is None:
@@ -121,12 +122,12 @@ class Block:
             self.provenances[i] = provenance
 
     def has_version(self, i: int, version: str) -> bool:
-        """Return whether ``documents`` has this version of row ``i``."""
+        """Return whether ``documents`` has row ``i`` in this version."""
         known = self.known(i)
         return known is not None and known.version == version and known.operation == "upsert"
 
     def revision(self, i: int) -> int:
-        """Return the revision of row ``i``: a retry keeps it, everything else processed opens a new one."""
+        """Return the revision of row ``i``: a retry keeps the known one, anything else gets the next."""
         known = self.known(i)
         if known is None:
             return self._revisions[i] if self._revisions else self.first_revision
@@ -143,19 +144,20 @@ class Block:
         return export_name(self._revisions[i]) if self.key_hashes else self.ids[i]
 
     def deletes(self, i: int) -> bool:
-        """Return whether row ``i`` is the export of a deletion."""
+        """Return whether row ``i`` is an export that deletes a document."""
         return bool(self._deletes) and self._deletes[i]
 
     def held_by(self, i: int) -> list[str]:
-        """Return the nodes that all pending deliveries of row ``i`` wait for, see ``family.encode_held``."""
+        """Return the nodes that all pending deliveries of row ``i`` wait for, see ``records.families.encode_held``."""
         known = self.known(i)
         return decode_held(known.held) if known is not None else []
 
     def failures_to_retry(self, i: int) -> list[FailedMember] | None:
-        """Return the failures at which a retry of this version continues; None: it is not a retry."""
+        """Return the failures of row ``i`` from which a retry continues; None: it is not a retry of the same
+        version."""
         known = self.known(i)
         return known.failures if known is not None and self.is_retry(i, known) else None
 
     def is_retry(self, i: int, known: KnownDocument) -> bool:
-        """Return whether row ``i`` is processed only for its failures and has not changed since."""
+        """Return whether row ``i`` is processed only to retry its failures, and has not changed since."""
         return self.reasons[i] == Reason.RETRY and known.version == self.versions[i]

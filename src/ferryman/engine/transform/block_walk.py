@@ -1,9 +1,8 @@
-"""Fast path of the walk: whole blocks of new documents, as long as nothing unusual happens to them.
+"""Fast path of the walk, for blocks of new documents to which nothing unusual happens.
 
-Most documents reach their destinations without an error, a child or a request to be read again. What they deliver is
-gathered for the columns of their block. As soon as anything else happens to a document, ``Walk`` continues with it from
-there, with the answer of the node at which it is: only ``Walk`` knows what that answer means. Both write the same
-files.
+Most documents reach their destinations without an error, a child or a request to be read again. Their deliveries are
+gathered in columns for the whole block. As soon as anything else happens, ``Walk`` takes over the document at its
+current node, together with the node's answer, which only ``Walk`` can interpret. Both paths write the same files.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from ferryman.records.families import encode_published
 from ferryman.routers import Router
 
 _LARGE_BYTES: Final = limits.MIB
-"""Larger content is staged by the general walk at once: it does not wait for the rest of its document."""
+"""Content of at least this size is staged by the general walk at once, instead of waiting for the rest of its block."""
 
 
 class Fallback(NamedTuple):
-    """Position at which the general walk takes over a document.
+    """Position from which the general walk continues a document.
 
     Attributes:
-        answer: returns what the node answered, or raises what it raised; None: it was not called.
-        ahead: copies that are walked after this one, the next one last.
+        answer: function that returns the node's answer, or raises its exception; None: the node was not called.
+        ahead: copies of the document still to be walked, with their nodes; the next one is last.
     """
 
     doc: Document
@@ -46,7 +45,7 @@ class BlockWalk:
     """Walks blocks of one task.
 
     Args:
-        walk: the general walk, for documents to which something unusual happens.
+        walk: the general walk, which takes over when something unusual happens.
 
     Attributes:
         first_node: the node below the source; None: there is none.
@@ -64,23 +63,25 @@ class BlockWalk:
 
     @classmethod
     def create(cls, walk: Walk, stager: Stager, live: ProgressWriter) -> Self | None:
-        """Return None if documents may come to a node that is not a step, a router or a destination."""
+        """Return the fast path; None if the plan has a node below the source other than steps, routers and
+        destinations."""
         return cls(walk, stager, live) if all(map(_is_plain, walk.nodes_below_source())) else None
 
     @staticmethod
     def suits(block: Block) -> bool:
-        """Return whether all documents of the block are new, and none is an entry of a log."""
+        """Return whether the fast path can process a block: all its documents are new, and none is a log entry."""
         return block.first_seen and not block.places and block.reasons.count(Reason.NEW) == len(block)
 
     def walk_row(self, block: Block, i: int, fields: bytes, raw: bytes | None) -> None:
-        """Walk and stage row ``i`` of the block, whose content is given."""
+        """Walk and stage row ``i`` of the block, with this content."""
         self._begin(block, i)
         self._live.add(1)
         doc = Document.of(block.ids[i], decode_fields(fields), raw, block.versions[i])
         self._stage(i, doc.id, self._walk_from(doc, self.first_node))
 
     def walk_answered_row(self, block: Block, i: int, doc: Document, answer: Any) -> None:
-        """Walk and stage row ``i``, for which the first node was called; ``answer`` is an exception if it raised."""
+        """Walk and stage row ``i`` after a call of its first node; ``answer``: what the call returned, or the exception
+        it raised."""
         self._begin(block, i)
         node = self.first_node
         assert node is not None
@@ -110,7 +111,7 @@ class BlockWalk:
             self._stager.stage_walk(i, self._walk, partial(self._continue_in_walk, id, fallback), retry=False)
 
     def _walk_from(self, doc: Document, node: PathNode | None) -> Fallback | None:
-        """Walk until the document needs the general walk, and return the position; None: every delivery was staged."""
+        """Walk until the general walk has to take over, and return the position; None: all deliveries were gathered."""
         id, call_scope = doc.id, self._walk.call_scope
         ahead: list[tuple[Document, PathNode]] = []
         while True:
@@ -124,7 +125,7 @@ class BlockWalk:
                 call_scope.step, call_scope.route = node.name, node.route
                 try:
                     out = node.step(doc)
-                except BaseException as e:  # the walk knows what it means
+                except BaseException as e:  # the general walk interprets it
                     doc.id = id
                     return Fallback(doc, node, partial(_raise_error, e), ahead)
                 doc.id = id
@@ -143,7 +144,7 @@ class BlockWalk:
                 return Fallback(doc, node, None, ahead)
 
     def _branch(self, doc: Document, node: PathNode, ahead: list[tuple[Document, PathNode]]) -> Fallback | None:
-        """Put what a router makes of the document before what is ahead."""
+        """Add the copies that a router made of the document to ``ahead``."""
         assert node.choose is not None
         self._walk.call_scope.step = ""
         id = doc.id
@@ -173,7 +174,7 @@ class BlockWalk:
         return None
 
     def _deliver(self, doc: Document, node: PathNode) -> bool:
-        """Gather the content of a delivery; False: the general walk must look at it."""
+        """Gather a delivery's content; return False if the general walk has to deliver it."""
         try:
             fields = encode_fields(doc.fields)
         except Exception:
@@ -185,7 +186,7 @@ class BlockWalk:
         return True
 
     def _continue_in_walk(self, id: str, fallback: Fallback) -> None:
-        """Stage what the document has delivered so far, and continue in the general walk."""
+        """Stage what the document has delivered so far, and continue it in the general walk."""
         for buffer, fields, raw in self._deliveries:
             self._stager.upsert(Document.of(id, {}, raw), buffer.end, buffer.branches, fields, None)
         for end in self._skipped:
@@ -206,14 +207,14 @@ def _raise_error(error: BaseException, _: Document) -> Any:
     raise error
 
 
-# The nodes of a plan by path: whatever the fast path asks of a node is computed once.
+# The nodes of a plan by path. Everything that the fast path needs to know of a node is computed once.
 
 
 class ChosenBranches(NamedTuple):
-    """Branches that a router chose by one answer.
+    """Branches that a router chose with one answer.
 
     Attributes:
-        nodes: first nodes of the branches: each gets a copy, the last one the document itself.
+        nodes: first nodes of the branches; each gets a copy, and the last one the document itself.
         skipped: deliveries that the document does not get.
     """
 
@@ -222,12 +223,12 @@ class ChosenBranches(NamedTuple):
 
 
 class PathNode:
-    """A node as documents come to it by one path, for the first time.
+    """A node as new documents reach it by one path.
 
     Attributes:
-        step: is called for a document; None: it is not a step.
-        choose: is asked for the branches; None: it is not a router.
-        health: health of the node; None: it is not called.
+        step: the step's function; None: the node is not a step.
+        choose: the router's ``choose``; None: the node is not a router.
+        health: health of the node; None: the node is never called.
     """
 
     def __init__(self, compiled: CompiledNode, path: PlanPath, walk: Walk, stager: Stager) -> None:
@@ -246,20 +247,20 @@ class PathNode:
 
     @property
     def next(self) -> PathNode | None:
-        """Return the node behind this one; None: there is none, or a router chooses it."""
+        """Return the next node; None: there is none, or a router chooses it."""
         if self._next is None and self.compiled.next is not None:
             self._next = self._node_at(self.compiled.next, self.path)
         return self._next
 
     @property
     def buffer(self) -> OutboxBuffer:
-        """Return the buffer of a destination, which collects its rows."""
+        """Return the buffer that collects a destination's rows."""
         if self._buffer is None:
             self._buffer = self._stager.buffer((self.name, self.route), self.path.branches)
         return self._buffer
 
     def branches_for(self, answer: Any) -> ChosenBranches:
-        """Return the branches that a router chose by this answer.
+        """Return the branches that a router's answer names.
 
         Raises:
             PermanentError: the answer is wrong.
@@ -279,10 +280,11 @@ class PathNode:
         return found
 
     def with_answer(self, answer: Callable[[Document], Any] | None) -> CompiledNode:
-        """Return the node as it is once it was called for a document: it is not called for it again.
+        """Return a copy of the node that gives this answer without being called again.
 
         Args:
-            answer: returns what the node returned, or raises what it raised; None: it was not called.
+            answer: function that returns the node's answer, or raises its exception; None: the node was not called, and
+                is called as usual.
         """
         if answer is None:
             return self.compiled
@@ -299,7 +301,7 @@ class PathNode:
 
 
 class _AnsweredRouter(Router):
-    """A router that was asked for a document already."""
+    """A router that returns an answer it gave before."""
 
     def __init__(self, answer: Callable[[Document], Any], *, copies: bool) -> None:
         self._answer = answer

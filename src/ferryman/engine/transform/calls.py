@@ -1,4 +1,4 @@
-"""Calls of a step's function: for one document or several, with a time limit, not more often than its rate."""
+"""Calls of a step's function: for one document or several, within a time limit, and limited to a rate."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ferryman.plan.calls import is_async
 from ferryman.records.families import descends
 
 _LEAST_S: Final = 0.001
-"""Shortest timer, in seconds: one of zero would not be set."""
+"""Shortest timer, in seconds; setting a timer to zero would disable it."""
 
 
 def timeout_message(step: StepNode) -> str:
@@ -36,23 +36,24 @@ def timeout_message(step: StepNode) -> str:
 
 
 def time_limit(step: StepNode) -> AbstractContextManager[None]:
-    """Return a context that interrupts a call after the time it may take, where calls can be interrupted."""
+    """Return a context that interrupts a call when its time limit has passed, if calls can be interrupted in this
+    thread."""
     if step.call_timeout_s is None or not can_interrupt():
         return nullcontext()
     return interrupt_after(step.call_timeout_s, timeout_message(step))
 
 
 def make_document_call(step: StepNode, share: float = 1.0) -> Callable[[Document], Any]:
-    """Return a function that calls the step for one document after the other in this thread; a step that takes batches
-    gets batches of one.
+    """Return a function that calls the step for one document at a time in this thread; a step that takes batches gets
+    batches of one.
 
-    With a time limit the call is interrupted after that many seconds. The documents of a generator are made within the
-    call: the time counts in which it works, not that in which its documents are walked. A call that is stuck in C code
-    cannot be interrupted: its process is ended a little later, and isolation mode finds whose call it was.
-    (Interrupting needs the worker's main thread.)
+    A call is interrupted when its time limit has passed. If it returns a generator, the time that the generator runs
+    counts too, but not the time in which its documents are walked. A call stuck in C code cannot be interrupted: its
+    process is killed a little later, and isolation mode then finds the document to blame. Interrupting works only in
+    the worker's main thread.
 
     Args:
-        share: of the step's rate, for this task.
+        share: this task's share of the step's rate.
     """
     if not step.in_batches and not is_async(step.fn) and step.rate is None and step.call_timeout_s is None:
         return step.fn
@@ -71,7 +72,7 @@ def make_document_call(step: StepNode, share: float = 1.0) -> Callable[[Document
 
 
 def _continue_within(out: Iterator[Any], left_s: float, why: str) -> Iterator[Any]:
-    """Continue a call's iterator for the rest of its time."""
+    """Yield from the iterator that a call returned, within the rest of the call's time."""
     exhausted = False
     while not exhausted:
         began = time.monotonic()
@@ -84,11 +85,11 @@ def _continue_within(out: Iterator[Any], left_s: float, why: str) -> Iterator[An
 def make_batch_call(step: StepNode) -> Callable[[list[Document]], list[Any] | Coroutine[Any, Any, list[Any]]]:
     """Return a function that calls the step for several documents.
 
-    It returns an answer for each, in their order, which is an exception object if only that document failed; for an
-    ``async def``, it returns a coroutine. The step gets a list of its own: it may sort it, or take documents out of it.
+    The function returns one answer per document, in order; an exception object means that this document failed. For an
+    ``async def`` it returns a coroutine. The step receives a list of its own, which it may modify.
 
     Raises:
-        PermanentError: it returned something else, or another number of answers.
+        PermanentError: the step returned something else, or the wrong number of answers.
     """
     fn = with_record_batches(step.fn) if step.arrow else step.fn
     if not step.in_batches:
@@ -111,7 +112,7 @@ def _single_document_batches(fn: Callable[..., Any]) -> Callable[[list[Document]
 
 
 def _plain_document_call(step: StepNode) -> Callable[[Document], Any]:
-    """Return the call for one document, in this thread, without limits."""
+    """Return a function that calls the step for one document, in this thread, without limits."""
     if not step.in_batches and not is_async(step.fn):
         return step.fn
     call_batch = make_batch_call(step)
@@ -133,7 +134,7 @@ def _run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 def _check_answers(out: Any, count: int) -> list[Any]:
-    """Return an answer for each document."""
+    """Return the answers as a list, one per document; raise if their number is wrong."""
     if isinstance(out, (str, bytes, Mapping, Document)) or not hasattr(out, "__iter__"):
         raise PermanentError(
             f"returned {describe_type(out)}, not a list with an answer for each of its documents: return one for each"
@@ -148,7 +149,7 @@ def _check_answers(out: Any, count: int) -> list[Any]:
 
 
 def _complete_answer(answer: Any) -> Any:
-    """Make an iterator's documents within the call, unless they are many."""
+    """If the answer is an iterator, consume it within the call, unless it yields too many documents."""
     if not isinstance(answer, Iterator):
         return answer
     try:
@@ -163,13 +164,14 @@ def _raise_later(error: BaseException) -> Iterator[Any]:
     raise error
 
 
-# Functions of record batches as functions of documents.
+# Steps that take record batches, called with documents.
 
 
 def with_record_batches(fn: Callable[..., Any]) -> Callable[[list[Document]], Any]:
-    """Return a function of documents that calls ``fn`` with a record batch of them.
+    """Return a function of documents that calls ``fn`` with a record batch made of them.
 
-    A document becomes its row: its fields and ``raw`` are those of the row; it becomes None if its row is missing.
+    Each document gets the fields and ``raw`` of its row in the returned batch; if the row is missing, the answer for
+    the document is None.
     """
 
     def call_step(docs: list[Document]) -> list[Document | None]:
@@ -190,14 +192,14 @@ class DocumentBatch:
         batch: columns ``id``, ``raw``, and one for each field that a document has.
 
     Raises:
-        PermanentError: they do not make one.
+        PermanentError: the documents cannot be converted to a record batch.
     """
 
     def __init__(self, docs: list[Document]) -> None:
         self._docs = docs
         names = dict.fromkeys(name for doc in docs for name in doc.fields)
         if all(doc.fields.get("id", doc.id) == doc.id for doc in docs):
-            names.pop("id", None)  # such as a table's rows have it: one column is both
+            names.pop("id", None)  # as in rows of a table: one column is both field and id
         for name in ("id", "raw"):
             if name in names:
                 raise PermanentError(
@@ -210,15 +212,15 @@ class DocumentBatch:
         for name, values in self._values.items():
             try:
                 columns.append(pa.array(values))
-            except Exception as e:  # Arrow's own errors, overflows, and what an object's conversion raises
+            except Exception as e:  # errors of Arrow, overflows, and whatever an object's conversion raises
                 raise PermanentError(f"field {name!r} does not make one Arrow column: {plain_text(e)}") from None
         self.batch = pa.RecordBatch.from_arrays(columns, ["id", "raw", *names])
 
     def match(self, out: Any) -> list[Document | None]:
-        """Return each document with the content of its row; None if the row is missing.
+        """Return each document with the content of its row; None in the place of a document whose row is missing.
 
         Raises:
-            PermanentError: the step's answer does not match.
+            PermanentError: the batch that the step returned does not match the documents.
         """
         if not isinstance(out, (pa.RecordBatch, pa.Table)):
             raise PermanentError(f"returned {describe_type(out)}, not a pyarrow.RecordBatch")
@@ -232,11 +234,12 @@ class DocumentBatch:
         return self._apply_rows(out)
 
     def _apply_columns(self, out: pa.RecordBatch) -> bool:
-        """Set whole columns, if each document has its row, in its place, and each row all fields; else return False."""
+        """Set whole columns at once, if every document has its row in its place and every row has all fields; otherwise
+        return False."""
         given, names = self.batch, [name for name in out.schema.names if name not in ("id", "raw")]
         if not out["id"].equals(given["id"]) or any(out[name].null_count for name in names):
             return False
-        # columns that the step did not change keep their Python values: Arrow may hold them in another form
+        # unchanged columns keep their Python values, since Arrow may represent them differently
         columns = []
         for name in names:
             is_given = name in self._values
@@ -275,10 +278,10 @@ class DocumentBatch:
 
 
 def _apply_row(doc: Document, row: dict[str, Any], as_given: dict[str, Any]) -> Document:
-    """Set the document's content to its row.
+    """Set the document's content to that of its row.
 
-    A value that the step did not change stays the same object: Arrow may hold it in another form, such as 1.0 for 1, or
-    an object with the fields of all.
+    Values that the step did not change stay the same objects, since Arrow may represent them differently: 1.0 for 1, or
+    an object with the fields of all rows.
     """
     doc.raw = row.pop("raw", None)
     fields = doc.fields
@@ -289,7 +292,7 @@ def _apply_row(doc: Document, row: dict[str, Any], as_given: dict[str, Any]) -> 
 
 
 def _set_fields(doc: Document, now: Iterable[tuple[str, Any]]) -> None:
-    """Set all fields but the one that is its id."""
+    """Set all fields except the one that is the id."""
     fields = doc.fields
     has_id = "id" in fields
     fields.clear()
@@ -299,19 +302,19 @@ def _set_fields(doc: Document, now: Iterable[tuple[str, Any]]) -> None:
 
 
 def _round_trips(of: pa.DataType) -> bool:
-    """Return whether values of this type come back from Arrow as they were."""
+    """Return whether values of this type survive a conversion to Arrow and back unchanged."""
     return any(kind(of) for kind in (pa.types.is_string, pa.types.is_large_binary, pa.types.is_boolean))
 
 
-# The step call that a task is in: its document asks it for the idempotency key.
+# The step call that is running in a task: its document reads the idempotency key from it.
 
 
 class CallScope:
-    """Scope of the step call that runs now, one for each task: set before a call and cleared after it.
+    """State of the step call that is running now, one object per task; set before a call and cleared after it.
 
     Attributes:
         state: id of the state; "" in a preview.
-        step: its name; "": no step is being called.
+        step: name of the step; "": none is being called.
         route: branches of the copying routers so far.
     """
 
@@ -324,14 +327,14 @@ class CallScope:
         self._row = 0
 
     def at(self, block: Block, i: int) -> None:
-        """Set the row whose family is walked now."""
+        """Set the row whose family is walked from now on."""
         self._block, self._row = block, i
 
     def key_of(self, doc: Document) -> str | None:
-        """Return the idempotency key: 32 hex digits, equal on every attempt of this call; None: no step is being
+        """Return the idempotency key: 32 hex digits, the same for every attempt of this call; None: no step is being
         called.
 
-        The parts are separated by NUL, as in ``records.delivery_hash``; the id comes last.
+        Its parts are separated by NUL, with the id last, as in ``records.rows.hasher``.
         """
         if not self.step or self._block is None:
             return None
@@ -340,21 +343,21 @@ class CallScope:
         return blake2b("\0".join(parts).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-# RetryLimits of the rate of calls.
+# Limiting the rate of calls.
 
 _CATCH_UP_S: Final = 0.1
-"""Longest delay, in seconds, that later calls make up for."""
+"""Longest delay, in seconds, that later calls may make up for by following each other faster."""
 
 
 class RateLimiter:
-    """RetryLimits how often one task calls a step.
+    """Limits how often one task calls a step.
 
-    Its first call waits, too: a task cannot know when the one before it made its last call. So the rate is kept however
-    many tasks there are.
+    The first call waits too, because a task does not know when the previous task made its last call. So the rate is
+    never exceeded, however many tasks there are.
 
     Args:
-        rate: as ``durations.per_second`` reads it; None: none.
-        share: of the rate, for this task.
+        rate: rate as ``limits.per_second`` parses it; None: no limit.
+        share: this task's share of the rate.
     """
 
     def __init__(self, rate: str | float | None, share: float = 1.0) -> None:
@@ -366,27 +369,28 @@ class RateLimiter:
         return max(0.0, self._next - time.monotonic()) if self._interval_s else 0.0
 
     def wait(self) -> None:
-        """Wait until the next call may begin, and note it."""
+        """Wait until the next call may begin, and count it as begun."""
         if self._interval_s:
             while (left := self.wait_s()) > 0:
                 time.sleep(left)
             self.note_call()
 
     def note_call(self) -> None:
-        """Note that a call begins now."""
+        """Record that a call begins now."""
         if self._interval_s:
             self._next = max(self._next, time.monotonic() - _CATCH_UP_S) + self._interval_s
 
 
-# Documents that one call of a step returns: checked as they come, and held all at once if they are few.
+# Documents that one call of a step returns: checked one by one, and held in memory if they are few.
 
 
 class DocumentStream:
-    """Documents that a step makes, more than are held at once: the first ones, and those that are still to come.
+    """Documents that a step is still producing, more than are held in memory: the first ones, and an iterator of the
+    rest.
 
     Args:
-        made_keys: hashes of (route, id) of its children so far.
-        route: by which the document came that they are made of.
+        made_keys: hashes of (route, id) of the children made so far.
+        route: route by which the parent document came.
     """
 
     def __init__(self, first: list[Document], rest: Iterator[Document], made_keys: set[int], route: str) -> None:
@@ -396,7 +400,7 @@ class DocumentStream:
         self.route = route
 
     def next(self) -> Document | None:
-        """Return the next one; None: there are no more. Raises whatever the step raises."""
+        """Return the next document; None: there are no more. Raises whatever the step raises."""
         for source in (self._first, self._rest):
             for doc in source:
                 return doc
@@ -406,42 +410,42 @@ class DocumentStream:
 class ReturnChecker:
     """Checks the documents that the steps of one family's walk return.
 
-    A child's id is kept as a 64-bit hash: as text, those of a million would take ten times the memory, and the chance
-    that two of a million collide is 1 in 10⁷.
+    Ids of children are remembered as 64-bit hashes. Text would take ten times the memory for a million children, among
+    which two hashes collide with a probability of 1 in 10⁷.
 
     Args:
-        check_request: called with each document, to see whether a step wants it again.
+        check_request: called with each document, to find requests to read it again later.
     """
 
     def __init__(self, check_request: Callable[[Document], None]) -> None:
         self._check_request = check_request
         self._made_keys: list[set[int]] = [set()]
-        """Keys by stream; all but the first set belong to calls that have not ended yet."""
+        """Hashes of children by stream; all sets but the first belong to streams that have not ended."""
         self._keys_above: list[set[int]] = []
-        """Keys of children made above a member that is walked by itself."""
+        """Hashes of children made before a member was walked separately, by the walks above it."""
 
     def fork(self, check_request: Callable[[Document], None]) -> ReturnChecker:
-        """Return the state for a member that is walked by itself."""
+        """Return a checker for a member that is walked separately."""
         apart = ReturnChecker(check_request)
         apart._keys_above = [*self._keys_above, *self._made_keys]
         return apart
 
     def merge(self, member: ReturnChecker) -> None:
-        """Add the children of a member that was walked by itself."""
+        """Add the children of a member that was walked separately."""
         self._made_keys[-1] |= member._made_keys[0]
 
     def clear(self) -> None:
-        """Begin another family's walk."""
+        """Forget all children, to begin another family's walk."""
         if self._made_keys[0]:
             self._made_keys = [set()]
 
     def check(self, doc: Document, where: str, route: str, out: Any) -> list[Document] | DocumentStream:
-        """Check what a step returned for this document, and return it: at least one document. (``None`` is handled
-        before.)
+        """Check what a step returned for this document, and return at least one document. (``None`` is handled by the
+        caller.)
 
         Raises:
             Dropped: no document was returned.
-            PermanentError: something else than documents of this family, or one of them twice.
+            PermanentError: it returned something other than documents of this family, or one of them twice.
         """
         if isinstance(out, Document):
             out = [out]
@@ -458,11 +462,11 @@ class ReturnChecker:
         return documents
 
     def begin(self, many: DocumentStream) -> None:
-        """Begin a stream, whose documents are walked while the step still makes others."""
+        """Begin a stream; its documents are walked while the step is still producing more."""
         self._made_keys.append(many.made_keys)
 
     def end(self, *, failed: bool) -> None:
-        """End the stream that was begun last; if it failed, its children do not count as made."""
+        """End the innermost stream; if it failed, its children count as not made."""
         made_keys = self._made_keys.pop()
         if not failed:
             self._made_keys[-1] |= made_keys
@@ -508,7 +512,7 @@ def describe_type(out: Any) -> str:
 
 
 def take_buffer(documents: Iterator[Document]) -> tuple[list[Document], bool]:
-    """Read up to HELD_CHILDREN; also whether the iterator is exhausted."""
+    """Read up to ``limits.HELD_CHILDREN`` documents; return them, and whether the iterator is exhausted."""
     buffer, size = [], 0
     for doc in documents:
         buffer.append(doc)
@@ -519,7 +523,7 @@ def take_buffer(documents: Iterator[Document]) -> tuple[list[Document], bool]:
 
 
 def _content_size(doc: Any) -> int:
-    """Return the bytes of its content, about; a step may return anything."""
+    """Return the approximate size of a document in bytes; the step may have returned anything."""
     if not isinstance(doc, Document):
         return 0
     return len(doc.raw or b"") + sum(len(value) for value in doc.fields.values() if isinstance(value, (str, bytes)))
@@ -528,10 +532,10 @@ def _content_size(doc: Any) -> int:
 _EXHAUSTED: Final = object()
 
 
-# Interrupts of users' code: by a time limit, and by a signal that asks this process to stop.
+# Interrupts of user code: by a time limit, or by a signal that asks this process to stop.
 
 _GRACE_S: Final = 2.0
-"""How long a call may go on after it was interrupted; then its process is ended."""
+"""Seconds that a call may continue after it was interrupted, before its process is killed."""
 
 
 def can_interrupt() -> bool:
@@ -541,8 +545,7 @@ def can_interrupt() -> bool:
 
 @contextlib.contextmanager
 def interrupt_after(limit_s: float, why: str) -> Iterator[None]:
-    """Interrupt the block after ``limit_s`` seconds. Code that is stuck in C cannot be interrupted: its process is
-    ended a little later.
+    """Interrupt the block after ``limit_s`` seconds. If it is stuck in C code, its process is killed a little later.
 
     Raises:
         StepTimeout: with the message ``why``.
@@ -564,9 +567,8 @@ def interrupt_after(limit_s: float, why: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def signals_interrupt() -> Iterator[None]:
-    """Raise ``Interrupted`` in the block where the handler of a signal that stops this process (Ctrl-C) raises
-    ``KeyboardInterrupt``, so that it differs from one that the code itself raises.
-    """
+    """Convert the ``KeyboardInterrupt`` of a signal that stops this process (Ctrl-C) to ``Interrupted`` within the
+    block, to tell it apart from one that the code raises itself."""
     before = {number: signal.getsignal(number) for number in _STOPPING} if can_interrupt() else {}
     for number, handler in before.items():
         if callable(handler):
@@ -593,7 +595,7 @@ def _interrupting(handler: Callable[[int, FrameType | None], Any]) -> Callable[[
 
 
 def _exit_process_at(until: float | None) -> None:
-    """End this process at that monotonic time, whatever it is stuck in; None: do not."""
+    """Kill this process at that monotonic time, whatever it is doing; None: cancel that."""
     global _until  # noqa: PLW0603 - one watch a process
     _until = until
     if until is None:
@@ -604,7 +606,8 @@ def _exit_process_at(until: float | None) -> None:
 
 
 def _null_device() -> int:
-    """Return where the traceback of ``faulthandler`` goes, which nobody reads: the ledger names what is stuck."""
+    """Return a descriptor of the null device, for the traceback of ``faulthandler``: nobody reads it, since the ledger
+    names the step."""
     global _null  # noqa: PLW0603 - one open file a process
     if _null is None:
         _null = os.open(os.devnull, os.O_WRONLY)
@@ -614,5 +617,6 @@ def _null_device() -> int:
 _null: int | None = None
 _until: float | None = None
 
-# A fork has the state of its parent's watch, and not its thread: to set or cancel one, it would wait for that for ever.
+# A forked process inherits the state of its parent's watchdog but not its thread, so setting or cancelling it would
+# block.
 os.register_at_fork(before=faulthandler.cancel_dump_traceback_later, after_in_parent=lambda: _exit_process_at(_until))

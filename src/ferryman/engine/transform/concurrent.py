@@ -1,4 +1,4 @@
-"""Concurrent walks: documents that wait for a step's batch or call, while others are walked."""
+"""Concurrent walks: while a document waits for a step's batch or call, other documents are walked."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ from ferryman.plan import StepNode
 from ferryman.plan.calls import is_async
 
 _LOOP_GRACE_S: Final = 5.0
-"""A coroutine that has not ended so long after it was cancelled blocks the loop for all others."""
+"""Seconds after its cancellation in which a coroutine must end; after that, it counts as blocking the event loop for
+all others."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +46,7 @@ class AwaitedAnswer:
     """A document that waits for a step's answer.
 
     Attributes:
-        on_done: called once there is one.
+        on_done: called once there is an answer.
     """
 
     doc: Document
@@ -63,7 +64,7 @@ class AwaitedAnswer:
     def result(self) -> Any:
         """Return the answer, or raise the error."""
         if self.error is not None:
-            raise self.error.with_traceback(self.trace)  # others raise the same one
+            raise self.error.with_traceback(self.trace)  # other documents raise the same object
         return self.answer
 
 
@@ -72,7 +73,7 @@ class StepCall:
     """One call of a step's function.
 
     Attributes:
-        copies: of its documents, as they were; [] where it is not tried in halves.
+        copies: copies of its documents from before the call; [] if it is not repeated in halves after an error.
         deadline: monotonic time.
     """
 
@@ -84,11 +85,11 @@ class StepCall:
 
 
 class FinishedCall(NamedTuple):
-    """A call that was made before its documents came to the queue.
+    """Result of a call that was made before its documents reached the step's queue.
 
     Attributes:
-        docs: as the call has left them.
-        error: that it ended in.
+        docs: the documents after the call, which may have changed them.
+        error: exception that the call raised; None: it returned.
     """
 
     docs: list[Document]
@@ -97,12 +98,12 @@ class FinishedCall(NamedTuple):
 
     @property
     def failed(self) -> bool:
-        """Return whether the call failed, or any of its documents."""
+        """Return whether the call failed as a whole or for any of its documents."""
         return self.error is not None or any(isinstance(answer, Exception) for answer in self.answers)
 
 
 class _CallKeys:
-    """Finds the idempotency key of each document of a call."""
+    """Looks up the idempotency key of each document of a call."""
 
     def __init__(self, call: StepCall) -> None:
         self._by_object = {id(w.doc): w.call_scope for w in call.waiting}
@@ -115,12 +116,12 @@ class _CallKeys:
 
 
 class StepQueue:
-    """Calls of one step in one task, of which several run at a time.
+    """Queue of documents waiting for one step in one task; several calls of the step may run at a time.
 
     Args:
         health: health of the step.
-        share: of the step's rate, for this task.
-        ended_calls: queue for calls that have ended.
+        share: this task's share of the step's rate.
+        ended_calls: queue to which finished calls are added.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class StepQueue:
         self.waiting: deque[AwaitedAnswer] = deque()
         self.running: set[StepCall] = set()
         self.finished: deque[FinishedCall] = deque()
-        """Results of the next calls, where they are known already."""
+        """Results of the next calls, if they were made earlier."""
         self._halves: deque[list[AwaitedAnswer]] = deque()
         self._health = health
         self._limiter = RateLimiter(step.rate, share)
@@ -148,7 +149,7 @@ class StepQueue:
         """Start all calls that can be made now.
 
         Args:
-            part: also one call with fewer documents than it could have.
+            part: also start one call whose batch is not full.
         """
         while len(self.running) < self.step.concurrency and self._limiter.wait_s() == 0:
             if self._halves:
@@ -164,18 +165,18 @@ class StepQueue:
                 self._begin(next_)
 
     def next_due_s(self) -> float | None:
-        """Return the seconds until something has to be done though no call has ended; None: nothing."""
+        """Return the seconds until a call times out or the rate allows another one; None: neither."""
         due = [c.deadline - time.monotonic() for c in self.running if c.deadline is not None]
         if (self._halves or self.waiting) and (wait_s := self._limiter.wait_s()) > 0:
             due.append(wait_s)
         return max(0.0, min(due)) if due else None
 
     def expire(self) -> bool:
-        """Give up calls that have taken too long; return whether there was one."""
+        """Give up calls that have exceeded their time limit; return whether there was one."""
         now = time.monotonic()
         late = [c for c in self.running if c.deadline is not None and c.deadline <= now]
         for call in late:
-            if self._is_async:  # it was cancelled long ago
+            if self._is_async:  # it was cancelled, and its grace period is over
                 exit_process(f"step {self.step.name} blocks the event loop: an async def must await what takes time")
             note_hung_call()
             call.error = StepTimeout(timeout_message(self.step))
@@ -183,9 +184,9 @@ class StepQueue:
         return bool(late)
 
     def finish(self, call: StepCall) -> None:
-        """Pass the answers of a call to its documents; after an error queue its halves."""
+        """Pass a call's answers to its documents; after an error, queue the two halves of its batch instead."""
         if call not in self.running:
-            return  # it was left alone before
+            return  # it was given up before
         self.running.discard(call)
         if call.error is None:
             for each, answer in zip(call.waiting, call.answers, strict=True):
@@ -195,7 +196,8 @@ class StepQueue:
                     each.answer = answer
                     each.on_done()
         elif call.copies and classify_error(call.error, self.step.name, "").kind not in AWAY:
-            # it may be one of them; a service that is away would be asked once more for each half
+            # one document may be to blame, so halves are tried; but not if a service is unavailable, since each half
+            # would only ask it again
             for each, copy in zip(call.waiting, call.copies, strict=True):
                 each.doc = copy  # the call may have changed the document before it failed
             middle = len(call.waiting) // 2
@@ -205,7 +207,7 @@ class StepQueue:
                 each.fail(call.error)
 
     def close(self) -> None:
-        """End the threads: there are no more calls."""
+        """End the step's threads; there are no more calls."""
         self._threads.close()
 
     def _turn_away(self, waiting: list[AwaitedAnswer]) -> None:
@@ -235,8 +237,8 @@ class StepQueue:
             self._threads.run(lambda: context.run(self._run_in_thread, call))
 
     def _copy_documents(self, waiting: list[AwaitedAnswer]) -> tuple[list[AwaitedAnswer], list[Document]]:
-        """Copy the documents of a call that may have to be made again in halves. Those that cannot be copied fail,
-        however few others there are. A step that takes one document at a time needs no copies."""
+        """Copy the documents of a call that may have to be repeated in halves. A document that cannot be copied fails
+        on its own. A step that takes one document at a time needs no copies."""
         if self.step.rows == 1:
             return waiting, []
         fit, copies = [], []
@@ -262,7 +264,7 @@ class StepQueue:
         self._ended_calls.put((self, call))
 
     def _known_result(self, call: StepCall) -> FinishedCall | None:
-        """Return the result of this very call if it was made before."""
+        """Return the result of this call if it was already made ahead of time."""
         finished = self.finished.popleft() if self.finished else None
         if finished is None or [doc.id for doc in finished.docs] == [each.doc.id for each in call.waiting]:
             return finished
@@ -270,7 +272,7 @@ class StepQueue:
         return None
 
     def _run_in_thread(self, call: StepCall) -> None:
-        """Make the call in another thread; its result is dropped if it was given up meanwhile."""
+        """Make the call in another thread; discard its result if it was given up in the meantime."""
         answers: list[Any] = []
         error: BaseException | None = None
         try:
@@ -299,15 +301,15 @@ class StepQueue:
         return out
 
 
-# A step right below the source that takes batches: it is called for a whole block before any of its documents is
-# walked further. None of them waits then, and none has to be a greenlet.
+# Fast path for a step right below the source that takes batches: it is called for a whole block before any of its
+# documents is walked further. No document has to wait then, so none needs a greenlet.
 #
-# That is for blocks and calls without errors. After an error ``ConcurrentWalks`` gets the results of the calls, and the
-# block is walked there: batches are halved, and a step in trouble is not called any more.
+# This covers blocks without errors. After an error, ``ConcurrentWalks`` receives the results of the calls so far and
+# walks the block: it halves batches, and stops calling a step in trouble.
 
 
 class _BlockKeys:
-    """Finds the idempotency keys of a block's documents."""
+    """Looks up the idempotency keys of a block's documents."""
 
     def __init__(self, call_scope: CallScope, block: Block) -> None:
         self._call_scope = call_scope
@@ -340,7 +342,8 @@ class FirstBatches:
         self._blocks = BlockWalk.create(self._walk, stager, live)
 
     def process_block(self, block: Block, contents: tuple[list[bytes | None], list[bytes | None]]) -> bool:
-        """Walk and stage all documents of the block. False: none of them, they need the usual walk."""
+        """Walk and stage all documents of the block; return False if none was staged, because the block needs
+        ``ConcurrentWalks``."""
         if self._blocks is None or not self._suits(block, contents):
             return False
         fields, raws = contents
@@ -369,9 +372,9 @@ class FirstBatches:
         return None not in fields and sum(len(each or b"") for each in chain(fields, raws)) < limits.IN_FLIGHT_BYTES
 
     def _call_in_batches(self, block: Block, docs: list[Document]) -> list[FinishedCall]:
-        """Call the step for these documents.
+        """Call the step for these documents, batch by batch, and return the results.
 
-        Nothing is called after a failed call, for all documents or for some: the step may be in trouble.
+        Stops after the first call that failed as a whole or for some documents, since the step may be in trouble.
         """
         context = contextvars.copy_context()
         context.run(current_caller.set, _BlockKeys(self._walk.call_scope, block))
@@ -401,10 +404,11 @@ class FirstBatches:
 def make_first_batches(
     steps: list[StepNode], reader: DocumentReader, walks: ConcurrentWalks, stager: Stager, live: ProgressWriter
 ) -> FirstBatches | None:
-    """Return None unless exactly one step has batches, stands right below the source, and nothing limits its calls.
+    """Return the fast path, or None unless exactly one step takes batches, it stands right below the source, and its
+    calls have no limits.
 
     Args:
-        steps: that documents wait for.
+        steps: the plan's steps that take batches or run several calls at a time.
     """
     if len(steps) != 1 or reader.in_batches:
         return None
@@ -416,19 +420,18 @@ def make_first_batches(
     return FirstBatches(step, reader, walks, stager, live)
 
 
-# Concurrent walks: each waits where a step has to gather a batch, or has a call running, and the others continue
-# meanwhile.
+# Concurrent walks: each one pauses while a step gathers a batch or has a call running, and the others continue.
 #
-# Each walk is a greenlet: it is written as if its document were alone, and all run in the worker's main thread, in
-# turns, so that nothing of a task needs a lock. Only calls of steps with ``concurrency`` run in other threads.
+# Each walk is a greenlet, so its code is written for a single document. All greenlets run in turn in the worker's main
+# thread, so a task's data needs no locks. Only calls of steps with ``concurrency`` run in other threads.
 
 
 class WalkGreenlet(greenlet):  # type: ignore[misc]  # it ships no types
     """Greenlet that walks a document or a member of its family.
 
     Attributes:
-        walk: has its failures.
-        recorder: has its calls of the sink.
+        walk: the walk, which collects its failures.
+        recorder: sink that records the walk's calls, to be replayed when the document is staged.
     """
 
     def __init__(self, hub: greenlet, walk: Walk, recorder: Recorder, run_walk: Callable[[Any], None]) -> None:
@@ -448,8 +451,8 @@ class ConcurrentWalks:
     """Walks of one task that run concurrently.
 
     Args:
-        steps: that take batches, or have several calls running.
-        share: of their rates, for this task.
+        steps: the plan's steps that take batches or run several calls at a time.
+        share: this task's share of the steps' rates.
     """
 
     def __init__(self, steps: Iterable[StepNode], health: Mapping[str, NodeHealth], share: float) -> None:
@@ -463,7 +466,7 @@ class ConcurrentWalks:
 
     @property
     def full(self) -> bool:
-        """Return whether as many walks run as makes sense."""
+        """Return whether so many walks are running that more would not help."""
         return len(self._alive) >= self.max_running
 
     def begin(self, walk: Walk, recorder: Recorder, run_walk: Callable[[Any], None]) -> WalkGreenlet:
@@ -478,7 +481,8 @@ class ConcurrentWalks:
         self._queues[step].finished.extend(finished)
 
     def call(self, step: str, doc: Document) -> Any:
-        """Return the step's answer for the document, within its walk; raises the step's error, or ``NodeAway``."""
+        """Return the step's answer for the document, pausing its walk meanwhile; raises the step's error, or
+        ``NodeAway``."""
         walker = cast(WalkGreenlet, getcurrent())
         waiting = AwaitedAnswer(doc, walker.walk.call_scope, partial(self.mark_ready, walker))
         self._queues[step].add(waiting)
@@ -488,11 +492,11 @@ class ConcurrentWalks:
         return waiting.result()
 
     def make_members(self, walk: Walk) -> ConcurrentMembers:
-        """Return the walks of what a step has made of the current document."""
+        """Return an object that walks the documents a step made of the current one, see ``MemberWalks``."""
         return ConcurrentMembers(self, walk, cast(WalkGreenlet, getcurrent()))
 
     def run_ready(self) -> bool:
-        """Run all walks until they wait; return whether one moved on, or a call ended."""
+        """Run all walks until each is waiting; return whether a walk continued or a call ended."""
         moved = False
         while True:
             while self._ready:
@@ -505,13 +509,14 @@ class ConcurrentWalks:
             moved = True
 
     def wait(self) -> None:
-        """Wait until one more walk has an answer. No other walk is started before, so a batch need not be full."""
+        """Wait until another walk has its answer. No new walk is started before that, so a batch may be sent although
+        it is not full."""
         if self.run_ready():
             return
-        # no call runs, and all walks wait: only a call that is not full can move one of them on
+        # no call is running and all walks are waiting: only a call with a partial batch can make progress
         if not any(queue.running for queue in self._queues.values()):
             max(self._queues.values(), key=lambda queue: len(queue.waiting)).launch(part=True)
-        if not self._ready:  # those that were turned away are
+        if not self._ready:  # documents that were turned away are ready already
             due = [next_due_s for queue in self._queues.values() if (next_due_s := queue.next_due_s()) is not None]
             self._finish_calls(min(due, default=None))
         self.run_ready()
@@ -527,7 +532,7 @@ class ConcurrentWalks:
     def close(self) -> None:
         """End all walks."""
         for walker in self._alive:
-            if walker.gr_frame is not None:  # it has begun, and is not through: the task failed
+            if walker.gr_frame is not None:  # started but not finished: the task failed
                 with contextlib.suppress(Interrupted):
                     walker.throw(Interrupted())
             walker.recorder.close()
@@ -543,8 +548,8 @@ class ConcurrentWalks:
                 walker.parent_members.finish()
 
     def _finish_calls(self, wait_s: float | None) -> bool:
-        """Process finished calls and return whether there was one. If there is none, wait ``wait_s`` seconds for one;
-        None: without limit."""
+        """Process finished calls; return whether there was one. If there is none, wait for one for at most ``wait_s``
+        seconds; None: without limit."""
         try:
             queue, call = self._ended_calls.get(timeout=wait_s) if wait_s != 0 else self._ended_calls.get_nowait()
         except Empty:
@@ -582,13 +587,14 @@ class ConcurrentMembers:
             self._collect()
 
     def finish(self) -> None:
-        """Continue the walk that waits for its members: one of them has ended."""
+        """Resume the parent's walk if it is waiting for its members, because one of them has ended."""
         if self._paused:
             self._paused = False
             self._walks.mark_ready(self._walker)
 
     def _collect(self) -> None:
-        """Append the records of finished walks in their order; if the first is not finished, wait for one."""
+        """Append the records of finished member walks, in order; if the first one is not finished, wait for a member to
+        finish."""
         if not self._members[0].dead:
             self._paused = True
             self._walks.pause()
@@ -599,16 +605,16 @@ class ConcurrentMembers:
             self._walk.merge(member.walk)
 
 
-# The blocks of one task: their documents are walked concurrently, and staged in their order.
+# Blocks of a task: documents are walked concurrently, and staged in order.
 
 
 @dataclass(slots=True)
 class _ReadRow:
-    """A row that was read, and is not staged yet.
+    """A row that was read and is not staged yet.
 
     Attributes:
-        walker: its walk, if it was started.
-        size: bytes.
+        walker: its running or finished walk; None: it is not walked.
+        size: bytes of its content; 0 if it is not walked.
     """
 
     i: int
@@ -619,7 +625,7 @@ class _ReadRow:
 
 
 class ConcurrentReader:
-    """Reads, walks and stages the documents of a task, many at once; they are staged in their order."""
+    """Reads, walks and stages a task's documents, many at once; they are staged in order."""
 
     def __init__(self, reader: DocumentReader, walks: ConcurrentWalks, stager: Stager, live: ProgressWriter) -> None:
         self._reader = reader
@@ -638,7 +644,7 @@ class ConcurrentReader:
         contents: tuple[list[bytes | None], list[bytes | None]],
         on_error: Callable[[str, NodeError], None],
     ) -> list[int]:
-        """Process all documents of the block; return which rows had changed.
+        """Process all documents of the block; return the rows of those that had changed.
 
         Args:
             on_error: called with the id of a document that could not be read, and with its error.
@@ -688,7 +694,7 @@ class ConcurrentReader:
             row = self._rows.popleft()
             self._bytes -= row.size
             self._live.add(1)
-            # one before it may have failed meanwhile
+            # an earlier document of its key may have failed in the meantime
             if not self._stager.stage_if_waiting(row.i) and self._stage_row(row):
                 self._processed.append(row.i)
             if walker is not None:
@@ -705,12 +711,12 @@ def _ignore_walk(run_walk: Callable[[], None]) -> Callable[[Walk], None]:
     return lambda _: run_walk()
 
 
-# Threads for calls of a step. They last as long as their task, so that what a step keeps for a thread (a session with
-# its connections) is used again.
+# Threads for calls of a step. They live as long as the task, so that what a step keeps per thread (a session with its
+# connections) is reused.
 
 
 class CallThreads:
-    """Threads for a task's calls: as many as jobs run at once, and those that a call never returned from."""
+    """Threads for a task's calls: as many as run at once, plus those whose call never returned."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -739,9 +745,9 @@ class CallThreads:
 
 
 def note_hung_call() -> None:
-    """Count a call that has not returned, and whose thread is left alone.
+    """Count a call that never returned, and whose thread was abandoned.
 
-    After too many this process is ended, and isolation mode finds whose calls they are.
+    After ``limits.HUNG_CALLS`` of them this process ends itself, and isolation mode then finds the documents to blame.
     """
     global _hung  # noqa: PLW0603 - one count a process
     _hung += 1
@@ -750,7 +756,7 @@ def note_hung_call() -> None:
 
 
 def exit_process(why: str) -> None:
-    """End this process: nothing else ends a call that hangs."""
+    """End this process, which is the only way to end a call that hangs."""
     sys.stderr.write(f"ferryman: {why}: this worker ends itself.\n")
     sys.stderr.flush()
     os._exit(1)

@@ -1,9 +1,9 @@
-"""The event loop that runs the coroutines of ``async def`` steps: one a process, in a thread of its own, for as long as
-the process lives. So a client that a step keeps (a session with its connections) stays in its loop.
+"""The event loop that runs the coroutines of ``async def`` steps: one per process, in a thread of its own, as long as
+the process lives. So a client that a step keeps (a session with its connections) always runs in the same loop.
 
-Steps share the loop with each other, and some of them harm it: asyncio ends ``run_forever`` when a task or a callback
-raises ``SystemExit`` or ``KeyboardInterrupt``, and a step may stop or close the loop. A loop that was only ended is run
-again. One that cannot continue is replaced, and every call that it ran ends with an error.
+All steps share the loop, and a step may break it: asyncio leaves ``run_forever`` when a task or a callback raises
+``SystemExit`` or ``KeyboardInterrupt``, and a step may stop or close the loop. A loop that merely stopped is run again.
+One that cannot continue is replaced, and every call running in it ends with an error.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ from typing import Any, Final
 from ferryman.engine.runner.child import exit_if_forked
 
 _GRACE_S: Final = 2.0
-"""Seconds for a loop to show that it is free."""
+"""Seconds in which a loop must respond to show that it is not blocked."""
 
 _START_S: Final = 10.0
-"""Seconds for an idle loop to begin a call. If it takes longer, it is dead, or blocked by what a step left behind."""
+"""Seconds in which an idle loop must begin a call. If it does not, it is dead, or blocked by something a step left
+behind."""
 
 OnEnd = Callable[[Any, BaseException | None, bool], None]
-"""Callback for the end of a call: (what it returned, what it raised, whether its time was over)."""
+"""Callback for the end of a call: (its result, its exception, whether its time limit had passed)."""
 
 
 def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run the coroutine to its end, and return what it returns.
+    """Run the coroutine to its end, and return its result.
 
-    An exception in this thread, such as a time limit's, cancels it. If it continues nevertheless, since it never
-    awaits, the loop is left to it, and the next one runs in another.
+    An exception raised in this thread, such as that of a time limit, cancels the coroutine. If it keeps running because
+    it never awaits anything, its loop is abandoned, and later coroutines run in a new one.
     """
     ended: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
     call = _CoroutineCall(coroutine, None, lambda returned, error, _: ended.put((returned, error)))
@@ -48,20 +49,20 @@ def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 def start(coroutine: Coroutine[Any, Any, Any], limit_s: float | None, on_end: OnEnd) -> None:
-    """Start the coroutine in the current context; it is cancelled after so many seconds.
+    """Start the coroutine in the current context; cancel it after ``limit_s`` seconds.
 
     Args:
-        on_end: called once, in the loop's thread, whatever becomes of the coroutine and of the loop.
+        on_end: called exactly once, in the loop's thread, even if the coroutine or the loop fails.
     """
     _start(_CoroutineCall(coroutine, limit_s, on_end))
 
 
 class _CoroutineCall:
-    """A coroutine, and the callback for its end.
+    """A coroutine, with the callback for its end.
 
     Attributes:
-        loop: where it is to run, or runs.
-        has_begun: set once it runs.
+        loop: loop in which it runs or will run.
+        has_begun: set when it begins to run.
     """
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], limit_s: float | None, on_end: OnEnd) -> None:
@@ -89,7 +90,7 @@ class _CoroutineCall:
         self._future.add_done_callback(self._ended)
 
     def end(self, returned: Any, error: BaseException | None, late: bool) -> None:
-        """Call the callback, if it was not called yet."""
+        """Call the callback, unless it was already called."""
         with _lock:
             on_end, self._on_end = self._on_end, None
             if self.loop is not None:
@@ -111,7 +112,7 @@ class _CoroutineCall:
 
     async def _await_coroutine(self, loop: _Loop) -> tuple[Any, BaseException | None, bool]:
         with _lock:
-            if self.loop is not loop:  # it took too long to begin, and runs elsewhere
+            if self.loop is not loop:  # it took too long to begin here, and runs in another loop
                 return None, None, False
             self.has_begun.set()
         returned, error, limit = None, None, asyncio.timeout(self._limit_s)
@@ -127,7 +128,7 @@ class _CoroutineCall:
         if self.loop is None or self._future is not future:
             return
         if future.cancelled():
-            if not self.has_begun.is_set():  # another coroutine has cancelled it before
+            if not self.has_begun.is_set():  # another coroutine has already cancelled it
                 self._coroutine.close()
             self.end(None, asyncio.CancelledError(), late=False)
         elif (error := future.exception()) is not None:
@@ -141,7 +142,7 @@ class _Loop:
 
     Attributes:
         asyncio: the loop itself.
-        unfinished: calls that it was given, and that have not ended.
+        unfinished: calls submitted to it that have not ended.
     """
 
     def __init__(self) -> None:
@@ -150,7 +151,7 @@ class _Loop:
         threading.Thread(target=self._work, name="ferryman-async", daemon=True).start()
 
     def start_call(self, call: _CoroutineCall) -> bool:
-        """Start this call. False: the loop cannot, and is not used any more."""
+        """Start this call in the loop; return False if the loop cannot run it and must not be used any more."""
         with _lock:
             if _loops.get(os.getpid()) is not self:
                 return False
@@ -171,7 +172,7 @@ class _Loop:
         return call.loop is self
 
     def retire(self) -> None:
-        """Let the next calls run in another loop."""
+        """Make later calls run in another loop."""
         with _lock:
             if _loops.get(os.getpid()) is self:
                 del _loops[os.getpid()]
@@ -181,11 +182,11 @@ class _Loop:
         while not self.asyncio.is_closed():
             try:
                 self.asyncio.run_forever()
-            except Exception as e:  # of the loop itself: what its tasks and callbacks raise does not come here
+            except Exception as e:  # an error of the loop itself: those of its tasks and callbacks do not end up here
                 why = f"{type(e).__name__}: {e}"
                 break
             except BaseException:
-                continue  # a task's or a callback's sys.exit(): the task has kept it
+                continue  # sys.exit() in a task or a callback; the task has stored it
         with _lock:
             self.retire()
             unfinished = list(self.unfinished)
@@ -200,7 +201,7 @@ def _start(call: _CoroutineCall) -> None:
 
 def _loop() -> _Loop:
     with _lock:
-        if (loop := _loops.get(os.getpid())) is None:  # a fork has its parent's, and not the thread that runs it
+        if (loop := _loops.get(os.getpid())) is None:  # a fork has its parent's loop, but not the thread
             loop = _loops[os.getpid()] = _Loop()
         return loop
 
@@ -208,4 +209,4 @@ def _loop() -> _Loop:
 _lock = threading.RLock()
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 _loops: dict[int, _Loop] = {}
-"""By process."""
+"""Process id -> its loop."""

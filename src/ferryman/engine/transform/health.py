@@ -1,4 +1,5 @@
-"""Health of the nodes that a task calls: may a node be called, and are its errors its own or the documents'?
+"""Health of the nodes that a task calls: whether a node may be called, and whether it or its documents are to blame for
+errors.
 
 ==============================  ===========================================================================
 an error                        what it means for the node
@@ -11,13 +12,13 @@ unforeseen                      after ``brake`` in a row a second look: as many 
 transient, permanent, dropped   nothing: the code said on purpose what becomes of its document
 ==============================  ===========================================================================
 
-Where documents come in batches (a queue's jobs), the unforeseen errors of one batch or of two are the documents' own,
-however many these are. The second look is taken when ``limits.BRAKE_BATCHES`` have failed and none has succeeded,
-also one after the other in several waves.
+If documents come in batches (jobs of the intake queue), unforeseen errors in fewer than ``limits.BRAKE_BATCHES``
+batches are blamed on the documents, however many there are. The second look begins when that many batches have failed
+and none has succeeded, also over several waves.
 
-A node of which some task had a success in this run gets the second look for errors of the connection, too; and if all
-documents of a task fail so, they are the documents' own, unless ``limits.OUTAGE_DOCUMENTS`` of those that came for the
-first time have failed so since the last success, in this wave and those before.
+If any call of the node has succeeded in this run, connection errors lead to a second look, too. If all documents of a
+task then fail with connection errors, the documents are to blame, unless at least ``limits.OUTAGE_DOCUMENTS`` documents
+at their first attempt have failed like this since the last success, in this wave and earlier ones.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ _COUNTED = (ErrorKind.CONNECTION, ErrorKind.UNFORESEEN)
 
 
 class NodeHealth:
-    """Health of one node, as far as one task has seen.
+    """Health of one node, as seen by one task.
 
     Attributes:
-        closed: it may not be called for any document; ask ``allows``.
-        steady: its last call succeeded, and nothing is suspected.
+        closed: whether calls are restricted; ask ``allows`` for each document.
+        steady: whether the last call succeeded and nothing is suspected.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class NodeHealth:
         self.closed = node in now.blocked or bool(missing_needs)
         self._missing_needs = frozenset() if node in now.blocked else frozenset(missing_needs)
         self._turned_away = False
-        """A document needed the node, and it was not called."""
+        """Whether a document needed the node while it must not be called."""
         self.steady = False
         self._brake = brake
         self._proven = node in now.proven
@@ -58,49 +59,50 @@ class NodeHealth:
         self._stopped = False
         self._any_success = False
         self._returned_any = False
-        """A call returned a document."""
+        """Whether a call returned a document."""
         self._nones = 0
-        """Calls that returned None."""
+        """Number of calls that returned None."""
         self._documents_at_fault = False
-        """The errors are known to be those of the documents."""
+        """Whether the second look found that the documents are to blame for the errors."""
         self._kinds: set[ErrorKind] = set()
         self._last_fault: NodeError | None = None
-        """The last fault that is counted."""
+        """Last fault of a kind that is counted."""
         self._counted = dict.fromkeys(_COUNTED, 0)
-        """Origins that failed so, since the last success."""
+        """Kind of error -> number of origins that failed with it since the last success."""
         self._failing: Counter[str] = Counter()
-        """Documents that failed with unforeseen errors, by batch."""
+        """Batch -> number of documents that failed with unforeseen errors."""
         self._failed_before = now.failing.get(node, {})
-        """Failing documents of earlier waves, by batch."""
+        """Batch -> number of documents that failed in earlier waves."""
         self._unreached: set[str] = set()
-        """Some of those that failed with errors of the connection at their first try."""
+        """Some of the documents that failed with connection errors at their first attempt."""
         self._unreached_before = now.unreached.get(node, frozenset())
-        """Documents of earlier waves that could not reach the node."""
+        """Documents of earlier waves that failed with connection errors at their first attempt."""
         self._last_origin: str | None = None
         """Origin that failed last."""
         self._suspected: NodeError | None = None
-        """Fault for which a second look is taken."""
+        """Fault that started a second look."""
         self._second_look_failures = 0
         self._next_row = 0
-        """Row of the task at which the second look calls the node next."""
+        """Row of the task from which the second look may call the node next."""
         self._stride = 1
 
     @property
     def away(self) -> bool:
-        """Return whether the node is not called any more in this task."""
+        """Return whether the node will not be called again in this task."""
         return self.closed and (self._suspected is None or self._fault is not None)
 
     @property
     def why(self) -> str:
-        """Return why it is closed, for messages of waiting documents."""
+        """Return why the node is closed, for the messages of documents that wait for it."""
         return f"needs {join_names(self._missing_needs)}" if self._missing_needs else "is in trouble"
 
     def turn_away(self) -> None:
-        """Note that a document waits for the node."""
+        """Record that a document waits for the node."""
         self._turned_away = True
 
     def allows(self, origin: str, row: int) -> bool:
-        """Return whether a closed node may be called for a document of this family, which has this row in the task."""
+        """Return whether a closed node may be called for a document of this family, which is at this row of the
+        task."""
         if self.away:
             self.turn_away()
             return False
@@ -112,7 +114,7 @@ class NodeHealth:
         return True
 
     def note_success(self) -> None:
-        """Note that a call returned, or dropped its document."""
+        """Record that a call returned, or dropped its document."""
         self.steady = self._any_success = True
         self._counted = dict.fromkeys(_COUNTED, 0)
         self._failing.clear()
@@ -122,18 +124,18 @@ class NodeHealth:
             self._suspected, self._documents_at_fault, self.closed = None, True, False
 
     def note_return(self) -> None:
-        """Note that a step returned one or more documents."""
+        """Record that a step returned one or more documents."""
         self._returned_any = True
         self.note_success()
 
     def note_drop(self, *, silently: bool = False) -> None:
-        """Note that a step dropped its document; ``silently``: it returned None."""
+        """Record that a step dropped its document; ``silently``: by returning None."""
         self.note_success()
-        self.steady = self._returned_any  # so that the first document that it returns is noted
+        self.steady = self._returned_any  # so that the first document that it returns is recorded
         self._nones += silently
 
     def note_failure(self, fault: NodeError, origin: str, row: int, batch: str = "", *, again: bool = False) -> None:
-        """Note that a call ended in this fault, for a document of this family, row and batch; ``again``: in a retry."""
+        """Record that a call failed for a document of this family, row and batch; ``again``: in a retry."""
         self.steady = False
         if fault.kind in (ErrorKind.UNAVAILABLE, ErrorKind.MISCONFIGURED):
             if fault.scope:
@@ -150,7 +152,7 @@ class NodeHealth:
                 self._count(fault, row, batch)
 
     def finish(self) -> None:
-        """Decide what is still suspected: the task has no more documents."""
+        """Decide about faults that are still suspected, at the end of the task."""
         if self._fault is not None:
             return
         if self._suspected is not None:
@@ -159,18 +161,18 @@ class NodeHealth:
             self._close(self._last_fault)
 
     def spends_no_attempt(self, fault: NodeError) -> bool:
-        """Return whether a call with this fault does not count as an attempt of its document."""
+        """Return whether a call that ended in this fault does not count as an attempt of its document."""
         if fault.kind in OF_NODE:
             return True
         away = self._fault is not None and self._fault.kind is not ErrorKind.MISCONFIGURED and not self._stopped
         return away and fault.kind is ErrorKind.CONNECTION
 
     def holds(self, fault: NodeError) -> bool:
-        """Return whether a document with this error waits until the node is called again."""
+        """Return whether a document with this fault waits until the node may be called again."""
         return self._fault is not None and fault.kind in _COUNTED
 
     def report(self) -> NodeReport | None:
-        """Return what the driver should know about the node; None: nothing was called."""
+        """Return a report for the driver; None: there is nothing to report."""
         if self._missing_needs:
             why = f"needs {join_names(self._missing_needs)}, which the executors that were tried do not have"
             fault = NodeError(ErrorKind.UNAVAILABLE, self.node, why)
@@ -213,20 +215,20 @@ class NodeHealth:
             self._next_row, self._stride = row + 1, max(1, (self._rows - row - 1) // self._brake)
 
     def _suspects_node(self, kind: ErrorKind, brake: int, *, in_batches: bool) -> bool:
-        """Return whether so many have failed in a row that the node may be at fault."""
+        """Return whether so many documents in a row have failed that the node may be to blame."""
         if kind is not ErrorKind.UNFORESEEN or not in_batches:
             return self._counted[kind] >= brake
-        failed = self._failing | Counter(self._failed_before)  # what was tried before may be tried again now
+        failed = self._failing | Counter(self._failed_before)  # a batch that failed before may be retried now
         return len(failed) >= limits.BRAKE_BATCHES and failed.total() >= brake
 
     def _all_unreachable(self) -> bool:
-        """Return whether all documents failed to reach the node, and are too many to be at fault themselves."""
+        """Return whether all documents failed with connection errors, and enough of them that the node is to blame."""
         if self._brake is None or self._any_success or self._kinds != {ErrorKind.CONNECTION}:
             return False
         return not self._proven or len(self._unreached | self._unreached_before) >= limits.OUTAGE_DOCUMENTS
 
     def _give_up(self, fault: NodeError) -> None:
-        """Close the node: the second look found no success."""
+        """Close the node, because the second look found no success."""
         assert self._suspected is not None
         self._stopped = self._suspected.kind is ErrorKind.UNFORESEEN
         self._close(fault)
@@ -236,7 +238,7 @@ class NodeHealth:
 
 
 def health_of_nodes(plan: Plan, now: NodeStates, rows: int) -> dict[str, NodeHealth]:
-    """Return node -> its health when a task of so many rows begins."""
+    """Return node -> its health at the beginning of a task with ``rows`` rows."""
     has = local_capabilities()
     return {
         n.name: NodeHealth(n.name, n.brake, now, rows, n.needs - has if isinstance(n, StepNode) else ())

@@ -1,10 +1,10 @@
 """Isolation mode: a task whose worker died is run again, each document in a child process that may die.
 
-The child reads the document and walks it. It records the calls of the walk's sink and sends them to the parent, which
-replays and stages them once they are complete; those of a large family go through a file. So a death costs nothing but
-the child. A call that kills its process as often as a delivery is attempted is identified by its step and its document.
-From then on it is an error instead, and everything else continues: the document's other branches, its family, its
-neighbours. If a worker is killed together with its child, no document is blamed.
+The child reads and walks the document. It records the calls of the walk's sink and sends them to the parent, which
+replays and stages them once they are complete; those of a large family go through a file. So if the child dies, nothing
+else is lost. If a call of a step for a document kills as many processes as a delivery has attempts, it is not made
+again but fails, and everything else continues: the document's other branches, its family, other documents. If a worker
+is killed together with its child, no document is blamed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ferryman.plan import DestinationNode, StepNode
 from ferryman.records.families import FailedMember, MissingDelivery
 
 _Place = tuple[str, str]
-"""(step, or "" for reading, document id)."""
+"""(step name, or "" for reading; document id)."""
 
 _Contents = tuple[list[bytes | None], list[bytes | None]]
 """Fields and raw bytes of each row, where they were staged while listing."""
@@ -55,30 +55,30 @@ class RecordedOutcome(NamedTuple):
 
 
 class ChildReport(NamedTuple):
-    """Answer of a child process for one document."""
+    """A child process's answer for one document."""
 
     action: RowAction
     version: Any
     fingerprint: str
     entry: tuple[bytes | None, str | None]
-    """Fields and provenance of a log entry that was read by its id."""
+    """Fields and provenance of a log entry that was read again by its id."""
     calls: list[SinkCall]
-    """Calls of the sink in their order; if there is a spool, only those after its end."""
+    """Recorded calls of the sink, in order; with a spool, only those after its end."""
     spooled: bool
     outcome: RecordedOutcome | None
     fault: NodeError | None
-    """Why it could not be read."""
+    """Why the document could not be read; None: it was read."""
     health: dict[str, NodeHealth]
-    """Health of the nodes now."""
+    """Health of the nodes after the walk."""
     size: int
     """Bytes that were read."""
 
 
 class DocumentSizes:
-    """Sizes of a task's documents: if an allocation fails while they are staged, the largest is isolated.
+    """Sizes of a task's documents. If memory runs out while they are staged, the largest one is refused.
 
     Attributes:
-        refused: documents that are not read again -> why.
+        refused: documents that must not be read again -> reason.
     """
 
     def __init__(self) -> None:
@@ -86,11 +86,12 @@ class DocumentSizes:
         self._bytes: dict[str, int] = {}
 
     def add(self, id: str, size: int) -> None:
-        """Note the size of a document that is staged next."""
+        """Record the size of the document that is staged next."""
         self._bytes[id] = size
 
     def refuse_largest(self, error: Exception) -> bool:
-        """Refuse the largest document, so that all others are staged again; False: it is too small to be the cause."""
+        """Refuse the largest document, so that the others can be staged again; return False if it is too small to be
+        the cause."""
         id = max(self._bytes, key=self._bytes.__getitem__, default="")
         size = self._bytes.get(id, 0)
         if size < limits.BLAMED_BYTES:
@@ -101,7 +102,7 @@ class DocumentSizes:
 
 
 def _content_bytes(calls: list[SinkCall]) -> int:
-    """Return the bytes of content in these calls."""
+    """Return the number of content bytes in these calls."""
     found = (each.raw if isinstance(each, Document) else each for _, args in calls for each in args)
     return sum(len(each) for each in found if isinstance(each, bytes))
 
@@ -129,7 +130,7 @@ class IsolatedReader:
         self._timeouts = {n.name: n.call_timeout_s for n in plan.nodes if isinstance(n, StepNode)}
         self._deaths: Counter[_Place] = Counter()
         self._deadly_calls: dict[_Place, str] = {("", id): why for id, why in sizes.refused.items()}
-        """Calls that are not made again -> why."""
+        """Calls that must not be made again -> reason."""
         self._sizes = sizes
         self._children = 0
 
@@ -166,7 +167,7 @@ class IsolatedReader:
         return processed, health
 
     def _ask(self, child: Child, reader: _ChildReader, i: int, health: dict[str, NodeHealth]) -> ChildReport:
-        """Return the child's report for row ``i``; if the child dies, ask another one."""
+        """Return the child's report for row ``i``; if the child dies, ask a new one."""
         while True:
             reader.children = self._children
             try:
@@ -175,7 +176,7 @@ class IsolatedReader:
             except Died as e:
                 if not e.place:
                     raise EngineError(f"a child process ended before it read a document: {e.how}") from e
-                self._children += 1  # routers that take turns begin elsewhere
+                self._children += 1  # so that routers that alternate begin at another branch
                 step, began, id = e.place.split("\0", 2)
                 self._deaths[step, id] += 1
                 if self._deaths[step, id] >= self._attempts:
@@ -258,7 +259,8 @@ class _ChildReader:
         note(f"{step}\0{time.monotonic()}\0{id}")
 
     def _prepare_step(self, step: StepNode) -> Callable[[Document], Any]:  # pragma: no cover - the child
-        """Return the step's function; it notes for whom it is called, and raises instead of making a deadly call."""
+        """Return the step's function, extended to record what it is called for, and to raise instead of making a deadly
+        call."""
         fn, name = make_document_call(step, self._share), step.name
 
         def call_noted(doc: Document) -> Any:
@@ -271,7 +273,7 @@ class _ChildReader:
             return iterate_noted(out, id, origin) if isinstance(out, Iterator) else out
 
         def iterate_noted(out: Iterator[Any], id: str, origin: str) -> Iterator[Any]:
-            """Note each call of the iterator: other steps are called in between."""
+            """Record each call of the iterator, since other steps are called in between."""
             while True:
                 self._note_place(name, id)
                 each = next(out, _END)
@@ -286,17 +288,17 @@ class _ChildReader:
 _END: Final = object()
 
 
-# Recorded calls of a sink, to be made later or in another process.
+# Recorded calls of a sink, to be replayed later or in another process.
 
 SinkCall = tuple[str, tuple[Any, ...]]
-"""A method of ``WalkSink``, and its arguments."""
+"""Name of a ``WalkSink`` method, and its arguments."""
 
 
 class Recorder:
     """A sink that records its calls; those of a large family go to a spool.
 
     Attributes:
-        calls: those that are not in the spool.
+        calls: recorded calls that are not in the spool.
     """
 
     def __init__(self, spool: Spool | None = None) -> None:
@@ -311,11 +313,11 @@ class Recorder:
 
     @property
     def spooled(self) -> bool:
-        """Return whether calls were written to the spool."""
+        """Return whether any calls were written to the spool."""
         return self._spool.size() > 0
 
     def upsert(self, doc: Document, end: End, branches: str, fields: bytes, earlier: MissingDelivery | None) -> None:
-        only = _stub(doc, doc.raw)  # its fields are encoded beside it
+        only = _stub(doc, doc.raw)  # its fields are encoded separately
         only.only_if_changed = bool(doc.only_if_changed)
         self._bytes += len(fields) + len(doc.raw or b"")
         self._note("upsert", only, end, branches, fields, earlier)
@@ -327,7 +329,7 @@ class Recorder:
         self._note("request_reread", _stub(doc), request)
 
     def savepoint(self) -> int:
-        """Record a savepoint for the replay, too: the stager then needs less memory for a family."""
+        """Record a savepoint, also for the replay, where it reduces the memory that the stager needs for a family."""
         self._write()
         size = self._spool.size()
         self.calls.append(("savepoint", ()))
@@ -374,10 +376,10 @@ class Recorder:
 
 
 class Spool:
-    """Unnamed file of recorded calls, created when it is first written to.
+    """Unnamed file of recorded calls, created at the first write.
 
-    A ``shared`` one is written by a child process and read by its parent, in turns. After a death the next child starts
-    it from the beginning.
+    A ``shared`` spool is alternately written by a child process and read by its parent. After a child's death, the next
+    child starts over.
     """
 
     def __init__(self, *, shared: bool = False) -> None:
@@ -388,7 +390,7 @@ class Spool:
         return os.fstat(self._fd).st_size if self._fd >= 0 else 0
 
     def truncate(self, size: int) -> None:
-        """Remove what is behind so many bytes."""
+        """Remove everything after the first ``size`` bytes."""
         if self._fd >= 0:
             os.ftruncate(self._fd, size)
 
@@ -397,13 +399,13 @@ class Spool:
         self._write(cloudpickle.dumps(calls))
 
     def append(self, other: Spool) -> None:
-        """Append all of another spool."""
+        """Append the content of another spool."""
         with other._open() as file:
             while some := file.read(_COPIED_BYTES):
                 self._write(some)
 
     def read(self) -> Iterator[SinkCall]:
-        """Yield all calls in order; those of one ``write`` are in memory at a time."""
+        """Yield all calls in order; at any time, those of one ``write`` are in memory."""
         with self._open() as file:
             while True:
                 try:
@@ -413,11 +415,11 @@ class Spool:
                 yield from calls
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle it for a child process, which opens the same file."""
+        """Pickle the spool for a child process, which opens the same file."""
         return _open_in_process, (os.getpid(), self._fd)
 
     def __del__(self) -> None:
-        self.close()  # that of a task that failed
+        self.close()  # calls of a task that failed
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -453,11 +455,11 @@ _COPIED_BYTES: Final = limits.MIB
 
 
 def _stub(doc: Document, raw: bytes | None = None) -> Document:
-    """Return a document with what an event needs, to be pickled."""
+    """Return a document reduced to what an event needs, so that it can be pickled."""
     return Document.of(doc.id, {}, raw)
 
 
 def replay(calls: Iterable[SinkCall], sink: WalkSink) -> None:
-    """Make the recorded calls at a sink."""
+    """Make the recorded calls on a sink."""
     for name, args in calls:
         getattr(sink, name)(*args)

@@ -1,9 +1,9 @@
-"""Entries of a log as a task reads them, and the first of them that cannot be processed now.
+"""Entries of a log as a task reads them, and the first entry that cannot be processed now.
 
-An entry ends with the commit of its wave. So an entry that has to wait ends the wave before it, if the log is read in
-order; so does an entry that failed for good, where the plan says so. The task walks all its entries nevertheless: only
-then is it known what is wrong with a node (``health``). It reports its position to the driver, and entries behind that
-position are processed again.
+An entry is finished when its wave commits. So if an entry has to wait and the log is read in order, the wave must end
+before that entry; likewise if an entry failed permanently and the plan stops at such entries. The task still walks all
+its entries, since only then the health of the nodes is known (``health``). It reports the entry to the driver, and
+later entries are processed again.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _BLOCK: Final = 4096
 
 
 class LogEntries:
-    """The entries of one task.
+    """Entries of one task.
 
     Attributes:
-        once: no step may see them a second time, so errors are final.
-        blocked: the first that cannot be processed.
+        once: whether no step may see an entry twice, so that errors are final.
+        blocked: first entry that cannot be processed; None: there is none.
         read: number of entries read.
-        reached: positions of the log behind them, by partition.
-        held: keys of which an entry was not processed.
+        reached: partition -> position of the log after these entries.
+        held: key hashes with an entry that was not processed.
     """
 
     def __init__(self, plan: Plan, split: LogSplit, *, once: bool = False) -> None:
@@ -44,7 +44,7 @@ class LogEntries:
         self._keeps_provenance = plan.provenance
         self._stops = node.source.on_error == "stop" and errors_node(plan.nodes) is None
         self.by_key = isinstance(node, ExportsNode)
-        """Whether an entry that cannot be processed holds only the later entries of its key."""
+        """Whether an entry that cannot be processed holds back only later entries of its key."""
         self._held = split.held
         self.held: set[int] = set()
         self.blocked: Blocked | None = None
@@ -52,12 +52,11 @@ class LogEntries:
         self.reached: dict[str, int] = {}
 
     def blocks(self, max_rows: int = _BLOCK) -> Iterator[Block]:
-        """Yield the entries in blocks. An error of the log ends the reading like an entry that cannot be processed; so
-        does
-        ``stop``.
+        """Yield the entries in blocks. An error of the log, or a call of ``stop``, ends the reading there, like an
+        entry that cannot be processed.
 
         Args:
-            max_rows: entries a block.
+            max_rows: maximum number of entries per block.
         """
         place = self._split.piece.start
         try:
@@ -81,25 +80,25 @@ class LogEntries:
             self._note(Blocked(place, f"place {place}", fault.text, repair, (self._split.source,)))
 
     def stop(self, block: Block, i: int, why: str, held: str) -> None:
-        """Leave the entry of row ``i`` and those behind it for later: a node that they may reach is in trouble."""
+        """Stop before the entry of row ``i``, because a node that it may reach is in trouble."""
         self.read -= len(block) - i
         self._note(Blocked(block.places[i], block.ids[i], why, stop=False, held=(held,)))
 
     def waits(self, block: Block, i: int) -> bool:
-        """Return whether the entry of row ``i`` waits for an earlier one of its key."""
+        """Return whether the entry of row ``i`` waits for an earlier entry of its key."""
         return self.by_key and ((key := block.key_hashes[i]) in self.held or key in self._held)
 
     def hold_key(self, block: Block, i: int, *, ended: bool) -> None:
-        """Hold later entries of the key of row ``i``, whose entry was not processed.
+        """Hold back later entries of row ``i``'s key, because its entry was not processed.
 
         Args:
-            ended: it failed for good, and nothing of it is tried again.
+            ended: whether it failed permanently, so that nothing of it is retried.
         """
         if self.by_key and (self._stops or not ended):
             self.held.add(block.key_hashes[i])
 
     def with_attempts(self, block: Block, i: int, owed: MissingDelivery) -> MissingDelivery:
-        """Return a delivery of the entry of row ``i`` with the attempts made before this wave."""
+        """Return a delivery of row ``i``'s entry, with the attempts from earlier waves."""
         head = self._split.head
         if head is None or (head.place, head.entry) != (block.places[i], number_of_text(block.ids[i])):
             return owed
@@ -114,7 +113,8 @@ class LogEntries:
         held: Collection[str],
         due: int | None,
     ) -> bool:
-        """Return whether the entry of row ``i`` cannot be processed now, for its failures; note it as blocked if so."""
+        """Return whether the entry of row ``i`` cannot be processed now because of its failures; if so, record it as
+        blocked."""
         if self.once or (self.by_key and not held):
             return False
         owed = [o for failure in failures for o in failure.owed]

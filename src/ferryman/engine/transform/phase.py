@@ -1,7 +1,7 @@
-"""The transform phase of waves: runs the tasks, and passes on what they report about nodes.
+"""The transform phase of waves: runs the tasks, and passes on their reports about nodes.
 
-The tasks of a wave of listed documents may run ahead, while the wave before it is delivered and settled. What they
-stage has no name before the wave's commit, which comes after that.
+The tasks of a wave of listed documents may run ahead, while the previous wave is delivered and settled. No table names
+the files that they stage until their own wave commits, which happens afterwards.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from ferryman.storage import files
 
 
 class _TasksAhead(NamedTuple):
-    """Tasks of a wave that run while the wave before it is delivered."""
+    """Tasks of a wave that run while the previous wave is delivered."""
 
     number: int
     batch: WaveBatch
     live: str
-    """Folder for what they report meanwhile."""
+    """Folder for their live progress."""
     deaths: list[WorkerDied]
     staged: Future[list[Staged]]
 
@@ -41,8 +41,8 @@ class TransformPhase:
     """Runs the transform phase of each wave.
 
     Attributes:
-        has_orphans: tasks may have left files that nothing names.
-        unseen: sources of which known documents could not be looked at in the last wave.
+        has_orphans: whether tasks may have left files that no table will name.
+        unseen: sources whose known documents could not be read in the last wave.
     """
 
     def __init__(
@@ -63,24 +63,25 @@ class TransformPhase:
         self._live = live
         self._report = report
         self._first = True
-        """Whether no documents have been transformed in this run yet."""
+        """Whether this run has not transformed any documents yet."""
         self.has_orphans = False
         self.unseen: set[str] = set()
         self._ahead: _TasksAhead | None = None
 
     @property
     def runs_ahead(self) -> bool:
-        """Return whether tasks run whose wave has not begun. Its number must be the next one that is committed."""
+        """Return whether tasks of the next wave are running already. Their wave number must be the next one that is
+        committed."""
         return self._ahead is not None
 
     def begin(self, number: int, batch: WaveBatch) -> None:
-        """Start the tasks of this wave beside the calling thread; ``run`` returns what they staged."""
+        """Start the tasks of this wave in the background; ``run`` returns what they staged."""
         live, deaths = self._live.make_folder(), list[WorkerDied]()
         tasks = partial(self._tasks, self._task(number, batch, live), batch.tasks, deaths.append)
         self._ahead = _TasksAhead(number, batch, live, deaths, self._runner.run_ahead(tasks))
 
     def run(self, number: int, batch: WaveBatch | LogBatch) -> tuple[list[Staged], dict[str, int]]:
-        """Run the tasks of this wave and return what it commits: their results, and the logs' new positions."""
+        """Run the tasks of this wave; return what it commits: the staged results, and the logs' new positions."""
         if isinstance(batch, LogBatch):
             with self._live.follow() as live:
                 return self._run_logs(batch, self._task(number, batch, live))
@@ -107,7 +108,7 @@ class TransformPhase:
             return self._tasks(self._task(number, batch, live), batch.tasks, partial(self._note_death, number))
 
     def _run_ahead(self, number: int, batch: WaveBatch) -> list[Staged]:
-        """Wait for the tasks that run already, and return what they staged."""
+        """Wait for the tasks that are already running, and return what they staged."""
         ahead, self._ahead = self._ahead, None
         assert ahead is not None
         assert (ahead.number, ahead.batch) == (number, batch)
@@ -132,7 +133,7 @@ class TransformPhase:
         self._nodes.record_reports([report for s in staged for report in s.nodes])
 
     def _run_once(self, batch: LogBatch, task: Transform) -> tuple[list[Staged], dict[str, int]]:
-        """Run a batch whose entries no step may see twice, and return what it commits."""
+        """Run a batch whose entries no step may see twice; return what it commits."""
         once_wave = begin_once_wave(self._state, task.wave, *self._logs.intake_of(batch.tasks))
         task = dataclasses.replace(task, once=str(once_wave.folder))
         staged = self._tasks(task, batch.tasks, partial(self._note_death, task.wave, once=True))
@@ -142,7 +143,7 @@ class TransformPhase:
         return kept.staged, kept.positions
 
     def _remove(self, left: Sequence[Staged]) -> None:
-        """Remove files of tasks that do not count."""
+        """Remove the files of tasks whose results do not count."""
         tables = self._state.outbox, self._state.documents, self._state.ledger
         for each in left:
             of_table = ([part for _, part in each.outbox], each.documents, each.ledger)
@@ -153,7 +154,7 @@ class TransformPhase:
     def _tasks(
         self, task: Transform, items: Sequence[TaskSplit | LogSplit], died: Callable[[WorkerDied], None]
     ) -> list[Staged]:
-        """Run the tasks; after the death of a worker one by one, and those that die again in isolation mode."""
+        """Run the tasks. If a worker dies, run them one by one, and those whose worker dies again in isolation mode."""
         return run_isolating(self._runner, task, items, dataclasses.replace(task, isolated=True), died)
 
     def _note_death(self, wave: int, death: WorkerDied, *, once: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Reader of a task: reads new, changed and pending documents, and says how each row is processed."""
+"""Reader of a task: reads new, changed and pending documents, and decides how each row is processed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ferryman.sources import Listed, Log, Source
 from ferryman.storage.parquet import BatchGroups, column_values
 
 UNREAD: Final = "unread"
-"""Version of a document that could not be read: any content that can be read later differs from it."""
+"""Marks the version of a document that could not be read: it differs from that of any content read later."""
 
 
 class DocumentReader:
@@ -35,8 +35,8 @@ class DocumentReader:
         state: id of the state; "" in a preview.
 
     Attributes:
-        fault: why the last document could not be read.
-        size: bytes of the last one that was read.
+        fault: error because of which the last document could not be read.
+        size: bytes of the last document that was read.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class DocumentReader:
 
     @property
     def in_batches(self) -> bool:
-        """Return whether documents belong to batches of the source."""
+        """Return whether the source's documents belong to batches."""
         return self._source.in_batches
 
     def set_health(self, health: Mapping[str, NodeHealth]) -> None:
@@ -70,13 +70,14 @@ class DocumentReader:
         self.walk.set_health(health)
 
     def contents(self, block: Block) -> tuple[list[bytes | None], list[bytes | None]]:
-        """Return fields and raw bytes of each row where they are known: staged while listing, or entries of a log."""
+        """Return fields and raw bytes of each row where they are known: they were staged while listing, or come with
+        the log entry."""
         return block.contents() or self._contents.read(block.table)
 
     def read_row(
         self, block: Block, i: int, fields: bytes | None, raw: bytes | None
     ) -> tuple[RowAction, Callable[[], None] | None]:
-        """Read row ``i``; return how it is processed, and its walk if there is one."""
+        """Read row ``i``; return how it is processed, and its walk or None."""
         reason = block.reasons[i]
         if reason == Reason.DELETED or block.deletes(i):
             return RowAction.DELETE, None
@@ -114,9 +115,9 @@ class DocumentReader:
         return RowAction.WALK, partial(self.walk.walk_document, doc)
 
     def walk_unread(self, block: Block, i: int, fault: NodeError) -> tuple[RowAction, Callable[[], None] | None]:
-        """Return how a document is processed that could not be read through its own fault, and its walk.
+        """Return how to process a document that could not be read and is itself to blame, and its walk or None.
 
-        It is skipped if it is still as unreadable as it was.
+        It is skipped if the same document was unreadable for the same reason before.
         """
         version = block.versions[i] or unread_version(fault, block.fingerprints[i])
         if block.reasons[i] == Reason.LOOK and block.has_version(i, version):
@@ -128,7 +129,7 @@ class DocumentReader:
         return action, partial(self.walk.walk_unread, doc, fault, failures)
 
     def _waits_for_nodes(self, block: Block, i: int) -> bool:
-        """Return whether all that is to be retried waits for nodes that are known to be away: then it need not be
+        """Return whether everything to be retried waits for unavailable nodes, so that the document need not be
         read."""
         health = [self._health.get(key) for key in block.held_by(i)]
         if not health or not all(node_health is not None and node_health.away for node_health in health):
@@ -146,7 +147,7 @@ class DocumentReader:
         self._contents.close()
 
     def _read(self, block: Block, i: int) -> Document:
-        """Read the document from its source; its version is known from now on."""
+        """Read the document from its source, and record its version."""
         listed = listed_document(self._source, block, i)
         if isinstance(self._source, Log):
             entry = self._source.entry(listed)
@@ -176,7 +177,7 @@ def listed_document(source: Source, block: Block, i: int) -> Listed:
 
 
 def version_of(source: Source, doc: Document) -> str:
-    """Return the version of a document that was read: a hash of its fields that count and of its bytes."""
+    """Return the version of a document: a hash of its raw bytes and of the fields that count."""
     return content_version(encode_fields(source.counted({**doc.fields})), doc.raw)
 
 
@@ -186,13 +187,13 @@ def unread_version(fault: NodeError, fingerprint: str) -> str:
     return content_version(text.encode("utf-8", "surrogatepass"), None)
 
 
-# Content that was staged while listing: fields and raw bytes of rows that are processed.
+# Content that was staged while listing: fields and raw bytes of the rows to process.
 
 _COLUMNS = ["fields", "raw"]
 
 
 class StagedContents:
-    """Reads back content that was staged while listing. Rows are processed in its order, so each batch is read once."""
+    """Reads content that was staged while listing. Rows are processed in its order, so each batch is read only once."""
 
     def __init__(self) -> None:
         self._file: BatchGroups | None = None
@@ -204,7 +205,7 @@ class StagedContents:
             return nothing, nothing
         fields: list[bytes | None] = []
         raws: list[bytes | None] = []
-        for run in pc.value_counts(compared["part"]).to_pylist():  # rows of one file lie together
+        for run in pc.value_counts(compared["part"]).to_pylist():  # rows of one file are adjacent
             rows = compared["row"].slice(len(fields), run["counts"])
             if run["values"] is None:
                 fields += nothing[: len(rows)]
@@ -227,24 +228,24 @@ class StagedContents:
         return self._file
 
 
-# How a row is processed, and the staging of its outcome.
+# Ways to process a row, and the staging of its outcome.
 
 
 class RowAction(enum.Enum):
     """How a row is processed."""
 
     SKIP = enum.auto()
-    """Unchanged: nothing is done."""
+    """Do nothing, since it is unchanged."""
     UPDATE_FINGERPRINT = enum.auto()
-    """Unchanged but for its fingerprint, which is stored."""
+    """Store its new fingerprint, since it is otherwise unchanged."""
     DELETE = enum.auto()
-    """Deleted at its source."""
+    """Stage deletes, since it was deleted at its source."""
     WALK = enum.auto()
-    """Walked from the source on."""
+    """Walk it from the source."""
     RETRY = enum.auto()
-    """Walked from where it failed."""
+    """Walk it to and from the nodes at which it failed."""
     POSTPONE = enum.auto()
-    """It could not be read; what that means is decided when the task has no more documents."""
+    """Postpone it: it could not be read, and whether it is to blame is known only at the end of the task."""
 
 
 def stage_row(
@@ -255,11 +256,11 @@ def stage_row(
     walk: WalkOutcome | None,
     run_walk: Callable[[], None] | None,
 ) -> bool:
-    """Stage the outcome of row ``i``; return False if the row is as it was.
+    """Stage the outcome of row ``i``; return False if the row is unchanged.
 
     Args:
-        fault: why it could not be read.
-        walk: its outcome, complete once ``run_walk`` has run; None of both: the row is not walked.
+        fault: error because of which it could not be read.
+        walk, run_walk: the outcome, which is complete after a call of ``run_walk``; both None: the row is not walked.
     """
     if action is RowAction.SKIP:
         return False

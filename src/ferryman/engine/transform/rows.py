@@ -1,4 +1,4 @@
-"""Staged rows of a task, in columns and then in files: outbox rows, rows of ``documents``, events of the ledger."""
+"""Staged rows of a task, first in columns and then in files: outbox rows, rows of ``documents``, ledger events."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ferryman.storage.parquet import Part, PartWriter, write_part
 
 
 class OutboxBuffer:
-    """Gathers outbox rows of one block that share destination, route, branches and operation.
+    """Collects outbox rows of one block that share destination, route, branches and operation.
 
     Args:
         end: (destination, whole route).
@@ -43,25 +43,25 @@ class OutboxBuffer:
         self.branches = branches
         self.operation = operation
         self.given = Published("", end[1], end[0])
-        """Delivery that is published for an origin's row."""
+        """Record of the delivery as it is published for an origin."""
         self._delivery_hash = delivery_hash
         self.clear()
 
     def clear(self) -> None:
-        """Forget the rows."""
+        """Remove all rows."""
         self.rows: list[int] = []
-        """Their origins' rows in the block."""
+        """Row in the block of each row's origin."""
         self.places: list[int] = []
-        """Their places among all rows of their destination, if it gets them in order."""
+        """Position of each row among all rows of its destination, if that receives them in order."""
         self._children: list[str | None] | None = None
-        """Their ids, None of an origin's row; None: all are origins."""
+        """Id of each row's child, None for an origin; None: all rows are of origins."""
         self._fields: list[bytes] = []
         self._raws: list[bytes | None] = []
         self._earlier: dict[int, MissingDelivery] = {}
-        """Row -> its earlier attempts, where there were any."""
+        """Row -> its earlier attempts, if there were any."""
 
     def add(self, i: int, id: str, *, child: bool, earlier: MissingDelivery | None = None) -> None:
-        """Add a row whose origin is row ``i`` of the block."""
+        """Add a row for row ``i`` of the block or a child of it; ``fill`` adds its content."""
         if earlier is not None and earlier.attempt:
             self._earlier[len(self.rows)] = earlier
         if child and self._children is None:
@@ -71,12 +71,12 @@ class OutboxBuffer:
         self.rows.append(i)
 
     def fill(self, fields: bytes, raw: bytes | None) -> None:
-        """Set the content of the row that was added last."""
+        """Set the content of the last added row."""
         self._fields.append(fields)
         self._raws.append(raw)
 
     def add_origin(self, i: int, fields: bytes, raw: bytes | None) -> None:
-        """Add row ``i`` of the block itself, with its content, for the first time."""
+        """Add row ``i`` of the block itself with its content; for deliveries without earlier attempts."""
         if self._children is not None:
             self._children.append(None)
         self.rows.append(i)
@@ -84,7 +84,7 @@ class OutboxBuffer:
         self._raws.append(raw)
 
     def table(self, block: Block, source: str, first_row: int) -> pa.Table:
-        """Return the rows in the columns of OUTBOX_FILE, numbered from ``first_row``."""
+        """Return the rows in the columns of ``OUTBOX_FILE``, numbered from ``first_row``."""
         n = len(self.rows)
         origins, children = values_of_rows(block.ids, self.rows), self._children
         ids = origins if children is None else [c or o for c, o in zip(children, origins, strict=True)]
@@ -120,7 +120,7 @@ class OutboxBuffer:
 
 
 def values_of_rows(column: list[Any], rows: list[int]) -> list[Any]:
-    """Return a column's values for these rows: some of the rows, or a family's origin several times."""
+    """Return a column's values at these rows, in which a row may occur several times (for a family's members)."""
     whole = len(rows) == len(column) and rows == list(range(len(rows)))
     return column if whole else [column[i] for i in rows]
 
@@ -132,11 +132,11 @@ Content = tuple[OutboxBuffer, bytes, bytes | None]
 """(buffer of the row, its fields, its raw bytes)."""
 
 _ROW_BYTES: Final = 256
-"""Bytes of an outbox row beside its content: id, hash, numbers."""
+"""Bytes of an outbox row besides its content: id, hash, numbers."""
 
 
 class DeliveryHashes:
-    """Makes the delivery hashes of a task.
+    """Computes the delivery hashes of a task.
 
     Args:
         plan: name, version, source.
@@ -157,12 +157,12 @@ class OutboxStage:
     """Stages the outbox rows of a task.
 
     Args:
-        in_order: destinations that get the rows of a wave in the order of its documents.
-        deletes_in_order: whether deletes are in that order too; else they come after upserts.
+        in_order: destinations that must receive a wave's rows in the order of its documents.
+        deletes_in_order: whether that order includes deletes; otherwise they follow all upserts.
 
     Attributes:
         files: (destination, file) in the order of their rows.
-        size: bytes of the rows since the last ``flush``, about.
+        size: approximate bytes of the rows since the last ``flush``.
     """
 
     def __init__(
@@ -184,14 +184,14 @@ class OutboxStage:
         self._places_given = 0
         self._buffers: dict[tuple[End, str, Operation], OutboxBuffer] = {}
         self._pending_bytes = 0
-        """Bytes of the rows that are not written yet."""
+        """Bytes of the rows that are still in memory."""
         self._writers: dict[str, OutboxWriter] = {}
         self._family_destinations: set[str] = set()
         """Destinations that have rows of the current family."""
         self._split: set[str] = set()
         """Destinations whose file was closed in the middle of the family."""
         self._has_savepoint = False
-        """There was a savepoint within the family."""
+        """Whether there was a savepoint within the family."""
         self.files: list[tuple[str, Part]] = []
         self.size = 0
 
@@ -205,7 +205,7 @@ class OutboxStage:
         fields: bytes,
         earlier: MissingDelivery | None,
     ) -> Published:
-        """Add an upsert for a document of the family of row ``i``; return what an origin's row publishes."""
+        """Add an upsert for a member of row ``i``'s family; return the delivery as it is published for an origin."""
         buffer = self.buffer(end, branches, "upsert")
         self._make_room(block, len(fields) if doc.raw is None else len(fields) + len(doc.raw))
         buffer.add(i, doc.id, child=doc.id != block.ids[i], earlier=earlier)
@@ -216,7 +216,7 @@ class OutboxStage:
         return buffer.given
 
     def add_origin(self, block: Block, i: int, deliveries: Collection[Content]) -> None:
-        """Add all upserts of row ``i``, which has no children, for the first time; none of them is large."""
+        """Add all upserts of row ``i``, which has no children, no earlier attempts and no large content."""
         size = 0
         for _, fields, raw in deliveries:
             size += _ROW_BYTES + len(fields) + (0 if raw is None else len(raw))
@@ -246,7 +246,7 @@ class OutboxStage:
         self._places_given += 1
 
     def savepoint(self, block: Block) -> OutboxSavepoint:
-        """Begin new files, so that what was staged before can be kept alone."""
+        """Begin new files, so that everything staged before can be kept on its own."""
         self.gather(block)
         for name in list(self._writers):
             self._close(name)
@@ -266,9 +266,9 @@ class OutboxStage:
         self._family_destinations = savepoint.family_destinations
 
     def end_family(self, block: Block) -> None:
-        """End the family. If it is split over files, its last files have rows of this family alone: so it is known
-        which files belong together, and one lane sends them in order, see ``state.outbox.split_family``.
-        """
+        """End the family. If it spans several files, its last file of each destination contains only this family, so
+        that files that belong together can be recognized and sent in order by one lane; see
+        ``state.outbox.split_family``."""
         if self._has_savepoint:
             self._split |= self._family_destinations
             self._has_savepoint = False
@@ -280,9 +280,8 @@ class OutboxStage:
         self._family_destinations.clear()
 
     def gather(self, block: Block) -> None:
-        """Write the gathered rows: upserts of all destinations first, then deletes, so that what a family lost is sent
-        after what it has.
-        """
+        """Write the collected rows: first the upserts of all destinations, then the deletes, so that a family's deletes
+        are sent last."""
         full = [b for b in sorted(self._buffers.values(), key=lambda b: b.operation == "delete") if b.rows]
         for name in dict.fromkeys(b.end[0] for b in full if b.places):
             self._write_in_order(block, name, [b for b in full if b.places and b.end[0] == name])
@@ -299,18 +298,18 @@ class OutboxStage:
         self.size = 0
 
     def _make_room(self, block: Block, content: int) -> None:
-        """Make room for one more row."""
+        """Make room in memory for one more row with this content."""
         self._reserve(block, content + _ROW_BYTES)
 
     def _reserve(self, block: Block, size: int) -> None:
-        """Make room for ``size`` bytes: write what is in memory before it exceeds a row group."""
+        """Make room for ``size`` bytes: write the rows in memory before they exceed a row group."""
         if self._pending_bytes and self._pending_bytes + size > limits.GROUP_BYTES:
             self.gather(block)
         self.size += size
         self._pending_bytes += size
 
     def _write_in_order(self, block: Block, name: str, buffers: list[OutboxBuffer]) -> None:
-        """Write rows of several routes and branches in the order in which they were made."""
+        """Write rows of several routes and branches in the order in which they were added."""
         order = np.argsort(np.concatenate([b.places for b in buffers]))
 
         def rows(first: int) -> pa.Table:
@@ -321,7 +320,8 @@ class OutboxStage:
         self._write(name, rows)
 
     def _write(self, name: str, rows: Callable[[int], pa.Table]) -> None:
-        """Append rows, numbered from the file's next row, to their destination's file; if that is full, close it."""
+        """Append rows to the current file of their destination, numbered from its next row; close the file if it is
+        full."""
         if (writer := self._writers.get(name)) is None:
             writer = self._writers[name] = OutboxWriter(self._folder, epoch=self._epoch)
         writer.write(rows(writer.rows))
@@ -337,15 +337,15 @@ class OutboxStage:
         crash.point("transform.outbox")
 
 
-# Rows of ``documents``: what is remembered of each document that was processed.
+# Rows of ``documents``: what is stored about each document that was processed.
 
 
 class DocumentStage:
     """Stages the ``documents`` rows of a task.
 
     Attributes:
-        files: one for each ``flush`` with rows.
-        new: rows of documents that had no row before, at least.
+        files: one file for each ``flush`` that had rows.
+        new: lower bound of the number of rows of documents that had none before.
     """
 
     def __init__(self, root: StatePath, source: str, wave: int, epoch: int) -> None:
@@ -360,8 +360,8 @@ class DocumentStage:
         self.new = 0
 
     def add_new(self, i: int, published: str) -> None:
-        """Add row ``i`` of the block, seen for the first time and without failures: most rows are, so they are
-        gathered as columns."""
+        """Add row ``i`` of the block, a new document without failures. Most rows are like this, so they are collected
+        as columns."""
         self._new.append(i)
         self._new_published.append(published)
 
@@ -377,7 +377,8 @@ class DocumentStage:
         held: str | None,
         again: int | None,
     ) -> None:
-        """Record the outcome of row ``i`` of the block: values of the columns of these names."""
+        """Add a row with the outcome of row ``i`` of the block; the arguments are values of the columns with these
+        names."""
         self.add(
             {
                 "document": block.name(i),
@@ -396,11 +397,11 @@ class DocumentStage:
         )
 
     def add(self, row: dict[str, Any]) -> None:
-        """Add a row with these columns."""
+        """Add a row with these values."""
         self._rows.append(row)
 
     def drop_last_if_same(self, id: str, known: KnownDocument) -> None:
-        """Remove the row that was added last if it equals the known row, but for its due time."""
+        """Remove the last added row if it differs from the known row at most in its due time."""
         last, earlier = self._rows[-1], unchanged_row(id, known)
         if all(last[name] == earlier[name] for name in last if name != "due"):
             self._rows.pop()
@@ -439,7 +440,7 @@ class DocumentStage:
 
 
 def unchanged_row(id: str, known: KnownDocument) -> dict[str, Any]:
-    """Return a row of ``documents`` with the known values."""
+    """Return a row of ``documents`` with the known values unchanged."""
     return {
         "document": id,
         "version": known.version,
@@ -456,10 +457,10 @@ def unchanged_row(id: str, known: KnownDocument) -> dict[str, Any]:
     }
 
 
-# Events of the ledger: what steps made of documents, and deliveries that ended before the outbox.
+# Ledger events: what steps made of documents, and deliveries that ended before they reached the outbox.
 
 _ROWS: Final = 65_536
-"""Events that are held as Python objects."""
+"""Events that are held in memory as Python objects."""
 
 _COLUMNS: Final = (
     "document",
@@ -477,16 +478,16 @@ _COLUMNS: Final = (
     "attempt",
     "due",
 )
-"""Columns of an event about its document and delivery; all others are the same for all events of a task."""
+"""Columns of an event that describe its document and delivery; all others are the same for all events of a task."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SkippedDelivery:
-    """A delivery that documents do not get, since a router sends them to other branches.
+    """A delivery that documents do not get, because a router sends them to other branches.
 
     Attributes:
-        branches: chosen so far.
-        message: the branches that were chosen.
+        branches: choices of the routers before this one.
+        message: message that names the chosen branches.
     """
 
     destination: str
@@ -497,7 +498,7 @@ class SkippedDelivery:
 
 
 _SKIPPED_COLUMNS: Final = ("destination", "route", "branches", "message")
-"""Columns that are the same for all documents that a delivery skips."""
+"""Columns that are the same for all documents that skip a delivery."""
 
 
 class EventStage:
@@ -514,24 +515,23 @@ class EventStage:
         self._rows: list[tuple[Any, ...]] = []
         self._block: Block
         self._skipped: list[tuple[int, SkippedDelivery]] = []
-        """(row of the block, delivery): most events are these, so they are gathered as columns."""
+        """(row of the block, delivery). Most events are like this, so they are collected as columns."""
         self._writer: PartWriter | None = None
         self.files: list[Part] = []
 
     def add(self, *columns: Any) -> None:
-        """Add an event: values of ``_COLUMNS``."""
+        """Add an event with values of ``_COLUMNS``."""
         self._rows.append(columns)
         if len(self._rows) >= _ROWS:
             self.gather()
 
     def add_skipped(self, block: Block, i: int, ends: Sequence[SkippedDelivery]) -> None:
-        """Add events for deliveries that the document of row ``i`` does not get; they are gathered before the next
-        block."""
+        """Add events for the deliveries that row ``i`` does not get; ``gather`` writes them at the end of the block."""
         self._block = block
         self._skipped += [(i, end) for end in ends]
 
     def savepoint(self) -> int:
-        """Begin a new file of events, so that the events before can be kept alone."""
+        """Begin a new file of events, so that earlier events can be kept on their own."""
         self.gather()
         self.close()
         return len(self.files)
@@ -546,7 +546,7 @@ class EventStage:
         del self.files[savepoint:]
 
     def gather(self) -> None:
-        """Write the gathered events: a document has either skipped deliveries or other events."""
+        """Write the collected events. A document has either skipped deliveries or other events, not both."""
         tables = []
         if self._skipped:
             tables.append(self._skipped_table())

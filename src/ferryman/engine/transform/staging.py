@@ -65,7 +65,7 @@ _WAITS_FOR_KEY: Final = "waits for an earlier export of its key, which a step or
 
 
 class Stager:
-    """Gathers the outcomes of a task's documents, block by block, and stages them in files of the tables."""
+    """Collects the outcomes of a task's documents, block by block, and writes them to data files of the tables."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Stager:
         self._nodes = {n.name: n for n in plan.nodes if isinstance(n, DestinationNode)}
         self._hashes = DeliveryHashes((plan.name, plan.version, source))
         node = find_source(plan.nodes, source)
-        changed = isinstance(node.source, Log) and node.source.repeats_ids  # of an id, each goes on in its order
+        changed = isinstance(node.source, Log) and node.source.repeats_ids  # entries of one id keep their order
         in_order = {name for name, each in self._nodes.items() if changed or each.destination.in_order}
         self._source = source
         self._ends = [(e.destination, "/".join(e.route)) for e in ends(plan.nodes)[node.entry]] if changed else []
@@ -90,7 +90,7 @@ class Stager:
         self._events = EventStage(root, source, wave, epoch)
         self._block: Block
         self._i = 0
-        """Row of the block that the walk is at."""
+        """Row of the current block that is being walked."""
         self._reread_requests = RereadRequests(now_us)
         self._entries = entries
         self._counts = dict.fromkeys(("dropped", "error_doc", "dead"), 0)
@@ -99,19 +99,19 @@ class Stager:
         self._target: Callable[[str], str] = lambda name: targets.get(name, name)
         self._called = {n.name: n for n in plan.nodes if isinstance(n, CalledNode)}
         self._final = plan.once or (entries is not None and entries.once)
-        """No error is tried again."""
+        """Errors are final: nothing is retried."""
         self._error_messages = ErrorMessages.create(plan, source, wave, self._outbox)
         self._published: list[Published] | PublishedLines = []
-        """Deliveries of the document's family that the walk has published so far."""
+        """Deliveries that the walk has staged so far for the current family."""
         self._published_before = PublishedBefore(plan, source)
         self._retried: list[RetriedDelivery] = []
-        """The family's failures that are tried again; they share a due time."""
+        """Deliveries of the current family that failed and will be retried; they share one due time."""
         self._undecided: list[tuple[Block, list[UndecidedFamily | UnreadDocument]]] = []
-        """Families and documents to decide about, by block, in their order."""
+        """Families and unreadable documents whose outcome is still undecided, by block, in order."""
         self._unseen = False
 
     def begin_block(self, block: Block) -> None:
-        """Begin a block: following calls are about its rows, each of them once."""
+        """Begin a block: until ``end_block``, calls refer to its rows, each of which is staged once."""
         self._block = block
         if not self._undecided or self._undecided[-1][1]:
             self._undecided.append((block, []))
@@ -119,15 +119,15 @@ class Stager:
             self._undecided[-1] = (block, [])
 
     def end_block(self) -> None:
-        """End the block: its rows become columns, and large files are closed."""
+        """End the block: convert its rows to columns, and close files that are large enough."""
         exit_if_forked(self._process)
         self._gather()
         if self._outbox.size >= limits.PART_BYTES:
             self._flush()
 
     def decide(self, health: Mapping[str, NodeHealth], reader: UnreadWalker) -> None:
-        """Stage the outcomes that had to wait until the task had no more documents: only then is it known who is at
-        fault."""
+        """Stage the outcomes that were postponed until the end of the task, when it is known whether documents or nodes
+        are at fault."""
         for block, waiting in self._undecided:
             self._block = block
             for each in waiting:
@@ -145,7 +145,7 @@ class Stager:
         self._undecided = []
 
     def finish(self, nodes: list[NodeReport]) -> Staged:
-        """Write what is left; everything staged is fsynced when this returns.
+        """Write everything that is left and return the staged files, which are fsynced.
 
         Args:
             nodes: reports about the nodes, for the driver.
@@ -162,7 +162,7 @@ class Stager:
         return staged
 
     def _gather(self) -> None:
-        """Convert the records of single documents to Arrow columns."""
+        """Move the rows gathered for the current block into Arrow columns."""
         self._outbox.gather(self._block)
         self._documents.gather(self._block)
         self._events.gather()
@@ -178,13 +178,14 @@ class Stager:
         return self._outbox.buffer(end, branches, "upsert")
 
     def skipped_delivery(self, end: tuple[str, str], branches: str, why: str) -> SkippedDelivery:
-        """Return a delivery that documents do not get, since a router sends them elsewhere."""
+        """Return a delivery that documents do not get because a router sends them to other branches."""
         return SkippedDelivery(*end, branches, why, self._hashes.of(end, "upsert"))
 
     def stage_plain(
         self, i: int, deliveries: Sequence[Content], skipped: Sequence[SkippedDelivery], published: str
     ) -> None:
-        """Stage row ``i`` of a block of new documents that made no children, and to which nothing unusual happened."""
+        """Stage row ``i`` of a block of new documents: it has no children, and nothing failed or was requested for
+        it."""
         self._outbox.add_origin(self._block, i, deliveries)
         self._documents.add_new(i, published)
         if skipped:
@@ -214,7 +215,7 @@ class Stager:
         self._reread_requests.add(self._block.ids[self._i], request)
 
     def savepoint(self) -> Savepoint:
-        """Begin new files and return what was staged before them."""
+        """Begin new files, and return a savepoint that covers everything staged before."""
         if not isinstance(self._published, PublishedLines):
             self._published = PublishedLines(self._published)
         outbox, events = self._outbox.savepoint(self._block), self._events.savepoint()
@@ -254,12 +255,11 @@ class Stager:
         self._outbox.end_family(self._block)
 
     def must_wait(self, i: int) -> bool:
-        """Return whether row ``i`` waits for an earlier export of its key, as far as is known by now."""
+        """Return whether row ``i`` must wait for an earlier export of its key, as far as is known so far."""
         return self._entries is not None and self._entries.waits(self._block, i)
 
     def stage_if_waiting(self, i: int) -> bool:
-        """Return whether row ``i`` waits for an earlier export of its key; stage its deliveries as waiting if it
-        does."""
+        """Return whether row ``i`` waits for an earlier export of its key; if so, stage its deliveries as waiting."""
         if not self.must_wait(i):
             return False
         if self._block.known(i) is None:
@@ -274,11 +274,11 @@ class Stager:
         return True
 
     def defer_unread(self, i: int, fault: NodeError) -> None:
-        """Keep row ``i``, which could not be read, until ``decide``."""
+        """Postpone row ``i``, which could not be read, until ``decide``."""
         self._undecided[-1][1].append(UnreadDocument(i, fault))
 
     def stage_deletion(self, i: int) -> None:
-        """Stage deletes of a document that was deleted at its source, for each member wherever it was published."""
+        """Stage deletes for a document deleted at its source: for every member, wherever it was published."""
         block, known = self._block, self._block.known(i)
         if known is None or block.key_hashes:
             self._stage_deleted_export(i)
@@ -293,7 +293,8 @@ class Stager:
         self._add_row(i, "delete", given=known.given)
 
     def _stage_deleted_export(self, i: int) -> None:
-        """Stage deletes wherever an export may have come to: what was exported before is not remembered."""
+        """Stage deletes for a deleted export at every destination it may have reached, since earlier exports are not
+        recorded."""
         self._i = i
         for end in self._ends:
             if isinstance(self._nodes[end[0]], KeyedNode):
@@ -304,7 +305,7 @@ class Stager:
         self._outbox.end_family(self._block)
 
     def stage_fingerprint(self, i: int) -> None:
-        """Stage the new fingerprint of a document of the same content, so that the next scan need not read it."""
+        """Stage the new fingerprint of an unchanged document, so that the next scan does not have to read it."""
         known = self._block.known(i)
         assert known is not None
         if known.fingerprint != self._block.fingerprints[i]:
@@ -313,7 +314,7 @@ class Stager:
             )
 
     def _stage_decided(self, family: UndecidedFamily, health: Mapping[str, NodeHealth]) -> None:
-        """Stage the outcome of a family now that it is known whether the documents or the nodes are at fault."""
+        """Stage the outcome of a family now that it is known whether its documents or the nodes are at fault."""
         self._i = family.i
         failures = list(family.ended_failures)
         held: set[str] | None = set()
@@ -331,7 +332,7 @@ class Stager:
             failures.append(FailedMember(failure.member, failure.node, failure.route, failure.branches, owed))
             if not any(o.open for o in owed):
                 continue
-            # a family is held only if each of its open failures waits for a node in trouble: else it has a due time
+            # a family is held only if every open failure waits for a node in trouble; otherwise it has a due time
             if (
                 held is not None
                 and node_health is not None
@@ -359,17 +360,19 @@ class Stager:
         )
 
     def _spends_no_attempt(self, node_health: NodeHealth | None, fault: NodeError) -> bool:
-        """Return whether the fault costs the document none of its attempts."""
+        """Return whether the document keeps all its attempts despite this fault."""
         return node_health is not None and not self._final and node_health.spends_no_attempt(fault)
 
     def _stage_held(self, owed: list[tuple[Document, MissingDelivery, MemberFailure]]) -> None:
-        """Stage an event for each delivery that waits without spending an attempt, so that it is accounted for."""
+        """Record an ERROR event for each delivery that waits without spending an attempt, so that it is accounted
+        for."""
         for doc, each, failure in owed:
             why = with_traceback(f"{failure.fault.text} (no attempt is spent)", failure.fault.trace)
             self._add_event(doc, each.end, failure.branches, Status.ERROR, why, each.attempt, self._now_us)
 
     def _spend_attempt(self, failure: MemberFailure, owed: MissingDelivery) -> MissingDelivery:
-        """Spend an attempt of this delivery, and return it as it is afterwards."""
+        """Count an attempt of a missing delivery, stage the event if it was the last one, and return the updated
+        delivery."""
         policy, node = self._nodes[owed.destination].policy, self._called.get(failure.fault.node)
         if self._entries is not None:
             owed = self._entries.with_attempts(self._block, self._i, owed)
@@ -385,9 +388,9 @@ class Stager:
         return result.owed
 
     def _keep_if_known(self, unread: UnreadDocument) -> bool:
-        """Keep a known document as it is while its source is away: nobody knows whether it has changed.
+        """Keep a known document unchanged while its source is unavailable, since it may or may not have changed.
 
-        Returns False for a new document, which must be remembered.
+        Returns False for a new or deleted document, which the caller must stage instead.
         """
         i, block = unread.i, self._block
         known = block.known(i)
@@ -408,7 +411,7 @@ class Stager:
         retry: bool,
         held: Collection[str] = (),
     ) -> None:
-        """Stage the row of ``documents``, and deletes of what is not made any more."""
+        """Stage the family's row of ``documents``, and deletes of deliveries that the new version no longer makes."""
         if not retry:
             self._supersede(i)
         due = self._due() or (self._now_us if held else None)
@@ -431,18 +434,18 @@ class Stager:
             i, given=encode_published(made), due=due, failures=outcome.failures, held=encode_held(held), again=again
         )
         if retry and held and known is not None:
-            self._documents.drop_last_if_same(self._block.name(i), known)  # it waits on; nothing is new
+            self._documents.drop_last_if_same(self._block.name(i), known)  # still waiting, and nothing else has changed
 
     def _due(self) -> int | None:
-        """Return when this family's failures are tried again."""
+        """Return when this family's failed deliveries are retried; None: there are none."""
         return next_retry_us(self._retried, self._nodes, self._now_us) if self._retried else None
 
     def _stage_delete(self, published: Published) -> bool:
-        """Stage a delete, unless the destination keeps what it has; return whether it need not be remembered as
-        published."""
+        """Stage a delete unless the destination keeps deleted documents. Returns whether the delivery can be forgotten;
+        if not, it must stay recorded as published."""
         node = self._nodes.get(published.destination)
         if node is None:
-            return True  # an older version of the plan had it: it is nobody's now
+            return True  # a destination of an older plan version, which no plan maintains now
         doc = self._member_stub(published.member)
         end = (published.destination, published.route)
         if not node.policy.deletes:
@@ -453,7 +456,7 @@ class Stager:
         return True
 
     def _supersede(self, i: int) -> None:
-        """End deliveries that exist only as a step's error when something newer is committed."""
+        """Record as DROPPED the deliveries still missing from a failed step, because a newer revision replaces them."""
         known = self._block.known(i)
         if known is None or known.due is None or self._block.revision(i) == known.revision:
             return
@@ -469,7 +472,7 @@ class Stager:
     # -- single facts: events of the ledger, rows of ``documents`` ---------------------------------
 
     def _member_stub(self, member: str) -> Document:
-        """Return a member of the family that is being staged, with what an event needs."""
+        """Return a stand-in for a member of the current family, with only what an event needs."""
         origin = self._block.ids[self._i]
         doc = Document.of(origin + member, {})
         doc.parent_id = parent_of(doc.id) if member else None
@@ -487,13 +490,14 @@ class Stager:
         operation: Operation = "upsert",
         past: tuple[str, int] | None = None,
     ) -> None:
-        """Add an event of the delivery that the document now makes, or of a past version and revision."""
+        """Add a ledger event for the document's current delivery, or for one of an earlier version and revision
+        (``past``)."""
         i = self._i
         version, revision = past or (self._block.versions[i], self._block.revision(i))
         digest = self._hashes.of(end, operation)(doc.id, version, revision) if end[0] else ""
         delivery = (operation, end[1], branches, end[0], digest)
         origin = self._block.ids[i]
-        parent = None if doc.id == origin else parent_of(doc.id)  # not what a step may have made of parent_id
+        parent = None if doc.id == origin else parent_of(doc.id)  # not doc.parent_id, which a step may have changed
         self._events.add(doc.id, parent, origin, version, revision, *delivery, status.value, message, attempt, due)
         if (count := status.value.lower()) in self._counts and past is None:
             self._counts[count] += 1
@@ -509,26 +513,27 @@ class Stager:
         held: str | None = None,
         again: int | None = None,
     ) -> None:
-        """Add a row of ``documents``. ``again``: time of an earlier request to read it again that still counts."""
+        """Add a row of ``documents``. ``again``: due time of an earlier request to read the document again that is
+        still valid."""
         block, failures = self._block, failures or []
         again, message = self._reread_requests.take(block.ids[i], again)
         if message:
             self._i = i
             self._add_event(Document.of(block.ids[i], {}), ("", ""), "", Status.DIRTY, message, 0)
         if self._entries is not None and again is None and not failures and block.known(i) is None:
-            return  # its place says that it was processed
+            return  # the position past its place records that it was processed
         self._documents.remember(block, i, operation, given=given, due=due, failures=failures, held=held, again=again)
 
 
-# Final failures of steps, routers and sources as messages for the plan's error queue.
+# Permanent failures of steps, routers and sources as messages for the plan's error queue.
 #
-# A message is a row of the outbox like any other, in the commit that says of the input that it failed: so there is one
-# for each failure, whatever is killed, and an input never has both an output and an error on one path. What a
-# destination refuses becomes a message when the wave settles (``settle.refused``).
+# A message is an outbox row like any other. It is part of the commit that records the failure, so there is exactly one
+# message per failure even after a kill, and an input never produces both an output and an error on the same path.
+# Deliveries refused by a destination become messages when the wave is settled (``settle.RefusalReporter``).
 
 
 class ErrorMessages:
-    """Messages for the plan's error queue, of one task."""
+    """Adds one task's messages for the plan's error queue."""
 
     def __init__(self, plan: Plan, source: str, wave: int, outbox: OutboxStage, name: str) -> None:
         self._plan = plan
@@ -545,8 +550,8 @@ class ErrorMessages:
         return None if node is None else cls(plan, source, wave, outbox, node.name)
 
     def add(self, block: Block, i: int, failure: MemberFailure, owed: Sequence[MissingDelivery]) -> None:
-        """Add a message for a member of the family of row ``i`` that failed for good, to the deliveries that are not
-        open."""
+        """Add a message for a member of row ``i``'s family that failed permanently, listing the deliveries that will
+        not be made."""
         ended = [o.destination for o in owed if not o.open]
         if not ended:
             return
@@ -568,12 +573,12 @@ class ErrorMessages:
 
 
 class FamilyOutcome(NamedTuple):
-    """Outcome of a walk once it is known which of its failures are tried again.
+    """Outcome of a family's walk, once it is known which of its failures are retried.
 
     Attributes:
-        failures: all failures of the family, of this walk and of those before.
-        reached: failures that a retry reached and walked on from.
-        unneeded: members that a retry dropped as soon as they were made, since they lead to no failure.
+        failures: all failures of the family, from this walk and earlier ones.
+        reached: earlier failures at whose nodes the retry arrived and continued.
+        unneeded: members that a retry dropped as soon as they were made, since no failure is below them.
     """
 
     failures: list[FailedMember]
@@ -582,14 +587,15 @@ class FamilyOutcome(NamedTuple):
 
 
 class Reconciliation(NamedTuple):
-    """Deliveries of a document's old version, by what becomes of them."""
+    """Deliveries of a document's old version, grouped by what happens to them."""
 
     kept: PublishedLines
-    """Kept for now: they count as published."""
+    """Kept for now; they still count as published."""
     deleted: PublishedLines
-    """Deleted: the new version does not make them, and will not."""
+    """To be deleted, since the new version does not make them and never will."""
     replaced: list[tuple[Published, str]]
-    """(delivery, reason): not deleted, as the new version reaches, or may reach, the same place by another path."""
+    """(delivery, reason). Not deleted, since the new version writes to the same place by another path, or may still do
+    so."""
 
 
 def reconcile(
@@ -600,10 +606,11 @@ def reconcile(
     *,
     retry: bool,
 ) -> Reconciliation:
-    """Compare what the old version of a family published with what a walk has made.
+    """Compare the deliveries published for the old version of a family with those of the current walk.
 
-    A first walk decides about the whole family; a retry only about what lies below the failures that it reached, except
-    members that it dropped as unneeded. Where the walk failed, the old version stays: the new one may still come.
+    A first walk covers the whole family. A retry covers only deliveries below the failures that it reached, without
+    members that it dropped as unneeded; all others are kept. Deliveries below a node that failed are kept too, since a
+    later retry may replace them.
 
     Args:
         made: what the walk published.
@@ -631,7 +638,7 @@ def reconcile(
             result.replaced.append((each, "replaced: the new version reaches the same destination by another path"))
         elif (replacement := failed.replacement(each, target)) is not None:
             result.replaced.append((each, "kept: the new version may still reach the same destination by another path"))
-            if (place := _place_hash(replacement.place)) not in places:  # if it never comes, deleting is its business
+            if (place := _place_hash(replacement.place)) not in places:  # if never made, a later retry deletes it
                 places.add(place)
                 result.kept.append(replacement)
         else:
@@ -640,12 +647,12 @@ def reconcile(
 
 
 _place_hash = hash
-"""64-bit hash of a place: names of a million members would take ten times the memory, and the chance that two of them
-collide is 1 in 10⁷."""
+"""64-bit hash of a place. Storing names would take ten times the memory for a million members, among which two hashes
+collide with a probability of 1 in 10⁷."""
 
 
 class _FailedSubtrees:
-    """Deliveries below failed nodes, by the member that failed: a family may be large."""
+    """Deliveries missing below failed nodes, indexed by the member that failed, since a family may be large."""
 
     def __init__(self, failures: Iterable[FailedMember]) -> None:
         self._owed: dict[str, list[MissingDelivery]] = defaultdict(list)
@@ -654,12 +661,12 @@ class _FailedSubtrees:
         self._ends = {member: {o.end for o in owed} for member, owed in self._owed.items()}
 
     def covers(self, published: Published) -> bool:
-        """Return whether one of the failures prevented this delivery."""
+        """Return whether this delivery is missing because of one of the failures."""
         end = (published.destination, published.route)
         return any(end in self._ends.get(member, ()) for member in ancestry(published.member))
 
     def replacement(self, published: Published, target: Callable[[str], str]) -> Published | None:
-        """Return a missing delivery that would overwrite this one; None: there is none."""
+        """Return a missing delivery that would overwrite this one once it is made; None: there is none."""
         for member in ancestry(published.member):
             for owed in self._owed.get(member, ()):
                 if target(owed.destination) == target(published.destination):
@@ -667,18 +674,18 @@ class _FailedSubtrees:
         return None
 
 
-# Children that need not be sent again, since the destination has the same content from the version before.
+# Children that need not be sent again, because the destination has the same content from the previous version.
 
 _COMPARED: Final = (Reason.LOOK, Reason.CHANGED)
-"""Reasons for which the content of the version before counts: only the content of the document may differ. Where a
-step's error is pending, or an operator has all sent again, all is sent."""
+"""Reasons for which unchanged children are skipped: only the document's content can have changed. After a step's error,
+or if an operator requested it, everything is sent again."""
 
 
 class PublishedBefore:
-    """Content that the version before published, for one document after the other: a destination that has it needs no
-    update.
+    """Content published for the previous version of each document, so that unchanged children are not sent again.
 
-    What waits in the outbox is not known to be there: ``scan.changes.unconfirmed_columns`` has removed its content.
+    Only confirmed content counts: ``scan.changes.unconfirmed_columns`` has removed the hashes of deliveries that are
+    still in the outbox.
     """
 
     def __init__(self, plan: Plan, source: str) -> None:
@@ -686,18 +693,18 @@ class PublishedBefore:
         paths = [(end.destination, targets[end.destination]) for end in ends(plan.nodes)[source]]
         places = Counter(place for _, place in paths)
         self._shared = frozenset(name for name, place in paths if places[place] > 1)
-        """Destinations whose place is written by several paths: the content there may have come by another one."""
+        """Destinations whose place several paths write to, so that the content there may have come by another path."""
         self._block: Block
         self._i = 0
         self._had: frozenset[int] | None = None
-        """Hashes of what the version before published with a content; None: not read yet."""
+        """Hashes of the previous version's deliveries with known content; None: not read yet."""
 
     def begin(self, block: Block, i: int) -> None:
-        """Begin a family: following questions are about this row's."""
+        """Begin the family of row ``i``, which later calls of ``contains`` refer to."""
         self._block, self._i, self._had = block, i, None
 
     def contains(self, published: Published) -> bool:
-        """Return whether this was published with the same content."""
+        """Return whether the previous version published this member, by the same path and with the same content."""
         if self._had is None:
             known = self._block.known(self._i)
             compared = known is not None and self._block.reasons[self._i] in _COMPARED
@@ -706,13 +713,13 @@ class PublishedBefore:
         return hash(published) in self._had and published.destination not in self._shared
 
 
-# Failures that are not decided yet: is the document at fault, or the step, router or source?
+# Failures that are still undecided: is the document at fault, or the step, router or source?
 #
 # ``Stager.decide`` decides when the task has no more documents.
 
 
 class UndecidedFamily(NamedTuple):
-    """A family for which a step, a router or the source failed.
+    """A family in which a step, a router or the source failed, and whose outcome is not decided yet.
 
     Attributes:
         ended_failures: failures of earlier attempts that are not tried again.
@@ -736,7 +743,7 @@ class UnreadDocument(NamedTuple):
 
 
 class WalkOutcome(Protocol):
-    """Outcome of a walk while it is not known yet whether documents or nodes are at fault, see ``Walk``."""
+    """Outcome of a walk before it is known whether documents or nodes are at fault, see ``Walk``."""
 
     @property
     def new_failures(self) -> list[MemberFailure]: ...
@@ -765,14 +772,15 @@ class RetriedDelivery(NamedTuple):
     why: str
     attempt: int
     patient: bool
-    """Whether attempts are limited by time, not by number."""
+    """Whether retries are limited by time instead of number."""
 
 
 class AttemptResult(NamedTuple):
     """A delivery after a failed attempt.
 
     Attributes:
-        status: of its event; None: it is tried again, the event comes with its due time.
+        status: status of its event; None: the delivery is retried, and its event is added later, when the due time is
+            known.
     """
 
     owed: MissingDelivery
@@ -782,7 +790,7 @@ class AttemptResult(NamedTuple):
 
 
 def spend_attempt(fault: NodeError, owed: MissingDelivery, limits: RetryLimits, now_us: int) -> AttemptResult:
-    """Return a delivery after a failed attempt: is it tried again, or has it failed?"""
+    """Count a failed attempt of a delivery, and decide whether it is retried or has failed."""
     before = Attempts(owed.attempt, owed.since, owed.transient)
     if fault.kind is ErrorKind.PERMANENT:
         rejected = MissingDelivery(*owed.end, owed.attempt + 1, False, owed.since, owed.transient)
@@ -801,7 +809,8 @@ def spend_attempt(fault: NodeError, owed: MissingDelivery, limits: RetryLimits, 
 def undecided_family(
     i: int, walk: WalkOutcome, published: list[Published] | PublishedLines, block: Block
 ) -> UndecidedFamily:
-    """Return the undecided family of a document that could not be read, once that is known to be its own fault."""
+    """Return the undecided family of a document that could not be read, once the document itself is known to be at
+    fault."""
     return UndecidedFamily(
         i,
         walk.new_failures,
@@ -814,12 +823,12 @@ def undecided_family(
 
 
 def recorded_deliveries(failures: list[FailedMember]) -> set[tuple[str, tuple[str, str]]]:
-    """Return (member, end) of the deliveries in these failures: the ledger has events of them."""
+    """Return (member, end) of the deliveries in these failures that already have events in the ledger."""
     return {(f.member, o.end) for f in failures for o in f.owed}
 
 
 def next_retry_us(failed: Sequence[RetriedDelivery], nodes: Mapping[str, DestinationNode], now_us: int) -> int:
-    """Return when a family is tried again, µs since 1970: all failures together, so that the origin is read once."""
+    """Return when a family is retried, µs since 1970: all its failures at once, so that the origin is read once."""
     longest = max(nodes[f.end[0]].policy.longest_wait_s(f.attempt, patient=f.patient) for f in failed)
     return draw_due_us(longest, now_us)
 
@@ -828,7 +837,7 @@ def next_retry_us(failed: Sequence[RetriedDelivery], nodes: Mapping[str, Destina
 
 
 class RereadRequests:
-    """Steps' requests to read documents again, of one task, by origin."""
+    """Requests of one task's steps to have documents read again later, by origin."""
 
     def __init__(self, now_us: int) -> None:
         self._now_us = now_us
@@ -838,7 +847,7 @@ class RereadRequests:
         return origin in self._of
 
     def add(self, origin: str, request: RereadRequest) -> None:
-        """Keep a request to read again; of several times the earliest counts."""
+        """Keep a request; of several for one document the earliest time counts."""
         if (before := self._of.get(origin)) is None or request.after_s < before.after_s:
             self._of[origin] = request
 
@@ -846,13 +855,14 @@ class RereadRequests:
         return self._of.get(origin)
 
     def restore(self, origin: str, request: RereadRequest | None) -> None:
-        """Restore an earlier request."""
+        """Set an origin's request back to an earlier one (None: remove it)."""
         self._of.pop(origin, None)
         if request is not None:
             self._of[origin] = request
 
     def take(self, origin: str, before: int | None) -> tuple[int | None, str]:
-        """Return when the document is read again, µs since 1970, and the message for the ledger; "": nothing is new.
+        """Return when the document is to be read again, µs since 1970, and the message for the ledger ("" if the time
+        has not changed).
 
         Args:
             before: the time of an earlier request that still counts.

@@ -1,7 +1,8 @@
-"""Transform: workers read what the scan selected, run the plan's steps, and stage everything the wave will commit.
+"""The transform task: reads the documents that the scan selected, runs the plan's steps, and stages what the wave will
+commit.
 
-A task's files lie in the tables' folders, fsynced, but are in no table: nobody sees them before the commit names them.
-Spark may run a task twice; only the files that the winning attempt returns are ever named.
+A task's files are in the folders of the tables, fsynced, but not yet part of any table: readers ignore them until the
+commit names them. Spark may run a task twice; only files returned by the winning attempt are ever named.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from ferryman.state.state import id_of
 from ferryman.storage.files import path_of
 
 _BLOCK: Final = 4096
-"""Rows processed at a time: so many are held as Python objects."""
+"""Rows processed at a time; they are held as Python objects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +49,15 @@ class Transform:
     """Epoch of the driver; 0: the task's results are never committed."""
     nodes: NodeStates = field(default_factory=NodeStates)
     isolated: bool = False
-    """A worker died over it: each document in a child process."""
+    """A worker has died in this task, so each document is processed in a child process."""
     live: str = ""
-    """Folder for what is reported meanwhile; see ``engine.live``."""
+    """Folder for live progress; see ``engine.live``."""
     live_errors: bool = False
-    """Whether the errors of its first documents are reported meanwhile, too."""
+    """Whether the errors of its first documents are reported live, too."""
     parallel_tasks: int = 1
-    """Tasks that run at the same time: they share the rates of steps."""
+    """Number of tasks that run at the same time and share the rates of steps."""
     once: str = ""
-    """Folder of a wave whose tasks run at most once each; see ``run_once``."""
+    """Folder of a wave whose tasks run at most once; "": the task may be repeated. See ``results.run_once``."""
 
     def __call__(self, split: TaskSplit | LogSplit) -> Staged:
         if self.once:
@@ -64,14 +65,15 @@ class Transform:
         return self._run(split)
 
     def _run_durably(self, split: TaskSplit | LogSplit) -> Staged:
-        """Run, and make the names of its files durable: a wave is made of what it returns, also after a power cut."""
+        """Run the task, and make the names of its files durable, since the commit may name them."""
         staged = self._run(split)
         sync_names(path_of(self.root), staged)
         return staged
 
     @signals_interrupt()
     def _run(self, split: TaskSplit | LogSplit) -> Staged:
-        """Process the split; in isolation mode again, without the documents for which there is too little memory.
+        """Process the split. In isolation mode, if memory runs out, process it again without the largest document,
+        unless steps may run only once.
 
         Where steps run once at most, it is never repeated.
         """
@@ -82,7 +84,7 @@ class Transform:
             except Exception as e:
                 if not self.isolated or self.once or not lacks_memory(e) or not sizes.refuse_largest(e):
                     raise
-            gc.collect()  # what was staged
+            gc.collect()  # results of the attempt that failed
 
     def _process(self, split: TaskSplit | LogSplit, sizes: DocumentSizes) -> Staged:
         with TaskProcessing(self, split, sizes) as processing:
@@ -99,12 +101,13 @@ class TaskProcessing:
         self._split = split
         once = bool(task.once)
         self._entries = LogEntries(plan, split, once=once) if isinstance(split, LogSplit) else None
-        # A second look at a node in trouble passes over documents, which they would not survive if errors are final.
+        # A second look at a node in trouble skips documents between its calls. Where errors are final a skipped
+        # document would fail, so with 0 rows none is skipped.
         self._health = health_of_nodes(plan, task.nodes, 0 if once else split.rows)
         below = called_nodes_below(plan.nodes, split.source) if once else ()
         self._nodes_below = [self._health[name] for name in below]
         self._stager = Stager(plan, split.source, path_of(task.root), task.wave, task.now_us, task.epoch, self._entries)
-        state = id_of(path_of(task.root))  # none in a preview
+        state = id_of(path_of(task.root))  # a preview has none
         share = 1 / task.parallel_tasks
         concurrent_steps = [n for n in plan.nodes if isinstance(n, StepNode) and n.is_concurrent and not task.isolated]
         walks = ConcurrentWalks(concurrent_steps, self._health, share)
@@ -178,7 +181,7 @@ class TaskProcessing:
         return processed
 
     def _stop_at(self, block: Block, i: int) -> bool:
-        """Return whether the entry of row ``i`` may reach a node in trouble. An entry that has not begun can wait."""
+        """Return whether the entry of row ``i`` may reach a node in trouble; since it has not begun, it can wait."""
         away = next((node_health for node_health in self._nodes_below if node_health.away), None)
         if away is None:
             return False
@@ -192,7 +195,7 @@ class TaskProcessing:
             self._report_error(document, fault)
 
     def _report_error(self, document: str, fault: NodeError) -> None:
-        """Report the first failures of a wave at once: its end may be much later."""
+        """Report the first failures of a wave at once, since the wave may take long."""
         if self._reader.walk.row <= MAX_ERRORS:
             self._live.error(document, fault.text, fault.trace)
 
@@ -214,5 +217,5 @@ class TaskProcessing:
 
 
 def _prepare_step(walks: ConcurrentWalks, share: float, step: StepNode) -> Callable[[Document], Any]:
-    """Return the function that is called for a step in a task."""
+    """Return the function that is called for a step in a task: directly, or through a concurrent walk."""
     return partial(walks.call, step.name) if step.is_concurrent else make_document_call(step, share)

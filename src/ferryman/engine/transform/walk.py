@@ -1,12 +1,12 @@
 """The walk of one document through the plan: calls steps and routers, and stages deliveries; also the retry of a walk.
 
 What an error at a node means is decided when the task has no more documents (``staging``): only then is it known
-whether the document or the node is at fault. The walk records its failures until then.
+whether the document or the node is at fault. Until then the walk only records its failures.
 
-``Walk.walk_document`` walks all paths from the source on. ``Walk.retry`` replays the path of the family's members to
-the nodes at which they failed, and walks on from there only to deliveries that are still pending. On the replayed part
-nothing is delivered or dropped a second time: a member that leads to no failure is dropped as soon as it is made, and
-a router takes the branch that it took before.
+``Walk.walk_document`` walks all paths from the source. ``Walk.retry`` repeats the steps up to the nodes at which
+members of the family failed, and continues from there, but only to deliveries that are still missing. The repeated part
+delivers and drops nothing: members with no failure below them are discarded as soon as they are made, and a router's
+earlier choice is used again.
 """
 
 from __future__ import annotations
@@ -41,16 +41,17 @@ from ferryman.records.families import FailedMember, MissingDelivery, ancestry, p
 from ferryman.routers import Router
 from ferryman.sources.log import split_joined
 
-# The values that a walk works with, and where it says what becomes of deliveries.
+# Values that a walk works with, and the sink that receives its deliveries.
 
 
 class PlanPath(NamedTuple):
-    """Path by which a member came to a node, and the deliveries that are wanted below it.
+    """Path by which a member reached a node, and the deliveries wanted below that node.
 
     Attributes:
         route: branches of the copying routers so far.
         branches: choices of the other routers so far.
-        wanted: deliveries to make -> their earlier attempts; None: all, for the first time.
+        wanted: delivery -> its earlier attempts, for each that is still missing; None: make all deliveries, for the
+            first time.
     """
 
     route: str = ""
@@ -58,11 +59,11 @@ class PlanPath(NamedTuple):
     wanted: dict[End, MissingDelivery] | None = None
 
     def into_copy(self, branch: str) -> PlanPath:
-        """Return the path into a branch of a copying router."""
+        """Return the path extended by a branch of a copying router."""
         return self._replace(route=join_routes(self.route, branch))
 
     def into_branch(self, router: str, branch: str) -> PlanPath:
-        """Return the path into the branch that a router has chosen."""
+        """Return the path extended by the branch that a non-copying router has chosen."""
         return self._replace(branches=join_routes(self.branches, f"{router}={branch}"))
 
     def wants(self, end: End) -> bool:
@@ -71,7 +72,7 @@ class PlanPath(NamedTuple):
 
 
 class MemberFailure(NamedTuple):
-    """Failure of a member of a family at a node.
+    """A family member that failed at a node, and the deliveries missing because of that.
 
     Attributes:
         doc: the member, reduced to what an event needs.
@@ -88,13 +89,13 @@ class MemberFailure(NamedTuple):
 
 
 class WalkSink(Protocol):
-    """Receives what a walk makes of deliveries. ``attempt`` counts from 1."""
+    """Receives the deliveries, drops and requests of a walk. ``attempt`` counts from 1."""
 
     def upsert(self, doc: Document, end: End, branches: str, fields: bytes, earlier: MissingDelivery | None) -> None:
         """Stage an upsert of the document; ``earlier``: its earlier attempts, if this is a retry."""
 
     def drop(self, doc: Document, end: End, branches: str, why: str, attempt: int) -> None:
-        """Stage that the delivery ends on purpose."""
+        """Record that the delivery ends on purpose, as DROPPED."""
 
     def request_reread(self, doc: Document, request: RereadRequest) -> None:
         """Stage a step's request to read and walk the document's family again later."""
@@ -107,10 +108,10 @@ class WalkSink(Protocol):
 
 
 class MemberWalks(Protocol):
-    """Walks of the documents that a step made of one document."""
+    """Runs the walks of the documents that a step made of one document."""
 
     def add(self, walk_member: Callable[[Any], None]) -> None:
-        """Start the walk of one of them, now or as soon as possible."""
+        """Start the walk of one of these documents, at once or as soon as possible."""
 
     def wait(self) -> None:
         """Wait until all walks have ended and their outcomes are staged in order."""
@@ -143,12 +144,12 @@ class Walk:
         make_members: makes the walks of the documents that a step returned: one after the other, or concurrent.
         row: row of the current document in its task.
         batch: batch of the source that the document belongs to; "": none.
-        traces: tracebacks kept in this task.
+        traces: collects the tracebacks that this task keeps.
         on_error: called with the id of each document that fails, and with the error.
         new_failures: failures of the current document's family in this walk.
-        ended_failures: earlier failures of the family that a retry does not try again.
-        reached: failures that the last ``retry`` reached and walked on from.
-        unneeded: members that the last ``retry`` dropped as soon as they were made, since they lead to no failure.
+        ended_failures: earlier failures of the family that are final, so a retry skips them.
+        reached: earlier failures at whose nodes the last ``retry`` arrived and continued.
+        unneeded: members that the last ``retry`` dropped as soon as they were made, since no failure is below them.
     """
 
     make_members: Callable[[Walk], MemberWalks] = SequentialMembers
@@ -182,7 +183,7 @@ class Walk:
         self._origin = ""
         self._retrying = False
         self._unreported: set[tuple[str, End]] = set()
-        """(id, end) of pending deliveries of a retry for which nothing has been staged yet."""
+        """(id, end) of the missing deliveries of a retry for which nothing has been staged yet."""
 
     def set_health(self, health: Mapping[str, NodeHealth]) -> None:
         """Use this health of the nodes from now on."""
@@ -205,7 +206,7 @@ class Walk:
         return any(node.name in names for node in self.nodes_below_source())
 
     def fork(self, sink: WalkSink) -> Self:
-        """Return a walk at the same nodes with another sink: for another document, or for a member of this one's
+        """Return a walk over the same nodes with another sink: for another document, or for a member of this one's
         family."""
         walk = copy.copy(self)
         walk._sink = sink
@@ -235,18 +236,19 @@ class Walk:
             self._walk_from(doc, node, path)
 
     def drop_by_source(self, doc: Document, why: str) -> None:
-        """Record the document as dropped by its source."""
+        """Record the document as dropped by its source, before any step."""
         self._begin(doc.id, retrying=False)
         self._drop(doc, self.source.ends_from(""), PlanPath(), why)
 
     def retry(self, doc: Document, failures: Sequence[FailedMember]) -> None:
-        """Walk only the paths to pending deliveries."""
+        """Repeat the walk of a document, but only on paths to deliveries that are still missing."""
         open_failures = self._begin_retry(doc.id, failures)
         self._replay(doc, self.source, PlanPath(), open_failures)
         self._supersede(open_failures)
 
     def walk_unread(self, doc: Document, fault: NodeError, failures: Sequence[FailedMember] | None) -> None:
-        """Record a document that could not be read as failed; ``failures``: those of the same version, in a retry."""
+        """Record a document that could not be read as failed; ``failures``: in a retry, the earlier failures of the
+        same version."""
         if failures is None:
             self._begin(doc.id, retrying=False)
             self._record_failure(doc, self.source, PlanPath(), fault)
@@ -261,7 +263,7 @@ class Walk:
         self._return_checker.clear()
 
     def _begin_retry(self, id: str, failures: Sequence[FailedMember]) -> list[FailedMember]:
-        """Return the open failures, and keep the ended ones in ``ended_failures``."""
+        """Return the failures to retry, and keep the final ones in ``ended_failures``."""
         self._begin(id, retrying=True)
         self.ended_failures += [_ended_part(f) for f in failures if not all(o.open for o in f.owed)]
         self._unreported = {(id + f.member, o.end) for f in failures for o in f.owed if o.open}
@@ -322,23 +324,23 @@ class Walk:
         node: CompiledNode,
         path: PlanPath,
     ) -> None:
-        """Walk the documents that a step made of one document."""
+        """Walk all documents that a step made of one document."""
         if isinstance(out, DocumentStream):
             self._walk_many(doc, out, node, path)
         else:
             self._walk_each(doc, out, node, path)
 
     def _walk_each(self, doc: Document, out: Iterable[Document], node: CompiledNode, path: PlanPath) -> None:
-        """Walk the document itself and its children."""
+        """Walk the documents that a step returned: the document itself, and its children."""
         members = self.make_members(self)
         for each in out:
             members.add(_member_walk(doc, each, node, path))
         members.wait()
 
     def _walk_many(self, doc: Document, stream: DocumentStream, node: CompiledNode, path: PlanPath) -> None:
-        """Walk more documents than are held in memory, while the step still makes others.
+        """Walk more documents than fit in memory, while the step is still producing them.
 
-        If the step fails in the end, all that was staged for them is rolled back: nothing of the call counts.
+        If the step fails later, everything staged for these documents is rolled back: the call has no effect.
         """
         savepoint, before = self._sink.savepoint(), len(self.new_failures)
         self._return_checker.begin(stream)
@@ -355,7 +357,7 @@ class Walk:
             if each is None:
                 break
             if each is doc:
-                itself.append(each)  # it goes last: the step may still need it as it is
+                itself.append(each)  # walked last: the step may still use it
                 continue
             members.add(_member_walk(doc, each, node, path))
             fault = self._fault_if_many_wait(before)
@@ -377,17 +379,18 @@ class Walk:
             self._fail(doc, node, path, error)
 
     def _fault_if_many_wait(self, before: int) -> NodeError | None:
-        """Return why more members wait for a node than can be remembered one by one; None: fewer wait.
+        """Return a single error for the whole family if too many members wait for a node to record each; None: there
+        are few enough.
 
         Args:
-            before: number of failures before these members.
+            before: number of failures recorded before these members were walked.
         """
         if len(self.new_failures) - before < limits.WAITING_MEMBERS or self.new_failures[-1].fault.kind not in AWAY:
             return None
         return self.new_failures[-1].fault
 
     def _call_step(self, node: CompiledNode, doc: Document, route: str) -> Sequence[Document] | DocumentStream:
-        """Call the step and return its documents of this family, at least one."""
+        """Call the step and return the documents it made, at least one; they belong to the document's family."""
         assert node.step is not None
         assert node.health is not None
         id, call_scope = doc.id, self.call_scope
@@ -414,7 +417,7 @@ class Walk:
         return documents
 
     def _next_document(self, stream: DocumentStream, node: CompiledNode) -> Document | None:
-        """Return the next document that the step makes; None: it has made all."""
+        """Return the next document of a stream that the step is producing; None: there are no more."""
         assert node.health is not None
         self.call_scope.step, self.call_scope.route = node.name, stream.route
         try:
@@ -481,7 +484,7 @@ class Walk:
             if doc.raw is not None and not isinstance(doc.raw, bytes):
                 raise PermanentError(f"{doc.id} has a {type(doc.raw).__name__} as raw, which must be bytes or None")
             check_size(fields, doc.raw)
-            if node.accepts is not None:  # of the document as it is kept, and whatever is done to it there
+            if node.accepts is not None:  # a copy, as it will be stored: the check may change it
                 node.accepts(Document.of(doc.id, decode_fields(fields), doc.raw))
         except BaseException as e:
             wanted = {end: MissingDelivery(*end, 0) if earlier is None else earlier}
@@ -492,7 +495,8 @@ class Walk:
         self._sink.upsert(doc, end, path.branches, fields, earlier)
 
     def _refuse(self, doc: Document, node: CompiledNode, path: PlanPath) -> None:
-        """Record a child that a step could not make as failed, or as dropped if its source drops what no step reads."""
+        """Handle a child that a step could not make: record it as failed, or as dropped if the source drops unsupported
+        documents."""
         error = doc.refused if isinstance(doc.refused, Unsupported) else BadDocument(plain_text(doc.refused))
         if isinstance(error, Unsupported) and self._drops_unsupported:
             self._drop_for(Dropped(plain_text(error)), doc, node, path)
@@ -500,7 +504,8 @@ class Walk:
             self._fail(doc, node, path, error)
 
     def _as_drop(self, error: Dropped | Unsupported, health: NodeHealth) -> Dropped | Unsupported:
-        """Return a step's drop; an unsupported document counts as one where its source says so."""
+        """Return the error to raise for a document that a step dropped or does not support: ``Dropped``, also for an
+        unsupported document if its source drops these; otherwise the ``Unsupported``."""
         if isinstance(error, Unsupported) and not self._drops_unsupported:
             return error
         health.note_drop()
@@ -523,7 +528,7 @@ class Walk:
             self._drop(doc, below, path, not_chosen_message(node, chosen))
 
     def _is_closed(self, node: CompiledNode) -> bool:
-        """Return whether this node is in trouble and must not be called for this family."""
+        """Return whether this node is in trouble, so that it must not be called for the current family."""
         health = node.health
         if health is None or not health.closed or node.answered:
             return False
@@ -544,7 +549,7 @@ class Walk:
         return fault
 
     def _record_failure(self, doc: Document, node: CompiledNode, path: PlanPath, fault: NodeError) -> None:
-        """Record that the walk ends here for now."""
+        """Record a failure of the document at this node; its walk ends here for now."""
         ends, wanted = node.ends_from(path.route), path.wanted
         owed = (
             [MissingDelivery(*end, 0) for end in ends] if wanted is None else [wanted[e] for e in ends if e in wanted]
@@ -568,10 +573,12 @@ class Walk:
     # -- replay to earlier failures ----------------------------------------------------------------
 
     def _replay(self, doc: Document, node: CompiledNode | None, path: PlanPath, failures: list[FailedMember]) -> None:
-        """Walk to the nodes at which this member or its descendants failed, and on from there."""
+        """Repeat the walk of a member up to the nodes at which it or its descendants failed, and continue from
+        there."""
         member = self._member_name(doc.id)
         while node is not None and failures:
-            # a member may have failed at several nodes: it is walked on from each, as a copy while others follow
+            # a member may have failed at several nodes: the walk continues from each, with a copy of the document for
+            # all but the last
             failed_here = [f for f in failures if (f.member, f.node, f.route) == (member, node.name, path.route)]
             if failed_here:
                 failures = [f for f in failures if f not in failed_here]
@@ -629,7 +636,8 @@ class Walk:
     def _members_to_retry(
         self, out: Sequence[Document] | DocumentStream, node: CompiledNode, failures: list[FailedMember]
     ) -> dict[str, Document]:
-        """Return the members among a step's documents that failures descend from; the others are dropped."""
+        """Return the members among a step's documents that have failures at or below them; the others are recorded as
+        unneeded."""
         wanted = {member for failure in failures for member in ancestry(failure.member)}
         found, unneeded = {}, []
         for each in iter(partial(self._next_document, out, node), None) if isinstance(out, DocumentStream) else out:
@@ -648,7 +656,8 @@ class Walk:
         path: PlanPath,
         failures: list[FailedMember],
     ) -> None:
-        """Replay each member that a failure descends from; of a member and its ancestor, the member."""
+        """Replay the members that failures belong to. A failure belongs to its nearest ancestor among the members, so
+        to the member itself if it is one."""
         by_member: dict[str, list[FailedMember]] = {}
         for failure in failures:
             nearest = next((m for m in ancestry(failure.member) if m in members), None)
@@ -663,7 +672,7 @@ class Walk:
         walks.wait()
 
     def _keep_failures(self, failures: list[FailedMember], fault: NodeError) -> None:
-        """Keep these failures, as the replay failed: the next retry goes to the same places."""
+        """Keep these failures because the replay failed; the next retry tries to reach the same nodes."""
         for failure in failures:
             member = self._member_stub(failure.member)
             open_owed = [o for o in failure.owed if o.open]
@@ -673,7 +682,7 @@ class Walk:
             )
 
     def _supersede(self, failures: list[FailedMember]) -> None:
-        """End pending deliveries that the retry did not make again."""
+        """Record as DROPPED the missing deliveries that this retry should have produced but did not."""
         for failure in failures:
             member = self._member_stub(failure.member)
             missing = [o for o in failure.owed if o.open and (member.id, o.end) in self._unreported]
@@ -688,7 +697,7 @@ def only_itself(out: Sequence[Document] | DocumentStream, doc: Document) -> Docu
 
 
 def ends_not_chosen(node: CompiledNode, chosen: list[str], path: PlanPath) -> list[End]:
-    """Return deliveries below a router that are reached only by branches which were not chosen."""
+    """Return the deliveries below a router that can be reached only through branches it did not choose."""
     assert node.router is not None
     if len(chosen) == len(node.branches):
         return []
@@ -718,8 +727,8 @@ def held_error(node: CompiledNode) -> NodeError:
 
 
 def _member_walk(doc: Document, member: Document, node: CompiledNode, path: PlanPath) -> Callable[[Walk], None]:
-    """Return the walk of a document that a step made: the document itself, or a child, whose deliveries have had no
-    attempt."""
+    """Return the walk of a document returned by a step: the document itself, or a new child, whose deliveries had no
+    attempts yet."""
     own = member.id == doc.id or path.wanted is None
     fresh = path if own else path._replace(wanted={end: MissingDelivery(*end, 0) for end in path.wanted or ()})
     return lambda walk: walk._walk_from(member, node.next, fresh)
@@ -728,18 +737,18 @@ def _member_walk(doc: Document, member: Document, node: CompiledNode, path: Plan
 def _member_replay(
     member: Document, node: CompiledNode, path: PlanPath, failures: list[FailedMember]
 ) -> Callable[[Walk], None]:
-    """Return the replay of a member below this node, at which it failed."""
+    """Return the replay of a member below this node, to the nodes at which it or its descendants failed."""
     return lambda walk: walk._replay(member, node.next, path, failures)
 
 
 def _ended_part(failure: FailedMember) -> FailedMember:
-    """Return the ended part of a failure, kept so that an operator can open it again."""
+    """Return the part of a failure that is final, kept so that an operator can reopen it."""
     ended = [o for o in failure.owed if not o.open]
     return FailedMember(failure.member, failure.node, failure.route, failure.branches, ended)
 
 
 def _earlier_branch(branches: str, node: CompiledNode) -> CompiledNode:
-    """Return the branch that was taken at a router before."""
+    """Return the branch that a router chose in the earlier walk."""
     assert node.router is not None
     choices = dict(choice.partition("=")[::2] for choice in branches.split("/"))
     return node.branches[choices[node.name]]
@@ -753,28 +762,28 @@ End = tuple[str, str]
 
 @dataclass(slots=True)
 class CompiledNode:
-    """A node of the plan, ready to be walked."""
+    """A node of the plan, prepared for walking."""
 
     name: str
     ends: tuple[tuple[str, str], ...]
-    """(destination, rest of the route from here)."""
+    """(destination, rest of the route from here) of each delivery below this node."""
     step: Callable[[Document], Any] | None = None
     router: Router | None = None
     branches: dict[str, CompiledNode] = field(default_factory=dict)
     delivers: bool = False
     accepts: Callable[[Document], Any] | None = None
-    """Raises what keeps a document from being delivered here; None: nothing does."""
+    """Checks that a document can be delivered here, and raises if it cannot; None: no check."""
     next: CompiledNode | None = None
     label: str = ""
     """Name of the node in messages."""
     health: NodeHealth | None = None
     """Health of the node; None: it is not called."""
     answered: bool = False
-    """The node was called for the current document already."""
+    """The node was already called for the current document, so it is not called again."""
     _full_ends: dict[str, tuple[End, ...]] = field(default_factory=dict)
 
     def ends_from(self, route: str) -> tuple[End, ...]:
-        """Return all deliveries below, for a copy that came here by this route."""
+        """Return all deliveries below this node for a document that reached it by this route."""
         full_ends = self._full_ends.get(route)
         if full_ends is None:
             full_ends = self._full_ends[route] = tuple((name, join_routes(route, rest)) for name, rest in self.ends)
@@ -784,7 +793,7 @@ class CompiledNode:
 def compile_nodes(
     nodes: Sequence[Node], task: int, prepare_step: Callable[[StepNode], Callable[..., Any]]
 ) -> dict[str, CompiledNode]:
-    """Return the compiled nodes by name; routers are open.
+    """Compile the nodes of a plan; returns them by name, with their routers opened.
 
     Args:
         task: number of the task in its wave; see ``Router.open``.
@@ -839,7 +848,7 @@ def join_routes(one: str, other: str) -> str:
 
 
 def join_step(fn: Callable[..., Any]) -> Callable[[Document], Any]:
-    """Return a step for the document that a join has made of one of each input: calls ``fn`` with those inputs."""
+    """Return a step that calls ``fn`` with the inputs of a joined document, which combines one entry of each input."""
 
     @wraps(fn)
     def call_join(doc: Document) -> Any:
@@ -863,7 +872,7 @@ def _children_of_join(doc: Document, out: Iterable[Any]) -> Iterator[Document]:
 
 
 def _with_content(doc: Document, out: Mapping[str, Any]) -> Document:
-    """Return the document with the content of what was returned."""
+    """Replace the document's content with that of the returned document or dict."""
     fields = dict(out)
     doc.fields.clear()
     doc.fields.update(fields)

@@ -23,32 +23,33 @@ from ferryman.limits import MIB
 from ferryman.storage import files
 
 SMALL_BYTES: Final = 256 * MIB
-"""A larger bundle goes to the large queue, so that a small one waits for small ones only."""
+"""Size in bytes above which a bundle goes to the large queue, so that small bundles wait only for small ones."""
 
 BYTES_PER_S: Final = 50 * MIB
-"""Bytes a second that a disk reads and writes at the same time, at worst; for the promised time."""
+"""Bytes per second that a disk reads and writes at the same time in the worst case; used to estimate when a bundle is
+ready."""
 
 KEPT_S: Final = 7 * 24 * 3600.0
-"""Seconds that a bundle is kept; then it is removed, and can be requested again."""
+"""Seconds that a bundle is kept; afterwards it is removed, and can be requested again."""
 
 READ_AT_ONCE: Final = 1000
 """Jobs whose identifiers are read in one call."""
 
 ABANDONED_POLL_S: Final = 2.0
-"""Seconds between two looks for requests whose consumer died."""
+"""Seconds between two searches for requests whose consumer died."""
 
 _CHUNK_BYTES: Final = MIB
 _NO_TIME: Final = (1980, 1, 1, 0, 0, 0)
-"""Earliest time that a zip can store; used for all members, so that the same bundle has the same bytes."""
+"""Earliest time that a zip can store; used for all members, so that equal bundles have equal bytes."""
 
 
 def request_bundle(queue: JobQueue, objects: Sequence[str], now: float, *, small_bytes: int = SMALL_BYTES) -> Assembly:
-    """Request the originals of some jobs, or of some objects by local id or primary id.
+    """Request the originals of some jobs, or of some objects given by local id or primary id.
 
-    The request's token says what was asked for, how many bytes it is, and when it is expected to lie ready.
+    The request's token contains what was requested, its size in bytes, and when the bundle is expected to be ready.
 
     Raises:
-        UsageError: nothing of that name was delivered, or its originals were not kept.
+        UsageError: no such job or object was delivered, or its originals were not kept.
     """
     jobs = [_find_job(queue, name) for name in objects]
     size = sum(int(job.store.get("bytes") or 0) for job in jobs)
@@ -67,7 +68,7 @@ def request_bundle(queue: JobQueue, objects: Sequence[str], now: float, *, small
 
 
 def _find_job(queue: JobQueue, name: str) -> Job:
-    """Return the job of this id, or the latest completed job of an object of this name."""
+    """Return the job with this id, or the latest completed job of the object with this name."""
     job_id = name if name in set(queue.list_jobs("Completed")) else _find_latest_job(queue, name)
     if not job_id:
         raise UsageError(f"{name}: no job of this id, and no object of this local id, is completed.")
@@ -87,7 +88,7 @@ def _find_latest_job(queue: JobQueue, name: str) -> str:
             try:
                 identifiers = decode_node(path, node.data) if node else {}
             except NodeInvalid:
-                continue  # the audit's business
+                continue  # for the audit to report
             local = identifiers.get("local_id")
             if name in (identifiers.get("primary_id"), *(local if isinstance(local, list) else [local])):
                 return job
@@ -104,11 +105,12 @@ def _bytes_of(queue: JobQueue, size: str, request_id: str) -> int:
 class BundleConsumer:
     """Consumer of one access queue.
 
-    1. A request is acquired, and in Processing.
-    2. The zip is written beside its place, then put there whole.
-    3. The token says where it is and until when; the request is Completed.
+    1. Acquire a request, which is then in Processing.
+    2. Write the zip under a temporary name, then rename it.
+    3. Add its location and expiry time to the token; the request is then Completed.
 
-    Killed in between, the request is in Processing and nobody's: it is acquired again, and done from the start.
+    If the consumer is killed in between, the request is in Processing and not locked: it is acquired again, and done
+    from the beginning.
     """
 
     def __init__(
@@ -156,13 +158,13 @@ class BundleConsumer:
         return True
 
     def expire(self, now: float) -> None:
-        """Remove bundles older than ``KEPT_S``."""
+        """Remove bundles older than ``KEPT_S`` seconds."""
         for path in (self._work.root / "bundles").glob("*.zip"):
             if now - path.stat().st_mtime >= KEPT_S:
                 path.unlink(missing_ok=True)
 
     def has_work(self) -> bool:
-        """Return whether anybody waits for a bundle."""
+        """Return whether any request is waiting or in progress."""
         if self._is_paused():
             return False
         return any(self._queue.list_assemblies(self._size, state) for state in ("Pending", "Processing"))
@@ -171,8 +173,8 @@ class BundleConsumer:
         return self._queue.locks.check(f"access-{self._size}")
 
     def _acquire_abandoned(self) -> Assembly | None:
-        """Acquire a request whose consumer died. Checked every ``ABANDONED_POLL_S``, since all requests are read for
-        it."""
+        """Acquire a request whose consumer died; None if there is none. Checks only every ``ABANDONED_POLL_S`` seconds,
+        since it has to read all requests."""
         now = time.monotonic()
         if now < self._next_poll:
             return None
@@ -204,7 +206,7 @@ class BundleConsumer:
         self._print_line(f"{request.id}: {path}")
 
     def _contents(self, token: dict[str, Any]) -> Iterator[tuple[str, Path, StoredFile]]:
-        """Yield for each original its name in the zip, its path, and its entry in the list of files."""
+        """Yield, for each original, its name in the zip, its path, and its entry in the list of files."""
         for job_id in token.get("jobs") or []:
             job = self._queue.load_job(str(job_id))
             place = inventory.inventory_path(job.path, job.store)
@@ -213,7 +215,7 @@ class BundleConsumer:
 
 
 def _add(bundle: zipfile.ZipFile, name: str, source: Path, stored: StoredFile, check_stop: Callable[[], None]) -> None:
-    """Add one original to the zip, if it is still what was delivered."""
+    """Add one original to the zip if it is still the file that was delivered."""
     from hashlib import sha256
 
     digest = sha256()

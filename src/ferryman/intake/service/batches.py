@@ -1,4 +1,5 @@
-"""Consumers of batches: they create the jobs of a submission, each once whatever is killed, and report the results."""
+"""Consumers of batches: they create the jobs of a submission, each exactly once even after kills, and report the
+results."""
 
 from __future__ import annotations
 
@@ -21,19 +22,19 @@ from ferryman.intake.service.workers import HandOff
 from ferryman.intake.service.workspace import Workspace
 
 MANIFEST_RETRY_S: Final = 30.0
-"""Seconds between requests for a manifest whose server does not answer."""
+"""Seconds between two requests for a manifest whose server does not answer."""
 
 MANIFEST_PATIENCE_S: Final = 24 * 3600.0
-"""Seconds that a batch waits for its manifest, since the same batch cannot be submitted again. Then it fails."""
+"""Seconds that a batch waits for its manifest, since the same batch cannot be submitted again; after that it fails."""
 
 
 def has_all_jobs(batch: Batch) -> bool:
-    """Return whether every job of the batch was created. Until then its report is not due."""
+    """Return whether every job of the batch was created; until then its report is not due."""
     return batch.jobs_made is not None or not has_payload(batch.submission)
 
 
 class DelayedBatches:
-    """Batches to try again later, shared by all threads that create jobs of batches."""
+    """Batches to be tried again later, shared by all threads that create jobs."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -43,36 +44,36 @@ class DelayedBatches:
         self._closed = False
 
     def delay(self, batch_id: str, retry_at: float, now: float) -> float:
-        """Note that a batch is to be tried again at ``retry_at``. Returns the time of its first try."""
+        """Schedule a batch to be tried again at ``retry_at``. Returns the time of its first attempt."""
         with self._changed:
             self._retry_at[batch_id] = retry_at
             return self._since.setdefault(batch_id, now)
 
     def not_due(self, now: float) -> set[str]:
-        """Return the batches that are not due yet, and forget the others: whoever acquires them adds them again."""
+        """Return the batches that are not due yet, and remove the others, which are added again if they fail again."""
         with self._changed:
             self._retry_at = {batch: at for batch, at in self._retry_at.items() if at > now}
             return {*self._retry_at, *self._slow}
 
     def add_slow(self, batch_id: str) -> None:
-        """Note that the batch's manifest is on a slow host: it waits for a thread for slow hosts."""
+        """Record that the batch's manifest is on a slow host, so that it waits for a thread for slow hosts."""
         with self._changed:
             self._slow.append(batch_id)
             self._changed.notify()
 
     def wait_for_slow(self) -> None:
-        """Wait until there is a batch on a slow host, or the end."""
+        """Wait until there is a batch on a slow host, or until ``close``."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._slow) or self._closed)
 
     def close(self) -> None:
-        """Wake the threads that wait, for the end."""
+        """Wake all waiting threads, so that they end."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def take_slow(self) -> str | None:
-        """Return the batch that has waited longest for a thread for slow hosts; None if there is none."""
+        """Return and remove the batch that has waited longest for a thread for slow hosts; None if there is none."""
         with self._changed:
             return self._slow.pop(0) if self._slow else None
 
@@ -84,12 +85,12 @@ class DelayedBatches:
 class BatchConsumer:
     """Consumer of pending batches.
 
-    1. The batch is acquired: locked, and in Processing.
-    2. Its manifest is fetched, checked, and laid into the working space.
-    3. A job is made of each object that has none yet; which those are, their ``jobID`` says.
-    4. The batch's status node says how many were made: all.
+    1. Acquire the batch, which is then locked and in Processing.
+    2. Fetch its manifest, check it, and store it in the working space.
+    3. Create a job for each object that has none yet, as told by the ``jobID`` of existing jobs.
+    4. Record in the batch's status node how many jobs there are, which means that all were created.
 
-    A batch in Processing that does not say so is one that was killed in between: it is acquired again.
+    If a batch in Processing has no such number, its consumer was killed in between, and it is acquired again.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class BatchConsumer:
         """Create the jobs of one batch. Returns False if there was none.
 
         Raises:
-            LockLost, QueueLost: another goes on with it.
+            LockLost, QueueLost: another consumer continues with the batch.
             StopRequested.
         """
         batch = self._acquire()  # 1
@@ -139,17 +140,18 @@ class BatchConsumer:
         except NodeInvalid as e:
             self._queue.pass_over(batch.id, f"{batch.id}: {e}")
         except OSError as e:
-            self._retry_later(batch, TransientError(describe(e)))  # our own disk
+            self._retry_later(batch, TransientError(describe(e)))  # a fault of our own disk
         except FerrymanError:
             raise
-        except Exception as e:  # whatever it is, it is this batch's end and no other's
+        except Exception as e:  # catch everything: an error fails this batch and no other
             self._give_up(batch, PermanentError(describe(e)))
         finally:
             batch.unlock()
         return True
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until there may be a batch, or the end; while batches are to be tried again, at most this long."""
+        """Wait until there may be a batch, or until the end. Waits at most ``timeout_s`` while batches are to be tried
+        again."""
         self._hand_off.wait(timeout_s if self._delayed else None)
 
     def _acquire(self) -> Batch | None:
@@ -177,7 +179,7 @@ class BatchConsumer:
         batch.create_job(job.configuration, job.priority, identifiers=job.identifiers, metadata=job.metadata)
 
     def _job_keys(self, batch: Batch) -> set[str]:
-        """Return the keys of the jobs that were created before."""
+        """Return the keys of the jobs that already exist."""
         ids = [*batch.processing_jobs, *batch.completed_jobs, *batch.failed_jobs, *batch.deleted_jobs]
         return {str(self._queue.load_job(job).configuration.get("jobID")) for job in ids}
 
@@ -191,7 +193,7 @@ class BatchConsumer:
         self._print_line(f"{batch.id}: {error}. It is tried again in {MANIFEST_RETRY_S:g} s.")
 
     def _give_up(self, batch: Batch, error: DeliveryError) -> None:
-        """Fail the batch for good, and notify its submitter if possible."""
+        """Fail the batch permanently, and notify its submitter if possible."""
         body = {
             "id": f"{batch.id}/refused",
             "batch": batch.id,
@@ -212,7 +214,7 @@ class BatchConsumer:
 
 
 class SlowBatchConsumer(BatchConsumer):
-    """Consumer of batches on slow hosts that another thread has put aside. Its fetcher waits for slow hosts."""
+    """Consumer of batches on slow hosts that other threads have put aside; its fetcher waits for slow hosts."""
 
     def wait(self, timeout_s: float) -> None:
         self._delayed.wait_for_slow()
@@ -228,20 +230,21 @@ class SlowBatchConsumer(BatchConsumer):
 # Reports of finished batches, stored with the batch and sent to its submitter.
 
 REPORT_RETRY_S: Final = 30.0
-"""Seconds between two tries to reach a submitter who does not answer."""
+"""Seconds between two attempts to reach a submitter who does not answer."""
 
 REPORT_PATIENCE_S: Final = 24 * 3600.0
-"""Seconds that sending a report is tried. Then the batch is closed without; its report stays with it."""
+"""Seconds for which sending a report is attempted. After that the batch is closed anyway; the report is kept with
+it."""
 
 
 class ReportConsumer:
     """Consumer of batches in Reporting and UpdateReporting, and of those whose last job is finished.
 
-    1. The batch is acquired, in Reporting.
-    2. Its report is posted: all of it, or in UpdateReporting what has changed since the last one; nothing, nothing.
-    3. The batch is Completed, or Failed if a job has; in the same change the report is kept.
+    1. Acquire the batch, which is then in Reporting.
+    2. Post its report: all of it, or in UpdateReporting only what has changed since the last one, if anything.
+    3. Move the batch to Completed, or to Failed if a job has failed, and store the report in the same commit.
 
-    Killed between 2 and 3, the same report is posted again, with the same ``id``.
+    After a kill between 2 and 3, the same report is posted again, with the same ``id``.
     """
 
     def __init__(
@@ -258,7 +261,8 @@ class ReportConsumer:
         self._queue, self._work, self._callback = queue, work, callback
         self._print_line, self._clock = print_line, clock
         self._unsent: list[tuple[float, float, Batch]] = []
-        """(when to try again, since when it is tried, batch), each locked."""
+        """(when to try again, when it was first tried, batch) of reports that could not be sent; each batch is
+        locked."""
 
     @property
     def has_unsent(self) -> bool:
@@ -269,7 +273,7 @@ class ReportConsumer:
         """Report one batch. Returns False if there was none.
 
         Raises:
-            LockLost, QueueLost: another goes on with it.
+            LockLost, QueueLost: another consumer continues with the batch.
             StopRequested.
         """
         now = self._clock()
@@ -319,7 +323,7 @@ class ReportConsumer:
                     why = f"; its report could not be sent: {e}"
                 except FerrymanError:
                     raise
-                except Exception as e:  # whatever it is, it is this report's end and no other's
+                except Exception as e:  # catch everything: an error affects this report and no other
                     why = f"; its report could not be sent: {describe(e)}"
             crash.point("batch.told")
             self._close(batch, report, why)  # 3
@@ -358,7 +362,7 @@ class ReportConsumer:
 
 
 class SlowReportConsumer(ReportConsumer):
-    """Consumer of batches whose receivers another thread has found slow. Its callback waits for slow receivers."""
+    """Consumer of batches whose receivers other threads have found slow; its callback waits for slow receivers."""
 
     def __init__(self, *args: Any, takes_from: SlowHostQueue[Batch]) -> None:
         super().__init__(*args)
@@ -368,7 +372,8 @@ class SlowReportConsumer(ReportConsumer):
         return self._takes_from.take()
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until a batch is handed over, or the end; while reports are to be sent again, at most this long."""
+        """Wait until a batch is handed over, or until the end. Waits at most ``timeout_s`` while reports are to be sent
+        again."""
         self._takes_from.wait(timeout_s if self._unsent else None)
 
     def release(self) -> None:

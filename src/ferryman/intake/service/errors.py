@@ -1,4 +1,4 @@
-"""Ways in which a consumer's work can fail, each with a consequence of its own (see the table in ``workers``)."""
+"""Errors by which a consumer's work can fail, each with its own consequence (see the table in ``workers``)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from ferryman.errors import FerrymanError, PermanentError
 
 
 class CorruptSubmission(PermanentError):
-    """A submission contradicts itself: a manifest, a digest, a container. Trying again is useless."""
+    """A submission is inconsistent: its manifest, a digest, a container. Trying again is useless."""
 
 
 class TryLater(FerrymanError):
-    """The work cannot be done now: the job stays in its state, held by this consumer, and is tried again."""
+    """The work cannot be done now: the job stays in its state, locked by this consumer, and is tried again."""
 
     def __init__(self, why: str, after_s: float = 1.0) -> None:
         super().__init__(why, after_s)
@@ -21,7 +21,7 @@ class TryLater(FerrymanError):
 
 
 class SlowHost(TryLater):
-    """The work leads to a slow host: the job is handed to the threads for slow hosts."""
+    """The work involves a slow host: the job is handed to the threads for slow hosts."""
 
     def __init__(self, host: str) -> None:
         super().__init__(f"{host} is slow")
@@ -32,14 +32,14 @@ class SlowHost(TryLater):
 
 
 class StopRequested(FerrymanError):
-    """The consumers are to stop: unfinished work is given back as it is, and done again by the next process."""
+    """The consumers are to stop: unfinished work is released unchanged, and done again by the next process."""
 
 
 class TurnFailed(FerrymanError):
     """A turn of the plan ended in an unforeseen error, which is chained; the plan's state is opened again.
 
     Attributes:
-        jobs: that shared the turn. Of several nobody knows which one it was; one alone has failed.
+        jobs: the jobs that shared the turn. If there are several, any of them may be to blame; a single one has failed.
     """
 
     def __init__(self, jobs: list[str], why: str) -> None:
@@ -53,7 +53,7 @@ class TurnFailed(FerrymanError):
 
 
 class ChildDied(FerrymanError):
-    """A child process ended over its work. ``how``: the signal, or the exit code."""
+    """A child process died while it was doing its work. ``how``: the signal, or the exit code."""
 
     def __init__(self, how: str) -> None:
         super().__init__(how)

@@ -1,4 +1,5 @@
-"""Fetching URLs: the size, or the bytes as a durable file. A transfer that broke off is continued where it was."""
+"""Fetching of URLs: their size, their content, or durable files. A transfer that broke off is continued where it
+ended."""
 
 from __future__ import annotations
 
@@ -35,16 +36,16 @@ if TYPE_CHECKING:
 
 PAUSE_FIRST_S: Final = 0.5
 PAUSE_FACTOR: Final = 4.0
-"""Pauses between tries are 0.5, 2 and 8 s, each changed a bit at random."""
+"""Factor between pauses: 0.5, 2 and 8 s, each randomly varied a little."""
 
 T = TypeVar("T")
 
 
 def retry(call: Callable[[], T], tries: int, pause_s: float, stop: threading.Event) -> T:
-    """Return the result of ``call``; after a ``TransientError`` it is called again.
+    """Return the result of ``call``; call it again after a ``TransientError``.
 
     Raises:
-        TransientError: tried as often as it may be.
+        TransientError: the last attempt failed.
         StopRequested: ``stop`` was set.
     """
     for attempt in range(1, tries + 1):
@@ -61,20 +62,21 @@ def retry(call: Callable[[], T], tries: int, pause_s: float, stop: threading.Eve
 
 
 TRIES: Final = 4
-"""Requests for a file: with the pauses between them, a server has time to restart."""
+"""Attempts to fetch a file; with the pauses between them, a server has time to restart."""
 
 CHUNK_BYTES: Final = MIB
 FILE_BYTES: Final = 64 * GIB
-"""Largest file that is fetched: more is a mistake, or fills every disk."""
+"""Largest file that is fetched, in bytes: anything larger is a mistake, or would fill any disk."""
 
 LOWEST_RATE: Final = 1024.0
-"""Bytes a second. A server that is slower stalls, or keeps its clients waiting on purpose."""
+"""Lowest acceptable transfer rate in bytes per second. A slower server is stalled, or keeps its clients waiting on
+purpose."""
 
 SLOW_AFTER_S: Final = 30.0
-"""Seconds until the rate counts: a server may need some time to begin."""
+"""Seconds after which the rate is checked, since a server may need some time to begin."""
 
 _PERMANENT_ERRNOS: Final = frozenset({errno.ENOENT, errno.EISDIR, errno.EACCES, errno.ENOTDIR})
-"""Errors of a local file that waiting does not change."""
+"""Errors of a local file that waiting does not fix."""
 
 _NO_RANGE: Final = 416
 _PARTIAL: Final = 206
@@ -82,22 +84,22 @@ _VALIDATOR: Final = ".stamp"
 
 
 class FetchedContent(NamedTuple):
-    """Size and digest of a file that is there, whole and checked."""
+    """Size and digest of a file that is complete and checked."""
 
     size: int
     sha256: str
 
 
 class FetchedFile(NamedTuple):
-    """A file that was fetched, whole and checked, and may not be durable yet."""
+    """A fetched file that is complete and checked, but may not be durable yet."""
 
     content: FetchedContent
     target: Path
     part: Path | None
-    """Where it is: to be synced, then published. None: it was at its place before, durably."""
+    """Where it is until it is synced and published; None: it was already at its final place, durably."""
 
     def publish(self) -> None:
-        """Move the file to its place. Only durable files may be there."""
+        """Move the file to its place. Call it only when the file is durable."""
         if self.part is not None:
             os.replace(self.part, self.target)
             _remove_part(self.part)
@@ -105,15 +107,15 @@ class FetchedFile(NamedTuple):
 
 
 class Fetcher:
-    """Fetches over http, https and from files; safe to use from many threads.
+    """Fetches URLs over http and https, and files. May be used from many threads.
 
     Args:
-        stop: set it, and whatever is going on ends soon with ``StopRequested``; what was fetched of a file stays.
-        reach: what URLs may lead to.
-        tries, pause_s: how often a URL is asked, and the first pause in between (s).
-        timeout_s: so long may a server be silent.
-        lowest_rate: bytes a second that content must come at, looked at after ``SLOW_AFTER_S``; 0: any.
-        slow: what leads to a slow host is not waited for, but ``SlowHost``; None: it is.
+        stop: when it is set, calls in progress soon raise ``StopRequested``; partly fetched files are kept.
+        reach: addresses and files that URLs may lead to.
+        tries, pause_s: number of attempts, and the first pause between two (seconds).
+        timeout_s: longest time without any data from a server (seconds).
+        lowest_rate: minimum transfer rate in bytes per second, checked after ``SLOW_AFTER_S``; 0: no minimum.
+        slow: known slow hosts, for which ``SlowHost`` is raised; None: wait for slow hosts.
         clock: in seconds.
     """
 
@@ -138,21 +140,23 @@ class Fetcher:
         self._tries, self._pause_s, self._timeout_s = tries, pause_s, timeout_s
 
     def with_deadline(self, seconds: float) -> Fetcher:
-        """Return a fetcher that raises ``PermanentError`` for requests after so many seconds from now; 0: no limit."""
-        _ = self._pool  # both use it
+        """Return a fetcher whose requests raise ``PermanentError`` after so many seconds from now; 0: no limit."""
+        _ = self._pool  # both fetchers use it
         fetcher = copy.copy(self)
         fetcher._deadline = self._clock() + seconds if seconds else None
         return fetcher
 
     def with_reservation(self, reserve: Callable[[int], None]) -> Fetcher:
-        """Return a fetcher that calls ``reserve`` with the number of bytes before it writes them; it may raise."""
+        """Return a fetcher that calls ``reserve`` with the number of bytes before writing them; ``reserve`` may
+        raise."""
         _ = self._pool
         fetcher = copy.copy(self)
         fetcher._reserve = reserve
         return fetcher
 
     def ask_size(self, url: str) -> int | None:
-        """Return the size in bytes that the server gives for a URL; None if it does not say. Asks once."""
+        """Return the size in bytes that the server reports for a URL; None if it does not say. Makes only one
+        attempt."""
         try:
             if urls.split(url)[1].scheme == "file":
                 with self._reach.file(url) as source:
@@ -167,9 +171,9 @@ class Fetcher:
         """Return the content at a URL, up to ``limit`` bytes.
 
         Raises:
-            CorruptSubmission: it is larger, or not what the digest says.
-            PermanentError: it is not there.
-            TransientError: tried as often as it may be.
+            CorruptSubmission: it is larger, or does not match the digest.
+            PermanentError: it does not exist.
+            TransientError: the last attempt failed.
             StopRequested.
         """
 
@@ -189,12 +193,12 @@ class Fetcher:
         return content
 
     def fetch_file(self, url: str, target: Path, digest: str = "", size: int | None = None) -> FetchedContent:
-        """Fetch a URL into a file, and check it. A part from an earlier attempt is continued.
+        """Fetch a URL to a file, and check it. A partial file from an earlier attempt is continued.
 
         Raises:
-            CorruptSubmission: its digest or size is not what was given.
-            PermanentError: it is not there.
-            TransientError: tried as often as it may be; the part that came stays.
+            CorruptSubmission: its digest or size does not match.
+            PermanentError: it does not exist.
+            TransientError: the last attempt failed; the part that was received is kept.
             OSError: the disk is full, or failed.
             StopRequested.
         """
@@ -212,13 +216,13 @@ class Fetcher:
             try:
                 return FetchedFile(check_file(url, target, digest, size), target, None)
             except CorruptSubmission:
-                target.unlink()  # damaged since, or the submitter has another one by now
+                target.unlink()  # it was damaged since, or the submitter has replaced it
         part = target.with_name(f".{hashlib.sha256(target.name.encode()).hexdigest()[:24]}.part")
         return FetchedFile(self._fetch_part(url, part, digest, size), target, part)
 
     def _fetch_part(self, url: str, part: Path, digest: str, size: int | None) -> FetchedContent:
-        """Fetch a URL into a part file, and check it. If an old part was continued and the check fails, fetch again
-        from the start."""
+        """Fetch a URL to a part file, and check it. If the check fails for a part that was continued, fetch again from
+        the beginning."""
         resumed = part.exists()
         try:
             self._retry(url, lambda: self._append_missing(url, part, size, has_digest=bool(digest)))
@@ -230,7 +234,8 @@ class Fetcher:
         return self._fetch_part(url, part, digest, size)
 
     def _append_missing(self, url: str, part: Path, size: int | None, *, has_digest: bool) -> None:
-        """Append the missing bytes to a part. Without a digest, only content with the same validator is continued."""
+        """Append the missing bytes to a part file. Without a digest, a part is continued only if the content has the
+        same validator."""
         validator_file = part.with_name(part.name + _VALIDATOR)
         offset = part.stat().st_size if part.exists() else 0
         validator = validator_file.read_text("ascii", "replace") if offset and validator_file.exists() else ""
@@ -262,7 +267,7 @@ class Fetcher:
                 return get()
             except OSError as e:
                 if urls.split(url)[1].scheme != "file" or is_disk_full(e):
-                    raise  # our own disk
+                    raise  # a fault of our own disk
                 kind = PermanentError if e.errno in _PERMANENT_ERRNOS else TransientError
                 raise kind(f"{redact(url)}: {os.strerror(e.errno or 0)}") from None
 
@@ -272,7 +277,7 @@ class Fetcher:
     def _open_content(
         self, url: str, offset: int, headers: dict[str, str]
     ) -> Iterator[tuple[_ContentStart, Iterator[bytes]]]:
-        """Yield the server's headers, and the content from the offset that they announce."""
+        """Yield the server's headers, and the content from the offset that they state."""
         if urls.split(url)[1].scheme == "file":
             with self._reach.file(url) as source:
                 yield _ContentStart(0, ""), self._read_chunks(url, source.read)
@@ -324,7 +329,7 @@ class Fetcher:
 
     @contextmanager
     def _request(self, method: str, url: str, headers: dict[str, str]) -> Iterator[BaseHTTPResponse]:
-        """Send a request and follow redirects. Network errors in the block are raised as ``TransientError``."""
+        """Send a request and follow redirects. Network errors within the block are raised as ``TransientError``."""
         from urllib3 import exceptions as of
 
         for _ in range(limits.FETCH_REDIRECTS + 1):
@@ -353,16 +358,16 @@ class Fetcher:
 
 class _ContentStart(NamedTuple):
     offset: int
-    """Where what comes begins."""
+    """Offset of the content that follows."""
     validator: str
-    """Validator of the content at this URL; "" if there is none."""
+    """Validator (such as an etag) of the content at this URL; "" if there is none."""
 
 
 def check_file(url: str, path: Path, digest: str, size: int | None) -> FetchedContent:
-    """Return a file's size and digest, if they are those that were given.
+    """Return a file's size and digest if they match the given ones.
 
     Raises:
-        CorruptSubmission: they are not.
+        CorruptSubmission: they do not match.
     """
     kind, _, _ = (digest or "sha256:").partition(":")
     sha256, given_kind = hashlib.sha256(), hashlib.new(kind)
@@ -401,7 +406,7 @@ def _redirect_target(url: str, target: str) -> str:
     """Return the URL that a server redirects to.
 
     Raises:
-        PermanentError: nowhere that may be asked for.
+        PermanentError: the URL is invalid or must not be requested.
     """
     try:
         full_url = check_url(target, url)
@@ -418,7 +423,8 @@ def _remove_part(part: Path) -> None:
 
 
 def fetch_in_parallel(fetch: Callable[[T], FetchedFile], entries: list[T], at_once: int) -> list[FetchedFile]:
-    """Fetch several files at once. The first failure ends it, once those that have begun are done."""
+    """Fetch several files in parallel. After the first failure no further fetches begin, and those in progress are
+    finished."""
     from concurrent.futures import ThreadPoolExecutor
 
     if len(entries) == 1:

@@ -1,6 +1,7 @@
-"""Making files of many jobs durable together: one sync for all of them; then each job moves on.
+"""Makes the files of many jobs durable together, with one sync for all of them, and then moves each job on.
 
-Alone, a job of one file takes some five syncs, and a disk takes about as long for one as for those of a hundred jobs.
+A job with a single file takes about five syncs, and a disk needs about as long for one sync as for those of a hundred
+jobs together.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from ferryman.intake import Job
 from ferryman.storage import disk, files
 
 SYNC_SINGLY_MAX: Final = 12
-"""Most files and folders that are synced one by one; for more, the whole file system is synced once."""
+"""Number of files and folders up to which they are synced one by one; for more, the whole file system is synced
+once."""
 
 WAITING_MAX: Final = 128
-"""Most jobs that wait for a sync; threads that submit more wait too."""
+"""Maximum number of jobs waiting for a sync; threads that submit more have to wait."""
 
 
 class UnsyncedFiles(NamedTuple):
@@ -30,11 +32,11 @@ class UnsyncedFiles(NamedTuple):
     folders: tuple[Path, ...]
     """Folders whose entries are not durable yet."""
     then: Callable[[], None]
-    """Work to do once they are durable. Raises as a stage's work does."""
+    """Called once they are durable. Raises as a stage's work does."""
 
 
 def sync(unsynced: Sequence[UnsyncedFiles]) -> list[OSError | None]:
-    """Make the files durable. Returns for each item why it is not; None if it is."""
+    """Make the files durable. Returns, for each item, the error or None."""
     folders = [folder for one in unsynced for folder in one.folders]
     places = {*folders, *(path for one in unsynced for path in one.files)}
     if len(places) > SYNC_SINGLY_MAX:
@@ -44,7 +46,7 @@ def sync(unsynced: Sequence[UnsyncedFiles]) -> list[OSError | None]:
             return [e for _ in unsynced]
         return [None for _ in unsynced]
     errors: dict[Path, OSError | None] = {}
-    for each in unsynced:  # names after contents
+    for each in unsynced:  # names after content
         errors.update({path: _try_sync(files.fsync_file, path) for path in each.files})
     errors.update({folder: _try_sync(files.fsync_folder, folder) for folder in dict.fromkeys(folders)})
     return [next((error for path in (*one.files, *one.folders) if (error := errors[path])), None) for one in unsynced]
@@ -59,11 +61,11 @@ def _try_sync(sync_path: Callable[[Path], None], path: Path) -> OSError | None:
 
 
 def finish(steps: Iterable[UnsyncedFiles]) -> None:
-    """Run all steps of one job, in this thread.
+    """Run all steps of one job in this thread.
 
     Raises:
-        OSError: it could not be made durable.
-        And as each step's ``then``.
+        OSError: the files could not be made durable.
+        Exception: raised by a step's ``then``.
     """
     for step in steps:
         (error,) = sync([step])
@@ -73,24 +75,25 @@ def finish(steps: Iterable[UnsyncedFiles]) -> None:
 
 
 class FinishRequest(NamedTuple):
-    """A locked job whose work is done, but for these steps."""
+    """A locked job whose work is done except for these steps."""
 
     job: Job
     steps: tuple[UnsyncedFiles, ...]
     run: Callable[[Callable[[], None]], bool]
-    """Does something for the job; what it raises becomes of the job what it should. False: it was not done."""
+    """Runs a function for the job and handles the errors it raises. Returns False if the function did not succeed."""
     advance: Callable[[], None]
-    """The job's move, after the last step."""
+    """Moves the job to its next state, after the last step."""
 
 
 class Finisher:
-    """Consumer of written files: it syncs those of all waiting jobs at once, and moves the jobs on.
+    """Syncs the files of all waiting jobs at once, and moves the jobs on.
 
-    1. What waits is taken.
-    2. All that is written is synced, each job's next step is done; and again, until no job has one left.
-    3. Each job moves.
+    1. Take all waiting jobs.
+    2. Sync all files of their next steps at once and finish these steps; repeat until no job has a step left.
+    3. Move each job to its next state.
 
-    Whoever is slow to write holds nobody up: only what is written comes here. A job whose lock was lost is dropped.
+    Jobs are submitted only after their files are written, so a slow job delays no others. A job whose lock was lost is
+    dropped.
     """
 
     def __init__(self) -> None:
@@ -99,7 +102,7 @@ class Finisher:
         self._closed = False
 
     def submit(self, request: FinishRequest) -> None:
-        """Take over a job. Waits while too many are waiting."""
+        """Take over a job. Blocks while too many are waiting."""
         with self._changed:
             while len(self._waiting) >= WAITING_MAX and not self._closed:
                 self._changed.wait()
@@ -113,7 +116,7 @@ class Finisher:
         """Finish the waiting jobs. Returns False if there were none.
 
         Raises:
-            QueueLost: the jobs are given back.
+            QueueLost: the jobs were unlocked.
         """
         with self._changed:
             requests = list(self._waiting)
@@ -139,7 +142,7 @@ class Finisher:
             step += 1
 
     def _run_step(self, requests: list[FinishRequest], step: int) -> list[FinishRequest]:
-        """Run the next step of each job. Returns the jobs for which it succeeded."""
+        """Run the next step of each job. Returns the jobs whose step succeeded."""
         errors = sync([pledge.steps[step] for pledge in requests])
         return [
             pledge
@@ -148,12 +151,12 @@ class Finisher:
         ]
 
     def wait(self) -> None:
-        """Wait until there is a job, or the end."""
+        """Wait until there is a job, or until the end."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._waiting) or self._closed)
 
     def release(self) -> None:
-        """Unlock the waiting jobs, and those that are submitted later."""
+        """Unlock the waiting jobs, and any that are submitted later."""
         with self._changed:
             self._closed = True
             requests, self._waiting = list(self._waiting), deque()

@@ -1,7 +1,7 @@
-"""Slow hosts: jobs that wait for one go to a few threads of their own, so that other jobs are not delayed.
+"""Slow hosts: jobs that need one wait in a few separate threads, so that other jobs are not delayed.
 
-Nobody knows beforehand that a host is slow. The first job that connects to it finds out, within a bounded time. This
-process remembers the host for a while, and hands over other jobs that lead there without a request.
+Whether a host is slow is found out by the first job that connects to it, within a bounded time. This process then
+remembers the host for a while, and hands over other jobs that need it without sending a request.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from ferryman.limits import KIB
 from ferryman.net.urls import split
 
 PROMPT_S: Final = 5.0
-"""A host that is silent for so long, or needs longer for its headers, is slow; from then on its rate is checked."""
+"""Seconds of silence, or until the headers are complete, after which a host counts as slow; from then on its rate is
+checked."""
 
 PROMPT_RATE: Final = 32.0 * KIB
-"""Bytes a second below which content comes slowly: a job of a megabyte takes half a minute."""
+"""Bytes per second below which content counts as slow: a job of a megabyte would take half a minute."""
 
 SLOW_FOR_S: Final = 600.0
-"""Seconds that a host counts as slow; then it is tried as any other."""
+"""Seconds for which a host counts as slow; after that it is tried like any other."""
 
 SLOW_HOST_THREADS: Final = 2
-"""Threads for slow hosts in each state, in addition to the others."""
+"""Threads for slow hosts per state, in addition to the others."""
 
 
 class SlowHosts:
-    """Slow hosts that this process has met."""
+    """Hosts that this process has found to be slow."""
 
     def __init__(
         self, prompt_s: float = PROMPT_S, rate: float = PROMPT_RATE, clock: Callable[[], float] = time.monotonic
@@ -40,13 +41,13 @@ class SlowHosts:
         self._until: dict[str, float] = {}
 
     def raise_if_slow(self, url: str) -> None:
-        """Raise ``SlowHost`` if the URL leads to a slow host."""
+        """Raise ``SlowHost`` if the URL's host is slow."""
         host = split(url)[1].netloc.rpartition("@")[2]
         if self._until.get(host, 0.0) > self._clock():
             raise SlowHost(host)
 
     def mark_slow(self, url: str) -> SlowHost:
-        """Note that the URL's host is slow. Returns the error to raise."""
+        """Record that the URL's host is slow. Returns the error to raise."""
         host = split(url)[1].netloc.rpartition("@")[2]
         self._until[host] = self._clock() + SLOW_FOR_S
         return SlowHost(host)
@@ -56,7 +57,7 @@ Locked = TypeVar("Locked", Job, Batch)
 
 
 class SlowHostQueue(Generic[Locked]):
-    """Jobs of one state, or batches, each locked, that wait for slow hosts."""
+    """Queue of locked jobs of one state, or of locked batches, that wait for slow hosts."""
 
     def __init__(self) -> None:
         self._jobs: deque[Locked] = deque()
@@ -73,7 +74,7 @@ class SlowHostQueue(Generic[Locked]):
         job.unlock()
 
     def take(self) -> Locked | None:
-        """Return the job that has waited longest and is still locked; None if there is none."""
+        """Return and remove the job that has waited longest and is still locked; None if there is none."""
         with self._changed:
             while self._jobs:
                 job = self._jobs.popleft()
@@ -82,12 +83,12 @@ class SlowHostQueue(Generic[Locked]):
         return None
 
     def wait(self, timeout_s: float | None) -> None:
-        """Wait until there is a job, at most this long; None: until there is one, or the queue is closed."""
+        """Wait until there is a job or the queue is closed, at most ``timeout_s`` seconds; None: without limit."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._jobs) or self._closed, timeout_s)
 
     def close(self) -> None:
-        """Unlock all waiting jobs, and those that are put in later."""
+        """Unlock all waiting jobs, and any that are put in later."""
         with self._changed:
             self._closed = True
             jobs, self._jobs = list(self._jobs), deque()

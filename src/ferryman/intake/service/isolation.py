@@ -1,8 +1,8 @@
 """Isolation: work that may have killed its process is done again in a child process, so that ``serve`` survives it.
 
-1. The child: runs one task, and calls its parent for what it needs of the queue.
-2. ``CurrentWork``: files that tell what was being done when a process died.
-3. ``Isolation``: the parent's side, which starts a child for each task.
+1. The child runs one task, and calls its parent for anything it needs from the queue.
+2. ``CurrentWork``: files that record what is being done, in case the process dies.
+3. ``Isolation``: the parent's side; starts a child for each task.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from ferryman.storage import files
 
 _DIE_WITH_PARENT: Final = 1  # PR_SET_PDEATHSIG of Linux
 _KILL_FIRST: Final = "1000"
-"""On Linux: where memory runs out, this process ends and not its parent."""
+"""Value for Linux's ``oom_score_adj``: if memory runs out, the child is killed and not its parent."""
 
 _METHODS: Final = ("set_space_needed", "set_identifiers", "set_inventory", "set_store", "check", "lock", "unlock")
 
 
 class ParentCall(NamedTuple):
-    """Request from the child: a value of an object, or with ``args`` the result of a method."""
+    """Request from the child: the value of an attribute, or with ``args`` the result of a method."""
 
     target: str
     name: str
@@ -67,13 +67,13 @@ class Task(Protocol):
     """Work for a child process."""
 
     def run(self, call_parent: Callable[..., Any]) -> Any:
-        """Do the work. ``call_parent(call)`` sends a ``ParentCall`` to the parent and returns the answer."""
+        """Do the work. ``call_parent(call)`` sends a ``ParentCall`` to the parent and returns its answer."""
         ...
 
 
 @dataclass(frozen=True)
 class StageTask:
-    """The work of a stage for one job."""
+    """Task: the work of a stage for one job."""
 
     serving: Serving
     state: JobState
@@ -91,7 +91,7 @@ class StageTask:
 
 @dataclass(frozen=True)
 class BatchTask:
-    """Planning the jobs of one batch."""
+    """Task: planning the jobs of one batch."""
 
     serving: Serving
     submission: dict[str, Any]
@@ -103,7 +103,7 @@ class BatchTask:
 
 
 class _ParentObject:
-    """Proxy of an object in the parent process."""
+    """Proxy for an object in the parent process."""
 
     def __init__(self, call_parent: Callable[..., Any], target: str) -> None:
         self._call, self._target = call_parent, target
@@ -115,14 +115,14 @@ class _ParentObject:
 
 
 class _ParentQueue:
-    """Proxy of the parent's queue, with what stages need."""
+    """Proxy for the parent's queue, with the methods that stages need."""
 
     def __init__(self, call_parent: Callable[..., Any]) -> None:
         self.locks = _ParentObject(call_parent, "locks")
 
 
 def main(descriptor: int) -> None:
-    """Run the task that comes over this connection, in a child process."""
+    """Run the task that is received over this connection, in a child process."""
     _die_with(os.getppid())
     with Connection(descriptor) as parent:
         try:
@@ -133,11 +133,11 @@ def main(descriptor: int) -> None:
                 reply = ReplyError(_picklable(e))
             parent.send(reply)
         except (EOFError, ConnectionError):
-            os._exit(1)  # nobody wants to know any more
+            os._exit(1)  # the parent has gone
 
 
 def _call_parent(parent: Connection, lock: threading.Lock, call: ParentCall) -> Any:
-    with lock:  # files are fetched by several threads
+    with lock:  # several threads fetch files
         parent.send(call)
         reply: ReplyValue | ReplyError = parent.recv()
     if isinstance(reply, ReplyError):
@@ -155,8 +155,8 @@ def _picklable(error: Exception) -> Exception:
 
 
 def _die_with(parent: int) -> None:
-    """Make this process end with its parent, whose work another one may do then. Signals from a terminal are the
-    parent's business."""
+    """Make this process end together with its parent, since another process may do the work then. Signals from a
+    terminal are left to the parent."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
@@ -167,20 +167,20 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
 
-# Current work in files, so that what was being done when a process died is known, and then isolated.
+# Files that record current work, so that it is known what was being done when a process died, and can be isolated.
 #
-# A dead ``serve`` blames nobody: one of the jobs in progress may have killed it, or none. Each of them is
-# done next in a child process, one at a time. If the child dies while ``serve`` lives, that is counted; what has ended
-# as many children as it has attempts fails, with the reason.
+# When ``serve`` dies, one of the jobs in progress may be to blame, or none. Each of them is done next in a child
+# process, one at a time. If the child dies while ``serve`` survives, that is counted; a job that has killed as many
+# children as it has attempts fails, with the reason.
 
 ATTEMPTS: Final = 3
-"""Deaths of a child until its job fails: a single one may be the machine's fault."""
+"""Deaths of a child after which its job fails; a single death may be the machine's fault."""
 
 ISOLATION_RETRY_S: Final = 0.2
-"""Seconds until a job that is to be isolated tries again, while another one is isolated."""
+"""Seconds until a job to be isolated is tried again while another one is being isolated."""
 
 DEATH_RETRY_S: Final = 0.5
-"""Seconds between a death and the next attempt: a machine without memory gets some of it back."""
+"""Seconds between a death and the next attempt, so that a machine short of memory can recover."""
 
 _DEATHS: Final = ".deaths"
 
@@ -188,43 +188,43 @@ T = TypeVar("T")
 
 
 class CurrentWork:
-    """Files that name what the threads of all processes of a queue are working at.
+    """Files that record what the threads of all processes of a queue are working on.
 
     ::
 
-        FOLDER/ID           somebody works at this job or batch, or died while working at it
-        FOLDER/ID.deaths    how many children it has ended
+        FOLDER/ID           somebody is working on this job or batch, or died while working on it
+        FOLDER/ID.deaths    number of children that died in it
 
-    1. The file ID is made. If it was there already, the work is isolated.
-    2. The work is done, here or in a child.
-    3. If the child died, its death is counted; what has been counted ``ATTEMPTS`` times fails.
-    4. The files are removed: it has an outcome. Only its state is still to be changed.
+    1. Create the file ID. If it existed, isolate the work.
+    2. Do the work, in this process or in a child.
+    3. If the child died, count its death; after ``ATTEMPTS`` deaths the job fails.
+    4. Remove the files, since the work has an outcome; only the item's state still has to be changed.
 
-    A file is named by the one who has the lock of the item; it holds a word of its own, by which a process that lost
-    the lock without noticing knows that the file is not its own any more. Files are not synced, but for the counts: a
-    power cut is not the work's fault.
+    A file is created by the holder of the item's lock. It contains a random token, by which a process that lost the
+    lock unnoticed recognizes that the file is no longer its own. Only the counts are synced, since the work is not to
+    blame for a power cut.
 
     Args:
-        folder: seen by every process that serves the queue.
-        print_line: told of deaths.
+        folder: folder that every process serving the queue can see.
+        print_line: called with a message about each death.
     """
 
     def __init__(self, folder: Path, print_line: Callable[[str], None]) -> None:
         self._folder, self._print_line = folder, print_line
         self._name, self._count = uuid.uuid4().hex, itertools.count()
         self._slot = threading.Lock()
-        """Held while something is isolated."""
+        """Held while a task is being isolated."""
 
     def run(self, id: str, in_process: Callable[[], T], in_child: Callable[[], T]) -> T:
-        """Do the work in this process or, if it was being done when a process died, in a child.
+        """Do the work in this process; or in a child, if it was being done when a process died.
 
         Args:
-            in_child: does it in a child process.
+            in_child: does the work in a child process.
 
         Raises:
-            TryLater: another one is isolated now, or the child died: it is tried again.
-            PermanentError: it has ended its process in every attempt.
-            StopRequested: as ``in_child``; it is isolated by the next process too.
+            TryLater: another task is being isolated, or the child died; the work is to be tried again.
+            PermanentError: its process died in every attempt.
+            StopRequested: raised by ``in_child``; the next process isolates the work, too.
         """
         word = f"{self._name}-{next(self._count)}"
         if self._begin(id, word):
@@ -255,7 +255,7 @@ class CurrentWork:
         return result
 
     def _count_death(self, id: str, token: str, how: str) -> None:
-        """Count a death of the child. Raises ``PermanentError`` if it is the last one allowed."""
+        """Count a death of the child. Raises ``PermanentError`` if it was the last one allowed."""
         crash.point("work.died")
         deaths = self.deaths(id) + 1
         files.replace(self._deaths_file(id), str(deaths).encode())
@@ -269,12 +269,12 @@ class CurrentWork:
             )
 
     def _forget(self, id: str, token: str) -> None:
-        """Remove the item's files: it has an outcome, so its deaths count no more."""
+        """Remove the item's files, since it has an outcome and its deaths no longer count."""
         self._deaths_file(id).unlink(missing_ok=True)
         self._end(id, token)
 
     def deaths(self, id: str) -> int:
-        """Return how many children have died over the item so far."""
+        """Return how many children have died while working on the item."""
         try:
             return int(self._deaths_file(id).read_bytes())
         except (FileNotFoundError, ValueError):
@@ -290,8 +290,7 @@ class CurrentWork:
         return self._folder / f"{id}{_DEATHS}"
 
     def _begin(self, id: str, token: str) -> bool:
-        """Create the item's file. Returns False if it exists: the item was being worked at before, without an
-        outcome."""
+        """Create the item's file. Returns False if it exists: work on the item had begun before, without an outcome."""
         try:
             descriptor = os.open(f"{self._folder}/{id}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         except FileExistsError:
@@ -304,7 +303,7 @@ class CurrentWork:
         return True
 
     def _end(self, id: str, token: str) -> None:
-        """Remove the item's file, unless another process has begun to work at it."""
+        """Remove the item's file, unless another process has begun to work on the item."""
         path = f"{self._folder}/{id}"
         with suppress(FileNotFoundError):
             descriptor = os.open(path, os.O_RDONLY)
@@ -317,20 +316,20 @@ class CurrentWork:
         crash.point("work.ended")
 
 
-# Work in a child process: what may end its process ends the child, and ``serve`` sees how.
+# Work in a child process: if the work kills its process, only the child dies, and ``serve`` sees how.
 #
-# The child does the work of a stage; what it needs of the job and of the queue it asks its parent for, who has the
-# lock. So it needs no access to the queue. It dies with its parent.
+# The child does the work of a stage; whatever it needs of the job and the queue it requests from its parent, which
+# holds the lock. So it needs no access to the queue. It dies with its parent.
 
 COMMAND: Final = (
     sys.executable,
     "-c",
     "import sys; from ferryman.intake.service.isolation import main; main(int(sys.argv[1]))",
 )
-"""Command of a child; the number of the connection's descriptor follows."""
+"""Command that starts a child, without its last argument: the number of the connection's file descriptor."""
 
 STOP_POLL_S: Final = 0.1
-"""Between two looks whether to stop."""
+"""Seconds between two checks whether to stop."""
 
 JOB_ATTRIBUTES: Final = frozenset(
     (
@@ -339,18 +338,18 @@ JOB_ATTRIBUTES: Final = frozenset(
         *("set_space_needed", "set_identifiers", "set_inventory", "set_store"),
     )
 )
-"""Attributes that a child may request of its job."""
+"""Attributes of its job that a child may request."""
 
 LOCK_METHODS: Final = frozenset(("check", "lock", "unlock"))
 """Methods of the queue's locks that a child may call."""
 
 
 class Isolation:
-    """Runs stages in child processes, one child per call.
+    """Runs stages in child processes, one child for each call.
 
     Args:
-        stop: set it, and the child is ended with ``StopRequested``.
-        command: what is started; default: ``COMMAND``.
+        stop: when it is set, the child is killed and ``StopRequested`` raised.
+        command: command to start; default: ``COMMAND``.
     """
 
     def __init__(self, queue: JobQueue, serving: Serving, stop: threading.Event, command: tuple[str, ...] = ()) -> None:

@@ -23,23 +23,23 @@ from ferryman.net.urls import redact, split
 MANIFEST_BYTES: Final = 64 * MIB
 MANIFEST_LINES: Final = 100_000
 MANIFEST_VALUES: Final = 1_000_000
-"""Most values of one manifest, which is held in memory: a line takes a kilobyte, another field a tenth of that.
-Bytes are no measure: a line may have two, and a JSON value three."""
+"""Maximum number of values in a manifest, which is held in memory: a line takes a kilobyte, each further field a tenth
+of that. Bytes are no measure, since a line may consist of two, and a JSON value of three."""
 
 ROW_CHARS: Final = MIB
-"""Most characters of one row: decoded, it may take thirty times as much."""
+"""Maximum characters of a row; decoded, it may take thirty times as much memory."""
 
 PATH_CHARS: Final = 1024
 NAME_BYTES: Final = 255
-"""Most bytes of a name in a path, the limit of file systems."""
+"""Maximum bytes of a name in a path, which file systems limit."""
 NUMBER_BYTES: Final = 10
-"""Bytes of a name reserved for the number added where several files share it."""
+"""Bytes reserved in a name for the number that is added if several files have the same name."""
 SUFFIX_BYTES: Final = 32
-"""Most bytes of a suffix; a longer one does not reveal a kind of file."""
+"""Maximum bytes of a suffix; anything longer does not reveal a kind of file."""
 
 SCHEMES: Final = ("http", "https", "file")
 DIGESTS: Final[Mapping[str, int]] = {"md5": 32, "sha1": 40, "sha256": 64, "sha512": 128}
-"""Kinds of digests that are checked, with their number of hex digits."""
+"""Supported digests -> their number of hex digits."""
 
 _COLUMNS: Final = ("url", "digest", "size", "local_id", "primary_id", "file_name", "priority", "profile_name")
 _ALIASES: Final = {"localid": "local_id", "primaryid": "primary_id", "filename": "file_name", "name": "file_name"}
@@ -47,7 +47,7 @@ _NOT_IN_NAMES: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 class ManifestEntry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One file that a submitter names."""
+    """A file named by a submitter."""
 
     url: str
     path: str
@@ -56,7 +56,7 @@ class ManifestEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     """``sha256:HEX``; "" if the submitter gave none."""
     size: int | None = None
     fields: dict[str, Any] = {}
-    """Whatever else the manifest says of it."""
+    """All other fields that the manifest has for it."""
 
 
 class ManifestRow(NamedTuple):
@@ -71,18 +71,18 @@ class ManifestRow(NamedTuple):
 
 
 class ManifestObject(NamedTuple):
-    """An object that becomes one job: the lines with one local id, or one line without any."""
+    """An object that becomes one job: all lines with the same local id, or a single line without one."""
 
     key: str
-    """Key that is the same each time the manifest is read."""
+    """Key that is the same whenever the manifest is read."""
     rows: list[ManifestRow]
 
 
 def parse_manifest(text: bytes, base: str) -> list[ManifestRow]:
-    """Parse the lines of a manifest. URLs may be relative to ``base``, the manifest's own.
+    """Parse the lines of a manifest. URLs may be relative to ``base``, the manifest's own URL.
 
     Raises:
-        CorruptSubmission: it cannot be read as one, naming the line.
+        CorruptSubmission: it cannot be parsed; names the line.
     """
     is_json = text.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{")
     rows: list[ManifestRow] = []
@@ -117,7 +117,7 @@ def group_by_object(rows: Iterable[ManifestRow]) -> list[ManifestObject]:
     """Group lines by object, in the order in which the objects are first named.
 
     Raises:
-        CorruptSubmission: two files of one object would be in one place.
+        CorruptSubmission: two files of one object have the same path.
     """
     rows_by_key: dict[tuple[str, str], list[ManifestRow]] = {}
     for row in rows:
@@ -130,7 +130,7 @@ def group_by_object(rows: Iterable[ManifestRow]) -> list[ManifestObject]:
 
 
 class _ManifestLines:
-    """Decodes a text line by line: decoded as a whole, it could take four times its bytes."""
+    """Decodes a text line by line, since decoding it as a whole could take four times its bytes."""
 
     def __init__(self, text: bytes, newline: str) -> None:
         self._lines = io.TextIOWrapper(io.BytesIO(text), "utf-8-sig", newline=newline)
@@ -242,7 +242,7 @@ def parse_integer(name: str, text: str) -> int | None:
     """Parse an integer that a submitter wrote; None if the text is empty.
 
     Raises:
-        CorruptSubmission: it is not one, or has more than 18 digits.
+        CorruptSubmission: it is not an integer, or has more than 18 digits.
     """
     if not text:
         return None
@@ -252,7 +252,7 @@ def parse_integer(name: str, text: str) -> int | None:
 
 
 def _assign_paths(rows: list[ManifestRow]) -> list[ManifestRow]:
-    """Give each file of an object a path of its own."""
+    """Give each file of an object a unique path."""
     given_paths = {row.entry.path for row in rows if row.entry.path}
     line_of_path: dict[str, int] = {}
     last_numbers: dict[str, int] = {}
@@ -273,17 +273,17 @@ def _assign_paths(rows: list[ManifestRow]) -> list[ManifestRow]:
 
 
 def free_name(name: str, is_taken: Callable[[str], bool], last_numbers: dict[str, int]) -> str:
-    """Return the name, numbered if it is taken: ``page.txt``, ``page-2.txt``.
+    """Return the name, with a number if it is taken: ``page.txt``, ``page-2.txt``.
 
     Args:
-        last_numbers: name -> the number that was added to it last; updated here.
+        last_numbers: name -> the last number that was added to it; updated by this call.
     """
     if not is_taken(name):
         return name
     pure = PurePosixPath(name)
     stem, suffix = (pure.stem, pure.suffix) if len(pure.suffix.encode()) <= SUFFIX_BYTES else (name, "")
     stem = last_bytes(stem, NAME_BYTES - NUMBER_BYTES - len(suffix.encode()))
-    base = stem + suffix  # names that differ only in what was cut off count together
+    base = stem + suffix  # names that differ only in the part that was cut off are numbered together
     path = name
     while is_taken(path):
         last_numbers[base] = last_numbers.get(base, 1) + 1
@@ -295,23 +295,23 @@ def file_name_of(url: str) -> str:
     """Return the name of the file at a URL."""
     name = unquote(split(url)[1].path.rpartition("/")[2], errors="replace")
     name = _NOT_IN_NAMES.sub("_", name.replace("/", "_").replace("\\", "_")).strip()
-    name = last_bytes(name, NAME_BYTES)  # which says what kind of file it is
+    name = last_bytes(name, NAME_BYTES)  # the suffix tells what kind of file it is
     return "file" if name in ("", ".", "..") else name
 
 
 def last_bytes(name: str, size: int) -> str:
-    """Return the last characters of a name, of ``size`` bytes at most."""
+    """Return the last characters of a name, at most ``size`` bytes."""
     return name.encode()[-size:].decode(errors="ignore")
 
 
 def check_url(url: str, base: str = "") -> str:
-    """Return a URL in full, if it can be fetched.
+    """Return the absolute URL if it can be fetched.
 
     Args:
-        base: that it may be relative to.
+        base: URL that it may be relative to.
 
     Raises:
-        CorruptSubmission: it is not one.
+        CorruptSubmission: it is not a URL that can be fetched.
     """
     if not url:
         raise CorruptSubmission("there is no url.")
@@ -331,7 +331,7 @@ def check_url(url: str, base: str = "") -> str:
 
 
 def check_digest(text: str) -> str:
-    """Normalize a digest to ``sha256:HEX``; ``SHA-256:…`` is accepted, and hex digits alone, recognized by their
+    """Normalize a digest to ``sha256:HEX``. ``SHA-256:…`` is accepted, and so are hex digits alone, recognized by their
     number.
 
     Raises:
@@ -355,7 +355,7 @@ def check_path(path: str) -> str:
     """Normalize a path below a folder, with ``/`` between names.
 
     Raises:
-        CorruptSubmission: it climbs out, or no file can have it.
+        CorruptSubmission: it leads out of the folder, or no file can have it.
     """
     if leads_outside(path):
         raise CorruptSubmission(f"the path {path[:200]!r} leads out of the object. Give paths below one folder.")

@@ -1,4 +1,4 @@
-"""Payloads of submissions, and the jobs made of them: one for each object."""
+"""Payloads of submissions, and the jobs that they are split into, one for each object."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class PayloadKind(enum.StrEnum):
     FILE = "file"
     CONTAINER = "container"
     MANIFEST = "manifest"
-    """Lines of files; those with one local id are one object."""
+    """Lines are files; those with the same local id form one object."""
     OBJECT = "object-manifest"
-    """Lines of files of one object."""
+    """Lines are the files of a single object."""
     MANIFESTS = "manifest-of-manifests"
-    """Lines of manifests, each of one object."""
+    """Lines are manifests, each of a single object."""
     CONTAINERS = "manifest-of-containers"
-    """Lines of containers, each one object."""
+    """Lines are containers, each a single object."""
 
 
 _ALIASES: Final = {
@@ -56,10 +56,10 @@ _ALIASES: Final = {
     "zip": PayloadKind.CONTAINER,
     "tar": PayloadKind.CONTAINER,
 }
-"""Names of kinds in other tools."""
+"""Names of kinds in other tools -> kinds."""
 
 ADD: Final = "add"
-"""The mode of a submission that names none."""
+"""Mode of a submission that names none."""
 
 METADATA_FIELDS: Final = ("erc_who", "erc_what", "erc_when", "erc_where")
 INHERITED_FIELDS: Final = (
@@ -69,27 +69,28 @@ INHERITED_FIELDS: Final = (
 """Fields of the submission that each of its jobs inherits."""
 
 NAME_CHARS: Final = 1024
-"""Most characters of an identifier or a collection's name."""
+"""Maximum characters of an identifier or of a collection's name."""
 
 OBJECT_LIST: Final = "object_list"
-"""Key of the URL of a job's list of files, which the batch consumer has checked and put into the working space."""
+"""Key of the URL of a job's list of files, which the batch consumer has checked and stored in the working space."""
 
 EDITION: Final = "edition"
-"""Key of the number of edits of a job's configuration. Files of an older edition are not used."""
+"""Key of the number of edits of a job's configuration. Files of older editions are not used."""
 
 
 class PlannedJob(NamedTuple):
-    """A job to be created."""
+    """A job that is to be created."""
 
     configuration: dict[str, Any]
-    """``jobID`` is its key in the batch."""
+    """Configuration of the job; ``jobID`` is its key within the batch."""
     priority: int
     identifiers: dict[str, Any]
     metadata: dict[str, Any]
 
 
 def has_payload(submission: Mapping[str, Any]) -> bool:
-    """Return whether jobs are made of the submission. (Jobs made through the API have a submission without payload.)"""
+    """Return whether jobs are created from the submission. (If jobs are created through the API, the submission has no
+    payload.)"""
     return any(submission.get(name) not in (None, "") for name in ("payload_url", "manifest_url"))
 
 
@@ -97,7 +98,7 @@ def kind_of(submission: Mapping[str, Any]) -> PayloadKind:
     """Return the kind of payload of a submission or a job.
 
     Raises:
-        CorruptSubmission: nobody knows this kind.
+        CorruptSubmission: the kind is unknown.
     """
     named = str(submission.get("payload_type") or "").strip().lower().replace("_", "-").replace(" ", "-")
     if not named:
@@ -120,10 +121,10 @@ def kind_of(submission: Mapping[str, Any]) -> PayloadKind:
 
 
 def plan_jobs(submission: Mapping[str, Any], batch_id: str, work: Workspace, fetcher: Fetcher) -> Iterator[PlannedJob]:
-    """Yield the jobs of a batch, the same ones each time. Their lists of files are in the working space.
+    """Yield the jobs of a batch, the same ones each time. Their lists of files are stored in the working space.
 
     Raises:
-        CorruptSubmission: the payload is not what it says it is.
+        CorruptSubmission: the payload is not of its declared kind, or is invalid.
         PermanentError, TransientError: it cannot be fetched.
         StopRequested.
     """
@@ -151,7 +152,8 @@ def _plan_manifest(
 
 
 def _fetch_manifest(submission: Mapping[str, Any], path: Path, fetcher: Fetcher) -> Path:
-    """Return a batch's manifest. It is fetched once, so that a later change at its URL cannot lead to other jobs."""
+    """Return the path of a batch's manifest. It is fetched only once, so that later changes at its URL do not lead to
+    other jobs."""
     url = _payload_url(submission)
     if not path.exists():
         text = fetcher.fetch_content(url, MANIFEST_BYTES, check_digest(str(submission.get("digest") or "")))
@@ -165,7 +167,7 @@ def _payload_url(values: Mapping[str, Any]) -> str:
 
 
 def _plan_single(submission: Mapping[str, Any], kind: PayloadKind) -> PlannedJob:
-    """Plan the only job of a batch: a file, a container, or the manifest of one object."""
+    """Plan the only job of a batch: a single file, a container, or the manifest of one object."""
     configuration = {**_inherited_fields(submission), "jobID": "1", "payload_type": kind.value}
     configuration["payload_url"] = submission.get("payload_url") or submission.get("manifest_url")
     for name in ("manifest_url", "payload_file_name", "digest", "size"):
@@ -178,7 +180,7 @@ def _plan_single(submission: Mapping[str, Any], kind: PayloadKind) -> PlannedJob
 
 
 def _plan_row(submission: Mapping[str, Any], kind: PayloadKind, one: ManifestObject) -> PlannedJob:
-    """Plan the job of a line that leads to a manifest or a container."""
+    """Plan the job of a line that refers to a manifest or a container."""
     (row,) = one.rows
     inner = PayloadKind.OBJECT if kind is PayloadKind.MANIFESTS else PayloadKind.CONTAINER
     configuration = {
@@ -243,10 +245,10 @@ def _priority(submission: Mapping[str, Any]) -> int:
 
 
 def refuse_bad_names(job: Job) -> None:
-    """Check the job's names, which become names of locks: each has to be one line of text.
+    """Check the job's names, which become names of locks: each must be one line of text.
 
     Raises:
-        CorruptSubmission: one of them is not, and which.
+        CorruptSubmission: a name is invalid; says which.
     """
     identifiers, configuration = job.identifiers, job.configuration
     local = identifiers.get("local_id")
@@ -258,10 +260,10 @@ def refuse_bad_names(job: Job) -> None:
 
 
 def check_name(kind: str, name: object) -> str:
-    """Return a name, if a lock can have it.
+    """Return a name if a lock can have it.
 
     Raises:
-        CorruptSubmission: it is not text of one line, or too long.
+        CorruptSubmission: it is not one line of text, or is too long.
     """
     if not isinstance(name, str | int):
         raise CorruptSubmission(f"its {kind} is not text but {str(name)[:80]!r}. Correct it.")
@@ -278,7 +280,7 @@ def inventory_fields(job: Job, url: str) -> dict[str, Any]:
     """Return the values that other tools expect in a job's ``inventory`` and ``store``.
 
     Args:
-        url: of the list of its files.
+        url: URL of the list of its files.
     """
     configuration = job.configuration
     fields = {"manifest_url": url, "mode": configuration.get("mode") or ADD}
@@ -289,10 +291,10 @@ def inventory_fields(job: Job, url: str) -> dict[str, Any]:
 
 
 def entries_of(job: Job, work: Workspace, fetcher: Fetcher) -> list[ManifestEntry]:
-    """Return the files that a job's submitter names; read once, then kept in the working space.
+    """Return the files that a job's submitter named; they are read once, then kept in the working space.
 
     Raises:
-        CorruptSubmission: its manifest is not what it says it is.
+        CorruptSubmission: its manifest is invalid.
         PermanentError, TransientError: it cannot be fetched.
         StopRequested.
     """
@@ -311,13 +313,13 @@ def entries_of(job: Job, work: Workspace, fetcher: Fetcher) -> list[ManifestEntr
 
 
 def edition_of(configuration: Mapping[str, Any]) -> int:
-    """Return how often a configuration was edited; 0 if never."""
+    """Return how many times a configuration was edited."""
     edition = configuration.get(EDITION) or 0
     return edition if isinstance(edition, int) and edition > 0 else 0
 
 
 def is_container(job: Job) -> bool:
-    """Return whether the fetched file of a job is a container, whose files are the documents."""
+    """Return whether the job's fetched file is a container, whose files become the documents."""
     return kind_of(job.configuration) is PayloadKind.CONTAINER
 
 
@@ -349,13 +351,13 @@ def _fetch_entries(configuration: Mapping[str, Any], fetcher: Fetcher) -> list[M
             raise CorruptSubmission(f"payload_type {kind.value!r} is a batch's, not a job's.")
 
 
-# An operator's corrections of a failed job's configuration: another manifest, another URL, a right digest.
+# Corrections of a failed job's configuration by an operator: another manifest, another URL, the right digest.
 
 EDITABLE: Final = (
     *("payload_url", "payload_type", "payload_file_name", "digest", "size", "profile_name", "response_url"),
     *("submitter", "mode", "delete"),
 )
-"""Keys that can be set. The others identify the job."""
+"""Keys that can be set; the other keys identify the job."""
 
 _FILE_KEYS: Final = ("payload_url", "payload_type", "payload_file_name", "digest", "size")
 """Keys that determine which files a job has."""
@@ -375,7 +377,7 @@ def edit_configuration(job: Job, changes: Mapping[str, str]) -> dict[str, Any]:
     after = {**before, **changes}
     if OBJECT_LIST in before and changes.keys() & set(_FILE_KEYS) and "payload_url" not in changes:
         raise UsageError(f"{job.id}: its files are lines of its batch's manifest. Give it a manifest of its own.")
-    if "payload_url" in changes:  # what was said of the old one is not true of the new one
+    if "payload_url" in changes:  # other facts about the old file do not apply to the new one
         for name in ("manifest_url", "digest", "size", OBJECT_LIST):
             if name not in changes:
                 after.pop(name, None)
@@ -388,7 +390,7 @@ def edit_configuration(job: Job, changes: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _check_configuration(configuration: Mapping[str, Any]) -> None:
-    """Check a configuration as ``serve`` will.
+    """Check a configuration as ``serve`` will do.
 
     Raises:
         CorruptSubmission: ``serve`` would refuse it.
@@ -403,14 +405,15 @@ def _check_configuration(configuration: Mapping[str, Any]) -> None:
         raise CorruptSubmission(f"payload_type: of a job it is one of {', '.join(_JOB_KINDS)}.")
 
 
-# Identifiers that the plan has minted for a job's documents, beside those that the submitter gave.
+# Identifiers that the plan has minted for a job's documents, in addition to the submitter's.
 
 IDS_SHOWN: Final = 5
-"""Primary ids that are named when documents of one job disagree."""
+"""Number of primary ids that a message names if the documents of a job disagree."""
 
 
 class MintedIdentifiers:
-    """Reads the identifiers that a plan's ``JobIdentifiers`` have noted; without any of these it costs nothing.
+    """Reads the identifiers that a plan's ``JobIdentifiers`` have stored; costs nothing if the plan has no such
+    destination.
 
     Args:
         work: the working space, for a plan that is about to run.
@@ -427,10 +430,10 @@ class MintedIdentifiers:
                 each.serve(work)
 
     def merge_identifiers(self, job: Job, documents: Iterable[tuple[str, str]]) -> dict[str, Any] | None:
-        """Return a job's identifiers with those minted for its documents (source, id); None if nothing is new.
+        """Return a job's identifiers, merged with those minted for its documents (source, id); None if nothing is new.
 
         Raises:
-            ValueError: its documents do not agree about its primary id.
+            ValueError: the documents disagree about the primary id.
         """
         if not self._destinations:
             return None

@@ -1,4 +1,4 @@
-"""Consumer of jobs in Processing: it runs their documents through the plan, many jobs of many batches in one wave."""
+"""Consumer of jobs in Processing: runs their documents through the plan, many jobs of many batches in one wave."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ if TYPE_CHECKING:
 log = logging.getLogger("ferryman.intake")
 
 WAVE_JOBS: Final = 1000
-"""Jobs that share a turn: enough to make its few commits cheap for each, few enough to decide on in a second."""
+"""Jobs that share a turn: enough that its few commits cost little per job, few enough to decide on in a second."""
 
 FAULTS_IN_A_ROW: Final = 10
-"""Jobs in a row that fail because of unforeseen errors, until the plan, its state or Spark is blamed instead."""
+"""Consecutive jobs that fail with unforeseen errors, after which the plan, its state or Spark is blamed instead."""
 
 REASONS_SHOWN: Final = 5
-"""Documents that a failed job names, with the reason of each; `ferryman deliveries` has them all."""
+"""Documents whose reasons are included in a failed job's message; `ferryman deliveries` lists all."""
 
 RESCAN_S: Final = 5.0
-"""Seconds until documents that a turn did not process (the listing was incomplete) are listed again."""
+"""Seconds until documents that a turn did not process, because the listing was incomplete, are listed again."""
 
 
 def jobs_sources(plan: Plan) -> dict[str, Jobs]:
     """Return the plan's sources of jobs by name.
 
     Raises:
-        UsageError: it has none.
+        UsageError: the plan has no source of jobs.
     """
     sources = {n.name: n.source for n in plan.nodes if isinstance(n, SourceNode) and isinstance(n.source, Jobs)}
     if not sources:
@@ -58,11 +58,12 @@ def jobs_sources(plan: Plan) -> dict[str, Jobs]:
 
 
 class TurnSize:
-    """Decides how many jobs share a turn. One ``serve`` keeps it, though it may open the plan's state several times.
+    """Decides how many jobs share a turn. ``serve`` keeps a single one, though it may open the plan's state several
+    times.
 
-    A turn of several jobs that ends in an unforeseen error is followed by turns of one job each, until one of these
-    ends so, too: that job fails, and the others share turns again. When it has happened to ``FAULTS_IN_A_ROW`` jobs,
-    the plan, its state or Spark is at fault, and not the jobs.
+    After a turn of several jobs that ended in an unforeseen error, jobs get turns of their own until one of these ends
+    in an error, too: that job fails, and the others share turns again. After ``FAULTS_IN_A_ROW`` such jobs, the plan,
+    its state or Spark is blamed instead of the jobs.
     """
 
     def __init__(self, jobs: int = WAVE_JOBS) -> None:
@@ -70,34 +71,38 @@ class TurnSize:
         self._faults = 0
 
     def reset_faults(self) -> None:
-        """Note that a turn with jobs in it ended well."""
+        """Record that a turn with jobs in it succeeded."""
         self._faults = 0
 
     def blame_jobs(self, jobs: int) -> bool:
-        """Return whether a turn of so many jobs points to one of them. False: a turn without them failed as well."""
+        """Record that a turn with this many jobs failed; return whether a job may be to blame. False:
+        ``FAULTS_IN_A_ROW`` turns of single jobs have failed in a row."""
         self._faults += jobs == 1
         self.jobs = 1 if jobs > 1 else self._most
         return self._faults < FAULTS_IN_A_ROW
 
 
 def is_unforeseen(error: Exception) -> bool:
-    """Return whether an error is neither ours, nor a disk's, nor Spark's: the turn's jobs may have caused it."""
+    """Return whether an error is neither Ferryman's, nor a disk's, nor Spark's, so that the turn's jobs may have caused
+    it."""
     of_spark = type(error).__module__.partition(".")[0] in ("pyspark", "py4j")
     return not isinstance(error, FerrymanError | OSError) and not of_spark
 
 
 class ProcessingConsumer:
-    """Consumer of jobs in Processing, and the driver of the plan's state. One process per plan.
+    """Consumer of jobs in Processing, and driver of the plan's state; one process per plan.
 
-    1. As many jobs as share a turn are acquired, and their objects' local ids locked: of two jobs of one object the
-       second waits until the first is done, or its files would take turns with the first one's. What failed before of
-       the same files is to be tried again.
-    2. A turn: the jobs' files are listed, and go through waves as any documents.
-    3. The outcome of each job is read from the ledger: are all its documents, as they were downloaded, settled?
-    4. Those that are move on, or fail with the reasons; the others stay held, and what they owe is sent when due.
+    1. Acquire as many jobs as share a turn, and lock their objects' local ids: a second job for the same object waits
+       until the first is finished, since their files would replace each other's. Earlier failures of the same files are
+       retried.
+    2. Run a turn: the jobs' files are listed, and pass through waves like any documents.
+    3. Read the outcome of each job from the ledger: whether all its documents, in the versions that were downloaded,
+       are settled.
+    4. Settled jobs move on, or fail with the reasons. The others stay locked, and their pending deliveries are sent
+       when due.
 
-    Killed anywhere, the jobs are found in Processing again, and what is settled is not done again: its files'
-    digests are known.
+    After a kill the jobs are still in Processing. Settled documents are not processed again, since the digests of their
+    files are known.
     """
 
     def __init__(
@@ -118,28 +123,28 @@ class ProcessingConsumer:
         self._minted = MintedIdentifiers(state.plan)
         self._held: dict[str, Job] = {}
         self._retries_checked: set[str] = set()
-        """Held jobs of which it is known whether their files have failed before."""
+        """Locked jobs for which earlier failures of their files have been looked up."""
         self._waiting: dict[str, Job] = {}
-        """Jobs whose object another one is being processed of."""
+        """Job -> the job, for those that wait because another job of the same object is being processed."""
         self._locked_ids: dict[str, str] = {}
         """Job -> the local id that it has locked."""
         self._listed: set[str] = set()
-        """Jobs that a complete turn has listed: until something is due, there is nothing new to find out of them."""
+        """Jobs that a complete turn has listed: there is nothing new to learn about them until something is due."""
         self._scan_at = 0.0
         for source in self._sources.values():
             source.serve(queue, {})
 
     @property
     def has_unfinished(self) -> bool:
-        """Return whether a job is unfinished."""
+        """Return whether any job is unfinished."""
         return bool(self._held or self._waiting)
 
     def turn(self) -> bool:
-        """Acquire jobs, run the plan, decide on the jobs. Returns False if there was nothing to do now.
+        """Acquire jobs, run the plan, and decide on the jobs. Returns False if there was nothing to do.
 
         Raises:
-            QueueLost: what is held may be lost; go on.
-            StateError, EngineError: of the plan's state; it is over.
+            QueueLost: the locks may be lost; call ``turn`` again.
+            StateError, EngineError: raised by the plan's state; this consumer cannot continue.
             StopRequested.
         """
         self._drop_lost()
@@ -162,8 +167,8 @@ class ProcessingConsumer:
         return True
 
     def wait(self, timeout_s: float, times: int = 1) -> None:
-        """Wait until a job comes, or pending work is due, or the stop; at most this long, ``times`` as long if
-        nothing is pending or held."""
+        """Wait until a job arrives, pending work is due, or the stop; at most ``timeout_s`` seconds, or ``times`` as
+        long if nothing is pending or locked."""
         due = self._run.due_s()
         watch = self._queue.watch_jobs(JobState.PROCESSING)
         try:
@@ -174,7 +179,7 @@ class ProcessingConsumer:
             watch.close()
 
     def release(self) -> None:
-        """Unlock all jobs, in the state they are in."""
+        """Unlock all jobs, leaving them in their states."""
         for job in [*self._held.values(), *self._waiting.values()]:
             self._release(job)
         self._waiting.clear()
@@ -192,9 +197,9 @@ class ProcessingConsumer:
                 return
 
     def _hold_or_wait(self, job: Job) -> None:
-        """Hold a job, or let it wait for another job of its object. A bad job fails alone."""
+        """Lock a job's object, or let the job wait for another job of the same object. A bad job fails alone."""
         try:
-            job.load()  # a damaged node would make the plan's listing incomplete
+            job.load()  # a damaged node would make the whole listing incomplete
             (self._held if self._lock_local_id(job) else self._waiting)[job.id] = job
         except NodeInvalid as e:
             self._queue.pass_over(job.id, f"{job.id}: {e}")
@@ -218,8 +223,8 @@ class ProcessingConsumer:
         return True
 
     def _retry_failures(self) -> None:
-        """Retry earlier failures among the files of new jobs, once a job, and once each time that it is requeued: a
-        note in its working space records it."""
+        """Retry earlier failures among the files of new jobs: once per job, and once more each time it is requeued,
+        which a note in the working space records."""
         new = [job for id, job in self._held.items() if id not in self._retries_checked]
         notes: dict[str, Path] = {}
         documents_by_source: dict[str, dict[str, tuple[Listed, str]]] = {name: {} for name in self._sources}
@@ -247,7 +252,7 @@ class ProcessingConsumer:
     # --- 3, 4 ---------------------------------------------------------------------------------------------------------
 
     def _decide(self) -> None:
-        """Move every settled job on."""
+        """Move every job on whose documents are settled."""
         expected: dict[str, ExpectedDocuments] = {}
         for job in list(self._held.values()):
             if job.id not in self._listed:
@@ -281,7 +286,7 @@ class ProcessingConsumer:
         return document_results(self._state.root, self._state.plan, source, ids) if ids else {}
 
     def _finish(self, job: Job, failures: list[str], by_source: ExpectedDocuments) -> None:
-        """Move a job on, with the identifiers that were minted for it."""
+        """Move a job on, with the identifiers minted for it."""
         documents = [(source, document) for source, each in by_source.items() for document in each]
         try:
             identifiers = None if failures else self._minted.merge_identifiers(job, documents)
@@ -296,10 +301,10 @@ class ProcessingConsumer:
 
     @contextmanager
     def _blame_jobs_for_faults(self) -> Iterator[None]:
-        """Blame the turn's jobs for an unforeseen error in the block, as ``TurnSize`` says.
+        """Blame the turn's jobs for an unforeseen error in the block, as ``TurnSize`` decides.
 
         Raises:
-            TurnFailed: the state is to be opened again.
+            TurnFailed: the plan's state must be opened again.
         """
         try:
             yield
@@ -346,7 +351,7 @@ class ProcessingConsumer:
         job.unlock()
 
     def _drop_lost(self) -> None:
-        """Drop jobs whose lock was lost: others may work at them now."""
+        """Drop jobs whose locks were lost, since other processes may be working on them."""
         for job in [job for job in self._held.values() if not job.locked]:
             self._print_line(f"{job.id}: its lock was lost; it will be acquired again")
             self._release(job)
@@ -355,7 +360,7 @@ class ProcessingConsumer:
 
 @contextmanager
 def _ignore_faults() -> Iterator[None]:
-    """Ignore faults of a job here: they are found again when its outcome is decided, and fail it."""
+    """Ignore faults of a job here: they are found again when its outcome is decided, and make it fail then."""
     try:
         yield
     except NodeInvalid:
@@ -367,13 +372,13 @@ def _ignore_faults() -> Iterator[None]:
 
 
 def _join_first(texts: list[str], separator: str) -> str:
-    """Join the first ``REASONS_SHOWN`` texts, and say how many more there are."""
+    """Join the first ``REASONS_SHOWN`` texts, and append how many more there are."""
     rest = [f"and {len(texts) - REASONS_SHOWN} more"] if len(texts) > REASONS_SHOWN else []
     return separator.join([*texts[:REASONS_SHOWN], *rest])
 
 
 def _documents(source: Jobs, job: Job) -> list[Listed]:
-    """Return the documents that the source lists or refuses for a job.
+    """Return the documents that the source lists, or refuses, for a job.
 
     Raises:
         NodeInvalid: the job does not say where its files are.
@@ -382,13 +387,13 @@ def _documents(source: Jobs, job: Job) -> list[Listed]:
 
 
 ExpectedDocuments = dict[str, dict[str, Listed]]
-"""Source -> document (its id with the prefix) -> its entry in the listing."""
+"""Source -> id of a document with the prefix -> its entry in the listing."""
 
 ResultsBySource = dict[str, dict[str, DocumentResult]]
 
 
 def _are_known(expected: ExpectedDocuments, results: ResultsBySource) -> bool:
-    """Return whether the ledger knows all these documents, in the versions that are listed."""
+    """Return whether the ledger has all these documents in the listed versions."""
     return all(
         document in results[source] and results[source][document].is_about(listed.fingerprint)
         for source, documents in expected.items()
@@ -397,7 +402,7 @@ def _are_known(expected: ExpectedDocuments, results: ResultsBySource) -> bool:
 
 
 def _outcome(expected: ExpectedDocuments, results: ResultsBySource) -> list[str] | None:
-    """Return why a job has failed; [] if it is delivered; None while something is pending, or not known yet."""
+    """Return the reasons why a job has failed; [] if it is delivered; None if something is pending or not known yet."""
     if not _are_known(expected, results):
         return None
     documents_results = [results[source][document] for source, documents in expected.items() for document in documents]
@@ -407,7 +412,7 @@ def _outcome(expected: ExpectedDocuments, results: ResultsBySource) -> list[str]
 
 
 def _reasons(failures: Iterable[FailedDelivery]) -> list[str]:
-    """Return the reasons of failures, each once, though several destinations may have it."""
+    """Return the distinct reasons of failures, since several destinations may have the same one."""
     reasons: dict[str, None] = {}
     for failure in failures:
         why = failure.why.removeprefix(f"{failure.document}: ")

@@ -32,22 +32,22 @@ if TYPE_CHECKING:
     from urllib3 import PoolManager
 
 
-# Callbacks: a JSON object posted to the URL that the submitter gave.
+# Callbacks: a JSON object is posted to the URL that the submitter gave.
 
 CALLBACK_TRIES: Final = 3
 CALLBACK_TIMEOUT_S: Final = 10.0
-"""A receiver that needs longer to say yes keeps a consumer from its work."""
+"""Seconds for a receiver to answer; slower ones would keep a consumer from its work."""
 
 
 class Callback:
-    """Posts to submitters, with a bounded number of tries. After a kill it may post again: receivers recognize repeated
-    posts by ``id``.
+    """Posts reports to submitters, with a limited number of attempts. After a kill it may post again; receivers
+    recognize repeated posts by ``id``.
 
     Args:
-        stop: set it, and pauses end with ``StopRequested``.
-        reach: what URLs may lead to.
-        slow: a receiver that is slow is not waited for, but ``SlowHost``; None: it is.
-        secret: signs what is posted, as webhooks are signed; ``${NAME}`` in it is filled in from the environment.
+        stop: when it is set, pauses end with ``StopRequested``.
+        reach: addresses that URLs may lead to.
+        slow: known slow receivers, for which ``SlowHost`` is raised; None: wait for slow receivers.
+        secret: secret for signing posts, as for webhooks; ``${NAME}`` in it is filled in from the environment.
 
     Raises:
         Misconfigured: the secret cannot be used.
@@ -75,9 +75,9 @@ class Callback:
         """Post to the ``response_url`` of a submission or a job. Returns False if there is none.
 
         Raises:
-            PermanentError: the URL is invalid, or its server refuses.
-            TransientError: no good answer, as often as it was tried.
-            SlowHost: its server keeps us waiting, and is to be waited for apart.
+            PermanentError: the URL is invalid, or its server refuses the post.
+            TransientError: the last attempt got no successful answer.
+            SlowHost: the server is slow, and must be waited for in a separate thread.
             StopRequested.
         """
         url = str(submission.get("response_url") or "")
@@ -98,7 +98,7 @@ class Callback:
             self._slow.raise_if_slow(url)
         try:
             with urls.send_request(self._pool, "POST", url, headers, self._timeout_s, body) as answer:
-                pass  # what else it says matters to nobody, and may come a byte at a time
+                pass  # the rest of the answer does not matter, and may arrive one byte at a time
         except urllib3_errors.LocationValueError:
             raise PermanentError(f"{redact(url)}: this is not a possible host name. Correct it.") from None
         except urllib3_errors.HTTPError as e:
@@ -128,10 +128,10 @@ MAIL_TIMEOUT_S: Final = 10.0
 """Seconds for each answer of the mail server."""
 
 JOBS_IN_MAIL: Final = 1000
-"""Jobs of a kind that a mail names; the report is kept with the batch, whole."""
+"""Maximum number of jobs of each kind named in a mail; the complete report is kept with the batch."""
 
 _ADDRESS: Final = re.compile(r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9](?:[A-Za-z0-9.-]{0,253}[A-Za-z0-9])?")
-"""Pattern of a submitter that gets mail. Without spaces, quotes or line breaks, so that it is one recipient."""
+"""Matches a submitter that receives mail. It has no spaces, quotes or line breaks, so it is a single recipient."""
 
 _PORTS: Final = {"smtp": 25, "smtps": 465}
 
@@ -156,7 +156,7 @@ def parse_mail_server(url: str) -> MailServer:
 
     Raises:
         UsageError: it is something else. Passwords are not shown.
-        Misconfigured: a variable in it is not set.
+        Misconfigured: an environment variable in it is not set.
     """
     try:
         parts = urlsplit(url)
@@ -178,13 +178,13 @@ def is_address(text: object) -> bool:
 
 
 class Mail:
-    """Sends reports to submitters that are addresses.
+    """Mails reports to submitters that are e-mail addresses.
 
-    A kill between the server's answer and its note sends the same mail again, with the same ``Message-ID``.
+    After a kill between the server's answer and its record, the same mail is sent again, with the same ``Message-ID``.
 
     Args:
         url: see ``parse_mail_server``.
-        stop: set it, and pauses end with ``StopRequested``.
+        stop: when it is set, pauses end with ``StopRequested``.
     """
 
     def __init__(
@@ -202,8 +202,8 @@ class Mail:
         """Mail the report of a batch. Returns False if its submitter is not an address.
 
         Raises:
-            PermanentError: the server refuses the mail, the recipient, or user and password.
-            TransientError: no good answer, as often as it was tried.
+            PermanentError: the server refuses the mail, the recipient, or the login.
+            TransientError: the last attempt got no successful answer.
             StopRequested.
         """
         recipient = submission.get("submitter")
@@ -244,18 +244,19 @@ class Mail:
             if server.password:
                 _log_in(smtp, server)
             smtp.send_message(message)
-            with suppress(smtplib.SMTPException, OSError):  # the mail was taken, whatever comes now
+            with suppress(smtplib.SMTPException, OSError):  # the mail was accepted, whatever happens now
                 smtp.quit()
         finally:
             smtp.close()
 
 
 def _log_in(smtp: smtplib.SMTP, server: MailServer) -> None:
-    """Log in by one method after the other that the server offers.
+    """Log in by the methods that the server offers, one after another.
 
     Raises:
-        smtplib.SMTPAuthenticationError: it refuses, also if it hangs up before the next way is tried.
-        smtplib.SMTPException, OSError: it did not answer.
+        smtplib.SMTPAuthenticationError: the login is refused, even if the server hangs up before the next method is
+            tried.
+        smtplib.SMTPException, OSError: the server did not answer.
     """
     refusals: list[smtplib.SMTPAuthenticationError] = []
     authenticate = smtp.auth
@@ -325,7 +326,7 @@ def _job_title(job: Mapping[str, Any]) -> str:
 
 
 class BatchReports:
-    """Sends reports of batches by all channels: by each channel once, even if another one has to be tried again."""
+    """Sends reports of batches by all channels: once by each channel, even if another one has to be tried again."""
 
     def __init__(self, callback: Callback, mail: Mail | None) -> None:
         self._mail = mail
@@ -333,18 +334,18 @@ class BatchReports:
         self._sent: dict[str, set[int]] = {}
 
     def with_callback(self, callback: Callback) -> BatchReports:
-        """Return reports sent by another callback; each knows what the other has sent."""
+        """Return a sender with another callback; both know what the other has sent."""
         reports = BatchReports(callback, self._mail)
         reports._sent = self._sent
         return reports
 
     def send(self, submission: Mapping[str, Any], content: Mapping[str, Any]) -> bool:
-        """Send a report by every channel that the submission names. Returns False if it names none.
+        """Send a report by every channel that the submission names. Returns False if there is none.
 
         Raises:
-            TransientError: by one of them it has to be tried again.
-            PermanentError: one of them refuses.
-            SlowHost: as ``Callback.send``; nothing was told yet by the others.
+            TransientError: one of the channels has to be tried again.
+            PermanentError: one of the channels refuses.
+            SlowHost: as ``Callback.send``; nothing was sent by the other channels yet.
             StopRequested.
         """
         id = str(content["id"])
@@ -361,7 +362,7 @@ class BatchReports:
             except DeliveryError as e:
                 errors.append(e)
                 if not isinstance(e, TransientError):
-                    sent.add(number)  # it is refused for good; others may still have to be tried
+                    sent.add(number)  # refused permanently; other channels may still have to be tried
         temporary = [e for e in errors if isinstance(e, TransientError)]
         if not temporary:
             self._sent.pop(id, None)

@@ -1,4 +1,4 @@
-"""Serving a queue: one consumer a state, and the plan between Downloading and Storing."""
+"""Serving a queue: consumers for every state, and the plan between Downloading and Storing."""
 
 from __future__ import annotations
 
@@ -58,14 +58,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("ferryman.intake")
 
 GRACE_S: Final = 30.0
-"""Seconds that consumers have, after a stop, to finish or give back what they hold. Those that still hang then lose
-their locks with this process."""
+"""Seconds after a stop in which consumers have to finish or release their items. Locks of those that still hang end
+with this process."""
 
 STANDBY_POLL_S: Final = 2.0
-"""Seconds between two tries to open a plan's state that another process holds; this one takes over when that ends."""
+"""Seconds between two attempts to open a plan's state that another process holds; this process takes over when that one
+ends."""
 
 SWEEP_S: Final = 3600.0
-"""Seconds between sweeps of what removed jobs left and of expired bundles."""
+"""Seconds between sweeps of files of removed jobs and of expired bundles."""
 
 WORK_STATES: Final = (
     JobState.PENDING,
@@ -87,7 +88,7 @@ OPEN_BATCH_STATES: Final = (
 
 
 OpenDriver = Callable[[], Any]
-"""Opens the driver of the plan's state: returns a context manager of (state, runner)."""
+"""Opens the driver of the plan's state; returns a context manager of (state, runner)."""
 
 
 def serve(
@@ -99,14 +100,15 @@ def serve(
     stop: threading.Event | None = None,
     observer: Observer | None = None,
 ) -> None:
-    """Serve a queue until ``stop`` is set, or with ``once`` until nothing is left to do.
+    """Serve a queue until ``stop`` is set; with ``once``, until there is nothing left to do.
 
-    The plan runs in this thread; another process that serves the same plan does all but that, and takes it over when
-    this one ends. After ``stop`` each consumer finishes its step, or gives the job back in the state it was in.
+    The plan runs in this thread. Another process that serves the same plan does all other work, and takes over the plan
+    when this process ends. After ``stop``, each consumer finishes its current step, or releases its job in the state it
+    was in.
 
     Raises:
         UsageError: the plan has no source of jobs.
-        StateDamaged, EngineError, …: the plan's state or Spark failed; jobs stay where they are.
+        StateDamaged, EngineError, …: the plan's state or Spark failed; jobs stay in their states.
     """
     jobs_sources(plan)
     MintedIdentifiers(plan, serving.work)
@@ -116,7 +118,7 @@ def serve(
     consumers.start()
     is_standby, turn_size = False, TurnSize()
     environment_before = os.environ.get(REACH_VARIABLE)
-    os.environ[REACH_VARIABLE] = to_environment(serving.reach)  # for the steps of the plan, wherever they run
+    os.environ[REACH_VARIABLE] = to_environment(serving.reach)  # for the plan's steps, wherever they run
     try:
         while not _is_over(consumers, None, serving, stop):
             try:
@@ -185,7 +187,7 @@ def _is_over(
 
 
 class Consumers:
-    """Threads for all states but Processing. A thread that has nothing to do sleeps until it is woken."""
+    """Threads for all states except Processing. A thread without work sleeps until it is woken."""
 
     def __init__(
         self, queue: JobQueue, serving: Serving, stop: threading.Event, print_line: Callable[[str], None]
@@ -201,7 +203,7 @@ class Consumers:
         self._loops: list[Loop] = []
         self._watchers: list[Loop] = []
         self._close_callbacks: list[Callable[[], None]] = [self._delayed.close]
-        """Functions that wake sleeping threads, at the end."""
+        """Functions that wake sleeping threads at the end."""
         slow = SlowHosts(serving.prompt_s)
         fetcher, callback = serving.fetcher(stop, slow), serving.callback(stop, slow)
         slow_fetcher, slow_callback = serving.fetcher(stop), serving.callback(stop)
@@ -237,7 +239,7 @@ class Consumers:
             self._add_loop("access", bundles.turn, self._wait_for_change(f"{ACCESS}/{size}"))
 
     def _reporters(self, reports: BatchReports, slow_reports: BatchReports) -> list[ReportConsumer]:
-        """Create the consumers that report batches, and those for slow receivers."""
+        """Create the consumers that report batches, including those for slow receivers."""
         slow_queue = SlowHostQueue[Batch]()
         self._close_callbacks.append(slow_queue.close)
         prompt = ReportConsumer(self._queue, self._work, reports, self.print_line, slow_queue=slow_queue)
@@ -251,7 +253,7 @@ class Consumers:
         return [prompt, *slow]
 
     def _add_stage_workers(self, stages: list[JobStage], slow_host_stages: list[JobStage], threads: int) -> None:
-        """Add the threads of each state but Processing, and those that wait for slow hosts."""
+        """Add the threads of each state except Processing, and those for slow hosts."""
         slow_queues = {
             state: SlowHostQueue[Job]() for state in (JobState.PENDING, JobState.DOWNLOADING, JobState.NOTIFY)
         }
@@ -289,7 +291,7 @@ class Consumers:
             self._add_loop(worker.state, worker.turn, worker.wait, worker.release)
 
     def _add_watcher(self, hand_off: HandOff, watch: Callable[[], Watch], is_empty: Callable[[], bool]) -> HandOff:
-        """Add a thread that wakes idle threads of a hand-off when the watch fires. Returns the hand-off."""
+        """Add a thread that wakes idle threads of a hand-off when its watch fires. Returns the hand-off."""
         watcher = QueueWatcher(hand_off, watch, is_empty, self._stop)
         self._watchers.append(Loop("watcher", self._stop, watcher.turn, self.print_line, wait=lambda timeout_s: None))
         self._close_callbacks += [watcher.close, hand_off.close]
@@ -309,7 +311,7 @@ class Consumers:
         self._loops.append(Loop(name, self._stop, turn, self.print_line, wait=wait, release=release))
 
     def print_line(self, text: str) -> None:
-        """Print a line for people; any thread may call this."""
+        """Print a line for operators; may be called from any thread."""
         with self._write_lock:
             self._print_line(text)
 
@@ -318,7 +320,7 @@ class Consumers:
             loop.start()
 
     def join(self) -> None:
-        """Wait until all threads have given back what they hold, at most ``GRACE_S``. ``stop`` is set."""
+        """Wait until all threads have released what they hold, at most ``GRACE_S`` seconds. Set ``stop`` before."""
         for close in self._close_callbacks:
             close()
         deadline = time.monotonic() + GRACE_S
@@ -330,8 +332,8 @@ class Consumers:
             )
 
     def is_idle(self) -> bool:
-        """Return whether nothing is left that can be done now. A paused queue has nothing, and held jobs are left
-        alone."""
+        """Return whether there is nothing left that can be done now. A paused queue counts as idle, and held jobs are
+        ignored."""
         if not all(loop.idle.is_set() for loop in self._loops):
             return False
         if any(bundles.has_work() for bundles in self._bundles):
@@ -347,7 +349,7 @@ class Consumers:
         )
 
     def _has_work(self, batch_id: str) -> bool:
-        """Return whether something can be done for this batch; not while it waits for held jobs."""
+        """Return whether something can be done for this batch; not while it only waits for held jobs."""
         if self._queue.is_passed_over(batch_id):
             return False
         try:
@@ -356,11 +358,11 @@ class Consumers:
                 return True
             return not batch.processing_jobs and bool(batch.completed_jobs or batch.failed_jobs or batch.deleted_jobs)
         except NodeInvalid:
-            return False  # the audit's business
+            return False  # for the audit to report
 
     def _wait_for_change(self, folder: str) -> Callable[[float], object]:
-        """Return a function that waits for a change of a folder, at most ``QUIET_POLLS`` times as long as it is
-        given: locks that end with their process are noticed only by looking."""
+        """Return a function that waits for a change of a folder, at most ``QUIET_POLLS`` times the given time, since a
+        lock that ends with its process does not trigger the watch."""
 
         def wait(timeout_s: float) -> None:
             watch = self._queue.tree.store.watch(folder)
@@ -390,7 +392,7 @@ class Consumers:
 
 
 class _StopBetweenWaves(Forwarding):
-    """Observer that ends the run between two waves once it is to stop."""
+    """Observer that ends the run between two waves once ``stop`` is set."""
 
     def __init__(self, observer: Observer, stop: threading.Event) -> None:
         super().__init__(observer)
@@ -398,7 +400,7 @@ class _StopBetweenWaves(Forwarding):
 
     def phase(self, wave: int, name: str) -> None:
         if self._stop.is_set() and name in ("scan", "transform"):
-            raise StopRequested  # what is committed is delivered by the next
+            raise StopRequested  # the next run delivers what is committed
         super().phase(wave, name)
 
 

@@ -1,4 +1,4 @@
-"""Settings of ``serve``, and the stages made from them, in this process or in a child of it."""
+"""Settings of ``serve``, and the stages made from them, in this process or in a child process."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from ferryman.intake.service.workspace import FULL_SHARE, Workspace
 from ferryman.net.allowed_addresses import NOTHING_PRIVATE, Reach
 
 THREADS: Final = 4
-"""Threads per state. In most states a job waits for a disk or a server, not for this machine."""
+"""Threads per state. In most states a job waits for a disk or a server rather than for the processor."""
 
 
 JOB_TIME_S: Final = 6 * 3600.0
-"""Seconds in which all files of a job have to be fetched: enough for 20 GB at a megabyte a second."""
+"""Seconds in which all files of a job must be fetched: enough for 20 GB at a megabyte per second."""
 
 
 @dataclass(frozen=True)
@@ -39,16 +39,17 @@ class Serving:
 
     Attributes:
         work: the working space; every process that serves this queue, and every Spark worker, sees it at this path.
-        threads: a state.
-        keep_originals: files that were delivered stay in the working space, for access requests.
-        full: share of the disk above which no job is provisioned.
+        threads: number of threads per state.
+        keep_originals: keep delivered files in the working space, for access requests.
+        full: share of used disk space above which no job is provisioned.
         once: end when nothing is left to do.
-        reach: what submitters, and the documents' own URLs, may lead to.
-        report_secret: signs reports, as webhooks are signed; None: they are not signed.
-        smtp: URL of a mail server: submitters that are addresses get reports by e-mail; None: they do not.
-        lowest_rate: bytes a second that a submitter's server must send at.
-        job_time_s: so long may fetching the files of a job, or a manifest, take in all; 0: any time.
-        prompt_s: a host that keeps a job waiting for longer is slow.
+        reach: addresses and files that URLs from submitters and in documents may lead to.
+        report_secret: secret for signing reports, as for webhooks; None: they are not signed.
+        smtp: URL of a mail server, by which submitters that are e-mail addresses receive reports; None: they receive
+            none.
+        lowest_rate: minimum transfer rate of a submitter's server, in bytes per second.
+        job_time_s: maximum time for fetching all files of a job, or a manifest, in seconds; 0: no limit.
+        prompt_s: seconds after which a host that keeps a job waiting counts as slow.
     """
 
     work: Path
@@ -84,7 +85,7 @@ class Serving:
         stop: threading.Event,
         print_line: Callable[[str], None],
     ) -> list[JobStage]:
-        """Return the stages of all states but Processing, in their order."""
+        """Return the stages of all states except Processing, in order."""
         return [
             Pending(work, fetcher, self.job_time_s),
             Estimating(work, fetcher),

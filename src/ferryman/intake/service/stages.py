@@ -1,7 +1,7 @@
-"""Stages: the work of each job state but Processing, which is the plan's. All of it can be repeated.
+"""Stages: the work of each job state except Processing, which runs the plan. All of it can be repeated.
 
-A stage's ``work`` takes a locked job and returns the message of its move to the next state. What it raises says what
-happens else: see ``worker``.
+A stage's ``work`` takes a locked job and returns the result of its move to the next state. For the consequences of
+exceptions see ``workers``.
 """
 
 from __future__ import annotations
@@ -31,23 +31,24 @@ from ferryman.intake.service.workspace import FULL_SHARE, Workspace
 from ferryman.storage import disk
 
 UNKNOWN_SIZE_PENALTY: Final = 10
-"""Reduction of the priority of a job whose size is unknown: it may be large, and lets others go first."""
+"""Added to the priority number of a job whose size is unknown, so that others go first: it may be large."""
 
 UNPACK_FACTOR: Final = 4
-"""Estimated need of a container, as a multiple of its size: itself and its files, with text packed as usual."""
+"""Estimated space that a container needs, as a multiple of its size: the container and its files, with typically
+compressed text."""
 
 RECOUNT_S: Final = 1.0
-"""Seconds between counts of the space promised to jobs: another process may promise too."""
+"""Seconds between recounts of the space promised to jobs, since other processes promise space, too."""
 
 RECOUNT_FACTOR: Final = 10
-"""Least pause between two counts, as a multiple of the time that a count takes: with ten thousand jobs it is long."""
+"""Minimum pause between two recounts, as a multiple of a recount's duration, which is long with ten thousand jobs."""
 
 PARALLEL_FETCHES: Final = 4
-"""Files of one job that are fetched at once: a server gives each connection its share."""
+"""Files of a job that are fetched at once, since a server usually gives each connection a share."""
 
 QUICK_FILES: Final = 16
 QUICK_BYTES: Final = 1 << 20
-"""Largest job of local files that is downloaded by the thread that has moved it here."""
+"""Largest job of local files, in bytes, that is downloaded by the thread that moved it to this state."""
 
 CONTAINER_FILE: Final = "container"
 """File name of a container until it is unpacked."""
@@ -64,41 +65,41 @@ class StageResult(NamedTuple):
     space_needed: int | None = None
     """Bytes of working space that the job needs; None: unchanged."""
     obsolete_file: Path | None = None
-    """File to remove once the job has moved."""
+    """File to remove after the job has moved."""
     steps: tuple[UnsyncedFiles, ...] = ()
-    """Steps to finish before the move, each once its files are durable."""
+    """Steps to finish before the move, each after its files are durable."""
 
 
 class JobStage:
-    """Work at jobs of one state."""
+    """The work for jobs in one state."""
 
     state: ClassVar[JobState]
     isolates: ClassVar[bool] = True
-    """Whether the work is done in a child process where a process may have died of the job."""
+    """Whether the work is done in a child process if a process may have died of it."""
 
     def is_open(self) -> bool:
-        """Return whether any job of this state can be worked at now."""
+        """Return whether jobs in this state can be worked on at all now."""
         return True
 
     def is_quick(self, job: Job, result: StageResult) -> bool:
-        """Return whether the work for a job about to enter this state takes milliseconds: no server is asked, and
-        little is written."""
+        """Return whether the work for a job about to enter this state takes only milliseconds: no server is contacted,
+        and little is written."""
         return False
 
     def work(self, job: Job) -> StageResult:
         """Do the work of this state for a job.
 
         Raises:
-            PermanentError, TransientError: it failed, with this reason; an operator decides.
-            TryLater: not now.
+            PermanentError, TransientError: the work failed with this reason; an operator decides.
+            TryLater: the work cannot be done now.
             StopRequested.
-            LockLost, NodeInvalid, StateError: the job is not ours any more.
+            LockLost, NodeInvalid, StateError: the job was taken away, or is damaged.
         """
         raise NotImplementedError
 
 
 class Pending(JobStage):
-    """Reads the manifest into the working space. A corrupt one fails the job permanently."""
+    """Reads the manifest into the working space. A corrupt manifest fails the job permanently."""
 
     state: ClassVar[JobState] = JobState.PENDING
 
@@ -113,7 +114,7 @@ class Pending(JobStage):
 
 
 class Estimating(JobStage):
-    """Asks servers for the sizes of the job's files. Unknown sizes lower the job's priority, and never fail it."""
+    """Asks servers for the sizes of the job's files. An unknown size makes the job less urgent, but never fails it."""
 
     state: ClassVar[JobState] = JobState.ESTIMATING
 
@@ -136,10 +137,10 @@ class Estimating(JobStage):
 
 
 class Provisioning(JobStage):
-    """Lets a job wait until there is working space for it. Jobs that do not fit do not block smaller ones."""
+    """Makes a job wait until there is working space for it. A job that does not fit does not block smaller ones."""
 
     state: ClassVar[JobState] = JobState.PROVISIONING
-    isolates: ClassVar[bool] = False  # it looks at numbers of ours only, and must know what it has granted
+    isolates: ClassVar[bool] = False  # it handles only our own numbers, and must remember what it granted
 
     def __init__(
         self, queue: JobQueue, work: Workspace, print_line: Callable[[str], None], full: float = FULL_SHARE
@@ -148,11 +149,11 @@ class Provisioning(JobStage):
         self._was_reported = False
         self._granting = threading.Lock()
         self._granted = 0
-        """Bytes that were granted, and perhaps not written yet."""
+        """Bytes that were granted, and may not have been written yet."""
         self._count_at = 0.0
 
     def is_open(self) -> bool:
-        """Return whether the disk is below the threshold."""
+        """Return whether disk usage is below the threshold."""
         total, used = self._work.space()
         is_open = used <= total * self._full
         if not is_open and not self._was_reported:
@@ -184,7 +185,7 @@ class Provisioning(JobStage):
         return StageResult(f"{needed} bytes of working space are free")
 
     def _granted_bytes(self) -> int:
-        """Return the bytes that downloading jobs may still write: an upper bound, since parts exist already."""
+        """Return the bytes that downloading jobs may still write; an upper bound, since parts of them exist already."""
         began = time.monotonic()
         if began >= self._count_at:
             self._granted = overview.space_needed(self._queue.tree, self._queue.list_jobs(JobState.DOWNLOADING))
@@ -196,9 +197,9 @@ class Provisioning(JobStage):
 class Downloading(JobStage):
     """Fetches the files, several at once, checks their digests, and unpacks a container.
 
-    1. Every file that is not there is fetched; a part that came before a kill is continued.
-    2. Once they are durable, they are put at their places, and the list of what is there is published.
-    3. Once that is durable, the job moves, and says where it is.
+    1. Fetch every missing file; continue a partial file left by a kill.
+    2. Once they are durable, move them to their places and publish the list of files.
+    3. Once the list is durable, move the job on and record the location of the list.
     """
 
     state: ClassVar[JobState] = JobState.DOWNLOADING
@@ -243,7 +244,7 @@ class Downloading(JobStage):
     def _fetch(
         self, job: Job, entries: list[ManifestEntry], fetcher: Fetcher
     ) -> tuple[list[StoredFile], list[FetchedFile]]:
-        """Return the job's files, and those of them to be published."""
+        """Return the job's files, and those of them that still have to be published."""
         budget = SpaceBudget(self._work, self._full, job.space_needed)
         fetcher = fetcher.with_reservation(budget.reserve)
         if is_container(job):
@@ -262,7 +263,7 @@ class Downloading(JobStage):
             try:
                 for one in fetched:
                     one.publish()
-            except FileNotFoundError:  # an operator unlocked it, and another thread had the same files: see again
+            except FileNotFoundError:  # unlocked by an operator, and another thread had the same files: check
                 raise TryLater("another one has its files", 0.0) from None
             inventory.write_inventory(folder, files, synced=False)
 
@@ -308,8 +309,8 @@ class Downloading(JobStage):
 
 
 class Storing(JobStage):
-    """Handles delivered documents: the originals are kept or dropped. An operator's lock on the state holds jobs
-    here."""
+    """Handles delivered documents: originals are kept or dropped. An operator can lock an object to keep its jobs in
+    this state."""
 
     state: ClassVar[JobState] = JobState.STORING
 
@@ -324,9 +325,9 @@ class Storing(JobStage):
         if not self._keep:
             return StageResult("its originals are not kept")
         if (working_folder / inventory.INVENTORY_NAME).exists() and not (originals / inventory.INVENTORY_NAME).exists():
-            shutil.rmtree(originals, ignore_errors=True)  # half of what a kill left
-            (working_folder / CONTAINER_FILE).unlink(missing_ok=True)  # and this
-            working_folder.replace(originals)  # all of it in one step
+            shutil.rmtree(originals, ignore_errors=True)  # partial result of a kill
+            (working_folder / CONTAINER_FILE).unlink(missing_ok=True)  # also left by a kill
+            working_folder.replace(originals)  # removed in a single step
         files = (
             list(inventory.read_inventory(originals / inventory.INVENTORY_NAME))
             if (originals / inventory.INVENTORY_NAME).exists()
@@ -344,10 +345,10 @@ class Storing(JobStage):
 
 
 class Recording(JobStage):
-    """Records the deliveries with the job."""
+    """Records the deliveries in the job."""
 
     state: ClassVar[JobState] = JobState.RECORDING
-    isolates: ClassVar[bool] = False  # it looks at nodes of ours only
+    isolates: ClassVar[bool] = False  # it handles only our own nodes
 
     def __init__(self, queue: JobQueue) -> None:
         self._queue = queue
@@ -370,7 +371,7 @@ class Recording(JobStage):
 
 
 class Notify(JobStage):
-    """Notifies the submitter, if there is a URL."""
+    """Notifies the submitter, if the job has a URL for that."""
 
     state: ClassVar[JobState] = JobState.NOTIFY
 
@@ -399,38 +400,38 @@ class Notify(JobStage):
 
 
 def _is_local(entry: ManifestEntry) -> bool:
-    """Return whether the entry is a file of this machine."""
+    """Return whether the entry is a local file."""
     return entry.url.startswith("file:")
 
 
 def _object_name(job: Job) -> str:
-    """Return the object's name for locks; "" if its submitter gave none."""
+    """Return the object's name for locks; "" if the submitter gave none."""
     return str(job.identifiers.get("primary_id") or "")
 
 
 def _folders_below(paths: Iterable[Path], below: Path) -> list[Path]:
-    """Return the folders of these paths, up to ``below`` and without it, sorted."""
+    """Return the folders of these paths that are below ``below``, sorted."""
     folders = {folder for path in paths for folder in path.parents if below in folder.parents}
     return sorted(folders)
 
 
-# How much of the working space one job may take: nobody knows how large it is before it is there.
+# How much working space a single job may use, since its size is known only after it was fetched.
 
 
 class OutOfSpace(PermanentError):
-    """A job turned out larger than was known, and the disk is too full for it."""
+    """Raised if a job turns out larger than expected and the disk is too full for it."""
 
 
 class SpaceBudget:
     """Working space that a job in Downloading may use.
 
-    Its servers said how large it is, or did not, or lied; a container unpacks to what it likes. Up to what Provisioning
-    has granted it writes in any case, beyond that as long as the disk is not fuller than Provisioning allows. So no job
-    can take the room of all others.
+    The sizes reported by servers may be missing or wrong, and a container may unpack to any size. A job may always
+    write as much as Provisioning has granted, and more only while the disk is below the threshold of Provisioning. So
+    no job can take the space of all others.
 
     Args:
-        full: share of the disk above which no job is provisioned.
-        granted: bytes.
+        full: share of used disk space above which no job is provisioned.
+        granted: bytes granted by Provisioning.
     """
 
     def __init__(self, work: Workspace, full: float, granted: int) -> None:

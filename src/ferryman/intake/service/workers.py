@@ -1,4 +1,4 @@
-"""Worker threads, each for the jobs of one state. How the work ends decides what becomes of the job:
+"""Worker threads, each for the jobs of one state. The result of the work determines what happens to the job:
 
 ==================  ====================================================================================
 the work            the job
@@ -38,30 +38,30 @@ from ferryman.intake.store import Watch
 from ferryman.storage.files import is_disk_full
 
 POLL_S: Final = 0.5
-"""Seconds between two checks whether to stop, and whether waiting jobs are due; new jobs are reported by a watch."""
+"""Seconds between two checks whether to stop and whether waiting jobs are due; a watch reports new jobs."""
 
 QUIET_POLLS: Final = 4
-"""Times ``POLL_S`` until an idle thread looks for work though its watch has not fired."""
+"""Multiple of ``POLL_S`` after which an idle thread looks for work although its watch has not fired."""
 
 QUEUE_LOST_RETRY_S: Final = 1.0
-"""Seconds between two tries while the queue's server does not answer."""
+"""Seconds between two attempts while the queue's server does not answer."""
 
 FULL_DISK_RETRY_S: Final = 10.0
 """Seconds until a job is tried again after the disk was full."""
 
 NEXT_STATE: Final = {JobState.PENDING: JobState.ESTIMATING, **JOB.success}
-"""State -> the state that follows when its work is done."""
+"""State -> the next state when its work is done."""
 
 PrintLine = Callable[[str], None]
 
 
 class Loop:
-    """A thread that takes turns until it is to stop.
+    """Thread that calls ``turn`` again and again until it is to stop.
 
     Args:
-        turn: one turn. False: there was nothing to do.
-        wait: called after such a turn with ``POLL_S``. It waits longer where it is told of what comes, and of the end.
-        release: called at the end: gives back what is held.
+        turn: does one piece of work; returns False if there was nothing to do.
+        wait: called with ``POLL_S`` after a turn without work. It may wait longer if new work and the end wake it.
+        release: called at the end; releases everything that is held.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Loop:
         self._thread.start()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the thread's end. Returns whether it has ended."""
+        """Wait for the thread to end. Returns whether it has."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -109,20 +109,20 @@ class Loop:
             return
         except (LockLost, NodeInvalid, StateError) as e:
             self._print_line(f"{e}")
-            self._stop.wait(POLL_S)  # whatever it is, it is not said a thousand times
+            self._stop.wait(POLL_S)  # do not repeat the same message a thousand times
         except QueueLost as e:
             self.idle.clear()
             if not self._queue_lost:
                 self._print_line(f"{e}")
             self._queue_lost = True
             self._stop.wait(QUEUE_LOST_RETRY_S)
-        except Exception as e:  # a fault of ours: say it, and go on with the rest
+        except Exception as e:  # a fault of Ferryman: report it, and continue with other work
             self._print_line(f"{self._thread.name}: {describe(e)}")
             self._stop.wait(QUEUE_LOST_RETRY_S)
 
 
 class Worker:
-    """Works at jobs of a stage's state, one after the other. Each thread has its own worker."""
+    """Works on jobs of a stage's state, one after another. Each thread has its own worker."""
 
     def __init__(
         self,
@@ -144,15 +144,15 @@ class Worker:
         self._queue, self._stage, self._print_line, self._clock = queue, stage, print_line, clock
         self._at_work, self._isolation = at_work, isolation
         self._waiting: list[tuple[float, Job]] = []
-        """(when to try again, job), each locked."""
+        """(when to try again, job) of jobs that wait; each is locked."""
 
     @property
     def state(self) -> JobState:
-        """Return the state of the jobs that it works at."""
+        """Return the state of the jobs that this worker handles."""
         return self._stage.state
 
     def turn(self) -> bool:
-        """Work at one job. Returns False if there is none that can be worked at now.
+        """Work on one job. Returns False if there is none that can be worked on now.
 
         Raises:
             QueueLost.
@@ -170,7 +170,7 @@ class Worker:
         return self._work_on(job)
 
     def _take_handed_over(self) -> Job | None:
-        """Return a job handed over by a thread of the state before."""
+        """Return a job handed over by a thread of the previous state."""
         return self._hand_offs[self._stage.state].take()
 
     def _acquire(self) -> Job | None:
@@ -180,8 +180,8 @@ class Worker:
         return job
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until a job is handed over or there may be one in the state, or the end; while jobs wait here, at
-        most this long."""
+        """Wait until a job is handed over, there may be one in the state, or the end. Waits at most ``timeout_s`` while
+        jobs wait here."""
         self._hand_offs[self._stage.state].wait(timeout_s if self._waiting else None)
 
     def release(self) -> None:
@@ -192,7 +192,7 @@ class Worker:
         self._waiting.clear()
 
     def _take_due(self) -> Job | None:
-        """Return a waiting job whose time has come; drop those whose locks were lost."""
+        """Return a waiting job that is due; drop those whose locks were lost."""
         now = self._clock()
         self._waiting = [(due, job) for due, job in self._waiting if job.locked]
         for at, (due, job) in enumerate(self._waiting):
@@ -202,19 +202,19 @@ class Worker:
         return None
 
     def _work_on(self, job: Job) -> bool:
-        """Run the stage for a job. Returns False if the job was taken away; the caller pauses."""
+        """Run the stage for a job. Returns False if the job was taken away; the caller then pauses."""
 
         return self._attempt(job, lambda: self._finish(job, self._run_stage(job)), partial(self._postpone, job))
 
     def _postpone(self, job: Job, e: TryLater) -> None:
-        """Keep a job until it can be tried again, or hand it to the threads for slow hosts."""
+        """Keep a job until it is due again, or hand it to the threads for slow hosts."""
         if isinstance(e, SlowHost) and self._slow_queue is not None:
             self._slow_queue.put(job)
         elif job.locked:
             self._waiting.append((self._clock() + e.after_s, job))
 
     def _finish(self, job: Job, result: StageResult) -> None:
-        """Move a job on, at once or when its files are durable."""
+        """Move a job on: at once, or when its files are durable."""
         if not result.steps:
             self._advance(job, result)
             return
@@ -223,7 +223,7 @@ class Worker:
         )
 
     def _run_step(self, job: Job, do: Callable[[], None]) -> bool:
-        """Run a step of a job that the finisher has. Returns whether it was done; a job that has to wait is
+        """Run a step of a job that the finisher has. Returns whether it succeeded; a job that has to wait is
         unlocked."""
         was_done = False
 
@@ -235,7 +235,7 @@ class Worker:
         return self._attempt(job, step, lambda e: job.unlock()) and was_done
 
     def _attempt(self, job: Job, do: Callable[[], None], later: Callable[[TryLater], None]) -> bool:
-        """Do something for a job; an error decides what becomes of the job. Returns False if the job was taken away."""
+        """Do something for a job, and handle errors. Returns False if the job was taken away."""
         try:
             try:
                 do()
@@ -251,7 +251,7 @@ class Worker:
                 self._fail(job, str(e))
             except FerrymanError:
                 raise
-            except Exception as e:  # whatever it is, it is this job's end and no other's
+            except Exception as e:  # catch everything: an error affects this job and no other
                 self._fail(job, describe(e))
         except TryLater as e:
             later(e)
@@ -269,15 +269,15 @@ class Worker:
         return True
 
     def _run_stage(self, job: Job) -> StageResult:
-        """Run the stage and return its outcome; in a child process where a process may have died of the job."""
+        """Run the stage and return its result; in a child process if a process may have died of this job."""
         if not self._stage.isolates:
             return self._stage.work(job)
         state = self._stage.state
         return self._at_work.run(job.id, lambda: self._stage.work(job), lambda: self._isolation.run_stage(job, state))
 
     def _advance(self, job: Job, result: StageResult) -> None:
-        """Move a job to its next state. This thread continues with it if the work there is quick; otherwise it goes
-        to an idle thread, lock and all, or is unlocked."""
+        """Move a job to its next state. This thread continues with it if the next work is quick; otherwise the job is
+        handed, still locked, to an idle thread, or unlocked."""
         next_state = NEXT_STATE[self._stage.state]
         inline_worker, hand_off = self._inline_workers.get(next_state), self._hand_offs.get(next_state)
         continues_here = inline_worker is not None and result.priority is None and inline_worker.accepts(job, result)
@@ -302,7 +302,7 @@ class Worker:
 
 
 class SlowWorker(Worker):
-    """Works at jobs on slow hosts that other workers have put aside. Its stage waits for slow hosts."""
+    """Works on jobs with slow hosts that other workers have put aside; its stage waits for slow hosts."""
 
     def __init__(self, *args: Any, takes_from: SlowHostQueue[Job], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -323,10 +323,9 @@ class SlowWorker(Worker):
 
 
 class InlineWorker(Worker):
-    """Continues with a job in its next state, in the thread that has moved it there, if the work is quick.
+    """Continues with a job in its next state, in the thread that moved it there, if the work is quick.
 
-    The threads of the state are there beside it: the most urgent job is theirs. What turns out to take longer is theirs
-    too.
+    The state's own threads still handle the most urgent jobs, and any work that turns out to take longer.
     """
 
     def accepts(self, job: Job, result: StageResult) -> bool:
@@ -334,7 +333,7 @@ class InlineWorker(Worker):
         return not self._stop.is_set() and self._stage.is_quick(job, result) and self._stage.is_open()
 
     def work(self, job: Job) -> None:
-        """Work at a locked job that was just moved to this state."""
+        """Work on a locked job that has just moved to this state."""
         self._work_on(job)
 
     def _postpone(self, job: Job, e: TryLater) -> None:
@@ -344,23 +343,23 @@ class InlineWorker(Worker):
 
 # Hand-off of locked jobs from the threads of one state to idle threads of the next.
 #
-# An idle thread has just looked: no more urgent job waits in its state. So a job that is moved into that state may go
-# to this thread directly, and its lock need not be given back and taken again. If all threads are busy, the job is
-# unlocked, and the threads take the most urgent one first.
+# An idle thread has just found that no more urgent job waits in its state. So a job that moves into that state may go
+# to this thread directly, without releasing and reacquiring its lock. If all threads are busy, the job is unlocked, and
+# the threads take the most urgent job first.
 
 WATCH_PAUSE_S: Final = 0.05
-"""Seconds between two looks while jobs come and go all the time: the first one is seen at once, and a thread that finds
+"""Seconds between two looks while jobs keep coming and going: the first change is seen at once, and a thread that finds
 a job wakes another."""
 
 STOP_POLL_S: Final = 0.5
 """Seconds between two checks whether to stop."""
 
 QUIET_POLL_S: Final = 2.0
-"""Seconds between two looks for a job though the watch has not fired: a lock that ends with its process does not fire
-it."""
+"""Seconds between two looks for a job although the watch has not fired, since a lock that ends with its process does
+not trigger it."""
 
 EMPTY_POLLS: Final = 30
-"""Times ``QUIET_POLL_S`` until an empty state is looked into though its watch has not fired."""
+"""Multiple of ``QUIET_POLL_S`` after which an empty state is checked although its watch has not fired."""
 
 
 class HandOff:
@@ -372,11 +371,11 @@ class HandOff:
         self._idle = 0
         self._handed_over: deque[Job] = deque()
         self._wake_requested = False
-        """A wake-up was requested, and no thread has followed it yet."""
+        """Whether a wake-up was requested that no thread has followed yet."""
         self._closed = False
 
     def wake_one(self) -> None:
-        """Wake one thread, as there may be a job; if it finds one, it wakes the next thread."""
+        """Wake one thread, since there may be a job; if it finds one, it wakes the next thread."""
         with self._changed:
             self._wake_requested = True
             self._changed.notify()
@@ -405,7 +404,8 @@ class HandOff:
         return None
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait until a job is handed over or this thread is woken, at most this long. Returns whether it was."""
+        """Wait until a job is handed over or this thread is woken, at most ``timeout_s`` seconds. Returns whether
+        either happened."""
         with self._changed:
             self._idle += 1
             self._idle_changed.notify_all()
@@ -416,18 +416,18 @@ class HandOff:
             finally:
                 self._idle -= 1
             if self._handed_over or self._closed:
-                self._changed.notify()  # a call is for another one
+                self._changed.notify()  # the wake-up was meant for another thread
                 return True
             was_called, self._wake_requested = self._wake_requested, False
             return was_called
 
     def wait_for_idle(self, timeout_s: float) -> bool:
-        """Wait until a thread is idle here, at most this long. Returns whether there is one."""
+        """Wait until a thread is idle, at most ``timeout_s`` seconds. Returns whether one is."""
         with self._idle_changed:
             return self._idle_changed.wait_for(lambda: self._idle > 0, timeout_s)
 
     def close(self) -> None:
-        """Unlock jobs that nobody has taken, and wake all threads for the end."""
+        """Unlock jobs that no thread has taken, and wake all threads so that they end."""
         with self._changed:
             self._closed = True
             jobs, self._handed_over = list(self._handed_over), deque()
@@ -437,10 +437,11 @@ class HandOff:
 
 
 class QueueWatcher:
-    """Watches a folder of the queue for all threads of a state, and wakes one of them on a change. There is no watch
-    while all of them work.
+    """Watches a folder of the queue for all threads of a state, and wakes one of them on a change. While all of them
+    work, there is no watch.
 
-    ``is_empty``: is there nothing in the state? As long as the watch says nothing it stays so, and nobody looks.
+    ``is_empty``: returns whether the state is empty. It stays empty until the watch fires, so no thread checks it
+    before.
     """
 
     def __init__(
@@ -455,7 +456,7 @@ class QueueWatcher:
             return False
         watch = self._watching = self._watch()
         try:
-            self._hand_off.wake_one()  # for what came before there was a watch
+            self._hand_off.wake_one()  # in case something happened before the watch existed
             if not self._stop.wait(WATCH_PAUSE_S):
                 for _ in range(EMPTY_POLLS if self._is_empty() else 1):
                     if watch.wait(QUIET_POLL_S) or self._stop.is_set():

@@ -2,14 +2,14 @@
 
 ::
 
-    WORK/jobs/JID/list.jsonl        the files that its submitter named; list-N.jsonl: edited N times
-    WORK/jobs/JID/files/…           files that were fetched, each whole
-    WORK/jobs/JID/inventory.jsonl   their list, written when all are there
+    WORK/jobs/JID/list.jsonl        files named by its submitter; list-N.jsonl after N edits
+    WORK/jobs/JID/files/…           fetched files, each complete
+    WORK/jobs/JID/inventory.jsonl   their list, written when all are complete
     WORK/jobs/JID/container         a container, before it is unpacked
-    WORK/batches/BID/objects/N.jsonl  what a manifest says of one object
+    WORK/batches/BID/objects/N.jsonl  a manifest's lines about one object
     WORK/originals/JID/…            delivered files that are kept
     WORK/at-work/JID                work in progress, or left by a process that died (see ``isolation``)
-    WORK/bundles/QID.zip            bundles of small access requests; of large ones large-QID.zip
+    WORK/bundles/QID.zip            bundles of small access requests; large-QID.zip for large ones
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from ferryman.net.archives import ARCHIVE_ERRORS, Budget, BudgetExceeded, Flaw, 
 from ferryman.storage import files
 
 FULL_SHARE: Final = 0.8
-"""Share of the disk that may be used: above, jobs wait in Provisioning. The rest is for what is unpacked, and for the
-state of the plan if it lies there too."""
+"""Share of the disk that may be used; above it, jobs wait in Provisioning. The rest is for unpacked files, and for the
+plan's state if it is on the same disk."""
 
 
 CACHED_LISTS: Final = 64
 CACHED_FILES: Final = 16
-"""Most lists kept in memory, and most files of such a list."""
+"""Maximum number of lists cached in memory, and of files in such a list."""
 
 PRIVATE_MODE: Final = 0o700
-"""Mode of the working space: other users of this machine must not read submissions."""
+"""Mode of the working space, so that other users of this machine cannot read submissions."""
 
 
 class DiskSpace(NamedTuple):
@@ -58,7 +58,7 @@ class DiskSpace(NamedTuple):
 def disk_space(folder: Path) -> DiskSpace:
     """Return the space of a folder's disk."""
     usage = shutil.disk_usage(folder)
-    return DiskSpace(usage.used + usage.free, usage.used)  # without what is reserved for root
+    return DiskSpace(usage.used + usage.free, usage.used)  # not counting space reserved for root
 
 
 class Workspace:
@@ -70,7 +70,8 @@ class Workspace:
         self._jobs = str(self.root / "jobs")
         self._cached_lists: dict[tuple[str, int], list[ManifestEntry]] = {}
         self.manifest_lock = threading.Lock()
-        """One manifest of a batch is in memory at a time. Threads would not read several any faster."""
+        """Held while a manifest is read, so that only one is in memory at a time; several threads would not be
+        faster."""
         for folder in ("jobs", "batches", "originals", "bundles", "at-work"):
             files.make_folder(self.root / folder, PRIVATE_MODE)
 
@@ -95,21 +96,21 @@ class Workspace:
         return self.batches / batch_id
 
     def bundle(self, size: str, request_id: str) -> Path:
-        """Return the folder of a request's bundle: the two queues number theirs apart."""
+        """Return the path of a request's bundle; the two access queues number their requests separately."""
         return self.root / "bundles" / f"{'' if size == 'small' else f'{size}-'}{request_id}.zip"
 
     def space(self) -> DiskSpace:
         return self._space(self.root)
 
     def set_entries(self, job_id: str, entries: Iterable[ManifestEntry], edition: int = 0) -> None:
-        """Publish the entries that the submitter named for a job. Files of an older edition are removed."""
+        """Publish the entries that a job's submitter named. Files of an older edition are removed."""
         if edition:
             self.drop(job_id)
         files.make_folder(self.job(job_id))
         write_entries(self._list_path(job_id, edition), entries)
 
     def link_entries(self, job_id: str, path: Path, edition: int = 0) -> None:
-        """Link a list that is durable in the working space already. A power cut may lose the link, and it is made
+        """Link to a list that is already durable in the working space. If a power cut loses the link, it is created
         again."""
         if edition:
             self.drop(job_id)
@@ -119,15 +120,14 @@ class Workspace:
         try:
             os.link(path, link)
         except FileExistsError:
-            return  # another one made it just now
+            return  # another process has just created it
         except FileNotFoundError:
             raise
         except OSError:  # a file system without links
             write_entries(link, read_entries(path.read_bytes()))
 
     def entries(self, job_id: str, edition: int = 0) -> list[ManifestEntry] | None:
-        """Return the submitter's entries for this edition of the job's configuration; None if they are not stored
-        here."""
+        """Return the submitter's entries for this edition of the job's configuration; None if they are not stored."""
         cached = self._cached_lists.get((job_id, edition))
         if cached is not None:
             return cached
@@ -140,7 +140,7 @@ class Workspace:
         return entries
 
     def _cache(self, job_id: str, edition: int, entries: list[ManifestEntry]) -> None:
-        """Cache a list, which does not change any more; several states ask for it, one right after the other."""
+        """Cache a list, which is final now, since several states read it shortly after each other."""
         if len(entries) > CACHED_FILES:
             return
         self._cached_lists[job_id, edition] = entries
@@ -152,7 +152,7 @@ class Workspace:
         return self.job(job_id) / list_name(edition)
 
     def drop(self, job_id: str) -> None:
-        """Remove a job's files, but not its originals."""
+        """Remove a job's files, except its originals."""
         for key in [known for known in list(self._cached_lists) if known[0] == job_id]:
             self._cached_lists.pop(key, None)
         shutil.rmtree(self.job(job_id), ignore_errors=True)
@@ -179,7 +179,7 @@ class Workspace:
 
 
 def list_name(edition: int) -> str:
-    """Return the name of the file that lists a job's entries."""
+    """Return the file name of a job's list of entries."""
     return f"list-{edition}.jsonl" if edition else "list.jsonl"
 
 
@@ -193,8 +193,8 @@ def _encode_entries(entries: Iterable[ManifestEntry]) -> bytes:
 
 
 def write_lists(lists: Mapping[Path, Iterable[ManifestEntry]]) -> None:
-    """Write lists in one folder, durable together. An existing one with the same content stays: a job may have been
-    made of it.
+    """Write lists into one folder and make them durable together. An existing list with the same content is kept, since
+    a job may have been created from it.
 
     Raises:
         OSError: the disk is full, or failed.
@@ -232,7 +232,7 @@ def _is_deleted(queue: JobQueue, job_id: str) -> bool:
         return e.what == "is not there"
 
 
-# Containers: zip, and tar, the latter also compressed, unpacked to files. Bombs and paths that climb are refused.
+# Containers: zip and tar, also compressed tar, unpacked to files. Bombs and paths that lead outside are refused.
 
 SUFFIXES: Final = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 
@@ -256,19 +256,20 @@ def unpack(
     ratio: float = limits.UNPACK_RATIO,
     reserve: Callable[[int], None] = lambda size: None,
 ) -> None:
-    """Unpack a container into a folder, which is emptied first. Killed in the middle, it starts again.
+    """Unpack a container into a folder, which is emptied first. After a kill it starts again.
 
-    The files are not durable yet: ``disk.fsync_tree`` makes all of them so at once.
+    The files are not durable yet; ``disk.fsync_tree`` makes all of them durable at once.
 
     Args:
-        check_stop: asked between pieces; what it raises ends it.
-        reserve: told of what is about to be written; what it raises ends it.
-        name: of the container, in messages; default: its file's.
+        check_stop: called regularly; may raise to end the unpacking.
+        reserve: called with the number of bytes about to be written; may raise to end the unpacking.
+        name: name of the container for messages; default: that of its file.
         members, unpacked_bytes, ratio: see ``limits``; the ratio is that of the step ``unpack``.
 
     Raises:
-        CorruptSubmission: it is not zip or tar, is broken or encrypted, a member's path climbs out of it, is a link or
-            a device, two members have one path, or it unpacks to more than it may. Nothing of it counts then.
+        CorruptSubmission: it is not a zip or tar, is broken or encrypted, has a member that leads out of the folder or
+            is a link or a device, has two members with the same path, or unpacks to more than allowed. None of its
+            files counts then.
         OSError: the disk is full, or failed.
     """
     label = f"container {name or path.name}"
@@ -295,7 +296,7 @@ def unpack(
         raise CorruptSubmission(f"{label}: a name in it is both a file and a folder. Pack it again.") from None
     except ARCHIVE_ERRORS as e:
         if isinstance(e, OSError) and e.errno is not None:
-            raise  # our own disk
+            raise  # a fault of our own disk
         raise CorruptSubmission(f"{label}: is broken: {str(e)[:200]}. Pack it again.") from None
     if not paths:
         raise CorruptSubmission(f"{label}: there are no files in it.")

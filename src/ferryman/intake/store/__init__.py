@@ -1,4 +1,4 @@
-"""Stores of a queue's nodes: the port ``Store``, and the store that a URL names."""
+"""Stores for a queue's nodes: the port ``Store``, and ``open_store`` to open the store at a URL."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ __all__ = [
 ]
 
 SESSION_TIMEOUT_S: Final = 10.0
-"""A consumer that is dead, stopped or cut off for so long has lost its locks. ZooKeeper's servers may allow less."""
+"""Seconds after which a consumer that is dead, stopped or disconnected has lost its locks. ZooKeeper's servers may
+allow less."""
 
 
 def open_store(

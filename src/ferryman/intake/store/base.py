@@ -1,22 +1,22 @@
-"""The store port: a small tree of nodes, with ZooKeeper's promises.
+"""The store port: a small tree of nodes, with the guarantees of ZooKeeper.
 
-A queue is written once, over this port. A node has a path, data and children; it may be *ephemeral*: then it lives as
-long as the session that made it. A store promises:
+The queue is implemented once, on top of this port. A node has a path, data and children. An *ephemeral* node exists
+only as long as the session that created it. A store guarantees:
 
-1. ``commit`` makes all its changes at once or none: no reader, and no crash, ever sees a part of them.
-2. What a commit checks (a version, that a node is there) is still so when its changes take effect.
-3. Numbers of children are given once: a number whose node was removed is not given again.
-4. A session ends when its process has been dead, stopped or cut off for the session timeout. Its ephemeral nodes are
-   gone then. A commit that names a session takes effect while that session lives, or not at all: so a holder of a lock
-   that was stopped too long cannot change anything after another has taken the lock.
+1. ``commit`` is atomic: no reader and no crash ever exposes a part of its changes.
+2. A commit's checks (of a version, or that a node exists) still hold when its changes take effect.
+3. Numbers of children are never reused, even if their node was removed.
+4. A session ends when its process has been dead, stopped or disconnected for the session timeout; its ephemeral nodes
+   are then gone. A commit that names a session takes effect only while that session is alive. So a lock holder that was
+   stopped for too long cannot change anything after another process has acquired the lock.
 
-One job's life at the port::
+The commits of a job in one state::
 
     store.commit([Check("/jobs/states/pending/05-jid1"), Create("/jobs/jid1/lock", ephemeral=True)], session=s)
     store.commit([Delete("/jobs/states/pending/05-jid1"), Create("/jobs/states/estimating/05-jid1"), ...], session=s)
     store.commit([Delete("/jobs/jid1/lock")], session=s)
 
-A crash between two commits leaves what the first one said; the lock goes with the session.
+After a crash between two commits the first one stays in effect, and the lock ends with the session.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from ferryman.net import urls
 
 
 class StoredNode(NamedTuple):
-    """A node with its data and counters, as it was read."""
+    """A node's data and counters at the time it was read."""
 
     data: bytes
     version: int
-    """Number of times that its data was set."""
+    """Number of times its data was replaced."""
     children: int
-    """Number of children now."""
+    """Current number of children."""
     next_number: int
-    """The number that its next numbered child gets."""
+    """Number that its next numbered child will get."""
     owner: int
-    """The session that an ephemeral node lives with; 0 for one that stays."""
+    """Session that an ephemeral node belongs to; 0 for other nodes."""
     creation: int
-    """Number that differs from that of every other node with this path, earlier or later."""
+    """Number that no other node with this path has, earlier or later."""
     created_s: float
     modified_s: float
-    """Time when its data was set last, in seconds since 1970."""
+    """Time at which its data was last replaced, in seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Create a node. ``numbered``: its path ends in the number that the caller expects, its parent's
+    """Create a node. ``numbered``: its path ends in the number that the caller expects, the parent's
     ``next_number``."""
 
     path: str
@@ -64,7 +64,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Set:
-    """Replace a node's data; ``version``: only if the node still has that version."""
+    """Replace a node's data; ``version``: on condition that the node still has that version."""
 
     path: str
     data: bytes
@@ -80,10 +80,11 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Check that a node exists; ``version``: and has that version; ``creation``: and was not removed and created again.
+    """Check that a node exists; ``version``: and has that version; ``creation``: and is the same node, not one created
+    again.
 
-    ZooKeeper compares versions with a change, but not creations: its store looks right before the change. Who depends
-    on a creation also checks the version of a node that changes with it.
+    ZooKeeper compares versions atomically, but not creations, which its store checks right before the change. So
+    callers that depend on a creation also check the version of a node that changes with it.
     """
 
     path: str
@@ -95,7 +96,7 @@ Op = Create | Set | Delete | Check
 
 
 class ConflictReason(enum.StrEnum):
-    """Reason why a commit was refused."""
+    """Reasons why a commit was refused."""
 
     EXISTS = "there already"
     MISSING = "not there"
@@ -104,7 +105,7 @@ class ConflictReason(enum.StrEnum):
 
 
 class Conflict(FerrymanError):
-    """A commit was refused, and changed nothing. ``index`` is the position of the first operation that failed."""
+    """A commit was refused and changed nothing. ``index``: position of the first operation that failed."""
 
     def __init__(self, index: int, path: str, why: ConflictReason) -> None:
         super().__init__(index, path, why)
@@ -115,57 +116,59 @@ class Conflict(FerrymanError):
 
 
 class SessionLost(FerrymanError):
-    """The session of a commit has ended, and the commit changed nothing."""
+    """The session that a commit names has ended, and the commit changed nothing."""
 
 
 class Watch(Protocol):
-    """Reports that a node's children have changed since the watch was made, or that the node was created or removed."""
+    """Reports when a node's children have changed since the watch was created, or when the node was created or
+    removed."""
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for a change, at most this long. Returns whether there was one."""
+        """Wait for a change, at most ``timeout_s`` seconds. Returns whether there was one."""
 
     def close(self) -> None:
         """Stop watching. A thread in ``wait`` returns at once, without a change."""
 
 
 class Store(Protocol):
-    """A tree of nodes. Safe to use from many threads."""
+    """Tree of nodes. May be used from many threads."""
 
     url: str
     """URL for operators, without passwords."""
 
     def session(self) -> int:
-        """Return the session of this handle; begin one if there is none, or if the last one has ended."""
+        """Return this object's session; begin one if there is none, or if the last one has ended."""
 
     def is_alive(self, session: int) -> bool:
-        """Return whether a session lives, as far as this handle knows without asking."""
+        """Return whether a session is alive, as far as is known without asking the server."""
 
     def commit(
         self, ops: Sequence[Op], *, session: int | None = None, read_after: Sequence[str] = ()
     ) -> list[StoredNode | None]:
-        """Apply all operations or none. Ephemeral nodes need a ``session``, and belong to it.
+        """Apply all operations or none. Ephemeral nodes require a ``session``, to which they will belong.
 
-        Returns the nodes at ``read_after``, as they are after it: in the time that the change takes alone.
+        Returns the nodes at ``read_after`` as they are after the commit, which takes no additional round trip.
 
         Raises:
-            Conflict: a node is there, missing, or another than expected.
+            Conflict: a node exists, is missing, or differs from what was expected.
             SessionLost: ``session`` has ended.
-            QueueLost: the server was lost. What was asked may have been done, all of it or nothing, if it made numbered
-                nodes; anything else is asked again until it is known.
+            QueueLost: the server was lost. If the operations create numbered nodes, all or none of them may have taken
+                effect; any others are repeated until the result is known.
         """
 
     def read(self, paths: Sequence[str]) -> list[StoredNode | None]:
-        """Read the nodes at these paths in one call; None for what does not exist."""
+        """Read the nodes at these paths in one call; None for nodes that do not exist."""
 
     def children(self, path: str, prefix: str = "") -> list[str]:
         """Return the sorted names of a node's children that begin with ``prefix``; none if the node does not exist."""
 
     def unlocked_entries(self, folder: str, items: str) -> Iterator[str]:
-        """Yield the children of a folder, sorted, that seem to be unlocked. They are named ``05-ID``; the lock of one
-        is ``items/ID/lock``.
+        """Yield the children of a folder, sorted, that seem to be unlocked. They are named ``05-ID``; the lock of such
+        a child is ``items/ID/lock``.
 
-        This is a hint, and may be a second old: who wants one makes its lock, and checks that the child is there, in
-        one commit. When it ends, all were named that were there and not held when it was asked for.
+        The result is a hint that may be a second old. To acquire a child, create its lock and check that the child
+        exists in one commit. An exhausted iterator has yielded every child that existed and was not locked when it was
+        created.
         """
 
     def watch(self, path: str) -> Watch:
@@ -178,7 +181,7 @@ class Store(Protocol):
         """Make sure that the next numbered child of a node gets this number or a higher one."""
 
     def close(self) -> None:
-        """End the session; its ephemeral nodes are removed."""
+        """End the session, which removes its ephemeral nodes."""
 
 
 # URLs of queues on ZooKeeper.
@@ -187,14 +190,14 @@ LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
 
 TLS_OPTIONS: Final = ("tls", "ca", "cert", "key", "check_hostname")
-"""Options of a URL, behind ``?``."""
+"""Query options of a ZooKeeper URL that are about TLS."""
 
 
 class Tls(NamedTuple):
     """Certificates for TLS between this client and the servers."""
 
     ca: str = ""
-    """A file of certificates that sign the servers'; "": the system's authorities."""
+    """File with certificates of the authorities that sign the servers'; "": the system's."""
     cert: str = ""
     """A file of this client's certificate."""
     key: str = ""
@@ -204,7 +207,7 @@ class Tls(NamedTuple):
 
 
 SASL_OPTION: Final = "sasl"
-"""Option of a URL: authenticate as a user that the servers know, by SASL (DIGEST-MD5)."""
+"""Query option of a ZooKeeper URL: authenticate as a user that the servers know, by SASL (DIGEST-MD5)."""
 
 
 class Address(NamedTuple):
@@ -216,7 +219,7 @@ class Address(NamedTuple):
     password: str
     tls: Tls | None = None
     sasl: bool = False
-    """Whether user and password are for SASL; otherwise they protect this queue's nodes only."""
+    """Whether user and password are for SASL; otherwise they only protect this queue's nodes."""
 
     @property
     def display_url(self) -> str:
@@ -225,7 +228,7 @@ class Address(NamedTuple):
 
     @property
     def is_local(self) -> bool:
-        """Return whether the servers can be reached from this machine only."""
+        """Return whether the servers can be reached only from this machine."""
         return all(urlsplit(f"//{host}").hostname in LOOPBACK for host in self.hosts.split(","))
 
 
@@ -233,10 +236,10 @@ def parse_address(url: str) -> Address:
     """Parse ``zookeeper://user:password@h1:2181,h2:2181/chroot?tls=true&ca=ca.pem``.
 
     Raises:
-        QueueRefused: it names no host, or has an option that there is none of.
+        QueueRefused: it names no host, or has an unknown option.
     """
     try:
-        parts = urlsplit(url)  # of several hosts, which `net.split` does not know
+        parts = urlsplit(url)  # for several hosts, which ``net.urls.split`` does not support
     except ValueError as e:
         raise QueueRefused(
             f"{urls.redact(url)} is not a URL ({e}). Give zookeeper://host:port,host:port/chroot."

@@ -1,4 +1,4 @@
-"""A store in the memory of this process: for tests, and for a look around."""
+"""A store in this process's memory, for tests and experiments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ferryman.intake.store.base import Check, Conflict, ConflictReason, Create, 
 
 @dataclass
 class _Node:
-    """A node of the tree, which commits change in place."""
+    """Node of the tree, which commits modify in place."""
 
     data: bytes
     owner: int
@@ -41,7 +41,7 @@ class _Node:
 
 
 class _SharedTree:
-    """Tree that several handles share."""
+    """Tree that several stores share."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition(threading.RLock())
@@ -52,11 +52,11 @@ class _SharedTree:
 
 
 _SHARED: Final[dict[str, _SharedTree]] = {}
-"""Trees with a name, for the life of the process."""
+"""Name -> tree, for the lifetime of the process."""
 
 
 class MemoryStore:
-    """A tree in memory, shared by all handles that were opened with the same name."""
+    """Tree in memory, shared by all stores that were opened with the same name."""
 
     def __init__(self, name: str = "", *, clock: Callable[[], float] = time.time) -> None:
         self.url = f"memory:{name}"
@@ -181,7 +181,7 @@ class MemoryStore:
 
 
 class _MemoryWatch:
-    """Waits until the names of a node's children differ from those at its start."""
+    """Waits until the names of a node's children differ from those when it was created."""
 
     def __init__(self, tree: _SharedTree, path: str) -> None:
         self._tree, self._path = tree, path

@@ -1,8 +1,8 @@
-"""A store in one SQLite file: many processes of one machine, no server.
+"""A store in a single SQLite file, for many processes of one machine, without a server.
 
-A process that holds locks keeps a *session*, a row with a lease that a thread renews. A session whose lease has run out
-is dead: from that moment nobody sees its nodes, and the next commit of anybody removes them. Leases are counted by the
-machine's own clock since it was started, which no setting of the time changes, and end with it.
+A process that holds locks has a *session*: a row with a lease, which a thread renews. A session whose lease has expired
+is dead: from that moment its nodes are invisible, and the next commit of any process removes them. Leases are measured
+by the time since the machine's last boot, which is not affected when the clock is set, and end at the next boot.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ferryman.intake.nodes import name_of, parent_of
 from ferryman.intake.store.base import Check, Conflict, ConflictReason, Create, Delete, Op, SessionLost, Set, StoredNode
 
 REAP_S: Final = 1.0
-"""Seconds between two looks for dead sessions, unless one is in the way: nobody sees their nodes anyhow."""
+"""Seconds between two searches for dead sessions, unless one is in the way; their nodes are invisible anyway."""
 
 _COLUMNS = "data, version, children, numbered, owner, creation, created, modified"
 _OWNER_IS_ALIVE = "EXISTS (SELECT 1 FROM session WHERE id = owner AND boot = ? AND expires > ?)"
@@ -80,7 +80,7 @@ class SqliteStore:
         except Conflict:
             if not self._reap_dead():
                 raise
-            return self._commit(ops, session, read_after)  # what was in the way was a dead session's
+            return self._commit(ops, session, read_after)  # the conflict was with a dead session's node
 
     def _commit(self, ops: Sequence[Op], session: int | None, read_after: Sequence[str]) -> list[StoredNode | None]:
         with self._write_transaction():
@@ -89,7 +89,7 @@ class SqliteStore:
                 raise SessionLost(f"{self.url}: the session has ended")
             for index, op in enumerate(ops):
                 self._apply(index, op, session or 0)
-            # Who watches looks when this is committed: until then nobody reads.
+            # Watches are notified now, but can read the file only after this is committed.
             changed = [op.path for op in ops if isinstance(op, Create | Delete)]
             self._watches.notify([*changed, *map(parent_of, changed)])
             return [self._read_alive(path) for path in read_after]
@@ -136,15 +136,15 @@ class SqliteStore:
         try:
             self._connection.execute(
                 "INSERT INTO node (parent, name, data, owner, created, modified, creation) SELECT ?, ?, ?, ?, ?, ?,"
-                " numbered FROM node WHERE parent = ? AND name = ?",  # which its parent gives once
+                " numbered FROM node WHERE parent = ? AND name = ?",  # the parent issues each number only once
                 (parent, name, op.data, owner, now, now, parent_of(parent), name_of(parent)),
             )
         except sqlite3.IntegrityError:
             raise Conflict(index, op.path, ConflictReason.EXISTS) from None
 
     def _count_child(self, path: str, children: int, numbered: int) -> bool:
-        """Update a node's counters for a child that was created or removed. Returns False if the node does not exist
-        or is ephemeral."""
+        """Update a node's counters after a child was created or removed. Returns False if the node does not exist or is
+        ephemeral."""
         cursor = self._connection.execute(
             "UPDATE node SET children = children + ?, numbered = numbered + ?"
             " WHERE parent = ? AND name = ? AND owner = 0",
@@ -188,19 +188,19 @@ class SqliteStore:
                 raise Conflict(0, path, ConflictReason.MISSING)
 
     def _write_transaction(self) -> _Transaction:
-        """Return a transaction that no change of another process comes between."""
+        """Return a transaction that excludes changes by other processes."""
         return _Transaction(self.path, self._connection, self._lock, "BEGIN IMMEDIATE")
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def _read_any(self, path: str) -> StoredNode | None:
-        """Read a node, also one whose session is dead."""
+        """Read a node, even if its session is dead."""
         query = f"SELECT {_COLUMNS} FROM node WHERE parent = ? AND name = ?"
         row = self._connection.execute(query, (parent_of(path), name_of(path))).fetchone()
         return StoredNode(*row) if row else None
 
     def read(self, paths: Sequence[str]) -> list[StoredNode | None]:
-        if len(paths) == 1:  # one statement is one look
+        if len(paths) == 1:  # a single statement reads a single moment
             with self._lock, translate_errors(self.path):
                 return [self._read_alive(paths[0])]
         with self._read_transaction():
@@ -214,13 +214,13 @@ class SqliteStore:
     def children(self, path: str, prefix: str = "") -> list[str]:
         query = f"SELECT name FROM node WHERE parent = ? AND name >= ? AND (owner = 0 OR {_OWNER_IS_ALIVE})"
         values: tuple[object, ...] = (path, prefix, self._boot, self._monotonic())
-        if prefix:  # no name has this character
+        if prefix:  # no name contains this character
             query, values = f"{query} AND name < ?", (*values, f"{prefix}\U0010ffff")
         with self._lock, translate_errors(self.path):
             return [name for (name,) in self._connection.execute(f"{query} ORDER BY name", values)]
 
     def unlocked_entries(self, folder: str, items: str) -> Iterator[str]:
-        """Search along the index, one entry per statement: entries that are held are stepped over, later ones not
+        """Search along the index, one entry per statement; locked entries are stepped over, and later ones are not
         read."""
         query = f"""SELECT name FROM node AS entry WHERE parent = ? AND name > ? AND NOT EXISTS (
             SELECT 1 FROM node WHERE parent = ? || substr(entry.name, instr(entry.name, '-') + 1)
@@ -236,7 +236,7 @@ class SqliteStore:
             yield after
 
     def walk(self, path: str) -> Iterator[tuple[str, StoredNode]]:
-        """Read all nodes in one transaction, as they were in one moment."""
+        """Read all nodes in one transaction, as of a single moment."""
         query = (
             f"SELECT parent, name, {_COLUMNS} FROM node WHERE (owner = 0 OR {_OWNER_IS_ALIVE})"
             " AND (? = '/' OR parent = ? OR (parent >= ? AND parent < ?) OR (parent = ? AND name = ?))"
@@ -253,7 +253,7 @@ class SqliteStore:
         return SqliteWatch(self._watches, path, partial(self._child_counts, path))
 
     def _data_version(self) -> int:
-        """Return a value that differs after each change by another process."""
+        """Return a value that differs after every change by another process."""
         with self._lock, translate_errors(self.path):
             return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
 
@@ -267,7 +267,7 @@ class SqliteStore:
 
 
 class _Transaction:
-    """A transaction that one thread at a time is in; inside another one it is a part of that."""
+    """A transaction that one thread at a time can be in; a nested one becomes part of the outer one."""
 
     __slots__ = ("_begin", "_connection", "_is_nested", "_lock", "_path")
 
@@ -301,17 +301,17 @@ class _Transaction:
             raise queue_error(self._path, raised) from raised
 
 
-# A session's lease in a SQLite queue, and the thread that renews it.
+# The lease of a session in a SQLite queue, and the thread that renews it.
 
 RENEWALS: Final = 3
-"""Renewals while a lease lasts, so that one may be late, or fail."""
+"""Renewals per lease, so that one may be late or fail."""
 
 RENEWAL_BUSY_S: Final = 5.0
-"""Seconds that a renewal waits for other processes' changes."""
+"""Seconds that a renewal waits for changes by other processes."""
 
 
 def boot_id() -> str:
-    """Return an id of this start of the machine; "" where there is none."""
+    """Return an id of the machine's current boot; "" if there is none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except OSError:
@@ -319,7 +319,7 @@ def boot_id() -> str:
 
 
 class Lease:
-    """The session of a handle: begun when it is first needed, renewed by a thread until ``end``."""
+    """Session of a store: begun when first needed, renewed by a thread until ``end``."""
 
     def __init__(self, path: Path, timeout_s: float, monotonic: Callable[[], float]) -> None:
         self._path, self._timeout_s, self._monotonic = path, timeout_s, monotonic
@@ -333,7 +333,7 @@ class Lease:
         with self._lock:
             if self._session and self._expires > self._monotonic():
                 return self._session
-            self._stop.set()  # of the thread of a session that was lost
+            self._stop.set()  # the thread of a session that was lost
             self._stop = threading.Event()
             with self._transaction() as connection:
                 until = self._monotonic() + self._timeout_s
@@ -346,18 +346,18 @@ class Lease:
             return self._session
 
     def is_alive(self, session: int) -> bool:
-        """Return whether the session is ours and its lease has not run out."""
+        """Return whether the session is this store's and its lease has not expired."""
         return session == self._session != 0 and self._expires > self._monotonic()
 
     def mark_lost(self, session: int) -> None:
-        """Note that the session has ended, according to the file."""
+        """Record that the session has ended, according to the file."""
         with self._lock:
             if session == self._session:
                 self._session, self._expires = 0, 0.0
                 self._stop.set()
 
     def end(self) -> int:
-        """Stop renewing. Returns the session, for its row to be removed; 0 if there is none."""
+        """Stop renewing the lease. Returns the session, whose row the caller removes; 0 if there is none."""
         with self._lock:
             self._stop.set()
             session, self._session, self._expires = self._session, 0, 0.0
@@ -372,7 +372,7 @@ class Lease:
                     query = "UPDATE session SET expires = ? WHERE id = ? AND expires > ?"
                     cursor = connection.execute(query, (until, session, now))
             except sqlite3.Error:
-                continue  # the next one, or the lease runs out
+                continue  # the next renewal may succeed, or the lease expires
             if not cursor.rowcount:
                 self.mark_lost(session)
                 return
@@ -403,19 +403,20 @@ class _ShortTransaction:
             self._connection.close()
 
 
-# The file of a queue in SQLite: its tables, and its errors as errors of the queue.
+# The SQLite file of a queue: its tables, and its errors converted to errors of the queue.
 
 APPLICATION_ID: Final = 0x46725179
-"""SQLite's application id of our files ("FrQy"): another database is not taken for a queue."""
+"""SQLite's application id of Ferryman's files ("FrQy"), so that no other database is taken for a queue."""
 
 FORMAT: Final = 2
-"""Format of the tables. A file in another one is refused."""
+"""Format of the tables. A file in another format is refused."""
 
 BUSY_S: Final = 30.0
-"""Seconds that a change waits for other processes' changes, which take a millisecond each."""
+"""Seconds that a change waits for changes by other processes, which take a millisecond each."""
 
 CHECKPOINT_PAGES: Final = 8192
-"""The log is folded into the file at 32 MiB: pages that change all the time are written once, not a thousand times."""
+"""Pages after which the log is folded into the file (32 MiB), so that frequently changed pages are written once instead
+of a thousand times."""
 
 TABLES: Final = """
 CREATE TABLE node (
@@ -428,9 +429,9 @@ CREATE TABLE session (id INTEGER PRIMARY KEY AUTOINCREMENT, boot TEXT NOT NULL, 
 """
 
 _CREATING: Final = threading.Lock()
-"""Whoever closes a file gives up all locks that this process has on it, those of other connections too (POSIX). SQLite
-knows that of its own files. So a database that is there is never opened here, and no thread connects to one while it
-is made."""
+"""Lock for creating a file. Closing any descriptor of a file releases all locks that this process has on it, even those
+of other connections (POSIX). SQLite takes care of that for files it has opened itself. So an existing database is never
+opened here, and no thread connects to one while it is being created."""
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -439,7 +440,7 @@ def connect(path: Path) -> sqlite3.Connection:
     Raises:
         QueueRefused: it cannot be opened, or is something else.
     """
-    with _CREATING, suppress(OSError):  # SQLite says what is wrong; its own other files get the mode of this one
+    with _CREATING, suppress(OSError):  # SQLite reports what is wrong; its additional files get the same mode
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     with translate_errors(path):
         connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
@@ -457,7 +458,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def _create_tables(connection: sqlite3.Connection, path: Path) -> None:
-    """Create the tables in an empty file; several processes may try it at once."""
+    """Create the tables in an empty file; several processes may do so at once."""
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -514,20 +515,21 @@ def queue_error(path: Path, error: sqlite3.Error) -> Exception:
     return QueueRefused(f"{path}: {text}. If it was a queue, restore it from a dump.")
 
 
-# Watches of a store in SQLite: one thread per handle checks whether other processes have changed the file.
+# Watches of a SQLite store: one thread per store checks whether other processes have changed the file.
 
 POLL_S: Final = 0.1
-"""Seconds between two checks while there are watches; a check costs microseconds."""
+"""Seconds between two checks while there are watches; a check takes microseconds."""
 
 ChildCounts = tuple[int, int] | None
-"""Counts of a node's children: how many there are, and the next number; None if the node does not exist."""
+"""(number of children, next number) of a node; None if it does not exist."""
 
 
 class Watches:
-    """Watches of a handle, and the thread that polls the file for all of them.
+    """Watches of a store, and the thread that polls the file for all of them.
 
     Args:
-        data_version: another value after other processes have changed the file. It may raise: then all watches look.
+        data_version: returns a different value after other processes have changed the file; if it raises, all watches
+            are notified.
     """
 
     def __init__(self, data_version: Callable[[], int]) -> None:
@@ -537,7 +539,7 @@ class Watches:
         self._thread: threading.Thread | None = None
 
     def add(self, watch: SqliteWatch) -> None:
-        before = self._data_version()  # without the lock: who commits has the file's, and wants this one
+        before = self._data_version()  # not under our lock: a committer holds the file's and waits for ours
         with self._lock:
             self._watches.add(watch)
             if self._thread is None:
@@ -551,7 +553,7 @@ class Watches:
             self._watches.discard(watch)
 
     def notify(self, paths: Iterable[str]) -> None:
-        """Wake the watches of these nodes: this handle changes their children, or creates or removes them."""
+        """Notify the watches of these nodes: this store has changed their children, or created or removed them."""
         if self._watches:
             changed = set(paths)
             self._wake(lambda watch: watch.path in changed)
@@ -563,7 +565,7 @@ class Watches:
             watch.event.set()
 
     def poll(self, last_version: int) -> int | None:
-        """Check once for changes by other processes. Returns the data version; None when no watch is left and the
+        """Check once for changes by other processes. Returns the data version; None if no watch is left, so that the
         thread ends."""
         with self._lock:
             if not self._watches:
@@ -571,7 +573,7 @@ class Watches:
                 return None
         try:
             version = self._data_version()
-        except FerrymanError:  # whoever waits meets it too
+        except FerrymanError:  # the waiting threads will meet the same error
             version = -1
         if version != last_version:
             self._wake(lambda watch: True)
@@ -579,7 +581,7 @@ class Watches:
 
 
 def _poll_until_unwatched(watches: ref[Watches], last_version: int) -> None:
-    """Run the polling thread. It holds a weak reference, so that it does not keep an unused handle alive."""
+    """Run the polling thread. It holds only a weak reference, so that it does not keep an unused store alive."""
     while True:
         time.sleep(POLL_S)
         alive_watches = watches()
@@ -590,7 +592,7 @@ def _poll_until_unwatched(watches: ref[Watches], last_version: int) -> None:
 
 
 class SqliteWatch:
-    """Waits for a change of a node's children. ``read_counts``: reads the node."""
+    """Waits for a change of a node's children. ``read_counts``: reads the node's ``ChildCounts``."""
 
     def __init__(self, watches: Watches, path: str, read_counts: Callable[[], ChildCounts]) -> None:
         self._watches, self.path, self._read_counts = watches, path, read_counts
@@ -607,7 +609,7 @@ class SqliteWatch:
             if self._closed:
                 return False
             if self._read_counts() != self._before:
-                self.event.set()  # and stays so
+                self.event.set()  # keep it set for later calls
                 return True
         return False
 

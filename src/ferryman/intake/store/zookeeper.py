@@ -1,10 +1,11 @@
-"""A store on ZooKeeper: many hosts, and no queue without a majority of its servers.
+"""A store on ZooKeeper, for many hosts; unavailable without a majority of the servers.
 
-Every change is one multi-operation. Ids are sequential nodes: what else belongs to a new node is made in the same
-multi-operation, under the name that it will have; if another was faster, nothing is made, and it is tried again.
+Every change is a single multi-operation. Ids are sequential nodes: everything else that belongs to a new node is
+created in the same multi-operation, under the name that the node is expected to get; if another process was faster,
+nothing is created and the change is repeated.
 
-A session that is lost is another one afterwards. What names the old one is refused here before it is sent, and by the
-servers if it was sent: so a lock that was lost can never be used again.
+After a session is lost there is a new one. Requests that name the old session are refused here before they are sent,
+and by the servers otherwise, so a lost lock can never be used again.
 """
 
 from __future__ import annotations
@@ -34,14 +35,15 @@ from ferryman.intake.store.base import (
 )
 
 CONNECT_S: Final = 15.0
-"""Seconds for the first connection: a quorum that has just lost its leader needs some seconds for another."""
+"""Seconds to wait for the first connection: a quorum that has just lost its leader needs some seconds to elect
+another."""
 
 TRIED_UNCHECKED: Final = 1
-"""Names that are given out without a check of their locks: it is cheaper to try. If these were held, there may be
-thousands more, whose locks are checked together."""
+"""Names that are returned without checking their locks, because trying is cheaper. If these were locked, there may be
+thousands more, whose locks are then checked together."""
 
 READ_AT_ONCE: Final = 256
-"""Reads that are sent together; twice as many are under way."""
+"""Reads that are sent together; twice as many may be in flight."""
 
 NUMBERS_AT_ONCE: Final = 400
 """Numbers that are skipped in one multi-operation."""
@@ -57,7 +59,8 @@ class ZooKeeperStore:
         self._timeout_s = session_timeout_s
         self._client, self._acl = create_client(address, session_timeout_s)
         self._send_lock = threading.Lock()
-        """Held from the check that a session lives until the send that names it: no other session begins between."""
+        """Held from the check that a session is alive until the request that names it is sent, so that no other session
+        begins in between."""
         self._listings: dict[str, FolderListing] = {}
         self._held: set[str] = set()
         self._watches = ZooKeeperWatches(self._set_watch)
@@ -69,7 +72,7 @@ class ZooKeeperStore:
             self._client.start(timeout=CONNECT_S)
             if chroot and create_chroot:
                 self._client.ensure_path(chroot)
-            self._client.chroot = chroot  # kazoo takes one with the hosts, but makes no path of several parts for it
+            self._client.chroot = chroot  # given with the hosts, kazoo would not create several levels
         except Exception as e:
             self._client.stop()
             self._client.close()
@@ -138,7 +141,7 @@ class ZooKeeperStore:
                     return self.read(read_after)
 
     def _send(self, ops: Sequence[Op], session: int | None, read_after: Sequence[str]) -> tuple[list[Any], list[Any]]:
-        """Send the operations, and the reads after them: a server answers in the order of the requests."""
+        """Send the operations, followed by the reads; a server answers in the order of the requests."""
         transaction = self._client.transaction()
         for op in ops:
             if isinstance(op, Create):
@@ -159,24 +162,24 @@ class ZooKeeperStore:
                     sent = transaction.commit_async()
                     pending_reads = [self._client.get_async(path) for path in read_after]
                     break
-            self._wait_for_connection()  # whether the session outlives this is known when there is a connection again
+            self._wait_for_connection()  # whether the session survives is known only once reconnected
         return list(sent.get()), pending_reads
 
     def _refuse_other_creation(self, ops: Sequence[Op]) -> None:
-        """Refuse the operations if a node is not the one expected. A multi-operation compares versions only, and a
-        node that was created again begins with version 0 too."""
+        """Refuse the operations if a node is not the expected one. A multi-operation compares only versions, and a node
+        that was created again begins with version 0 too."""
         for index, op in enumerate(ops):
             if isinstance(op, Check) and op.creation is not None:
                 (node,) = self.read([op.path])
                 if node is None or node.creation != op.creation:
-                    self._held.discard(op.path)  # an operator took the lock away: this handle may take it again
+                    self._held.discard(op.path)  # an operator revoked the lock: this store may acquire it again
                     raise Conflict(index, op.path, ConflictReason.CHANGED if node else ConflictReason.MISSING)
 
     def _raise_conflict(self, ops: Sequence[Op], results: list[Any]) -> None:
-        """Raise the conflict of the operation that failed, if the commit was refused.
+        """Raise a conflict for the operation that failed, if the commit was refused.
 
         Raises:
-            Conflict: it was, as a whole.
+            Conflict: the commit was refused, as a whole.
         """
         from kazoo import exceptions
 
@@ -195,17 +198,17 @@ class ZooKeeperStore:
         self._refuse_other_number(ops, results)
 
     def _refuse_other_number(self, ops: Sequence[Op], results: list[Any]) -> None:
-        """Remove a numbered node without children in the same commit if it got another number than expected."""
+        """If a numbered node without children got another number than expected, remove it and raise ``Conflict``."""
         for index, (op, result) in enumerate(zip(ops, results, strict=True)):
             if isinstance(op, Create) and op.numbered and result != op.path:
                 self._client.delete(result)
                 raise Conflict(index, op.path, ConflictReason.CHANGED)
 
     def _took_effect(self, ops: Sequence[Op], session: int | None) -> bool:
-        """Find out, after a lost connection, whether a commit took effect: all of it did if one of its operations did.
+        """Find out, after a lost connection, whether a commit took effect; either all of its operations did, or none.
 
         Raises:
-            QueueLost: nobody can tell.
+            QueueLost: this cannot be determined.
         """
         if any(isinstance(op, Create) and op.numbered for op in ops):
             raise QueueLost(
@@ -216,7 +219,7 @@ class ZooKeeperStore:
         temporary = {op.path for op in ops if isinstance(op, Delete)} & {
             op.path for op in ops if isinstance(op, Create)
         }
-        ops = [op for op in ops if op.path not in temporary]  # it leaves no trace of what it makes and removes
+        ops = [op for op in ops if op.path not in temporary]  # it leaves no trace of nodes that it creates and removes
         nodes = self.read([op.path for op in ops])
         for op, node in zip(ops, nodes, strict=True):
             if isinstance(op, Create) and op.ephemeral:
@@ -228,10 +231,10 @@ class ZooKeeperStore:
                 return node is not None and node.data == op.data
             if isinstance(op, Delete):
                 return node is None
-        return False  # it sets or checks without a condition: that may be done again
+        return False  # it sets or checks without a condition, so it can be repeated
 
     def _note_commit(self, ops: Sequence[Op]) -> None:
-        """Remember the locks that this handle holds, and add new children to its listings."""
+        """Remember the locks that this store holds, and add new children to its listings."""
         for op in ops:
             if isinstance(op, Create):
                 if op.ephemeral:
@@ -246,7 +249,7 @@ class ZooKeeperStore:
         """Wait for a connection.
 
         Raises:
-            QueueLost: there is none for as long as a session and a first connection take.
+            QueueLost: none was made within the time of a session and a first connection.
         """
         self.session()
 
@@ -266,7 +269,7 @@ class ZooKeeperStore:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def _retry(self, ask: Callable[[], Any]) -> Any:
-        """Send requests; if the connection is lost, send them again once there is a new one."""
+        """Send requests; if the connection is lost, send them again after reconnecting."""
         from kazoo import exceptions
 
         while True:
@@ -283,7 +286,7 @@ class ZooKeeperStore:
         return list(self._retry(lambda: self._read(paths)))
 
     def _read(self, paths: Sequence[str]) -> list[StoredNode | None]:
-        """Read nodes in batches; while the answers to one are under way, the next one is sent."""
+        """Read nodes in batches; the next batch is sent while the answers to the previous one arrive."""
         nodes: list[StoredNode | None] = []
         pending: list[Any] = []
         for at in range(0, len(paths), READ_AT_ONCE):
@@ -298,7 +301,7 @@ class ZooKeeperStore:
 
         nodes: list[StoredNode | None] = []
         if requests:
-            requests[-1].wait()  # answers come in the order of the questions: one pause for all, and not one for each
+            requests[-1].wait()  # answers arrive in the order of the requests, so wait once for all of them
         for request in requests:
             try:
                 nodes.append(_stored_node(*request.get()))
@@ -316,8 +319,7 @@ class ZooKeeperStore:
             return []
 
     def unlocked_entries(self, folder: str, items: str) -> Iterator[str]:
-        """Yield each name of a listing once: whoever gets it tries its lock, and does not try it again within a
-        second."""
+        """Yield each name of a listing once: the caller tries its lock, and does not try it again within a second."""
         listing = self._listings.setdefault(folder, FolderListing())
         tried, is_last_listing = 0, False
         if listing.is_old():
@@ -339,7 +341,7 @@ class ZooKeeperStore:
                 tried, is_last_listing = TRIED_UNCHECKED, True
 
     def _are_held(self, items: str, names: Sequence[str]) -> list[bool]:
-        """Return which of the items are locked. No request is sent for those that this handle holds."""
+        """Return which items are locked. Those that this store has locked are not requested."""
         locks = [lock_of_entry(items, name) for name in names]
         unknown = [lock for lock in locks if lock not in self._held]
         free = {lock for lock, node in zip(unknown, self.read(unknown), strict=True) if node is None}
@@ -365,7 +367,7 @@ class ZooKeeperStore:
         return self._watches.watch(path)
 
     def _set_watch(self, path: str, callback: Callable[[object], None]) -> None:
-        """Set a watch at the servers: of a node's children, or of its creation if it does not exist."""
+        """Set a watch at the servers: on a node's children, or on its creation if it does not exist."""
         from kazoo import exceptions
 
         try:
@@ -382,26 +384,28 @@ class ZooKeeperStore:
 
 
 def _stored_node(data: bytes, stat: Any) -> StoredNode:
-    # The servers tell changes of a node's children, comings and goings; its comings are what numbers are made of.
+    # ZooKeeper's counter of child changes counts creations and removals; numbers are derived from the creations.
     numbered = (stat.cversion + stat.numChildren) // 2
     times = stat.ctime / 1000, stat.mtime / 1000
     return StoredNode(data or b"", stat.version, stat.numChildren, numbered, stat.ephemeralOwner, stat.czxid, *times)
 
 
-# A client of ZooKeeper's servers, as a queue's URL says.
+# A client of ZooKeeper's servers, configured by a queue's URL.
 
 log = logging.getLogger("ferryman.intake")
 
 RECONNECT_MAX_S: Final = 1.0
-"""Longest pause between two tries to reach a server again: kazoo would wait up to a minute, six sessions long."""
+"""Longest pause between two attempts to reconnect, in seconds; kazoo would wait up to a minute, which is six
+sessions."""
 
 TRIES_A_SESSION: Final = 3
-"""Times that a server is tried at least while a session may still live. One that is just starting may take a connection
-and never answer (ZooKeeper 3.9 does): kazoo waits for it for a session divided by the servers that it was given."""
+"""Least number of attempts to reach a server while a session may still be alive. A server that is just starting may
+accept a connection and never answer (ZooKeeper 3.9 does): kazoo waits for it for the session timeout divided by the
+number of servers."""
 
 
 def create_client(address: Address, session_timeout_s: float) -> tuple[Any, Any]:
-    """Create a kazoo client, not started yet, and the ACL for its nodes; None stands for an open one.
+    """Create a kazoo client, not yet started, and the ACL for its nodes; None means open to everyone.
 
     Raises:
         QueueRefused: kazoo, or with SASL pure-sasl, is not installed.
@@ -458,7 +462,7 @@ def _import_kazoo() -> tuple[Any, Any]:
         raise QueueRefused(
             "a queue on ZooKeeper needs the package kazoo, which is not installed: pip install 'ferryman[intake]'"
         ) from None
-    # Its errors have the same content as its log: print it only if a program asks for that log.
+    # kazoo's log repeats its errors; show it only if the program wants that log.
     logging.getLogger("kazoo").addHandler(logging.NullHandler())
     return client, security
 
@@ -466,22 +470,23 @@ def _import_kazoo() -> tuple[Any, Any]:
 # Listings: a folder's children, cached for a second.
 
 LISTING_S: Final = 1.0
-"""Seconds that a listing is used for acquiring: one of 100 000 jobs costs 0.2 s, each acquisition then one change."""
+"""Seconds for which a listing is used for acquiring: listing 100 000 jobs takes 0.2 s, and each acquisition then only
+one change."""
 
 HELD_S: Final = 3.0
-"""Seconds that a job whose lock was held is left out, while there are others: to check thousands of locks once a
-second would take longer than a second."""
+"""Seconds for which a job found locked is skipped while there are others: checking thousands of locks every second
+would take longer than a second."""
 
 CHECKED_FIRST: Final = 8
-"""Locks that are checked together at first, then twice as many each time: other consumers are mostly a little ahead."""
+"""Number of locks in the first check, doubled each time: other consumers are usually only a little ahead."""
 
 CHECKED_MAX: Final = 256
-"""Most locks that are checked together."""
+"""Maximum number of locks in one check."""
 
 
 class FolderListing:
-    """The children of a folder, each given out once; valid for a second. Those that were held lately are left out of
-    the next listing."""
+    """Children of a folder, each returned once; valid for a second. Those found locked recently are left out of the
+    next listing."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -494,7 +499,7 @@ class FolderListing:
         return time.monotonic() - self._read_at > LISTING_S
 
     def renew(self, names: list[str], *, all_of_them: bool = False) -> None:
-        """Start with a new listing. ``all_of_them``: include names that were held lately; their locks are checked."""
+        """Start a new listing. ``all_of_them``: include names found locked recently, whose locks are checked."""
         with self._lock:
             now = time.monotonic()
             self._held = {name: at for name, at in self._held.items() if now - at < HELD_S and not all_of_them}
@@ -502,7 +507,7 @@ class FolderListing:
             self._next, self._read_at = 0, now
 
     def next_name(self) -> str | None:
-        """Return the next name; None if all were given out. Its caller either locks it, or finds that somebody else
+        """Return the next name; None if all were returned. The caller either locks it or finds that somebody else
         has."""
         with self._lock:
             if self._next == len(self._entries):
@@ -513,7 +518,7 @@ class FolderListing:
             return name
 
     def skip_held(self, are_held: Callable[[Sequence[str]], list[bool]]) -> None:
-        """Skip names to the next one that nobody holds."""
+        """Skip to the next name that nobody has locked."""
         with self._lock:
             size = CHECKED_FIRST
             while chunk := self._entries[self._next : self._next + size]:
@@ -526,23 +531,23 @@ class FolderListing:
                     return
 
     def add(self, name: str) -> None:
-        """Add a name that this handle has just created."""
+        """Add a name that this store has just created."""
         with self._lock:
             self._held.pop(name, None)
             insort(self._entries, name, lo=self._next)
 
 
-# Watches of a store on ZooKeeper: all watches of a node share one at the servers, which stays until it fires.
+# Watches of a ZooKeeper store: all watches of a node share one at the servers, which stays until it fires.
 #
-# Setting one reads the names of all children: with thousands of batches, that would be most of what an
-# idle queue costs.
+# Setting a watch reads the names of all children, which for thousands of batches would be most of the load of an idle
+# queue.
 
 SetWatch = Callable[[str, Callable[[object], None]], None]
-"""Function that sets a watch at the servers: of a path, with the function to call when it fires."""
+"""Function that sets a watch on a path at the servers, with the function to call when it fires."""
 
 
 class ZooKeeperWatches:
-    """Watches of a handle; those of one node share a watch at the servers."""
+    """Watches of a store; those of the same node share a watch at the servers."""
 
     def __init__(self, set_watch: SetWatch) -> None:
         self._set_watch = set_watch
@@ -550,7 +555,7 @@ class ZooKeeperWatches:
         self._server_watches: dict[str, _ServerWatch] = {}
 
     def watch(self, path: str) -> ZooKeeperWatch:
-        """Watch a node from now on. A change from just before may be reported too."""
+        """Watch a node from now on. A change from just before may be reported, too."""
         watch = ZooKeeperWatch(self._remove)
         with self._lock:
             server_watch = self._server_watches.get(path)
@@ -562,7 +567,7 @@ class ZooKeeperWatches:
         watch.server_watch = server_watch
         self._set_watch(
             path, lambda _: self._fire(path, server_watch)
-        )  # also when the connection is lost: then nobody knows
+        )  # also when the connection is lost, since changes may then be missed
         with self._lock:
             if not server_watch.has_fired:
                 self._server_watches[path] = server_watch
@@ -592,7 +597,7 @@ class _ServerWatch:
 
 
 class ZooKeeperWatch:
-    """A watch that one thread waits for."""
+    """A watch that one thread waits on."""
 
     def __init__(self, remove: Callable[[ZooKeeperWatch], None]) -> None:
         self._remove = remove
