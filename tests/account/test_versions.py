@@ -32,12 +32,15 @@ def test_the_same_plan_is_no_change(many: Versions) -> None:
 
 
 CHANGED: dict[str, tuple[Any, str]] = {
-    "a node more": (lambda m: m.plan(1, louder), "out follows louder now, it followed docs; step louder is new"),
+    "a node more": (lambda m: m.make_plan(1, louder), "out follows louder now, it followed docs; step louder is new"),
     "a destination more": (
-        lambda m: m.plan(1, outs=("out", "two")),
+        lambda m: m.make_plan(1, outs=("out", "two")),
         "out follows all now, it followed docs; router all",
     ),
-    "another destination": (lambda m: m.plan(1, outs=("two",)), "destination out was removed; destination two is new"),
+    "another destination": (
+        lambda m: m.make_plan(1, outs=("two",)),
+        "destination out was removed; destination two is new",
+    ),
 }
 
 

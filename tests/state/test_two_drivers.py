@@ -124,6 +124,7 @@ RUN = """
 import sys
 from pathlib import Path
 from ferryman.plan.load import load_plan
+from tests.support.plan_world import run_plan
 run_plan(load_plan(sys.argv[1]), Path(sys.argv[2]), checked=False)
 """
 
@@ -141,6 +142,7 @@ def test_a_killed_driver_is_followed_at_once(place: Path) -> None:
     try:
         until = time.monotonic() + 300
         while len(out.calls()) < 4:
+            assert first.poll() is None, "the first driver has ended"
             assert time.monotonic() < until
             time.sleep(0.02)
         second = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=False)
