@@ -57,8 +57,8 @@ class Policy:
         attempts: tries a delivery gets before it is DEAD; with ``patience_s``, only unanticipated errors count.
         patience_s: how long transient errors are tried again; None: they count as attempts like all others.
         backoff: seconds to wait at most after the n-th failed attempt (the wait is uniform below it); None: 1 s × 4ⁿ.
-        batch: rows a chunk at most.
-        batch_bytes: bytes a chunk at most (one larger row is a chunk of its own).
+        batch: rows per chunk at most.
+        batch_bytes: bytes per chunk at most (one larger row is a chunk of its own).
         deletes: False: documents deleted at the source stay there.
         send_timeout: seconds that a call of it may take.
         lanes: tasks that write to it at once, at most; None: as many as there can be.

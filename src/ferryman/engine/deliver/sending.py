@@ -269,7 +269,7 @@ class FileDelivery:
     def _write_or_split(self, indexes: Sequence[int], deaths: int = 0) -> list[Outcome] | None:
         """Send rows and return their outcomes; None if all are ok.
 
-        A chunk that fails as a whole is split in halves until the row at fault is alone. Deliveries are built anew for
+        A chunk that fails as a whole is split in halves until the row at fault is alone. Deliveries are built again for
         each call, since a failed ``write`` may have modified them.
 
         Args:
