@@ -37,17 +37,17 @@ from ferryman import limits
 
 
 class FerrymanError(Exception):
-    """Base of everything Ferryman raises on purpose. ``exit_code`` is what the command line ends with."""
+    """Base of everything that Ferryman raises on purpose. ``exit_code``: exit code of the command line."""
 
     exit_code = 1
 
 
 class Dropped(FerrymanError):
-    """Raise it in a step to let a document go on purpose: ``raise Dropped("draft")``."""
+    """Raise this in a step to drop a document on purpose: ``raise Dropped("draft")``."""
 
 
 class DeliveryError(FerrymanError):
-    """A failure with a reason. ``universal``: it is not about this document, every other would fail alike."""
+    """A failure with a reason. ``universal``: it is not about this document, since every other one would fail alike."""
 
     universal: ClassVar[bool] = False
 
@@ -60,15 +60,17 @@ class DeliveryError(FerrymanError):
 
 
 class TransientError(DeliveryError):
-    """Try again later. Out of a destination it also says: nothing took effect."""
+    """Raised for an error after which trying again later may help. From a destination it also means that nothing took
+    effect."""
 
 
 class Unavailable(TransientError):
-    """The whole step, source or destination is away for now. It is asked again later; no document spends an attempt.
+    """Raised if the whole step, source or destination is unavailable for now. It is called again later; no document
+    spends an attempt.
 
     Args:
-        scope: only this is away of what the step, router or source asks, such as one host of many: documents that do
-            not need it go on. Its name stands in messages. A destination is always meant as a whole.
+        scope: name of the part that is unavailable, such as one host of many; documents that do not need it continue.
+            Messages show it. For a destination it is ignored: the whole destination counts as unavailable.
     """
 
     universal = True
@@ -79,20 +81,22 @@ class Unavailable(TransientError):
 
 
 class PermanentError(DeliveryError):
-    """This will fail the same way every time: do not try again until something changes."""
+    """Raised for a failure that will be the same every time: do not try again until something changes."""
 
 
 class BadDocument(PermanentError):
-    """The document itself cannot be read or parsed. Ends as ERROR_DOC until it changes or an operator forces it."""
+    """Raised if the document itself cannot be read or parsed. It ends as ERROR_DOC until it changes or an operator
+    forces it."""
 
 
 class Unsupported(BadDocument):
-    """The document is of a kind that the step does not read, such as a picture where text is wanted. Rejected, or
-    dropped where its source says ``unsupported="skip"``."""
+    """Raised for a document of a kind that the step does not read, such as a picture where text is wanted. It is
+    rejected, or dropped if its source has ``unsupported="skip"``."""
 
 
 class Misconfigured(PermanentError):
-    """The whole step, source or destination cannot work until somebody fixes it (a wrong password, a missing index).
+    """Raised if the whole step, source or destination cannot work until somebody fixes it (a wrong password, a missing
+    index). It is stopped for this run and reported; no document spends an attempt.
 
     It is stopped for this run and named; no document spends an attempt.
     """
@@ -101,13 +105,13 @@ class Misconfigured(PermanentError):
 
 
 class UsageError(FerrymanError):
-    """Something for you to fix; nothing was touched."""
+    """A mistake for the user to fix; nothing was changed."""
 
     exit_code = 2
 
 
 class PlanError(UsageError):
-    """The plan cannot run. ``findings`` holds every reason, one text each, naming the node and the remedy."""
+    """The plan cannot run. ``findings``: every reason, one text each, naming the node and the remedy."""
 
     def __init__(self, findings: list[str]) -> None:
         super().__init__(findings)
@@ -118,7 +122,7 @@ class PlanError(UsageError):
 
 
 class PlanChanged(UsageError):
-    """The plan is not what it was when it last ran under this version; ``differences`` says how, a line each."""
+    """The plan has changed since it last ran under this version; ``differences`` lists how, one line each."""
 
     def __init__(self, plan: str, version: int, differences: list[str]) -> None:
         super().__init__(plan, version, differences)
@@ -185,7 +189,7 @@ class QueueDamaged(StateDamaged):
 
 
 class QueueReplaced(StateFolderError):
-    """The queue that was opened was deleted. Under its name there is none now, or another one: ``now`` is its id."""
+    """The opened queue was deleted. Now there is none of its name, or another one, whose id is ``now``."""
 
     def __init__(self, path: str, known: str, now: str | None) -> None:
         super().__init__(path, known, now)
@@ -204,7 +208,7 @@ class EngineError(FerrymanError):
 
 
 class ReaderHeld(EngineError):
-    """A reader of a queue is held by another process, which does not give it up."""
+    """Another process holds a reader of a queue, and does not release it."""
 
     def __init__(self, path: str, reader: str, who: str) -> None:
         super().__init__(path, reader, who)
@@ -218,11 +222,12 @@ class ReaderHeld(EngineError):
 
 
 class WorkerDied(EngineError):
-    """The process of a task ended in the middle of it: killed from outside, out of memory, or by what it ran."""
+    """The process of a task died: it was killed from outside, ran out of memory, or was killed by what it ran."""
 
 
 class OutOfMemory(WorkerDied):
-    """A task ended because an allocation failed: what it was at is as suspicious as if it had ended its process."""
+    """A task ended because an allocation failed; the document it was processing is as suspicious as if its process had
+    died."""
 
 
 def describe(error: BaseException) -> str:
@@ -241,18 +246,19 @@ def message_of(error: BaseException) -> str:
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal asks this process to stop, or the work under way is abandoned: the code being called is not to blame.
+    """Raised because a signal asks this process to stop, or the current work is abandoned; the code being called is not
+    to blame.
 
     A ``KeyboardInterrupt`` raised by foreign code is an error of that code.
     """
 
 
 def unless_interrupt(error: BaseException) -> BaseException:
-    """Return an error raised by foreign code; ``sys.exit()`` and a Rust extension's panic (not an Exception) count,
-    signals do not.
+    """Return an error raised by foreign code. This includes ``sys.exit()`` and the panic of a Rust extension (which is
+    not an Exception), but not signals.
 
     Raises:
-        Interrupted: the error itself, for it is about this process, not about what was called.
+        Interrupted: the error itself, since it is about this process and not about the called code.
     """
     if issubclass(type(error), Interrupted):
         raise error
@@ -260,7 +266,7 @@ def unless_interrupt(error: BaseException) -> BaseException:
 
 
 def inspectable(error: BaseException) -> BaseException:
-    """Return an error raised by foreign code, replaced by another if its class or traceback cannot be read."""
+    """Return an error raised by foreign code; if its class or traceback cannot be read, a replacement."""
     try:
         _ = error.__class__, error.__traceback__
     except Exception:
@@ -270,7 +276,7 @@ def inspectable(error: BaseException) -> BaseException:
 
 
 def as_exception(error: BaseException) -> Exception:
-    """Return an error raised by foreign code as one that ends no process of ours: ``sys.exit()`` would."""
+    """Return an error raised by foreign code as an exception that does not end our process, as ``sys.exit()`` would."""
     error = inspectable(error)
     return error if isinstance(error, Exception) else RuntimeError(f"it raised {describe(error)}")
 

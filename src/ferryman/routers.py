@@ -1,13 +1,13 @@
-"""The router port: which branches does a document take?
+"""The router port: decides which branches a document takes.
 
 A branch is called by the name of its first node. A router is asked in the workers, in this order:
 
-    open(branches, task)    once a task
+    open(branches, task)    once per task
     choose(document)        once a document that comes by: the branch, or with ``copies`` the branches, that it takes
 
-What it chose is committed with the wave and kept: a retry of a document takes the branch that it took before, without
-asking again. A new version of the document is a new question. After a crash before the commit anything may be asked
-again, and answered otherwise: nobody has seen the first answer.
+The choice is committed with the wave and stored: a retry of the document takes the same branch, without calling the
+router again. For a new version of the document the router is called again. After a crash before the commit it may be
+called again and may choose differently, since its first choice had no effect yet.
 
 ::
 
@@ -30,27 +30,30 @@ __all__ = ["ByField", "Duplicate", "RoundRobin", "Router"]
 class Router:
     """Base of all routers. Only ``choose`` is required.
 
-    It is pickled to the workers. What ``choose`` raises is this document's error, as out of a step; a branch that is
-    not there is a permanent one.
+    Routers are pickled for the workers. An exception from ``choose`` is an error of the document, as for a step; a
+    branch that does not exist is a permanent error.
     """
 
     deterministic: ClassVar[bool] = True
-    """False: the same document may be sent another way when it is asked again."""
+    """Whether it always makes the same choice for the same document."""
     copies: ClassVar[bool] = False
-    """True: a document may take several branches, a copy down each; the branch's name joins the copy's route."""
+    """Whether a document may take several branches, with a copy for each; the branch's name then becomes part of the
+    copy's route."""
     on_unequal: Literal["warn", "error"] = "warn"
-    """Finding of ``plan check`` for branches with different destinations below a router that is not deterministic."""
+    """Whether ``plan check`` warns about, or refuses, branches with different destinations below a router that is not
+    deterministic."""
 
     def named_branches(self) -> Iterable[str]:
-        """Branches that ``choose`` is known to answer: ``plan check`` looks whether they are there."""
+        """Return branches that ``choose`` is known to return; ``plan check`` reports those that do not exist."""
         return ()
 
     def label(self, branch: str) -> str:
-        """When a document takes this branch, in a few words for pictures of the plan; "" where its name says enough."""
+        """Return a short description of when a document takes this branch, for pictures of the plan; "" if its name is
+        enough."""
         return ""
 
     def open(self, branches: Sequence[str], task: int) -> None:
-        """Once a task, in the worker.
+        """Prepare for choosing. Called once per task, in the worker.
 
         Args:
             branches: in the order of the plan.
@@ -58,19 +61,19 @@ class Router:
         """
 
     def choose(self, document: Document) -> str | Sequence[str]:
-        """The branch; with ``copies`` those that get a copy, each once.
+        """Return the branch; with ``copies``, the branches that get a copy, each once.
 
         Raises:
-            PermanentError: no branch is right for this document: it ends as ERROR_DOC.
+            PermanentError: no branch is right for this document, which ends as ERROR_DOC.
         """
         raise NotImplementedError
 
 
-# One branch, named by a field's value.
+# A single branch, chosen by a field's value.
 
 
 class ByField(Router):
-    """The branch that the value of ``field`` names, through ``mapping`` if it is there.
+    """Chooses the branch that the value of ``field`` names, translated by ``mapping`` if it contains the value.
 
     A value that names no branch takes ``default``; without one the document ends as ERROR_DOC.
 
@@ -78,7 +81,7 @@ class ByField(Router):
     >>> kind.step("comedy", add_laughs)
 
     Args:
-        field: a field that holds text, a number or a truth value; a missing one is as one that names no branch.
+        field: a field with text, a number or a truth value; a missing field counts as a value that names no branch.
         mapping: value -> branch.
         default: the branch for all other values.
     """
@@ -126,11 +129,12 @@ class ByField(Router):
         )
 
 
-# Every branch, a copy each.
+# All branches, each with a copy.
 
 
 class Duplicate(Router):
-    """A copy down every branch. Copies that meet again are deliveries of their own: the route tells them apart."""
+    """Sends a copy down every branch. Copies that meet again at a destination are separate deliveries, distinguished by
+    their routes."""
 
     copies: ClassVar[bool] = True
 
@@ -144,16 +148,17 @@ class Duplicate(Router):
         return self._branches
 
 
-# One branch, each in its turn.
+# The branches in turn.
 
 
 class RoundRobin(Router):
-    """Spreads documents evenly over the branches: within a task they differ by one at most.
+    """Spreads documents evenly over the branches: within a task, their numbers differ by at most one.
 
-    Tasks start at different branches, so that many small ones spread as evenly as one large.
+    Tasks start at different branches, so that many small tasks are spread as evenly as a large one.
 
     Args:
-        on_unequal: "error" has ``plan check`` refuse branches that lead to different destinations; "warn" warns.
+        on_unequal: whether ``plan check`` refuses branches that lead to different destinations ("error") or warns
+            ("warn").
     """
 
     deterministic: ClassVar[bool] = False

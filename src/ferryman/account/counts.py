@@ -32,7 +32,8 @@ _INDEXED: Final = _STATUSES.index(Status.INDEXED)
 
 _FAMILY: Final = "source || chr(0) || origin"
 _HASH: Final = "coalesce(try_cast('0x' || left(delivery_hash, 16) AS UBIGINT), md5_number_lower(delivery_hash))"
-"""SQL for half of a delivery hash, which is hexadecimal; hashing it again would take six times as long."""
+"""SQL for the first 64 bits of a delivery hash, which is hexadecimal text; hashing the text again would take six times
+as long."""
 _EVENTS: Final = pa.schema(
     [
         ("o", pa.uint64()),
@@ -51,7 +52,7 @@ the source among the logs, else -1."""
 _WAITING: Final = pa.schema([*_EVENTS, ("waits", pa.bool_())])
 
 _BITS: Final = 60
-"""Destinations that fit into one column of flags."""
+"""Number of destinations whose flags fit into one column."""
 
 
 class Counts(NamedTuple):
@@ -105,7 +106,7 @@ def count(
 
 
 class _PartitionedCount:
-    """Counts one partition of the families after the other, and adds up."""
+    """Counts the families one partition at a time, and adds up the results."""
 
     def __init__(
         self, tables: Tables, reached: Mapping[str, Collection[str]], among: Collection[str], logs: Sequence[str]
@@ -278,7 +279,8 @@ class _PartitionedCount:
         self._older.update(_tally(waiting["destination"][older]))
 
     def _count_missing(self, documents: Columns, destinations: Any, at: Any, deleted: Columns) -> None:
-        """Count missing deliveries. A deleted document needs one only at destinations that had its family."""
+        """Count missing deliveries. A deleted document needs a delivery only at destinations to which its family was
+        published."""
         where, present = _look_up_unsorted(deleted["h"], documents["h"])
         for source, names in self._reached.items():
             if source not in self._sources:
@@ -308,7 +310,7 @@ def _tally(codes: Any) -> dict[int, int]:
 
 
 def _position(names: Sequence[str], column: str) -> str:
-    """A name's number, as SQL."""
+    """Return SQL for the index of a column's value in this list of names."""
     return f"list_position({quote_list(names)}, {column}) - 1"
 
 

@@ -78,7 +78,8 @@ def outstanding_for_driver(state: State) -> dict[str, int]:
 
 
 def _none_outstanding(state: State) -> bool:
-    """Quick, as least and greatest values say it of most files. False: perhaps there is something."""
+    """Return True if statistics alone show that nothing is outstanding, which they do for most files; False: there may
+    be something."""
     if state.outbox.files or state.outbox.transaction(RANGES):
         return False
     unsuccessful, waits = pc.field("status").isin(UNSUCCESSFUL), pc.field("due").is_valid()
@@ -102,7 +103,8 @@ def all_errors_queued(root: StatePath, plan: Plan) -> bool:
 
 
 def unread(root: StatePath, plan: Plan) -> dict[str, tuple[int, str]]:
-    """Return the documents that an operator wants repeated and that were not listed since: source -> (number, example).
+    """Return the documents that an operator wants repeated and that no listing has contained since: source -> (number,
+    example).
 
     Only sources that do not list all documents (``Source.lists_all``) have any.
     """
@@ -327,7 +329,7 @@ def retry_read(root: StatePath, read: Callable[[], _T]) -> _T:
 
 
 def last_entries(root: StatePath) -> tuple[int, ...]:
-    """The last entry of each table's log: what changes when a driver commits."""
+    """Return the last log version of each table, which changes whenever a driver commits."""
     with files.cached_listing(root):
         return tuple(open_log(root / name).last() for name in TABLES)
 

@@ -247,8 +247,8 @@ class View:
         )
 
     def _expected_entries(self, log: str, read: int, destinations: Sequence[str]) -> dict[str, int]:
-        """Return how many entries of a log each destination must have a delivery of: those read since the plan leads
-        them there. A destination that is reached only from the next run on is left out."""
+        """Return destination -> number of entries of a log that must have a delivery there: those read since the plan
+        has had a path to it. A destination that only the next run can reach is left out."""
         plan = self._state.recorded_structure()
         skipped, reached = missed_entries(self._state.root, plan).get(log, {}), nodes_reached(plan, log)
         return {

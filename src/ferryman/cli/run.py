@@ -325,7 +325,8 @@ def run_flow(
 
 
 def describe_new_state(root: StatePath, version: int) -> str:
-    """That all is sent from scratch, and which other states there are: a plan may have been renamed."""
+    """Return a note that everything is sent from scratch, and which other states exist, since the plan may have been
+    renamed."""
     others = sorted(name for name in list_names(root.parent) if exists(root.parent / name / "state.json"))
     listed = f"; others here: {', '.join(others)}" if others else ""
     prefix = root.name.removesuffix(str(version))
@@ -372,7 +373,7 @@ def print_summary(
 
 
 def _describe_automatic_retries(plan: Plan) -> str:
-    """Say what is retried without a command: documents that change. Messages of a log never do."""
+    """Return a sentence on what is retried without a command: documents that change, but not messages of a log."""
     from ferryman.plan import logs_read, sources_read
 
     logs = logs_read(plan.nodes)

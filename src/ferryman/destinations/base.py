@@ -1,10 +1,11 @@
-"""The destination port: where documents end, or pass by with an effect.
+"""The destination port: writes documents to an external system, at the end of a path or, as a tee, in the middle of
+one.
 
-A destination is written once and told three different stories, one a guarantee. This is the one for
-at-least-once, and the one a destination must be able to live with:
+A destination is implemented once and used under any of three guarantees. Under at-least-once, which every destination
+must support, the engine may make these calls:
 
     check()                         driver, before each wave that has rows for it
-    open(context)                   worker, once a task
+    open(context)                   worker, once per task
     write([d1, d2, d3])             d1 and d2 arrive, then the process is killed
     ...                             the next start
     open(context)                   another worker
@@ -30,18 +31,18 @@ from ferryman.errors import BadDocument
 
 
 class Effect(enum.Enum):
-    """Effect of repeating something, on the outside world."""
+    """Effect on the outside world of repeating something."""
 
     SAFE = "safe"
-    """No outside effect at all: may run any number of times."""
+    """No outside effect at all: it may run any number of times."""
     IDEMPOTENT = "idempotent"
     """Repeating gives the same outside state."""
     POTENT = "potent"
-    """Each call counts: must run once a delivery."""
+    """Each call counts: it must run once per delivery."""
 
 
 class Guarantee(enum.Enum):
-    """Effect of a kill on a delivery that was in flight."""
+    """Guarantee: what a kill may do to a delivery in flight."""
 
     EXACTLY_ONCE = "exactly-once"
     AT_LEAST_ONCE = "at-least-once"
@@ -73,7 +74,7 @@ _stored_fields = vars(_DeliveryFields)["fields"].__get__  # ``super().fields``, 
 
 
 class Delivery(_DeliveryFields, eq=False):
-    """One document for one destination: what ``write`` gets. Equal on every attempt, but for ``attempt``.
+    """One document for one destination, as passed to ``write``. Equal on every attempt, except for ``attempt``.
 
     Attributes:
         hash: 32 hex digits; equal on every attempt of this delivery, different for every other.
@@ -84,7 +85,8 @@ class Delivery(_DeliveryFields, eq=False):
         raw: the document's bytes at this point, or None.
         attempt: from 1.
         came_from: see ``provenance``.
-        key_hash: of what a keyed node exports: tells its key from the node's others (a hash of 56 bits); else None.
+        key_hash: for the export of a keyed node, a 56-bit hash of its key, which distinguishes the node's keys; else
+            None.
     """
 
     _decoded: dict[str, Any] | None = None
@@ -95,7 +97,7 @@ class Delivery(_DeliveryFields, eq=False):
 
     @property  # type: ignore[misc]  # hides the field of the base class, which may hold JSON
     def fields(self) -> dict[str, Any]:  # type: ignore[override]
-        """The document's fields, JSON values."""
+        """Return the document's fields as JSON values."""
         if self._decoded is None:
             stored = _stored_fields(self)
             self._decoded = decode_fields(stored or b"{}") if stored is None or isinstance(stored, bytes) else stored
@@ -103,8 +105,8 @@ class Delivery(_DeliveryFields, eq=False):
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """Provenance of a document that comes from a log: of a queue ``{"queues": {name: {"index", "time"}}, "tx":
-        index on the first queue}``. {} where it is unknown, or the plan has ``provenance=False``."""
+        """Return the provenance of a document from a log; for one from queues ``{"queues": {name: {"index", "time"}},
+        "tx": index on the first queue}``. {} if it is unknown, or the plan has ``provenance=False``."""
         return msgspec.json.decode(self.came_from) if self.came_from else {}
 
     @property
@@ -114,7 +116,8 @@ class Delivery(_DeliveryFields, eq=False):
         return stored if stored and isinstance(stored, bytes) else encode_fields(self.fields)
 
     def text(self, encoding: str = "utf-8") -> str:
-        """The raw bytes decoded, undecodable ones replaced: a destination is not a place to refuse a document."""
+        """Return the raw bytes decoded as text; undecodable bytes are replaced, since a destination should not refuse a
+        document for its encoding."""
         return "" if self.raw is None else self.raw.decode(encoding, errors="replace")
 
     def __repr__(self) -> str:
@@ -125,8 +128,8 @@ class Delivery(_DeliveryFields, eq=False):
 class Outcome(NamedTuple):
     """A destination's answer for one delivery: ok, stale, transient, permanent, unavailable or misconfigured.
 
-    The last two are about the whole destination (down, full, wrong password), as ``universal`` says: no attempt is
-    spent, and the destination's other rows wait too.
+    The last two are about the whole destination (down, full, wrong password) and have ``universal`` set: no attempt is
+    spent, and the destination's other rows wait, too.
     """
 
     kind: str
@@ -135,37 +138,39 @@ class Outcome(NamedTuple):
 
     @classmethod
     def ok(cls) -> Outcome:
-        """It took effect (now, or already before: a repeated hash is ok)."""
+        """The delivery took effect, now or earlier: a repeated hash is ok."""
         return _OK
 
     @classmethod
     def stale(cls) -> Outcome:
-        """The destination has something newer (a higher sequence): done, nothing to do."""
+        """The destination has something newer (a higher sequence), so the delivery is done without effect."""
         return _STALE
 
     @classmethod
     def transient(cls, why: str) -> Outcome:
-        """It did not take effect; try again later."""
+        """The delivery did not take effect; try again later."""
         return cls("transient", why)
 
     @classmethod
     def permanent(cls, why: str) -> Outcome:
-        """It did not take effect and never will, as it is."""
+        """The delivery did not take effect and never will, unless it changes."""
         return cls("permanent", why)
 
     @classmethod
     def unavailable(cls, why: str) -> Outcome:
-        """It did not take effect, for the whole destination is away: no attempt is spent, it is asked again later."""
+        """The delivery did not take effect, because the whole destination is unavailable: no attempt is spent, and it
+        is tried again later."""
         return cls("transient", why, True)
 
     @classmethod
     def misconfigured(cls, why: str) -> Outcome:
-        """It did not take effect, and nothing will until somebody fixes the destination; no attempt is spent."""
+        """The delivery did not take effect, and none will until somebody fixes the destination; no attempt is spent."""
         return cls("permanent", why, True)
 
     @classmethod
     def held(cls) -> Outcome:
-        """It was left out: it waits for one before it, of the same source and key; see ``Destination.holds_keys``."""
+        """The delivery was not written, because it waits for an earlier one of the same source and key; see
+        ``Destination.holds_keys``."""
         return _HELD
 
 
@@ -184,11 +189,11 @@ class Facts(NamedTuple):
     outcomes: tuple[tuple[str, str], ...] = ()
     """(What the target says or does, what becomes of the delivery then.)"""
     tested: tuple[str, ...] = ()
-    """Servers and their versions that its promises are tested with; others that speak their protocol were not tried."""
+    """Servers and versions with which its promises are tested; others that use the same protocol were not tested."""
 
 
 class DestinationContext(NamedTuple):
-    """Context that ``open`` gets."""
+    """Context passed to ``open``."""
 
     plan: str
     plan_version: int
@@ -198,10 +203,10 @@ class DestinationContext(NamedTuple):
     """Number of the pass that delivers."""
     guarantee: Guarantee
     state: str = ""
-    """Id of the state. A plan may run in several; each of them delivers everything. A newer version that continues from
-    the state delivers under the same one."""
+    """Id of the state. A plan may have several states, each of which delivers everything. A newer plan version that
+    continues from a state delivers under the same id."""
     settled: int = 0
-    """Deliveries of this state and node with lower sequences are settled: they do not come again."""
+    """Deliveries of this state and node with lower sequences are settled: they are never sent again."""
     first_version: int = 0
     """Version of the plan when the state got its id; 0: the current one."""
 
@@ -210,77 +215,85 @@ class Destination:
     """Base of all destinations. Only ``effect`` and ``write`` are required.
 
     Called in this order: ``check`` in the driver before a wave is delivered; then in a worker, all from one thread,
-    ``open`` once a task, ``write`` any number of times, ``close`` once (not after a kill). After a crash any ``write``
-    may be repeated with the same deliveries, unless the guarantee is at-most-once.
+    ``open`` once per task, ``write`` any number of times, ``close`` once (not after a kill). After a crash any
+    ``write`` may be repeated with the same deliveries, unless the guarantee is at-most-once.
 
-    ``check``, ``open`` and ``write`` speak about the whole destination by raising ``ConnectionError``,
-    ``TimeoutError`` or ``Unavailable(why)`` (down: wait) or ``Misconfigured(why)``
-    (wrong: an operator must fix it). What else ``write`` raises speaks for the whole chunk.
+    ``check``, ``open`` and ``write`` report that the whole destination is down by raising ``ConnectionError``,
+    ``TimeoutError`` or ``Unavailable(why)``, and that an operator must fix it by raising ``Misconfigured(why)``. Any
+    other exception from ``write`` applies to the whole chunk.
 
-    It is pickled to the workers: keep connections out of ``__init__``, open them in ``open``.
+    A destination is pickled for the workers, so open connections in ``open``, not in ``__init__``.
     """
 
     effect: ClassVar[Effect]
     transactional: ClassVar[bool] = False
-    """True: stores ``delivery.hash`` in the same transaction as the effect. Makes exactly-once possible."""
+    """True: it stores ``delivery.hash`` in the same transaction as the effect, which makes exactly-once possible."""
     single_writer: ClassVar[bool] = False
-    """True: one writer at a time (an embedded database). It gets one lane, whatever else is going on."""
+    """True: it allows only one writer at a time (an embedded database), so it always has a single lane."""
     in_order: ClassVar[bool] = False
-    """Do the rows of a wave come in the order of the documents that they are made of, whichever branches those took?"""
+    """True: the rows of a wave arrive in the order of the documents they are made from, whichever branches those
+    took."""
     compares_sequences: ClassVar[bool] = False
-    """True: refuses (as stale) what is older than what it has, so a late write cannot undo a newer one."""
+    """True: it refuses, as stale, deliveries older than the stored one, so that a late write cannot undo a newer
+    one."""
 
     holds_keys: ClassVar[bool] = False
-    """True: a chunk may have several exports of a key (``Delivery.source`` and ``key_hash``), and ``write`` leaves out,
-    as held, those behind one of their key that it refuses. Else a chunk has one export of each key."""
+    """True: a chunk may contain several exports of a key (``Delivery.source`` and ``key_hash``); after ``write``
+    refuses one, it must leave out the later ones of its key and report them as held. False: a chunk contains at most
+    one export of each key."""
 
     keyed_by_id: bool = False
-    """True: it holds one document an id, so that two sources, or two routes, overwrite each other's."""
+    """True: it stores one document per id, so that deliveries of two sources, or by two routes, overwrite each
+    other."""
 
     preferred_batch: ClassVar[int | None] = None
-    """Rows a chunk where the plan does not say ``batch=``."""
+    """Number of rows per chunk if the plan does not set ``batch=``."""
 
     def target(self) -> str | None:
-        """The place written to, without secrets (``sqlite:///out.db#documents``); None if it is only this node's."""
+        """Return the place it writes to, without secrets (``sqlite:///out.db#documents``); None if no other node can
+        write there."""
         return None
 
     def local_paths(self) -> tuple[str, ...]:
-        """Absolute paths of the folders of the machine's own file system that it writes to. On a cluster each executor
-        is asked for them before the run begins: all must see the driver's folder."""
+        """Return the absolute paths of the local folders that it writes to. On a cluster, each executor is checked
+        before a run begins: all must see the driver's folders."""
         return ()
 
     def not_installed(self) -> str:
-        """Which package is missing, and the command that installs it; "" if all is there. Opens nothing."""
+        """Return which package is missing, with the command that installs it; "" if none is. Opens nothing."""
         return ""
 
     def check(self) -> None:
-        """Reachable and fit? Raise ``Unavailable`` or ``Misconfigured`` if not."""
+        """Check that the destination is reachable and ready. Raise ``Unavailable`` or ``Misconfigured`` if not."""
 
     def highest_sequence(self) -> int | None:
-        """The highest sequence among the deliveries that it holds, tombstones too; None: it holds none, or cannot tell.
+        """Return the highest sequence among the deliveries that it holds, including tombstones; None: it holds none, or
+        cannot tell.
 
-        In the driver, after ``check``: when a state is made, and after deliveries that were stale, so that what comes
-        next is above. Worth having for a destination that compares sequences.
+        Called in the driver, after ``check``: when a state is created, and after stale deliveries, so that later
+        sequences are higher. Useful for a destination that compares sequences.
         """
         return None
 
     def highest_of(self, context: DestinationContext) -> int | None:
-        """The highest sequence that it has of this very state and node; None: nothing, or it cannot tell.
+        """Return the highest sequence that it has received from this very state and node; None: none, or it cannot
+        tell.
 
-        In the driver, when a run begins: if the state has not come so far, it is an old copy. Worth having for a
-        destination that would take what comes again for something new. While it raises something, nothing is sent.
+        Called in the driver, when a run begins: a state that has not reached this sequence is an old copy. Useful for a
+        destination that would take a repeated delivery for a new one. Nothing is sent as long as this raises.
         """
         return None
 
     def open(self, context: DestinationContext) -> None:
-        """Once a task, in the worker."""
+        """Prepare for writing. Called once per task, in the worker."""
 
     def write(self, chunk: list[Delivery]) -> list[Outcome]:
-        """Deliver; one outcome a delivery, in the same order. A missing outcome is unknown, never ok."""
+        """Write a chunk; return one outcome per delivery, in the same order. A missing outcome counts as unknown, never
+        as ok."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Once a task, after the last ``write``."""
+        """Release what ``open`` has opened. Called once per task, after the last ``write``."""
 
 
 # Deliveries as JSON, for files of lines and for webhooks.
@@ -333,11 +346,11 @@ def printable_id(delivery: Delivery) -> str:
     return delivery.id.encode(errors="replace").decode()
 
 
-# Rule of destinations that keep one row an id: which of several deliveries counts.
+# Destinations that keep one row per id: which of several deliveries counts.
 
 
 class LastDelivery(NamedTuple):
-    """The last delivery of an id that took effect, as the destination remembers it (a tombstone too)."""
+    """Last delivery of an id that took effect, as the destination remembers it (also if it was a delete)."""
 
     sequence: int
     hash: str

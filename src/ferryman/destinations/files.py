@@ -118,7 +118,7 @@ By = Literal["id", "content"]
 
 
 class Directory(Destination):
-    """Keeps a file a document in a folder: ``Directory("out")`` puts ``histories/henryv.txt`` where its id says.
+    """Keeps one file per document in a folder: ``Directory("out")`` puts ``histories/henryv.txt`` where its id says.
 
     **Content.** ``content="raw"``: the raw bytes as they are; of a document without any, its fields as a JSON object.
     ``content="json"``: the object that ``JsonLines`` writes, with fields, text, hash and sequence, and ``.json`` behind
@@ -163,9 +163,15 @@ class Directory(Destination):
     )
 
     def __init__(self, directory: str | Path, content: Content = "raw", by: By = "id") -> None:
+<<<<<<< HEAD
         """``directory`` is made if it is not there. A relative one is meant from the plan file's
         folder; in a program, from the current one."""
         self.directory = Path(relative_paths.absolute(directory))
+=======
+        """``directory`` is created if it does not exist. A relative path is relative to the plan file's folder; in a
+        program, to the current folder."""
+        self.directory = Path(places.absolute(directory))
+>>>>>>> words
         self.content: Content = content
         self.by: By = by
         self._engine: sa.Engine | None = None
@@ -474,12 +480,12 @@ class JsonLines(Destination):
     )
 
     def __init__(self, directory: str | Path, rows: int | None = None) -> None:
-        """``directory`` is made if it is not there. A relative one is meant from the plan file's
-        folder; in a program, from the current one.
+        """``directory`` is created if it does not exist. A relative path is relative to the plan file's folder; in a
+        program, to the current folder.
 
         Args:
-            rows: lines a file at most; a plan's own ``batch=`` wins. None: 500. A file also ends at the plan's
-                ``batch_bytes=``, 5 MiB by default, and where a pass of delivering ends.
+            rows: maximum number of lines per file; a plan's own ``batch=`` wins. None: 500. A file also ends at the
+                plan's ``batch_bytes=``, 5 MiB by default, and where a pass of delivering ends.
 
         Raises:
             PlanError: ``rows`` is below 1.

@@ -1,4 +1,4 @@
-"""A destination in a search engine: one document an id, with its delivery's hash and sequence in it."""
+"""A destination in a search engine: one document per id, with its delivery's hash and sequence in it."""
 
 from __future__ import annotations
 
@@ -444,7 +444,7 @@ class OpenSearch(Destination):
     """Writes documents into an index of OpenSearch, or of Elasticsearch, which is made if it is not there.
 
     ``OpenSearch("https://search.example.org:9200", "plays", auth=("ferryman", "${OPENSEARCH_PASSWORD}"))`` keeps one
-    document an id. Its ``_id`` is the document's id, its source the document's fields, ``text`` (the raw bytes decoded
+    document per id. Its ``_id`` is the document's id, its source the document's fields, ``text`` (the raw bytes decoded
     as UTF-8; left out without raw, and where a step has made a field of that name), and ``_ferryman``: an object with
     ``hash``, ``sequence``, ``origin``, ``parent``, ``source``, ``version`` and ``route`` of its delivery. What is
     written can be searched after the index's next refresh.

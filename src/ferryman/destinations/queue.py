@@ -59,8 +59,8 @@ class Queue(Destination):
         keep: str | float | None = None,
         text: str | None = "text",
     ) -> None:
-        """The queue is made by the first run. A relative ``root`` is meant from the plan file's folder; in a program,
-        from the current one.
+        """The queue is made by the first run. A relative ``root`` is relative to the plan file's folder; in a program,
+        to the current folder.
 
         Args:
             keep: messages older than this (``"10d"``) that all registered readers have read are removed.

@@ -294,9 +294,9 @@ COMMIT_WITHIN_MS: Final = 1000
 class Solr(Destination):
     """Writes documents into a collection of Apache Solr, which must be there.
 
-    ``Solr("http://localhost:8983/solr/plays")`` keeps a document an id: the fields as they are, ``id``, ``text`` (the
-    raw bytes decoded as UTF-8; not set without raw), ``ferryman_hash_s`` and ``ferryman_sequence_l``. A list is a field
-    with several values; an object, and what is deeper in a list, is JSON text; null is left out. Fields called as
+    ``Solr("http://localhost:8983/solr/plays")`` keeps one document per id: the fields as they are, ``id``, ``text``
+    (the raw bytes decoded as UTF-8; not set without raw), ``ferryman_hash_s`` and ``ferryman_sequence_l``. A list is a
+    field with several values; an object, and what is deeper in a list, is JSON text; null is left out. Fields called as
     Solr's own (``_version_``, ``_root_`` …) are refused.
 
     **Without** ``versions`` it is at-least-once: what a kill leaves in doubt is sent again, and changes nothing. Before

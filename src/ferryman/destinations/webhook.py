@@ -185,7 +185,7 @@ class UnclearAnswer(Exception):
 class Webhook(Destination):
     """Posts deliveries to a URL as JSON; each counts there, so by default each is posted once at most.
 
-    ``Webhook("https://example.org/hook", secret="${HOOK_SECRET}")`` posts a request a delivery:
+    ``Webhook("https://example.org/hook", secret="${HOOK_SECRET}")`` posts one request per delivery:
 
     ``{"plan": "…", "plan_version": 1, "destination": "…", "deliveries": [{"hash": "…", "sequence": 7, "operation":
     "upsert", "id": "…", "parent_id": null, "origin_id": "…", "source": "…", "version": "…", "route": [], "fields": {},
@@ -215,8 +215,8 @@ class Webhook(Destination):
             driver and the workers: then it is in no plan file, state, message or log. A user and password in the URL
             are sent as Basic authentication.
         secret: what requests are signed with. One that begins with ``whsec_`` is base64 behind that.
-        batch: deliveries a request; a plan's own ``batch=`` wins. With more than one, a 4xx under at-most-once refuses
-            them all; else the request is halved until the one that is refused stands alone.
+        batch: deliveries per request; a plan's own ``batch=`` wins. With more than one, a 4xx under at-most-once
+            refuses them all; else the request is halved until the one that is refused stands alone.
         headers: sent with each request.
         timeout_s: seconds from the connection to the answer.
         rate: requests a second at most. One task then sends at a time, so it is the rate of this destination; two

@@ -268,7 +268,7 @@ class ReadPath(NamedTuple):
 
 
 class DriverView(NamedTuple):
-    """What the driver sees, sent along with every task."""
+    """View of the driver, sent along with every task."""
 
     host: str
     version: str

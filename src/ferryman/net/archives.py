@@ -97,7 +97,7 @@ class Budget:
         """Count members and bytes that are about to be unpacked, or have just been.
 
         Raises:
-            TooMuch: it goes over a limit.
+            BudgetExceeded: a limit is exceeded.
         """
         self._members += members
         self._bytes += size
@@ -129,8 +129,8 @@ def members(file: Stream, budget: Budget) -> Iterator[Member]:
     unpacked. The content of an uncompressed tar is not charged: it is not larger than the archive.
 
     Raises:
-        TooMuch: also while a member is read.
-        BROKEN: also while a member is opened or read.
+        BudgetExceeded: a limit is exceeded; possibly only while a member is read.
+        Exception: one of ``ARCHIVE_ERRORS``: the archive is damaged; possibly only while a member is opened or read.
     """
     plain: io.BufferedReader = io.BufferedReader(file)
     with plain:

@@ -22,9 +22,9 @@ class Flow:
 
     >>> flow = Flow("shop", [orders, invoices])
 
-    A run of it carries each plan's documents, and then what these gave to the plans behind it, until nothing is left
-    to do. Each plan keeps its own state, as if it ran alone; it may run alone, too. Several plans may write to one
-    queue, and several may read it. Mistakes are found all at once by ``check()``, which every run calls first.
+    A run of a flow processes each plan's documents, and then the messages that they produced for downstream plans,
+    until nothing is left to do. Each plan keeps its own state, and may also be run alone. Several plans may write to
+    the same queue, and several may read it. ``check()``, which every run calls first, reports all mistakes at once.
 
     Args:
         name: as a plan's.
@@ -47,7 +47,7 @@ class Flow:
 
     @property
     def joints(self) -> tuple[Joint, ...]:
-        """Which plan reads what another one writes; in the order of the readers' turns."""
+        """Return which plan reads what another one writes, in the order of the readers' turns."""
         return self._joints(self.order)
 
     def _joints(self, plans: Sequence[Plan]) -> tuple[Joint, ...]:
@@ -71,8 +71,8 @@ class Flow:
 
     @property
     def order(self) -> tuple[Plan, ...]:
-        """The plans so that each comes after those whose deliveries it reads; plans in a cycle come before what
-        follows the cycle. Else in the order in which they were given."""
+        """Return the plans ordered so that each comes after those whose deliveries it reads; plans in a cycle come
+        before what follows the cycle. Otherwise the given order is kept."""
         predecessors = self._predecessors()
         remaining = {self.label(plan): plan for plan in self.plans}
         ordered = []
@@ -103,7 +103,7 @@ class Flow:
         return [*self._cycles(), *warnings]
 
     def freeze(self) -> None:
-        """Check it, and let nothing be added to its plans any more."""
+        """Check the flow, and let nothing be added to its plans any more."""
         self.check()
         for plan in self.plans:
             plan.freeze()

@@ -17,17 +17,18 @@ from ferryman.sources.base import Source
 from ferryman.sources.exports import Exports
 
 StepFunction = Callable[..., Any]
-"""Document -> Document (goes on), None (DROPPED), or an iterable of the document and its children (each goes on); with
-``batch`` a list of documents -> as many answers; with ``arrow`` a record batch -> a record batch. Also ``async``."""
+"""Function of a step. It takes a document and returns a document (which continues), None (DROPPED), or an iterable of
+the document and its children (all of which continue). With ``batch``: takes a list of documents, returns as many
+answers. With ``arrow``: takes and returns a record batch. May be ``async``."""
 
 
 class RetryLimits(NamedTuple):
-    """How long errors are tried again.
+    """Limits for retrying errors.
 
     Attributes:
-        attempts: number of tries; with ``patience_s``, only errors that do not declare themselves transient count.
-        patience_s: how long transient errors are tried again, counted from the first one; None: all errors count as
-            attempts.
+        attempts: maximum number of attempts; with ``patience_s``, those that end in a transient error do not count.
+        patience_s: seconds for which transient errors are retried, counted from the first one; None: all errors count
+            as attempts.
     """
 
     attempts: int
@@ -50,16 +51,17 @@ class RetryLimits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Policy for the deliveries to a destination.
+    """How deliveries to a destination are made and retried.
 
     Attributes:
         guarantee: what a kill may do to a delivery in flight.
-        attempts: tries a delivery gets before it is DEAD; with ``patience_s``, only unanticipated errors count.
-        patience_s: how long transient errors are tried again; None: they count as attempts like all others.
+        attempts: attempts of a delivery before it is DEAD; with ``patience_s``, those that end in a transient error do
+            not count.
+        patience_s: seconds for which transient errors are retried; None: they count as attempts like all others.
         backoff: seconds to wait at most after the n-th failed attempt (the wait is uniform below it); None: 1 s × 4ⁿ.
-        batch: rows a chunk at most.
-        batch_bytes: bytes a chunk at most (one larger row is a chunk of its own).
-        deletes: False: documents deleted at the source stay there.
+        batch: rows per chunk at most.
+        batch_bytes: bytes per chunk at most (one larger row is a chunk of its own).
+        deletes: whether documents deleted at the source are deleted at the destination.
         send_timeout: seconds that a call of it may take.
         lanes: tasks that write to it at once, at most; None: as many as there can be.
     """
@@ -117,7 +119,8 @@ class CalledNode(Node):
     """A node that is called for each document before the commit, with its policy for errors.
 
     Attributes:
-        brake: number of documents that fail in a row before the node itself counts as broken; None: it never does.
+        brake: number of consecutive failing documents after which the node itself counts as broken; None: it never
+            does.
         patience_s: how long transient errors are tried again.
         attempts: number of tries, whatever the error; None: as the policy of the destination says.
     """
@@ -127,8 +130,8 @@ class CalledNode(Node):
     attempts: int | None = field(default=None, kw_only=True)
 
     def limits(self, policy: Policy) -> RetryLimits:
-        """Return the limits for errors of this node, for deliveries to a destination of this policy: the node's own
-        ``attempts`` win."""
+        """Return the limits for errors of this node, for deliveries to a destination with this policy; the node's own
+        ``attempts`` take precedence."""
         if self.attempts is not None:
             return RetryLimits(self.attempts, None)
         return RetryLimits(policy.attempts, None if policy.patience_s is None else self.patience_s)
@@ -140,7 +143,7 @@ class SourceNode(CalledNode):
 
     @property
     def entry(self) -> str:
-        """Return the name under which its documents enter the graph."""
+        """Return the name of the node at which its documents enter the graph."""
         return self.name
 
 
@@ -211,9 +214,10 @@ class DestinationNode(Node):
     destination: Destination = field(kw_only=True)
     policy: Policy = field(kw_only=True)
     tee: bool = field(default=False, kw_only=True)
-    """The document goes on, whatever becomes of its delivery here."""
+    """Whether the document continues to the next nodes, regardless of its delivery here."""
     errors: bool = field(default=False, kw_only=True)
-    """It has no predecessor: it gets a message of each final failure in the plan."""
+    """Whether it is the error queue: it follows no node, and receives a message about each permanent failure in the
+    plan."""
 
     @property
     def kind(self) -> str:
@@ -264,8 +268,8 @@ Value = str | Callable[[Document], Any]
 
 @dataclass(frozen=True)
 class Combining:
-    """Update function that combines the values of a wave's documents, then the result with the state, and exports the
-    change if there is one."""
+    """Update function that combines the values of a wave's documents, then combines the result with the state, and
+    exports the change, if any."""
 
     combiner: Combiner
     value: Value | None

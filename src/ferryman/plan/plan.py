@@ -250,7 +250,7 @@ class Plan:
             patience: how long a delivery is tried again that meets transient errors: seconds, or "15m", "2h", "1d".
             backoff: seconds after the first, second, … failed attempt (the last one repeats); the wait is uniform
                 between 0 and that. Default 1, 4, 16 … at most an hour.
-            batch: rows a chunk at most; default: what the destination prefers, else 500.
+            batch: rows per chunk at most; default: what the destination prefers, else 500.
             tee: the document goes on from here; see ``Plan.tee``.
             errors: it gets what failed, and nothing else; see ``Plan.errors``.
             send_timeout: seconds that one call (``check``, ``open``, ``write``, ``close``) may take; one that takes

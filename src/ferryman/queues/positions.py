@@ -17,7 +17,8 @@ from ferryman.storage.files import StatePath, fsync_folder, seal, unseal_bytes
 from ferryman.storage.locks import describe_holder, hold_lock
 
 _MAX_OTHER_HANDLES: Final = 63
-"""Number of other handles whose last change a reader's object remembers: each may check whether its own took effect."""
+"""Number of other handles whose last change a reader's object remembers, so that each can check whether its own took
+effect."""
 
 
 class Positions:
@@ -27,10 +28,10 @@ class Positions:
         self._folder = folder
         self._queue = queue
         self._last_read: dict[str, tuple[str | None, dict[str, int]]] = {}
-        """Reader -> the version of its object that was read last, and the changes that led to it."""
+        """Reader -> version of its object when it was last read, and the changes that led to that version."""
         self._handle_id, self._count = uuid.uuid4().hex, 0
         self._locks: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
-        """Locks between the threads that use this handle."""
+        """Locks between the threads that use this object."""
 
     def list_readers(self) -> list[str]:
         """Return the names of all readers, sorted."""
@@ -54,13 +55,13 @@ class Positions:
         return None if record is None else int(record["position"])
 
     def record(self, name: str, position: int, moved: str = "") -> bool:
-        """Record a reader's position durably. Call it inside ``hold``, after reading its position.
+        """Record a reader's position durably. Call it within ``hold``, after reading the position.
 
         Args:
-            moved: unique id of this move, if somebody else than the reader moves it.
+            moved: unique id of this move, if somebody other than the reader moves it.
 
         Returns:
-            False: in an object store, it was moved since its position was read; nothing was recorded.
+            False: it was moved after its position was read (possible only in an object store); nothing was recorded.
         """
         self._count += 1
         path, (version, others) = self._folder / name, self._last_read.get(name, (None, {}))
@@ -70,17 +71,17 @@ class Positions:
         if not isinstance(path, Path):
             record["notes"] = {**dict([*others.items()][-_MAX_OTHER_HANDLES:]), self._handle_id: self._count}
         noted = files.replace_version(path, seal(record), version)
-        if not noted:  # maybe only the answer was lost, and others have continued from there
+        if not noted:  # perhaps only the answer was lost, and others have continued from there
             self._read_record(name)
             noted = self._last_read[name][1].get(self._handle_id) == self._count
         crash.point("tailer.noted")
         return noted
 
     def last_move(self, name: str) -> tuple[int, str] | None:
-        """Return where a reader was moved to, and the unique id of this move; None if it reached its position by
-        reading, or is not registered.
+        """Return the position that a reader was moved to, and the unique id of this move; None if it reached its
+        position by reading, or is not registered.
 
-        Both are read at once: a process without write access cannot hold the reader.
+        Both are read at once, because a process without write access cannot hold the reader.
         """
         record = self._read_record(name)
         return None if record is None or not (token := record.get("moved")) else (int(record["position"]), str(token))
@@ -95,11 +96,12 @@ class Positions:
 
     @contextlib.contextmanager
     def hold(self, name: str) -> Iterator[None]:
-        """Keep others from moving this reader during the block. In an object store there are no locks, and ``record``
-        finds out.
+        """Keep others from moving this reader during the block. In an object store there are no locks, so ``record``
+        detects moves instead.
 
         Raises:
-            ReaderHeld: it could not be had in time, perhaps because its holder was stopped; names the holder.
+            ReaderHeld: the reader could not be locked in time, perhaps because its holder was stopped; names the
+                holder.
         """
         path, wait_s = self._folder / f".lock-{name}", limits.QUEUE_READER_S
         if not (lock := self._locks[name]).acquire(timeout=wait_s):
@@ -114,8 +116,8 @@ class Positions:
 
     @contextlib.contextmanager
     def hold_all(self, wait_s: float) -> Iterator[str | None]:
-        """Keep all readers registered now from being moved during the block; yield the name of one that could not be
-        had in time, or None. In an object store they can be moved."""
+        """Keep all currently registered readers from being moved during the block; yield the name of one that could not
+        be locked in time, or None. In an object store they can still be moved."""
         with contextlib.ExitStack() as held:
             for name in self.list_readers():
                 if not held.enter_context(hold_lock(self._folder / f".lock-{name}", wait_s, signed=True)):

@@ -26,14 +26,14 @@ from ferryman.storage.objects import ObjectPath
 
 @explain_errors_of_class(lambda queue: getattr(queue, "folder", "queue"))
 class Queue:
-    """Queue of a name in a folder. It is created when it is first appended to or given a tailer, and stays until it is
-    deleted. Messages have indices from 1 without gaps, and never change.
+    """A named queue in a folder. It is created by the first append or the first tailer, and exists until it is deleted.
+    Messages have indices from 1 without gaps, and never change.
 
     Args:
         name: letters, digits, ``-``, ``_`` and ``.``.
         root: the folder of queues, or its URL in an object store, such as s3://bucket/queues.
-        keep: at each append, remove files of messages that are all older than this (``"10d"``) and were read by all
-            registered readers. None: keep all.
+        keep: at each append, remove files whose messages are all older than this (``"10d"``) and were read by all
+            registered readers. None: keep everything.
 
     Raises:
         UsageError: the name is not valid, or something else is at its place.
@@ -56,17 +56,18 @@ class Queue:
 
         Args:
             messages: JSON objects.
-            key: an append with a key that was used before appends nothing, and returns the indices of that append.
-            meta: stored with each of the messages.
+            key: makes the append safe to repeat: if the key was used before, nothing is appended, and the indices of
+                the first append are returned.
+            meta: JSON object stored with each of the messages.
 
         Raises:
             UsageError: a message is not a JSON object; nothing was appended.
-            QueueReplaced: the queue was deleted since this handle has used it; nothing was appended.
+            QueueReplaced: the queue was deleted after this object first used it; nothing was appended.
         """
         return [*self.append_rows(content_of(messages, meta), key)]
 
     def append_rows(self, rows: pa.Table, key: str | None = None) -> range:
-        """Append messages that are Arrow already; return their indices.
+        """Append messages given as Arrow; return their indices.
 
         Args:
             rows: ``message`` and ``meta`` (JSON objects as text), ``hash``; not checked.
@@ -77,16 +78,17 @@ class Queue:
         return self._append(rows, key=key) if rows.num_rows else range(0)
 
     def append_new(self, rows: pa.Table, writer: str, settled: int = 0) -> int:
-        """Append those rows of a writer that it has not appended before, in one commit; return how many. A row that was
-        trimmed in the meantime is not appended again either.
+        """Append those rows of a writer that it has not appended before, in one commit; return how many. Rows that have
+        been trimmed since are not appended again either.
 
         Args:
             rows: ``message``, ``meta`` and ``hash`` as for ``append_rows``, and ``sequence``, ascending and above 0.
                 Rows of the same hash and sequence are the same row. Their ``meta`` has ``sequence`` and ``writer``.
-            settled: rows of lower sequences are not appended again: of trimmed ones nothing needs to be kept.
+            settled: rows with lower sequences will not be appended again, so nothing about them needs to be kept once
+                they are trimmed.
 
         Raises:
-            UsageError: a row is one that was settled by an earlier call. Nothing was appended.
+            UsageError: a row's sequence was declared settled by an earlier call. Nothing was appended.
         """
         return len(self._append(rows, writer=RepeatingWriter(writer, settled))) if rows.num_rows else 0
 
@@ -117,7 +119,7 @@ class Queue:
             return store.find(key_name(key))
 
     def read(self, start: int = 1, limit: int = 100) -> list[Message]:
-        """Return messages from this index on, skipping those that were trimmed."""
+        """Return the messages from this index on, without those that were trimmed."""
         store = self._open_if_exists()
         if store is None or limit < 1:
             return []
@@ -143,7 +145,7 @@ class Queue:
         return found
 
     def files(self, start: int, end: int) -> list[tuple[int, int, int]]:
-        """Return (first index, index after the last, bytes) of each file with kept messages of ``start`` ≤ index <
+        """Return (first index, index after the last, bytes) of each file that has kept messages of ``start`` ≤ index <
         ``end``."""
         store = self._open_if_exists()
         if store is None:
@@ -152,7 +154,8 @@ class Queue:
         return [(f.first, f.end, f.size) for f in store.table.files_covering(start, end)]
 
     def tailer(self, name: str | None = None) -> Tailer:
-        """Return a reader that knows its place: stored under this name, or from 1 on each time.
+        """Return a reader that remembers its position: under this name in the queue; or, without a name, starting at 1
+        each time.
 
         Raises:
             UsageError: the name is not valid.
@@ -162,8 +165,8 @@ class Queue:
         return Tailer(self._open_or_create(), name)
 
     def register(self, reader: str, position: int, moved: str = "") -> None:
-        """Record a reader's position, durably: messages that it has not read are not trimmed. If it was moved in the
-        meantime, it stays there.
+        """Record a reader's position durably, so that messages it has not read are not trimmed. If the reader was moved
+        in the meantime, the move stays in effect.
 
         Args:
             position: index of the next message.
@@ -179,8 +182,8 @@ class Queue:
                 noted = (found is not None and found[1] != moved) or store.positions.record(reader, position)
 
     def moved(self, reader: str) -> tuple[int, str] | None:
-        """Return where a reader was moved to (``queue rewind``), and a unique id of this move; None if it reached its
-        place by reading."""
+        """Return the position to which a reader was moved (``queue rewind``), and a unique id of this move; None if it
+        reached its position by reading."""
         store = self._open_if_exists()
         if store is None:
             return None
@@ -197,8 +200,8 @@ class Queue:
             return store.positions.all()
 
     def forget(self, reader: str) -> bool:
-        """Remove a reader and its place: nothing is kept for it any more. Return False if there was none of that
-        name."""
+        """Remove a reader and its position, so that nothing is kept for it any more. Return False if there is no reader
+        of that name."""
         store = self._open_if_exists()
         if store is None:
             return False
@@ -208,14 +211,14 @@ class Queue:
     def trim(self, keep: str | float, force: bool = False) -> int:
         """Remove messages older than ``keep`` (``"10d"``) from the beginning; return how many.
 
-        A message that a registered reader has not read stays, and all after it, unless ``force``.
+        A message that a registered reader has not read is kept, with all messages after it, unless ``force``.
         """
         keep_s = upkeep.seconds_of(keep)
         store = self._open_if_exists()
         return 0 if store is None else upkeep.trim(store, keep_s, force=force)
 
     def delete(self) -> None:
-        """Delete the queue with its messages and readers. A queue created later under its name is another one."""
+        """Delete the queue with its messages and readers. A queue created later under its name is a different one."""
         store = self._open_if_exists()
         if store is not None:
             with store.queue_errors(), hold_lock(store.appending, limits.QUEUE_TURN_S):
@@ -235,13 +238,14 @@ class Queue:
 
     @property
     def id(self) -> str | None:
-        """UUID that no other queue has, including one created later under this name; None if it was not created."""
+        """Return the UUID of the queue, which differs even from that of a queue created later under its name; None if
+        it was not created."""
         store = self._open_if_exists()
         return None if store is None else store.identity.id
 
     @property
     def last_index(self) -> int:
-        """Index of the last message ever appended, 0 if there was none."""
+        """Return the index of the last message ever appended, 0 if there was none."""
         store = self._open_if_exists()
         if store is None:
             return 0
@@ -250,7 +254,7 @@ class Queue:
 
     @property
     def first_index(self) -> int:
-        """Index of the first message that is kept; of the next one if none is."""
+        """Return the index of the first message that is kept; of the next one if none is."""
         store = self._open_if_exists()
         if store is None:
             return 1
@@ -270,8 +274,8 @@ class Queue:
 
     def _open_if_exists(self) -> QueueStore | None:
         if self._store is None and (identity := place.identity_of(self.folder)) is not None:
-            with contextlib.suppress(OSError):  # a folder that can only be read
-                fsync_folder(self.root)  # its creator may have been killed before its name was durable
+            with contextlib.suppress(OSError):  # a folder that this process can only read
+                fsync_folder(self.root)  # its creator may have been killed before the name was durable
             self._store = QueueStore(self.folder, identity)
         return self._store
 
@@ -292,7 +296,7 @@ class Queue:
 
 @contextmanager
 def classified_queue_errors(folder: StatePath) -> Iterator[None]:
-    """Raise errors inside as errors of the whole queue.
+    """Raise errors within the block as errors about the whole queue.
 
     Raises:
         Misconfigured: it was deleted, is damaged, or cannot be read or written.
@@ -304,5 +308,5 @@ def classified_queue_errors(folder: StatePath) -> Iterator[None]:
     except (StateFolderError, UsageError) as e:
         raise Misconfigured(str(e)) from e
     except (EngineError, MemoryError, pa.ArrowException) as e:
-        # No single message is to blame: later ones wait, and keep their order.
+        # No single message is to blame, so later ones wait and keep their order.
         raise Unavailable(str(e) or describe(e)) from e

@@ -1,5 +1,5 @@
-"""Delta table of a queue, and the keys of its appends. Many processes append to it: whoever gives the next version its
-name, as only one can, wins.
+"""Delta table of a queue, and the keys of its appends. Many processes append to it: only one of them can create the
+entry of the next version.
 
 ``refresh`` reads what others have written since; ``commit`` writes the next entry, unless another process was faster.
 Nothing here needs a lock.
@@ -55,7 +55,7 @@ class MessageFile(NamedTuple):
     rows: int
     oldest: int
     newest: int
-    """Least (``oldest``) and greatest ``created`` of its messages, µs since 1970."""
+    """Minimum (``oldest``) and maximum of ``created`` of its messages, µs since 1970."""
     level: int = 0
     """Number of times its messages have been merged."""
     key: str = ""
@@ -63,7 +63,7 @@ class MessageFile(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Index after its last message."""
+        """Return the index after its last message."""
         return self.first + self.rows
 
     @classmethod
@@ -100,7 +100,7 @@ def first_queue_entry(identity: str) -> bytes:
 
 
 class MessageTable:
-    """Table in ``folder`` as of one version: ``files`` are in the order of their messages."""
+    """Table in ``folder`` as of one version; ``files`` are in the order of their messages."""
 
     def __init__(self, folder: StatePath) -> None:
         self.folder = folder
@@ -109,22 +109,22 @@ class MessageTable:
 
     @property
     def version(self) -> int:
-        """Version read last, -1 if none was."""
+        """Return the version read last, -1 if none was."""
         return self.log.version
 
     @property
     def transactions(self) -> dict[str, int]:
-        """Application id -> number of its last transaction."""
+        """Return application id -> number of its last transaction."""
         return self.log.transactions
 
     @property
     def last(self) -> int:
-        """Index of the last message ever appended, 0 if there was none."""
+        """Return the index of the last message ever appended, 0 if there was none."""
         return self.log.transactions.get(LAST, 0)
 
     @property
     def first(self) -> int:
-        """Index of the first message that is kept; of the next message if there is none."""
+        """Return the index of the first message that is kept; of the next message if there is none."""
         return self.files[0].first if self.files else self.last + 1
 
     def refresh(self) -> bool:
@@ -160,11 +160,11 @@ class MessageTable:
 _HEAD: Final = 16
 """Bytes before the numbers: the CRC-32 of what follows, and blanks."""
 _MERGE_FACTOR: Final = 8
-"""Number of files of one size class that are merged into one; a class begins at this multiple of the previous one's
+"""Number of files of one size class that are merged into one; each class begins at this multiple of the previous one's
 size."""
 
 _SPARSE: Final = 2
-"""Divisor of a file's rows: a file of which less than that part is wanted is rewritten without the rest."""
+"""Divisor of a file's rows: if fewer than that share are still wanted, the file is rewritten with only these."""
 
 Numbers = np.ndarray[Any, Any]
 

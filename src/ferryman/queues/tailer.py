@@ -1,4 +1,4 @@
-"""Tailers: readers of a queue that know their place."""
+"""Tailers: readers of a queue that remember their position."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ferryman.storage.files import explain_errors_of_class
 
 @explain_errors_of_class(lambda tailer: tailer._store.folder)
 class Tailer:
-    """Reads one message after the other; ``Queue.tailer`` makes it.
+    """Reads messages one after another; created by ``Queue.tailer``.
 
-    With a name its place is kept in the queue: it outlives processes, and all handles of that name share it, so that
-    each message goes to one of them. Without one it begins at 1 each time.
+    With a name, its position is stored in the queue: it survives the process and is shared by all tailers of that name,
+    so that each message goes to only one of them. Without a name it starts at 1 each time.
 
-    Its place is between two messages. Forward, which it is at first, the next one is the one behind it; backward, the
-    one before. Each handle has its own direction.
+    The position is between two messages. Reading forward, which is the default, returns the message after it; reading
+    backward the one before it. Each tailer has its own direction.
     """
 
     def __init__(self, store: QueueStore, name: str | None) -> None:
@@ -40,7 +40,7 @@ class Tailer:
 
     @property
     def position(self) -> int:
-        """Index of the next message, which may not exist yet. Backward at the beginning: 0.
+        """Return the index of the next message, which may not exist yet; 0 when reading backward at the beginning.
 
         Raises:
             QueueReplaced: the queue was deleted.
@@ -50,13 +50,13 @@ class Tailer:
         return self._next_index(self._recorded_place())
 
     def read(self, wait_s: float = 0) -> Message | None:
-        """Return the next message; None if there is none, even after ``wait_s`` seconds. The new place is durable
-        before it returns."""
+        """Return the next message; None if there is none even after ``wait_s`` seconds. The new position is durable
+        when this returns."""
         found = self._read(1, wait_s)
         return found[0] if found else None
 
     def read_many(self, n: int, wait_s: float = 0) -> list[Message]:
-        """Return the next messages, at most ``n``: the new place is recorded once for all of them."""
+        """Return the next messages, at most ``n``; the new position is recorded once for all of them."""
         return self._read(n, wait_s)
 
     def peek(self) -> Message | None:
@@ -69,14 +69,14 @@ class Tailer:
         return self._move(lambda first, _: first)
 
     def to_end(self) -> Self:
-        """Move behind the last message."""
+        """Move after the last message."""
         return self._move(lambda _, last: last + 1)
 
     def to(self, index: int) -> Self:
-        """Move so that the message of this index comes next.
+        """Move so that the message with this index comes next.
 
         Raises:
-            UsageError: there is no such message; says which there are.
+            UsageError: there is no such message; says which indices exist.
         """
 
         def checked_place(first: int, last: int) -> int:
@@ -89,12 +89,12 @@ class Tailer:
         return self._move(checked_place)
 
     def forward(self) -> Self:
-        """Read forward from now on: the message behind the place comes next."""
+        """Read forward from now on: the message after the position comes next."""
         self._forward = True
         return self
 
     def backward(self) -> Self:
-        """Read backward from now on: the message before the place comes next."""
+        """Read backward from now on: the message before the position comes next."""
         self._forward = False
         return self
 
@@ -116,7 +116,7 @@ class Tailer:
             pause = min(pause * 2, most)
 
     def _next_messages(self, place: int, n: int) -> list[Message]:
-        """Return at most ``n`` messages from a place on, in the current direction."""
+        """Return at most ``n`` messages from a position on, in the current direction."""
         if self._store.table.last < place + n - 1:
             self._store.refresh()
         else:
@@ -127,16 +127,16 @@ class Tailer:
             if message is not None:
                 found.append(message)
                 place = self._place_after(message)
-            elif self._next_index(place) == index:  # or trimmed in the meantime: the first that is kept comes next
+            elif self._next_index(place) == index:  # or trimmed meanwhile: the first kept message comes next
                 break
         return found
 
     def _place_after(self, message: Message) -> int:
-        """Return the place after this message was read."""
+        """Return the position after this message was read."""
         return message.index + 1 if self._forward else message.index
 
     def _message_at(self, index: int) -> Message | None:
-        """Return the message of an index, or if it was trimmed the next one that is kept; None if there is none."""
+        """Return the message with an index, or the next kept one if it was trimmed; None if there is none."""
         if index not in self._ahead:
             forward, back = limits.QUEUE_AHEAD_ROWS, limits.QUEUE_BACK_ROWS
             start, end = (index, index + forward) if self._forward else (max(index + 1 - back, 1), index + 1)
@@ -170,7 +170,8 @@ class Tailer:
         return place
 
     def _move(self, place: Callable[[int, int], int]) -> Self:
-        """Move to the place chosen by the first and the last index: nothing is trimmed until the place is recorded."""
+        """Move to the position that ``place`` returns for the first and last index; nothing is trimmed until it is
+        recorded."""
         with self._hold_reader():
             noted = False
             while not noted:
@@ -190,7 +191,7 @@ class Tailer:
 
     @contextlib.contextmanager
     def _hold_reader(self) -> Iterator[None]:
-        """Keep other handles of this name from moving during the block."""
+        """Keep other tailers of this name from moving during the block."""
         if self.name is None:
             yield
             return

@@ -1,8 +1,8 @@
-"""Keeping a queue's files few: neighbours are merged, the log is folded, unnamed files are removed; old messages are
-trimmed.
+"""Keeping the number of a queue's files small: neighbouring files are merged, the log is folded, unnamed files are
+removed, old messages are trimmed.
 
-A queue of many small appends has some thirty files of each level: thirty files of one become one of the next. So each
-message is copied as often as there are levels, and the cost of an append or a read does not grow with the queue.
+Files are merged by level: about thirty files of one level become one file of the next. So each message is copied once
+per level, and the cost of an append or a read does not grow with the queue.
 """
 
 from __future__ import annotations
@@ -32,25 +32,26 @@ from ferryman.storage.parquet import RowGroups
 _log: Final = logging.getLogger(__name__)
 
 _FULL_FRACTION: Final = 2
-"""Divisor of ``PART_BYTES``: a file larger than that part of it is not merged any more."""
+"""Divisor of ``PART_BYTES``: files larger than that share are not merged any more."""
 _WAIT_FACTOR: Final = 4
-"""Another process that is about to merge is not waited for once there are this many times as many files to merge."""
+"""Multiple of the usual number of files from which on merging no longer waits for another process that is about to
+merge."""
 
 
 @contextlib.contextmanager
 def postpone_on_error() -> Iterator[None]:
-    """Postpone upkeep that fails, for whatever reason, to a later append: the append before it has taken effect, and
-    must not look as if it had not."""
+    """Postpone failing upkeep, whatever the reason, to a later append: the append before it has taken effect and must
+    not appear to have failed."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
-    except BaseException as e:  # also a Rust extension's panic, which is no Exception
+    except BaseException as e:  # including a Rust extension's panic, which is not an Exception
         _log.debug("upkeep of a queue is left for later: %s", describe(e))
 
 
 def maintain(store: QueueStore) -> None:
-    """Merge small files, fold a long log, remove replaced files. Cheap if there is nothing to do."""
+    """Merge small files, fold a long log, remove replaced files. Fast if there is nothing to do."""
     if not _due(store, 1):
         return
     with hold_lock(store.merging, 0) as is_held, store.guard:
@@ -74,7 +75,7 @@ def _due(store: QueueStore, times: int) -> bool:
 
 
 def next_batch(files: list[MessageFile], wanted: int | None = None) -> list[MessageFile]:
-    """Return neighbours at the end of one level that are to become one file; [] while there are fewer than
+    """Return neighbouring files at the end of one level that are to be merged; [] while there are fewer than
     ``wanted``."""
     wanted = wanted or limits.QUEUE_FILES
     run: list[MessageFile] = []
@@ -91,7 +92,7 @@ def next_batch(files: list[MessageFile], wanted: int | None = None) -> list[Mess
 
 
 def _fitting(run: list[MessageFile]) -> list[MessageFile]:
-    """Return the oldest of them that fit into one file, in their order: at least two."""
+    """Return the oldest of these files that fit into one file, in order: at least two."""
     batch: list[MessageFile] = []
     size = 0
     for file in reversed(run):
@@ -129,12 +130,12 @@ def merge(store: QueueStore, batch: list[MessageFile]) -> None:
 
 
 def retire(store: QueueStore, files: Iterable[MessageFile]) -> None:
-    """Remove replaced files: whoever needs one of them finds a newer version of the table."""
+    """Remove replaced files; a process that needs one of them finds a newer version of the table."""
     remove_all(store.table.folder / file.path for file in files)
 
 
 def sweep(store: QueueStore) -> None:
-    """Remove files that no entry names and nobody is about to commit: leftovers of a crash."""
+    """Remove files that no entry names and that nobody is about to commit, left by a crash."""
     now = time.time()  # before listing: this process may be stopped in between
     with hold_lock(store.appending, 0) as quiet:
         old = now - (limits.READERS_GRACE_S if quiet and isinstance(store.appending, Path) else limits.QUEUE_STRAY_S)
@@ -190,17 +191,17 @@ def seconds_of(keep: str | float) -> float:
 
 
 def too_old(store: QueueStore, keep_s: float) -> bool:
-    """Return whether there is a file whose messages are all older than this."""
+    """Return whether there is a file whose messages are all older than ``keep_s`` seconds."""
     files = store.table.files
     return bool(files) and files[0].newest < _oldest_kept(keep_s)
 
 
 def trim(store: QueueStore, keep_s: float, *, force: bool = False, exact: bool = True) -> int:
-    """Remove messages older than this; return how many. Those that a registered reader has not read stay, and all after
-    them.
+    """Remove messages older than ``keep_s`` seconds; return how many. Messages that a registered reader has not read
+    are kept, with all messages after them.
 
-    1. find the files all of whose messages are removed, and (``exact``) the one of which a part is
-    2. write the remainder of that one
+    1. find the files whose messages are all removed, and (with ``exact``) the one that loses only a part
+    2. write the remaining messages of that file to a new one
     3. store the keys of the files that leave the log, and the rows that a writer may append again
     4. commit; if others have committed in the meantime, begin again
     5. remove the files
@@ -211,7 +212,7 @@ def trim(store: QueueStore, keep_s: float, *, force: bool = False, exact: bool =
     before = _oldest_kept(keep_s)
     with contextlib.ExitStack() as held:
         held.enter_context(store.queue_errors())
-        if not force:  # so that a reader that moves back in the meantime still finds its messages
+        if not force:  # so that a reader that moves back meanwhile still finds its messages
             busy = held.enter_context(store.positions.hold_all(limits.QUEUE_TURN_S if exact else 0))
             if busy is not None and exact:
                 who = f"{store.positions.describe_holder(busy)} holds it"
@@ -246,7 +247,7 @@ def trim(store: QueueStore, keep_s: float, *, force: bool = False, exact: bool =
 
 
 def _files_to_trim(store: QueueStore, before: int, first_unread: int) -> tuple[list[MessageFile], MessageFile | None]:
-    """Return the files, from the first on, all of whose messages are removed; and the next one, if a part of it is."""
+    """Return the files from the first on whose messages are all removed, and the next file if it loses a part."""
     removed: list[MessageFile] = []
     for file in store.table.files:
         if file.newest >= before or file.end > first_unread:
@@ -256,7 +257,7 @@ def _files_to_trim(store: QueueStore, before: int, first_unread: int) -> tuple[l
 
 
 def _write_remainder(store: QueueStore, file: MessageFile, before: int, first_unread: int) -> tuple[MessageFile, ...]:
-    """Write a new file with the remaining messages; return the file itself if all remain, nothing if none does."""
+    """Write the remaining messages to a new file; return the file itself if all remain, and nothing if none do."""
     with RowGroups(str(store.table.folder / file.path), ROWS.names, verified=True) as groups:
         rows = pa.concat_tables(groups.all_rows())
     young = pc.greater_equal(rows.column("created").cast(pa.int64()), before)

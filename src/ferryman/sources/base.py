@@ -1,18 +1,18 @@
 """The source port: where documents come from.
 
-A scan asks a source three things, in this order:
+A scan calls a source's methods in this order:
 
-    check()                 driver: is it there at all?
+    check()                 driver: whether it exists at all
     partitions()            driver: pieces of work, small and picklable
-    listing(partition)      worker, once a piece: every document of it, in the source's own order
-    read(listed)            worker, only for what the scan selected: the content
+    listing(partition)      worker, once per piece: all its documents, in the source's own order
+    read(listed)            worker, only for documents that the scan selected: the content
 
-A source that has the content at hand while it lists (rows of a table, lines of a file) yields whole ``Document``s from
-``listing``; one that would have to fetch it (files) yields ``Listed`` and is asked again by ``read``. After a crash
-everything may be asked again. What ``listing`` raises makes the listing incomplete: the rest goes on, and nothing of
-this source is deleted in this scan. So does a ``Doubt`` that the driver contradicts: no machine is trusted alone where
-it does not see something. After ``Unavailable``, or an error of the device or the connection, all is listed again after
-1, 4, 16 s …, if the run waits so long.
+A source that has the content at hand while listing (rows of a table, lines of a file) yields whole ``Document``s from
+``listing``; one that would have to fetch it (files) yields ``Listed``, and ``read`` is called later. After a crash, any
+of these methods may be called again. If ``listing`` raises, the listing is incomplete: everything else continues, but
+no document of this source is deleted in this scan. The same happens if the driver contradicts a ``Doubt``, since a
+single machine that does not see something is not trusted. After ``Unavailable``, or an error of the device or the
+connection, everything is listed again after 1, 4, 16 s …, if the run waits that long.
 """
 
 from __future__ import annotations
@@ -31,71 +31,73 @@ Detect = Literal["content", "fingerprint", "none"]
 
 
 class Listed(NamedTuple):
-    """One document as a listing sees it, content not read."""
+    """A document as found by a listing, without its content."""
 
     id: str
-    """Relative to the source's root, without the prefix. ``read`` gets it as ``listing`` gave it."""
+    """Id relative to the source's root, without the prefix. ``read`` receives it as ``listing`` returned it."""
     size: int
-    """Bytes, or a guess: what waves and tasks are cut by."""
+    """Size in bytes, or an estimate, by which waves and tasks are split."""
     fingerprint: str = ""
-    """Cheap to get, changes when the content does (size and mtime, an etag). "" if it cannot be trusted now, or if
-    the source knows that the content has changed: this scan reads it, and feeds it if it differs."""
+    """Value that is cheap to get and changes when the content does (size and mtime, an etag). "": it cannot be trusted
+    now, or the source knows that the content has changed; then this scan reads the document, and processes it if it
+    differs."""
     location: str = ""
-    """Place that ``read`` needs beside the id, if any."""
+    """Location that ``read`` needs in addition to the id, if any."""
     refused: str = ""
-    """Why it cannot be a document (a dangling link): it ends as ERROR_DOC with this message."""
+    """Reason why it cannot be a document (a dangling link); it then ends as ERROR_DOC with this message."""
 
 
 class Doubt(NamedTuple):
-    """A folder or file that a listing could not see as it should be: a machine may not see a folder that exists (an
+    """A folder or file that a listing found missing or empty, though it may exist: a machine may not see it (an
     unmounted share).
 
-    A ``listing`` may yield it; the driver asks ``contradiction``.
+    ``listing`` may yield it; the driver then calls ``contradiction``.
     """
 
     place: str
     """Id of a folder or a file, without prefix."""
     seen: str
-    """State where it was listed: MISSING, EMPTY or THERE."""
+    """How the listing found it: ``MISSING``, ``EMPTY`` or ``PRESENT``."""
 
 
 MISSING: Final = "missing"
 EMPTY: Final = "empty"
 PRESENT: Final = "there"
-"""There, though the driver did not name it."""
+"""The folder exists, although the driver did not see it when it split the listing."""
 
 
 class Source:
     """Base of all sources.
 
     Args:
-        prefix: put before every id, so that two sources of one plan cannot clash.
-        detect: what makes a document changed. "content" (its hash), "fingerprint" (content read only if the
-            fingerprint changed), "none" (fed again in every scan).
+        prefix: put before every id, so that ids of two sources in a plan cannot collide.
+        detect: how changes are detected: "content" (by its hash), "fingerprint" (the content is read only if the
+            fingerprint changed), "none" (every document is processed in every scan).
         max_deleted: share of the known documents that may be missing in one scan before deletes wait for an operator.
     """
 
     lists_all = True
-    """Does a complete listing name every document, so that a missing one was deleted? False: a listing
-    brings work (jobs of a queue), and says nothing of the rest."""
+    """Whether a complete listing names every document, so that a missing one was deleted. False: a listing only brings
+    work (jobs of a queue), and a missing document means nothing."""
 
     comes_again = ""
-    """Where not every document is listed: what to do to have one listed again. A sentence, for messages."""
+    """If not every document is listed: what to do to have one listed again, as a sentence for messages."""
 
     unsupported: Literal["reject", "skip"] = "reject"
     """How a document is treated if a step says that it does not read its kind (``Unsupported``): it is rejected, or
     dropped with the reason."""
 
     uncounted: frozenset[str] = frozenset()
-    """Names of fields that are about a document, and no part of its content (a time of modification): what changes only
-    in them has not changed."""
+    """Names of fields that are about a document but not part of its content (a time of modification): a document that
+    differs only in them has not changed."""
 
     in_batches = False
-    """Do people submit its documents in batches? Then one batch of bad documents stops no node: see ``batch_of``."""
+    """Whether its documents are submitted in batches. Then a single batch of bad documents does not stop a node; see
+    ``batch_of``."""
 
     encodes_ids = False
-    """Whether a ``#`` in its ids parts a row from its file, while one in a name is encoded (``%23``). False: any
-    text may be an id, and the engine encodes it."""
+    """Whether a ``#`` in its ids separates a row from its file, while one in a name is encoded (``%23``). False: ids
+    may be any text, and the engine encodes them."""
 
     def __init__(
         self, *, prefix: str = "", detect: Detect = "content", max_deleted: float = limits.MAX_DELETED
@@ -111,34 +113,35 @@ class Source:
         self.max_deleted = max_deleted
 
     def check(self) -> None:
-        """Raise ``UsageError`` if there is nothing to list from (no such folder)."""
+        """Raise ``UsageError`` if there is nothing to list from (such as a missing folder)."""
 
     def place(self) -> str | None:
-        """Where it reads, for people: an absolute path or a URL, without secrets; None if there is no such place."""
+        """Return where it reads, for people: an absolute path or a URL, without secrets; None if there is no such
+        place."""
         return None
 
     def local_paths(self) -> tuple[str, ...]:
-        """Absolute paths of what it reads on the machine's own file system. On a cluster each executor is asked for
-        them before the run begins: all must see what the driver sees."""
+        """Return the absolute paths of local files and folders that it reads. On a cluster, each executor is checked
+        before a run begins: all must see what the driver sees."""
         return ()
 
     def reads(self) -> str | None:
-        """The ``target()`` of a destination whose deliveries it reads; None: it reads nothing that a destination
-        writes. By it a ``Flow`` knows which plan comes after which."""
+        """Return the ``target()`` of a destination whose deliveries it reads; None if it reads nothing that a
+        destination writes. A ``Flow`` orders its plans by it."""
         return None
 
     def not_installed(self) -> str:
-        """Which package is missing, and the command that installs it; "" if all is there. Opens nothing."""
+        """Return which package is missing, with the command that installs it; "" if none is. Opens nothing."""
         return ""
 
     def counted(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """The fields that make a document's version, with its raw bytes."""
+        """Return the fields that determine a document's version, together with its raw bytes."""
         if not self.uncounted:
             return fields
         return {name: value for name, value in fields.items() if name not in self.uncounted}
 
     def full_id(self, id: str) -> str:
-        """The id by which steps, destinations and the ledger know a document: behind the prefix, and encoded."""
+        """Return the id by which steps, destinations and the ledger know a document: with the prefix, and encoded."""
         return self.prefix + (id if self.encodes_ids else id_of_text(id))
 
     def full_ids(self, ids: list[str]) -> list[str]:
@@ -148,37 +151,38 @@ class Source:
         return [self.prefix + id for id in ids] if self.prefix else ids
 
     def own_id(self, full_id: str) -> str:
-        """The id as ``listing`` gave it."""
+        """Return the id as ``listing`` yielded it, for a full id."""
         id = full_id[len(self.prefix) :]
         return id if self.encodes_ids else text_of(id)
 
     def partitions(self) -> list[Any]:
-        """Pieces of work for ``listing``, in the source's own order. Of two documents with one id the later is kept."""
+        """Return pieces of work for ``listing``, in the source's own order. Of two documents with the same id, the
+        later one counts."""
         raise NotImplementedError
 
     def listing(self, partition: Any) -> Iterator[Listed | Document | Doubt]:
-        """Every document of this piece. In between, what the driver should look at again."""
+        """Yield every document of this piece, and ``Doubt``s for places that the driver should check."""
         raise NotImplementedError
 
     def still_there(self, ids: Iterable[str]) -> str:
-        """Return where this machine, the driver's, still sees one of these documents that were not listed any more:
-        the place, and on which machine; "" if it sees none, or there is nothing to look at."""
+        """Return where this machine, the driver's, still sees one of these documents that are no longer listed: the
+        place, and on which machine; "" if it sees none, or there is nothing to check."""
         return ""
 
     def contradiction(self, doubt: Doubt) -> str:
-        """Return how this machine, the driver's, sees a doubtful place otherwise; "" if it sees the same."""
+        """Return how this machine, the driver's, sees a doubtful place differently; "" if it sees the same."""
         return ""
 
     def batch_of(self, location: str) -> str:
-        """The batch to which a document belongs that has this ``Listed.location``; asked if ``in_batches``."""
+        """Return the batch of the document with this ``Listed.location``; called if ``in_batches``."""
         return ""
 
     def read(self, listed: Listed) -> Document:
-        """The content of what ``listing`` named, id without prefix.
+        """Return the content of a listed document; its id has no prefix.
 
         Raises:
-            BadDocument: it can never be read as it is (ERROR_DOC).
-            TransientError: not now; also for any ``OSError``. Tried again when due.
+            BadDocument: it can never be read in its present form (ERROR_DOC).
+            TransientError: it cannot be read now; it is retried when due. The same applies to any ``OSError``.
         """
         raise NotImplementedError
 

@@ -33,8 +33,8 @@ class DataFrame(Source):
     The id is text, or a number, of which the text is taken. A row whose id is null or empty cannot be named. All other
     rows are listed, but the listing counts as incomplete, and says so: nothing is deleted while there are such rows.
 
-    The engine does not ask a table for ``partitions`` and ``listing``. It calls ``read`` in the driver, once a scan,
-    and ``columns`` in the workers, once a partition of the DataFrame, with its rows as Arrow batches. After a crash
+    The engine does not ask a table for ``partitions`` and ``listing``. It calls ``read`` in the driver, once per scan,
+    and ``columns`` in the workers, once per partition of the DataFrame, with its rows as Arrow batches. After a crash
     both are called again.
 
     Args:

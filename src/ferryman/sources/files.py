@@ -149,9 +149,8 @@ class Files(FileSource):
     ago, or yet to come, the file is read. A store that has an etag or a checksum of each file is asked for that.
 
     Args:
-        root: a folder, or a URL. A relative path is meant from the plan file's folder; in a program, from the
-            current one. On a cluster
-            every worker must see the same folder at the same path.
+        root: a folder, or a URL. A relative path is relative to the plan file's folder; in a program, to the current
+            folder. On a cluster every worker must see the same folder at the same path.
         include: one glob or several.
         exclude: one glob or several.
         max_bytes: largest file that is read (bytes). A document lives whole in a worker's memory.
@@ -167,7 +166,7 @@ class Files(FileSource):
         prefix, detect, max_deleted: see ``Source``.
 
     Raises:
-        UsageError: a glob or a limit that cannot be meant. Whether the root exists is asked later, by ``check``.
+        UsageError: a glob or a limit is invalid. Whether the root exists is checked later, by ``check``.
     """
 
     def __init__(

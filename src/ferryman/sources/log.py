@@ -1,18 +1,18 @@
-"""The port for logs: sources whose entries are known by their place, and never change.
+"""The port for logs: sources whose entries are identified by their place and never change.
 
-A log has partitions, most often one, and in each of them every entry has a place: a whole number that is higher than
-that of the entry before (``shares_places``: or the same). Places may be missing. A plan remembers for each partition
-the place that comes next, in the commit of the wave that processed what lies before it. So nothing is listed or
-compared, and what has gone through leaves no row behind.
+A log has partitions, usually one. Within a partition every entry has a place: an integer that is higher than that of
+the previous entry (or equal, with ``shares_places``). Places may be missing. For each partition a plan stores the next
+place to read, in the commit of the wave that processed the entries before it. So nothing has to be listed or compared,
+and processed entries leave no row behind.
 
-    check(), identity()         driver: is it there, and is it the same log as before?
-    begin(), end()              driver: where a plan that never ran begins; the place after the last entry
+    check(), identity()         driver: whether it exists, and whether it is the same log as before
+    begin(), end()              driver: where a new plan begins; the place after the last entry
     pieces(start, end, limit)   driver: work for the executors, in order
     read_piece(piece)           worker: the entries of a piece, in order
-    read(listed)                worker, for a retry: one entry again
-    announce(reader)            driver, before the first look of who has had nothing yet
-    note(reader, positions)     driver, after a commit: where the plan stands
-    forget(reader)              driver: an older version of the plan does not read it any more
+    read(listed)                worker, for a retry: a single entry
+    announce(reader)            driver, before a new reader's first ``end``
+    note(reader, positions)     driver, after a commit: the plan's positions
+    forget(reader)              driver: an older version of the plan will not read it again
 
 The promises of a log are tests in ``ferryman.testing.logs``.
 """
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 Positions = Mapping[str, int]
-"""Partition -> the place that comes next, from 0."""
+"""Partition -> the next place to read, from 0."""
 
 OnError = Literal["stop", "continue"]
 
@@ -70,7 +70,7 @@ class Piece(NamedTuple):
     start: int
     end: int
     bytes: int = 0
-    """About; what a wave processes is measured by it. 0: not known, an entry is taken for 1 KiB."""
+    """Approximate size in bytes, by which waves are limited; 0: unknown, and each entry is taken for 1 KiB."""
     identity: str = ""
     """Identity of the log as the driver saw it, see ``Log.pinned``."""
     inputs: tuple[tuple[str, int, int], ...] = ()
@@ -80,21 +80,21 @@ class Piece(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """An entry of a log, where a document alone does not say all of it."""
+    """An entry of a log, for cases where a document alone is not enough."""
 
     place: int
     document: Document
     dropped: str = ""
-    """Why it is passed over; "": it is not."""
+    """Reason why it is dropped; "": it is not."""
     provenance: str | None = None
-    """Where it came from, as JSON: kept with all that becomes of it, see ``Delivery.provenance``."""
+    """Where it came from, as JSON, which is stored with every delivery made from it; see ``Delivery.provenance``."""
     refused: str = ""
-    """Why it cannot be a document (it cannot be parsed): it ends as ERROR_DOC with this message, or the plan stops
-    there; of the document only the id counts. "": it can."""
+    """Reason why it cannot be a document (such as unparsable content): it ends as ERROR_DOC with this message, or the
+    plan stops there; only the document's id is used. "": it can be one."""
 
 
 class ReaderMove(NamedTuple):
-    """A move of a reader to other positions, which an operator requested."""
+    """An operator's request to move a reader to other positions."""
 
     positions: Positions
     token: str
@@ -106,24 +106,24 @@ class Log(Source):
 
     Args:
         prefix: put before every id.
-        ordered: where an entry has to wait (a transient error), do the later ones of its partition wait, too?
-        on_error: "stop": a step or router that failed for good holds the plan before that entry; "continue": the entry
-            has failed, and the plan goes on. A plan with an error queue goes on in any case.
+        ordered: whether later entries of a partition wait, too, if an entry has to wait (because of a transient error).
+        on_error: "stop": if a step or router fails permanently, the plan stops before that entry; "continue": the entry
+            counts as failed, and the plan continues. A plan with an error queue always continues.
     """
 
     lists_all = False
 
     filters = False
-    """Does it pass over entries (``Entry.dropped``)?"""
+    """Whether it may drop entries (``Entry.dropped``)."""
 
     shares_places = False
-    """May several entries have one place, as the changes of one version? Then they are processed together: a position
-    is never between them."""
+    """Whether several entries may have the same place, such as the changes of one version. They are then processed
+    together, since positions are only between places."""
 
     repeats_ids = False
-    """May several entries have one id, each a newer version of the same, and may some be deletions of it? ``rows``
-    then has two more columns: ``revision`` (higher with each version of an id) and ``deletes``. They go on in their
-    order."""
+    """Whether several entries may have the same id, each a newer version of the same document or its deletion. ``rows``
+    then has two more columns: ``revision`` (higher for each version of an id) and ``deletes``. Entries of an id are
+    processed in order."""
 
     def __init__(self, *, prefix: str = "", ordered: bool = True, on_error: OnError = "stop") -> None:
         super().__init__(prefix=prefix)
@@ -133,8 +133,9 @@ class Log(Source):
         self.on_error: OnError = on_error
 
     def identity(self) -> str:
-        """Tells it from any other log: one that another plan reads by this name, or that is made later at the same
-        place. Where it differs from what a plan knew, the plan begins again. "": there is nothing to tell it by."""
+        """Return a text that distinguishes this log from all others, including one that another plan reads by the same
+        name, or one created later at the same place. If it differs from the one a plan stored, the plan starts from the
+        beginning. "": there is nothing to distinguish it by."""
         return ""
 
     def identities(self) -> Mapping[str, str]:
@@ -150,35 +151,35 @@ class Log(Source):
         return self.place()
 
     def nothing(self) -> str:
-        """Why there is nothing to read yet, for people; "" if there is something, or may be at any time."""
+        """Return why there is nothing to read yet, for people; "" if there is something, or may be at any time."""
         return ""
 
     def begin(self) -> Positions:
-        """Where a plan that never ran begins, of each partition that ``end`` names."""
+        """Return the place where a plan that never ran begins, for each partition named by ``end``."""
         raise NotImplementedError
 
     def end(self) -> Positions:
-        """The place after the last entry that there is now, of each partition.
+        """Return, for each partition, the place after the last present entry.
 
         Raises:
-            Unavailable, Misconfigured: it cannot be asked now, or somebody has to repair it.
+            Unavailable, Misconfigured: the log cannot be read now, or somebody has to fix it.
         """
         raise NotImplementedError
 
     def lag(self, positions: Positions, end: Positions) -> int:
-        """Entries that lie between, about."""
+        """Return the approximate number of entries between these positions."""
         return sum(max(0, last - positions.get(partition, last)) for partition, last in end.items())
 
     def pieces(self, start: Positions, end: Positions, limit: int) -> Iterable[Piece]:
-        """Yield the entries in between, in order, in pieces of ``limit`` entries at most, or of one place. Together
-        they cover all of it. Entries that are not kept any more are left out: the first piece of a partition then
-        begins after ``start``."""
+        """Yield the entries between these positions, in order, in pieces of at most ``limit`` entries, or of a single
+        place. Together the pieces cover the whole range, except entries that are no longer kept: the first piece of a
+        partition then begins after ``start``."""
         for partition, last in end.items():
             for first in range(start.get(partition, last), last, limit):
                 yield Piece(partition, first, min(first + limit, last))
 
     def pinned(self, piece: Piece, identities: Mapping[str, str]) -> Piece:
-        """A piece that is read only of the log that the driver saw.
+        """Return the piece bound to the log that the driver saw, so that it is read from no other log.
 
         Args:
             identities: see ``identities``, as of then.
@@ -186,21 +187,21 @@ class Log(Source):
         return piece._replace(identity=identities.get("", ""))
 
     def read_piece(self, piece: Piece) -> Iterator[Document | Entry]:
-        """The entries of a piece, in order; ids without prefix. A plain document is at the place after the one before,
-        the first at the piece's start."""
+        """Yield the entries of a piece, in order; ids have no prefix. A plain ``Document`` is at the place after the
+        previous entry, the first one at the start of the piece."""
         raise NotImplementedError
 
     def rows(self, piece: Piece) -> Iterator[pa.Table]:
-        """Yield the piece's entries in the columns of ``log_rows.ROWS``, some at a time. Entries read before an
-        error come first."""
+        """Yield the piece's entries in the columns of ``log_rows.ROWS``, some at a time. Entries read before an error
+        are yielded first."""
         return self._tables(self.entries(piece))
 
     def reached(self, piece: Piece) -> Positions:
-        """Where it stands when ``rows`` has read this piece to its end; asked by the worker that did."""
+        """Return the positions after ``rows`` has read this piece to its end; called by the worker that read it."""
         return {piece.partition: piece.end}
 
     def behind(self, piece: Piece) -> Positions:
-        """Return the positions after a piece before it is read; used by the driver of an at-most-once plan."""
+        """Return the positions after a piece that has not been read yet; used by the driver of an at-most-once plan."""
         return {piece.partition: piece.end}
 
     def range_id(self, piece: Piece) -> str:
@@ -235,7 +236,7 @@ class Log(Source):
             yield table_of_entries(rows)
 
     def read(self, listed: Listed) -> Document:
-        """One entry again, by its id.
+        """Return a single entry by its id.
 
         Raises:
             BadDocument: it is not kept any more.
@@ -247,36 +248,36 @@ class Log(Source):
         return Entry(0, self.read(listed))
 
     def entries_of(self, hashes: Collection[str]) -> list[str]:
-        """Full ids of the entries that these deliveries of another plan have made."""
+        """Return the full ids of the entries that these deliveries of another plan have created."""
         return []
 
     def moved(self, reader: str) -> ReaderMove | None:
-        """Where an operator wants a reader to go on, instead of where it stands; None: nowhere else. The engine follows
-        each move once."""
+        """Return the positions to which an operator has moved a reader; None: it was not moved. The engine follows each
+        move once."""
         return None
 
     def announce(self, reader: str) -> None:
-        """This reader has had nothing yet, and is about to look at the log: what it may come to need is not removed
-        from now on. Called before ``end``; it may be called again."""
+        """Register a new reader that is about to read the log, so that from now on nothing it may need is removed.
+        Called before ``end``, possibly several times."""
 
     def note(self, reader: str, positions: Positions, moved: str = "") -> None:
-        """All before these positions has been processed, durably: a log that removes what its readers have read may
-        now do so. Called before anything is read, and after each commit; it may be called again.
+        """Record that everything before these positions has been processed durably, so that a log which removes entries
+        after they were read may do so. Called before the first read and after each commit, possibly several times.
 
         Args:
-            moved: the last move that was followed.
+            moved: token of the last move that was followed.
         """
 
     def forget(self, reader: str) -> None:
-        """This reader (an older version of a plan) does not come again: nothing has to be kept for it. It may be one
-        that is not known."""
+        """Forget a reader (an older version of the plan), so that nothing is kept for it any more. It may be
+        unknown."""
 
     def partitions(self) -> list[Any]:
-        """Nothing: what is new is asked for by place."""
+        """Return no partitions, since new entries are read by place."""
         return []
 
     def listing(self, partition: Any) -> Iterator[Listed]:
-        """Entries that are to be read again, by their ids."""
+        """Yield the entries of these ids, to be read again."""
         for id in partition:
             yield Listed(id, 0)
 

@@ -25,10 +25,10 @@ class Memory(Source):
 
     ``Memory([Document("a", raw=b"..."), {"id": "b", "title": "B"}])``, ``Memory(lambda: fetch_all())``.
 
-    A list is read again in every scan, so it may change between runs; what is no longer in it is deleted. A
-    function is called in the driver, once a scan; what it makes must fit in the driver's memory. Steps get copies:
-    they never change what was given. Values that JSON writes as text (dates) arrive as text. A document with a field
-    that JSON cannot hold is refused by its id (ERROR_DOC); the others go on.
+    A list is read again in every scan, so it may change between runs; what is no longer in it is deleted. A function is
+    called in the driver, once per scan; what it makes must fit in the driver's memory. Steps get copies: they never
+    change what was given. Values that JSON writes as text (dates) arrive as text. A document with a field that JSON
+    cannot hold is refused by its id (ERROR_DOC); the others go on.
 
     Args:
         documents: see above.

@@ -68,8 +68,8 @@ class Sql(Source):
 
     Args:
         url: an SQLAlchemy URL; its driver must be installed. ``postgresql://`` means psycopg 3 (``pip install
-            'ferryman[postgres]'``). The relative path of an SQLite file is meant from the
-            plan file's folder; in a program, from the current one.
+            'ferryman[postgres]'``). A relative path of an SQLite file is relative to the plan file's folder; in a
+            program, to the current folder.
         query: a SELECT, or WITH … SELECT. Where only a part is asked for, it stands in ``SELECT … FROM (query) q``.
         id: the column of the id: text or a number.
         content: the column of the content: text (as UTF-8) or binary; NULL means no content.

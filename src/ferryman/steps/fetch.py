@@ -31,7 +31,8 @@ _PIECE_BYTES: Final = 64 * limits.KIB
 class fetch_url:
     """Get what a URL leads to; the bytes become the document's ``raw``.
 
-    ``fetch_url("link")`` asks for the URL in the field ``link`` and keeps the field. Without the field nothing is done.
+    ``fetch_url("link")`` asks for the URL in the field ``link`` and keeps the field. A document without the field is
+    left unchanged.
 
     It only reads (``GET``). Only ``http`` and ``https`` are asked for; certificates are checked by the system's
     authorities; a proxy is not used. A user and password in the URL are sent as Basic authentication, and appear in no

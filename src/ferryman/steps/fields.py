@@ -21,10 +21,10 @@ How = Literal["replace", "append", "if-empty"]
 
 @dataclass(frozen=True, slots=True)
 class copy_field:
-    """Copy a field to another name, in the place of what is there.
+    """Copy a field to another name, replacing an existing one.
 
-    Without the field nothing is done. Any value is copied, whatever it holds; later changes of one do not show in
-    the other.
+    A document without the field is left unchanged. Any value is copied, whatever it holds; later changes of one do not
+    show in the other.
 
     >>> copy_field("title", "sort_title")(Document("a", title="Henry V")).fields
     {'title': 'Henry V', 'sort_title': 'Henry V'}
@@ -51,9 +51,9 @@ class copy_field:
 
 @dataclass(frozen=True, slots=True)
 class rename_field:
-    """Give a field another name, in the place of what is there.
+    """Give a field another name, replacing an existing one.
 
-    Without the field nothing is done.
+    A document without the field is left unchanged.
 
     >>> rename_field("Title", "title")(Document("a", Title="Henry V")).fields
     {'title': 'Henry V'}
@@ -183,7 +183,7 @@ _COMMENT: Final = re.compile(r"\s*\([^()]*\)$")
 class reformat_date:
     """Reformat dates: by default as ISO 8601 in UTC, ``2024-05-01T10:00:00Z``.
 
-    A list is treated element by element. Without the field nothing is done.
+    A list is treated element by element. A document without the field is left unchanged.
 
     >>> reformat_date("modified")(Document("a", modified="Wed, 01 May 2024 12:00:00 +0200"))["modified"]
     '2024-05-01T10:00:00Z'
@@ -369,8 +369,8 @@ _LARGEST: Final = 10**33
 class format_size:
     """A number of bytes as people read it: 1500000 as ``1.5 MB``.
 
-    A list is treated element by element. Without the field nothing is done. The number is then lost: where it is still
-    needed, ``copy_field`` first.
+    A list is treated element by element. A document without the field is left unchanged. The number is then lost: where
+    it is still needed, ``copy_field`` first.
 
     >>> format_size("size")(Document("a", size=1_500_000))["size"]
     '1.5 MB'

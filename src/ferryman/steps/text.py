@@ -64,7 +64,7 @@ class trim:
 class split:
     """Make a list of a text, cut at a separator.
 
-    A list is cut element by element, into one flat list. Without the field nothing is done.
+    A list is cut element by element, into one flat list. A document without the field is left unchanged.
 
     >>> split("tags", ",")(Document("a", tags="comedy,,verse"))["tags"]
     ['comedy', 'verse']
@@ -113,7 +113,7 @@ class split:
 class replace_matches:
     r"""Replace every match of a regular expression.
 
-    A list is treated element by element. Without the field nothing is done.
+    A list is treated element by element. A document without the field is left unchanged.
 
     >>> replace_matches("title", r"\s+", " ")(Document("a", title="Henry   the\nFifth"))["title"]
     'Henry the Fifth'
@@ -155,7 +155,7 @@ class keep_matches:
     r"""Keep only texts that a regular expression matches as a whole.
 
     Of a list the matching elements are kept: it may become empty. A single text that does not match is removed with its
-    field. Without the field nothing is done.
+    field. A document without the field is left unchanged.
 
     >>> keep_matches("isbn", r"\d{13}|\d{9}[\dX]")(Document("a", isbn=["9780141439518", "none"]))["isbn"]
     ['9780141439518']
@@ -210,7 +210,7 @@ class fill_template:
     there are no attributes, no calls, no formats.
 
     Args:
-        field: the field to set, in the place of what is there.
+        field: the field to set, replacing an existing one.
         template: ``$name`` and ``${any name}`` stand for fields, ``$$`` for a dollar sign.
         join: put between the elements of a list.
         missing: stands for a field that is not there or holds null; None: then the field is not set, and the document
@@ -253,7 +253,8 @@ class fill_template:
 class url_encode:
     """Percent-encode a text as UTF-8, to be a part of a URL (RFC 3986).
 
-    A list is encoded element by element. Without the field nothing is done. What is encoded already is encoded again.
+    A list is encoded element by element. A document without the field is left unchanged. What is encoded already is
+    encoded again.
 
     >>> url_encode("query")(Document("a", query="café & bar"))["query"]
     'caf%C3%A9%20%26%20bar'
@@ -358,8 +359,8 @@ class split_text(StepWithDefaults):
 
     Raises:
         BadDocument: ``raw`` is not UTF-8.
-        ValueError: when the step is made: a size below 1, an overlap that is not below it, another word for ``by`` or
-            ``key``, or a model that is not known.
+        ValueError: when the step is made: a size below 1, an overlap that is not below it, another word for ``by``
+            or ``key``, or a model that is not known.
         UsageError: when the step is made: a library is not installed.
     """
 

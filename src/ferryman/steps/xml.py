@@ -39,7 +39,8 @@ class read_xml:
 
     Raises:
         BadDocument: it is not XML, declares entities, nests too deep, or is too large.
-        ValueError: when the step is made: no path, one that is not an XPath, or a prefix that is not in ``namespaces``.
+        ValueError: when the step is made: no path, one that is not an XPath, or a prefix that is not in
+            ``namespaces``.
         UsageError: when the step is made: lxml is not installed.
     """
 

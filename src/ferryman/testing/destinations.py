@@ -69,7 +69,7 @@ class DestinationSuite:
     """Base of a test class. ``folder`` is pytest's ``tmp_path``: empty, and used by one test only.
 
     Attributes:
-        keyed: True if it keeps one record an id: an upsert replaces it, a delete removes it. False if it keeps every
+        keyed: True if it keeps one record per id: an upsert replaces it, a delete removes it. False if it keeps every
             delivery, one after the other.
         secret: a password that is in the destination's arguments: ``target()`` and errors must not show it.
     """

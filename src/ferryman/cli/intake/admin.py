@@ -276,7 +276,8 @@ def _set_status(item: object, state: str, message: str) -> str:
 
 
 def _release(item: object) -> str:
-    """Only what is held: that a failed job could be Pending too is another verb's work."""
+    """Move a held item back to Pending. Other items are refused, since moving failed jobs to Pending is the task of
+    ``requeue``."""
     from ferryman.intake import StateError
     from ferryman.intake.items import Item
 
@@ -300,7 +301,7 @@ def _refuse_no_target(ids: list[str] | None, collection: str | None) -> None:
 # ``ferryman intake access``: ask for originals, and look what became of it.
 
 POLL_S: Final = 0.5
-"""Between two looks at a request that is waited for."""
+"""Seconds between two checks of a request that the command waits for."""
 
 
 def access(
@@ -363,7 +364,7 @@ def _wait_until_ready(request: Assembly, longest_s: float) -> None:
 
 
 def _print_requests(queue: JobQueue, state: str | None, json: bool) -> None:
-    """The small ones, then the large ones, oldest first."""
+    """Print access requests: small ones first, then large ones, each oldest first."""
     rows = []
     for size in ("small", "large"):
         for name in queue.list_assemblies(size, state):

@@ -41,7 +41,7 @@ Collection = Annotated[
 
 @contextmanager
 def open_queue(url: str | None) -> Iterator[JobQueue]:
-    """The queue at a URL; the default one is made where there is none.
+    """Open the queue at a URL; create the default queue if it does not exist.
 
     Raises:
         FerrymanError: it cannot be opened.
@@ -58,7 +58,7 @@ def open_queue(url: str | None) -> Iterator[JobQueue]:
 
 
 def load_item(queue: JobQueue, name: str) -> Batch | Job | Assembly:
-    """A batch (bid…), a job (jid…), or an access request (small/qid…).
+    """Load a batch (bid…), a job (jid…), or an access request (small/qid…).
 
     Raises:
         UsageError: this is not an id, or there is no such item.
@@ -72,7 +72,7 @@ def load_item(queue: JobQueue, name: str) -> Batch | Job | Assembly:
 
 
 def load_batch(queue: JobQueue, name: str) -> Batch:
-    """A batch (bid…). Raises as ``load_item``."""
+    """Load a batch (bid…). Raises as ``load_item``."""
     if not name.startswith("bid"):
         raise UsageError(f"{name}: give a batch (bid…).")
     _refuse_unknown(queue, batch_path(name), f"{name}: there is no such batch")
@@ -80,7 +80,7 @@ def load_batch(queue: JobQueue, name: str) -> Batch:
 
 
 def load_job(queue: JobQueue, name: str) -> Job:
-    """A job (jid…). Raises as ``load_item``."""
+    """Load a job (jid…). Raises as ``load_item``."""
     if not name.startswith("jid"):
         raise UsageError(f"{name}: give a job (jid…), a batch (bid…), or an access request (small/qid…).")
     _refuse_unknown(queue, job_path(name), f"{name}: there is no such job")
@@ -93,14 +93,14 @@ def _refuse_unknown(queue: JobQueue, path: str, text: str) -> None:
 
 
 def is_id(name: str) -> bool:
-    """Does this name a job, a batch or an access request, and not a kind of lock?"""
+    """Return whether this is the id of a job, a batch or an access request, rather than a kind of lock."""
     return name.startswith(("jid", "bid", "small/", "large/"))
 
 
 def apply_to_each(ids: Iterable[str], do: Callable[[str], str]) -> None:
-    """Do it to each, say what was done, go on past those that cannot be.
+    """Apply an action to each item and print its result; report errors and continue with the other items.
 
-    The command ends with 1 if there were any of these, and with 2 if one of the ids does not exist.
+    The command ends with 1 if there were errors, and with 2 if an id does not exist.
     """
     code = 0
     for name in ids:

@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from ferryman.storage.files import StatePath
 
 SAME_SIGNAL_S: Final = 1.0
-"""Signals so close are one: `timeout` and some shells signal a process, and then its group."""
+"""Seconds within which several signals count as one, since `timeout` and some shells signal a process and then its
+group."""
 
 
 WorkDir = Annotated[
@@ -248,7 +249,7 @@ def _serve_until_stopped(
 
 
 class GracefulStop:
-    """While it is entered, the first signal sets ``stop``, and the second ends this process at once."""
+    """Context in which the first signal sets ``stop``, and the second one ends this process at once."""
 
     def __init__(self) -> None:
         self.stop = threading.Event()

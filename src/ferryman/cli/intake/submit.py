@@ -33,7 +33,7 @@ class Payload(enum.StrEnum):
 
 
 POLL_S: Final = 0.5
-"""Between two looks at a batch that is waited for."""
+"""Seconds between two checks of a batch that the command waits for."""
 
 KIND_BY_SUFFIX = {
     **dict.fromkeys((".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz"), Payload.CONTAINER),
@@ -166,20 +166,20 @@ def _refuse_bad_names(collection: str | None, local_ids: list[str] | None) -> No
 
 
 EXIT_CODES: Final = {"Completed": 0, "Failed": 3, "Deleted": 3}
-"""Exit codes: as those of `run`."""
+"""Final state of a batch -> exit code, with the meanings of those of `run`."""
 
 EXIT_UNFINISHED: Final = 4
 
 
 def _wait_until_reported(batch: Batch, longest_s: float) -> None:
-    """Until it is reported, or given up."""
+    """Wait until the batch is reported or given up, at most ``longest_s`` seconds."""
     deadline = time.monotonic() + longest_s
     while batch.status not in EXIT_CODES and (left_s := deadline - time.monotonic()) > 0:
         time.sleep(min(POLL_S, left_s))
 
 
 def payload_url(payload: str) -> str:
-    """Where it is; a path becomes a file's URL.
+    """Return the payload's URL; a path becomes a ``file:`` URL.
 
     Raises:
         UsageError: there is no such file, or the URL cannot be fetched by ``serve``.

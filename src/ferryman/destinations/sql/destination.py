@@ -1,4 +1,4 @@
-"""A destination in a relational database: a row a document, or a row a delivery."""
+"""A destination in a relational database: a row per document, or a row per delivery."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REFUSED: Final = "the database refuses it"
 class Sql(Destination):
     """Writes documents into a table, which is made if it is not there. SQLite and PostgreSQL.
 
-    ``Sql("sqlite:///index.db", columns={"title": "title"}, full_text=["title", "text"])`` keeps one row an id, the
+    ``Sql("sqlite:///index.db", columns={"title": "title"}, full_text=["title", "text"])`` keeps one row per id, the
     title in a column of its own, and an index to search both with (``ferryman search index.db "henry"``).
     ``Sql("postgresql://me@host/db", …)`` does the same on a server (``pip install 'ferryman[postgres]'``).
 
@@ -38,15 +38,14 @@ class Sql(Destination):
     others. Of two writers of an id the higher sequence wins.
 
     Args:
-        url: an SQLAlchemy URL. A relative path of a file is meant from the plan file's folder; in a program, from
-            the current one.
-            PostgreSQL: ``postgresql://`` (psycopg 3); leave the password to ``PGPASSWORD`` or ``~/.pgpass`` where the
-            workers have them.
+        url: an SQLAlchemy URL. A relative path of a file is relative to the plan file's folder; in a program, to the
+            current folder. PostgreSQL: ``postgresql://`` (psycopg 3); leave the password to ``PGPASSWORD`` or
+            ``~/.pgpass`` where the workers have them.
         table: its name. ``<table>_tombstones`` remembers deletes, ``<table>_fts`` is the full-text index.
-        mode: "upsert": one row an id. An older sequence never overwrites a newer one (stale), a repeated hash changes
-            nothing, a delete removes the row and is remembered, so that an older upsert cannot bring it back.
-            "append": one row a delivery, deletes too (column ``operation``; their text and fields are NULL);
-            ``delivery_hash`` is the key, so each delivery is there once.
+        mode: "upsert": one row per id. An older sequence never overwrites a newer one (stale), a repeated hash changes
+            nothing, a delete removes the row and is remembered, so that an older upsert cannot bring it back. "append":
+            one row per delivery, deletes too (column ``operation``; their text and fields are NULL); ``delivery_hash``
+            is the key, so each delivery is there once.
         columns: column name -> field to copy into it: numbers and text as they are, lists and dicts as JSON text.
             PostgreSQL makes them ``text``; give one another type (``ALTER TABLE … ALTER COLUMN … TYPE integer``), and
             values are read as that.
@@ -184,7 +183,7 @@ class Sql(Destination):
             self._writer = self._dialect.writer(self._url, self._layout)
 
     def write(self, chunk: list[Delivery]) -> list[Outcome]:
-        """One transaction a chunk; more only if the database does not take some value of it.
+        """One transaction per chunk; more only if the database does not take some value of it.
 
         Raises:
             Unavailable: locked for too long, the disk is full, or the connection was lost.

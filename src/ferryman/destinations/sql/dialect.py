@@ -5,7 +5,7 @@ The methods of a dialect are called in this order:
     mistakes(…)            when the plan is built: what is wrong with the arguments; no I/O
     prepare(…)             driver, ``check``: database, tables and index are there, or are made now
     writer(…)              worker, ``open``: a connection
-    Writer.write(chunk)    worker: one transaction a chunk, whatever it takes to repeat it
+    Writer.write(chunk)    worker: one transaction per chunk, whatever it takes to repeat it
     Writer.close()
     open_reader, find      ``ferryman search``
 

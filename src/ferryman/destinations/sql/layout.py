@@ -56,8 +56,8 @@ class Layout:
     """Tables and rows of one ``Sql``.
 
     Attributes:
-        key: the column that is unique: ``id`` (upsert: a row an id), ``delivery_hash`` (append: a row a delivery).
-        appends: a row a delivery.
+        key: the column that is unique: ``id`` (upsert: a row an id), ``delivery_hash`` (append: a row per delivery).
+        appends: a row per delivery.
         names: the columns that are written, in the order of ``rows``.
     """
 
