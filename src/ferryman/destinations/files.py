@@ -163,15 +163,9 @@ class Directory(Destination):
     )
 
     def __init__(self, directory: str | Path, content: Content = "raw", by: By = "id") -> None:
-<<<<<<< HEAD
-        """``directory`` is made if it is not there. A relative one is meant from the plan file's
-        folder; in a program, from the current one."""
-        self.directory = Path(relative_paths.absolute(directory))
-=======
         """``directory`` is created if it does not exist. A relative path is relative to the plan file's folder; in a
         program, to the current folder."""
-        self.directory = Path(places.absolute(directory))
->>>>>>> words
+        self.directory = Path(relative_paths.absolute(directory))
         self.content: Content = content
         self.by: By = by
         self._engine: sa.Engine | None = None

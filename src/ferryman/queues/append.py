@@ -30,12 +30,11 @@ def append_rows(
 ) -> range:
     """Append messages (``message.CONTENT``) durably; return their indices.
 
-    1. wait for a lock, for fairness only: correctness does not depend on it
-    2. bring the table to its newest version. If that has the key, the messages are appended already; of a writer's
-    rows,
-       leave out those that are there
-    3. write them to a file, with the next indices
-    4. commit it. If another process has committed in the meantime, begin again with 2
+    1. wait for a lock; this is only for fairness, and correctness does not depend on it
+    2. read the newest version of the table. If it has the key, the messages are appended already. If there is a writer,
+       drop its rows that were already appended
+    3. write the messages to a file, with the next indices
+    4. commit the file. If another process has committed in the meantime, begin again at 2
 
     Args:
         writer: writer of the rows, which have a hash and a ``sequence``: each of them is appended once.
@@ -76,7 +75,7 @@ def _commit(store: QueueStore, file: MessageFile, transactions: dict[str, int], 
     """Commit a file; return False if another process was faster.
 
     Raises:
-        CommitUnknown: this process was stopped so long that nobody can tell.
+        CommitUnknown: this process was stopped for so long that the result is unknown.
     """
     try:
         return store.table.commit(LogEntry("append", (file,), (), {LAST: file.end - 1, **transactions}))
@@ -183,8 +182,8 @@ class RepeatingWriter(NamedTuple):
         return numbers
 
     def _refuse_settled(self, store: QueueStore, rows: pa.Table) -> None:
-        """Refuse rows of a process that was suspended for long, or of an old copy of the writer's state: whether they
-        are in the queue is not known."""
+        """Refuse rows whose sequences are already settled, from a process that was suspended for long or an old copy of
+        the writer's state: whether they were appended is not known."""
         least, settled = pc.min(rows[SEQUENCE]).as_py(), _settled_sequence(store, self.name)
         if least < settled:
             raise UsageError(
@@ -194,7 +193,7 @@ class RepeatingWriter(NamedTuple):
             )
 
     def _find_repeated(self, store: QueueStore, rows: pa.Table) -> set[tuple[str, int]]:
-        """Return (hash, sequence) of those that are in the queue, or were trimmed."""
+        """Return (hash, sequence) of those rows that are in the queue, or were trimmed."""
         wanted = set(_row_keys(rows))
         hashes = rows["hash"].combine_chunks()
         found: set[tuple[str, int]] = set()
@@ -215,8 +214,8 @@ def highest_sequence(store: QueueStore, writer: str) -> int:
 
 
 def keep_trimmed(store: QueueStore, files: Sequence[MessageFile]) -> None:
-    """Record durably, before these files leave the log, which of their rows may be appended again; forget recorded rows
-    that may no longer be.
+    """Before these files leave the log, record durably which of their rows may be appended again; remove recorded rows
+    for which that is no longer possible.
 
     Raises:
         StateDamaged: a file is missing, or not what was written.
@@ -246,7 +245,8 @@ def keep_trimmed(store: QueueStore, files: Sequence[MessageFile]) -> None:
 
 
 class _Meta(msgspec.Struct):
-    """Writer and sequence in a message's ``meta``; of any type if another program has written it."""
+    """Writer and sequence in a message's ``meta``; their types are unchecked, since another program may have written
+    it."""
 
     writer: object = None
     sequence: object = None
@@ -276,12 +276,12 @@ def _row_name(writer: str, digest: str, sequence: int) -> str:
 
 
 def _writer_number(writer: str) -> int:
-    """Return a number of 63 bits that stands for a writer in a file of kept rows."""
+    """Return a 63-bit number that stands for a writer in a file of recorded rows."""
     return int.from_bytes(blake2b(writer.encode("utf-8", "surrogatepass"), digest_size=8).digest()) >> 1
 
 
 def _still_repeatable(run: KeyRun, floors: dict[int, int]) -> Numbers:
-    """Return, for each row in a file of kept ones, whether its writer may append it again."""
+    """Return, for each row in a file of recorded rows, whether its writer may append it again."""
     wanted = np.zeros(len(run.first), bool)
     for number in np.unique(run.rows).tolist():
         wanted |= (run.rows == number) & (run.first >= floors.get(number, 0))
