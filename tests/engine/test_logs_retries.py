@@ -275,7 +275,7 @@ def test_an_entry_that_a_step_wants_again(place: Path, monkeypatch: pytest.Monke
     retrying.run()
     assert retrying.run().waves == 0
     real = due.now_us
-    for module in ("run", "pending", "logs", "scan.phase", "transform.phase"):
+    for module in ("run", "pending_work", "logs", "scan.phase", "transform.phase"):
         monkeypatch.setattr(f"ferryman.engine.{module}.now_us", lambda: real() + 2 * 3600 * 1_000_000)
     retrying.run()
     assert retrying.out().arrived() == ["in/1", "in/1"]

@@ -27,7 +27,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ahead_s = 0.0
         real = rows.now_us
-        for module in ("run", "pending", "logs", "scan.phase", "transform.phase"):
+        for module in ("run", "pending_work", "logs", "scan.phase", "transform.phase"):
             monkeypatch.setattr(f"ferryman.engine.{module}.now_us", lambda: real() + int(self.ahead_s * 1e6))
 
 
