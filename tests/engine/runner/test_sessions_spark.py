@@ -142,6 +142,7 @@ said["started anew"] = run(plan("anew"))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_a_session_that_ends_in_the_middle_of_a_run(place: Path) -> None:
     """The words say so, and blame nothing else; the next run of the program starts another."""
