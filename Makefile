@@ -24,7 +24,7 @@ demo: setup  ## index the Python standard library of this machine, then search i
 	@.venv/bin/ferryman demo $(ARGS)
 
 test-fast: setup  ## run the tests without Spark and without servers, a sample of those that take long
-	$(PYTEST) -m "not slow and not spark and not server" --sample 40 $(ARGS)
+	$(PYTEST) --numprocesses 3 -m "not slow and not spark and not server" --sample 60 $(ARGS)
 
 test: setup  ## run the tests, except the slow ones
 	$(PYTEST) -m "not slow" $(ARGS)
