@@ -273,11 +273,11 @@ class State:
         it."""
         tables, seen = self.named_tables, Counter[str]()
         for table in tables.values():
-            table.log.refresh()
+            table.log.refresh(durable=False)  # readers check it, too, and a driver has synced the logs
             seen |= Counter(table.log.last_info.get(OTHERS, {}))
         for name, table in tables.items():
             if table.log.version < seen[name]:
-                table.log.refresh()  # a driver may have committed since
+                table.log.refresh(durable=False)  # a driver may have committed since
             if table.log.version < seen[name]:
                 yield StateDamaged(str(table.log.path(table.log.version + 1)), "the log file is missing")
         if passes and passes[-1] > self.outbox.log.transactions.get(WAVE, 0):

@@ -1,15 +1,12 @@
-"""Durable writes on a local disk, checks of the file system, and scratch folders of this process."""
+"""Durable writes on a local disk, and checks of the file system."""
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import errno
 import fcntl
 import os
-import shutil
-import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -120,64 +117,3 @@ def discard_if_left(temporary: Path) -> Iterator[None]:
         yield
     finally:
         temporary.unlink(missing_ok=True)
-
-
-# --- scratch folders ---
-#
-# They lie in the system's temporary folder. All of one process are in one folder, on which it holds a lock that ends
-# with the process: other processes, also in other containers that share the temporary folder, see by that lock whether
-# it is still running, and remove the folders of killed ones.
-
-PREFIX: Final = "ferryman-log-"
-
-_process_folders: dict[int, Path] = {}
-"""Process id -> its folder; a forked process makes its own."""
-
-
-def scratch_folder() -> tempfile.TemporaryDirectory[str]:
-    """Return an empty folder, removed when it is closed or garbage-collected, and at the latest some time after this
-    process has ended."""
-    return tempfile.TemporaryDirectory(dir=_process_folder(), ignore_cleanup_errors=True)
-
-
-def _process_folder() -> Path:
-    pid = os.getpid()
-    if pid not in _process_folders:
-        _remove_abandoned_folders()
-        while (locked := _lock_folder(Path(tempfile.mkdtemp(prefix=PREFIX)))) is None:
-            pass  # not locked yet, so another process took it for an abandoned one
-        _process_folders[pid] = locked
-        atexit.register(_remove_own_folder, pid)
-    return _process_folders[pid]
-
-
-def _lock_folder(folder: Path) -> Path | None:
-    """Lock a folder for the lifetime of this process and return it; None if it no longer exists."""
-    try:
-        lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:  # that process is about to remove it
-        os.close(lock)
-        return None
-    return folder if folder.exists() else None
-
-
-def _remove_abandoned_folders() -> None:
-    """Remove the folders of this user's processes that have ended."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):
-            lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY)
-            try:
-                if os.fstat(lock).st_uid == os.geteuid():
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(folder)
-            finally:
-                os.close(lock)
-
-
-def _remove_own_folder(pid: int) -> None:
-    if os.getpid() == pid:
-        shutil.rmtree(_process_folders[pid], ignore_errors=True)
