@@ -120,6 +120,13 @@ ONCE: Final[dict[str, str]] = {
 }
 """Additional points of at-most-once plans, between 1 and 2: the commit that takes entries, and a task of it."""
 
+WRITTEN: Final[dict[str, str]] = {
+    name.replace(".logged", ".written"): who
+    for name, who in {**POINTS, **KEYED, **RESET, **ONCE}.items()
+    if name.endswith(".logged")
+}
+"""One more point of each commit: its entry is synced under a temporary name and has not taken effect."""
+
 INTAKE: Final[dict[str, str]] = {
     "batch.planned": "the objects of a batch are stored in the working space, no job exists yet",
     "batch.job": "one more job exists",
@@ -197,7 +204,7 @@ def arm(spec: str, once_file: str | None = None, by: int = signal.SIGKILL) -> No
     over all processes: the file is created at the kill, and once it exists the point does nothing. With ``by`` SIGSTOP
     the process does not die, but stops there until it is continued."""
     name, _, count = spec.partition(":")
-    known = [*POINTS, *KEYED, *RESET, *ONCE, *INTAKE, *AT_WORK, *MINTED, *EDITED, *QUEUES]
+    known = [*POINTS, *KEYED, *RESET, *ONCE, *WRITTEN, *INTAKE, *AT_WORK, *MINTED, *EDITED, *QUEUES]
     if name not in known:
         raise KeyError(f"no crash point {name!r}; there are {', '.join(known)}")
     _armed[name] = (int(count or 1), once_file, by)
