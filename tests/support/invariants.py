@@ -262,7 +262,7 @@ def _check_files(root: Path, tables: dict[str, Files]) -> None:
         path
         for path in (*files, *folders)
         for parent, name in [os.path.split(path)]
-        if (name.startswith(".tmp") and parent not in at_work)
+        if (name.startswith(".tmp") and parent not in at_work and os.path.basename(parent) != "_delta_log")
         or ("#" in name and os.path.basename(parent) == "_delta_log")
     ]
     assert not stray, stray
