@@ -7,8 +7,6 @@ current node, together with the node's answer, which only ``Walk`` can interpret
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple, Self
 
@@ -19,9 +17,17 @@ from ferryman.engine.tasks import Reason
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.rows import Content, OutboxBuffer, SkippedDelivery
 from ferryman.engine.transform.staging import Stager
-from ferryman.engine.transform.walk import CompiledNode, PlanPath, Walk, ends_not_chosen, not_chosen_message
+from ferryman.engine.transform.walk import (
+    NOT_CALLED,
+    CompiledNode,
+    PlanPath,
+    Raised,
+    Walk,
+    ends_not_chosen,
+    not_chosen_message,
+    run_walk,
+)
 from ferryman.records.families import encode_published
-from ferryman.routers import Router
 
 _LARGE_BYTES: Final = limits.MIB
 """Content of at least this size is staged by the general walk at once, instead of waiting for the rest of its block."""
@@ -31,13 +37,13 @@ class Fallback(NamedTuple):
     """Position from which the general walk continues a document.
 
     Attributes:
-        answer: function that returns the node's answer, or raises its exception; None: the node was not called.
+        answer: the node's answer, see ``Walk.resume``.
         ahead: copies of the document still to be walked, with their nodes; the next one is last.
     """
 
     doc: Document
     node: PathNode
-    answer: Callable[[Document], Any] | None
+    answer: Any
     ahead: list[tuple[Document, PathNode]]
 
 
@@ -87,8 +93,8 @@ class BlockWalk:
         assert node is not None
         assert node.health is not None
         if answer is not doc or doc.asked_again is not None or doc.refused is not None:
-            result = partial(_raise_error if isinstance(answer, Exception) else _return_answer, answer)
-            self._stage(i, block.ids[i], Fallback(doc, node, result, []))
+            answer = Raised(answer) if isinstance(answer, Exception) else answer
+            self._stage(i, block.ids[i], Fallback(doc, node, answer, []))
             return
         if not node.health.steady:
             node.health.note_return()
@@ -120,17 +126,17 @@ class BlockWalk:
                     return None
                 doc, node = ahead.pop()
             elif node.health is not None and node.health.closed:
-                return Fallback(doc, node, None, ahead)
+                return Fallback(doc, node, NOT_CALLED, ahead)
             elif node.step is not None:
                 call_scope.step, call_scope.route = node.name, node.route
                 try:
                     out = node.step(doc)
                 except BaseException as e:  # the general walk interprets it
                     doc.id = id
-                    return Fallback(doc, node, partial(_raise_error, e), ahead)
+                    return Fallback(doc, node, Raised(e), ahead)
                 doc.id = id
                 if out is not doc or doc.asked_again is not None or doc.refused is not None:
-                    return Fallback(doc, node, partial(_return_answer, out), ahead)
+                    return Fallback(doc, node, out, ahead)
                 if node.health is not None and not node.health.steady:
                     node.health.note_return()
                 node = node.next
@@ -141,7 +147,7 @@ class BlockWalk:
             elif doc.id == id and self._deliver(doc, node):
                 node = node.next
             else:
-                return Fallback(doc, node, None, ahead)
+                return Fallback(doc, node, NOT_CALLED, ahead)
 
     def _branch(self, doc: Document, node: PathNode, ahead: list[tuple[Document, PathNode]]) -> Fallback | None:
         """Add the copies that a router made of the document to ``ahead``."""
@@ -157,13 +163,13 @@ class BlockWalk:
                 answer = tuple(answer)
             chosen = node.branches_for(answer)
         except BaseException as e:
-            return Fallback(doc, node, partial(_raise_error, e), ahead)
+            return Fallback(doc, node, Raised(e), ahead)
         try:
             copies = [doc.copy() for _ in chosen.nodes[1:]]
         except BaseException:
-            return Fallback(doc, node, partial(_return_answer, answer), ahead)
+            return Fallback(doc, node, answer, ahead)
         if doc.refused is not None:
-            return Fallback(doc, node, partial(_return_answer, answer), ahead)
+            return Fallback(doc, node, answer, ahead)
         if node.health is not None and not node.health.steady:
             node.health.note_success()
         self._skipped += chosen.skipped
@@ -191,20 +197,13 @@ class BlockWalk:
             self._stager.upsert(Document.of(id, {}, raw), buffer.end, buffer.branches, fields, None)
         for end in self._skipped:
             self._stager.drop(Document.of(id, {}), (end.destination, end.route), end.branches, end.message, 1)
-        here = (fallback.doc, fallback.node.with_answer(fallback.answer), fallback.node.path)
-        self._walk.resume(id, [here, *((doc, each.compiled, each.path) for doc, each in reversed(fallback.ahead))])
+        doc, node = fallback.doc, fallback.node
+        ahead = [(each, below.compiled, below.path) for each, below in reversed(fallback.ahead)]
+        run_walk(self._walk, self._walk.resume(id, doc, node.compiled, node.path, fallback.answer, ahead))
 
 
 def _is_plain(compiled: CompiledNode) -> bool:
     return compiled.step is not None or compiled.router is not None or (compiled.delivers and compiled.accepts is None)
-
-
-def _return_answer(answer: Any, _: Document) -> Any:
-    return answer
-
-
-def _raise_error(error: BaseException, _: Document) -> Any:
-    raise error
 
 
 # The nodes of a plan by path. Everything that the fast path needs to know of a node is computed once.
@@ -279,33 +278,5 @@ class PathNode:
             found = self._chosen[answer] = ChosenBranches(nodes, ends)
         return found
 
-    def with_answer(self, answer: Callable[[Document], Any] | None) -> CompiledNode:
-        """Return a copy of the node that gives this answer without being called again.
-
-        Args:
-            answer: function that returns the node's answer, or raises its exception; None: the node was not called, and
-                is called as usual.
-        """
-        if answer is None:
-            return self.compiled
-        compiled = copy.copy(self.compiled)
-        compiled.answered = True
-        if self.choose is None:
-            compiled.step = answer
-        else:
-            compiled.router = _AnsweredRouter(answer, copies=self.copies)
-        return compiled
-
     def _node_at(self, compiled: CompiledNode, path: PlanPath) -> Self:
         return type(self)(compiled, path, self._walk, self._stager)
-
-
-class _AnsweredRouter(Router):
-    """A router that returns an answer it gave before."""
-
-    def __init__(self, answer: Callable[[Document], Any], *, copies: bool) -> None:
-        self._answer = answer
-        self.copies = copies  # type: ignore[misc]  # of the one that was asked
-
-    def choose(self, document: Document) -> Any:
-        return self._answer(document)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import os
 import sys
@@ -14,10 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from queue import Empty, SimpleQueue
-from types import TracebackType
-from typing import Any, Final, NamedTuple, cast
-
-from greenlet import getcurrent, greenlet
+from typing import Any, Final, NamedTuple
 
 from ferryman import limits
 from ferryman.document import Document, current_caller, decode_fields
@@ -31,8 +27,8 @@ from ferryman.engine.transform.health import NodeHealth
 from ferryman.engine.transform.isolation import Recorder, replay
 from ferryman.engine.transform.reader import DocumentReader, RowAction, stage_row
 from ferryman.engine.transform.staging import Stager
-from ferryman.engine.transform.walk import Walk
-from ferryman.errors import Interrupted, inspectable, unless_interrupt
+from ferryman.engine.transform.walk import Raised, Request, StepCall, Walk, Walking, WalkMember, call_step
+from ferryman.errors import inspectable, unless_interrupt
 from ferryman.plan import StepNode
 from ferryman.plan.calls import is_async
 
@@ -46,30 +42,24 @@ class AwaitedAnswer:
     """A document that waits for a step's answer.
 
     Attributes:
-        on_done: called once there is an answer.
+        on_done: called once with the document as the step got it, and the answer or ``Raised``.
     """
 
     doc: Document
     call_scope: CallScope
-    on_done: Callable[[], None]
-    answer: Any = None
-    error: BaseException | None = None
-    trace: TracebackType | None = None
+    on_done: Callable[[Document, Any], None]
+
+    def succeed(self, answer: Any) -> None:
+        """Set the answer."""
+        self.on_done(self.doc, answer)
 
     def fail(self, error: BaseException) -> None:
         """Set an error as the answer, for this document or for the whole call."""
-        self.error, self.trace = error, error.__traceback__
-        self.on_done()
-
-    def result(self) -> Any:
-        """Return the answer, or raise the error."""
-        if self.error is not None:
-            raise self.error.with_traceback(self.trace)  # other documents raise the same object
-        return self.answer
+        self.on_done(self.doc, Raised(error, error.__traceback__))  # other documents get the same object
 
 
 @dataclass(slots=True, eq=False)
-class StepCall:
+class BatchCall:
     """One call of a step's function.
 
     Attributes:
@@ -105,12 +95,12 @@ class FinishedCall(NamedTuple):
 class _CallKeys:
     """Looks up the idempotency key of each document of a call."""
 
-    def __init__(self, call: StepCall) -> None:
+    def __init__(self, call: BatchCall) -> None:
         self._by_object = {id(w.doc): w.call_scope for w in call.waiting}
         self._by_id = {w.doc.id: w.call_scope for w in call.waiting}
 
     def key_of(self, doc: Document) -> str | None:
-        """Return the document's idempotency key, see ``StepCaller``."""
+        """Return the document's idempotency key, see ``BatchCaller``."""
         call_scope = self._by_object.get(id(doc)) or self._by_id.get(doc.id)
         return call_scope.key_of(doc) if call_scope is not None else None
 
@@ -125,11 +115,11 @@ class StepQueue:
     """
 
     def __init__(
-        self, step: StepNode, health: NodeHealth, share: float, ended_calls: SimpleQueue[tuple[StepQueue, StepCall]]
+        self, step: StepNode, health: NodeHealth, share: float, ended_calls: SimpleQueue[tuple[StepQueue, BatchCall]]
     ):
         self.step = step
         self.waiting: deque[AwaitedAnswer] = deque()
-        self.running: set[StepCall] = set()
+        self.running: set[BatchCall] = set()
         self.finished: deque[FinishedCall] = deque()
         """Results of the next calls, if they were made earlier."""
         self._halves: deque[list[AwaitedAnswer]] = deque()
@@ -183,7 +173,7 @@ class StepQueue:
             self.finish(call)
         return bool(late)
 
-    def finish(self, call: StepCall) -> None:
+    def finish(self, call: BatchCall) -> None:
         """Pass a call's answers to its documents; after an error, queue the two halves of its batch instead."""
         if call not in self.running:
             return  # it was given up before
@@ -193,8 +183,7 @@ class StepQueue:
                 if isinstance(answer, Exception):
                     each.fail(answer)
                 else:
-                    each.answer = answer
-                    each.on_done()
+                    each.succeed(answer)
         elif call.copies and classify_error(call.error, self.step.name, "").kind not in AWAY:
             # one document may be to blame, so halves are tried; but not if a service is unavailable, since each half
             # would only ask it again
@@ -219,7 +208,7 @@ class StepQueue:
         waiting, copies = self._copy_documents(waiting)
         if not waiting:
             return
-        call = StepCall(waiting, copies if len(waiting) > 1 else [])
+        call = BatchCall(waiting, copies if len(waiting) > 1 else [])
         limit_s = self.step.call_timeout_s
         self._limiter.note_call()
         self.running.add(call)
@@ -250,7 +239,7 @@ class StepQueue:
                 each.fail(unless_interrupt(e))
         return fit, copies
 
-    def _run_here(self, call: StepCall) -> None:
+    def _run_here(self, call: BatchCall) -> None:
         try:
             if (finished := self._known_result(call)) is not None:
                 call.answers, call.error = finished.answers, finished.error
@@ -263,7 +252,7 @@ class StepQueue:
             call.error = unless_interrupt(e)
         self._ended_calls.put((self, call))
 
-    def _known_result(self, call: StepCall) -> FinishedCall | None:
+    def _known_result(self, call: BatchCall) -> FinishedCall | None:
         """Return the result of this call if it was already made ahead of time."""
         finished = self.finished.popleft() if self.finished else None
         if finished is None or [doc.id for doc in finished.docs] == [each.doc.id for each in call.waiting]:
@@ -271,7 +260,7 @@ class StepQueue:
         self.finished.clear()
         return None
 
-    def _run_in_thread(self, call: StepCall) -> None:
+    def _run_in_thread(self, call: BatchCall) -> None:
         """Make the call in another thread; discard its result if it was given up in the meantime."""
         answers: list[Any] = []
         error: BaseException | None = None
@@ -283,7 +272,7 @@ class StepQueue:
             call.answers, call.error = answers, error
             self._ended_calls.put((self, call))
 
-    def _run_in_loop(self, call: StepCall) -> None:
+    def _run_in_loop(self, call: BatchCall) -> None:
         from ferryman.engine.transform.event_loop import start  # asyncio would make each start slower
 
         def on_end(answers: Any, error: BaseException | None, late: bool) -> None:
@@ -295,14 +284,14 @@ class StepQueue:
         assert isinstance(out, Coroutine)
         start(out, self.step.call_timeout_s, on_end)
 
-    def _answers(self, call: StepCall) -> list[Any]:
+    def _answers(self, call: BatchCall) -> list[Any]:
         out = self._call_batch([each.doc for each in call.waiting])
         assert isinstance(out, list)
         return out
 
 
 # Fast path for a step right below the source that takes batches: it is called for a whole block before any of its
-# documents is walked further. No document has to wait then, so none needs a greenlet.
+# documents is walked further, so no document has to wait.
 #
 # This covers blocks without errors. After an error, ``ConcurrentWalks`` receives the results of the calls so far and
 # walks the block: it halves batches, and stops calling a step in trouble.
@@ -317,7 +306,7 @@ class _BlockKeys:
         self._rows: dict[str, int] = {}
 
     def key_of(self, doc: Document) -> str | None:
-        """Return the document's idempotency key, see ``StepCaller``."""
+        """Return the document's idempotency key, see ``BatchCaller``."""
         self._rows = self._rows or {id: i for i, id in enumerate(self._block.ids)}
         if (row := self._rows.get(doc.id)) is None:
             return None
@@ -420,31 +409,53 @@ def make_first_batches(
     return FirstBatches(step, reader, walks, stager, live)
 
 
-# Concurrent walks: each one pauses while a step gathers a batch or has a call running, and the others continue.
+# Concurrent walks: each one is suspended while a step gathers a batch or has a call running, and the others continue.
 #
-# Each walk is a greenlet, so its code is written for a single document. All greenlets run in turn in the worker's main
-# thread, so a task's data needs no locks. Only calls of steps with ``concurrency`` run in other threads.
+# All walks run in turn in the worker's main thread, so a task's data needs no locks. Only calls of steps with
+# ``concurrency`` run in other threads.
 
 
-class WalkGreenlet(greenlet):  # type: ignore[misc]  # it ships no types
-    """Greenlet that walks a document or a member of its family.
+class ConcurrentWalk:
+    """Walk of a document, or of a member of its family, that runs beside others.
 
     Attributes:
-        walk: the walk, which collects its failures.
+        walk: collects the failures.
         recorder: sink that records the walk's calls, to be replayed when the document is staged.
+        ended: whether the walk has ended.
+        answer: answer to the last request.
+        parent: walk of the document that this member was made of; None: it is no member.
+        members: walks of the members that were made of this document and are not staged yet, in order.
     """
 
-    def __init__(self, hub: greenlet, walk: Walk, recorder: Recorder, run_walk: Callable[[Any], None]) -> None:
-        super().__init__(parent=hub)
+    def __init__(self, walk: Walk, recorder: Recorder, walking: Walking, parent: ConcurrentWalk | None = None) -> None:
         self.walk = walk
         self.recorder = recorder
-        self.parent_members: ConcurrentMembers | None = None
-        self._run_walk = run_walk
-        self.gr_context = contextvars.copy_context()
+        self.walking = walking
+        self.parent = parent
+        self.ended = False
+        self.answer: Any = None
+        self.members: deque[ConcurrentWalk] = deque()
+        self.awaits: Callable[[], bool] | None = None
+        """Tells whether the walk still has to wait for its members; None: it does not wait for them."""
+        self.is_suspended = False
+        """Whether it is suspended until another member has ended."""
 
-    def run(self) -> None:
-        current_caller.set(self.walk.call_scope)
-        self._run_walk(self.walk)
+    def next_request(self) -> Request | None:
+        """Continue the walk until its next request; None: it has ended."""
+        answer, self.answer = self.answer, None
+        try:
+            return self.walking.send(answer)
+        except StopIteration:
+            self.ended = True
+            return None
+
+    def stage_members(self) -> None:
+        """Append the records of the members that have ended, in order."""
+        while self.members and self.members[0].ended:
+            member = self.members.popleft()
+            self.recorder.append(member.recorder)
+            member.recorder.close()
+            self.walk.merge(member.walk)
 
 
 class ConcurrentWalks:
@@ -456,51 +467,37 @@ class ConcurrentWalks:
     """
 
     def __init__(self, steps: Iterable[StepNode], health: Mapping[str, NodeHealth], share: float) -> None:
-        self._ended_calls: SimpleQueue[tuple[StepQueue, StepCall]] = SimpleQueue()
+        self._ended_calls: SimpleQueue[tuple[StepQueue, BatchCall]] = SimpleQueue()
         self._queues = {step.name: StepQueue(step, health[step.name], share, self._ended_calls) for step in steps}
-        self._ready: deque[WalkGreenlet] = deque()
-        self._alive: set[WalkGreenlet] = set()
-        self._hub = getcurrent()
+        self._ready: deque[ConcurrentWalk] = deque()
+        self._running: set[ConcurrentWalk] = set()
         wanted = sum(queue.step.rows * queue.step.concurrency for queue in self._queues.values())
         self.max_running = min(2 * wanted, limits.IN_FLIGHT)
 
     @property
     def full(self) -> bool:
         """Return whether so many walks are running that more would not help."""
-        return len(self._alive) >= self.max_running
+        return len(self._running) >= self.max_running
 
-    def begin(self, walk: Walk, recorder: Recorder, run_walk: Callable[[Any], None]) -> WalkGreenlet:
+    def begin(
+        self, walk: Walk, recorder: Recorder, walking: Walking, parent: ConcurrentWalk | None = None
+    ) -> ConcurrentWalk:
         """Start a walk; it runs with the next ``run_ready``."""
-        walker = WalkGreenlet(self._hub, walk, recorder, run_walk)
-        self._alive.add(walker)
-        self._ready.append(walker)
-        return walker
+        started = ConcurrentWalk(walk, recorder, walking, parent)
+        self._running.add(started)
+        self._ready.append(started)
+        return started
 
     def set_results(self, step: str, finished: Iterable[FinishedCall]) -> None:
         """Store the results of the next calls of this step."""
         self._queues[step].finished.extend(finished)
-
-    def call(self, step: str, doc: Document) -> Any:
-        """Return the step's answer for the document, pausing its walk meanwhile; raises the step's error, or
-        ``NodeAway``."""
-        walker = cast(WalkGreenlet, getcurrent())
-        waiting = AwaitedAnswer(doc, walker.walk.call_scope, partial(self.mark_ready, walker))
-        self._queues[step].add(waiting)
-        self.pause()
-        if waiting.doc is not doc and (request := waiting.doc.asked_again) is not None:
-            doc.again(request.after_s, why=request.why)
-        return waiting.result()
-
-    def make_members(self, walk: Walk) -> ConcurrentMembers:
-        """Return an object that walks the documents a step made of the current one, see ``MemberWalks``."""
-        return ConcurrentMembers(self, walk, cast(WalkGreenlet, getcurrent()))
 
     def run_ready(self) -> bool:
         """Run all walks until each is waiting; return whether a walk continued or a call ended."""
         moved = False
         while True:
             while self._ready:
-                self._resume(self._ready.popleft())
+                self._run(self._ready.popleft())
                 moved = True
             for queue in self._queues.values():
                 queue.launch()
@@ -521,31 +518,64 @@ class ConcurrentWalks:
             self._finish_calls(min(due, default=None))
         self.run_ready()
 
-    def pause(self) -> None:
-        """Pause the current walk until it is marked as ready."""
-        self._hub.switch()
-
-    def mark_ready(self, walker: WalkGreenlet) -> None:
-        """Mark a paused walk as ready to run."""
-        self._ready.append(walker)
-
     def close(self) -> None:
         """End all walks."""
-        for walker in self._alive:
-            if walker.gr_frame is not None:  # started but not finished: the task failed
-                with contextlib.suppress(Interrupted):
-                    walker.throw(Interrupted())
-            walker.recorder.close()
-        self._alive.clear()
+        for walk in self._running:
+            walk.walking.close()  # the task failed
+            walk.recorder.close()
+        self._running.clear()
         for queue in self._queues.values():
             queue.close()
 
-    def _resume(self, walker: WalkGreenlet) -> None:
-        walker.switch()
-        if walker.dead:
-            self._alive.discard(walker)
-            if walker.parent_members is not None:
-                walker.parent_members.finish()
+    def _run(self, current: ConcurrentWalk) -> None:
+        """Continue a walk until it has to wait, or ends."""
+        current_caller.set(current.walk.call_scope)
+        if self._waits_for_members(current):
+            return
+        while (request := current.next_request()) is not None:
+            if isinstance(request, StepCall):
+                queue = self._queues.get(request.node.name)
+                if queue is not None:
+                    on_done = partial(self._set_answer, current, request.doc)
+                    queue.add(AwaitedAnswer(request.doc, current.walk.call_scope, on_done))
+                    return
+                current.answer = call_step(request)
+                continue
+            if isinstance(request, WalkMember):
+                recorder = Recorder()
+                walk = current.walk.fork(recorder)
+                current.members.append(self.begin(walk, recorder, request.begin(walk), current))
+                current.awaits = self._is_full
+            else:
+                current.awaits = _always
+            if self._waits_for_members(current):
+                return
+        self._running.discard(current)
+        if (parent := current.parent) is not None and parent.is_suspended:
+            parent.is_suspended = False
+            self._ready.append(parent)
+
+    def _waits_for_members(self, current: ConcurrentWalk) -> bool:
+        """Return whether a walk has to wait until another of its members has ended."""
+        if current.awaits is None:
+            return False
+        while current.members and current.awaits():
+            if not current.members[0].ended:
+                current.is_suspended = True
+                return True
+            current.stage_members()
+        current.awaits = None
+        return False
+
+    def _is_full(self) -> bool:
+        return self.full
+
+    def _set_answer(self, current: ConcurrentWalk, doc: Document, called: Document, answer: Any) -> None:
+        """Continue a walk with the answer to its call; ``called``: the document, or a copy that the step got."""
+        if called is not doc and (request := called.asked_again) is not None:
+            doc.again(request.after_s, why=request.why)
+        current.answer = answer
+        self._ready.append(current)
 
     def _finish_calls(self, wait_s: float | None) -> bool:
         """Process finished calls; return whether there was one. If there is none, wait for one for at most ``wait_s``
@@ -562,47 +592,8 @@ class ConcurrentWalks:
                 return True
 
 
-class ConcurrentMembers:
-    """Walks the documents that a step made of one document, concurrently."""
-
-    def __init__(self, walks: ConcurrentWalks, walk: Walk, walker: WalkGreenlet) -> None:
-        self._walks = walks
-        self._walk = walk
-        self._walker = walker
-        self._members: deque[WalkGreenlet] = deque()
-        self._paused = False
-
-    def add(self, run_walk: Callable[[Any], None]) -> None:
-        """Start the walk of one of the documents, see ``MemberWalks.add``."""
-        recorder = Recorder()
-        member = self._walks.begin(self._walk.fork(recorder), recorder, run_walk)
-        member.parent_members = self
-        self._members.append(member)
-        while self._members and self._walks.full:
-            self._collect()
-
-    def wait(self) -> None:
-        """Wait until all have been walked, see ``MemberWalks.wait``."""
-        while self._members:
-            self._collect()
-
-    def finish(self) -> None:
-        """Resume the parent's walk if it is waiting for its members, because one of them has ended."""
-        if self._paused:
-            self._paused = False
-            self._walks.mark_ready(self._walker)
-
-    def _collect(self) -> None:
-        """Append the records of finished member walks, in order; if the first one is not finished, wait for a member to
-        finish."""
-        if not self._members[0].dead:
-            self._paused = True
-            self._walks.pause()
-        while self._members and self._members[0].dead:
-            member = self._members.popleft()
-            self._walker.recorder.append(member.recorder)
-            member.recorder.close()
-            self._walk.merge(member.walk)
+def _always() -> bool:
+    return True
 
 
 # Blocks of a task: documents are walked concurrently, and staged in order.
@@ -613,13 +604,13 @@ class _ReadRow:
     """A row that was read and is not staged yet.
 
     Attributes:
-        walker: its running or finished walk; None: it is not walked.
+        walk: its running or finished walk; None: it is not walked.
         size: bytes of its content; 0 if it is not walked.
     """
 
     i: int
     action: RowAction
-    walker: WalkGreenlet | None
+    walk: ConcurrentWalk | None
     fault: NodeError | None
     size: int
 
@@ -633,7 +624,6 @@ class ConcurrentReader:
         self._stager = stager
         self._live = live
         self._walk = reader.walk
-        self._walk.make_members = walks.make_members
         self._rows: deque[_ReadRow] = deque()
         self._bytes = 0
         self._processed: list[int] = []
@@ -674,41 +664,38 @@ class ConcurrentReader:
         reader, recorder = self._reader, Recorder()
         walk = self._walk.fork(recorder)
         reader.walk = walk
+        current_caller.set(walk.call_scope)
         try:
             waits = self._stager.must_wait(i)
-            action, run_walk = (RowAction.SKIP, None) if waits else reader.read_row(block, i, fields, raw)
+            action, walking = (RowAction.SKIP, None) if waits else reader.read_row(block, i, fields, raw)
         finally:
             reader.walk = self._walk
         self._walk.row += 1
-        walker = None if run_walk is None else self._walks.begin(walk, recorder, _ignore_walk(run_walk))
+        started = None if walking is None else self._walks.begin(walk, recorder, walking)
         fault = reader.fault if action is RowAction.POSTPONE else None
         if fault is not None:
             on_error(block.ids[i], fault)
-        size = 0 if walker is None else reader.size
+        size = 0 if started is None else reader.size
         self._bytes += size
-        self._rows.append(_ReadRow(i, action, walker, fault, size))
+        self._rows.append(_ReadRow(i, action, started, fault, size))
 
     def _stage(self) -> None:
         """Stage the finished walks at the front of the queue."""
-        while self._rows and ((walker := self._rows[0].walker) is None or walker.dead):
+        while self._rows and ((walk := self._rows[0].walk) is None or walk.ended):
             row = self._rows.popleft()
             self._bytes -= row.size
             self._live.add(1)
             # an earlier document of its key may have failed in the meantime
             if not self._stager.stage_if_waiting(row.i) and self._stage_row(row):
                 self._processed.append(row.i)
-            if walker is not None:
-                walker.recorder.close()
+            if walk is not None:
+                walk.recorder.close()
 
     def _stage_row(self, row: _ReadRow) -> bool:
-        if (walker := row.walker) is None:
+        if (ended := row.walk) is None:
             return stage_row(self._stager, row.i, row.action, row.fault, None, None)
-        run_walk = partial(replay, walker.recorder.all_calls(), self._stager)
-        return stage_row(self._stager, row.i, row.action, None, walker.walk, run_walk)
-
-
-def _ignore_walk(run_walk: Callable[[], None]) -> Callable[[Walk], None]:
-    return lambda _: run_walk()
+        stage_deliveries = partial(replay, ended.recorder.all_calls(), self._stager)
+        return stage_row(self._stager, row.i, row.action, None, ended.walk, stage_deliveries)
 
 
 # Threads for calls of a step. They live as long as the task, so that what a step keeps per thread (a session with its

@@ -32,7 +32,7 @@ from ferryman.engine.transform.calls import make_document_call
 from ferryman.engine.transform.health import NodeHealth
 from ferryman.engine.transform.reader import DocumentReader, RowAction, stage_row
 from ferryman.engine.transform.staging import Stager
-from ferryman.engine.transform.walk import End, MemberFailure, WalkSink
+from ferryman.engine.transform.walk import End, MemberFailure, WalkSink, run_walk
 from ferryman.errors import EngineError, PermanentError
 from ferryman.memory import describe_memory_error
 from ferryman.plan import DestinationNode, StepNode
@@ -157,8 +157,8 @@ class IsolatedReader:
                     block.set_read(i, *report.entry)
                 self._sizes.add(block.ids[i], max(report.size, _content_bytes(report.calls) + spool.size()))
                 calls = chain(spool.read() if report.spooled else (), report.calls)
-                run_walk = partial(replay, calls, self._stager)
-                if stage_row(self._stager, i, report.action, report.fault, report.outcome, run_walk):
+                stage_calls = partial(replay, calls, self._stager)
+                if stage_row(self._stager, i, report.action, report.fault, report.outcome, stage_calls):
                     processed.append(i)
         finally:
             child.end()
@@ -230,15 +230,15 @@ class _ChildReader:
         self._recorder.begin()
         self._note_place("", block.ids[i])
         if (why := self._deadly_calls.get(("", block.ids[i]))) is not None:
-            action, run_walk = self._reader.walk_unread(
+            action, walking = self._reader.walk_unread(
                 block, i, classify_error(PermanentError(why), self._split.source, "reading it")
             )
         else:
-            action, run_walk = self._reader.read_row(block, i, fields[i], raws[i])
+            action, walking = self._reader.read_row(block, i, fields[i], raws[i])
         outcome = None
-        if run_walk is not None:
-            run_walk()
+        if walking is not None:
             walk = self._reader.walk
+            run_walk(walk, walking)
             outcome = RecordedOutcome(walk.new_failures, walk.ended_failures, walk.reached, walk.unneeded)
         fault = self._reader.fault if action is RowAction.POSTPONE else None
         recorder = self._recorder

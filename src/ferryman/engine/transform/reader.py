@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -16,7 +15,7 @@ from ferryman.engine.tasks import LogSplit, Reason, TaskSplit, content_path
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.health import NodeHealth
 from ferryman.engine.transform.staging import Stager, WalkOutcome
-from ferryman.engine.transform.walk import Walk, WalkSink
+from ferryman.engine.transform.walk import Walk, Walking, WalkSink
 from ferryman.errors import BadDocument, unless_interrupt
 from ferryman.plan import Plan, StepNode, find_source
 from ferryman.sources import Listed, Log, Source
@@ -76,7 +75,7 @@ class DocumentReader:
 
     def read_row(
         self, block: Block, i: int, fields: bytes | None, raw: bytes | None
-    ) -> tuple[RowAction, Callable[[], None] | None]:
+    ) -> tuple[RowAction, Walking | None]:
         """Read row ``i``; return how it is processed, and its walk or None."""
         reason = block.reasons[i]
         if reason == Reason.DELETED or block.deletes(i):
@@ -107,14 +106,14 @@ class DocumentReader:
                 node_health.note_success()
         self.size = len(doc.raw or b"") + len(fields or b"")
         if (why := block.drop_reason(i)) is not None:
-            return RowAction.WALK, partial(self.walk.drop_by_source, doc, why)
+            return RowAction.WALK, self.walk.drop_by_source(doc, why)
         if reason == Reason.LOOK and block.has_version(i, doc.version):
             return (RowAction.UPDATE_FINGERPRINT if self._source.detect == "fingerprint" else RowAction.SKIP), None
         if reason == Reason.RETRY and (failures := block.failures_to_retry(i)) is not None:
-            return RowAction.RETRY, partial(self.walk.retry, doc, failures)
-        return RowAction.WALK, partial(self.walk.walk_document, doc)
+            return RowAction.RETRY, self.walk.retry(doc, failures)
+        return RowAction.WALK, self.walk.walk_document(doc)
 
-    def walk_unread(self, block: Block, i: int, fault: NodeError) -> tuple[RowAction, Callable[[], None] | None]:
+    def walk_unread(self, block: Block, i: int, fault: NodeError) -> tuple[RowAction, Walking | None]:
         """Return how to process a document that could not be read and is itself to blame, and its walk or None.
 
         It is skipped if the same document was unreadable for the same reason before.
@@ -126,7 +125,7 @@ class DocumentReader:
         doc = Document.of(block.ids[i], {}, None, version)
         failures = block.failures_to_retry(i)
         action = RowAction.WALK if failures is None else RowAction.RETRY
-        return action, partial(self.walk.walk_unread, doc, fault, failures)
+        return action, self.walk.walk_unread(doc, fault, failures)
 
     def _waits_for_nodes(self, block: Block, i: int) -> bool:
         """Return whether everything to be retried waits for unavailable nodes, so that the document need not be
@@ -254,20 +253,20 @@ def stage_row(
     action: RowAction,
     fault: NodeError | None,
     walk: WalkOutcome | None,
-    run_walk: Callable[[], None] | None,
+    stage_deliveries: Callable[[], None] | None,
 ) -> bool:
     """Stage the outcome of row ``i``; return False if the row is unchanged.
 
     Args:
         fault: error because of which it could not be read.
-        walk, run_walk: the outcome, which is complete after a call of ``run_walk``; both None: the row is not walked.
+        walk, stage_deliveries: see ``Stager.stage_walk``; None: the row is not walked.
     """
     if action is RowAction.SKIP:
         return False
     if fault is not None:
         stager.defer_unread(i, fault)
-    elif walk is not None and run_walk is not None:
-        stager.stage_walk(i, walk, run_walk, retry=action is RowAction.RETRY)
+    elif walk is not None and stage_deliveries is not None:
+        stager.stage_walk(i, walk, stage_deliveries, retry=action is RowAction.RETRY)
     elif action is RowAction.DELETE:
         stager.stage_deletion(i)
     else:

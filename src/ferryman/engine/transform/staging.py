@@ -29,7 +29,7 @@ from ferryman.engine.transform.rows import (
     SkippedDelivery,
     unchanged_row,
 )
-from ferryman.engine.transform.walk import MemberFailure, Walk
+from ferryman.engine.transform.walk import MemberFailure, Walk, Walking, run_walk
 from ferryman.plan import (
     CalledNode,
     DestinationNode,
@@ -136,10 +136,10 @@ class Stager:
                 elif self._spends_no_attempt(health.get(each.fault.node), each.fault) and self._keep_if_known(each):
                     self._unseen = True
                 else:
-                    _, run_walk = reader.walk_unread(block, each.i, each.fault)
-                    if run_walk is not None:
+                    _, walking = reader.walk_unread(block, each.i, each.fault)
+                    if walking is not None:
                         self._i, self._published = each.i, []
-                        run_walk()
+                        run_walk(reader.walk, walking)
                         self._stage_decided(undecided_family(each.i, reader.walk, self._published, block), health)
             self._gather()
         self._undecided = []
@@ -233,12 +233,17 @@ class Stager:
 
     # -- outcomes of a document and its family -------------------------------------------------
 
-    def stage_walk(self, i: int, walk: WalkOutcome, run_walk: Callable[[], None], *, retry: bool) -> None:
-        """Run the walk of row ``i``, and stage the outcome for it and its family."""
+    def stage_walk(self, i: int, walk: WalkOutcome, stage_deliveries: Callable[[], None], *, retry: bool) -> None:
+        """Stage the outcome of row ``i`` and its family.
+
+        Args:
+            walk: outcome of the walk; complete after the call of ``stage_deliveries``.
+            stage_deliveries: makes the walk's calls of this sink.
+        """
         self._i = i
         self._published = []
         self._published_before.begin(self._block, i)
-        run_walk()
+        stage_deliveries()
         published = self._published
         if self._entries is not None and (walk.new_failures or walk.ended_failures):
             self._entries.hold_key(self._block, i, ended=not walk.new_failures)
@@ -760,7 +765,7 @@ class UnreadWalker(Protocol):
 
     walk: Walk
 
-    def walk_unread(self, block: Block, i: int, fault: NodeError) -> tuple[Any, Callable[[], None] | None]: ...
+    def walk_unread(self, block: Block, i: int, fault: NodeError) -> tuple[Any, Walking | None]: ...
 
 
 class RetriedDelivery(NamedTuple):

@@ -8,12 +8,11 @@ commit names them. Spark may run a task twice; only files returned by the winnin
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Self
+from typing import Final, Self
 
-from ferryman.document import Document
 from ferryman.engine.live import MAX_ERRORS, ProgressWriter
 from ferryman.engine.results import NodeError, NodeStates, Staged, run_once, sync_names
 from ferryman.engine.runner.base import PickledPlan
@@ -27,6 +26,7 @@ from ferryman.engine.transform.isolation import DocumentSizes, IsolatedReader
 from ferryman.engine.transform.log_entries import LogEntries
 from ferryman.engine.transform.reader import DocumentReader, RowAction, stage_row
 from ferryman.engine.transform.staging import Stager
+from ferryman.engine.transform.walk import run_walk
 from ferryman.memory import lacks_memory
 from ferryman.plan import StepNode
 from ferryman.plan.paths import called_nodes_below
@@ -111,9 +111,8 @@ class TaskProcessing:
         share = 1 / task.parallel_tasks
         concurrent_steps = [n for n in plan.nodes if isinstance(n, StepNode) and n.is_concurrent and not task.isolated]
         walks = ConcurrentWalks(concurrent_steps, self._health, share)
-        self._reader = DocumentReader(
-            plan, split, self._stager, self._health, partial(_prepare_step, walks, share), state
-        )
+        prepare_step = partial(make_document_call, share=share)
+        self._reader = DocumentReader(plan, split, self._stager, self._health, prepare_step, state)
         self._live = ProgressWriter(task.live, errors=task.live_errors)
         self._reader.walk.on_error = self._report_error if self._live.wants_errors else None
         self._isolated_reader = None
@@ -169,11 +168,12 @@ class TaskProcessing:
             if self._nodes_below and self._stop_at(block, i):
                 break
             waits = stager.stage_if_waiting(i)
-            action, run_walk = (RowAction.SKIP, None) if waits else reader.read_row(block, i, fields, raw)
+            action, walking = (RowAction.SKIP, None) if waits else reader.read_row(block, i, fields, raw)
             reader.walk.row += 1
             live.add(1)
             fault = reader.fault if action is RowAction.POSTPONE else None
-            if stage_row(stager, i, action, fault, reader.walk, run_walk):
+            stage_deliveries = None if walking is None else partial(run_walk, reader.walk, walking)
+            if stage_row(stager, i, action, fault, reader.walk, stage_deliveries):
                 processed.append(i)
             if fault is not None:
                 self._report_read_error(block.ids[i], fault)
@@ -214,8 +214,3 @@ class TaskProcessing:
         self._reader.close()
         if self._concurrent_reader is not None:
             self._concurrent_reader.close()
-
-
-def _prepare_step(walks: ConcurrentWalks, share: float, step: StepNode) -> Callable[[Document], Any]:
-    """Return the function that is called for a step in a task: directly, or through a concurrent walk."""
-    return partial(walks.call, step.name) if step.is_concurrent else make_document_call(step, share)

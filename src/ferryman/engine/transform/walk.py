@@ -1,4 +1,8 @@
-"""The walk of one document through the plan: calls steps and routers, and stages deliveries; also the retry of a walk.
+"""The walk of one document through the plan, from node to node until its deliveries are staged; also its retry.
+
+A walk is a generator. It does not call steps: it yields a ``StepCall`` and is sent the answer, so that the same code
+serves documents that are walked one after the other (``run_walk``), many at once (``concurrent``), and in a child
+process (``isolation``).
 
 What an error at a node means is decided when the task has no more documents (``staging``): only then is it known
 whether the document or the node is at fault. Until then the walk only records its failures.
@@ -12,10 +16,11 @@ earlier choice is used again.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, wraps
-from typing import Any, NamedTuple, Protocol, Self
+from types import TracebackType
+from typing import Any, Final, NamedTuple, NoReturn, Protocol, Self
 
 from ferryman import limits
 from ferryman.document import Document, RereadRequest, check_size, decode_fields, encode_fields
@@ -107,28 +112,74 @@ class WalkSink(Protocol):
         """Remove all that was staged since the savepoint."""
 
 
-class MemberWalks(Protocol):
-    """Runs the walks of the documents that a step made of one document."""
-
-    def add(self, walk_member: Callable[[Any], None]) -> None:
-        """Start the walk of one of these documents, at once or as soon as possible."""
-
-    def wait(self) -> None:
-        """Wait until all walks have ended and their outcomes are staged in order."""
+# What a walk asks of the code that runs it.
 
 
-class SequentialMembers:
-    """Walks each member to its end before the next one begins."""
+class StepCall(NamedTuple):
+    """Request to call a step with a document; answered with what the step returned, or with ``Raised``."""
 
-    def __init__(self, walk: Walk) -> None:
-        self._walk = walk
+    node: CompiledNode
+    doc: Document
 
-    def add(self, walk_member: Callable[[Any], None]) -> None:
-        """Walk one of the documents now, see ``MemberWalks.add``."""
-        walk_member(self._walk)
 
-    def wait(self) -> None:
-        """Return at once: no walk is running."""
+class Raised(NamedTuple):
+    """Answer for a call that raised an exception."""
+
+    error: BaseException
+    trace: TracebackType | None = None
+    """Traceback to raise it with; None: its own. For an error that several documents get."""
+
+    def throw(self) -> NoReturn:
+        """Raise the exception."""
+        raise self.error if self.trace is None else self.error.with_traceback(self.trace)
+
+
+class WalkMember(NamedTuple):
+    """Request to walk a document that a step made of the current one, now or as soon as possible.
+
+    Attributes:
+        begin: begins the walk of the member.
+    """
+
+    begin: Callable[[Walk], Walking]
+
+
+class AwaitMembers(NamedTuple):
+    """Request to wait until the requested walks of members have ended and their outcomes are staged in order."""
+
+
+Request = StepCall | WalkMember | AwaitMembers
+
+Walking = Generator[Request, Any, None]
+"""A walk that is under way."""
+
+_AWAIT_MEMBERS: Final = AwaitMembers()
+NOT_CALLED: Final = object()
+"""In place of an answer: the node was not called for the document."""
+
+
+def run_walk(walk: Walk, walking: Walking) -> None:
+    """Run a walk to its end: call each step at once, and walk each member to its end before the next."""
+    try:
+        request = next(walking)
+        while True:
+            answer: Any = None
+            if type(request) is StepCall:
+                answer = call_step(request)
+            elif type(request) is WalkMember:
+                run_walk(walk, request.begin(walk))
+            request = walking.send(answer)
+    except StopIteration:
+        pass
+
+
+def call_step(request: StepCall) -> Any:
+    """Call the step, and return the answer to the request."""
+    assert request.node.step is not None
+    try:
+        return request.node.step(request.doc)
+    except BaseException as e:  # the walk interprets it
+        return Raised(e)
 
 
 class Walk:
@@ -141,7 +192,6 @@ class Walk:
 
     Attributes:
         source: node at which documents begin.
-        make_members: makes the walks of the documents that a step returned: one after the other, or concurrent.
         row: row of the current document in its task.
         batch: batch of the source that the document belongs to; "": none.
         traces: collects the tracebacks that this task keeps.
@@ -151,8 +201,6 @@ class Walk:
         reached: earlier failures at whose nodes the last ``retry`` arrived and continued.
         unneeded: members that the last ``retry`` dropped as soon as they were made, since no failure is below them.
     """
-
-    make_members: Callable[[Walk], MemberWalks] = SequentialMembers
 
     def __init__(
         self,
@@ -224,31 +272,47 @@ class Walk:
 
     # -- whole documents ---------------------------------------------------------------------------
 
-    def walk_document(self, doc: Document) -> None:
+    def walk_document(self, doc: Document) -> Walking:
         """Walk the document along all its paths, for the first time."""
         self._begin(doc.id, retrying=False)
-        self._walk_from(doc, self.source.next, PlanPath())
+        yield from self._walk_from(doc, self.source.next, PlanPath())
 
-    def resume(self, id: str, positions: Iterable[tuple[Document, CompiledNode, PlanPath]]) -> None:
-        """Continue the first walk of a document from these positions: (document, node, path)."""
+    def resume(
+        self,
+        id: str,
+        doc: Document,
+        node: CompiledNode,
+        path: PlanPath,
+        answer: Any,
+        ahead: Iterable[tuple[Document, CompiledNode, PlanPath]],
+    ) -> Walking:
+        """Continue the first walk of a document at this node.
+
+        Args:
+            answer: the node's answer, or ``Raised``; ``NOT_CALLED``: the node was not called.
+            ahead: copies of the document that are walked afterwards, each from its node.
+        """
         self._begin(id, retrying=False)
-        for doc, node, path in positions:
-            self._walk_from(doc, node, path)
+        yield from self._walk_from(doc, node, path, answer)
+        for each, each_node, each_path in ahead:
+            yield from self._walk_from(each, each_node, each_path)
 
-    def drop_by_source(self, doc: Document, why: str) -> None:
+    def drop_by_source(self, doc: Document, why: str) -> Walking:
         """Record the document as dropped by its source, before any step."""
         self._begin(doc.id, retrying=False)
         self._drop(doc, self.source.ends_from(""), PlanPath(), why)
+        yield from ()
 
-    def retry(self, doc: Document, failures: Sequence[FailedMember]) -> None:
+    def retry(self, doc: Document, failures: Sequence[FailedMember]) -> Walking:
         """Repeat the walk of a document, but only on paths to deliveries that are still missing."""
         open_failures = self._begin_retry(doc.id, failures)
-        self._replay(doc, self.source, PlanPath(), open_failures)
+        yield from self._replay(doc, self.source, PlanPath(), open_failures)
         self._supersede(open_failures)
 
-    def walk_unread(self, doc: Document, fault: NodeError, failures: Sequence[FailedMember] | None) -> None:
+    def walk_unread(self, doc: Document, fault: NodeError, failures: Sequence[FailedMember] | None) -> Walking:
         """Record a document that could not be read as failed; ``failures``: in a retry, the earlier failures of the
         same version."""
+        yield from ()
         if failures is None:
             self._begin(doc.id, retrying=False)
             self._record_failure(doc, self.source, PlanPath(), fault)
@@ -271,20 +335,23 @@ class Walk:
 
     # -- from a node on ----------------------------------------------------------------------------
 
-    def _walk_from(self, doc: Document, node: CompiledNode | None, path: PlanPath) -> None:
-        """Walk the document from this node on, for the first time."""
+    def _walk_from(self, doc: Document, node: CompiledNode | None, path: PlanPath, answer: Any = NOT_CALLED) -> Walking:
+        """Walk the document from this node on, for the first time; ``answer``: see ``resume``."""
         while node is not None:
             if path.wanted is not None and path.wanted.keys().isdisjoint(node.ends_from(path.route)):
                 return
             if doc.refused is not None:
                 self._refuse(doc, node, path)
                 return
+            if node.is_called and answer is NOT_CALLED and self._is_closed(node):
+                self._record_failure(doc, node, path, held_error(node))
+                return
             if node.step is not None:
-                if self._is_closed(node):
-                    self._record_failure(doc, node, path, held_error(node))
-                    return
+                id = doc.id
+                if answer is NOT_CALLED:
+                    answer = yield self._step_call(node, doc, path.route)
                 try:
-                    out = self._call_step(node, doc, path.route)
+                    out = self._check_answer(node, doc, id, path.route, answer)
                 except Dropped as e:
                     self._drop_for(e, doc, node, path)
                     return
@@ -292,17 +359,14 @@ class Walk:
                     self._fail(doc, node, path, unless_interrupt(e))
                     return
                 if (itself := only_itself(out, doc)) is None:
-                    self._walk_several(doc, out, node, path)
+                    yield from self._walk_several(doc, out, node, path)
                     return
                 doc = itself
             elif node.delivers:
                 self._deliver(doc, node, path)
             elif node.router is not None:
-                if self._is_closed(node):
-                    self._record_failure(doc, node, path, held_error(node))
-                    return
                 try:
-                    chosen = self._choose_branches(doc, node)
+                    chosen = self._choose_branches(doc, node, answer)
                     copies = [doc.copy() for _ in chosen[1:]] if node.router.copies else []
                 except BaseException as e:
                     self._fail(doc, node, path, unless_interrupt(e))
@@ -310,12 +374,12 @@ class Walk:
                 self._drop_not_chosen(doc, node, chosen, path)
                 if node.router.copies:
                     for name, each in zip(chosen, [*copies, doc], strict=True):
-                        self._walk_from(each, node.branches[name], path.into_copy(name))
+                        yield from self._walk_from(each, node.branches[name], path.into_copy(name))
                     return
                 path = path.into_branch(node.name, chosen[0])
-                node = node.branches[chosen[0]]
+                node, answer = node.branches[chosen[0]], NOT_CALLED
                 continue
-            node = node.next
+            node, answer = node.next, NOT_CALLED
 
     def _walk_several(
         self,
@@ -323,21 +387,20 @@ class Walk:
         out: Sequence[Document] | DocumentStream,
         node: CompiledNode,
         path: PlanPath,
-    ) -> None:
+    ) -> Walking:
         """Walk all documents that a step made of one document."""
         if isinstance(out, DocumentStream):
-            self._walk_many(doc, out, node, path)
+            yield from self._walk_many(doc, out, node, path)
         else:
-            self._walk_each(doc, out, node, path)
+            yield from self._walk_each(doc, out, node, path)
 
-    def _walk_each(self, doc: Document, out: Iterable[Document], node: CompiledNode, path: PlanPath) -> None:
+    def _walk_each(self, doc: Document, out: Iterable[Document], node: CompiledNode, path: PlanPath) -> Walking:
         """Walk the documents that a step returned: the document itself, and its children."""
-        members = self.make_members(self)
         for each in out:
-            members.add(_member_walk(doc, each, node, path))
-        members.wait()
+            yield _member_walk(doc, each, node, path)
+        yield _AWAIT_MEMBERS
 
-    def _walk_many(self, doc: Document, stream: DocumentStream, node: CompiledNode, path: PlanPath) -> None:
+    def _walk_many(self, doc: Document, stream: DocumentStream, node: CompiledNode, path: PlanPath) -> Walking:
         """Walk more documents than fit in memory, while the step is still producing them.
 
         If the step fails later, everything staged for these documents is rolled back: the call has no effect.
@@ -345,7 +408,6 @@ class Walk:
         savepoint, before = self._sink.savepoint(), len(self.new_failures)
         self._return_checker.begin(stream)
         itself: list[Document] = []
-        members = self.make_members(self)
         fault: NodeError | None = None
         error: BaseException | None = None
         while fault is None:
@@ -359,13 +421,13 @@ class Walk:
             if each is doc:
                 itself.append(each)  # walked last: the step may still use it
                 continue
-            members.add(_member_walk(doc, each, node, path))
+            yield _member_walk(doc, each, node, path)
             fault = self._fault_if_many_wait(before)
-        members.wait()
+        yield _AWAIT_MEMBERS
         fault = fault or self._fault_if_many_wait(before)
         if error is None and fault is None:
             self._return_checker.end(failed=False)
-            self._walk_each(doc, itself, node, path)
+            yield from self._walk_each(doc, itself, node, path)
             return
         self._return_checker.end(failed=True)
         self._sink.roll_back(savepoint)
@@ -389,26 +451,37 @@ class Walk:
             return None
         return self.new_failures[-1].fault
 
-    def _call_step(self, node: CompiledNode, doc: Document, route: str) -> Sequence[Document] | DocumentStream:
-        """Call the step and return the documents it made, at least one; they belong to the document's family."""
-        assert node.step is not None
+    def _step_call(self, node: CompiledNode, doc: Document, route: str) -> StepCall:
+        """Return the request for a step's call; until its answer is checked, the document has an idempotency key."""
+        self.call_scope.step, self.call_scope.route = node.name, route
+        return StepCall(node, doc)
+
+    def _check_answer(
+        self, node: CompiledNode, doc: Document, id: str, route: str, answer: Any
+    ) -> Sequence[Document] | DocumentStream:
+        """Return the documents that a step made, at least one; they belong to the document's family.
+
+        Raises whatever the step raised, also while it produces its documents.
+
+        Args:
+            id: id of the document before the call.
+        """
         assert node.health is not None
-        id, call_scope = doc.id, self.call_scope
-        call_scope.step, call_scope.route = node.name, route
         try:
             try:
-                out = node.step(doc)
+                if type(answer) is Raised:
+                    answer.throw()
             finally:
                 doc.id = id  # its id is the source's, whatever a step does to the object
                 self._note_reread_request(doc)
-            if out is doc:
+            if answer is doc:
                 documents: Sequence[Document] | DocumentStream | None = (doc,)
             else:
-                documents = None if out is None else self._return_checker.check(doc, node.label, route, out)
+                documents = None if answer is None else self._return_checker.check(doc, node.label, route, answer)
         except (Dropped, Unsupported) as e:
             raise self._as_drop(e, node.health) from None
         finally:
-            call_scope.step = ""
+            self.call_scope.step = ""
         if documents is None:
             node.health.note_drop(silently=True)
             raise Dropped
@@ -437,14 +510,17 @@ class Walk:
             raise PermanentError("again(): entries of a log are not read again where a keyed node counts them.")
         self._sink.request_reread(doc, request)
 
-    def _choose_branches(self, doc: Document, node: CompiledNode) -> list[str]:
-        """Return the branches that the router chooses."""
+    def _choose_branches(self, doc: Document, node: CompiledNode, answer: Any) -> list[str]:
+        """Return the branches that the router chooses; ``answer``: see ``resume``."""
         assert node.router is not None
-        id = doc.id
-        try:
-            answer = node.router.choose(doc)
-        finally:
-            doc.id = id
+        if type(answer) is Raised:
+            answer.throw()
+        if answer is NOT_CALLED:
+            id = doc.id
+            try:
+                answer = node.router.choose(doc)
+            finally:
+                doc.id = id
         chosen = self.check_branches(node, answer)
         if node.health is not None and not node.health.steady:
             node.health.note_success()
@@ -530,7 +606,7 @@ class Walk:
     def _is_closed(self, node: CompiledNode) -> bool:
         """Return whether this node is in trouble, so that it must not be called for the current family."""
         health = node.health
-        if health is None or not health.closed or node.answered:
+        if health is None or not health.closed:
             return False
         return not health.allows(self._origin, self.row)
 
@@ -572,7 +648,9 @@ class Walk:
 
     # -- replay to earlier failures ----------------------------------------------------------------
 
-    def _replay(self, doc: Document, node: CompiledNode | None, path: PlanPath, failures: list[FailedMember]) -> None:
+    def _replay(
+        self, doc: Document, node: CompiledNode | None, path: PlanPath, failures: list[FailedMember]
+    ) -> Walking:
         """Repeat the walk of a member up to the nodes at which it or its descendants failed, and continue from
         there."""
         member = self._member_name(doc.id)
@@ -590,15 +668,17 @@ class Walk:
                 self.reached += failed_here
                 wanted = {o.end: o for f in failed_here for o in f.owed if o.open}
                 below = PlanPath(path.route, failed_here[0].branches, wanted)
-                self._walk_from(doc_here, node.next if node is self.source else node, below)
+                yield from self._walk_from(doc_here, node.next if node is self.source else node, below)
                 if not failures:
                     return
             if node.step is not None:
                 if self._is_closed(node):
                     self._keep_failures(failures, held_error(node))
                     return
+                id = doc.id
+                answer = yield self._step_call(node, doc, path.route)
                 try:
-                    out = self._call_step(node, doc, path.route)
+                    out = self._check_answer(node, doc, id, path.route, answer)
                     itself = only_itself(out, doc)
                     members = self._members_to_retry(out, node, failures) if itself is None else {}
                 except Dropped:
@@ -607,12 +687,12 @@ class Walk:
                     self._keep_failures(failures, self._classify(node, unless_interrupt(e)))
                     return
                 if itself is None:
-                    self._replay_each(members, node, path, failures)
+                    yield from self._replay_each(members, node, path, failures)
                     return
                 doc = itself
             elif node.router is not None:
                 if node.router.copies:
-                    self._replay_copies(doc, node, path, failures)
+                    yield from self._replay_copies(doc, node, path, failures)
                     return
                 branch = _earlier_branch(failures[0].branches, node)
                 path = path.into_branch(node.name, branch.name)
@@ -620,7 +700,9 @@ class Walk:
                 continue
             node = node.next
 
-    def _replay_copies(self, doc: Document, node: CompiledNode, path: PlanPath, failures: list[FailedMember]) -> None:
+    def _replay_copies(
+        self, doc: Document, node: CompiledNode, path: PlanPath, failures: list[FailedMember]
+    ) -> Walking:
         """Replay each branch of a copying router below which this member failed."""
         for name, branch in node.branches.items():
             branch_path = path.into_copy(name)
@@ -631,7 +713,7 @@ class Walk:
                 except BaseException as e:
                     self._keep_failures(below, self._classify(node, unless_interrupt(e)))
                 else:
-                    self._replay(copy, branch, branch_path, below)
+                    yield from self._replay(copy, branch, branch_path, below)
 
     def _members_to_retry(
         self, out: Sequence[Document] | DocumentStream, node: CompiledNode, failures: list[FailedMember]
@@ -655,7 +737,7 @@ class Walk:
         node: CompiledNode,
         path: PlanPath,
         failures: list[FailedMember],
-    ) -> None:
+    ) -> Walking:
         """Replay the members that failures belong to. A failure belongs to its nearest ancestor among the members, so
         to the member itself if it is one."""
         by_member: dict[str, list[FailedMember]] = {}
@@ -663,13 +745,12 @@ class Walk:
             nearest = next((m for m in ancestry(failure.member) if m in members), None)
             if nearest is not None:
                 by_member.setdefault(nearest, []).append(failure)
-        walks = self.make_members(self)
         for member, each in members.items():
             if member in by_member:
-                walks.add(_member_replay(each, node, path, by_member[member]))
+                yield _member_replay(each, node, path, by_member[member])
             else:
                 self.unneeded.append(member)
-        walks.wait()
+        yield _AWAIT_MEMBERS
 
     def _keep_failures(self, failures: list[FailedMember], fault: NodeError) -> None:
         """Keep these failures because the replay failed; the next retry tries to reach the same nodes."""
@@ -726,19 +807,17 @@ def held_error(node: CompiledNode) -> NodeError:
     return NodeError(ErrorKind.HELD, node.name, f"waits for {node.label}, which {node.health.why}")
 
 
-def _member_walk(doc: Document, member: Document, node: CompiledNode, path: PlanPath) -> Callable[[Walk], None]:
+def _member_walk(doc: Document, member: Document, node: CompiledNode, path: PlanPath) -> WalkMember:
     """Return the walk of a document returned by a step: the document itself, or a new child, whose deliveries had no
     attempts yet."""
     own = member.id == doc.id or path.wanted is None
     fresh = path if own else path._replace(wanted={end: MissingDelivery(*end, 0) for end in path.wanted or ()})
-    return lambda walk: walk._walk_from(member, node.next, fresh)
+    return WalkMember(lambda walk: walk._walk_from(member, node.next, fresh))
 
 
-def _member_replay(
-    member: Document, node: CompiledNode, path: PlanPath, failures: list[FailedMember]
-) -> Callable[[Walk], None]:
+def _member_replay(member: Document, node: CompiledNode, path: PlanPath, failures: list[FailedMember]) -> WalkMember:
     """Return the replay of a member below this node, to the nodes at which it or its descendants failed."""
-    return lambda walk: walk._replay(member, node.next, path, failures)
+    return WalkMember(lambda walk: walk._replay(member, node.next, path, failures))
 
 
 def _ended_part(failure: FailedMember) -> FailedMember:
@@ -778,9 +857,12 @@ class CompiledNode:
     """Name of the node in messages."""
     health: NodeHealth | None = None
     """Health of the node; None: it is not called."""
-    answered: bool = False
-    """The node was already called for the current document, so it is not called again."""
     _full_ends: dict[str, tuple[End, ...]] = field(default_factory=dict)
+
+    @property
+    def is_called(self) -> bool:
+        """Return whether the node is a step or a router."""
+        return self.step is not None or self.router is not None
 
     def ends_from(self, route: str) -> tuple[End, ...]:
         """Return all deliveries below this node for a document that reached it by this route."""
