@@ -129,7 +129,9 @@ class Document(MutableMapping[str, Any]):
         if key is None:
             key = self._children
         self._children += 1
-        name = quote(str(key), safe="", errors="surrogatepass")
+        name = str(key)
+        if not (name.isascii() and name.isalnum()):
+            name = quote(name, safe="", errors="surrogatepass")
         if not name:
             raise PermanentError(f"{self.id}: a child with an empty key: give text, or no key for its number.")
         child = Document(f"{self.id}#{name}", raw=raw)

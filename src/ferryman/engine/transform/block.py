@@ -25,7 +25,7 @@ KNOWN_COLUMNS: Final = [
 
 
 class KnownDocument(NamedTuple):
-    """A document's row in ``documents``."""
+    """A document's row in ``documents``; every value is None if it has none."""
 
     version: str
     revision: int
@@ -76,16 +76,19 @@ class Block:
         self.versions: list[Any] = column_values(table["version"])
         self.fingerprints: list[str] = table["fingerprint"].to_pylist()
         self.first_seen = table["known_version"].null_count == table.num_rows
-        self._known = [] if self.first_seen else [table[name].to_pylist() for name in KNOWN_COLUMNS]
+        self._known: list[KnownDocument] = []
+        if not self.first_seen:
+            columns = [table[name].to_pylist() for name in KNOWN_COLUMNS]
+            self._known = list(map(KnownDocument._make, zip(*columns, strict=True)))
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def known(self, i: int) -> KnownDocument | None:
         """Return the document's last row in ``documents``; None if it was never seen."""
-        if self.first_seen or self._known[0][i] is None:
+        if self.first_seen or (known := self._known[i]).version is None:
             return None
-        return KnownDocument(*(column[i] for column in self._known))
+        return known
 
     def contents(self) -> tuple[list[bytes | None], list[bytes | None]] | None:
         """Return fields and raw bytes of each row, if the rows contain them; None: they have to be read elsewhere."""

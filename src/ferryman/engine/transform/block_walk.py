@@ -24,6 +24,7 @@ from ferryman.engine.transform.walk import (
     Raised,
     Walk,
     ends_not_chosen,
+    nodes_below,
     not_chosen_message,
     run_walk,
 )
@@ -71,7 +72,7 @@ class BlockWalk:
     def create(cls, walk: Walk, stager: Stager, live: ProgressWriter) -> Self | None:
         """Return the fast path; None if the plan has a node below the source other than steps, routers and
         destinations."""
-        return cls(walk, stager, live) if all(map(_is_plain, walk.nodes_below_source())) else None
+        return cls(walk, stager, live) if all(map(_is_plain, nodes_below(walk.source))) else None
 
     @staticmethod
     def suits(block: Block) -> bool:

@@ -326,6 +326,12 @@ class CallScope:
         self._block: Block | None = None
         self._row = 0
 
+    def copy(self) -> CallScope:
+        """Return a scope for another walk of the task."""
+        scope = CallScope.__new__(CallScope)
+        scope.__dict__.update(self.__dict__)
+        return scope
+
     def at(self, block: Block, i: int) -> None:
         """Set the row whose family is walked from now on."""
         self._block, self._row = block, i
@@ -453,7 +459,10 @@ class ReturnChecker:
             raise PermanentError(f"returned {describe_type(out)}, not the document, None, or an iterable of documents")
         made_keys: set[int] = set()
         each = self._check_each(doc, route, out, made_keys)
-        documents, exhausted = take_buffer(each)
+        if type(out) is list and len(out) <= limits.HELD_CHILDREN:
+            documents, exhausted = list(each), True
+        else:
+            documents, exhausted = take_buffer(each)
         if not documents:
             raise Dropped(f"{where} returned no document")
         if not exhausted and not (isinstance(out, Sized) and len(out) == len(documents)):
