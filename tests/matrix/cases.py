@@ -6,6 +6,7 @@ sense, ``pairs`` a few of them in which any two values that can meet do meet.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from collections import defaultdict
@@ -121,6 +122,7 @@ def pairs(cases: Sequence[Case]) -> list[Case]:
     return chosen
 
 
+@functools.cache
 def _pairs_of(case: Case) -> set[Pair]:
     values = [*msgspec.structs.asdict(case).items()]
     alone = {((axis, value), ("", "")) for axis, value in values}
