@@ -23,9 +23,6 @@ from tests.support.scanning import LONG_AGO, counting, write
 
 FILES = 40
 
-MODULES = ["ferryman.engine.scan.listing"]
-"""Loaded by the first helper process, before it forks the others."""
-
 
 @pytest.fixture
 def corpus(place: Path) -> Path:
@@ -44,7 +41,7 @@ def run(trial: PlanWorld, cores: int = 2) -> tuple[list[str], int]:
         return InProcess()
 
     trial.out().forget()
-    with OnDemandRunner(begin, cores, {}, MODULES) as runner:
+    with OnDemandRunner(begin, cores, {}) as runner:
         trial.run(runner=runner)
         assert runner.started == bool(begun)
     return sorted(trial.out().counted()), len(begun)
@@ -132,7 +129,7 @@ def test_a_folder_that_cannot_be_listed(place: Path, corpus: Path) -> None:
     """The listing is incomplete, as it would be on Spark: nothing is deleted, and the run says so."""
     trial = delivered(PlanWorld(place).build(source=Failing(str(corpus))))
     (corpus / "away").touch()
-    with OnDemandRunner(InProcess, 2, {}, MODULES) as runner:
+    with OnDemandRunner(InProcess, 2, {}) as runner:
         summary = trial.run(runner=runner)
     assert (summary.exit, summary.deleted) == (4, 0)
     assert "the share is away" in " ".join(summary.messages)
@@ -144,7 +141,7 @@ def test_a_source_that_is_away(place: Path, corpus: Path) -> None:
     trial = delivered(PlanWorld(place).build(source=Reading(str(corpus), reads)))
     reads.unlink()
     (corpus.parent / "offline").touch()
-    with OnDemandRunner(InProcess, 1, {}, MODULES) as runner:
+    with OnDemandRunner(InProcess, 1, {}) as runner:
         summary = trial.run(runner=runner, wait=0)
         assert runner.started
     assert summary.exit == 4
