@@ -13,9 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import typer
-
-from ferryman.cli.app import app
+from ferryman.cli.app import root_command
 from ferryman.observe import JsonLog
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
@@ -53,7 +51,7 @@ def _log_events() -> str:
 
 def pages() -> dict[str, str]:
     """Return name of the file -> the whole page."""
-    sections = [(path, section) for path, section in _command(typer.main.get_command(app), "ferryman", None)]
+    sections = [(path, section) for path, section in _command(root_command(), "ferryman", None)]
     intake = [section for path, section in sections if path.startswith(QUEUE)]
     others = [section for path, section in sections if not path.startswith(QUEUE)]
     more = f"{MORE}\n{_log_events()}\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import shutil
@@ -105,16 +106,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     schedule.in_turn(items)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make no tests of the thousands of slow cases that would be deselected."""
+    expression = metafunc.config.option.markexpr
+    if expression.startswith("not slow") and " or " not in expression:
+        left = [call for call in metafunc._calls if all(mark.name != "slow" for mark in call.marks)]
+        metafunc._calls = left or metafunc._calls[:1]  # without a call it would be a test without parameters
+
+
 def pytest_collection_finish() -> None:
     """Garbage is not looked for in what stays until the end, nor is that copied in forked children for it."""
-    gc.collect()
     gc.freeze()
     gc.set_threshold(20_000)  # a run makes some thousand objects, few of them garbage that is not freed at once
     gc.enable()
-
-
-def pytest_sessionfinish() -> None:
-    gc.unfreeze()  # native modules complain of what is still there when Python ends
+    atexit.register(gc.unfreeze)  # native modules complain of what is still there when Python ends
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -108,16 +108,17 @@ def pairs(cases: Sequence[Case]) -> list[Case]:
     ``ALIKE``: greedily, the one of a few hundred drawn ones that has most pairs which were not there before."""
     chance = random.Random(0)
     having: dict[Pair, list[Case]] = defaultdict(list)
-    for case in cases:
-        for pair in _pairs_of(case):
+    pairs_of = {case: _pairs_of(case) for case in cases}
+    for case, found in pairs_of.items():
+        for pair in found:
             having[pair].append(case)
     chosen: list[Case] = []
     left = set(having)
     while left:
         candidates = having[min(left)]
         drawn = chance.sample(candidates, min(len(candidates), 300))
-        chosen.append(max(drawn, key=lambda case: len(_pairs_of(case) & left)))
-        left -= _pairs_of(chosen[-1])
+        chosen.append(max(drawn, key=lambda case: len(pairs_of[case] & left)))
+        left -= pairs_of[chosen[-1]]
     return chosen
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ FEW = [
 ]
 
 
+@functools.cache
 def groups(runner: str) -> list[list[Case]]:
     found = cases.pairs(cases.accepted(runner))
     return [found[at : at + TOGETHER] for at in range(0, len(found), TOGETHER)]

@@ -139,7 +139,7 @@ def test_it_is_given_with_and_without_a_call() -> None:
 READABLE = {"deep.rtf", "circle.pdf", "headers.eml"}
 
 
-@pytest.mark.parametrize("name", sorted(set(corpus.bad(MADE)) - READABLE))
+@pytest.mark.parametrize("name", sorted(set(corpus.bad()) - READABLE))
 def test_what_cannot_be_read_is_refused_in_words(name: str) -> None:
     """One line that names the document and says what to do; no trace of a stack."""
     said = refusal(name, MADE[name])

@@ -30,6 +30,7 @@ from ferryman.document import Document
 from ferryman.engine import driver
 from ferryman.engine.migration import migrate
 from ferryman.engine.run import Run, Summary
+from ferryman.engine.runner import fork_server
 from ferryman.engine.runner.base import Runner
 from ferryman.observe import Silent
 from ferryman.operations import Retried, retry
@@ -41,6 +42,8 @@ from ferryman.state.state import State, state_root
 from ferryman.testing.inprocess import InProcess
 from tests.support import invariants
 from tests.support.recorder import Answer, Recorder
+
+fork_server.preloaded.append(__name__)  # else each child loads it, for the step or destination that a test gives it
 
 MEMORY = Path("/dev/shm")
 """fsync costs nothing there, and a kill -9 is the same."""

@@ -22,8 +22,6 @@ LOADED = (
     "ferryman.engine.commands",
     "ferryman.engine.preview",
     "ferryman.operations",
-    "ferryman.operations",
-    "ferryman.operations",
     "ferryman.plan.load",
     "ferryman.sources",
     "pyarrow.dataset",
@@ -46,6 +44,7 @@ def serve(path: str) -> None:
     """Answer commands until we are killed."""
     for name in LOADED:  # before the first fork
         importlib.import_module(name)
+    from ferryman.cli.app import root_command
     from ferryman.engine import driver
     from ferryman.testing.inprocess import InProcess
 
@@ -53,6 +52,7 @@ def serve(path: str) -> None:
     def in_process(*_: Any, **__: Any) -> Iterator[InProcess]:
         yield InProcess(fork=True, failures=1)  # like local[*], where a task whose worker dies is not tried again
 
+    root_command()
     driver.open_runner = in_process  # type: ignore[assignment]
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that answer
     listener = socket.socket(socket.AF_UNIX)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import sys
@@ -9,7 +10,7 @@ import traceback
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from types import ModuleType
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -102,12 +103,18 @@ app.add_typer(account.app)
 app.add_typer(intake_app)
 
 
+@functools.cache
+def root_command() -> Any:
+    """Return the command with all its verbs, made once a process: it takes longer than most verbs."""
+    return typer.main.get_command(app)
+
+
 def start(args: list[str]) -> int:
     """Run one command and return its exit code."""
     tolerate_any_text(sys.stdout, sys.stderr)
     options = GlobalOptions()
     try:
-        code = typer.main.get_command(app).main(args, prog_name="ferryman", standalone_mode=False, obj=options)
+        code = root_command().main(args, prog_name="ferryman", standalone_mode=False, obj=options)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except KeyboardInterrupt:

@@ -586,7 +586,8 @@ class DeltaLog(Generic[FileT]):
         if not seals or not _is_sealed(data, seals[-1]):
             raise StateDamaged(str(path), "its checksum does not match its content")
         try:
-            rows = pq.read_table(pa.BufferReader(data), columns=["protocol", "metaData", "txn", "add"]).to_pylist()
+            with pq.ParquetFile(pa.BufferReader(data)) as file:
+                rows = file.read(["protocol", "metaData", "txn", "add"], use_threads=False).to_pylist()
             adds = [msgspec.convert(_without_lists(row["add"]), AddedFile) for row in rows if row["add"] is not None]
         except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as e:
             if lacks_memory(e):

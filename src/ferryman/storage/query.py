@@ -31,11 +31,12 @@ def connect(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     except IndexError:
         database = duckdb.connect(":memory:")
     spill = folder / "spill"
+    threads = min(limits.QUERY_THREADS, len(os.sched_getaffinity(0)))
     try:
         db = database.cursor()
         try:
             db.execute(
-                f"SET memory_limit = '{limits.QUERY_MEMORY}'; SET threads = {limits.QUERY_THREADS}; "
+                f"SET memory_limit = '{limits.QUERY_MEMORY}'; SET threads = {threads}; "
                 f"SET temp_directory = {quote(str(spill))}; SET TimeZone = 'UTC'"
             )
             yield db

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import zipfile
 from collections.abc import Mapping
@@ -20,7 +21,13 @@ def shipped() -> dict[str, bytes]:
 
 def made() -> dict[str, bytes]:
     """Name -> bytes: a sound one of each format, then bad ones."""
-    good = {
+    return good() | bad()
+
+
+@functools.cache
+def good() -> dict[str, bytes]:
+    """Name -> bytes: a sound one of each format."""
+    return {
         "muse.pdf": pdf([MUSE, "Second page."]),
         "muse.docx": docx(),
         "muse.pptx": pptx(),
@@ -42,15 +49,15 @@ def made() -> dict[str, bytes]:
         "controls.txt": b"a\x01b\x0bc\x7f",
         "scan.pdf": pdf([""]),
     }
-    return good | bad(good)
 
 
-def bad(good: Mapping[str, bytes]) -> dict[str, bytes]:
+@functools.cache
+def bad() -> dict[str, bytes]:
     """Name -> bytes of what cannot be read."""
     cut = ("muse.pdf", "muse.docx", "muse.pptx", "muse.xlsx", "muse.odt", "muse.epub")
     return {
-        **{f"cut-{name}": good[name][: len(good[name]) // 2] for name in cut},
-        **{f"empty{Path(name).suffix}": b"" for name in good if name.startswith("muse.")},
+        **{f"cut-{name}": good()[name][: len(good()[name]) // 2] for name in cut},
+        **{f"empty{Path(name).suffix}": b"" for name in good() if name.startswith("muse.")},
         "nothing.pdf": b"%PDF-1.7\n" + bytes(range(256)) * 8,
         "encrypted.epub": epub(locked=True),
         "bomb.docx": zipped(

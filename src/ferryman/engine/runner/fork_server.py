@@ -16,16 +16,17 @@ import struct
 import subprocess
 import sys
 import threading
+from collections.abc import Iterable
 from typing import Final
 
 from ferryman.errors import WorkerDied
 
-_PRELOADED: Final = (
+preloaded = [
     "ferryman.engine.deliver.turn",
     "ferryman.engine.keyed.update",
     "ferryman.engine.transform.isolation",
-)
-"""Modules that children need."""
+]
+"""Modules that children need. Others that are added here are loaded once, not in each child."""
 
 _DIE_WITH_PARENT: Final = 1  # PR_SET_PDEATHSIG of Linux
 _REQUEST: Final = struct.Struct("<ci")
@@ -43,7 +44,7 @@ class ForkServer:
         self._socket, server_socket = socket.socketpair()
         with server_socket:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(server_socket.fileno())],
+                [sys.executable, "-m", __name__, str(server_socket.fileno()), *preloaded],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(_import_path()), "PYTHONSAFEPATH": "1"},
                 pass_fds=[server_socket.fileno()],
@@ -123,11 +124,11 @@ def die_with_parent(parent: int) -> None:  # pragma: no cover - the child
         os._exit(0)
 
 
-def main(descriptor: int) -> None:  # pragma: no cover - another process
-    """Run the fork server until its connection is closed."""
+def main(descriptor: int, modules: Iterable[str]) -> None:  # pragma: no cover - another process
+    """Run the fork server, with these modules loaded, until its connection is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # it may be ignored, as inherited from a worker
-    for module in _PRELOADED:
+    for module in modules:
         importlib.import_module(module)
     with socket.socket(fileno=descriptor) as connection:
         while True:
@@ -170,4 +171,4 @@ def _fork(connection: socket.socket, descriptors: list[int]) -> int:  # pragma: 
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2:])
