@@ -27,7 +27,7 @@ from typing import Any, Final
 import msgspec
 import psycopg
 import sqlalchemy as sa
-from psycopg.errors import CharacterNotInRepertoire, UniqueViolation, UntranslatableCharacter
+from psycopg.errors import CharacterNotInRepertoire, UndefinedTable, UniqueViolation, UntranslatableCharacter
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.exc import DBAPIError
 
@@ -35,8 +35,9 @@ from ferryman.destinations.base import Delivery, LastDelivery, Outcome, compare
 from ferryman.destinations.sql import dialect
 from ferryman.destinations.sql.dialect import SNIPPET_WORDS, Dialect, Hit, Term, index_mismatch
 from ferryman.destinations.sql.layout import ColumnTypes, Layout
-from ferryman.errors import DeliveryError, Misconfigured, PermanentError, TransientError, Unavailable
+from ferryman.errors import DeliveryError, Misconfigured, PermanentError, Unavailable
 from ferryman.net import databases
+from ferryman.net.faults import database_fault
 
 TRIES: Final = 5
 """Attempts to write a chunk in conflict with other writers, each of which lets one of them succeed."""
@@ -458,51 +459,6 @@ def _with_defaults(options: dict[str, Any]) -> dict[str, Any]:
 
 # Meaning of PostgreSQL's errors: whether they concern a delivery or the database, and what to do.
 
-NodeError = tuple[type[DeliveryError], str]
-"""Class of the error, and what to do."""
-
-_AGAIN: Final = "it is tried again"
-
-FAULTS: Final[dict[str, NodeError]] = {
-    # SQLSTATE, or its first two characters for all states that are not listed
-    "08": (Unavailable, f"the connection was lost; {_AGAIN}"),
-    "22": (PermanentError, "change the document in a step, or the table's column"),
-    "23": (PermanentError, "change the document in a step, or the table's constraint"),
-    "25": (Unavailable, f"the session was ended in the middle of a transaction; {_AGAIN}"),
-    "25006": (Unavailable, f"the server only reads (a standby?): give the URL of the primary; {_AGAIN}"),
-    "28": (Misconfigured, "correct user and password, or pg_hba.conf, then run again"),
-    "3D": (Misconfigured, "create the database, or correct the URL, then run again"),
-    "3F": (Misconfigured, "create the schema, or correct the search_path, then run again"),
-    "40": (Unavailable, f"other writers changed the same rows, again and again; {_AGAIN}"),
-    "42": (Misconfigured, "the table is not as Ferryman made it: restore it, or drop it, then run again"),
-    "42501": (Misconfigured, "grant this user the right, then run again"),
-    "42P01": (Unavailable, "the table was dropped in use; the next wave makes it again"),
-    "44": (PermanentError, "change the document in a step, or the view's condition"),
-    "53": (Unavailable, f"the server lacks a resource (disk, memory, connections); {_AGAIN}"),
-    "54": (PermanentError, "shorten it, or split it, in a step"),
-    "55": (Unavailable, f"another session holds a lock; {_AGAIN}"),
-    "57": (Unavailable, f"the server ended the session; {_AGAIN}"),
-    "57014": (TransientError, f"the statement took longer than the server allows; {_AGAIN} with fewer rows"),
-    "57P04": (Misconfigured, "the database was dropped: create it, then run again"),
-    "58": (Unavailable, f"the server's disk reports an error; {_AGAIN}"),
-    "P0": (PermanentError, "a trigger refuses it: change the document in a step, or the trigger"),
-    "XX": (Unavailable, f"an internal error of the server, see its log; {_AGAIN}"),
-    "XX001": (Misconfigured, "restore the database from a copy, then run again"),
-    "XX002": (Misconfigured, "REINDEX the table, then run again"),
-}
-
-_REFUSALS: Final = {
-    # A refused connection has no SQLSTATE, only a message.
-    "password authentication failed": "28",
-    "authentication failed": "28",
-    "no password supplied": "28",
-    "no pg_hba.conf entry": "28",
-    "is not permitted to log in": "28",
-    "permission denied for database": "42501",
-    "certificate verify failed": "28",
-    "does not support SSL": "28",
-}
-
 
 def explain(error: BaseException, where: str) -> DeliveryError | None:
     """Convert an error to that of the delivery, or of the whole database; None if it is not PostgreSQL's."""
@@ -517,32 +473,18 @@ def explain(error: BaseException, where: str) -> DeliveryError | None:
         return None
     if cause.sqlstate is None and isinstance(cause, psycopg.DataError):  # psycopg's own: it was never sent
         return PermanentError(f"{where}: {_message_of(cause)}: change the document in a step.")
-    fault = _fault(cause)
-    if fault is None:
-        return None
-    kind, remedy = fault
-    return kind(f"{where}: {_message_of(cause)}: {remedy}.")
+    if isinstance(cause, UndefinedTable):
+        return Unavailable(
+            f"{where}: {_message_of(cause)}: the table was dropped in use; the next wave makes it again."
+        )
+    fault = database_fault(cause)
+    return fault and fault.kind(f"{where}: {_message_of(cause)}: {fault.remedy}.")
 
 
 def is_conflict(error: psycopg.Error) -> bool:
     """Return whether an error is a deadlock or serialisation failure, after which the transaction can be repeated at
     once."""
     return error.sqlstate in ("40001", "40P01")
-
-
-def _fault(error: psycopg.Error) -> NodeError | None:
-    state = error.sqlstate
-    if state is not None:
-        return FAULTS.get(state) or FAULTS.get(state[:2])
-    text = str(error)
-    for words, refusal in _REFUSALS.items():
-        if words in text:
-            return FAULTS[refusal]
-    if 'database "' in text and "does not exist" in text:
-        return FAULTS["3D"]
-    if 'role "' in text and "does not exist" in text:
-        return FAULTS["28"]
-    return FAULTS["08"] if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) else None
 
 
 def _message_of(error: psycopg.Error) -> str:
