@@ -8,7 +8,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from ferryman.errors import UsageError
-from ferryman.net import relative_paths
+from ferryman.net import relative_paths, urls
 
 POSTGRESQL_DRIVER: Final = "postgresql+psycopg"
 
@@ -19,8 +19,13 @@ def parse_url(url: str) -> sa.URL:
     """Parse a URL, add the driver that Ferryman uses to a plain ``postgresql://``, and make a file's path absolute.
 
     Raises:
-        UsageError: it is not a database URL, or its driver is not installed; says what to write or install.
+        UsageError: it is not a database URL, its password is not percent-encoded, or its driver is not installed; says
+            what to write or install.
     """
+    try:
+        urls.check_login(url)
+    except ValueError as e:
+        raise UsageError(str(e)) from None
     try:
         parsed = sa.make_url(url)
     except (sa.exc.ArgumentError, ValueError):  # ValueError: a bad port
