@@ -34,7 +34,7 @@ from sqlalchemy.exc import DBAPIError
 from ferryman.destinations.base import Delivery, LastDelivery, Outcome, compare
 from ferryman.destinations.sql import dialect
 from ferryman.destinations.sql.dialect import SNIPPET_WORDS, Dialect, Hit, Term, index_mismatch
-from ferryman.destinations.sql.layout import ColumnTypes, Layout
+from ferryman.destinations.sql.layout import TOMBSTONES, ColumnTypes, Layout
 from ferryman.errors import DeliveryError, Misconfigured, PermanentError, Unavailable
 from ferryman.net import databases
 from ferryman.net.faults import database_fault
@@ -169,13 +169,13 @@ class _Statements:
     def __init__(self, layout: Layout) -> None:
         columns = [name for name in layout.names if name != layout.key]
         names = {
-            "documents": _quoted(layout.table),
-            "tombstones": _quoted(layout.tombstones.name),
-            "stage": _quoted("ferryman_stage"),
-            "columns": ", ".join(map(_quoted, layout.names)),
-            "key": _quoted(layout.key),
-            "changes": ", ".join(f"{_quoted(name)} = excluded.{_quoted(name)}" for name in columns),
-            "number": f"{_literal(_quoted(layout.table))}::regclass::oid::int",
+            "documents": quoted_table(layout.table),
+            "tombstones": quoted_table(layout.table + TOMBSTONES),
+            "stage": quoted("ferryman_stage"),
+            "columns": ", ".join(map(quoted, layout.names)),
+            "key": quoted(layout.key),
+            "changes": ", ".join(f"{quoted(name)} = excluded.{quoted(name)}" for name in columns),
+            "number": f"{_literal(quoted_table(layout.table))}::regclass::oid::int",
             "locks": str(LOCKS),
         }
 
@@ -209,10 +209,6 @@ class _Statements:
         )
         self.delete = fill("DELETE FROM {documents} WHERE id = ANY(%s)")
         self.remove_tombstones = fill("DELETE FROM {tombstones} WHERE id = ANY(%s)")
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _literal(text: str) -> str:
@@ -251,7 +247,7 @@ def columns_of(connection: sa.Connection, table: str) -> tuple[str, ...] | None:
             "SELECT col_description(attrelid, attnum) FROM pg_attribute "
             "WHERE attrelid = to_regclass(:table) AND attname = :name AND NOT attisdropped"
         ),
-        {"table": quoted(table), "name": COLUMN},
+        {"table": quoted_table(table), "name": COLUMN},
     ).scalar()
     if comment is None or not comment.startswith(_COMMENT_START):
         return None
@@ -261,12 +257,12 @@ def columns_of(connection: sa.Connection, table: str) -> tuple[str, ...] | None:
 def create(connection: sa.Connection, table: str, columns: Sequence[str]) -> None:
     """Create column and index, with all existing rows; the table is locked meanwhile."""
     text = " || ' ' || ".join(f"coalesce({quoted(name)}::text, '')" for name in columns)
-    name = quoted(table)
+    name = quoted_table(table)
     comment = (_COMMENT_START + json.dumps(list(columns), ensure_ascii=False)).replace("'", "''")
     words = f"to_tsvector('pg_catalog.simple', {_folded_sql(text)})"
     for statement in (
         f"ALTER TABLE {name} ADD COLUMN {COLUMN} tsvector GENERATED ALWAYS AS ({words}) STORED",
-        f"CREATE INDEX {quoted(table + SUFFIX)} ON {name} USING gin ({COLUMN})",
+        f"CREATE INDEX {quoted(table.rpartition('.')[2] + SUFFIX)} ON {name} USING gin ({COLUMN})",
         f"COMMENT ON COLUMN {name}.{COLUMN} IS '{comment}'",
     ):
         connection.exec_driver_sql(statement.replace("%", "%%"))
@@ -274,8 +270,9 @@ def create(connection: sa.Connection, table: str, columns: Sequence[str]) -> Non
 
 def find(connection: sa.Connection, table: str, terms: list[Term], limit: int, mark: tuple[str, str]) -> list[Hit]:
     """Return the rows that match all terms, best first."""
-    there = {column["name"] for column in sa.inspect(connection).get_columns(table)}
-    snippet_columns = ", ".join(f"{_in_text(name)}::text" for name in columns_of(connection, table) or ())
+    schema, _, name = table.rpartition(".")
+    there = {column["name"] for column in sa.inspect(connection).get_columns(name, schema or None)}
+    snippet_columns = ", ".join(f"{_in_text(quoted(name))}::text" for name in columns_of(connection, table) or ())
     title = quoted("title") + "::text" if "title" in there else "NULL"
     query, values = _query(terms)
     rows = connection.execute(
@@ -285,7 +282,7 @@ def find(connection: sa.Connection, table: str, terms: list[Term], limit: int, m
             found AS (
                 SELECT id, {title} AS title, left(concat_ws(' … ', {snippet_columns}), {_SNIPPET_CHARACTERS}) AS text,
                     ts_rank({COLUMN}, query) AS rank
-                FROM {_in_text(table)}, asked WHERE {COLUMN} @@ query ORDER BY rank DESC, id LIMIT :limit
+                FROM {_in_text(quoted_table(table))}, asked WHERE {COLUMN} @@ query ORDER BY rank DESC, id LIMIT :limit
             )
             SELECT id, title, ts_headline('simple', text, query || typed, :options), rank FROM found, asked
             ORDER BY rank DESC, id
@@ -301,9 +298,14 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def quoted_table(table: str) -> str:
+    """Quote the name of a table, which may have its schema before a dot."""
+    return ".".join(map(quoted, table.split(".")))
+
+
 def _in_text(name: str) -> str:
-    """Quote a name in ``sa.text``, where a colon begins a parameter."""
-    return quoted(name).replace(":", r"\:")
+    """Return a quoted name for ``sa.text``, where a colon begins a parameter."""
+    return name.replace(":", r"\:")
 
 
 def _folded_sql(text: str) -> str:
@@ -364,11 +366,18 @@ class PostgreSQL(Dialect):
     column_types = ColumnTypes(field=sa.Text(), key=sa.Text(collation="C"), json=JSONB())
     reserved = (COLUMN,)
 
-    def argument_findings(self, url: sa.URL, table: str, columns: tuple[str, ...]) -> Iterator[str]:
+    def argument_findings(
+        self, url: sa.URL, table: str, full_text: tuple[str, ...], columns: Collection[str]
+    ) -> Iterator[str]:
         if url.drivername != databases.POSTGRESQL_DRIVER:
             yield f"{url.drivername} is not supported: write postgresql://, which uses psycopg 3"
-        if len(table.encode(errors="replace")) + len("_tombstones") > NAME_BYTES:
+        if "." in table and (table.count(".") > 1 or not all(table.split("."))):
+            yield "give the table as table or as schema.table"
+        if _bytes(table.rpartition(".")[2] + TOMBSTONES) > NAME_BYTES or _bytes(table.partition(".")[0]) > NAME_BYTES:
             yield f"the table's name is too long: PostgreSQL takes {NAME_BYTES} bytes, with _tombstones at its end"
+        for name in columns:
+            if _bytes(name) > NAME_BYTES:
+                yield f"columns: {name[:20]!r}… has {_bytes(name)} bytes: PostgreSQL would cut it after {NAME_BYTES}"
 
     def place(self, url: sa.URL) -> str:
         hosts = url.query.get("host", "")
@@ -413,6 +422,10 @@ class PostgreSQL(Dialect):
         self, connection: sa.Connection, table: str, terms: list[Term], limit: int, mark: tuple[str, str]
     ) -> list[Hit]:
         return find(connection, table, terms, limit, mark)
+
+
+def _bytes(name: str) -> int:
+    return len(name.encode(errors="replace"))
 
 
 # Connections to PostgreSQL, and how a session is set up.

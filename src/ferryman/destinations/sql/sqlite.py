@@ -293,11 +293,15 @@ class SQLite(Dialect):
     column_types = ColumnTypes(field=_Untyped(), key=sa.Text(), json=sa.JSON())
     reserved = (ROW,)
 
-    def argument_findings(self, url: sa.URL, table: str, full_text: tuple[str, ...]) -> Iterator[str]:
+    def argument_findings(
+        self, url: sa.URL, table: str, full_text: tuple[str, ...], columns: Collection[str]
+    ) -> Iterator[str]:
         if databases.is_in_memory(url):
             yield f"{url}: a database in memory is private to one process. Give a file: sqlite:///index.db"
         if table.lower().startswith("sqlite_"):
             yield "SQLite keeps names with sqlite_ for itself: give the table another one"
+        if "." in table:
+            yield "SQLite has no schemas, as the dot in the table's name would mean: leave it out, or use another file"
         for name in full_text:
             if name.lower() in _FTS_WORDS:
                 yield f"full_text: FTS5 has a meaning of its own for {name!r}; copy the field into another column"
