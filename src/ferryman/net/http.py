@@ -53,14 +53,11 @@ class NotSent(Exception):
     Attributes:
         permanent: trying again does not help (a certificate that is not trusted, a name that no host can have).
         unknown_host: the name server knows no host of this name.
-        timed_out: it took too long.
     """
 
-    def __init__(
-        self, why: str, permanent: bool = False, *, unknown_host: bool = False, timed_out: bool = False
-    ) -> None:
+    def __init__(self, why: str, permanent: bool = False, *, unknown_host: bool = False) -> None:
         super().__init__(why, permanent)
-        self.why, self.permanent, self.unknown_host, self.timed_out = why, permanent, unknown_host, timed_out
+        self.why, self.permanent, self.unknown_host = why, permanent, unknown_host
 
     def __str__(self) -> str:
         return self.why
@@ -446,8 +443,7 @@ def exchange(
     except (exceptions.NewConnectionError, exceptions.ConnectTimeoutError) as e:
         asked = isinstance(e, exceptions.NameResolutionError)
         unknown = asked and getattr(e.__cause__, "errno", None) != socket.EAI_AGAIN
-        timed_out = isinstance(e, exceptions.TimeoutError)
-        raise NotSent(failure_reason(e, timeout_s), unknown_host=unknown, timed_out=timed_out) from e
+        raise NotSent(failure_reason(e, timeout_s), unknown_host=unknown) from e
     except HTTPError as e:
         why = failure_reason(e, timeout_s) or f"the answer broke off or is not HTTP ({type(e).__name__})"
         raise Unanswered(why, timed_out=isinstance(e, exceptions.TimeoutError)) from e

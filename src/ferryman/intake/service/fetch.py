@@ -362,7 +362,7 @@ def describe_failure(
     """Return the error to raise for a request without an answer; ``what`` is missing."""
     if isinstance(error, http.NotSent) and error.permanent:
         return PermanentError(f"{redact(url)}: {error}. Correct it.")
-    if slow is not None and error.timed_out:
+    if slow is not None and (isinstance(error, http.NotSent) or error.timed_out):
         return slow.mark_slow(url)
     return TransientError(f"{redact(url)}: {type(error.__cause__).__name__}, {what}")
 
