@@ -513,15 +513,11 @@ class OpenSearch(Destination):
     ) -> None:
         if auth is not None and not (isinstance(auth, str) or _is_pair(auth)):
             raise PlanError([f"OpenSearch(…, {index!r}): auth= is neither (user, password) nor text"])
-        try:
-            auth, _ = check_destination(url, auth)
-        except ValueError as e:
-            raise PlanError([f"OpenSearch(…, {index!r}): {e}"]) from None
+        self.auth, _ = check_destination(f"OpenSearch(…, {index!r})", url, auth)
         self.url = url.rstrip("/")
         self.index = index
         self.mappings = dict(mappings or {})
         self.text = text
-        self.auth = auth
         self.refresh: Refresh = refresh
         self.settings = dict(settings or {})
         self.ca = None if ca is None else relative_paths.absolute(ca)

@@ -369,15 +369,11 @@ class Solr(Destination):
         hash_field: str = "ferryman_hash_s",
         sequence_field: str = "ferryman_sequence_l",
     ) -> None:
-        try:
-            auth, _ = check_destination(url, auth)
-        except ValueError as e:
-            raise PlanError([f"Solr: {e}"]) from None
+        self.auth, _ = check_destination("Solr", url, auth)
         self.url = url.rstrip("/")
         self.names = FieldNames(text, hash_field, sequence_field)
         self.commit_within_ms = commit_within_ms
         self.versions = versions
-        self.auth = auth
         self.ca = ca
         self.transactional = versions is not None  # type: ignore[misc]  # of this one
         self.compares_sequences = versions is not None  # type: ignore[misc]

@@ -253,14 +253,10 @@ class Webhook(Destination):
         rate: float | None = None,
         ca: str | None = None,
     ) -> None:
-        try:
-            _, checked = check_destination(url, headers=headers)
-        except ValueError as e:
-            raise PlanError([f"Webhook: {e}"]) from None
+        _, self.headers = check_destination("Webhook", url, headers=headers)
         self.url = url
         self.secret = secret
         self.preferred_batch = batch  # type: ignore[misc]  # of this one
-        self.headers = checked
         self.timeout_s = timeout_s
         self.rate = rate
         self.single_writer = rate is not None  # type: ignore[misc]

@@ -33,7 +33,7 @@ from urllib3.exceptions import HTTPError
 from urllib3.util import Url, connection
 
 from ferryman import limits
-from ferryman.errors import Misconfigured
+from ferryman.errors import Misconfigured, PlanError
 from ferryman.net import urls
 from ferryman.net.allowed_addresses import Reach
 from ferryman.net.faults import causes
@@ -373,15 +373,19 @@ def check_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_destination(
-    url: str, auth: Auth | None = None, headers: Mapping[str, str] | None = None
+    name: str, url: str, auth: Auth | None = None, headers: Mapping[str, str] | None = None
 ) -> tuple[Auth | None, dict[str, str]]:
-    """Return the credentials and headers of a destination, checked; no message has anything secret in it.
+    """Return the credentials and headers of a destination, checked.
 
     Raises:
-        ValueError: a header's name or value is invalid, or the URL's password is not percent-encoded.
+        PlanError: a header's name or value is invalid, or the URL's password is not percent-encoded. The message begins
+            with ``name``, and has nothing secret in it.
     """
-    urls.check_login(url)
-    return check_auth(auth), check_headers(headers or {})
+    try:
+        urls.check_login(url)
+        return check_auth(auth), check_headers(headers or {})
+    except ValueError as e:
+        raise PlanError([f"{name}: {e}"]) from None
 
 
 def check_auth(auth: Auth | None) -> Auth | None:
