@@ -14,9 +14,8 @@ import ferryman.destinations
 import ferryman.sources
 import ferryman.steps
 from ferryman.destinations import Delivery, Destination, DestinationContext, Outcome, Sql
-from ferryman.destinations.sql import postgresql as postgresql_faults
-from ferryman.destinations.sql import sqlite
-from ferryman.errors import DeliveryError, TransientError
+from ferryman.errors import TransientError
+from ferryman.net import faults
 from ferryman.plan.plan import default_guarantee
 from ferryman.sources import Entry, Jobs, Log, Piece, Source
 from ferryman.testing.destinations import DestinationSuite
@@ -113,17 +112,17 @@ def facts() -> str:
 
 def sqlite_errors() -> str:
     """Return a table of the outcomes of SQLite's errors."""
-    written = re.findall(r"sqlite3\.(SQLITE_\w+):", inspect.getsource(sqlite))
+    written = re.findall(r"sqlite3\.(SQLITE_\w+):", inspect.getsource(faults))
     codes = {getattr(sqlite3, name): name for name in written}
     lines = ["| SQLite says | outcome | about | what to do |", "|---|---|---|---|"]
-    lines += [f"| `{codes[code]}` | {_fault(fault)}" for code, fault in sqlite.FAULTS.items()]
+    lines += [f"| `{codes[code]}` | {_fault(fault)}" for code, fault in faults.SQLITE.items()]
     return fold("SQLite's errors", "\n".join(lines))
 
 
 def postgresql_errors() -> str:
     """Return a table of the outcomes of PostgreSQL's errors."""
     lines = ["| SQLSTATE | outcome | about | what to do |", "|---|---|---|---|"]
-    for state, fault in postgresql_faults.FAULTS.items():
+    for state, fault in faults.POSTGRESQL.items():
         label = f"`{state}`" if len(state) == 5 else f"other `{state}…`" if _has_own(state) else f"`{state}…`"
         lines.append(f"| {label} | {_fault(fault)}")
     return fold("PostgreSQL's errors", "\n".join(lines))
@@ -131,10 +130,10 @@ def postgresql_errors() -> str:
 
 def _has_own(state: str) -> bool:
     """Return whether some SQLSTATEs of this class have lines of their own."""
-    return any(other.startswith(state) and other != state for other in postgresql_faults.FAULTS)
+    return any(other.startswith(state) and other != state for other in faults.POSTGRESQL)
 
 
-def _fault(fault: tuple[type[DeliveryError], str]) -> str:
+def _fault(fault: faults.Fault) -> str:
     kind, remedy = fault
     outcome = "transient" if issubclass(kind, TransientError) else "permanent"
     return f"{outcome} | {'the whole database' if kind.universal else 'this document'} | {remedy} |"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import select
 
-from ferryman.net.http import Http
+import pytest
+
+from ferryman.net.http import Http, NotSent
 from tests.destinations.conftest import TlsServer
 from tests.support.receiver import Receiver
 
@@ -30,4 +32,19 @@ def test_a_connection_that_the_server_has_closed_is_made_anew(tls_server: TlsSer
         receiver.start()
         assert http.request("POST", http.path, b"{}", timeout_s=TIMEOUT_S).is_success
         assert http.connections == 2
+        http.close()
+
+
+@pytest.mark.parametrize("value", ["s3cr3t\r\nx: 1", "s3cr3t€"])
+def test_what_fails_before_the_first_byte_was_not_sent(value: str) -> None:
+    """It is certain that nothing took effect; what cannot be sent is not shown. The next request goes out."""
+    with Receiver() as receiver:
+        http = Http(receiver.url, shown="the receiver")
+        for _ in range(2):
+            with pytest.raises(NotSent) as caught:
+                http.request("POST", http.path, b"{}", timeout_s=TIMEOUT_S, headers={"x-token": value})
+            assert caught.value.permanent
+            assert "s3cr3t" not in f"{caught.value} {caught.value.__cause__}"
+        assert http.request("POST", http.path, b"{}", timeout_s=TIMEOUT_S).is_success
+        assert len(receiver.requests) == 1
         http.close()

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import pytest
 
 from ferryman import Plan
-from ferryman.destinations import Delivery, JsonLines, Outcome
+from ferryman.destinations import Delivery, Directory, JsonLines, Outcome
 from ferryman.errors import PermanentError, PlanError, TransientError
 from ferryman.plan import DestinationNode
 from ferryman.sources import Memory
@@ -167,3 +167,18 @@ def test_lines_of_a_file(tmp_path: Path) -> None:
     assert [n.policy.batch for n in plan.nodes if isinstance(n, DestinationNode)] == [10_000, 7, 500]
     with pytest.raises(PlanError, match="rows=0"):
         JsonLines(tmp_path, rows=0)
+
+
+@pytest.mark.parametrize("build", [JsonLines, Directory])
+@pytest.mark.parametrize("place", ["s3://bucket/out", "ftp://me:hush@host/out", Path("gs://bucket/out"), "hdfs:/out"])
+def test_urls_are_not_folders(build: Any, place: str | Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are refused, with what to do, where a folder of this name would be made."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PlanError, match=r"not supported yet\. Give a folder of this machine") as caught:
+        build(place)
+    assert "hush" not in str(caught.value)
+
+
+def test_a_file_url_is_a_folder(tmp_path: Path) -> None:
+    assert JsonLines(f"file://{tmp_path}/out").directory == tmp_path / "out"
+    assert Directory(f"{tmp_path}/a:b/c").directory == tmp_path / "a:b/c"

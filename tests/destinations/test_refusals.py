@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
-from ferryman.destinations import Destination, DestinationContext, Guarantee, OpenSearch, Solr, Webhook
-from ferryman.errors import PermanentError, PlanError, TransientError
+from ferryman import sources
+from ferryman.destinations import Destination, DestinationContext, Guarantee, OpenSearch, Solr, Sql, Webhook
+from ferryman.destinations.sql.search import search
+from ferryman.errors import PermanentError, PlanError, TransientError, UsageError
 from ferryman.testing.destinations import delivery
 from tests.destinations.conftest import TlsServer
-from tests.support.receiver import Receiver, closed_port
+from tests.support.receiver import Receiver, Reply, Request, closed_port
 
 Build = Callable[..., Destination]
 OPEN_SEARCH = {"url": "http://localhost:9200", "index": "plays"}
@@ -69,6 +72,111 @@ def test_arguments_that_cannot_be_meant(
     with pytest.raises(PlanError, match=says) as caught:
         build(**{**arguments, **wrong})
     assert not re.search("me:pw|hush", str(caught.value))
+
+
+SECRET = "s3cr3t-t0ken"
+UNFIT = [f"{SECRET}\r\nx: 1", f"{SECRET}\0", f"{SECRET}\x7f", f"{SECRET}€", f"{SECRET}\ud800"]
+WITH_TOKEN: dict[str, Callable[[str], Destination]] = {
+    "OpenSearch": lambda token: OpenSearch("http://localhost:9200", "plays", auth=token),
+    "Solr": lambda token: Solr("http://localhost:8983/solr/plays", auth=token),
+    "Webhook": lambda token: Webhook("http://localhost/hook", headers={"x-token": token}),
+}
+
+
+@pytest.mark.parametrize("token", UNFIT, ids=ascii)
+@pytest.mark.parametrize("build", WITH_TOKEN.values(), ids=[*WITH_TOKEN])
+def test_a_value_that_no_header_may_have(build: Callable[[str], Destination], token: str) -> None:
+    """Refused when the plan is made, by the argument's name, and never shown."""
+    with pytest.raises(PlanError, match=r"(auth=|the value of x-token) holds") as caught:
+        build(token)
+    assert SECRET not in f"{caught.value} {caught.value!r}"
+
+
+def test_a_header_that_cannot_be_one() -> None:
+    with pytest.raises(PlanError, match="'x token' is not the name of a header"):
+        Webhook("http://localhost/hook", headers={"x token": "a"})
+
+
+@pytest.mark.parametrize("password", [f"{SECRET}\nx", f"{SECRET}\0"])
+def test_a_password_with_a_line_break_in_it(password: str) -> None:
+    for build in (partial(OpenSearch, "http://h", "i"), partial(Solr, "http://h/solr/i")):
+        with pytest.raises(PlanError, match="auth= holds a line break") as caught:
+            build(auth=("me", password))
+        assert SECRET not in str(caught.value)
+
+
+def test_a_token_as_a_file_has_it() -> None:
+    """With its line break; also a password."""
+    assert OpenSearch("http://h", "i", auth=f"{SECRET}\n").auth == SECRET
+    assert Solr("http://h/solr/i", auth=f" Bearer {SECRET}\r\n").auth == f"Bearer {SECRET}"
+    assert Solr("http://h/solr/i", auth=("me\n", f" {SECRET}\n")).auth == ("me", f" {SECRET}")
+    with Receiver() as receiver:
+        hook = Webhook(receiver.url, headers={"authorization": f"Bearer {SECRET}\n"})
+        hook.open(DestinationContext("tests", 1, "node", 1, Guarantee.AT_MOST_ONCE))
+        hook.write([delivery("a", 1)])
+        assert receiver.requests[0].headers["authorization"] == f"Bearer {SECRET}"
+
+
+@pytest.mark.parametrize("build", WITH_TOKEN.values(), ids=[*WITH_TOKEN])
+def test_a_variable_that_no_header_may_have(
+    build: Callable[[str], Destination], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in the environment of driver and workers only, so it is refused there; nothing is sent."""
+    monkeypatch.setenv("TOKEN", f"{SECRET}€")
+    made = build("Bearer ${TOKEN}")
+    context = DestinationContext("tests", 1, "node", 1, Guarantee.AT_MOST_ONCE)
+    for call in (made.check, lambda: made.open(context)):
+        with pytest.raises(PermanentError, match="holds a character beyond Latin-1") as caught:
+            call()
+        assert caught.value.universal
+        assert SECRET not in str(caught.value)
+
+
+UNCLEAR = ("p/w", "p#w", "p?w", "p@w", "12/34", "/w", "99999999/w")
+WITH_URL: dict[str, Callable[[str], object]] = {
+    "OpenSearch": lambda login: OpenSearch(f"https://{login}@search:9200", "plays"),
+    "Solr": lambda login: Solr(f"http://{login}@solr:8983/solr/plays"),
+    "Webhook": lambda login: Webhook(f"https://{login}@example.org/hook"),
+    "Sql": lambda login: Sql(f"postgresql://{login}@db.example.org/plays"),
+    "sources.Sql": lambda login: sources.Sql(f"postgresql://{login}@localhost:5432/plays", "SELECT 1", id="id"),
+    "Files": lambda login: sources.Files(f"ftp://{login}@host/folder"),
+    "Csv": lambda login: sources.Csv(f"zip://a.csv::ftp://{login}@host/a.zip"),
+    "search": lambda login: search(f"postgresql://{login}@db.example.org/plays", "henry"),
+}
+
+
+@pytest.mark.parametrize("password", UNCLEAR)
+@pytest.mark.parametrize("build", WITH_URL.values(), ids=[*WITH_URL])
+def test_a_password_that_is_not_percent_encoded(build: Callable[[str], object], password: str) -> None:
+    """A part of it would be taken for the host or the path, and shown."""
+    with pytest.raises(UsageError, match=r"percent-encode @ / # \? in the password") as caught:
+        build(f"me:{password}")
+    shown = str(caught.value).replace("percent-encode @ / # ? in the password", "")
+    assert not any(part in shown for part in re.split("[/#?@]", password) if len(part) > 1)
+    assert password not in shown
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://api:8080/v1/@scope/hook",
+        "https://hooks.example.org:8443/users/me@example.org",
+        "https://hooks.example.org/x?to=me@example.org",
+        "https://hooks:443/x?to=me@example.org",
+        "http://me:p%2Fw%40@hooks:443/x",
+        "http://[::1]:8080/a@b.c",
+        "http://me:${PASSWORD}@hooks:443/x",
+    ],
+)
+def test_a_url_that_can_be_read_in_one_way(url: str) -> None:
+    assert Webhook(url).url == url
+
+
+def test_a_variable_that_makes_a_url_unclear(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOOK_PASSWORD", f"{SECRET}/w")
+    with pytest.raises(PermanentError, match="percent-encode") as caught:
+        Webhook("http://me:${HOOK_PASSWORD}@example.org/hook").check()
+    assert SECRET not in str(caught.value)
 
 
 OVER_HTTP: dict[str, Callable[..., Destination]] = {
@@ -132,3 +240,34 @@ def test_a_variable_that_is_missing_is_told_by_name(
                 call()
             assert caught.value.universal
         assert receiver.requests == []
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("waits_s", [1, 10_000])
+@each
+def test_a_server_that_asks_to_wait(build: Build, status: int, waits_s: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few seconds are waited for within the write; longer, and the destination is away, with what it asked for."""
+    waited: list[float] = []
+    monkeypatch.setattr("ferryman.net.http.time.sleep", waited.append)
+
+    def answer(request: Request) -> Reply:
+        if not waited and ("_bulk" in request.path or "update" in request.path or request.path == "/hook"):
+            return Reply(status, headers={"retry-after": str(waits_s)})
+        if "_bulk" in request.path:
+            return Reply(body=b'{"errors": false, "items": [{"index": {"status": 201}}]}')
+        return Reply(body=b'{"response": {"docs": []}, "adds": ["a", 1]}')
+
+    with Receiver(answer) as receiver:
+        writer = build(receiver.url.removesuffix("/hook"))
+        writer.open(DestinationContext("tests", 1, "node", 1, Guarantee.AT_MOST_ONCE))
+        if waits_s == 1:
+            assert [outcome.kind for outcome in writer.write([delivery("a", 1)])] == ["ok"]
+            assert waited == [1.0]
+        elif isinstance(writer, Solr):
+            with pytest.raises(TransientError, match="asks to wait 10000 s"):
+                writer.write([delivery("a", 1)])
+        else:
+            [outcome] = writer.write([delivery("a", 1)])
+            assert (outcome.kind, outcome.universal) == ("transient", True)
+            assert "asks to wait 10000 s" in outcome.why
+        assert waited == ([1.0] if waits_s == 1 else [])

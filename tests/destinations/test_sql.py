@@ -196,6 +196,7 @@ def test_target_shows_no_password(path: Path) -> None:
         (lambda: Sql("out.db"), "sqlite:///index.db"),
         (lambda: Sql("sqlite:///x.db", mode="replace"), "'upsert' or 'append'"),  # type: ignore[arg-type]
         (lambda: Sql("sqlite:///x.db", table=""), "needs a name"),
+        (lambda: Sql("sqlite:///x.db", table="archive.books"), "SQLite has no schemas"),
         (lambda: Sql("sqlite:///x.db", columns={"Sequence": "s"}), "'Sequence' is the name of one of"),
         (lambda: Sql("sqlite:///x.db", columns={"a": "s", "A": "s"}), "differ only in case"),
         (lambda: Sql("sqlite:///x.db", full_text=["title"]), "no column 'title'"),

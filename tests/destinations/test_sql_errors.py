@@ -16,6 +16,7 @@ from ferryman.destinations import Outcome, Sql
 from ferryman.destinations.sql import sqlite
 from ferryman.destinations.sql.sqlite import SQLite
 from ferryman.errors import DeliveryError, PermanentError, TransientError
+from ferryman.net import faults
 from ferryman.testing.destinations import delivery
 from tests.destinations.sql_table import CONTEXT, opened, path, query, url
 
@@ -139,7 +140,7 @@ def test_a_commit_waits_for_the_disk(path: Path, connections: list[sqlite3.Conne
     sql.close()
 
 
-@pytest.mark.parametrize("code", sorted(sqlite.FAULTS))
+@pytest.mark.parametrize("code", sorted(faults.SQLITE))
 def test_errors_say_what_to_do(code: int) -> None:
     """Every fault of SQLite that we know says where, what, and what happens next; detail codes mean the same."""
     error = sqlite3.OperationalError("it failed")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
 import pytest
 
 from ferryman.destinations import Delivery, Outcome, Sql
-from ferryman.errors import PlanError
+from ferryman.destinations.sql.layout import Mode
+from ferryman.destinations.sql.search import search
+from ferryman.errors import Misconfigured, PlanError
 from ferryman.testing.destinations import delete, delivery
 from tests.destinations.postgres import Database, database, postgres
 from tests.destinations.sql_table import opened
@@ -157,3 +159,53 @@ def test_a_missing_driver_is_named() -> None:
     with mock.patch("ferryman.net.databases.find_spec", return_value=None), pytest.raises(PlanError) as caught:
         Sql("postgresql://host/db")
     assert "pip install 'ferryman[postgres]'" in str(caught.value)
+
+
+@pytest.fixture
+def archive(database: Database) -> Iterator[str]:
+    """A schema that is not on the search path."""
+    name = f'Archive of "{database.name}"'
+    quoted = name.replace('"', '""')
+    database.query(f'CREATE SCHEMA "{quoted}"')
+    yield name
+    database.query(f'DROP SCHEMA "{quoted}" CASCADE')
+
+
+@pytest.mark.parametrize("mode", ["upsert", "append"])
+def test_a_table_of_a_schema(database: Database, archive: str, mode: Mode) -> None:
+    """Table, tombstones and index are in that schema; a table of this name elsewhere is another one."""
+    Sql(database.url, table="books", mode=mode).check()
+    for n in (0, 10):  # it is made, then found
+        sql = opened(Sql(database.url, table=f"{archive}.books", mode=mode, full_text=["text"]))
+        assert sql.write([delivery("a", n + 1, "a muse of fire"), delivery("b", n + 2)]) == [OK, OK]
+        assert sql.write([delete("b", n + 3), delivery("a", n + 4, "more fire")]) == [OK, OK]
+        sql.close()
+    assert sql.highest_sequence() == 14
+    assert [hit.id for hit in search(database.url, "more fire", table=f"{archive}.books")][:1] == ["a"]
+    assert database.hashes("books") == []
+    tables = database.query("SELECT table_name FROM information_schema.tables WHERE table_schema = %s", archive)
+    assert {name for (name,) in tables} == ({"books"} if mode == "append" else {"books", "books_tombstones"})
+
+
+def test_a_schema_that_is_not_there(database: Database) -> None:
+    """An operator makes it: Ferryman does not know who should own it."""
+    with pytest.raises(Misconfigured, match="create the schema"):
+        Sql(database.url, table="nowhere.books").check()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"table": "a.b.c"}, "as table or as schema.table"),
+        ({"table": ".books"}, "as table or as schema.table"),
+        ({"table": "archive." + "b" * 53}, "the table's name is too long"),
+        ({"table": "a" * 64 + ".books"}, "the table's name is too long"),
+        ({"columns": {"c" * 63 + "1": "a", "c" * 63 + "2": "b"}}, "has 64 bytes: PostgreSQL would cut it after 63"),
+        ({"columns": {"ä" * 32: "a"}}, "has 64 bytes: PostgreSQL would cut it after 63"),
+    ],
+)
+def test_names_that_postgresql_does_not_take(arguments: dict[str, Any], says: str) -> None:
+    """Found when the plan is made: the server would cut them in the middle of a run, and two could become one."""
+    with pytest.raises(PlanError, match=says):
+        Sql("postgresql://host/db", **arguments)
+    Sql("postgresql://host/db", table="archive." + "b" * 52, columns={"c" * 63: "a"})

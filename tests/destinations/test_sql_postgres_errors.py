@@ -11,6 +11,7 @@ import pytest
 from ferryman.destinations import Outcome, Sql
 from ferryman.destinations.sql import postgresql
 from ferryman.errors import DeliveryError, PermanentError, TransientError
+from ferryman.net import faults
 from ferryman.testing.destinations import delivery
 from tests.destinations.postgres import Database, database, postgres
 from tests.destinations.sql_table import CONTEXT, opened
@@ -30,10 +31,10 @@ def fault(call: Callable[[], object]) -> DeliveryError:
     return caught.value
 
 
-@pytest.mark.parametrize("state", sorted(postgresql.FAULTS))
+@pytest.mark.parametrize("state", sorted(faults.POSTGRESQL))
 def test_errors_say_what_to_do(database: Database, state: str) -> None:
     """Every SQLSTATE that we know, raised by the server itself: where, what, and what happens next."""
-    kind, remedy = postgresql.FAULTS[state]
+    kind, remedy = faults.POSTGRESQL[state]
     with psycopg.connect(database.url) as connection, pytest.raises(psycopg.Error) as caught:
         connection.execute(f"DO $$ BEGIN RAISE EXCEPTION 'it failed' USING ERRCODE = '{state:0<5}'; END $$")
     said = postgresql.explain(caught.value, "here")

@@ -21,7 +21,7 @@ from ferryman.net.allowed_addresses import (
     process_reach,
     to_environment,
 )
-from ferryman.net.urls import send_request
+from ferryman.net.http import NotSent, exchange, pool
 from ferryman.steps import fetch_url
 from tests.intake.service.receiver import FileServer
 
@@ -131,14 +131,12 @@ def test_the_connection_goes_to_the_address_that_was_judged(monkeypatch: pytest.
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     monkeypatch.setattr("urllib3.util.connection.create_connection", connect)
-    from urllib3.exceptions import NewConnectionError
-
-    with pytest.raises(NewConnectionError), send_request(Reach().pool(), "GET", "http://rebinding.example/", {}, 5):
+    with pytest.raises(NotSent), exchange(pool(Reach()), "GET", "http://rebinding.example/", {}, 5):
         pass
     assert (asked, connected) == (["rebinding.example"], ["93.184.216.34"])
     with (
         pytest.raises(NotAllowed, match=r"127\.0\.0\.1"),
-        send_request(Reach().pool(), "GET", "http://x.example/", {}, 5),
+        exchange(pool(Reach()), "GET", "http://x.example/", {}, 5),
     ):
         pass
     assert connected == ["93.184.216.34"]
@@ -149,10 +147,10 @@ def test_a_host_that_is_allowed_answers() -> None:
     with FileServer({"/a": b"content"}) as server:
         url = server.url("/a")
         for hosts in (("127.0.0.1",), ("127.0.0.0/8",), (url.split("/")[2],)):
-            with send_request(Reach(hosts=hosts).pool(), "GET", url, {}, 5) as got:
+            with exchange(pool(Reach(hosts=hosts)), "GET", url, {}, 5) as got:
                 assert got.read() == b"content"
         for hosts in ((), ("10.0.0.0/8",), ("127.0.0.1:1",)):
-            with pytest.raises(NotAllowed), send_request(Reach(hosts=hosts).pool(), "GET", url, {}, 5):
+            with pytest.raises(NotAllowed), exchange(pool(Reach(hosts=hosts)), "GET", url, {}, 5):
                 pass
 
 

@@ -188,6 +188,9 @@ def test_keys_that_are_no_paths(bucket: Bucket) -> None:
         "d/./dot.txt": True,
     }
 
+    bucket.put("corpus/d/control\x01.txt", "of any characters")
+    assert texts(source)["d/control%01.txt"] == b"of any characters", "a key that obstore cannot list: decision 0059"
+
     bucket.put("corpus/d//lost.txt")
     with pytest.raises(TransientError, match="d/: names without a first part cannot be listed"):
         scan(source)

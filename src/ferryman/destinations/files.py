@@ -117,6 +117,13 @@ Content = Literal["raw", "json"]
 By = Literal["id", "content"]
 
 
+def _folder(destination: Destination, directory: str | Path) -> Path:
+    try:
+        return Path(relative_paths.absolute_folder(directory))
+    except ValueError as e:
+        raise PlanError([f"{type(destination).__name__}: {e}."]) from None
+
+
 class Directory(Destination):
     """Keeps one file per document in a folder: ``Directory("out")`` puts ``histories/henryv.txt`` where its id says.
 
@@ -165,7 +172,7 @@ class Directory(Destination):
     def __init__(self, directory: str | Path, content: Content = "raw", by: By = "id") -> None:
         """``directory`` is created if it does not exist. A relative path is relative to the plan file's folder; in a
         program, to the current folder."""
-        self.directory = Path(relative_paths.absolute(directory))
+        self.directory = _folder(self, directory)
         self.content: Content = content
         self.by: By = by
         self._engine: sa.Engine | None = None
@@ -486,7 +493,7 @@ class JsonLines(Destination):
         """
         if rows is not None and rows < 1:
             raise PlanError([f"JsonLines({str(directory)!r}): rows={rows}: give 1 or more"])
-        self.directory = Path(relative_paths.absolute(directory))
+        self.directory = _folder(self, directory)
         self.preferred_batch = rows  # type: ignore[misc]  # of this one
 
     def target(self) -> str:

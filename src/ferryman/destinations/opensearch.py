@@ -17,7 +17,7 @@ from ferryman.destinations.base import Delivery, Destination, DestinationContext
 from ferryman.document import encode_fields
 from ferryman.errors import BadDocument, Misconfigured, PermanentError, PlanError, Unavailable
 from ferryman.net import relative_paths, urls
-from ferryman.net.http import Answer, Auth, Http, NotSent, Unanswered
+from ferryman.net.http import Answer, Auth, Http, NotSent, Unanswered, check_destination
 
 __all__ = ["OpenSearch"]
 
@@ -452,7 +452,8 @@ class OpenSearch(Destination):
     **Exactly-once.** A document and its delivery's hash are one write. Each write has the delivery's sequence as its
     external version (``external_gte``), so the server refuses what is older than what it has, a deleted document
     included; we call that *stale*. A delivery that comes again, after a kill or a lost answer, has the version that is
-    there: the same bytes are written again, which changes nothing. Nothing is tried again inside of a write.
+    there: the same bytes are written again, which changes nothing. Inside of a write a request is sent again only if
+    the server has not taken it and asks to wait (``Retry-After``).
 
     The server remembers a delete for ``index.gc_deletes``: 10 minutes in an index that is made here; an index with less
     than a minute is warned of. No request is sent later than 50 s after its write began, and the delete of a document
@@ -510,11 +511,13 @@ class OpenSearch(Destination):
         settings: Mapping[str, Any] | None = None,
         ca: str | Path | None = None,
     ) -> None:
+        if auth is not None and not (isinstance(auth, str) or _is_pair(auth)):
+            raise PlanError([f"OpenSearch(…, {index!r}): auth= is neither (user, password) nor text"])
+        self.auth, _ = check_destination(f"OpenSearch(…, {index!r})", url, auth)
         self.url = url.rstrip("/")
         self.index = index
         self.mappings = dict(mappings or {})
         self.text = text
-        self.auth = auth
         self.refresh: Refresh = refresh
         self.settings = dict(settings or {})
         self.ca = None if ca is None else relative_paths.absolute(ca)
@@ -529,8 +532,6 @@ class OpenSearch(Destination):
             yield "the url is not an http or https URL"
         if self.auth is not None and "@" in self.url:
             yield "the url and auth= both name a user: leave one of them out"
-        if self.auth is not None and not (isinstance(self.auth, str) or _is_pair(self.auth)):
-            yield "auth= is neither (user, password) nor text"
         if not self.index or self.index != self.index.lower() or set(self.index) & set(' "*\\<|,>/?#:'):
             yield 'an index has a name of lower-case characters, without spaces and without "*\\<|,>/?#:'
         elif self.index[0] in "-_+." or len(self.index.encode()) > 255:
@@ -594,7 +595,7 @@ class OpenSearch(Destination):
             http.close()
 
     def write(self, chunk: list[Delivery]) -> list[Outcome]:
-        """One request, or as many as the chunk's size needs; none of them is repeated.
+        """One request, or as many as the chunk's size needs; one is repeated only if the server asks to wait.
 
         Raises:
             ConnectionError: a request was sent and has no answer: it may have taken effect.
@@ -631,6 +632,8 @@ class OpenSearch(Destination):
             )
         if answer.status == 200:
             return self._read_answer(rows, outcomes, answer)
+        if answer.wait(deadline - 1):
+            return self._send(rows, outcomes, deadline)
         return self._handle_refusal(rows, outcomes, answer, deadline)
 
     def _read_answer(self, rows: list[BulkRow], outcomes: list[Outcome | None], answer: Answer) -> Outcome | None:
@@ -712,9 +715,8 @@ class OpenSearch(Destination):
 
     def _why(self, http: Http, answer: Answer) -> str:
         reason = http.redact(refusal(answer.body))
-        return f"{self.target()}: answered {answer.status} {answer.reason}".rstrip() + (
-            f" ({reason})" if reason else ""
-        )
+        why = f"{self.target()}: answered {answer.status} {answer.reason}".rstrip() + answer.asks_to_wait
+        return why + (f" ({reason})" if reason else "")
 
     def _foreign_server(self) -> PermanentError:
         return Misconfigured(

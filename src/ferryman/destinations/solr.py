@@ -14,7 +14,7 @@ from ferryman import limits
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Outcome, printable_id
 from ferryman.errors import BadDocument, Misconfigured, PermanentError, PlanError, Unavailable
 from ferryman.net import urls
-from ferryman.net.http import Answer, Auth, Http, NotSent, Unanswered
+from ferryman.net.http import Answer, Auth, Http, NotSent, Unanswered, check_destination
 
 __all__ = ["Solr"]
 
@@ -93,6 +93,8 @@ class Collection:
         self._names = names
         self._timeout_s = timeout_s
         self._path = http.path.rstrip("/")
+        self.until = 0.0
+        """Latest time (monotonic) at which a request is sent again, if the server asks to wait."""
         self._replayed_connection = 0
         """Number of the connection on which the transaction log was last seen to be replayed."""
 
@@ -218,9 +220,14 @@ class Collection:
     ) -> Answer:
         headers = {"content-type": kind} if kind else {}
         path = (self._path if base is None else base) + path
-        return self._translate_errors(
-            lambda: self._http.request(method, path, body, timeout_s=self._timeout_s, headers=headers)
-        )
+
+        def send() -> Answer:
+            return self._http.request(method, path, body, timeout_s=self._timeout_s, headers=headers)
+
+        answer = self._translate_errors(send)
+        while answer.wait(self.until):
+            answer = self._translate_errors(send)
+        return answer
 
     def _translate_errors(self, send: Callable[[], _Result]) -> _Result:
         try:
@@ -247,7 +254,7 @@ class Collection:
 
     def _error_of(self, answer: Answer) -> Exception:
         text = str(self._json(answer).get("error", {}).get("msg", "")) if answer.body[:1] == b"{" else ""
-        why = f"{self._shown}: answered {answer.status} {answer.reason}".rstrip()
+        why = f"{self._shown}: answered {answer.status} {answer.reason}".rstrip() + answer.asks_to_wait
         why += f" ({self._http.redact(text)})" if text else ""
         if remedy := _REMEDIES.get(answer.status):
             return Misconfigured(f"{why}. To fix it: {remedy}; then run again.")
@@ -311,6 +318,8 @@ class Solr(Destination):
     delete, of which it keeps a document with hardly more than the id: leave those out with ``fq=ferryman_hash_s:*``.
     Hash and document are one write. Such deletes go one by one.
 
+    Inside of a write a request that Solr did not handle is sent again if it asks to wait (``Retry-After``).
+
     Ids of 32 766 bytes are Solr's limit, and so are terms of a field that is not analysed.
 
     Args:
@@ -360,11 +369,11 @@ class Solr(Destination):
         hash_field: str = "ferryman_hash_s",
         sequence_field: str = "ferryman_sequence_l",
     ) -> None:
+        self.auth, _ = check_destination("Solr", url, auth)
         self.url = url.rstrip("/")
         self.names = FieldNames(text, hash_field, sequence_field)
         self.commit_within_ms = commit_within_ms
         self.versions = versions
-        self.auth = auth
         self.ca = ca
         self.transactional = versions is not None  # type: ignore[misc]  # of this one
         self.compares_sequences = versions is not None  # type: ignore[misc]
@@ -482,7 +491,7 @@ class _ChunkWriter:
         self._parameters = parameters
         self._versions = versions
         self._outcomes = outcomes
-        self._until = time.monotonic() + WRITE_S
+        self._until = collection.until = time.monotonic() + WRITE_S
 
     def settle(self, rows: list[UpdateRow]) -> None:
         """Bring each row to an outcome: 1. read the stored versions 2. compare 3. send newer rows, on the condition

@@ -26,7 +26,7 @@ from ferryman.destinations.base import (
 )
 from ferryman.errors import Misconfigured, PermanentError, PlanError, Unavailable
 from ferryman.net import urls
-from ferryman.net.http import ANSWER_BYTES, Answer, Http, NotSent, Unanswered, expand_variables
+from ferryman.net.http import ANSWER_BYTES, Answer, Http, NotSent, Unanswered, check_destination, expand_variables
 
 __all__ = ["Webhook"]
 
@@ -253,10 +253,10 @@ class Webhook(Destination):
         rate: float | None = None,
         ca: str | None = None,
     ) -> None:
+        _, self.headers = check_destination("Webhook", url, headers=headers)
         self.url = url
         self.secret = secret
         self.preferred_batch = batch  # type: ignore[misc]  # of this one
-        self.headers = dict(headers or {})
         self.timeout_s = timeout_s
         self.rate = rate
         self.single_writer = rate is not None  # type: ignore[misc]
@@ -346,12 +346,9 @@ class Webhook(Destination):
                     return [Outcome("permanent" if e.permanent else "transient", why, True)] * len(sent)
             if answer.is_success:
                 return parse_outcomes(answer.body, sent)
-            meant = meaning(answer.status)
-            wait_s = urls.retry_after_s(answer.headers) if meant.kind == "later" else None
             # Wait here only if there is time for the wait, the next turn and another request; else the engine retries.
-            if wait_s is None or time.monotonic() + wait_s + self._turn_s() + self.timeout_s > deadline:
-                return self._refusal_outcomes(answer, meant, wait_s, len(sent))
-            time.sleep(wait_s)
+            if not answer.wait(deadline - self._turn_s() - self.timeout_s):
+                return self._refusal_outcomes(answer, meaning(answer.status), len(sent))
 
     def _request(self, body: bytes, headers: Mapping[str, str], timeout_s: float) -> Answer:
         if self._http is None:
@@ -360,12 +357,12 @@ class Webhook(Destination):
             headers = {**headers, **signature_headers(self._key, headers["idempotency-key"], body)}
         return self._http.request("POST", self._http.path, body, timeout_s=timeout_s, headers=headers)
 
-    def _refusal_outcomes(self, answer: Answer, meant: StatusMeaning, wait_s: float | None, rows: int) -> list[Outcome]:
+    def _refusal_outcomes(self, answer: Answer, meant: StatusMeaning, rows: int) -> list[Outcome]:
         """Return the outcomes of deliveries whose answer was not a success; raise if they may have taken effect."""
         assert self._http is not None
         text = self._http.redact(answer.body)
         why = f"{self.target()}: answered {answer.status} {answer.reason}".rstrip()
-        why += (f", asks to wait {wait_s:.0f} s" if wait_s else "") + (f" ({text})" if text else "")
+        why += answer.asks_to_wait + (f" ({text})" if text else "")
         if meant.kind == "unsure":
             raise (ConnectionError if meant.universal else UnclearAnswer)(f"{why}: {meant.remedy}")
         if meant.kind == "later":

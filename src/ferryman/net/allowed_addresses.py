@@ -12,24 +12,17 @@ import ipaddress
 import os
 import re
 import socket
-import ssl
 import stat
-import threading
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import BinaryIO, Final
 from urllib.parse import unquote, urlsplit
 
 import msgspec
 
 from ferryman.errors import PermanentError, UsageError
-
-if TYPE_CHECKING:
-    from urllib3 import PoolManager
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -176,13 +169,6 @@ class Reach:
     def _patterns(self) -> list[HostPattern]:
         return [HostPattern.parse(text) for text in self.hosts]
 
-    def pool(self, connections: int = 1) -> PoolManager:
-        """Return a pool whose connections obey these limits, with ``connections`` for each server.
-
-        Certificates are checked against the system's authorities.
-        """
-        return _pool(self, connections)
-
 
 NOTHING_PRIVATE: Final = Reach()
 """Limits for URLs from submitters: public addresses only, and no files."""
@@ -225,101 +211,3 @@ def _is_public(address: Address) -> bool:
     if any(address in network for network in NOT_PUBLIC) or address.is_multicast:
         return False
     return address.is_global or _embedded_ipv4(address) is not address
-
-
-def _pool(reach: Reach, connections: int) -> PoolManager:
-    from urllib3 import HTTPConnectionPool, HTTPSConnectionPool, PoolManager
-    from urllib3.connection import HTTPConnection, HTTPSConnection
-
-    def connect(self: Any) -> socket.socket:
-        return _connect(reach, self)
-
-    def headers(self: Any) -> Any:
-        with _cut_off_after(self.sock, self.timeout):
-            return HTTPConnection.getresponse(self)
-
-    guarded = {"_new_conn": connect, "getresponse": headers}
-    plain = type("GuardedConnection", (HTTPConnection,), guarded)
-    safe = type("GuardedSafeConnection", (HTTPSConnection,), guarded)
-    servers = PoolManager(num_pools=32, maxsize=connections, ssl_context=ssl.create_default_context())
-    servers.pool_classes_by_scheme = {
-        "http": type("GuardedPool", (HTTPConnectionPool,), {"ConnectionCls": plain}),
-        "https": type("GuardedSafePool", (HTTPSConnectionPool,), {"ConnectionCls": safe}),
-    }
-    return servers
-
-
-@contextmanager
-def _cut_off_after(connected: socket.socket, timeout_s: object) -> Iterator[None]:
-    """Shut a connection down if the headers of its answer are not complete in time: a server that sends a byte now and
-    then would never exceed the timeout of the socket.
-
-    Raises:
-        TimeoutError: the connection was shut down.
-    """
-    if not isinstance(timeout_s, int | float):
-        yield
-        return
-    is_cut = threading.Event()
-
-    def cut() -> None:
-        is_cut.set()
-        with suppress(OSError):
-            socket.socket.shutdown(connected, socket.SHUT_RDWR)
-
-    timer = threading.Timer(timeout_s, cut)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    except Exception:
-        if is_cut.is_set():
-            raise TimeoutError(f"no whole headers within {timeout_s:g} s") from None
-        raise
-    finally:
-        timer.cancel()
-
-
-def _connect(reach: Reach, requester: Any) -> socket.socket:
-    """Connect a connection of urllib3 to the first address that answers; raise urllib3's own errors."""
-    from urllib3 import exceptions
-    from urllib3.util import connection
-
-    host = requester._dns_host
-    started = time.monotonic()
-    try:
-        addresses: Sequence[str] = reach.addresses(host, requester.port)
-    except socket.gaierror as e:
-        _check_resolution_time(requester, started)
-        raise exceptions.NameResolutionError(requester.host, requester, e) from e
-    except UnicodeError:
-        raise exceptions.LocationParseError(f"{host!r}, label empty or too long") from None
-    _check_resolution_time(requester, started)
-    for n, address in enumerate(addresses, 1):
-        try:
-            return connection.create_connection(
-                (address, requester.port), requester.timeout, requester.source_address, requester.socket_options
-            )
-        except TimeoutError as e:
-            if n == len(addresses):
-                text = f"Connection to {requester.host} timed out. (connect timeout={requester.timeout})"
-                raise exceptions.ConnectTimeoutError(requester, text) from e
-        except OSError as e:
-            if n == len(addresses):
-                raise exceptions.NewConnectionError(requester, f"Failed to establish a new connection: {e}") from e
-    raise AssertionError("a host without addresses is an error of its name")
-
-
-def _check_resolution_time(requester: Any, started: float) -> None:
-    """Raise a time-out if resolving the host's name took too long. Resolving cannot be interrupted.
-
-    Raises:
-        ConnectTimeoutError: it took longer than connecting may.
-    """
-    from urllib3.exceptions import ConnectTimeoutError
-
-    took_s = time.monotonic() - started
-    if isinstance(requester.timeout, int | float) and took_s > requester.timeout:
-        raise ConnectTimeoutError(
-            requester, f"{requester.host}: its name was not resolved within {requester.timeout:g} s"
-        )

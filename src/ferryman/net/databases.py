@@ -1,42 +1,31 @@
-"""URLs of databases, their drivers and passwords, and which of their errors are transient."""
+"""URLs of databases, their drivers and passwords."""
 
 from __future__ import annotations
 
-import sqlite3
 from importlib.util import find_spec
 from typing import Final
 
 import sqlalchemy as sa
 
 from ferryman.errors import UsageError
-from ferryman.net import relative_paths
+from ferryman.net import relative_paths, urls
 
 POSTGRESQL_DRIVER: Final = "postgresql+psycopg"
 
 _HIDDEN: Final = "***"
-
-_TRANSIENT_SQLSTATES: Final = ("08", "25", "40", "53", "55", "57", "58", "XX")
-"""Classes of SQLSTATE that concern the connection, the server or other sessions, not the statement."""
-
-_TRANSIENT_SQLITE: Final = (
-    sqlite3.SQLITE_BUSY,
-    sqlite3.SQLITE_LOCKED,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_NOMEM,
-    sqlite3.SQLITE_INTERRUPT,
-    sqlite3.SQLITE_PROTOCOL,
-)
-
-_REFUSALS: Final = ("authentication", "password", "pg_hba.conf", "does not exist", "Access denied", "permission denied")
-"""Words in permanent errors of connecting, which often have no code."""
 
 
 def parse_url(url: str) -> sa.URL:
     """Parse a URL, add the driver that Ferryman uses to a plain ``postgresql://``, and make a file's path absolute.
 
     Raises:
-        UsageError: it is not a database URL, or its driver is not installed; says what to write or install.
+        UsageError: it is not a database URL, its password is not percent-encoded, or its driver is not installed; says
+            what to write or install.
     """
+    try:
+        urls.check_login(url)
+    except ValueError as e:
+        raise UsageError(str(e)) from None
     try:
         parsed = sa.make_url(url)
     except (sa.exc.ArgumentError, ValueError):  # ValueError: a bad port
@@ -82,17 +71,3 @@ def _absolute(url: sa.URL) -> sa.URL:
     if is_in_memory(url) or path is None or path.startswith("file:"):
         return url
     return url.set(database=relative_paths.absolute(path))
-
-
-def is_transient(error: sa.exc.DBAPIError) -> bool:
-    """Return whether the same statement may succeed later without anybody fixing it (a server is down, a lock)."""
-    cause = error.orig
-    code = getattr(cause, "sqlite_errorcode", None)
-    if code is not None:
-        return code & 0xFF in _TRANSIENT_SQLITE
-    state = getattr(cause, "sqlstate", None)
-    if state:
-        return str(state).startswith(_TRANSIENT_SQLSTATES)
-    if any(words in str(cause) for words in _REFUSALS):
-        return False
-    return isinstance(error, sa.exc.OperationalError | sa.exc.InterfaceError)

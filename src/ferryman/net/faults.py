@@ -1,17 +1,25 @@
 """Recognition of errors that concern the connection, not the document, by class names: no library is imported for it.
 
 An error is of the *connection kind* if it, or one that led to it, is a builtin ``ConnectionError``, ``TimeoutError`` or
-``socket.gaierror``, carries HTTP status 429, 502, 503 or 504, or is the connection or time-out error of a known client
-library. In a source's ``read`` also an ``OSError`` of the device or the network, but not of the file.
+``socket.gaierror``, carries HTTP status 429, 502, 503 or 504, is the connection or time-out error of a known client
+library, or one for which the tables of databases below have ``Unavailable``. In a source's ``read`` also an ``OSError``
+of the device or the network, but not of the file.
+
+There is one table for each kind of database, for steps, sources and destinations alike. A destination raises what the
+table has. A source reads a whole query, not a document: every ``TransientError`` of the table makes it unavailable, and
+everything else is for its user to correct. An error of a step is of the connection kind only if it is ``Unavailable``.
 """
 
 from __future__ import annotations
 
 import errno
+import re
 import socket
-from collections.abc import Iterator
-from typing import Any, Final
+import sqlite3
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
+from ferryman.errors import DeliveryError, Misconfigured, PermanentError, TransientError, Unavailable
 from ferryman.net import urls
 
 _CLIENT_ERRORS: Final = {
@@ -31,36 +39,12 @@ _CLIENT_ERRORS: Final = {
 _NOT_CONNECTION: Final = {"redis": {"AuthenticationError", "AuthorizationError"}}
 """Classes derived from those above that do not concern the connection: a wrong password stays wrong."""
 
-_DATABASE_PACKAGES: Final = {
-    "psycopg",
-    "psycopg2",
-    "asyncpg",
-    "pymysql",
-    "MySQLdb",
-    "mysql",
-    "sqlite3",
-    "oracledb",
-    "pyodbc",
-}
-
 _DEVICE_NAMES: Final = (
     *("EIO", "ENODEV", "ENXIO", "ENOMEDIUM", "ESTALE", "EREMOTEIO", "ENOLINK", "ECOMM", "EPIPE", "ESHUTDOWN"),
     *("ENOTCONN", "EHOSTUNREACH", "EHOSTDOWN", "ENETUNREACH", "ENETDOWN", "ENETRESET", "ETIMEDOUT"),
     *("ECONNRESET", "ECONNREFUSED", "ECONNABORTED"),
 )
 _DEVICE: Final = frozenset(getattr(errno, name) for name in _DEVICE_NAMES if hasattr(errno, name))
-
-_TRANSIENT_SQLSTATES: Final = ("08", "57P", "53300", "HYT", "40003")
-"""Connection exceptions, a server that starts or stops, too many connections, time-outs of ODBC."""
-
-_TRANSIENT_MYSQL: Final = frozenset({1040, 1053, 2002, 2003, 2006, 2013, 2055})
-"""Too many connections, shutting down, cannot connect, gone away, lost."""
-
-_SQLITE_BUSY: Final = frozenset({5, 6, 15})
-"""SQLITE_BUSY, SQLITE_LOCKED, SQLITE_PROTOCOL: another process has it for now."""
-
-_REFUSALS: Final = ("authentication", "password", "pg_hba.conf", "does not exist", "access denied", "permission denied")
-"""Words in the errors of a server that refuses its user, often the only difference to one that cannot be reached."""
 
 
 def is_connection_error(error: BaseException, *, reading: bool = False) -> bool:
@@ -93,7 +77,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 def _concerns_connection(error: BaseException) -> bool:
     if isinstance(error, (ConnectionError, TimeoutError, socket.gaierror)):
         return True
-    return _has_unavailable_status(error) or _is_client_error(error) or _is_database_error(error)
+    return _has_unavailable_status(error) or _is_client_error(error) or _is_database_outage(error)
 
 
 def _concerns_device(error: BaseException) -> bool:
@@ -116,35 +100,165 @@ def _is_client_error(error: BaseException) -> bool:
     return any(name in _CLIENT_ERRORS.get(package, ()) for package, name in classes)
 
 
-def _is_database_error(error: BaseException) -> bool:
-    """Return whether an error of SQLAlchemy or of a driver concerns the connection; an operational error may also
-    concern the statement."""
-    for base in type(error).__mro__:
-        package = base.__module__.partition(".")[0]
-        if package == "sqlalchemy":
-            if base.__name__ == "TimeoutError" or _attribute(error, "connection_invalidated") is True:
-                return True
-            if base.__name__ in ("OperationalError", "InterfaceError"):
-                return _is_transient(_attribute(error, "orig"))
-        if package in _DATABASE_PACKAGES and base.__name__ in ("OperationalError", "InterfaceError"):
-            return _is_transient(error)
-    return False
+# Faults of databases.
 
 
-def _is_transient(driver_error: Any) -> bool:
-    sqlite = _attribute(driver_error, "sqlite_errorcode")
-    if isinstance(sqlite, int):
-        return sqlite & 0xFF in _SQLITE_BUSY
-    state = _attribute(driver_error, "sqlstate") or _attribute(driver_error, "pgcode")
+class Fault(NamedTuple):
+    """Meaning of a database's error: the class to raise, and what to do."""
+
+    kind: type[DeliveryError]
+    remedy: str
+
+
+_AGAIN: Final = "it is tried again"
+
+POSTGRESQL: Final[dict[str, Fault]] = {
+    # SQLSTATE, or its first two characters for all states that are not listed
+    "08": Fault(Unavailable, f"the connection was lost; {_AGAIN}"),
+    "22": Fault(PermanentError, "change the document in a step, or the table's column"),
+    "23": Fault(PermanentError, "change the document in a step, or the table's constraint"),
+    "25": Fault(Misconfigured, "correct the trigger or the pooler that disturbs the transaction, then run again"),
+    "25006": Fault(Unavailable, f"the server only reads (a standby?): give the URL of the primary; {_AGAIN}"),
+    "25P02": Fault(Unavailable, f"an earlier statement of the transaction failed; {_AGAIN}"),
+    "25P03": Fault(Unavailable, f"the session was ended in the middle of a transaction; {_AGAIN}"),
+    "25P04": Fault(Unavailable, f"the session was ended in the middle of a transaction; {_AGAIN}"),
+    "28": Fault(Misconfigured, "correct user and password, or pg_hba.conf, then run again"),
+    "3D": Fault(Misconfigured, "create the database, or correct the URL, then run again"),
+    "3F": Fault(Misconfigured, "create the schema, or correct the search_path, then run again"),
+    "40": Fault(Unavailable, f"other writers changed the same rows, again and again; {_AGAIN}"),
+    "42": Fault(Misconfigured, "the table is not as Ferryman made it: restore it, or drop it, then run again"),
+    "42501": Fault(Misconfigured, "grant this user the right, then run again"),
+    "44": Fault(PermanentError, "change the document in a step, or the view's condition"),
+    "53": Fault(Unavailable, f"the server lacks a resource (disk, memory, connections); {_AGAIN}"),
+    "54": Fault(PermanentError, "shorten it, or split it, in a step"),
+    "55": Fault(Misconfigured, "bring the object into the state that the statement needs, then run again"),
+    "55006": Fault(Unavailable, f"another session uses the object; {_AGAIN}"),
+    "55P03": Fault(Unavailable, f"another session holds a lock; {_AGAIN}"),
+    "57": Fault(Unavailable, f"the server ended the session; {_AGAIN}"),
+    "57014": Fault(TransientError, f"the statement took longer than the server allows; {_AGAIN} with fewer rows"),
+    "57P04": Fault(Misconfigured, "the database was dropped: create it, then run again"),
+    "58": Fault(Unavailable, f"the server's disk reports an error; {_AGAIN}"),
+    "P0": Fault(PermanentError, "a trigger refuses it: change the document in a step, or the trigger"),
+    "XX": Fault(TransientError, f"an internal error of the server, see its log; {_AGAIN}"),
+    "XX001": Fault(Misconfigured, "restore the database from a copy, then run again"),
+    "XX002": Fault(Misconfigured, "REINDEX the table, then run again"),
+}
+
+SQLITE: Final[dict[int, Fault]] = {
+    # primary result code
+    sqlite3.SQLITE_BUSY: Fault(Unavailable, "another program holds its write lock; it is tried again"),
+    sqlite3.SQLITE_LOCKED: Fault(Unavailable, "another connection holds its lock; it is tried again"),
+    sqlite3.SQLITE_FULL: Fault(Unavailable, "make room on the disk; it is tried again"),
+    sqlite3.SQLITE_IOERR: Fault(Unavailable, "the disk reports an error; it is tried again"),
+    sqlite3.SQLITE_NOMEM: Fault(TransientError, "the sender has too little memory for it; it is tried again"),
+    sqlite3.SQLITE_PROTOCOL: Fault(Unavailable, "its locks are in dispute; it is tried again"),
+    sqlite3.SQLITE_INTERRUPT: Fault(TransientError, "the statement was interrupted; it is tried again"),
+    sqlite3.SQLITE_CANTOPEN: Fault(Misconfigured, "make its folder, or correct the URL, then run again"),
+    sqlite3.SQLITE_READONLY: Fault(Misconfigured, "make the file and its folder writable, then run again"),
+    sqlite3.SQLITE_PERM: Fault(Misconfigured, "make the file readable and writable, then run again"),
+    sqlite3.SQLITE_AUTH: Fault(Misconfigured, "make the file readable and writable, then run again"),
+    sqlite3.SQLITE_NOTADB: Fault(Misconfigured, "give the path of an SQLite database or of no file, then run again"),
+    sqlite3.SQLITE_CORRUPT: Fault(
+        Misconfigured, "restore the file from a copy, or delete it and run `ferryman retry --force`"
+    ),
+    sqlite3.SQLITE_TOOBIG: Fault(PermanentError, "shorten it in a step"),
+    sqlite3.SQLITE_CONSTRAINT: Fault(PermanentError, "change the document in a step, or the table's constraint"),
+    sqlite3.SQLITE_MISMATCH: Fault(PermanentError, "change the document in a step, or the table's column"),
+}
+
+MYSQL: Final[dict[int, Fault]] = {
+    # number of the server's error or of the client library's
+    **dict.fromkeys((1040, 1203), Fault(Unavailable, f"the server has too many connections; {_AGAIN}")),
+    **dict.fromkeys((1053, 1927), Fault(Unavailable, f"the server ended the session; {_AGAIN}")),
+    **dict.fromkeys((1205, 1213), Fault(Unavailable, f"another session holds a lock; {_AGAIN}")),
+    **dict.fromkeys((1317, 3024), Fault(TransientError, f"the statement took longer than the server allows; {_AGAIN}")),
+    **dict.fromkeys((2002, 2003, 2006, 2013, 2055), Fault(Unavailable, f"the connection was lost; {_AGAIN}")),
+    1021: Fault(Unavailable, f"the server's disk is full; {_AGAIN}"),
+    1836: Fault(Unavailable, f"the server only reads; {_AGAIN}"),
+}
+
+ODBC: Final[dict[str, Fault]] = {
+    # SQLSTATE of an ODBC driver, or its beginning
+    "08": Fault(Unavailable, f"the connection was lost; {_AGAIN}"),
+    "40": Fault(Unavailable, f"other sessions changed the same rows; {_AGAIN}"),
+    "HYT0": Fault(Unavailable, f"no answer in time; {_AGAIN}"),
+}
+
+_PACKAGES: Final = {
+    "sqlite3": "sqlite",
+    "pymysql": "mysql",
+    "MySQLdb": "mysql",
+    "mysql": "mysql",
+    "pyodbc": "odbc",
+    "psycopg": "",
+    "psycopg2": "",
+    "asyncpg": "",
+    "oracledb": "",
+}
+"""Top package of a driver -> what its errors have a number of; "": an SQLSTATE, or none."""
+
+_REFUSALS: Final = {
+    "authentication": "28",
+    "no password supplied": "28",
+    "no pg_hba.conf entry": "28",
+    "is not permitted to log in": "28",
+    "access denied": "28",
+    "certificate verify failed": "28",
+    "does not support ssl": "28",
+    "permission denied": "42501",
+    'role ".*" does not exist': "28",
+    'database ".*" does not exist': "3D",
+}
+"""Patterns in the errors of a server that refuses its user, which often have no code, unlike a server that cannot be
+reached -> the row of ``POSTGRESQL``."""
+
+
+def database_fault(error: BaseException) -> Fault | None:
+    """Return the meaning of an error of a database's driver, or of SQLAlchemy for one; None: it is not such an error,
+    or its code has no meaning here."""
+    classes = [(base.__module__.partition(".")[0], base.__name__) for base in type(error).__mro__]
+    wrapped = ("sqlalchemy", "DBAPIError") in classes
+    cause = _attribute(error, "orig") if wrapped else error
+    packages = [base.__module__.partition(".")[0] for base in type(cause).__mro__]
+    package = next((each for each in packages if each in _PACKAGES), None)
+    if cause is None or not (wrapped or package):
+        return None
+    first = next(iter(_attribute(cause, "args") or ()), None)
+    match _PACKAGES.get(package or ""):
+        case "sqlite":
+            code = _attribute(cause, "sqlite_errorcode")
+            return None if not isinstance(code, int) else SQLITE.get(_primary_code(code))
+        case "mysql" if isinstance(number := _attribute(cause, "errno") or first, int):
+            return MYSQL.get(number)
+        case "odbc":
+            return None if not isinstance(first, str) else _by_state(ODBC, first)
+    state = _attribute(cause, "sqlstate") or _attribute(cause, "pgcode")
     if isinstance(state, str) and state:
-        return state.startswith(_TRANSIENT_SQLSTATES)
-    first = next(iter(getattr(driver_error, "args", ())), None)
-    if isinstance(first, int):
-        return first in _TRANSIENT_MYSQL
-    text = _text_of(driver_error).lower()
-    if type(driver_error).__module__.partition(".")[0] == "sqlite3":
-        return "locked" in text
-    return not any(words in text for words in _REFUSALS)
+        return _by_state(POSTGRESQL, state)
+    if not any(name in ("OperationalError", "InterfaceError") for _, name in classes):
+        return None
+    text = _text_of(cause).lower()
+    refusals = (row for pattern, row in _REFUSALS.items() if re.search(pattern, text))
+    return POSTGRESQL[next(refusals, "08")]
+
+
+def _by_state(table: Mapping[str, Fault], state: str) -> Fault | None:
+    return next((table[state[:length]] for length in (5, 4, 2) if state[:length] in table), None)
+
+
+def _primary_code(code: int) -> int:
+    """Return the primary result code of SQLite: the rest is detail, but for memory that ran out while reading."""
+    return sqlite3.SQLITE_NOMEM if code == sqlite3.SQLITE_IOERR_NOMEM else code & 0xFF
+
+
+def _is_database_outage(error: BaseException) -> bool:
+    """Return whether an error of SQLAlchemy or of a driver concerns the connection or the whole database."""
+    if any(base.__module__.partition(".")[0] == "sqlalchemy" for base in type(error).__mro__) and (
+        type(error).__name__ == "TimeoutError" or _attribute(error, "connection_invalidated") is True
+    ):
+        return True
+    fault = database_fault(error)
+    return fault is not None and issubclass(fault.kind, Unavailable)
 
 
 def _text_of(error: Any) -> str:

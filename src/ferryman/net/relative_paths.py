@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
@@ -17,10 +18,27 @@ from urllib.parse import unquote
 
 _BASE: Final[ContextVar[str | None]] = ContextVar("ferryman_places_base", default=None)
 
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:(?=/)")
+"""Scheme of a URL, which has two letters or more, unlike a drive of Windows."""
+
 
 def absolute(path: str | os.PathLike[str]) -> str:
     """Return an absolute path, with ``~`` expanded."""
     return os.path.abspath(os.path.join(_BASE.get() or os.getcwd(), os.path.expanduser(os.fspath(path))))
+
+
+def absolute_folder(path: str | os.PathLike[str]) -> str:
+    """Return the absolute path of a folder of this machine; ``file://`` before it is removed.
+
+    Raises:
+        ValueError: it is a URL of another kind, also one that became a ``Path``; it would be taken for a relative path.
+    """
+    text = os.fspath(path).removeprefix("file://")
+    if url := _URL.match(text):
+        raise ValueError(
+            f"{url[0]}// is not supported yet. Give a folder of this machine, and copy it there when the run has ended"
+        )
+    return absolute(text)
 
 
 def resolve(uri: str | None) -> str | None:

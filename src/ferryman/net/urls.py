@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-import ssl
 import time
 from base64 import b64encode
 from collections.abc import Mapping
-from contextlib import closing
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 
 if TYPE_CHECKING:
-    from urllib3 import BaseHTTPResponse, PoolManager, Timeout
     from urllib3.util import Url
 
 TOO_MANY_REQUESTS: Final = 429
@@ -76,37 +73,29 @@ def split_login(url: str) -> tuple[Url, str]:
     return parts._replace(auth=None, fragment=None), unquote(login, errors="surrogateescape")
 
 
+def check_login(url: str) -> None:
+    """Check that a URL can be divided into login, host and the rest in one way only.
+
+    Raises:
+        ValueError: its password seems to hold ``@``, ``/``, ``#`` or ``?``, so that a part of it would be taken for the
+            host, and shown. The message has nothing of the URL.
+    """
+    rest = url.partition("//")[2]
+    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    before_at, at, host = rest[len(authority) :].rpartition("@")
+    name, colon, port = authority.rpartition("]")[2].rpartition(":")
+    ambiguous = authority.count("@") > 1
+    if at and colon and "@" not in authority:  # host:port, or a user and the beginning of a password
+        ambiguous = not (port.isdecimal() and int(port) < 1 << 16)
+        if name and "." not in name and "=" not in before_at and not before_at.endswith("/"):
+            ambiguous |= re.match(r"[\w-]+(?:\.|:\d|/|\Z)", host) is not None
+    if ambiguous:
+        raise ValueError("the url's password cannot be told from its host: percent-encode @ / # ? in the password")
+
+
 def basic_auth(login: str) -> str:
     """Return the value of the header ``Authorization`` for ``user:password``."""
     return "Basic " + b64encode(login.encode(errors="surrogateescape")).decode()
-
-
-def pool(connections: int = 1) -> PoolManager:
-    """Return a pool that keeps ``connections`` for each server. Certificates are checked against the system's
-    authorities; no proxy is used."""
-    from urllib3 import PoolManager
-
-    return PoolManager(num_pools=32, maxsize=connections, ssl_context=ssl.create_default_context())
-
-
-def send_request(
-    servers: PoolManager,
-    method: str,
-    url: str,
-    headers: Mapping[str, str],
-    timeout_s: float | Timeout,
-    body: bytes | None = None,
-) -> closing[BaseHTTPResponse]:
-    """Send one request, without retries and redirects; return its answer, whose content is not read yet.
-
-    Raises:
-        LocationValueError: no host can have this name.
-        HTTPError: there is no answer, or, while it is read, it breaks off.
-    """
-    parts, login = split_login(url)
-    all_headers = {"user-agent": "ferryman", **headers, **({"authorization": basic_auth(login)} if login else {})}
-    single: dict[str, Any] = {"retries": False, "redirect": False, "preload_content": False}
-    return closing(servers.request(method, parts.url, body=body, headers=all_headers, timeout=timeout_s, **single))
 
 
 def retry_after_s(headers: Mapping[str, str], now: float | None = None) -> float | None:
@@ -121,20 +110,3 @@ def retry_after_s(headers: Mapping[str, str], now: float | None = None) -> float
     except (ValueError, OverflowError):
         return None
     return max(0.0, at - (time.time() if now is None else now))
-
-
-def failure_reason(error: BaseException, timeout_s: float) -> str:
-    """Return why there is no answer, without the URL that urllib3's message repeats; "" if the answer broke off or is
-    not HTTP."""
-    from urllib3 import exceptions
-
-    match error:
-        case exceptions.NameResolutionError():
-            return "no host of this name is found"
-        case exceptions.NewConnectionError():
-            return getattr(error.__cause__, "strerror", None) or "no connection"
-        case exceptions.ConnectTimeoutError() | exceptions.ReadTimeoutError() | TimeoutError():
-            return f"no answer within {timeout_s:g} s"
-        case exceptions.SSLError() | ssl.SSLError():
-            return f"no safe connection: {error}"
-    return ""

@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote_to_bytes
 from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import UsageError
-from ferryman.net import relative_paths
+from ferryman.net import relative_paths, urls
 from ferryman.sources.base import Detect, Doubt, Listed, Source
 from ferryman.sources.folder import FileTree, Folder, Globs, Piece, read_unpacked
 
@@ -50,6 +50,11 @@ class FileSelection:
         if path.startswith("file://"):
             path = path.removeprefix("file://")
         if _URL.match(path):
+            try:
+                for url in path.split("::"):
+                    urls.check_login(url)
+            except ValueError as e:
+                raise UsageError(f"{source}: {e}.") from None
             from ferryman.sources.bucket import Bucket  # only for URLs: fsspec takes long to load
 
             return Bucket(path, globs, max_bytes, dict(self.storage_options or {}))

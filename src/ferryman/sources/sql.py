@@ -23,6 +23,7 @@ from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import BadDocument, TransientError, Unavailable, UsageError
 from ferryman.net import databases
+from ferryman.net.faults import database_fault
 from ferryman.sources.base import Detect, Listed, Source
 
 FETCH_ROWS: Final = 200
@@ -304,7 +305,8 @@ class Sql(Source):
             yield
         except sa.exc.DBAPIError as e:
             text = " ".join(databases.redact_text(str(e.orig), self._url).split())
-            if databases.is_transient(e):
+            fault = database_fault(e)
+            if fault is not None and issubclass(fault.kind, TransientError):
                 raise Unavailable(f"{self._where}: {text}: it is tried again.") from None
             raise UsageError(f"{self._where}: {text}: correct the URL, the query or the rights.") from None
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Final
-from urllib.parse import urljoin
+from urllib.parse import urljoin, urlsplit
 
 from ferryman import limits
 from ferryman.document import Document
@@ -21,8 +20,6 @@ from ferryman.steps.fields import bad_field, field_name, field_values
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse, PoolManager
-    from urllib3.exceptions import HTTPError
-    from urllib3.util import Url
 
 _PIECE_BYTES: Final = 64 * limits.KIB
 
@@ -84,21 +81,25 @@ class fetch_url:
             return doc
         if len(urls) > 1:
             raise bad_field(doc, self.field, f"holds {len(urls)} URLs. Leave one, or make a document of each.")
-        deadline = time.monotonic() + self.timeout_s
-        url = self._parse_allowed(urls[0], f"{doc.id}: field {self.field!r} holds")
-        for _ in range(self.redirects + 1):
-            with self._answer(url, deadline) as answer:
-                target = answer.get_redirect_location()
-                if not target:
-                    doc.raw = self._content(answer, url, deadline)
-                    return doc
-            url = self._parse_allowed(target, f"{doc.id}: {net.redact(url.url)} redirects to", url.url)
-        raise PermanentError(
-            f"{net.redact(url.url)}: its redirects={self.redirects} are used up. Correct the URL, or allow more."
-        )
+        from ferryman.net import http
 
-    def _parse_allowed(self, text: str, where: str, base: str = "") -> Url:
-        """Parse a URL, which may be relative to ``base``.
+        deadline = time.monotonic() + self.timeout_s
+        url = self._check_allowed(urls[0], f"{doc.id}: field {self.field!r} holds")
+
+        def redirected(url: str, target: str) -> str:
+            return self._check_allowed(target, f"{doc.id}: {net.redact(url)} redirects to", url)
+
+        try:
+            with http.follow(lambda url: self._answer(url, deadline), url, redirected, self.redirects) as (url, answer):
+                doc.raw = self._content(answer, url, deadline)
+        except http.TooManyRedirects as e:
+            raise PermanentError(
+                f"{net.redact(e.url)}: its redirects={self.redirects} are used up. Correct the URL, or allow more."
+            ) from None
+        return doc
+
+    def _check_allowed(self, text: str, where: str, base: str = "") -> str:
+        """Return a URL, which may be relative to ``base``.
 
         Raises:
             BadDocument: it is not a URL, or may not be requested.
@@ -115,33 +116,35 @@ class fetch_url:
             raise BadDocument(
                 f"{where} {net.redact(url.url)}, which is on none of the hosts {', '.join(self.hosts)}. Add it there."
             )
-        return url
+        return url.url
 
     @contextmanager
-    def _answer(self, url: Url, deadline: float) -> Iterator[BaseHTTPResponse]:
+    def _answer(self, url: str, deadline: float) -> Iterator[BaseHTTPResponse]:
         """Yield the server's answer, whose content is not read yet. Network errors inside become ``TransientError``."""
-        from urllib3 import Timeout
-        from urllib3.exceptions import HTTPError, LocationValueError
+        from ferryman.net import http
 
         started = time.monotonic()
         until, why = _unavailable_until.get(_host_of(url), (started, ""))
         if started < until:
             raise Unavailable(why, scope=_host_of(url))
-        timeout = Timeout(total=max(deadline - time.monotonic(), 0.001))
+        headers = {"accept-encoding": "gzip"}
         try:
-            with net.send_request(_pool(os.getpid()), "GET", url.url, {"accept-encoding": "gzip"}, timeout) as answer:
+            with http.exchange(_pool(os.getpid()), "GET", url, headers, self.timeout_s, deadline=deadline) as answer:
                 yield answer
-        except LocationValueError:
-            raise BadDocument(f"{net.redact(url.url)}: this is not a possible host name. Correct it.") from None
-        except HTTPError as e:
-            default = f"the answer broke off or is not HTTP ({type(e).__name__})"
-            why = f"{net.redact(url.url)}: {net.failure_reason(e, self.timeout_s) or default}"
-            raise (_mark_unavailable(started, url, why) if _is_host_failure(e) else TransientError(why)) from None
+        except http.NotSent as e:
+            why = f"{net.redact(url)}: {e}"
+            if e.permanent:
+                raise BadDocument(f"{why}. Correct it.") from None
+            if e.unknown_host:  # more often a dead link than a host that cannot be reached for now
+                raise TransientError(why) from None
+            raise _mark_unavailable(started, url, why) from None
+        except http.Unanswered as e:
+            raise TransientError(f"{net.redact(url)}: {e}") from None
 
-    def _content(self, answer: BaseHTTPResponse, url: Url, deadline: float) -> bytes:
+    def _content(self, answer: BaseHTTPResponse, url: str, deadline: float) -> bytes:
         """Read the content of a successful answer; raise for all others."""
         if not 200 <= answer.status < 300:
-            status = f"{net.redact(url.url)}: answered {answer.status} {answer.reason or ''}".rstrip()
+            status = f"{net.redact(url)}: answered {answer.status} {answer.reason or ''}".rstrip()
             if answer.status == net.TOO_MANY_REQUESTS:
                 raise _mark_unavailable(time.monotonic(), url, status)
             if net.is_retryable(answer.status):
@@ -152,27 +155,29 @@ class fetch_url:
         while max(announced, len(content)) <= self.max_bytes:
             if time.monotonic() > deadline:
                 progress = f"{len(content)} bytes within {self.timeout_s:g} s, and not all."
-                raise TransientError(f"{net.redact(url.url)}: {progress}")
+                raise TransientError(f"{net.redact(url)}: {progress}")
             chunk = answer.read1(_PIECE_BYTES, decode_content=True)
             if not chunk:
                 return bytes(content)
             content += chunk
         raise PermanentError(
-            f"{net.redact(url.url)}: has more than max_bytes={self.max_bytes}. Raise the limit, or drop the document."
+            f"{net.redact(url)}: has more than max_bytes={self.max_bytes}. Raise the limit, or drop the document."
         )
 
 
 @lru_cache(maxsize=1)
 def _pool(process: int) -> PoolManager:
     """Return this process's connections. A forked process must not use those of its parent."""
-    return allowed_addresses.process_reach().pool()
+    from ferryman.net import http
+
+    return http.pool(allowed_addresses.process_reach())
 
 
 _unavailable_until: Final[dict[str, tuple[float, str]]] = {}
 """Unavailable hosts that this process does not contact for now -> until when (monotonic), and why."""
 
 
-def _mark_unavailable(started: float, url: Url, why: str) -> Unavailable:
+def _mark_unavailable(started: float, url: str, why: str) -> Unavailable:
     """Note that a host is unavailable, and return the error. It is not contacted for as long as the failed attempt
     took, so that not each of a thousand documents waits for it, and other hosts get at least half of the time."""
     now = time.monotonic()
@@ -180,16 +185,6 @@ def _mark_unavailable(started: float, url: Url, why: str) -> Unavailable:
     return Unavailable(why, scope=_host_of(url))
 
 
-def _host_of(url: Url) -> str:
+def _host_of(url: str) -> str:
     """Return host and port of a URL."""
-    return url.netloc or ""
-
-
-def _is_host_failure(error: HTTPError) -> bool:
-    """Return whether the host could not be reached for now. An unknown host name is not such an error: it is more often
-    a dead link."""
-    from urllib3.exceptions import ConnectTimeoutError, NameResolutionError, NewConnectionError
-
-    if isinstance(error, NameResolutionError):
-        return isinstance(error.__cause__, socket.gaierror) and error.__cause__.errno == socket.EAI_AGAIN
-    return isinstance(error, (ConnectTimeoutError, NewConnectionError))
+    return urlsplit(url).netloc.rpartition("@")[2]

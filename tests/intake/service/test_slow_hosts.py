@@ -15,7 +15,7 @@ from ferryman.errors import PermanentError, TransientError
 from ferryman.intake.service.errors import SlowHost
 from ferryman.intake.service.fetch import Fetcher
 from ferryman.intake.service.hosts import SlowHosts
-from ferryman.net import allowed_addresses
+from ferryman.net import http
 from ferryman.net.allowed_addresses import Reach
 from tests.intake.service.dribble import Dribble
 from tests.intake.service.place import Place, until
@@ -157,7 +157,7 @@ def test_a_name_that_is_resolved_slowly_is_a_slow_host(monkeypatch: pytest.Monke
         return inner("127.0.0.1", *args, **options)
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    monkeypatch.setattr(allowed_addresses.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(http.time, "monotonic", lambda: clock[0])
     fetcher = Fetcher(reach=LOCAL, slow=SlowHosts(5.0))
     for _ in range(2):
         with pytest.raises(SlowHost, match=r"a\.evil\.example is slow"):

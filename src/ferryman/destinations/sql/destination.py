@@ -41,7 +41,8 @@ class Sql(Destination):
         url: an SQLAlchemy URL. A relative path of a file is relative to the plan file's folder; in a program, to the
             current folder. PostgreSQL: ``postgresql://`` (psycopg 3); leave the password to ``PGPASSWORD`` or
             ``~/.pgpass`` where the workers have them.
-        table: its name. ``<table>_tombstones`` remembers deletes, ``<table>_fts`` is the full-text index.
+        table: its name; on PostgreSQL also ``schema.table``, of a schema that is there. ``<table>_tombstones``
+            remembers deletes, ``<table>_fts`` is the full-text index.
         mode: "upsert": one row per id. An older sequence never overwrites a newer one (stale), a repeated hash changes
             nothing, a delete removes the row and is remembered, so that an older upsert cannot bring it back. "append":
             one row per delivery, deletes too (column ``operation``; their text and fields are NULL); ``delivery_hash``
@@ -103,7 +104,7 @@ class Sql(Destination):
             else:
                 dialect = dialect_of(parsed)
                 reserved |= set(dialect.reserved)
-                yield from dialect.argument_findings(parsed, self.table, self.full_text)
+                yield from dialect.argument_findings(parsed, self.table, self.full_text, self.columns)
         if self.mode not in get_args(Mode):
             yield f"mode={self.mode!r}: use 'upsert' or 'append'"
         if not self.table:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import ClassVar, NamedTuple
 
@@ -54,10 +54,12 @@ class Dialect(ABC):
     column_types: ClassVar[ColumnTypes]
 
     @abstractmethod
-    def argument_findings(self, url: sa.URL, table: str, columns: tuple[str, ...]) -> Iterator[str]:
+    def argument_findings(
+        self, url: sa.URL, table: str, full_text: tuple[str, ...], columns: Collection[str]
+    ) -> Iterator[str]:
         """Yield a text for each mistake in these arguments, with the remedy.
 
-        ``columns`` (here and in ``prepare``): those to search.
+        ``full_text`` (``columns`` in ``prepare``): columns to search; ``columns``: those that fields are copied to.
         """
 
     @abstractmethod

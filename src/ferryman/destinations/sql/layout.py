@@ -56,6 +56,7 @@ class Layout:
     """Tables and rows of one ``Sql``.
 
     Attributes:
+        table: name of the table, with its schema before a dot if the plan gives one.
         key: the column that is unique: ``id`` (upsert: a row an id), ``delivery_hash`` (append: a row per delivery).
         appends: a row per delivery.
         names: the columns that are written, in the order of ``rows``.
@@ -65,7 +66,9 @@ class Layout:
         self.appends = mode == "append"
         self.key = "delivery_hash" if self.appends else "id"
         self._extra = tuple(columns.values())
-        metadata = sa.MetaData()
+        schema, _, name = table.rpartition(".")
+        self.table = table
+        metadata = sa.MetaData(schema=schema or None)
         standard: dict[_Kind, sa.types.TypeEngine[Any]] = {
             "key": types.key,
             "text": sa.Text(),
@@ -73,24 +76,20 @@ class Layout:
             "json": types.json,
         }
         self.documents = sa.Table(
-            table,
+            name,
             metadata,
             *(sa.Column(n, standard[kind], nullable=null, primary_key=n == self.key) for n, kind, null in STANDARD),
             *((sa.Column("operation", sa.Text(), nullable=False),) if self.appends else ()),
             *(sa.Column(name, types.field) for name in columns),
         )
         self.tombstones = sa.Table(
-            table + TOMBSTONES,
+            name + TOMBSTONES,
             metadata,
             sa.Column("id", types.key, primary_key=True, nullable=False),
             sa.Column("sequence", sa.BigInteger(), nullable=False),
             sa.Column("delivery_hash", sa.Text(), nullable=False),
         )
         self.names = tuple(column.name for column in self.documents.columns)
-
-    @property
-    def table(self) -> str:
-        return self.documents.name
 
     def create(self, connection: sa.Connection, where: str) -> None:
         """Create the tables that do not exist.
@@ -146,17 +145,17 @@ class Layout:
     def _check(self, connection: sa.Connection, where: str) -> None:
         """Check that the existing table is one that this layout can write."""
         inspector = sa.inspect(connection)
-        name = self.table
-        there = {column["name"].lower() for column in inspector.get_columns(name)}
+        name, schema = self.documents.name, self.documents.schema
+        there = {column["name"].lower() for column in inspector.get_columns(name, schema)}
         if missing := [column for column in self.names if column.lower() not in there]:
-            add = "; ".join(f"ALTER TABLE {name} ADD COLUMN {self._column_ddl(c, connection)}" for c in missing)
+            add = "; ".join(f"ALTER TABLE {self.table} ADD COLUMN {self._column_ddl(c, connection)}" for c in missing)
             raise Misconfigured(
                 f"{where}: the table is there, but has no column {', '.join(missing)}. Give another table=, "
                 f"drop this one, or add what is missing ({add}), then run again.",
             )
-        unique: set[tuple[str | None, ...]] = {tuple(inspector.get_pk_constraint(name)["constrained_columns"])}
-        unique |= {tuple(c["column_names"]) for c in inspector.get_unique_constraints(name)}
-        unique |= {tuple(i["column_names"]) for i in inspector.get_indexes(name) if i["unique"]}
+        unique: set[tuple[str | None, ...]] = {tuple(inspector.get_pk_constraint(name, schema)["constrained_columns"])}
+        unique |= {tuple(c["column_names"]) for c in inspector.get_unique_constraints(name, schema)}
+        unique |= {tuple(i["column_names"]) for i in inspector.get_indexes(name, schema) if i["unique"]}
         wrong = ("id",) in unique if self.appends else (self.key,) not in unique
         if wrong or (self.key,) not in unique:
             kept = "a row an id" if self.appends else "a row a delivery, or was not made by Ferryman"

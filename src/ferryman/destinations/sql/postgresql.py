@@ -27,16 +27,17 @@ from typing import Any, Final
 import msgspec
 import psycopg
 import sqlalchemy as sa
-from psycopg.errors import CharacterNotInRepertoire, UniqueViolation, UntranslatableCharacter
+from psycopg.errors import CharacterNotInRepertoire, UndefinedTable, UniqueViolation, UntranslatableCharacter
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.exc import DBAPIError
 
 from ferryman.destinations.base import Delivery, LastDelivery, Outcome, compare
 from ferryman.destinations.sql import dialect
 from ferryman.destinations.sql.dialect import SNIPPET_WORDS, Dialect, Hit, Term, index_mismatch
-from ferryman.destinations.sql.layout import ColumnTypes, Layout
-from ferryman.errors import DeliveryError, Misconfigured, PermanentError, TransientError, Unavailable
+from ferryman.destinations.sql.layout import TOMBSTONES, ColumnTypes, Layout
+from ferryman.errors import DeliveryError, Misconfigured, PermanentError, Unavailable
 from ferryman.net import databases
+from ferryman.net.faults import database_fault
 
 TRIES: Final = 5
 """Attempts to write a chunk in conflict with other writers, each of which lets one of them succeed."""
@@ -168,13 +169,13 @@ class _Statements:
     def __init__(self, layout: Layout) -> None:
         columns = [name for name in layout.names if name != layout.key]
         names = {
-            "documents": _quoted(layout.table),
-            "tombstones": _quoted(layout.tombstones.name),
-            "stage": _quoted("ferryman_stage"),
-            "columns": ", ".join(map(_quoted, layout.names)),
-            "key": _quoted(layout.key),
-            "changes": ", ".join(f"{_quoted(name)} = excluded.{_quoted(name)}" for name in columns),
-            "number": f"{_literal(_quoted(layout.table))}::regclass::oid::int",
+            "documents": quoted_table(layout.table),
+            "tombstones": quoted_table(layout.table + TOMBSTONES),
+            "stage": quoted("ferryman_stage"),
+            "columns": ", ".join(map(quoted, layout.names)),
+            "key": quoted(layout.key),
+            "changes": ", ".join(f"{quoted(name)} = excluded.{quoted(name)}" for name in columns),
+            "number": f"{_literal(quoted_table(layout.table))}::regclass::oid::int",
             "locks": str(LOCKS),
         }
 
@@ -208,10 +209,6 @@ class _Statements:
         )
         self.delete = fill("DELETE FROM {documents} WHERE id = ANY(%s)")
         self.remove_tombstones = fill("DELETE FROM {tombstones} WHERE id = ANY(%s)")
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _literal(text: str) -> str:
@@ -250,7 +247,7 @@ def columns_of(connection: sa.Connection, table: str) -> tuple[str, ...] | None:
             "SELECT col_description(attrelid, attnum) FROM pg_attribute "
             "WHERE attrelid = to_regclass(:table) AND attname = :name AND NOT attisdropped"
         ),
-        {"table": quoted(table), "name": COLUMN},
+        {"table": quoted_table(table), "name": COLUMN},
     ).scalar()
     if comment is None or not comment.startswith(_COMMENT_START):
         return None
@@ -260,12 +257,12 @@ def columns_of(connection: sa.Connection, table: str) -> tuple[str, ...] | None:
 def create(connection: sa.Connection, table: str, columns: Sequence[str]) -> None:
     """Create column and index, with all existing rows; the table is locked meanwhile."""
     text = " || ' ' || ".join(f"coalesce({quoted(name)}::text, '')" for name in columns)
-    name = quoted(table)
+    name = quoted_table(table)
     comment = (_COMMENT_START + json.dumps(list(columns), ensure_ascii=False)).replace("'", "''")
     words = f"to_tsvector('pg_catalog.simple', {_folded_sql(text)})"
     for statement in (
         f"ALTER TABLE {name} ADD COLUMN {COLUMN} tsvector GENERATED ALWAYS AS ({words}) STORED",
-        f"CREATE INDEX {quoted(table + SUFFIX)} ON {name} USING gin ({COLUMN})",
+        f"CREATE INDEX {quoted(table.rpartition('.')[2] + SUFFIX)} ON {name} USING gin ({COLUMN})",
         f"COMMENT ON COLUMN {name}.{COLUMN} IS '{comment}'",
     ):
         connection.exec_driver_sql(statement.replace("%", "%%"))
@@ -273,8 +270,9 @@ def create(connection: sa.Connection, table: str, columns: Sequence[str]) -> Non
 
 def find(connection: sa.Connection, table: str, terms: list[Term], limit: int, mark: tuple[str, str]) -> list[Hit]:
     """Return the rows that match all terms, best first."""
-    there = {column["name"] for column in sa.inspect(connection).get_columns(table)}
-    snippet_columns = ", ".join(f"{_in_text(name)}::text" for name in columns_of(connection, table) or ())
+    schema, _, name = table.rpartition(".")
+    there = {column["name"] for column in sa.inspect(connection).get_columns(name, schema or None)}
+    snippet_columns = ", ".join(f"{_in_text(quoted(name))}::text" for name in columns_of(connection, table) or ())
     title = quoted("title") + "::text" if "title" in there else "NULL"
     query, values = _query(terms)
     rows = connection.execute(
@@ -284,7 +282,7 @@ def find(connection: sa.Connection, table: str, terms: list[Term], limit: int, m
             found AS (
                 SELECT id, {title} AS title, left(concat_ws(' … ', {snippet_columns}), {_SNIPPET_CHARACTERS}) AS text,
                     ts_rank({COLUMN}, query) AS rank
-                FROM {_in_text(table)}, asked WHERE {COLUMN} @@ query ORDER BY rank DESC, id LIMIT :limit
+                FROM {_in_text(quoted_table(table))}, asked WHERE {COLUMN} @@ query ORDER BY rank DESC, id LIMIT :limit
             )
             SELECT id, title, ts_headline('simple', text, query || typed, :options), rank FROM found, asked
             ORDER BY rank DESC, id
@@ -300,9 +298,14 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def quoted_table(table: str) -> str:
+    """Quote the name of a table, which may have its schema before a dot."""
+    return ".".join(map(quoted, table.split(".")))
+
+
 def _in_text(name: str) -> str:
-    """Quote a name in ``sa.text``, where a colon begins a parameter."""
-    return quoted(name).replace(":", r"\:")
+    """Return a quoted name for ``sa.text``, where a colon begins a parameter."""
+    return name.replace(":", r"\:")
 
 
 def _folded_sql(text: str) -> str:
@@ -363,11 +366,18 @@ class PostgreSQL(Dialect):
     column_types = ColumnTypes(field=sa.Text(), key=sa.Text(collation="C"), json=JSONB())
     reserved = (COLUMN,)
 
-    def argument_findings(self, url: sa.URL, table: str, columns: tuple[str, ...]) -> Iterator[str]:
+    def argument_findings(
+        self, url: sa.URL, table: str, full_text: tuple[str, ...], columns: Collection[str]
+    ) -> Iterator[str]:
         if url.drivername != databases.POSTGRESQL_DRIVER:
             yield f"{url.drivername} is not supported: write postgresql://, which uses psycopg 3"
-        if len(table.encode(errors="replace")) + len("_tombstones") > NAME_BYTES:
+        if "." in table and (table.count(".") > 1 or not all(table.split("."))):
+            yield "give the table as table or as schema.table"
+        if _bytes(table.rpartition(".")[2] + TOMBSTONES) > NAME_BYTES or _bytes(table.partition(".")[0]) > NAME_BYTES:
             yield f"the table's name is too long: PostgreSQL takes {NAME_BYTES} bytes, with _tombstones at its end"
+        for name in columns:
+            if _bytes(name) > NAME_BYTES:
+                yield f"columns: {name[:20]!r}… has {_bytes(name)} bytes: PostgreSQL would cut it after {NAME_BYTES}"
 
     def place(self, url: sa.URL) -> str:
         hosts = url.query.get("host", "")
@@ -414,6 +424,10 @@ class PostgreSQL(Dialect):
         return find(connection, table, terms, limit, mark)
 
 
+def _bytes(name: str) -> int:
+    return len(name.encode(errors="replace"))
+
+
 # Connections to PostgreSQL, and how a session is set up.
 
 CONNECT_TIMEOUT_S: Final = 10
@@ -458,51 +472,6 @@ def _with_defaults(options: dict[str, Any]) -> dict[str, Any]:
 
 # Meaning of PostgreSQL's errors: whether they concern a delivery or the database, and what to do.
 
-NodeError = tuple[type[DeliveryError], str]
-"""Class of the error, and what to do."""
-
-_AGAIN: Final = "it is tried again"
-
-FAULTS: Final[dict[str, NodeError]] = {
-    # SQLSTATE, or its first two characters for all states that are not listed
-    "08": (Unavailable, f"the connection was lost; {_AGAIN}"),
-    "22": (PermanentError, "change the document in a step, or the table's column"),
-    "23": (PermanentError, "change the document in a step, or the table's constraint"),
-    "25": (Unavailable, f"the session was ended in the middle of a transaction; {_AGAIN}"),
-    "25006": (Unavailable, f"the server only reads (a standby?): give the URL of the primary; {_AGAIN}"),
-    "28": (Misconfigured, "correct user and password, or pg_hba.conf, then run again"),
-    "3D": (Misconfigured, "create the database, or correct the URL, then run again"),
-    "3F": (Misconfigured, "create the schema, or correct the search_path, then run again"),
-    "40": (Unavailable, f"other writers changed the same rows, again and again; {_AGAIN}"),
-    "42": (Misconfigured, "the table is not as Ferryman made it: restore it, or drop it, then run again"),
-    "42501": (Misconfigured, "grant this user the right, then run again"),
-    "42P01": (Unavailable, "the table was dropped in use; the next wave makes it again"),
-    "44": (PermanentError, "change the document in a step, or the view's condition"),
-    "53": (Unavailable, f"the server lacks a resource (disk, memory, connections); {_AGAIN}"),
-    "54": (PermanentError, "shorten it, or split it, in a step"),
-    "55": (Unavailable, f"another session holds a lock; {_AGAIN}"),
-    "57": (Unavailable, f"the server ended the session; {_AGAIN}"),
-    "57014": (TransientError, f"the statement took longer than the server allows; {_AGAIN} with fewer rows"),
-    "57P04": (Misconfigured, "the database was dropped: create it, then run again"),
-    "58": (Unavailable, f"the server's disk reports an error; {_AGAIN}"),
-    "P0": (PermanentError, "a trigger refuses it: change the document in a step, or the trigger"),
-    "XX": (Unavailable, f"an internal error of the server, see its log; {_AGAIN}"),
-    "XX001": (Misconfigured, "restore the database from a copy, then run again"),
-    "XX002": (Misconfigured, "REINDEX the table, then run again"),
-}
-
-_REFUSALS: Final = {
-    # A refused connection has no SQLSTATE, only a message.
-    "password authentication failed": "28",
-    "authentication failed": "28",
-    "no password supplied": "28",
-    "no pg_hba.conf entry": "28",
-    "is not permitted to log in": "28",
-    "permission denied for database": "42501",
-    "certificate verify failed": "28",
-    "does not support SSL": "28",
-}
-
 
 def explain(error: BaseException, where: str) -> DeliveryError | None:
     """Convert an error to that of the delivery, or of the whole database; None if it is not PostgreSQL's."""
@@ -517,32 +486,18 @@ def explain(error: BaseException, where: str) -> DeliveryError | None:
         return None
     if cause.sqlstate is None and isinstance(cause, psycopg.DataError):  # psycopg's own: it was never sent
         return PermanentError(f"{where}: {_message_of(cause)}: change the document in a step.")
-    fault = _fault(cause)
-    if fault is None:
-        return None
-    kind, remedy = fault
-    return kind(f"{where}: {_message_of(cause)}: {remedy}.")
+    if isinstance(cause, UndefinedTable):
+        return Unavailable(
+            f"{where}: {_message_of(cause)}: the table was dropped in use; the next wave makes it again."
+        )
+    fault = database_fault(cause)
+    return fault and fault.kind(f"{where}: {_message_of(cause)}: {fault.remedy}.")
 
 
 def is_conflict(error: psycopg.Error) -> bool:
     """Return whether an error is a deadlock or serialisation failure, after which the transaction can be repeated at
     once."""
     return error.sqlstate in ("40001", "40P01")
-
-
-def _fault(error: psycopg.Error) -> NodeError | None:
-    state = error.sqlstate
-    if state is not None:
-        return FAULTS.get(state) or FAULTS.get(state[:2])
-    text = str(error)
-    for words, refusal in _REFUSALS.items():
-        if words in text:
-            return FAULTS[refusal]
-    if 'database "' in text and "does not exist" in text:
-        return FAULTS["3D"]
-    if 'role "' in text and "does not exist" in text:
-        return FAULTS["28"]
-    return FAULTS["08"] if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) else None
 
 
 def _message_of(error: psycopg.Error) -> str:

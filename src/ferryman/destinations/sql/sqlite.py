@@ -19,9 +19,10 @@ from ferryman.destinations.base import Delivery, LastDelivery, Outcome, compare
 from ferryman.destinations.sql import dialect
 from ferryman.destinations.sql.dialect import SNIPPET_WORDS, Dialect, Hit, Term, index_mismatch
 from ferryman.destinations.sql.layout import ColumnTypes, Layout
-from ferryman.errors import DeliveryError, Misconfigured, PermanentError, TransientError, Unavailable, UsageError
+from ferryman.errors import DeliveryError, Misconfigured, PermanentError, Unavailable, UsageError
 from ferryman.limits import KIB, MIB
 from ferryman.net import databases
+from ferryman.net.faults import database_fault
 
 
 class _NotNew(Exception):
@@ -292,11 +293,15 @@ class SQLite(Dialect):
     column_types = ColumnTypes(field=_Untyped(), key=sa.Text(), json=sa.JSON())
     reserved = (ROW,)
 
-    def argument_findings(self, url: sa.URL, table: str, full_text: tuple[str, ...]) -> Iterator[str]:
+    def argument_findings(
+        self, url: sa.URL, table: str, full_text: tuple[str, ...], columns: Collection[str]
+    ) -> Iterator[str]:
         if databases.is_in_memory(url):
             yield f"{url}: a database in memory is private to one process. Give a file: sqlite:///index.db"
         if table.lower().startswith("sqlite_"):
             yield "SQLite keeps names with sqlite_ for itself: give the table another one"
+        if "." in table:
+            yield "SQLite has no schemas, as the dot in the table's name would mean: leave it out, or use another file"
         for name in full_text:
             if name.lower() in _FTS_WORDS:
                 yield f"full_text: FTS5 has a meaning of its own for {name!r}; copy the field into another column"
@@ -463,29 +468,6 @@ def _retry_while_locked(action: Callable[[], None]) -> None:
 
 # Meaning of SQLite's errors: whether they concern a delivery or the database, and what to do.
 
-FAULTS: Final[dict[int, tuple[type[DeliveryError], str]]] = {
-    # primary result code: (error, what to do)
-    sqlite3.SQLITE_BUSY: (Unavailable, "another program holds its write lock; it is tried again"),
-    sqlite3.SQLITE_LOCKED: (Unavailable, "another connection holds its lock; it is tried again"),
-    sqlite3.SQLITE_FULL: (Unavailable, "make room on the disk; it is tried again"),
-    sqlite3.SQLITE_IOERR: (Unavailable, "the disk reports an error; it is tried again"),
-    sqlite3.SQLITE_NOMEM: (TransientError, "the sender has too little memory for it; it is tried again"),
-    sqlite3.SQLITE_PROTOCOL: (Unavailable, "its locks are in dispute; it is tried again"),
-    sqlite3.SQLITE_INTERRUPT: (TransientError, "the statement was interrupted; it is tried again"),
-    sqlite3.SQLITE_CANTOPEN: (Misconfigured, "make its folder, or correct the URL, then run again"),
-    sqlite3.SQLITE_READONLY: (Misconfigured, "make the file and its folder writable, then run again"),
-    sqlite3.SQLITE_PERM: (Misconfigured, "make the file readable and writable, then run again"),
-    sqlite3.SQLITE_AUTH: (Misconfigured, "make the file readable and writable, then run again"),
-    sqlite3.SQLITE_NOTADB: (Misconfigured, "give the path of an SQLite database or of no file, then run again"),
-    sqlite3.SQLITE_CORRUPT: (
-        Misconfigured,
-        "restore the file from a copy, or delete it and run `ferryman retry --force`",
-    ),
-    sqlite3.SQLITE_TOOBIG: (PermanentError, "shorten it in a step"),
-    sqlite3.SQLITE_CONSTRAINT: (PermanentError, "change the document in a step, or the table's constraint"),
-    sqlite3.SQLITE_MISMATCH: (PermanentError, "change the document in a step, or the table's column"),
-}
-
 
 def explain(error: BaseException, where: str) -> DeliveryError | None:
     """Convert an error to that of the delivery, or of the whole database; None if it is not SQLite's."""
@@ -502,11 +484,8 @@ def explain(error: BaseException, where: str) -> DeliveryError | None:
         return PermanentError(f"{where}: {cause}. Make it text or a number in a step.")
     if not isinstance(cause, sqlite3.Error):
         return None
-    code = getattr(cause, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
-    code = sqlite3.SQLITE_NOMEM if code == sqlite3.SQLITE_IOERR_NOMEM else code & 0xFF  # the rest is detail
-    if code in FAULTS:
-        kind, remedy = FAULTS[code]
-        return kind(f"{where}: {cause}: {remedy}.")
+    if fault := database_fault(cause):
+        return fault.kind(f"{where}: {cause}: {fault.remedy}.")
     if "no such table" in str(cause):
         return Unavailable(f"{where}: {cause}: it was dropped in use; the next wave makes it again.")
     if "no such module: fts5" in str(cause):

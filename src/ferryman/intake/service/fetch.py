@@ -12,17 +12,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from ferryman import crash, limits
-from ferryman.errors import PermanentError, TransientError
+from ferryman.errors import DeliveryError, PermanentError, TransientError
 from ferryman.intake.service.errors import CorruptSubmission, SlowHost, StopRequested
 from ferryman.intake.service.hosts import SlowHosts
 from ferryman.intake.service.manifest import check_url
 from ferryman.limits import GIB, KIB, MIB
-from ferryman.net import urls
+from ferryman.net import http, urls
 from ferryman.net.allowed_addresses import NOTHING_PRIVATE, Reach
 from ferryman.net.urls import redact
 from ferryman.storage import files
@@ -330,30 +330,41 @@ class Fetcher:
     @contextmanager
     def _request(self, method: str, url: str, headers: dict[str, str]) -> Iterator[BaseHTTPResponse]:
         """Send a request and follow redirects. Network errors within the block are raised as ``TransientError``."""
-        from urllib3 import exceptions as of
+        all_headers = {"accept-encoding": "identity", **headers}
+        send = partial(self._exchange, method, all_headers)
+        try:
+            with http.follow(send, url, _redirect_target, limits.FETCH_REDIRECTS) as (_, answer):
+                yield answer
+        except http.TooManyRedirects as e:
+            url = redact(e.url)
+            raise PermanentError(
+                f"{url}: is reached by more than {limits.FETCH_REDIRECTS} redirects. Correct it."
+            ) from None
 
-        for _ in range(limits.FETCH_REDIRECTS + 1):
-            if self._slow is not None:
-                self._slow.raise_if_slow(url)
-            all_headers = {"accept-encoding": "identity", **headers}
-            try:
-                with urls.send_request(self._pool, method, url, all_headers, self._timeout_s) as answer:
-                    target = answer.get_redirect_location()
-                    if not target:
-                        yield answer
-                        return
-            except of.LocationValueError:
-                raise PermanentError(f"{redact(url)}: this is not a possible host name. Correct it.") from None
-            except of.HTTPError as e:
-                if self._slow is not None and isinstance(e, of.TimeoutError):
-                    raise self._slow.mark_slow(url) from None
-                raise TransientError(f"{redact(url)}: {type(e).__name__}, no whole answer") from None
-            url = _redirect_target(url, target)
-        raise PermanentError(f"{redact(url)}: is reached by more than {limits.FETCH_REDIRECTS} redirects. Correct it.")
+    @contextmanager
+    def _exchange(self, method: str, headers: dict[str, str], url: str) -> Iterator[BaseHTTPResponse]:
+        if self._slow is not None:
+            self._slow.raise_if_slow(url)
+        try:
+            with http.exchange(self._pool, method, url, headers, self._timeout_s) as answer:
+                yield answer
+        except (http.NotSent, http.Unanswered) as e:
+            raise describe_failure(url, e, self._slow, "no whole answer") from None
 
     @cached_property
     def _pool(self) -> PoolManager:
-        return self._reach.pool(16)
+        return http.pool(self._reach, 16)
+
+
+def describe_failure(
+    url: str, error: http.NotSent | http.Unanswered, slow: SlowHosts | None, what: str
+) -> DeliveryError | SlowHost:
+    """Return the error to raise for a request without an answer; ``what`` is missing."""
+    if isinstance(error, http.NotSent) and error.permanent:
+        return PermanentError(f"{redact(url)}: {error}. Correct it.")
+    if slow is not None and (isinstance(error, http.NotSent) or error.timed_out):
+        return slow.mark_slow(url)
+    return TransientError(f"{redact(url)}: {type(error.__cause__).__name__}, {what}")
 
 
 class _ContentStart(NamedTuple):

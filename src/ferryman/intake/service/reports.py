@@ -23,7 +23,7 @@ from ferryman.intake.service import fetch
 from ferryman.intake.service.errors import CorruptSubmission
 from ferryman.intake.service.hosts import SlowHosts
 from ferryman.intake.service.manifest import check_url
-from ferryman.net import urls
+from ferryman.net import http, urls
 from ferryman.net.allowed_addresses import NOTHING_PRIVATE, Reach
 from ferryman.net.http import expand_variables
 from ferryman.net.urls import redact
@@ -90,21 +90,15 @@ class Callback:
         return True
 
     def _post(self, url: str, body: bytes, id: str) -> None:
-        from urllib3 import exceptions as urllib3_errors
-
         signature = signature_headers(self._key, id, body) if self._key else {}
         headers = {"content-type": "application/json", **signature}
         if self._slow is not None:
             self._slow.raise_if_slow(url)
         try:
-            with urls.send_request(self._pool, "POST", url, headers, self._timeout_s, body) as answer:
+            with http.exchange(self._pool, "POST", url, headers, self._timeout_s, body) as answer:
                 pass  # the rest of the answer does not matter, and may arrive one byte at a time
-        except urllib3_errors.LocationValueError:
-            raise PermanentError(f"{redact(url)}: this is not a possible host name. Correct it.") from None
-        except urllib3_errors.HTTPError as e:
-            if self._slow is not None and isinstance(e, urllib3_errors.TimeoutError):
-                raise self._slow.mark_slow(url) from None
-            raise TransientError(f"{redact(url)}: {type(e).__name__}, no answer") from None
+        except (http.NotSent, http.Unanswered) as e:
+            raise fetch.describe_failure(url, e, self._slow, "no answer") from None
         if 200 <= answer.status < 300:
             return
         message = f"{redact(url)}: answered {answer.status} {answer.reason or ''}".rstrip()
@@ -114,7 +108,7 @@ class Callback:
 
     @cached_property
     def _pool(self) -> PoolManager:
-        return self._reach.pool(4)
+        return http.pool(self._reach, 4)
 
 
 def _is_http_url(url: str) -> bool:

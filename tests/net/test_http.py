@@ -1,0 +1,119 @@
+"""Requests to any server: what is known after a failure, redirects, and how long an answer asks to wait."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from ferryman.net import http
+from ferryman.net.allowed_addresses import NotAllowed, Reach
+from ferryman.net.http import Answer, NotSent, TooManyRedirects, Unanswered, exchange, follow, pool
+from tests.support.receiver import Receiver, Reply, closed_port
+
+OPEN = Reach(strict=False)
+TIMEOUT_S = 20.0
+
+
+def posted(url: str, timeout_s: float = TIMEOUT_S, **options: Any) -> bytes:
+    with exchange(pool(OPEN), "POST", url, {}, timeout_s, b"{}", **options) as answer:
+        return answer.read()
+
+
+def test_a_server_that_is_not_there_was_sent_nothing() -> None:
+    with closed_port() as port, pytest.raises(NotSent, match="Connection refused") as caught:
+        posted(f"http://127.0.0.1:{port}/")
+    assert (caught.value.permanent, caught.value.unknown_host) == (False, False)
+
+
+def test_a_name_that_no_host_can_have() -> None:
+    with pytest.raises(NotSent, match="this is not a possible host name") as caught:
+        posted(f"http://{'a' * 64}.example/")
+    assert caught.value.permanent
+
+
+@pytest.mark.parametrize(("number", "unknown"), [(socket.EAI_NONAME, True), (socket.EAI_AGAIN, False)])
+def test_a_name_that_is_not_found(number: int, unknown: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name server that does not answer says nothing about the name."""
+
+    def resolve(*_: Any, **__: Any) -> Any:
+        raise socket.gaierror(number, "not found")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    with pytest.raises(NotSent, match="no host of this name is found") as caught:
+        posted("http://nowhere.example/")
+    assert (caught.value.permanent, caught.value.unknown_host) == (False, unknown)
+
+
+@pytest.mark.parametrize("how", ["nothing", "reset", "half", "nonsense", "late"])
+def test_what_breaks_off_may_have_taken_effect(how: str) -> None:
+    """Also while the content is read, which is within the block."""
+    with Receiver(lambda _: Reply(200, b"{}", how=how)) as receiver, pytest.raises(Unanswered) as caught:
+        posted(receiver.url, 0.3 if how == "late" else TIMEOUT_S)
+    assert len(receiver.requests) == 1, "it was sent again"
+    assert caught.value.timed_out == (how == "late")
+
+
+def test_the_deadline_is_that_of_all_hops() -> None:
+    """As long as the time-out may be for a message."""
+    with (
+        Receiver(lambda _: Reply(how="late")) as receiver,
+        pytest.raises(Unanswered, match="no answer within 20 s") as caught,
+    ):
+        posted(receiver.url, deadline=time.monotonic() + 0.3)
+    assert caught.value.timed_out
+
+
+def test_each_hop_is_checked() -> None:
+    """A server that may be asked does not lead to one that may not."""
+    with Receiver() as other:
+        target = other.url.replace("127.0.0.1", "localhost")
+        with Receiver(lambda _: Reply(302, headers={"location": target})) as receiver:
+            servers = pool(Reach(hosts=(f"127.0.0.1:{receiver.port}",)))
+            asked = follow(
+                lambda url: exchange(servers, "POST", url, {}, TIMEOUT_S), receiver.url, lambda _, to: to, redirects=3
+            )
+            with pytest.raises(NotAllowed, match="localhost: its address"), asked:
+                pass
+            assert len(receiver.requests) == 1
+        assert other.requests == []
+
+
+@pytest.mark.parametrize("redirects", [0, 1, 3])
+def test_redirects_are_counted(redirects: int) -> None:
+    with Receiver(lambda _: Reply(307, headers={"location": "/again"})) as receiver:
+        servers = pool(OPEN)
+        asked = follow(
+            lambda url: exchange(servers, "POST", url, {}, TIMEOUT_S),
+            receiver.url,
+            lambda url, to: url.replace("/hook", to),
+            redirects,
+        )
+        with pytest.raises(TooManyRedirects) as caught, asked:
+            pass
+        assert caught.value.url.endswith("/again")
+        assert len(receiver.requests) == redirects + 1
+
+
+@pytest.mark.parametrize(
+    ("status", "asks", "left_s", "waits_s"),
+    [
+        (503, "2", 10, 2.0),
+        (429, "2", 1, None),
+        (503, "0", 10, 1.0),
+        (503, None, 10, None),
+        (500, "2", 10, None),
+        (200, "2", 10, None),
+    ],
+)
+def test_how_long_is_waited(
+    status: int, asks: str | None, left_s: float, waits_s: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only if the request was not handled, and there is time to send it again; never without any pause."""
+    waited: list[float] = []
+    monkeypatch.setattr(http.time, "sleep", waited.append)
+    answer = Answer(status, "", {} if asks is None else {"retry-after": asks}, b"")
+    assert answer.wait(time.monotonic() + left_s) == (waits_s is not None)
+    assert waited == ([] if waits_s is None else [waits_s])
