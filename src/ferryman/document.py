@@ -67,13 +67,15 @@ class Document(MutableMapping[str, Any]):
             with these words, at every destination below the step; the rest of its family goes on.
         only_if_changed: a step sets it on a child that need not be sent again with a new version of its origin where a
             destination has it with the same fields and raw. False: it is sent with each version.
+        outline: level (from 1) and line of each heading in ``raw``, in their order, where ``extract_text`` has taken
+            them out of markup; ``split_text`` cuts there.
         previous: in the function of a keyed node: what it was given of this document before under the same key, as a
             dict of fields; None: nothing, or the document comes from a log.
     """
 
     __slots__ = (
-        "_again", "_children", "_fields", "id", "only_if_changed", "operation", "origin_id", "parent_id", "previous",
-        "raw", "refused", "version",
+        "_again", "_children", "_fields", "id", "only_if_changed", "operation", "origin_id", "outline", "parent_id",
+        "previous", "raw", "refused", "version",
     )  # fmt: skip
 
     def __init__(self, id: str, /, *, raw: bytes | None = None, **fields: Any) -> None:
@@ -85,6 +87,7 @@ class Document(MutableMapping[str, Any]):
         self.operation: Operation = "upsert"
         self.refused: str | Unsupported | None = None
         self.only_if_changed = False
+        self.outline: tuple[tuple[int, str], ...] = ()
         self.previous: dict[str, Any] | None = None
         self._again: RereadRequest | None = None
         self._children = 0
@@ -101,6 +104,7 @@ class Document(MutableMapping[str, Any]):
         doc.operation = "upsert"
         doc.refused = None
         doc.only_if_changed = False
+        doc.outline = ()
         doc.previous = None
         doc._again = None
         doc._children = 0
@@ -199,6 +203,7 @@ class Document(MutableMapping[str, Any]):
         copy.operation = self.operation
         copy.refused = self.refused
         copy.only_if_changed = self.only_if_changed
+        copy.outline = self.outline
         copy.previous = self.previous
         copy._again = self._again
         copy._children = self._children
