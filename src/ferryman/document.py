@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, MutableMapping
 from contextvars import ContextVar
 from copy import deepcopy
@@ -416,9 +417,25 @@ def decode_json(text: bytes | str) -> Any:
         value = msgspec.json.decode(text)
     except RecursionError:
         raise ValueError(f"it {_TOO_DEEP}") from None
+    except ValueError as e:
+        raise ValueError(json_error(text, e)) from None
     if why := json_problem(value):
         raise ValueError(f"it {why}")
     return value
+
+
+def json_error(text: bytes | str, error: Exception) -> str:
+    """Return why text could not be decoded as JSON: in the decoder's words, unless they mislead.
+
+    Of an escape without its other half it says that the input was cut off.
+    """
+    try:
+        json.dumps(json.loads(text), ensure_ascii=False).encode()
+    except UnicodeEncodeError as e:
+        return f"{_HALF_CHARACTER}: \\u{ord(e.object[e.start]):04x} stands alone. Write both halves, or neither"
+    except (ValueError, RecursionError):
+        pass
+    return str(error)
 
 
 def json_problem(value: Any, levels: int = limits.NESTED) -> str:
@@ -471,6 +488,11 @@ def _encoding_error(fields: dict[str, Any], error: Exception) -> BadDocument:
             _encode({name: value})
         except RecursionError:
             return BadDocument(f"field {safe_repr(name)} {_TOO_DEEP}. Set it to something flatter in a step.")
+        except UnicodeEncodeError:
+            return BadDocument(
+                f"field {safe_repr(name)} holds {_HALF_CHARACTER}, which UTF-8 cannot hold. Replace it in a step: "
+                "text.encode('utf-8', 'replace').decode()."
+            )
         except Exception:
             return BadDocument(
                 f"field {safe_repr(name)} holds a {type(value).__name__} that JSON cannot hold "
@@ -478,6 +500,8 @@ def _encoding_error(fields: dict[str, Any], error: Exception) -> BadDocument:
             )
     return BadDocument(f"the fields are not JSON: {plain_text(error)}")
 
+
+_HALF_CHARACTER: Final = "text with half a character in it (a lone surrogate)"
 
 _TOO_DEEP: Final = f"is nested more than {limits.NESTED} deep"
 
