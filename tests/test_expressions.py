@@ -82,7 +82,7 @@ def compiled(path: Path, call: ast.Call) -> re.Pattern[Any] | None:
         return None
 
 
-CANDIDATES = [" ", "a", "1", "\n", "\t", "\\", '"', "'", "<", "-", ";", "A", "[", "(", "*", ":", "/", ".", "=", "{", "\0"]
+CANDIDATES = list(" a1\n\t\\\"'<-;A[(*:/.={\0")
 CANDIDATES += [chr(code) for code in [*range(1, 256), 0xFDD3, 0xFDD6, 0xFDD9, 0x2028, 0x300, 0xFFFE, 0xD800]]
 
 
@@ -121,7 +121,7 @@ def hostile(items: Any, before: str = "") -> Iterator[tuple[str, str, str]]:
             least, most, body = value
             if most > 100:
                 fits = _compiler.compile(body, items.state.flags)
-                for fill in {*[c for c in CANDIDATES[:20] if fits.fullmatch(c)][:3], sample(body)} - {""}:
+                for fill in {*[c for c in CANDIDATES[:21] if fits.fullmatch(c)][:3], sample(body)} - {""}:
                     yield before, fill, "\x7f"
                     if before:
                         yield "", before + fill, "\x7f"
@@ -141,19 +141,13 @@ def hostile(items: Any, before: str = "") -> Iterator[tuple[str, str, str]]:
             before += sample(_parser.SubPattern(items.state, [items[at]]))
 
 
-def seconds(pattern: re.Pattern[Any], methods: frozenset[str], text: Any) -> float:
-    """Return how long the slowest of the methods takes, at its best of three times."""
-    longest = 0.0
-    for method in methods & {"match", "fullmatch", "search"} or {"search"}:
-        longest = max(longest, min(timed(lambda: getattr(pattern, method)(text)) for _ in range(3)))
-    if methods & {"sub", "subn", "split", "findall", "finditer"}:
-        longest = max(longest, min(timed(lambda: sum(1 for _ in pattern.finditer(text))) for _ in range(3)))
-    return longest
-
-
-def timed(call: Any) -> float:
+def seconds(expression: Expression, text: Any) -> float:
+    """Return how long the methods that are called on an expression take."""
     start = time.thread_time()
-    call()
+    for method in sorted(expression.methods & {"match", "fullmatch", "search"}):
+        getattr(expression.pattern, method)(text)
+    if expression.methods - {"match", "fullmatch", "search"}:
+        sum(1 for _ in expression.pattern.finditer(text))
     return time.thread_time() - start
 
 
@@ -184,10 +178,12 @@ def test_expressions_take_linear_time(expression: Expression) -> None:
             text: Any = before + body * (size // len(body)) + after
             if isinstance(pattern.pattern, bytes):
                 text = text.encode("latin-1", "replace")
-            took = seconds(pattern, expression.methods, text)
+            took = seconds(expression, text)
             if previous is not None and took > NOTICED_S:
                 grown = size / previous[0]
                 allowed = grown**1.5 * max(previous[1], NOTICED_S / grown)
+                if took > allowed:  # perhaps the machine was busy
+                    took = min(took, seconds(expression, text), seconds(expression, text))
                 assert took <= allowed, f"{expression.name}: {before!r}, {body!r} * n: {previous} -> {(size, took)}"
             previous = (size, took)
 

@@ -314,7 +314,7 @@ _LIBRARIES: Final = {
     "characters": "semantic_text_splitter",
     "tokens": "semantic_text_splitter",
 }
-_GAP: Final = re.compile(r"\n[^\S\n]*(?:\n[^\S\n]*)+")
+_GAP: Final = re.compile(r"\n[^\S\n]*+(?:\n[^\S\n]*+)++")
 _KEY_BYTES: Final = 16
 
 

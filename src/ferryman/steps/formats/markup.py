@@ -61,7 +61,7 @@ _BLANKS: Final = re.compile(r"[ \t\r\n\f]++")
 _SPACES: Final = re.compile(r" {2,}+")
 _GAP: Final = re.compile(r" ?[\r\n][ \r\n]*+")
 _STATED_CHARSET: Final = re.compile(
-    rb"""<(?:meta\b[^>]*?charset|\?xml\b[^>]*?encoding)\s*=\s*["']?\s*([\w.:-]{1,40})""", re.IGNORECASE
+    rb"""<(?:meta\b[^>]*?charset|\?xml\b[^>]*?encoding)\s*+=\s*+["']?+\s*+([\w.:-]{1,40})""", re.IGNORECASE
 )
 _DECLARED_BYTES: Final = 4096
 """First bytes searched for the declared encoding; the standard demands it within 1024."""
@@ -203,7 +203,7 @@ _HEADING_0: Final = 0xFDD8
 make the mark before a heading."""
 
 _MARKS: Final = re.compile("[\ufdd0-\ufddf]")
-_HEADING: Final = re.compile("([\ufdd9-\ufdde])([^\ufdd6]*+)\ufdd6")
+_HEADING: Final = re.compile("([\ufdd9-\ufdde])([^\ufdd6\ufdd9-\ufdde]*+)\ufdd6")
 _HEADING_BLANKS: Final = re.compile("[\ufdd9-\ufdde][ \n]*+")
 _CELL: Final = re.compile("[ \n]{0,4}\ufdd3[ \n]{0,4}")
 _LAST_CELL: Final = re.compile("[ \n]{1,4}\ufdd4")
