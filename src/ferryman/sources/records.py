@@ -193,7 +193,7 @@ class Csv(Records):
     line ends, and quotes, doubled. The first row is the header; a column without a name is called by its place,
     ``column_3``. Give ``columns=`` for files that have no header. Nothing is trimmed, and nothing is guessed: ``007``
     stays text, and an empty cell is "". Make numbers and dates of them in a step. A first line ``sep=;``, as Excel
-    writes and reads it, is no row: it says the delimiter of its file.
+    writes and reads it, is not a row: it says the delimiter of its file.
 
     **Bad input.** A row with more or fewer cells than the header, with text after a closing quote, or with bytes that
     are not in this encoding, ends as ERROR_DOC, named by file and line; the others go on. Where a quote is closed wrong

@@ -338,7 +338,7 @@ class split_text(StepWithDefaults):
     [('a.txt#0', b'One. Two.', 'Count'), ('a.txt#1', b'Three.', 'Count')]
 
     Sections begin with a heading of Markdown, or with one of a page that ``extract_text`` has read. A heading with
-    nothing below it is no section: it stands before the text of the next one. Front matter is not a heading.
+    nothing below it is not a section: it stands before the text of the next one. Front matter is not a heading.
 
     By default a child's key is its number: what is inserted in the middle gives a new content to each child that
     follows. With ``key="content"`` it is a hash of the part's text, for parts that are equal with ``-2``, ``-3`` and so

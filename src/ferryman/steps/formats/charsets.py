@@ -194,8 +194,8 @@ def is_narrow_text(sample: bytes) -> bool:
 def _decode_undeclared(raw: bytes) -> Decoded:
     if wide := wide_encoding(raw):
         return _decode_as(raw, wide)
-    for escape, encoding in _ESCAPES:
-        if escape in raw and raw.isascii() and _decodes(raw, encoding):
+    for escape, encoding in _ESCAPES if b"\x1b" in raw and raw.isascii() else ():
+        if escape in raw and _decodes(raw, encoding):
             return _decode_as(raw, encoding)
     try:
         return Decoded(raw.decode("utf-8"), "utf-8")

@@ -187,7 +187,13 @@ def visible_text(root: _Element) -> tuple[str, list[tuple[int, str]]]:
     """
     text = _SPACES.sub(" ", "".join(_pieces(root)))
     text = _GAP.sub(lambda gap: "\n\n" if gap[0].count("\n") > 1 else "\n", text)
-    text = _FIRST_CELL.sub("", _CELL.sub("\t", _LAST_CELL.sub(_ROW_END, text)))
+    *rows, rest = text.split(_ROW_END)
+    text = _ROW_END.join([*(row.rstrip(" \n") for row in rows), rest])
+    first, *cells = text.split(_CELL_MARK)
+    if cells:
+        inner = (cell.strip(" \n") for cell in cells[:-1])
+        text = "\t".join([first.rstrip(" \n"), *inner, cells[-1].lstrip(" \n")])
+    text = _FIRST_CELL.sub("", text)
     text = text.replace(_PRE_BLANK, " ").replace(_PRE_LINE, "\n")
     outline = [
         (ord(heading[1]) - _HEADING_0, words.partition("\n")[0])
@@ -205,8 +211,6 @@ make the mark before a heading."""
 _MARKS: Final = re.compile("[\ufdd0-\ufddf]")
 _HEADING: Final = re.compile("([\ufdd9-\ufdde])([^\ufdd6\ufdd9-\ufdde]*+)\ufdd6")
 _HEADING_BLANKS: Final = re.compile("[\ufdd9-\ufdde][ \n]*+")
-_CELL: Final = re.compile("[ \n]{0,4}\ufdd3[ \n]{0,4}")
-_LAST_CELL: Final = re.compile("[ \n]{1,4}\ufdd4")
 _FIRST_CELL: Final = re.compile("\ufdd2[ \n]{0,4}")
 
 
@@ -224,7 +228,9 @@ def _pieces(root: _Element) -> Iterator[str]:
                 continue
             yield _separator(name)
             if name in _CELLS:
-                previous = next(element.itersiblings("*", preceding=True), None)
+                previous = element.getprevious()
+                while previous is not None and not isinstance(previous.tag, str):  # a comment
+                    previous = previous.getprevious()
                 yield _ROW_START if previous is None or local_name(previous) not in _CELLS else _CELL_MARK
             elif name in _HEADINGS:
                 yield chr(_HEADING_0 + _HEADINGS[name])
