@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from ferryman.steps.fields import bad_field, field_name, field_values
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse, PoolManager
 
+_CHARSET: Final = re.compile(r";[ \t]*+charset[ \t]*+=[ \t]*+[\"']?([\w.:+-]{1,40})", re.IGNORECASE | re.ASCII)
 _PIECE_BYTES: Final = 64 * limits.KIB
 
 
@@ -29,7 +31,8 @@ class fetch_url:
     """Get what a URL leads to; the bytes become the document's ``raw``.
 
     ``fetch_url("link")`` asks for the URL in the field ``link`` and keeps the field. A document without the field is
-    left unchanged.
+    left unchanged. If the answer states a character encoding, it becomes the field ``charset``, unless there is one:
+    ``extract_text`` decodes by it.
 
     It only reads (``GET``). Only ``http`` and ``https`` are asked for; certificates are checked by the system's
     authorities; a proxy is not used. A user and password in the URL are sent as Basic authentication, and appear in no
@@ -92,6 +95,9 @@ class fetch_url:
         try:
             with http.follow(lambda url: self._answer(url, deadline), url, redirected, self.redirects) as (url, answer):
                 doc.raw = self._content(answer, url, deadline)
+                stated = _CHARSET.search(answer.headers.get("content-type", ""))
+                if stated is not None and doc.get("charset") is None:
+                    doc["charset"] = stated[1].lower()
         except http.TooManyRedirects as e:
             raise PermanentError(
                 f"{net.redact(e.url)}: its redirects={self.redirects} are used up. Correct the URL, or allow more."

@@ -11,6 +11,7 @@ from typing import Any, Final
 from ferryman.errors import DeliveryError
 from ferryman.limits import KIB
 from ferryman.steps.formats import Attachment, Content, clean, format_time, one_line
+from ferryman.steps.formats.charsets import decode
 from ferryman.steps.formats.markup import html
 
 HEADER_CHARS: Final = 4 * KIB
@@ -81,16 +82,8 @@ def _body(message: EmailMessage) -> EmailMessage | None:
 
 
 def _text(part: EmailMessage) -> str:
-    raw = _bytes(part)
-    if part.get_content_type() == "text/html":
-        return html(raw).text
-    charset = part.get_content_charset("utf-8")
-    try:
-        return raw.decode(charset)
-    except (LookupError, UnicodeError):
-        from ferryman.steps.formats.plain import decode_text
-
-        return decode_text(raw)[0]
+    raw, charset = _bytes(part), str(part.get_content_charset() or "")
+    return html(raw, charset).text if part.get_content_type() == "text/html" else decode(raw, charset).text
 
 
 def _attachments(message: EmailMessage, body: EmailMessage | None) -> list[EmailMessage]:

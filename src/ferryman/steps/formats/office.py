@@ -268,7 +268,7 @@ def local_name(element: _Element) -> str:
 
 # Spreadsheets: XLSX, XLSB and XLS, read by calamine.
 
-_LAST_ROW: Final = re.compile(rb'<(?:\w+:)?row\b[^>]*?\br="(\d{1,9})"')
+_LAST_ROW: Final = re.compile(rb'<(?:\w+:)?row\b[^<>]*?\br="(\d{1,9})"')
 _COLUMN: Final = re.compile(rb'\br="([A-Z]{1,3})\d')
 _COLUMNS: Final = 16_384
 """Columns of a sheet, at most."""

@@ -1,121 +1,104 @@
-"""Plain text, Markdown and RTF, whose character encoding has to be detected."""
+"""Plain text, and Markdown (CommonMark), whose headings markdown-it-py finds."""
 
 from __future__ import annotations
 
-import codecs
 import re
-from collections.abc import Iterator
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
-from ferryman import limits
-from ferryman.steps.formats import Content, iso_date, one_line
+from ferryman.limits import KIB
+from ferryman.steps.formats import Content, one_line
+from ferryman.steps.formats.charsets import decode
 
-_BOMS: Final = (
-    (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF32_LE, "utf-32"),
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
-"""Byte order marks and encodings; the order matters, because UTF-32's mark begins with that of UTF-16."""
+_LINE: Final = re.compile(r"[^\r\n]*+(?:\r\n|\r|\n)|[^\r\n]++\Z")
+_FRONT_ENDS: Final = {"---": ("---", "..."), "+++": ("+++",)}
+"""First line of front matter, in YAML and TOML -> lines that end it."""
+_FRONT_LINES: Final = 500
+_FRONT_KEY: Final = re.compile(r"[\w.\"'-]{1,100}[ \t]*+[:=]")
+_FRONT_TITLE: Final = re.compile(r"[\"']?title[\"']?[ \t]*+[:=][ \t]*+(.*)", re.IGNORECASE | re.DOTALL)
 
-_LAST_RESORT: Final = "cp1252"
-"""Most frequent encoding of old text; it decodes nearly every byte."""
-
-_IN_USE: Final = (
-    "cp1252",
-    "cp1250",
-    "cp1251",
-    "koi8_r",
-    "cp1253",
-    "cp1254",
-    "cp1255",
-    "cp1256",
-    "cp932",
-    "euc_jp",
-    "gb18030",
-    "big5",
-    "cp949",
-)
-"""Encodings in use for text that is not Unicode. Among all encodings a short German text looks Turkish."""
-
-_HEADING: Final = re.compile(r"^ {0,3}#[ \t]+(.+?)[ \t#]*$", re.MULTILINE)
-_INFO: Final = re.compile(r"\{\\(title|author|creatim|revtim)\b ?((?:[^{}\\]|\\.)*)\}")
-_PART_OF_DATE: Final = re.compile(r"\\(yr|mo|dy|hr|min)(\d{1,4})")
-_CODEPAGE: Final = re.compile(rb"\\ansicpg(\d{3,5})")
+_MAYBE_TITLE: Final = re.compile(r"^ {0,3}(?:#(?!#)|=++[ \t]*+$)[^\n]*+", re.MULTILINE)
+_TITLE_CHARACTERS: Final = 16 * KIB
+"""First characters among which the title is looked for: the parser takes seconds for a megabyte."""
 
 
-def decode_text(raw: bytes) -> tuple[str, str]:
-    """Return the text and the name of its encoding: by the byte order mark, else UTF-8, else guessed."""
-    for bom, encoding in _BOMS:
-        if raw.startswith(bom):
-            return raw.decode(encoding, "replace"), encoding.removesuffix("-sig")
-    try:
-        return raw.decode("utf-8"), "utf-8"
-    except UnicodeDecodeError:
-        encoding = _guess_encoding(raw[: limits.EXTRACT_SAMPLE_BYTES])
-        return raw.decode(encoding, "replace"), encoding
+class Heading(NamedTuple):
+    """A heading of a text.
+
+    Attributes:
+        line: number of its first line, from 0.
+        end: number of the line after it.
+        level: from 1.
+    """
+
+    line: int
+    end: int
+    level: int
+    words: str
 
 
-def plain(raw: bytes) -> Content:
+def plain(raw: bytes, declared: str = "") -> Content:
     """Read plain text; its encoding becomes a field."""
-    text, encoding = decode_text(raw)
-    return Content(text, {"charset": encoding}, verbatim=True)
+    decoded = decode(raw, declared)
+    return Content(decoded.text, decoded.fields, verbatim=True)
 
 
-def markdown(raw: bytes) -> Content:
-    """Read Markdown without changing it; the first heading of the first level is the title."""
-    content = plain(raw)
-    if heading := _HEADING.search(content.text):
-        content.fields["title"] = one_line(heading[1])
+def markdown(raw: bytes, declared: str = "") -> Content:
+    """Read Markdown without changing it; its title is that of its front matter, else its first heading of level 1."""
+    content = plain(raw, declared)
+    if title := one_line(_title(content.text)):
+        content.fields["title"] = title
     return content
 
 
-def rtf(raw: bytes) -> Content:
-    """Read RTF without its control words; title, author and dates come from its information group."""
-    from striprtf.striprtf import rtf_to_text
-
-    page = _CODEPAGE.search(raw[: limits.EXTRACT_SAMPLE_BYTES])
-    encoding = _python_name(f"cp{page[1].decode()}") if page else _LAST_RESORT
-    source = raw.decode("latin-1")
-    fields = dict(_rtf_fields(source[: limits.EXTRACT_SAMPLE_BYTES], encoding))
-    return Content(rtf_to_text(source, encoding=encoding, errors="replace"), fields)
+def split_lines(text: str) -> list[str]:
+    """Split text into lines as Markdown has them, with their ends; form feeds and U+2028 end none."""
+    return _LINE.findall(text)
 
 
-def _rtf_fields(source: str, encoding: str) -> Iterator[tuple[str, Any]]:
-    from striprtf.striprtf import rtf_to_text
-
-    for name, value in _INFO.findall(source):
-        if name in ("title", "author"):
-            text = one_line(rtf_to_text("{\\rtf1 " + value + "}", encoding=encoding, errors="replace"))
-            if text:
-                yield name, text
-        else:
-            parts = {part: int(number) for part, number in _PART_OF_DATE.findall(value)}
-            if date := _rtf_moment(parts):
-                yield {"creatim": "created", "revtim": "modified"}[name], date
+def find_headings(lines: list[str]) -> list[Heading]:
+    """Return the headings of Markdown that are not within lists and quotations; front matter has none."""
+    front = front_lines(lines)
+    tokens = _parser().parse("".join(lines[front:]))
+    return [
+        Heading(front + token.map[0], front + token.map[1], int(token.tag[1:]), tokens[at + 1].content)
+        for at, token in enumerate(tokens)
+        if token.type == "heading_open" and token.map and token.level == 0
+    ]
 
 
-def _rtf_moment(parts: dict[str, int]) -> str:
-    date = f"{parts.get('yr', 0):04}-{parts.get('mo', 0):02}-{parts.get('dy', 0):02}"
-    return iso_date(f"{date}T{parts.get('hr', 0):02}:{parts.get('min', 0):02}:00")
+def front_lines(lines: list[str]) -> int:
+    """Return how many lines are front matter: 0 if there is none."""
+    ends = _FRONT_ENDS.get(lines[0].removeprefix("\ufeff").rstrip()) if lines else None
+    if ends is None:
+        return 0
+    for at, line in enumerate(lines[1 : 1 + _FRONT_LINES], start=1):
+        if line.rstrip() in ends:
+            keys = [each for each in lines[1:at] if each.strip() and not each.startswith("#")]
+            return at + 1 if not keys or _FRONT_KEY.match(keys[0]) else 0
+    return 0
 
 
-def _guess_encoding(sample: bytes) -> str:
-    """Guess the encoding: the most likely one of those in use, the first if several are equally likely."""
-    from charset_normalizer import from_bytes
+def _title(text: str) -> str:
+    lines = split_lines(text[:_TITLE_CHARACTERS].removeprefix("\ufeff"))
+    front = front_lines(lines)
+    for line in lines[:front]:
+        if (stated := _FRONT_TITLE.match(line)) and (words := stated[1].strip().strip("\"'")) not in ("", "|", ">"):
+            return words
+    body = "".join(lines[front:]).replace("\r\n", "\n").replace("\r", "\n")
+    maybe = _MAYBE_TITLE.search(body)
+    if maybe is None:
+        return ""
+    for part in (body[: maybe.end()], body):  # the first candidate is nearly always the title
+        titles = (heading.words for heading in find_headings(split_lines(part)) if heading.level == 1)
+        if words := next(filter(None, titles), ""):
+            return words
+    return ""
 
-    matches = list(from_bytes(sample, cp_isolation=list(_IN_USE)))
-    if not matches:
-        return _LAST_RESORT
-    least = min(match.chaos for match in matches)
-    alike = {name for match in matches if match.chaos <= least for name in match.could_be_from_charset}
-    return _python_name(next((name for name in _IN_USE if name in alike), _LAST_RESORT))
 
+@lru_cache(maxsize=1)
+def _parser() -> Any:
+    """Return a parser of blocks; what stands inside lines is not parsed."""
+    from markdown_it import MarkdownIt
 
-def _python_name(encoding: str) -> str:
-    """Return Python's name of an encoding; the last resort for an unknown one."""
-    try:
-        return codecs.lookup(encoding).name
-    except LookupError:
-        return _LAST_RESORT
+    return MarkdownIt("commonmark").disable("inline")
