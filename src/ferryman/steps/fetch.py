@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 import time
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from urllib.parse import urljoin
 
 from ferryman import limits
+from ferryman.breaker import BreakerEvent, Breakers
 from ferryman.document import Document
 from ferryman.errors import BadDocument, PermanentError, TransientError, Unavailable
 from ferryman.net import allowed_addresses
@@ -70,6 +72,8 @@ class fetch_url:
     max_bytes: int = limits.MAX_FILE_BYTES
     redirects: int = limits.FETCH_REDIRECTS
     hosts: str | Sequence[str] = ()
+    _unavailable: Breakers = dataclasses.field(default_factory=Breakers, init=False, repr=False, compare=False)
+    """Unavailable hosts, which this process does not contact for now."""
 
     def __post_init__(self) -> None:
         field_name(self.field, "field")
@@ -124,26 +128,33 @@ class fetch_url:
         from urllib3.exceptions import HTTPError, LocationValueError
 
         started = time.monotonic()
-        until, why = _unavailable_until.get(_host_of(url), (started, ""))
-        if started < until:
-            raise Unavailable(why, scope=_host_of(url))
+        if (breaker := self._unavailable.blocking(_host_of(url))) is not None:
+            raise Unavailable(breaker.why, scope=_host_of(url))
         timeout = Timeout(total=max(deadline - time.monotonic(), 0.001))
         try:
             with net.send_request(_pool(os.getpid()), "GET", url.url, {"accept-encoding": "gzip"}, timeout) as answer:
+                self._unavailable.succeed(_host_of(url))
                 yield answer
         except LocationValueError:
             raise BadDocument(f"{net.redact(url.url)}: this is not a possible host name. Correct it.") from None
         except HTTPError as e:
             default = f"the answer broke off or is not HTTP ({type(e).__name__})"
             why = f"{net.redact(url.url)}: {net.failure_reason(e, self.timeout_s) or default}"
-            raise (_mark_unavailable(started, url, why) if _is_host_failure(e) else TransientError(why)) from None
+            raise (self._mark_unavailable(started, url, why) if _is_host_failure(e) else TransientError(why)) from None
+
+    def _mark_unavailable(self, started: float, url: Url, why: str) -> Unavailable:
+        """Note that a host is unavailable, and return the error. It is not contacted for as long as the failed attempt
+        took, so that not each of a thousand documents waits for it, and other hosts get at least half of the time."""
+        wait_s = max(time.monotonic() - started, limits.BACKOFF_FIRST_S)
+        self._unavailable.fail(_host_of(url), BreakerEvent.UNAVAILABLE, why, wait_s)
+        return Unavailable(why, scope=_host_of(url))
 
     def _content(self, answer: BaseHTTPResponse, url: Url, deadline: float) -> bytes:
         """Read the content of a successful answer; raise for all others."""
         if not 200 <= answer.status < 300:
             status = f"{net.redact(url.url)}: answered {answer.status} {answer.reason or ''}".rstrip()
             if answer.status == net.TOO_MANY_REQUESTS:
-                raise _mark_unavailable(time.monotonic(), url, status)
+                raise self._mark_unavailable(time.monotonic(), url, status)
             if net.is_retryable(answer.status):
                 raise TransientError(status)
             raise PermanentError(f"{status}. Correct the URL, or drop the document.")
@@ -166,18 +177,6 @@ class fetch_url:
 def _pool(process: int) -> PoolManager:
     """Return this process's connections. A forked process must not use those of its parent."""
     return allowed_addresses.process_reach().pool()
-
-
-_unavailable_until: Final[dict[str, tuple[float, str]]] = {}
-"""Unavailable hosts that this process does not contact for now -> until when (monotonic), and why."""
-
-
-def _mark_unavailable(started: float, url: Url, why: str) -> Unavailable:
-    """Note that a host is unavailable, and return the error. It is not contacted for as long as the failed attempt
-    took, so that not each of a thousand documents waits for it, and other hosts get at least half of the time."""
-    now = time.monotonic()
-    _unavailable_until[_host_of(url)] = now + max(now - started, limits.BACKOFF_FIRST_S), why
-    return Unavailable(why, scope=_host_of(url))
 
 
 def _host_of(url: Url) -> str:

@@ -123,8 +123,10 @@ class Dispatcher:
     def messages(self) -> Iterator[str]:
         """Yield a line for each destination that has not received everything, with the reason and what to do."""
         for name, breaker in self.breakers.items():
+            if not self.breakers.is_destination(name):
+                continue
             remedy = "fix it and run again" if breaker.permanent else "run again when it is back"
-            yield f"destination {name}: {breaker.why}. Its documents are kept: {remedy}."
+            yield f"{self.breakers.label(name)}: {breaker.why}. Its documents are kept: {remedy}."
         for name in self._nodes:
             if behind := self._heads.behind(name):
                 yield (
