@@ -322,6 +322,10 @@ class BreakerRegistry(Breakers):
                 f"at least once an hour: {remedy}."
             )
 
+    def record_suspicion(self, key: str, why: str) -> None:
+        """Doubt whether a node that works fails as a whole: it may be called at once, and the next call decides."""
+        self.fail(key, BreakerEvent.SUSPECTED, why, 0.0)
+
     def record_success(self, key: str) -> None:
         """Close a node's breaker: the node worked."""
         before = self.succeed(key)

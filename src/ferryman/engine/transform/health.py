@@ -85,7 +85,7 @@ class NodeHealth:
         self._unreached: set[str] = set()
         """Some of the documents, or batches, that failed with transient errors at their first attempt."""
         self._unreached_before = now.unreached.get(node, frozenset())
-        """Those of earlier waves."""
+        """Documents or batches of earlier waves that failed so."""
         self._last_origin: str | None = None
         """Origin that failed last."""
         self._suspected: NodeError | None = None
