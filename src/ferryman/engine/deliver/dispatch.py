@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from ferryman.breaker import BreakerState
 from ferryman.destinations.base import Destination
 from ferryman.engine.breakers import BreakerRegistry
 from ferryman.engine.deliver.doubts import Doubts
@@ -270,7 +269,6 @@ class Dispatcher:
         settled = min(map(first_sequence, self._files_of(node.name)))
         doubt = self._doubts.doubt(
             node.name,
-            doubted=self.breakers.get(node.name).state is not BreakerState.CLOSED,
             most_bytes=self._state.outbox.transaction(f"{_TAKES}{node.name}"),
         )
         return [Lane(node.name, each, node.name in self._isolated, settled, doubt) for each in lanes]
@@ -335,11 +333,11 @@ class Dispatcher:
 
     def _is_doubtful(self, node: DestinationNode, report: LaneReport) -> bool:
         """Return whether another pass may show that rows are to blame for what stopped this lane."""
-        if not report.stopped_at:
+        if not report.stopped_at or node.destination.in_order:
             return False
         if report.hung:
             return self._doubts.note_hung(node.name, report.stopped_at)
-        return self.breakers.get(node.name).state is BreakerState.CLOSED
+        return self._doubts.note_stopped(node.name)
 
     def _note_taken_size(self, destination: str, sizes: list[int]) -> None:
         """Record, for this run and later ones, the largest chunk that a destination takes."""

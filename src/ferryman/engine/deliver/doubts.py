@@ -6,7 +6,8 @@ requests. So what a ``write`` says is believed only if the evidence agrees:
 
 1. A chunk fails as if the whole destination did. Its lane ends; no attempt is spent.
 2. The driver calls ``check``. If that fails, it is the destination. If it succeeds, the destination is *doubted*: its
-   breaker is half open, and the next pass begins at once.
+   breaker is half open, and the next pass begins at once. A destination that promises an order (``in_order``) is
+   believed, and so is ``Outcome.unavailable``, by which a destination says itself that it has no room now.
 3. In that pass a chunk that fails so is sent in halves, down to single rows. If nothing is accepted within
    ``limits.DOUBTED_SENDS`` sends, it is the destination.
 4. If chunks are accepted and no row failed alone, the chunk was too large. From then on, also in later runs, chunks are
@@ -45,9 +46,11 @@ class Doubt(NamedTuple):
 
 
 class _Memory:
-    """Memory of one destination: rows that failed alone (sequence -> proven), and the size of a chunk that hung."""
+    """Memory of one destination: whether it is doubted, rows that failed alone (sequence -> proven), and the size of
+    chunks after one that hung."""
 
     def __init__(self) -> None:
+        self.doubted = False
         self.alone: dict[int, bool] = {}
         self.most_rows: int | None = None
 
@@ -58,16 +61,15 @@ class Doubts:
     def __init__(self) -> None:
         self._memories: dict[str, _Memory] = defaultdict(_Memory)
 
-    def doubt(self, destination: str, *, doubted: bool, most_bytes: int) -> Doubt:
+    def doubt(self, destination: str, *, most_bytes: int) -> Doubt:
         """Return what the next pass of a destination has to know.
 
         Args:
-            doubted: the destination's breaker is not closed.
             most_bytes: largest chunk that it has shown to take; 0: unknown.
         """
         memory = self._memories[destination]
         proven = frozenset(sequence for sequence, is_proven in memory.alone.items() if is_proven)
-        return Doubt(doubted, frozenset(memory.alone), proven, memory.most_rows, most_bytes or None)
+        return Doubt(memory.doubted, frozenset(memory.alone), proven, memory.most_rows, most_bytes or None)
 
     def note_alone(self, destination: str, sequences: Iterable[int], *, proven: bool = True) -> None:
         """Record rows that failed alone.
@@ -81,6 +83,12 @@ class Doubts:
         while len(alone) > _REMEMBERED:
             del alone[next(iter(alone))]
 
+    def note_stopped(self, destination: str) -> bool:
+        """Record that a chunk failed as if the whole destination did; return whether another pass may show more."""
+        memory = self._memories[destination]
+        before, memory.doubted = memory.doubted, True
+        return not before
+
     def note_hung(self, destination: str, sequences: tuple[int, ...]) -> bool:
         """Record that a chunk hung; return whether another pass may find out which of its rows is to blame."""
         memory = self._memories[destination]
@@ -93,8 +101,9 @@ class Doubts:
         return False
 
     def note_success(self, destination: str) -> None:
-        """Record a pass in which nothing failed as if the whole destination did: chunks may be large again."""
-        self._memories[destination].most_rows = None
+        """Record a pass in which nothing failed as if the whole destination did."""
+        memory = self._memories[destination]
+        memory.doubted, memory.most_rows = False, None
 
 
 _REMEMBERED: Final = 10_000

@@ -36,6 +36,7 @@ from ferryman.engine.deliver.turn import (
     LaneStop,
     Turn,
     alone_outcome,
+    is_doubtful,
     is_universal,
     row_result,
     universal_outcome,
@@ -278,7 +279,10 @@ class FileDelivery:
         except Hung as e:
             raise LaneStop(f"write: {e}", hung=True) from e
         except Exception as e:
-            stop = LaneStop(describe(e), isinstance(e, PermanentError)) if is_universal(e) else None
+            sequences = self._sequences(range(start, end))
+            stop = (
+                LaneStop(describe(e), isinstance(e, PermanentError), sequences=sequences) if is_universal(e) else None
+            )
             outcomes = [Outcome("unknown", describe(e))] * len(chunk)
         crash.point("deliver.sent")
         turn.note_answers(outcomes)
@@ -370,7 +374,7 @@ class FileDelivery:
 
         If all rows are accepted in smaller chunks, the chunk was too large.
         """
-        failed = [] if outcomes is None else [at for at, o in zip(indexes, outcomes, strict=True) if o.universal]
+        failed = [] if outcomes is None else [at for at, o in zip(indexes, outcomes, strict=True) if is_doubtful(o)]
         if not failed or outcomes is None or len(indexes) == 1:
             return outcomes
         by_index = dict(zip(indexes, outcomes, strict=True))
@@ -405,12 +409,12 @@ class FileDelivery:
         sequences = self._sequences(indexes)
         if not self.alone:
             if turn.doubt.doubted:
-                turn.sent_alone.update(sequences[:1] if len(sequences) == 1 else ())
-                failed = (n for n, o in zip(sequences, outcomes, strict=True) if o.universal and n in turn.sent_alone)
-                turn.alone.update((n, outcomes[sequences.index(n)]) for n in failed)
+                turn.sent_alone.update(sequences if len(sequences) == 1 else ())
+                failed = zip(sequences, outcomes, strict=True)
+                turn.alone.update((n, o) for n, o in failed if is_doubtful(o) and n in turn.sent_alone)
             return outcomes
         return [
-            alone_outcome(o) if o.universal and (turn.accepted or n in turn.doubt.proven) else o
+            alone_outcome(o) if is_doubtful(o) and (turn.accepted or n in turn.doubt.proven) else o
             for n, o in zip(sequences, outcomes, strict=True)
         ]
 
@@ -423,12 +427,15 @@ class FileDelivery:
         """Return what stops the lane because the whole destination fails; None: continue."""
         sequences = self._sequences(indexes)
         for sequence, outcome in zip(sequences, outcomes or (), strict=False):
+            stop = LaneStop(plain_text(outcome.why), outcome.kind == "permanent", sequences=sequences)
+            if outcome.universal and not is_doubtful(outcome):
+                stop.sequences = ()
+                return stop
             if outcome.universal and not self.turn.may_doubt():
-                return LaneStop(plain_text(outcome.why), outcome.kind == "permanent", sequences=sequences)
+                return stop
             if outcome.universal and sequence not in self.turn.alone:
-                if self.turn.doubt.doubted and not self.alone:
-                    return LaneStop()  # the deadline has passed before this row was sent alone
-                return LaneStop(plain_text(outcome.why), outcome.kind == "permanent", sequences=sequences)
+                # In a doubted lane the time is up before this row was sent alone.
+                return LaneStop() if self.turn.doubt.doubted and not self.alone else stop
         return LaneStop() if self.turn.takes_bytes else None
 
     def _sequences(self, indexes: Sequence[int]) -> list[int]:

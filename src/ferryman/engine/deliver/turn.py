@@ -364,18 +364,29 @@ _ANSWERS: Final = ("ok", "stale", "permanent", "transient")
 def universal_outcome(error: BaseException, why: str) -> Outcome:
     """Return the outcome of each row of a chunk for an error that concerns the destination as a whole.
 
-    Its kind matters once a row has failed so alone: a destination that declares itself unavailable is retried with
-    patience, as any other may be; a broken connection or a refusal that others do not meet spends attempts.
+    Its kind matters once a row has failed so alone, see ``alone_outcome``.
     """
     if isinstance(error, PermanentError):
         return Outcome("permanent", why, True)
     declared = isinstance(error, Unavailable) and not is_connection_error(error)
-    return Outcome("transient" if declared else "unforeseen", why, True)
+    return Outcome("away" if declared else "unforeseen", why, True)
+
+
+def is_doubtful(outcome: Outcome) -> bool:
+    """Return whether the rows may be to blame, although this sounds as if the whole destination failed.
+
+    ``Outcome.unavailable`` is believed: the destination has answered, and says itself that it has no room now.
+    """
+    return outcome.universal and outcome.kind != "transient"
 
 
 def alone_outcome(outcome: Outcome) -> Outcome:
-    """Return the outcome of a row that fails as if the whole destination did, each time it is sent alone."""
-    kind = "unforeseen" if outcome.kind == "permanent" else outcome.kind
+    """Return the outcome of a row that fails as if the whole destination did, each time it is sent alone.
+
+    What raises ``Unavailable`` is retried with patience, as any transient error; a broken connection or a refusal that
+    others do not meet spends attempts.
+    """
+    kind = "transient" if outcome.kind == "away" else "unforeseen"
     return Outcome(kind, f"each time this is sent, while others are accepted: {plain_text(outcome.why)}")
 
 
