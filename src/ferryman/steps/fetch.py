@@ -72,8 +72,8 @@ class fetch_url:
     max_bytes: int = limits.MAX_FILE_BYTES
     redirects: int = limits.FETCH_REDIRECTS
     hosts: str | Sequence[str] = ()
+    # Unavailable hosts, which this process does not contact for now.
     _unavailable: Breakers = dataclasses.field(default_factory=Breakers, init=False, repr=False, compare=False)
-    """Unavailable hosts, which this process does not contact for now."""
 
     def __post_init__(self) -> None:
         field_name(self.field, "field")
