@@ -29,8 +29,8 @@ from typing import Final, NamedTuple
 from ferryman import limits
 
 
-class Doubt(NamedTuple):
-    """Doubt about whether a destination is failing as a whole, or some rows make it look so; see ``deliver.doubts``."""
+class LaneDoubt(NamedTuple):
+    """LaneDoubt about whether a destination is failing as a whole, or some rows make it look so; see ``deliver.doubts``."""
 
     doubted: bool = False
     """A chunk has failed as if the whole destination did, although ``check`` succeeds: chunks that fail so are sent in
@@ -38,7 +38,7 @@ class Doubt(NamedTuple):
     last: frozenset[int] = frozenset()
     """Sequences of rows that failed alone: each is sent alone, after all others."""
     proven: frozenset[int] = frozenset()
-    """Those that failed alone while others were accepted."""
+    """Sequences of these rows whose failure was seen while others were accepted."""
     most_rows: int | None = None
     """Largest chunk, in rows; None: as the policy says."""
     most_bytes: int | None = None
@@ -61,7 +61,7 @@ class Doubts:
     def __init__(self) -> None:
         self._memories: dict[str, _Memory] = defaultdict(_Memory)
 
-    def doubt(self, destination: str, *, most_bytes: int) -> Doubt:
+    def doubt(self, destination: str, *, most_bytes: int) -> LaneDoubt:
         """Return what the next pass of a destination has to know.
 
         Args:
@@ -69,7 +69,7 @@ class Doubts:
         """
         memory = self._memories[destination]
         proven = frozenset(sequence for sequence, is_proven in memory.alone.items() if is_proven)
-        return Doubt(memory.doubted, frozenset(memory.alone), proven, memory.most_rows, most_bytes or None)
+        return LaneDoubt(memory.doubted, frozenset(memory.alone), proven, memory.most_rows, most_bytes or None)
 
     def note_alone(self, destination: str, sequences: Iterable[int], *, proven: bool = True) -> None:
         """Record rows that failed alone.

@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 
 from ferryman import crash, limits
 from ferryman.destinations.base import Delivery, DestinationContext, Outcome
-from ferryman.engine.deliver.doubts import Doubt
+from ferryman.engine.deliver.doubts import LaneDoubt
 from ferryman.engine.deliver.turn import (
     Hung,
     Killed,
@@ -616,7 +616,7 @@ class Lane(NamedTuple):
     """A worker died over this destination, or it hung: it is called in a child process."""
     settled: int = 0
     """Deliveries with lower sequences are settled: they are never sent again."""
-    doubt: Doubt = Doubt()
+    doubt: LaneDoubt = LaneDoubt()
 
 
 class LaneReport(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 from ferryman import limits
 from ferryman.destinations.base import Destination, Guarantee, Outcome
-from ferryman.engine.deliver.doubts import Doubt
+from ferryman.engine.deliver.doubts import LaneDoubt
 from ferryman.engine.live import ProgressWriter
 from ferryman.engine.results import Attempts
 from ferryman.engine.retries import judge_failure
@@ -81,9 +81,9 @@ class Turn:
         isolated: bool = False,
         progress_folder: str = "",
         ended_holds: bool = True,
-        doubt: Doubt | None = None,
+        doubt: LaneDoubt | None = None,
     ) -> None:
-        self.doubt = doubt or Doubt()
+        self.doubt = doubt or LaneDoubt()
         self.accepted = False
         self.alone: dict[int, Outcome] = {}
         self.takes_bytes = 0
