@@ -30,7 +30,7 @@ from ferryman import limits
 
 
 class LaneDoubt(NamedTuple):
-    """LaneDoubt about whether a destination is failing as a whole, or some rows make it look so; see ``deliver.doubts``."""
+    """Memory of earlier passes that a lane needs: which rows may make a destination look as if it failed as a whole."""
 
     doubted: bool = False
     """A chunk has failed as if the whole destination did, although ``check`` succeeds: chunks that fail so are sent in
