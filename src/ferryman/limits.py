@@ -153,6 +153,13 @@ wrong index, a full disk. Fewer may well be due to the documents."""
 RESULT_EVERY_S: Final = 1.0
 """Longest time between durable results: what a kill may send again where that is allowed."""
 
+DOUBTED_SENDS: Final = 32
+"""Sends in a row that may fail, in smaller and smaller chunks, until a destination counts as failing itself although
+its ``check`` succeeds: a single row among a thousand is alone after eleven, among half a million after twenty."""
+
+HUNG_SHRINK: Final = 8
+"""Factor by which chunks become smaller after each one that hung: a hang takes a minute, so halving is too slow."""
+
 PACE_S: Final = 60.0
 """Time a destination gets in a wave. The rest stays pending, and the next wave continues."""
 

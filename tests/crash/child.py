@@ -205,10 +205,12 @@ def of_drawn(job: Job) -> None:
         invariants.check(where, plan, summary)
         status = account.status(where, plan)
         assert status["balanced"], status
-        assert all(counts["pending"] == 0 for counts in status["destinations"].values()), status
+        for counts in status["destinations"].values():  # a row that breaks the connection may have none to compare with
+            assert counts["pending"] <= len(of.breaks), status
         of.check(invariants.rows(where, "ledger"), job.kills)
         again = go()
-        assert again.waves == 0, "there was nothing to do, and it did something"
+        owed = any(counts["pending"] for counts in status["destinations"].values())
+        assert again.waves == 0 or owed, "there was nothing to do, and it did something"
         assert not [m for m in again.messages if "recovered" in m], "a clean end leaves nothing to recover"
 
 

@@ -9,6 +9,7 @@ import asyncio
 import os
 import random
 import signal
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from ferryman.destinations.base import Delivery, Outcome
 from ferryman.document import Document
 from ferryman.errors import PermanentError, TransientError
 from ferryman.plan import Plan
@@ -128,11 +130,25 @@ def words(text: str) -> list[str]:
     return text.partition("/")[0].split()
 
 
+class Fragile(Shelf):
+    """Its connection breaks at each chunk with one of these documents."""
+
+    def __init__(self, root: Path, name: str, breaks: frozenset[str]) -> None:
+        super().__init__(root, name)
+        self.breaks = breaks
+
+    def write(self, chunk: list[Delivery]) -> list[Outcome]:
+        if any(delivery.id in self.breaks for delivery in chunk):
+            raise ConnectionResetError("Connection reset by peer")
+        return super().write(chunk)
+
+
 class Drawn:
     """The plan of a seed.
 
     Attributes:
         corpora: the documents before each run.
+        breaks: ids that break the connection of each destination that may be sent to again.
         wave_bytes: of a run.
     """
 
@@ -153,6 +169,7 @@ class Drawn:
             kinds.insert(chance.randint(0, len(kinds)), "split")
         ids = sorted({*first, *second})
         ids += [f"{id}#{word}" for id in ids for word in WORDS] if "split" in kinds else []
+        self.breaks = frozenset(chance.sample(ids, min(len(ids), 2)) if chance.random() < 0.3 else ())
         chance.shuffle(ids)
         self.steps = [
             (kind, Call(root, f"s{n}", *(ids.pop() if ids else "" for _ in range(4))), self._options(kind, chance))
@@ -183,7 +200,9 @@ class Drawn:
             node = node.step(call.name, self._function(kind, call), **options)
         both = node.route("both", Duplicate())
         for name, guarantee in self.destinations().items():
-            both.destination(name, Shelf(self.root, name), guarantee=guarantee, batch=BATCH, backoff=0)
+            breaks = frozenset() if guarantee == "at-most-once" else self.breaks
+            out = Fragile(self.root, name, breaks)
+            both.destination(name, out, guarantee=guarantee, batch=BATCH, attempts=2, backoff=0)
         return plan
 
     def destinations(self) -> dict[str, str]:
@@ -209,6 +228,9 @@ class Drawn:
         for name, guarantee in self.destinations().items():
             lines = oracle.delivered(self.root, name)
             got, wanted = oracle.counted({d["hash"]: d for d in lines}.values()), self._expected(name)
+            if guarantee != "at-most-once":
+                assert not self.breaks & {id for _, id, *_ in got}
+                wanted = Counter({key: n for key, n in wanted.items() if key[1] not in self.breaks})
             assert not got - wanted, f"{name}: nobody asked for {got - wanted}"
             for op, id, route, _ in wanted - got:
                 assert (name, op, id, route) in unknown, f"{name}: lost {op} of {id}"

@@ -11,7 +11,7 @@ import pytest
 
 from ferryman.destinations import Null
 from ferryman.document import Document
-from ferryman.engine.breakers import NodeBreakers
+from ferryman.engine.breakers import BreakerRegistry, NodeBreakers
 from ferryman.errors import PlanError
 from ferryman.plan import Plan
 from ferryman.plan.nodes import CAPABILITIES_VARIABLE
@@ -119,7 +119,8 @@ def test_machines_are_asked_now_and_then(place: Path) -> None:
     now = 1000.0
     plan = Plan("needs")
     plan.source("a", Memory([])).step("see", lambda doc: doc, needs="gpu").destination("b", Null())
-    nodes = NodeBreakers(plan, lambda _: None, lambda: now)
+    breakers = BreakerRegistry(plan, lambda _: None, lambda: now)
+    nodes = NodeBreakers(plan, breakers, lambda: now)
     nodes.breakers.endless = True
     machines = Asked("")
     for _ in range(5):

@@ -12,7 +12,7 @@ import pytest
 from ferryman import limits
 from ferryman.document import Document
 from ferryman.engine.run import Run
-from ferryman.errors import Misconfigured, Unavailable
+from ferryman.errors import Misconfigured, TransientError, Unavailable
 from ferryman.routers import Duplicate, Router
 from ferryman.sources.base import Listed
 from ferryman.testing.inprocess import InProcess
@@ -246,6 +246,36 @@ def test_an_outage_between_small_waves(trial: PlanWorld) -> None:
     flag.unlink()
     assert trial.run(wait=60).exit == 0
     assert {line["id"] for line in trial.out().lines() if line["attempt"] > 1} == {"first", "second"}
+
+
+@pytest.mark.rule("outage.transient")
+def test_a_transient_error_of_all_documents_is_an_outage(trial: PlanWorld) -> None:
+    """Nothing is spent, and the step is left alone for longer and longer, not for each document anew."""
+    flag, calls = down(trial.folder), trial.folder / "calls"
+    trial.build(asking(flag, lambda: TransientError("503: try later"), calls), called={"attempts": 2})
+    trial.put(*ids(50))
+    sleeper = Sleeper(lambda total: flag.unlink() if total > 20 else None)
+    assert trial.run(**sleeper.options()).exit == 0
+    assert [round(s) for s in sleeper.slept] == [1, 4, 16]
+    assert len(calls.read_text().splitlines()) <= 3 * 2 * 2 * limits.BRAKE + 50, "it was not left alone"
+    assert {line["attempt"] for line in trial.out().lines()} == {1}
+
+
+@pytest.mark.rule("outage.transient")
+@pytest.mark.parametrize("good", [0, 1])
+def test_transient_errors_of_some_documents_are_their_own(trial: PlanWorld, good: int) -> None:
+    """Beside one that works, or fewer than three: they spend their attempts and fail."""
+    bad = ids(limits.OUTAGE_DOCUMENTS - 1 if not good else limits.OUTAGE_DOCUMENTS + 2)
+
+    def step(doc: Document) -> Document:
+        if doc.id in bad:
+            raise TransientError("503: try later")
+        return doc
+
+    trial.build(step, called={"attempts": 3})
+    trial.put(*["good"][:good], *bad)
+    assert trial.run(runner=InProcess(slots=1)).exit == 3
+    assert trial.counts() == {"failed": len(bad)} | ({"delivered": 1} if good else {})
 
 
 @pytest.mark.rule("outage.small-waves")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ferryman.breaker import backoff_s
 from ferryman.destinations import Null
-from ferryman.engine.breakers import BreakerRegistry, NodeBreakers, backoff_s
+from ferryman.engine.breakers import BreakerRegistry, NodeBreakers
 from ferryman.engine.results import ErrorKind, NodeError, NodeReport, PendingRetries
 from ferryman.errors import Misconfigured, Unavailable
 from ferryman.plan import Plan
@@ -25,7 +26,9 @@ class Clock:
 
 def registry(*, endless: bool) -> tuple[BreakerRegistry, Clock, list[str]]:
     clock, told = Clock(), []
-    found = BreakerRegistry("destination", told.append, clock)
+    plan = Plan("out")
+    plan.source("docs", Memory([])).destination("out", Null())
+    found = BreakerRegistry(plan, told.append, clock)
     found.endless = endless
     return found, clock, told
 
@@ -140,7 +143,7 @@ def test_a_scope_works_again_when_a_wave_has_not_met_it_and_nothing_waits_for_it
     clock, told = Clock(), list[str]()
     plan = Plan("hosts")
     plan.source("docs", Memory([])).step("fetch", lambda doc: doc).destination("null", Null())
-    nodes = NodeBreakers(plan, told.append, clock)
+    nodes = NodeBreakers(plan, BreakerRegistry(plan, told.append, clock), clock)
     nodes.breakers.endless = True
     away = NodeError(ErrorKind.UNAVAILABLE, "fetch", "step fetch: no answer", scope="a:80")
     held = PendingRetries("fetch a:80", 1, 0)

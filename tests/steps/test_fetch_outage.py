@@ -16,7 +16,7 @@ from ferryman import limits
 from ferryman.document import Document
 from ferryman.engine.run import Run
 from ferryman.errors import Unavailable
-from ferryman.steps import fetch, fetch_url
+from ferryman.steps import fetch_url
 from ferryman.testing.inprocess import InProcess
 from tests.support.plan_world import PlanWorld, Watch
 
@@ -61,7 +61,6 @@ def closed_port() -> int:
 @pytest.fixture(autouse=True)
 def asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of a test follow each other within the second for which a worker leaves a host alone."""
-    fetch._unavailable_until.clear()
     monkeypatch.setattr(limits, "BACKOFF_FIRST_S", 0.0)
 
 
@@ -114,16 +113,35 @@ def test_a_host_that_wants_to_be_left_alone(trial: PlanWorld, monkeypatch: pytes
     assert ends.startswith(f"step get (127.0.0.1:{port}): works again, after ")
 
 
-def test_a_host_that_did_not_answer_is_not_waited_for_again_at_once(closed_port: int) -> None:
-    """As long as it was waited for."""
-    url = f"http://127.0.0.1:{closed_port}/"
-    doc = Document("a", link=url)
-    for away in (True, False):
-        fetch._unavailable_until[f"127.0.0.1:{closed_port}"] = time.monotonic() + (3600 if away else 0), "no answer"
+@pytest.mark.rule("outage.scope")
+def test_a_host_that_did_not_answer_is_not_waited_for_again_at_once(
+    closed_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as it was waited for, at least a while; then it is asked again."""
+    monkeypatch.setattr(limits, "BACKOFF_FIRST_S", 3600.0)
+    host = f"127.0.0.1:{closed_port}"
+    step, doc = fetch_url("link"), Document("a", link=f"http://{host}/")
+    for _ in range(2):
         with pytest.raises(Unavailable) as caught:
-            fetch_url("link")(doc)
-        assert caught.value.why == ("no answer" if away else f"{url}: Connection refused")
-        assert caught.value.scope == f"127.0.0.1:{closed_port}"
+            step(doc)
+        assert (caught.value.why, caught.value.scope) == (f"http://{host}/: Connection refused", host)
+        other = pickle.loads(pickle.dumps(step))
+        with served(closed_port):  # it is back: this step has not noticed, one in another process asks
+            with pytest.raises(Unavailable):
+                step(doc)
+            assert other(Document("a", link=f"http://{host}/")).raw == b"/"
+
+
+def test_a_host_is_asked_again_when_the_wait_is_over(closed_port: int) -> None:
+    step, doc = fetch_url("link"), Document("a", link=f"http://127.0.0.1:{closed_port}/")
+    with pytest.raises(Unavailable):
+        step(doc)
+    before = step._unavailable.get(f"127.0.0.1:{closed_port}")
+    while time.monotonic() < before.until:  # as long as the refused attempt took
+        time.sleep(0.001)
+    with served(closed_port):
+        assert step(doc).raw == b"/"
+    assert step._unavailable.wait_s(f"127.0.0.1:{closed_port}") == 0
 
 
 def test_an_error_travels_with_its_scope() -> None:

@@ -216,11 +216,13 @@ class Destination:
 
     Called in this order: ``check`` in the driver before a wave is delivered; then in a worker, all from one thread,
     ``open`` once per task, ``write`` any number of times, ``close`` once (not after a kill). After a crash any
-    ``write`` may be repeated with the same deliveries, unless the guarantee is at-most-once.
+    ``write`` may be repeated with the same deliveries, unless the guarantee is at-most-once. After a ``write`` that
+    failed as if the whole destination did, ``close`` and ``open`` may be called before the next one.
 
     ``check``, ``open`` and ``write`` report that the whole destination is down by raising ``ConnectionError``,
-    ``TimeoutError`` or ``Unavailable(why)``, and that an operator must fix it by raising ``Misconfigured(why)``. Any
-    other exception from ``write`` applies to the whole chunk.
+    ``TimeoutError`` or ``Unavailable(why)``, and that an operator must fix it by raising ``Misconfigured(why)``. Of
+    ``write`` this is believed if ``check`` fails, too, or if no smaller chunk is accepted. Any other exception from
+    ``write`` applies to the whole chunk.
 
     A destination is pickled for the workers, so open connections in ``open``, not in ``__init__``.
     """

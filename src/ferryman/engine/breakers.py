@@ -1,22 +1,23 @@
 """Circuit breakers of a run: which steps, routers, sources and destinations are not called for now, and why.
 
-``NodeBreakers`` opens and closes them by the reports of tasks and listings; ``BreakerRegistry`` stores the open ones
-and when each node may be called again.
+``BreakerRegistry`` has them all. ``NodeBreakers`` opens and closes those of steps, routers and sources by the reports
+of tasks and listings; the ``Dispatcher`` those of destinations by the reports of lanes.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final
 
 from ferryman import limits
+from ferryman.breaker import Breaker, BreakerEvent, Breakers, BreakerState, backoff_s
 from ferryman.engine.results import ErrorKind, Listing, NodeError, NodeReport, NodeStates, PendingRetries
 from ferryman.engine.runner.base import Runner
 from ferryman.notify import Stopped
-from ferryman.plan import JoinNode, Plan, StepNode
+from ferryman.plan import DestinationNode, JoinNode, Plan, StepNode
 from ferryman.plan.calls import REMEDY, always_returns_none
 from ferryman.plan.nodes import CAPABILITIES_VARIABLE, join_names, local_capabilities
 from ferryman.records.families import decode_held
@@ -37,18 +38,18 @@ class NodeBreakers:
     Attributes:
         lacked_capability: whether, in the last wave, all documents of some step were on machines without a capability
             that it needs.
-        breakers: open breakers, by kind and name: ``step fetch``, or ``step fetch (host:80)`` for a single scope.
+        breakers: where they are kept.
     """
 
-    def __init__(self, plan: Plan, report: Callable[[str], None], clock: Callable[[], float]) -> None:
-        self._kinds = {n.name: n.kind for n in plan.nodes}
+    def __init__(self, plan: Plan, breakers: BreakerRegistry, clock: Callable[[], float]) -> None:
+        self._called = [n.name for n in plan.nodes if not isinstance(n, DestinationNode)]
         self._proven: set[str] = set()
         self._failing: dict[str, Counter[str]] = {}
         """Node -> batch -> number of failing documents, see ``NodeStates.failing``."""
         self._unreached: dict[str, frozenset[str]] = {}
-        """Node -> documents that failed with connection errors, see ``NodeStates.unreached``."""
+        """Node -> documents that failed with transient errors, see ``NodeStates.unreached``."""
         self._open_scopes: set[str] = set()
-        """Scopes (such as one host of a fetch) whose breaker is open, by their names in ``breakers``."""
+        """Scopes (such as one host of a fetch) whose breaker is open, by their keys."""
         self._failed_scopes: set[str] = set()
         """Scopes that failed in the last wave."""
         self._needs = {n.name: n.needs for n in plan.nodes if isinstance(n, StepNode) and n.needs}
@@ -65,18 +66,19 @@ class NodeBreakers:
         self._next_check = clock()
         """Time of ``clock`` from which the executors are asked for their capabilities again."""
         self.lacked_capability = False
-        self.breakers = BreakerRegistry("", report, clock)
+        self.breakers = breakers
 
     def states(self) -> NodeStates:
         """Return the health of the nodes for the next wave's tasks."""
-        blocked = frozenset(n for n in self._kinds if self.blocked(n))
+        blocked = frozenset(n for n in self._called if self.blocked(n))
         failing = {n: dict(f) for n, f in self._failing.items()}
         return NodeStates(blocked, frozenset(self._proven), failing, dict(self._unreached))
 
     def record_reports(self, reports: Iterable[NodeReport]) -> None:
         """Open and close breakers according to the reports of a wave's tasks.
 
-        If a node was stopped by its brake in one task but worked in another one, its breaker stays closed.
+        If a node was stopped by its brake in one task, or all its documents failed there with transient errors, but it
+        worked in another one, its breaker stays closed.
         """
         self._failed_scopes = set()
         self.lacked_capability = False
@@ -90,12 +92,17 @@ class NodeBreakers:
             self._count_unreached(node, node_reports)
             # Faults of a scope (such as one host of a fetch) leave the node itself healthy.
             works = any(r.succeeded and not any(not f.scope for f in r.faults) for r in node_reports)
-            faults = [(r, f) for r in node_reports for f in r.faults if not f.scope and not (r.by_brake and works)]
+            faults = [
+                (r, f)
+                for r in node_reports
+                for f in r.faults
+                if not f.scope and not (works and (r.by_brake or f.kind is ErrorKind.TRANSIENT))
+            ]
             for key in {f.key for r in node_reports for f in r.faults if f.scope}:
                 fault = next(f for r in node_reports for f in r.faults if f.key == key)
-                self._failed_scopes.add(label := self._label(key))
-                self._open_scopes.add(label)
-                self.breakers.record_failure(label, self._cause(key, fault), permanent=False)
+                self._failed_scopes.add(key)
+                self._open_scopes.add(key)
+                self.breakers.record_failure(key, self._cause(key, fault), permanent=False)
             if (
                 faults
                 and all(r.lacks_needs for r, _ in faults)
@@ -109,11 +116,11 @@ class NodeBreakers:
                 report, fault = max(faults, key=lambda each: _is_permanent(*each))
                 late_s = limits.BACKOFF_MAX_S if report.by_brake else 0.0  # each try costs attempts
                 why, permanent = self._cause(node, fault), _is_permanent(report, fault)
-                self.breakers.record_failure(self._label(node), why, permanent=permanent, at_least_s=late_s)
+                self.breakers.record_failure(node, why, permanent=permanent, at_least_s=late_s)
                 self._proven.discard(node)
             elif works:
                 self._waves_lacking.pop(node, None)
-                self.breakers.record_success(self._label(node))
+                self.breakers.record_success(node)
                 self._proven.add(node)
 
     def record_listings(self, listings: Iterable[Listing]) -> set[str]:
@@ -125,26 +132,24 @@ class NodeBreakers:
         for listing in listings:
             key = f"{listing.source.name} listing"
             if listing.outage is None:
-                self.breakers.record_success(self._label(key))
+                self.breakers.record_success(key)
             else:
                 failed.add(key)
                 if not self.blocked(key):  # a scan for pending documents may come in between, which does not count
-                    self.breakers.record_failure(
-                        self._label(key), listing.outage.why, permanent=listing.outage.permanent
-                    )
+                    self.breakers.record_failure(key, listing.outage.why, permanent=listing.outage.permanent)
         return failed
 
     def stop(self, node: str, why: str) -> None:
         """Open a node's breaker until an operator has fixed it."""
-        self.breakers.record_failure(self._label(node), why, permanent=True)
+        self.breakers.record_failure(node, why, permanent=True)
 
     def pause(self, node: str, why: str) -> None:
         """Open a node's breaker for now: the node is unavailable."""
-        self.breakers.record_failure(self._label(node), why, permanent=False)
+        self.breakers.record_failure(node, why, permanent=False)
 
     def resume(self, node: str) -> None:
         """Close a node's breaker."""
-        self.breakers.record_success(self._label(node))
+        self.breakers.record_success(node)
 
     def _count_failing(self, node: str, reports: Iterable[NodeReport]) -> None:
         """Count failing documents by batch. The maximum over the waves counts, not the sum, since a wave may retry a
@@ -167,10 +172,10 @@ class NodeBreakers:
     def forget_scopes(self, debts: Iterable[PendingRetries]) -> None:
         """Close breakers of scopes that no document waits for any more, since no successful call would ever close
         them."""
-        waiting = {self._label(key) for debt in debts for key in decode_held(debt.held)}
-        for label in self._open_scopes - waiting - self._failed_scopes:
-            self.breakers.record_success(label)
-            self._open_scopes.discard(label)
+        waiting = {key for debt in debts for key in decode_held(debt.held)}
+        for key in self._open_scopes - waiting - self._failed_scopes:
+            self.breakers.record_success(key)
+            self._open_scopes.discard(key)
 
     def check_capabilities(self, runner: Runner) -> None:
         """Ask the executors for their capabilities if any step needs one; open the breakers of steps that none can
@@ -187,11 +192,11 @@ class NodeBreakers:
                     f"{','.join(sorted(needs))}; on a cluster, {CAPABILITIES_VARIABLE} in the environment of the "
                     "executors that have it"
                 )
-                self.breakers.record_failure(self._label(node), why, permanent=True)
+                self.breakers.record_failure(node, why, permanent=True)
                 self._unrunnable.add(node)
             elif node in self._unrunnable:
                 self._unrunnable.discard(node)
-                self.breakers.record_success(self._label(node))
+                self.breakers.record_success(node)
 
     # -- waits -------------------------------------------------------------------------------------
 
@@ -208,7 +213,7 @@ class NodeBreakers:
 
     def node_wait_s(self, key: str) -> float | None:
         """Return the seconds until a node or scope may be called; None: not in this run."""
-        return self.breakers.wait_s(self._label(key))
+        return self.breakers.wait_s(key)
 
     def blocked(self, node: str) -> bool:
         """Return whether the node must not be called now."""
@@ -221,15 +226,17 @@ class NodeBreakers:
     # -- reports -----------------------------------------------------------------------------------
 
     def messages(self, debts: Iterable[PendingRetries]) -> list[str]:
-        """Return a message for each open breaker, for the end of a run."""
+        """Return a message for each of these nodes that is not called for now, for the end of a run."""
         pending: Counter[str] = Counter()
         for debt in debts:
             for key in decode_held(debt.held):
-                pending[self._label(key)] += debt.owed
+                pending[key] += debt.owed
         return [
-            f"{label} {'is stopped' if t.permanent else 'is not available'}: {t.why.removesuffix('.')}. "
-            f"{_pending_text(pending[label])}{'fix it and run again' if t.permanent else 'run again when it is back'}."
-            for label, t in self.breakers.items()
+            f"{self.breakers.label(key)} {'is stopped' if b.permanent else 'is not available'}: "
+            f"{b.why.removesuffix('.')}. {_pending_text(pending[key])}"
+            f"{'fix it and run again' if b.permanent else 'run again when it is back'}."
+            for key, b in self.breakers.items()
+            if not self.breakers.is_destination(key)
         ]
 
     def hints(self) -> list[str]:
@@ -239,27 +246,17 @@ class NodeBreakers:
         documents, or code that always returns None.
         """
         return [
-            f"{self._label(name)} returned None for {'the only document' if count == 1 else f'all {count} documents'} "
-            f"that came to it, so it dropped {'it' if count == 1 else 'them'}. {REMEDY}"
+            f"{self.breakers.label(name)} returned None for "
+            f"{'the only document' if count == 1 else f'all {count} documents'} that came to it, so it dropped "
+            f"{'it' if count == 1 else 'them'}. {REMEDY}"
             for name, count in self._none_counts.items()
             if name not in self._productive
             and (count >= _HINT_AFTER_NONES or (count and always_returns_none(self._steps[name].fn)))
         ]
 
-    def stopped(self) -> list[Stopped]:
-        """Return the nodes with open breakers, for notifications."""
-        return [
-            Stopped(label.partition(" ")[2], label.partition(" ")[0], t.why, t.permanent)
-            for label, t in self.breakers.items()
-        ]
-
-    def _label(self, key: str) -> str:
-        node, _, scope = key.partition(" ")
-        return f"{self._kinds.get(node, 'node')} {node}" + (f" ({scope})" if scope else "")
-
     def _cause(self, key: str, fault: NodeError) -> str:
         """Return the error's text without the node's name, which messages add."""
-        label = self._label(key.partition(" ")[0])
+        label = self.breakers.label(key.partition(" ")[0])
         return fault.text.removeprefix(f"{label}: ").removeprefix("reading it: ")
 
 
@@ -286,89 +283,79 @@ def _is_permanent(report: NodeReport, fault: NodeError) -> bool:
     return report.by_brake or fault.kind is ErrorKind.MISCONFIGURED
 
 
-# Open breakers: nodes that fail as a whole, and when each may be called again.
+# The registry.
 
 
-class OpenBreaker(NamedTuple):
-    """A node that is not called for now."""
-
-    why: str
-    permanent: bool
-    """It does not recover by itself: an operator has to fix it."""
-    since: float
-    """Monotonic time of its first failure, in seconds."""
-    until: float
-    """Monotonic time from which the node may be called again, in seconds."""
-    failures: int
-    """Number of consecutive failures."""
-
-
-class BreakerRegistry:
-    """Open breakers of a run's nodes, by name.
+class BreakerRegistry(Breakers):
+    """Breakers of a run's nodes, by key: the name of a node, or the name and a scope of it (``fetch host:80``).
 
     After its first failure a node is not called for 1 s, then for 4 s, 16 s … up to an hour; after a permanent failure,
     not again in this run. An endless run is never restarted, so it calls such nodes again like any others, and reports
     each breaker that opens or closes.
 
     Args:
-        kind: the word before a node's name in reports (``destination``); "": the names contain it.
         report: takes a line of text.
         clock: monotonic time in seconds.
     """
 
-    def __init__(self, kind: str, report: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, plan: Plan, report: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(clock)
         self.endless = False
-        self._kind = kind
+        self._kinds = {n.name: n.kind for n in plan.nodes}
+        self._destinations = {n.name for n in plan.nodes if isinstance(n, DestinationNode)}
         self._report = report
-        self._clock = clock
-        self._open: dict[str, OpenBreaker] = {}
 
-    def record_failure(self, name: str, why: str, *, permanent: bool, at_least_s: float = 0.0) -> None:
+    def record_failure(self, key: str, why: str, *, permanent: bool, at_least_s: float = 0.0) -> None:
         """Open a node's breaker because the node failed as a whole; if it is open, extend the wait.
 
         Args:
             at_least_s: least wait in seconds.
         """
-        now = self._clock()
-        before = self._open.get(name)
-        failures = 1 + (before.failures if before else 0)
-        until = now + max(backoff_s(failures), at_least_s)
-        self._open[name] = OpenBreaker(why, permanent, before.since if before else now, until, failures)
-        if self.endless and (before is None or (permanent and not before.permanent)):
+        before = self.get(key).state
+        event = BreakerEvent.MISCONFIGURED if permanent else BreakerEvent.UNAVAILABLE
+        self.fail(key, event, why, max(backoff_s(self.get(key).failures + 1), at_least_s))
+        is_news = before in _WORKING or (permanent and before is not BreakerState.STOPPED)
+        if self.endless and is_news:
             remedy = "repair it" if permanent else "no action is needed"
             self._report(
-                f"{self._label(name)}: {why}. What waits for it stays pending, and it is checked again automatically, "
+                f"{self.label(key)}: {why}. What waits for it stays pending, and it is checked again automatically, "
                 f"at least once an hour: {remedy}."
             )
 
-    def record_success(self, name: str) -> None:
+    def record_suspicion(self, key: str, why: str) -> None:
+        """Doubt whether a node that works fails as a whole: it may be called at once, and the next call decides."""
+        self.fail(key, BreakerEvent.SUSPECTED, why, 0.0)
+
+    def record_success(self, key: str) -> None:
         """Close a node's breaker: the node worked."""
-        before = self._open.pop(name, None)
-        if before is not None and self.endless:
-            self._report(f"{self._label(name)}: works again, after {self._clock() - before.since:.0f} s.")
+        before = self.succeed(key)
+        if before is not None and before.state not in _WORKING and self.endless:
+            self._report(f"{self.label(key)}: works again, after {self._clock() - before.since:.0f} s.")
 
-    def wait_s(self, name: str) -> float | None:
-        """Return the seconds until a node may be called, 0 if its breaker is closed; None: not in this run."""
-        breaker = self._open.get(name)
-        if breaker is None:
-            return 0.0
-        if breaker.permanent and not self.endless:
-            return None
-        return max(0.0, breaker.until - self._clock())
-
-    def blocked(self, name: str) -> bool:
+    def blocked(self, key: str) -> bool:
         """Return whether the node must not be called now."""
-        return self.wait_s(name) != 0
+        return self.blocking(key) is not None
 
-    def _label(self, name: str) -> str:
-        return f"{self._kind} {name}" if self._kind else name
+    def is_destination(self, key: str) -> bool:
+        """Return whether this is a destination, a tee or a keyed node, which are called after the commit."""
+        return key in self._destinations
 
-    def items(self) -> Iterator[tuple[str, OpenBreaker]]:
-        """Return the names and open breakers, in the order in which they opened."""
-        return iter(self._open.items())
+    def label(self, key: str) -> str:
+        """Return the words for a node in messages: ``step fetch (host:80)``."""
+        if self.is_destination(key):
+            return f"destination {key}"
+        node, _, scope = key.partition(" ")
+        return f"{self._kinds.get(node, 'node')} {node}" + (f" ({scope})" if scope else "")
+
+    def stopped(self) -> list[Stopped]:
+        """Return the nodes that are not called for now, for notifications."""
+        nodes = sorted(self.items(), key=lambda item: not self.is_destination(item[0]))
+        return [self._stopped(key, breaker) for key, breaker in nodes]
+
+    def _stopped(self, key: str, breaker: Breaker) -> Stopped:
+        kind = self._kinds.get(key.partition(" ")[0], "node")
+        return Stopped(self.label(key).partition(" ")[2], kind, breaker.why, breaker.permanent)
 
 
-def backoff_s(failures: int) -> float:
-    """Return the seconds for which a node is not called after so many failures in a row."""
-    # 2 ** 6 failures are far beyond the cap already, and a power of a large number overflows.
-    return min(limits.BACKOFF_MAX_S, limits.BACKOFF_FIRST_S * limits.BACKOFF_FACTOR ** (min(failures, 64) - 1))
+_WORKING: Final = (BreakerState.CLOSED, BreakerState.HALF_OPEN)
+"""States in which nothing is known to be wrong with the node."""

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 from ferryman import limits
+from ferryman.breaker import backoff_s
 from ferryman.engine import migration
-from ferryman.engine.breakers import backoff_s
 from ferryman.engine.driver import explain_errors, record_plan_changes
 from ferryman.engine.run import Run
 from ferryman.engine.runner.base import Runner

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from ferryman.account.queries import explain_query_errors, retry_read
 from ferryman.engine import driver, migration
-from ferryman.engine.breakers import NodeBreakers
+from ferryman.engine.breakers import BreakerRegistry, NodeBreakers
 from ferryman.engine.logs import inspect_log, iter_pieces, read_due_entries
 from ferryman.engine.results import NO_IDS, Listing, Staged, WantedIds
 from ferryman.engine.runner.base import IsolatingRunner, PickledPlan, Runner, run_isolating
@@ -248,7 +248,7 @@ class PreviewRun:
             counts = count_reasons(splits) - picked + detection.unread_entries.count_except(detection.picked)
         preview.unread = counts.pop(Reason.LOOK, 0)
         preview.more = dict(counts)
-        nodes = NodeBreakers(self._plan, lambda _: None, time.monotonic)
+        nodes = NodeBreakers(self._plan, BreakerRegistry(self._plan, lambda _: None), time.monotonic)
         nodes.record_reports(report for each in samples for report in each.staged.nodes)
         for hint in nodes.hints():
             self._add_message(preview, hint)

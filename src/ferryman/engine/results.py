@@ -201,7 +201,7 @@ class NodeStates:
     failing: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Node -> batch -> number of documents that failed there with unforeseen errors since the last successful call."""
     unreached: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Node -> some of the documents that failed there with connection errors at their first attempt, since the last
+    """Node -> some of the documents that failed there with transient errors at their first attempt, since the last
     successful call."""
 
 
@@ -220,7 +220,7 @@ class NodeReport(NamedTuple):
     failing: tuple[tuple[str, int], ...] = ()
     """(batch, number of documents) that failed there with unforeseen errors since the last successful call."""
     unreached: tuple[str, ...] = ()
-    """Some of the documents that failed there with connection errors at their first attempt, since the last successful
+    """Some of the documents that failed there with transient errors at their first attempt, since the last successful
     call."""
     returned_none: int = 0
     """Number of calls that returned None, if the step returned nothing else."""

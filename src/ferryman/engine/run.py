@@ -40,7 +40,7 @@ from ferryman.engine.summary import Summary as Summary
 from ferryman.engine.summary import describe_staged
 from ferryman.engine.tasks import LogBatch, WaveBatch
 from ferryman.engine.transform.phase import TransformPhase
-from ferryman.notify import Reporter, Stopped
+from ferryman.notify import Reporter
 from ferryman.observe import Observer
 from ferryman.plan import NotifyTarget
 from ferryman.records.rows import now_us
@@ -86,8 +86,8 @@ class Run:
         self._wave_bytes = wave_bytes
         self._sleep = sleep
         self._pickled_plan = PickledPlan.of(state.plan)
-        self._destination_breakers = BreakerRegistry("destination", self._add_message, clock)
-        self._dispatcher = Dispatcher(state, self._pickled_plan, runner, self._destination_breakers, pace_s=pace_s)
+        self._breakers = BreakerRegistry(state.plan, self._add_message, clock)
+        self._dispatcher = Dispatcher(state, self._pickled_plan, runner, self._breakers, pace_s=pace_s)
         self._sequence_guard = SequenceGuard(state, self._dispatcher, self._add_message)
         self._summary = Summary()
         self._reporter = Reporter(state, [*state.plan.notified, *notify], self._add_message)
@@ -99,7 +99,7 @@ class Run:
         self._backlog_reported = self._endless = False
         self._waited = 0.0
         self._progress = ProgressReader(state.local_scratch / _PROGRESS_FOLDER, observer)
-        self._nodes = NodeBreakers(state.plan, self._add_message, clock)
+        self._nodes = NodeBreakers(state.plan, self._breakers, clock)
         self._unlisted = UnlistedDocuments(state.plan, clock)
         self._logs = Logs(state, self._nodes, self._add_message)
         self._transform = TransformPhase(
@@ -144,7 +144,7 @@ class Run:
             endless: the run is never restarted, so nodes that failed permanently are tried again later.
             until: monotonic time; do not wait for work that comes due later.
         """
-        self._endless = self._destination_breakers.endless = self._nodes.breakers.endless = endless
+        self._endless = self._breakers.endless = endless
         if endless:
             del self._summary.messages[:-_KEPT_MESSAGES]
         if scan:
@@ -167,12 +167,7 @@ class Run:
     def notify(self, least_s: float = 0.0) -> None:
         """Notify the plan's targets of news since the last notification, unless that was less than ``least_s`` seconds
         ago."""
-        kinds = {node.name: node.kind for node in self._plan.nodes}
-        stopped = [
-            Stopped(name, kinds.get(name, "node"), t.why, t.permanent) for name, t in self._destination_breakers.items()
-        ]
-        stopped += self._nodes.stopped()
-        self._reporter.report(stopped, least_s)
+        self._reporter.report(self._breakers.stopped(), least_s)
 
     def due_s(self) -> float | None:
         """Return the seconds until there is work that needs no scan; None: nothing is pending."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import time
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from urllib.parse import urljoin, urlsplit
 
 from ferryman import limits
+from ferryman.breaker import BreakerEvent, Breakers
 from ferryman.document import Document
 from ferryman.errors import BadDocument, PermanentError, TransientError, Unavailable
 from ferryman.net import allowed_addresses
@@ -70,6 +72,8 @@ class fetch_url:
     max_bytes: int = limits.MAX_FILE_BYTES
     redirects: int = limits.FETCH_REDIRECTS
     hosts: str | Sequence[str] = ()
+    # Unavailable hosts, which this process does not contact for now.
+    _unavailable: Breakers = dataclasses.field(default_factory=Breakers, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         field_name(self.field, "field")
@@ -130,12 +134,12 @@ class fetch_url:
         from ferryman.net import http
 
         started = time.monotonic()
-        until, why = _unavailable_until.get(_host_of(url), (started, ""))
-        if started < until:
-            raise Unavailable(why, scope=_host_of(url))
+        if (breaker := self._unavailable.blocking(_host_of(url))) is not None:
+            raise Unavailable(breaker.why, scope=_host_of(url))
         headers = {"accept-encoding": "gzip"}
         try:
             with http.exchange(_pool(os.getpid()), "GET", url, headers, self.timeout_s, deadline=deadline) as answer:
+                self._unavailable.succeed(_host_of(url))
                 yield answer
         except http.NotSent as e:
             why = f"{net.redact(url)}: {e}"
@@ -143,16 +147,23 @@ class fetch_url:
                 raise BadDocument(f"{why}. Correct it.") from None
             if e.unknown_host:  # more often a dead link than a host that cannot be reached for now
                 raise TransientError(why) from None
-            raise _mark_unavailable(started, url, why) from None
+            raise self._mark_unavailable(started, url, why) from None
         except http.Unanswered as e:
             raise TransientError(f"{net.redact(url)}: {e}") from None
+
+    def _mark_unavailable(self, started: float, url: str, why: str) -> Unavailable:
+        """Note that a host is unavailable, and return the error. It is not contacted for as long as the failed attempt
+        took, so that not each of a thousand documents waits for it, and other hosts get at least half of the time."""
+        wait_s = max(time.monotonic() - started, limits.BACKOFF_FIRST_S)
+        self._unavailable.fail(_host_of(url), BreakerEvent.UNAVAILABLE, why, wait_s)
+        return Unavailable(why, scope=_host_of(url))
 
     def _content(self, answer: BaseHTTPResponse, url: str, deadline: float) -> bytes:
         """Read the content of a successful answer; raise for all others."""
         if not 200 <= answer.status < 300:
             status = f"{net.redact(url)}: answered {answer.status} {answer.reason or ''}".rstrip()
             if answer.status == net.TOO_MANY_REQUESTS:
-                raise _mark_unavailable(time.monotonic(), url, status)
+                raise self._mark_unavailable(time.monotonic(), url, status)
             if net.is_retryable(answer.status):
                 raise TransientError(status)
             raise PermanentError(f"{status}. Correct the URL, or drop the document.")
@@ -177,18 +188,6 @@ def _pool(process: int) -> PoolManager:
     from ferryman.net import http
 
     return http.pool(allowed_addresses.process_reach())
-
-
-_unavailable_until: Final[dict[str, tuple[float, str]]] = {}
-"""Unavailable hosts that this process does not contact for now -> until when (monotonic), and why."""
-
-
-def _mark_unavailable(started: float, url: str, why: str) -> Unavailable:
-    """Note that a host is unavailable, and return the error. It is not contacted for as long as the failed attempt
-    took, so that not each of a thousand documents waits for it, and other hosts get at least half of the time."""
-    now = time.monotonic()
-    _unavailable_until[_host_of(url)] = now + max(now - started, limits.BACKOFF_FIRST_S), why
-    return Unavailable(why, scope=_host_of(url))
 
 
 def _host_of(url: str) -> str:

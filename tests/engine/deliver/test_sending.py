@@ -227,11 +227,12 @@ def test_under_at_most_once_a_chunk_that_raises_is_unknown(place: Path, error: t
     trial = PlanWorld(place).build(out=out, batch=4)
     trial.put(*(f"d{i}" for i in range(8)))
     trial.run()
-    assert sizes(out) == [4, 4]
+    sent = [4, 1, 1, 1, 1] if issubclass(error, OSError) else [4, 4]  # after a broken connection each risks only itself
+    assert sizes(out) == sent
     assert trial.counts() == {"delivered": 4, "in_doubt": 4}
     assert "cannot take d1" in trial.deliveries(status="in_doubt")[0]["message"]
     trial.run()
-    assert sizes(out) == [4, 4]
+    assert sizes(out) == sent
 
 
 @pytest.mark.parametrize("end", [SystemExit, KeyboardInterrupt])

@@ -15,6 +15,7 @@ import numpy as np
 
 from ferryman.destinations.base import Destination
 from ferryman.engine.breakers import BreakerRegistry
+from ferryman.engine.deliver.doubts import Doubts
 from ferryman.engine.deliver.sending import Lane, LaneReport, Pass, context_of
 from ferryman.engine.deliver.turn import Hung, ThreadCaller
 from ferryman.engine.keyed.phase import KeyUpdates
@@ -29,6 +30,11 @@ from ferryman.storage.delta import DataFile
 _UNASKED: Final = "ferryman.unasked "
 """Prefix of application ids (on the outbox), followed by the name of a destination that did not answer when asked what
 it has of this state. The number is the next free sequence at the first attempt; 0: it has answered since."""
+
+
+_TAKES: Final = "ferryman.takes "
+"""Prefix of application ids (on the outbox), followed by the name of a destination that has refused a chunk for its
+size. The number is the largest chunk that it has accepted instead, in bytes."""
 
 
 def _ask_destination(node: DestinationNode, *questions: Callable[[], Any]) -> Any:
@@ -62,6 +68,7 @@ class Dispatcher:
         self._heads = KeyHeads(state, ended_holds=errors_node(state.plan.nodes) is None)
         self._isolated: set[str] = set()
         """Destinations that killed a worker or hung in their last pass, and are therefore called in a child process."""
+        self._doubts = Doubts()
         self.breakers = breakers
 
     def deliver(
@@ -117,14 +124,16 @@ class Dispatcher:
         for (node, _), (reports, failure) in zip(work, outcomes, strict=True):
             if failure:
                 failures.append(f"destination {node.name}: {failure}")
-            self._update_breaker(node.name, reports)
+            self._update_breaker(node, reports)
         return failures
 
     def messages(self) -> Iterator[str]:
         """Yield a line for each destination that has not received everything, with the reason and what to do."""
         for name, breaker in self.breakers.items():
+            if not self.breakers.is_destination(name):
+                continue
             remedy = "fix it and run again" if breaker.permanent else "run again when it is back"
-            yield f"destination {name}: {breaker.why}. Its documents are kept: {remedy}."
+            yield f"{self.breakers.label(name)}: {breaker.why}. Its documents are kept: {remedy}."
         for name in self._nodes:
             if behind := self._heads.behind(name):
                 yield (
@@ -258,7 +267,11 @@ class Dispatcher:
             keys = [(file.path, first_sequence(file)) for file in each]
             min(lanes, key=len).extend(OutboxFile(path, key, order.get(key)) for path, key in keys)
         settled = min(map(first_sequence, self._files_of(node.name)))
-        return [Lane(node.name, each, node.name in self._isolated, settled) for each in lanes]
+        doubt = self._doubts.doubt(
+            node.name,
+            most_bytes=self._state.outbox.transaction(f"{_TAKES}{node.name}"),
+        )
+        return [Lane(node.name, each, node.name in self._isolated, settled, doubt) for each in lanes]
 
     def _files_of(self, destination: str) -> list[DataFile]:
         """Return all outbox files of a destination, even if all their rows are held for review."""
@@ -299,15 +312,38 @@ class Dispatcher:
         except EngineError as e:
             return [], str(e)
 
-    def _update_breaker(self, destination: str, reports: list[LaneReport]) -> None:
+    def _update_breaker(self, node: DestinationNode, reports: list[LaneReport]) -> None:
+        """Close or open a destination's breaker by the reports of its lanes, or doubt it: see ``deliver.doubts``."""
+        name = node.name
+        for report in reports:
+            self._doubts.note_alone(name, report.alone)
+        self._note_taken_size(name, [report.takes_bytes for report in reports if report.takes_bytes])
         failed = next((r for r in reports if r.trouble), None)
-        if failed is not None:
+        if failed is None:
+            if reports:
+                self._doubts.note_success(name)
+                self.breakers.record_success(name)
+        elif self._is_doubtful(node, failed) and self._check(node):
+            self.breakers.record_suspicion(name, failed.trouble)
+        elif not self.breakers.blocked(name):  # or else ``check`` has failed
             # If Spark has ended the stage, its other lanes may still be inside a call, at most until the call's time
             # limit.
-            outlast_s = self._nodes[destination].policy.send_timeout if failed.others else 0.0
-            self.breakers.record_failure(destination, failed.trouble, permanent=failed.permanent, at_least_s=outlast_s)
-        elif reports:
-            self.breakers.record_success(destination)
+            outlast_s = node.policy.send_timeout if failed.others else 0.0
+            self.breakers.record_failure(name, failed.trouble, permanent=failed.permanent, at_least_s=outlast_s)
+
+    def _is_doubtful(self, node: DestinationNode, report: LaneReport) -> bool:
+        """Return whether another pass may show that rows are to blame for what stopped this lane."""
+        if not report.stopped_at or node.destination.in_order:
+            return False
+        if report.hung:
+            return self._doubts.note_hung(node.name, report.stopped_at)
+        return self._doubts.note_stopped(node.name)
+
+    def _note_taken_size(self, destination: str, sizes: list[int]) -> None:
+        """Record, for this run and later ones, the largest chunk that a destination takes."""
+        note, outbox = f"{_TAKES}{destination}", self._state.outbox
+        if sizes and min(sizes) != outbox.transaction(note):
+            outbox.commit("epoch", transactions={note: min(sizes)})
 
 
 class _CallOnLast:

@@ -8,6 +8,9 @@ Steps for each chunk, and what a kill at that step means:
 4. record the outcomes durably             (not under exactly-once, where repeating is harmless)
 5. at the end of a file, and about every second, even during a ``write``: write the rows' ledger events to a data file,
    and record a result that names it
+
+A chunk that fails as if the whole destination did ends the lane. If the destination's ``check`` succeeds nevertheless,
+the driver doubts it (``deliver.doubts``), and the next pass sends such a chunk in halves.
 """
 
 from __future__ import annotations
@@ -26,7 +29,18 @@ import pyarrow.compute as pc
 
 from ferryman import crash, limits
 from ferryman.destinations.base import Delivery, DestinationContext, Outcome
-from ferryman.engine.deliver.turn import Hung, Killed, LaneStop, Turn, is_universal, row_result
+from ferryman.engine.deliver.doubts import LaneDoubt
+from ferryman.engine.deliver.turn import (
+    Hung,
+    Killed,
+    LaneStop,
+    Turn,
+    alone_outcome,
+    is_doubtful,
+    is_universal,
+    row_result,
+    universal_outcome,
+)
 from ferryman.engine.results import Attempts
 from ferryman.engine.runner.base import PickledPlan
 from ferryman.engine.send_order import KeyOrder, OutboxFile
@@ -74,6 +88,9 @@ _SENT: Final = (
 class FileDelivery:
     """Delivers one outbox file: its eligible rows, which every attempt of a pass splits into the same chunks.
 
+    Args:
+        alone: deliver the rows that are sent last, each alone; False: all others.
+
     Attributes:
         row_positions: positions in the file of the eligible rows. Other methods count rows by their index in this
             array.
@@ -86,10 +103,12 @@ class FileDelivery:
             outcome other than ok).
     """
 
-    def __init__(self, turn: Turn, file: OutboxFile) -> None:
+    def __init__(self, turn: Turn, file: OutboxFile, *, alone: bool = False) -> None:
         self.turn = turn
         self.file = file
+        self.alone = alone
         self.policy: Policy = turn.node.policy
+        self.most_rows, self.most_bytes = self._largest_chunk()
         path = local_copy(turn.root / "outbox" / file.path)
         table = read_part(path, OUTBOX_SMALL)
         self.row_positions, self.table = self._select_eligible(table)
@@ -117,6 +136,16 @@ class FileDelivery:
             self.contents.close()
             self._write_part()
 
+    def _largest_chunk(self) -> tuple[int, int]:
+        """Return the largest chunk, in rows and in bytes."""
+        doubt, policy = self.turn.doubt, self.policy
+        if self.alone or (doubt.doubted and self.turn.at_most_once):
+            return 1, policy.batch_bytes
+        return (
+            policy.batch if doubt.most_rows is None else min(policy.batch, doubt.most_rows),
+            policy.batch_bytes if doubt.most_bytes is None else min(policy.batch_bytes, doubt.most_bytes),
+        )
+
     def _select_eligible(self, table: pa.Table) -> tuple[np.ndarray[Any, Any], pa.Table]:
         """Select rows that are due and not held back by an earlier row of their document or key. Returns their
         positions in the file, and the table of these rows."""
@@ -127,7 +156,11 @@ class FileDelivery:
         if (order := self.file.order) is not None:
             first, held = (pc.is_in(table["row"], value_set=pa.array(rows, table["row"].type)) for rows in order)
             mask = pc.and_not(pc.or_(mask, first), held)
-        self.keys = KeyOrder(self.turn.held_keys, table, np.asarray(mask))
+        mask = np.asarray(mask)
+        last = np.array([n - self.file.key for n in self.turn.doubt.last], dtype=np.int64)
+        sent_last = np.isin(table["row"].to_numpy(), last) & mask
+        self.rows_sent_last: np.ndarray[Any, Any] = np.sort(table["row"].to_numpy()[sent_last])
+        self.keys = KeyOrder(self.turn.held_keys, table, sent_last if self.alone else mask & ~sent_last)
         places = np.flatnonzero(self.keys.eligible)
         return places, table if len(places) == table.num_rows else table.take(pa.array(places)).combine_chunks()
 
@@ -153,7 +186,7 @@ class FileDelivery:
                 yield RowResult(row, statuses[digest], "", 0, None)
 
     def _chunks(self) -> Iterator[tuple[int, int]]:
-        """Yield chunks as (start, end), of at most ``batch`` rows and ``batch_bytes``, and load the content of each.
+        """Yield chunks as (start, end), of at most ``most_rows`` and ``most_bytes``, and load the content of each.
 
         Each row group is decoded once: rows that are left over go into the next chunk.
         """
@@ -161,19 +194,29 @@ class FileDelivery:
         held, sizes = pa.table({}), np.array([], dtype=np.int64)
         start = 0
         while start < len(self.row_positions):
-            while len(sizes) < self.policy.batch and sizes.sum() <= self.policy.batch_bytes:
+            while len(sizes) < self.most_rows and sizes.sum() <= self.most_bytes:
                 if (group := next(groups, None)) is None:
                     break
                 held = pa.concat_tables([held, group[0]]) if len(sizes) else group[0]
                 sizes = np.concatenate([sizes, group[1]])
-            ends = np.cumsum(sizes[: self.policy.batch])
-            rows = max(1, int(np.searchsorted(ends, self.policy.batch_bytes, side="right")))
+            ends = np.cumsum(sizes[: self.most_rows])
+            rows = max(1, int(np.searchsorted(ends, self.most_bytes, side="right")))
+            rows = self._end_before_row_sent_last(start, start + rows) - start
             if not self.turn.node.destination.holds_keys:
                 rows = self.keys.chunk_end(start, start + rows) - start
             self.content, held, sizes = held.slice(0, rows), held.slice(rows), sizes[rows:]
             self.content_start = start
             yield start, start + rows
             start += rows
+
+    def _end_before_row_sent_last(self, start: int, end: int) -> int:
+        """Return where a chunk must end, so that no row that is sent last lies in its range."""
+        if self.alone or not len(self.rows_sent_last):
+            return end
+        at = int(np.searchsorted(self.rows_sent_last, self.row_numbers[start]))
+        if at == len(self.rows_sent_last):
+            return end
+        return min(end, int(np.searchsorted(self.row_numbers, self.rows_sent_last[at])))
 
     def _read_groups(self) -> Iterator[tuple[pa.Table, np.ndarray[Any, Any]]]:
         """Yield the content of the rows, one table per row group, with the bytes of each row.
@@ -191,7 +234,7 @@ class FileDelivery:
             except Exception as e:
                 if not self._is_too_large_for_memory(e, start, end):
                     raise
-                yield _NO_CONTENT, np.array([self.policy.batch_bytes + 1])
+                yield _NO_CONTENT, np.array([self.most_bytes + 1])
             else:
                 yield group, _sizes(group)
                 del group  # before the next one is read
@@ -236,11 +279,17 @@ class FileDelivery:
         except Hung as e:
             raise LaneStop(f"write: {e}", hung=True) from e
         except Exception as e:
-            stop = LaneStop(describe(e), isinstance(e, PermanentError)) if is_universal(e) else None
+            sequences = self._sequences(range(start, end))
+            stop = (
+                LaneStop(describe(e), isinstance(e, PermanentError), sequences=sequences) if is_universal(e) else None
+            )
             outcomes = [Outcome("unknown", describe(e))] * len(chunk)
         crash.point("deliver.sent")
+        turn.note_answers(outcomes)
+        indexes = _leave_out(range(start, end), waiting)
+        outcomes = self._blame(indexes, outcomes)
         self._note(rows, start, end, self._merge_outcomes(waiting, outcomes, start, end))  # 4
-        stop = stop or _universal_stop(outcomes) or turn.check_same_error(outcomes)
+        stop = stop or self._universal_stop(indexes, outcomes) or turn.check_same_error(outcomes)
         if stop is not None:
             raise stop
 
@@ -252,17 +301,27 @@ class FileDelivery:
         waiting = self.keys.waiting(start, end)
         if len(waiting) == end - start:
             return
+        indexes = _leave_out(range(start, end), waiting)
+        hung: LaneStop | None = None
         try:
-            outcomes = self._write_or_split(_leave_out(range(start, end), waiting))  # 3
+            outcomes = self._write_or_split(indexes)  # 3
+            self.turn.note_answers(outcomes)
+            if self.turn.doubt.doubted and not self.alone:
+                outcomes = self._halve(indexes, outcomes)
         except Hung as e:
-            raise LaneStop(f"write: {e}", hung=True) from e
+            hung = LaneStop(f"write: {e}", hung=True, sequences=self._sequences(indexes))
+            outcomes = self._blame_hung(indexes, e)
+            if outcomes is None:
+                raise hung from e
+        outcomes = self._blame(indexes, outcomes)
         crash.point("deliver.sent")
         every = self._merge_outcomes(waiting, outcomes, start, end)
         if self.turn.exactly_once:
             self.pending.append((start, end, self._row_results(start, end, every)))
         else:
             self._note(rows, start, end, every)  # 4
-        if (stop := _universal_stop(outcomes) or self.turn.check_same_error(outcomes)) is not None:
+        stop = hung or self._universal_stop(indexes, outcomes) or self.turn.check_same_error(outcomes)
+        if stop is not None:
             raise stop
         self._write_part_in_time()
 
@@ -286,7 +345,7 @@ class FileDelivery:
             why = describe_memory_error(e, self._content_bytes(indexes)) if is_failed_allocation(e) else describe(e)
             permanent = isinstance(e, PermanentError)
             if is_universal(e):
-                return [Outcome("permanent" if permanent else "transient", why, True)] * len(chunk)
+                return [universal_outcome(e, why)] * len(chunk)
             if isinstance(e, Killed) and len(chunk) == 1:
                 if deaths + 1 < self.policy.attempts:
                     return self._write_or_split(indexes, deaths + 1)
@@ -306,6 +365,82 @@ class FileDelivery:
             if outcomes[-1].universal:
                 return outcomes + [outcomes[-1]] * (len(chunk) - len(outcomes))
         return outcomes
+
+    # -- rows that fail as if the whole destination did ----------------------------------------------
+
+    def _halve(self, indexes: Sequence[int], outcomes: list[Outcome] | None) -> list[Outcome] | None:
+        """Send in halves what failed as if the whole destination did; return the outcomes, of which only those of rows
+        that failed so alone are still universal.
+
+        If all rows are accepted in smaller chunks, the chunk was too large.
+        """
+        failed = [] if outcomes is None else [at for at, o in zip(indexes, outcomes, strict=True) if is_doubtful(o)]
+        if not failed or outcomes is None or len(indexes) == 1:
+            return outcomes
+        by_index = dict(zip(indexes, outcomes, strict=True))
+        middle = max(1, len(failed) // 2)
+        accepted_bytes = 0
+        for half in filter(None, (failed[:middle], failed[middle:])):
+            if not (self.turn.may_doubt() and self.turn.may_send()):
+                break
+            self.turn.reopen()
+            answers = self._write_or_split(half)
+            self.turn.note_answers(answers)
+            if len(half) == 1:
+                self.turn.sent_alone.update(self._sequences(half))
+            if answers is None:
+                accepted_bytes = max(accepted_bytes, self._content_bytes(half))
+            else:
+                answers = self._halve(half, answers)
+            by_index.update(zip(half, answers or repeat(Outcome.ok()), strict=False))
+        if accepted_bytes and len(failed) == len(indexes) and not any(o.universal for o in by_index.values()):
+            self.turn.takes_bytes = min(self.turn.takes_bytes or accepted_bytes, accepted_bytes)
+        return [by_index[at] for at in indexes]
+
+    def _blame(self, indexes: Sequence[int], outcomes: list[Outcome] | None) -> list[Outcome] | None:
+        """Return the outcomes after deciding about rows that failed alone as if the whole destination did.
+
+        The first time they stay pending, and the driver has them sent last, alone, in another pass. There the row is to
+        blame if others were accepted in this pass, or in the one in which it failed first.
+        """
+        turn = self.turn
+        if outcomes is None:
+            return None
+        sequences = self._sequences(indexes)
+        if not self.alone:
+            if turn.doubt.doubted:
+                turn.sent_alone.update(sequences if len(sequences) == 1 else ())
+                failed = zip(sequences, outcomes, strict=True)
+                turn.alone.update((n, o) for n, o in failed if is_doubtful(o) and n in turn.sent_alone)
+            return outcomes
+        return [
+            alone_outcome(o) if is_doubtful(o) and (turn.accepted or n in turn.doubt.proven) else o
+            for n, o in zip(sequences, outcomes, strict=True)
+        ]
+
+    def _blame_hung(self, indexes: Sequence[int], error: Hung) -> list[Outcome] | None:
+        """Return the outcome of a row that was sent alone and hung, if the row is to blame; None: it is not known."""
+        proven = self.turn.doubt.proven.issuperset(self._sequences(indexes))
+        return [Outcome("unforeseen", str(error), True)] if self.alone and (self.turn.accepted or proven) else None
+
+    def _universal_stop(self, indexes: Sequence[int], outcomes: list[Outcome] | None) -> LaneStop | None:
+        """Return what stops the lane because the whole destination fails; None: continue."""
+        sequences = self._sequences(indexes)
+        for sequence, outcome in zip(sequences, outcomes or (), strict=False):
+            stop = LaneStop(plain_text(outcome.why), outcome.kind == "permanent", sequences=sequences)
+            if outcome.universal and not is_doubtful(outcome):
+                stop.sequences = ()
+                return stop
+            if outcome.universal and not self.turn.may_doubt():
+                return stop
+            if outcome.universal and sequence not in self.turn.alone:
+                # In a doubted lane the time is up before this row was sent alone.
+                return LaneStop() if self.turn.doubt.doubted and not self.alone else stop
+        return LaneStop() if self.turn.takes_bytes else None
+
+    def _sequences(self, indexes: Sequence[int]) -> list[int]:
+        """Return the sequences of rows."""
+        return [int(self.row_numbers[at]) + self.file.key for at in indexes]
 
     # -- both --------------------------------------------------------------------------------------
 
@@ -420,7 +555,7 @@ class FileDelivery:
         """Write ledger events (step 5) of all chunks since the last time, one file for each run of adjacent chunks."""
         runs: list[list[tuple[int, int, list[RowResult]]]] = []
         for chunk in self.pending:
-            if runs and runs[-1][-1][1] == chunk[0]:
+            if runs and runs[-1][-1][1] == chunk[0] and not self._is_row_sent_last_between(chunk[0]):
                 runs[-1].append(chunk)
             else:
                 runs.append([chunk])
@@ -438,6 +573,11 @@ class FileDelivery:
             crash.point("deliver.part")
             self._publish(rows, start, end, results, part)
         self.last_published = time.monotonic()
+
+    def _is_row_sent_last_between(self, start: int) -> bool:
+        """Return whether a row that another ``FileDelivery`` of this pass sends may lie before this row: then no range
+        spans the two."""
+        return bool(len(self.rows_sent_last)) and bool(self.row_numbers[start - 1] + 1 != self.row_numbers[start])
 
     def _publish(
         self, rows: Rows, start: int, end: int, results: list[RowResult], part: tuple[str, int, int] | None
@@ -464,13 +604,6 @@ def _sizes(content: pa.Table) -> np.ndarray[Any, Any]:
     return np.asarray(sum(columns), dtype=np.int64)
 
 
-def _universal_stop(outcomes: list[Outcome] | None) -> LaneStop | None:
-    for outcome in outcomes or ():
-        if outcome.universal:
-            return LaneStop(plain_text(outcome.why), outcome.kind == "permanent")
-    return None
-
-
 # Deliver, in the workers: the task that delivers a lane.
 
 
@@ -483,6 +616,7 @@ class Lane(NamedTuple):
     """A worker died over this destination, or it hung: it is called in a child process."""
     settled: int = 0
     """Deliveries with lower sequences are settled: they are never sent again."""
+    doubt: LaneDoubt = LaneDoubt()
 
 
 class LaneReport(NamedTuple):
@@ -497,6 +631,12 @@ class LaneReport(NamedTuple):
     """A call of the destination was abandoned."""
     others: bool = False
     """Other lanes of this destination may still be inside a call."""
+    stopped_at: tuple[int, ...] = ()
+    """Sequences of the rows whose ``write`` failed as if the whole destination did, or hung."""
+    alone: tuple[int, ...] = ()
+    """Sequences of rows that failed so alone, while others were accepted."""
+    takes_bytes: int = 0
+    """Largest chunk, in bytes, that was accepted in place of a larger one that was not; 0: there was none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -537,14 +677,13 @@ class Pass:
             isolated=lane.isolated,
             progress_folder=self.progress_folder,
             ended_holds=errors_node(plan.nodes) is None,
+            doubt=lane.doubt,
         )
-        context = context_of(plan, node, self.number, sender_of(path_of(self.root)), lane.settled)
         stopped = LaneStop()
         try:
-            _call_for_lane(turn, node.destination.open, context)
-            for file in lane.files:
-                FileDelivery(turn, file).deliver()
-            _call_for_lane(turn, node.destination.close)
+            turn.open(context_of(plan, node, self.number, sender_of(path_of(self.root)), lane.settled))
+            _deliver_files(turn, lane.files)
+            turn.close()
         except LaneStop as stop:
             stopped = stop
         turn.end()
@@ -552,7 +691,31 @@ class Pass:
             journal.give_up(self.number, node.name, stopped.why)
             crash.point("deliver.hung")
             os._exit(1)
-        return LaneReport(node.name, stopped.why, stopped.permanent, stopped.hung)
+        alone = tuple(turn.alone) if turn.accepted else ()
+        return LaneReport(
+            node.name,
+            stopped.why,
+            stopped.permanent,
+            stopped.hung,
+            stopped_at=tuple(stopped.sequences),
+            alone=alone,
+            takes_bytes=turn.takes_bytes,
+        )
+
+
+def _deliver_files(turn: Turn, files: Sequence[OutboxFile]) -> None:
+    """Deliver files: first the rows that nothing is known against, then those that failed alone."""
+    with_last = []
+    for file in files:
+        delivery = FileDelivery(turn, file)
+        delivery.deliver()
+        if len(delivery.rows_sent_last):
+            with_last.append(file)
+    for file in with_last:
+        FileDelivery(turn, file, alone=True).deliver()
+    if turn.alone and not turn.accepted:
+        outcome = next(iter(turn.alone.values()))
+        raise LaneStop(plain_text(outcome.why), outcome.kind == "permanent", sequences=[*turn.alone])
 
 
 def context_of(
@@ -568,14 +731,3 @@ def context_of(
     return DestinationContext(
         plan.name, plan.version, node.name, number, guarantee, sender.state, settled, sender.version
     )
-
-
-def _call_for_lane(turn: Turn, function: Any, *args: Any) -> None:
-    """Call ``open`` or ``close``; an error concerns the whole destination, so it stops the lane."""
-    try:
-        turn.call(function, *args)
-    except Hung as e:
-        raise LaneStop(f"{function.__name__}: {e}", hung=True) from e
-    except Exception as e:
-        why = f"{function.__name__}: {describe_memory_error(e)}" if is_failed_allocation(e) else describe(e)
-        raise LaneStop(why, isinstance(e, PermanentError)) from e

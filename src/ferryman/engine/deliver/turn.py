@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
 from ferryman import limits
 from ferryman.destinations.base import Destination, Guarantee, Outcome
+from ferryman.engine.deliver.doubts import LaneDoubt
 from ferryman.engine.live import ProgressWriter
 from ferryman.engine.results import Attempts
 from ferryman.engine.retries import judge_failure
 from ferryman.engine.runner.child import Child, Died, TooLong
 from ferryman.engine.send_order import HeldKeys
-from ferryman.errors import DeliveryError, Unavailable, WorkerDied, as_exception, plain_text
+from ferryman.errors import (
+    DeliveryError,
+    PermanentError,
+    Unavailable,
+    WorkerDied,
+    as_exception,
+    describe,
+    plain_text,
+)
+from ferryman.memory import describe_memory_error, is_failed_allocation
+from ferryman.net.faults import is_connection_error
 from ferryman.plan import DestinationNode, Policy
 from ferryman.records.rows import UNTOUCHED, RowResult, Rows, Status
 from ferryman.state.journal import Journal
@@ -23,11 +35,19 @@ from ferryman.storage.files import StatePath
 
 
 class LaneStop(Exception):
-    """Raised to end a lane; its remaining rows stay pending. ``hung``: a call was abandoned."""
+    """Raised to end a lane; its remaining rows stay pending.
 
-    def __init__(self, why: str = "", permanent: bool = False, *, hung: bool = False) -> None:
+    Attributes:
+        hung: a call was abandoned.
+        sequences: of the rows whose ``write`` failed as if the whole destination did, or hung; (): the rows played no
+            part.
+    """
+
+    def __init__(
+        self, why: str = "", permanent: bool = False, *, hung: bool = False, sequences: Sequence[int] = ()
+    ) -> None:
         super().__init__(why, permanent)
-        self.why, self.permanent, self.hung = why, permanent, hung
+        self.why, self.permanent, self.hung, self.sequences = why, permanent, hung, sequences
 
 
 class Turn:
@@ -42,6 +62,10 @@ class Turn:
         exactly_once: the guarantee is exactly-once, so sending again has no effect.
         deadline: monotonic time; chunks that were not started by then stay pending.
         claimed_elsewhere: chunks that another worker has claimed.
+        accepted: the destination has answered for a row in this pass, and not for all rows alike.
+        alone: sequence of each row that failed alone in this pass as if the whole destination did -> the outcome.
+        sent_alone: sequences of rows that were sent alone and failed so.
+        takes_bytes: largest chunk that was accepted in halves of one that was not; 0: there was none.
         held_keys: keys with an export that was not delivered.
     """
 
@@ -57,7 +81,17 @@ class Turn:
         isolated: bool = False,
         progress_folder: str = "",
         ended_holds: bool = True,
+        doubt: LaneDoubt | None = None,
     ) -> None:
+        self.doubt = doubt or LaneDoubt()
+        self.accepted = False
+        self.alone: dict[int, Outcome] = {}
+        self.takes_bytes = 0
+        self.sent_alone: set[int] = set()
+        self._failures_in_a_row = 0
+        """Sends since the last one that was accepted."""
+        self._context: tuple[Any, ...] = ()
+        """Arguments of ``open``."""
         self.progress = ProgressWriter(progress_folder)
         self.root = root
         self.node = node
@@ -83,6 +117,42 @@ class Turn:
     def call(self, function: Callable[..., Any], *args: Any, meanwhile: Callable[[], object] = lambda: None) -> Any:
         """Call the destination; raises what it raises, and ``Hung``."""
         return self._caller.call(function, *args, timeout_s=self.node.policy.send_timeout, meanwhile=meanwhile)
+
+    def open(self, *context: Any) -> None:
+        """Open the destination."""
+        self._context = context
+        self._call_for_lane(self.node.destination.open, *context)
+
+    def close(self) -> None:
+        """Close the destination."""
+        self._call_for_lane(self.node.destination.close)
+
+    def reopen(self) -> None:
+        """Close and open the destination after a ``write`` that failed as a whole: its connection may be broken."""
+        with contextlib.suppress(Exception):
+            self.call(self.node.destination.close)
+        self.open(*self._context)
+
+    def _call_for_lane(self, function: Any, *args: Any) -> None:
+        """Call ``open`` or ``close``; an error concerns the whole destination, so it stops the lane."""
+        try:
+            self.call(function, *args)
+        except Hung as e:
+            raise LaneStop(f"{function.__name__}: {e}", hung=True) from e
+        except Exception as e:
+            why = f"{function.__name__}: {describe_memory_error(e)}" if is_failed_allocation(e) else describe(e)
+            raise LaneStop(why, isinstance(e, PermanentError)) from e
+
+    def may_doubt(self) -> bool:
+        """Return whether another send may show that rows are to blame, not the destination."""
+        return self._failures_in_a_row < limits.DOUBTED_SENDS
+
+    def note_answers(self, outcomes: list[Outcome] | None) -> None:
+        """Record whether the destination has answered for single rows."""
+        if outcomes is None or any(not o.universal and o.kind in _ANSWERS for o in outcomes):
+            self.accepted, self._failures_in_a_row = True, 0
+        else:
+            self._failures_in_a_row += 1
 
     def may_send(self) -> bool:
         """Return whether the pass is open and the deadline has not passed (step 2)."""
@@ -285,6 +355,39 @@ class _DestinationServer:
 def _read_all(answer: Any) -> Any:
     """Return a call's answer, with a generator converted to a list, since consuming it is part of the call."""
     return [*answer] if isinstance(answer, Iterator) else answer
+
+
+_ANSWERS: Final = ("ok", "stale", "permanent", "transient")
+"""Kinds of outcomes by which a destination answers for a row, accepting or refusing it."""
+
+
+def universal_outcome(error: BaseException, why: str) -> Outcome:
+    """Return the outcome of each row of a chunk for an error that concerns the destination as a whole.
+
+    Its kind matters once a row has failed so alone, see ``alone_outcome``.
+    """
+    if isinstance(error, PermanentError):
+        return Outcome("permanent", why, True)
+    declared = isinstance(error, Unavailable) and not is_connection_error(error)
+    return Outcome("away" if declared else "unforeseen", why, True)
+
+
+def is_doubtful(outcome: Outcome) -> bool:
+    """Return whether the rows may be to blame, although this sounds as if the whole destination failed.
+
+    ``Outcome.unavailable`` is believed: the destination has answered, and says itself that it has no room now.
+    """
+    return outcome.universal and outcome.kind != "transient"
+
+
+def alone_outcome(outcome: Outcome) -> Outcome:
+    """Return the outcome of a row that fails as if the whole destination did, each time it is sent alone.
+
+    What raises ``Unavailable`` is retried with patience, as any transient error; a broken connection or a refusal that
+    others do not meet spends attempts.
+    """
+    kind = "transient" if outcome.kind == "away" else "unforeseen"
+    return Outcome(kind, f"each time this is sent, while others are accepted: {plain_text(outcome.why)}")
 
 
 def is_universal(error: BaseException) -> bool:

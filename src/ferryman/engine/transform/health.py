@@ -7,18 +7,23 @@ an error                        what it means for the node
 it says so (``Unavailable``)    it is away: what comes to it from now on is held back, and spends no attempt
 it says so (``Misconfigured``)  the same, until somebody fixes it
 of the connection               after ``brake`` documents in a row, or if all failed so, as if it had said Unavailable
+transient                       if all failed so, or of the connection: as if it had said Unavailable
 unforeseen                      after ``brake`` in a row a second look: as many more, spread over the rest of the task;
                                 if none succeeds, and no other task's did, as if it had said Misconfigured
-transient, permanent, dropped   nothing: the code said on purpose what becomes of its document
+permanent, dropped              nothing: the code said on purpose what becomes of its document
 ==============================  ===========================================================================
 
 If documents come in batches (jobs of the intake queue), unforeseen errors in fewer than ``limits.BRAKE_BATCHES``
 batches are blamed on the documents, however many there are. The second look begins when that many batches have failed
-and none has succeeded, also over several waves.
+and none has succeeded, also over several waves. Transient errors of one batch count like those of one document.
 
-If any call of the node has succeeded in this run, connection errors lead to a second look, too. If all documents of a
-task then fail with connection errors, the documents are to blame, unless at least ``limits.OUTAGE_DOCUMENTS`` documents
-at their first attempt have failed like this since the last success, in this wave and earlier ones.
+If any call of the node has succeeded in this run, connection errors lead to a second look, too; so do transient errors
+as long as no call of the task has succeeded. If all documents of a task then fail with such errors, the documents are
+to blame, unless at least ``limits.OUTAGE_DOCUMENTS`` documents at their first attempt have failed like this since the
+last success, in this wave and earlier ones: a few may be broken for good, and only their patience ends that.
+
+During a second look the node's breaker (``ferryman.breaker``) is half open. A success closes it: the documents are to
+blame.
 """
 
 from __future__ import annotations
@@ -27,11 +32,12 @@ from collections import Counter
 from collections.abc import Collection
 
 from ferryman import limits
-from ferryman.engine.results import OF_NODE, ErrorKind, NodeError, NodeReport, NodeStates
+from ferryman.breaker import Breaker, BreakerEvent, BreakerState
+from ferryman.engine.results import OF_NODE, TRANSIENT, ErrorKind, NodeError, NodeReport, NodeStates
 from ferryman.plan import CalledNode, Plan, StepNode
 from ferryman.plan.nodes import join_names, local_capabilities
 
-_COUNTED = (ErrorKind.CONNECTION, ErrorKind.UNFORESEEN)
+_COUNTED = (*TRANSIENT, ErrorKind.UNFORESEEN)
 
 
 class NodeHealth:
@@ -46,7 +52,10 @@ class NodeHealth:
         self, node: str, brake: int | None, now: NodeStates, rows: int, missing_needs: Collection[str] = frozenset()
     ) -> None:
         self.node = node
+        self._breaker = Breaker()
         self.closed = node in now.blocked or bool(missing_needs)
+        if self.closed:
+            self._breaker.note(BreakerEvent.UNAVAILABLE)
         self._missing_needs = frozenset() if node in now.blocked else frozenset(missing_needs)
         self._turned_away = False
         """Whether a document needed the node while it must not be called."""
@@ -74,9 +83,9 @@ class NodeHealth:
         self._failed_before = now.failing.get(node, {})
         """Batch -> number of documents that failed in earlier waves."""
         self._unreached: set[str] = set()
-        """Some of the documents that failed with connection errors at their first attempt."""
+        """Some of the documents, or batches, that failed with transient errors at their first attempt."""
         self._unreached_before = now.unreached.get(node, frozenset())
-        """Documents of earlier waves that failed with connection errors at their first attempt."""
+        """Documents or batches of earlier waves that failed so."""
         self._last_origin: str | None = None
         """Origin that failed last."""
         self._suspected: NodeError | None = None
@@ -89,7 +98,7 @@ class NodeHealth:
     @property
     def away(self) -> bool:
         """Return whether the node will not be called again in this task."""
-        return self.closed and (self._suspected is None or self._fault is not None)
+        return self._breaker.state in (BreakerState.OPEN, BreakerState.STOPPED)
 
     @property
     def why(self) -> str:
@@ -120,8 +129,9 @@ class NodeHealth:
         self._failing.clear()
         self._unreached.clear()
         self._failed_before, self._unreached_before = {}, frozenset()
-        if self._suspected is not None and self._fault is None:
-            self._suspected, self._documents_at_fault, self.closed = None, True, False
+        if self._breaker.state is BreakerState.HALF_OPEN:
+            self._suspected, self._documents_at_fault = None, True
+            self._note(BreakerEvent.SUCCEEDED)
 
     def note_return(self) -> None:
         """Record that a step returned one or more documents."""
@@ -145,8 +155,8 @@ class NodeHealth:
         elif fault.kind in _COUNTED:
             self._kinds.add(fault.kind)
             self._last_fault = fault
-            if fault.kind is ErrorKind.CONNECTION and not again and len(self._unreached) < limits.OUTAGE_DOCUMENTS:
-                self._unreached.add(origin)
+            if fault.kind in TRANSIENT and not again and len(self._unreached) < limits.OUTAGE_DOCUMENTS:
+                self._unreached.add(batch if batch and fault.kind is ErrorKind.TRANSIENT else origin)
             if origin != self._last_origin:
                 self._last_origin = origin
                 self._count(fault, row, batch)
@@ -165,7 +175,7 @@ class NodeHealth:
         if fault.kind in OF_NODE:
             return True
         away = self._fault is not None and self._fault.kind is not ErrorKind.MISCONFIGURED and not self._stopped
-        return away and fault.kind is ErrorKind.CONNECTION
+        return away and fault.kind in TRANSIENT
 
     def holds(self, fault: NodeError) -> bool:
         """Return whether a document with this fault waits until the node may be called again."""
@@ -211,21 +221,29 @@ class NodeHealth:
         if fault.kind is ErrorKind.CONNECTION and not (self._proven or self._any_success):
             self._close(fault)
         elif not (self._proven and fault.kind is ErrorKind.UNFORESEEN):
-            self._suspected, self.closed = fault, True
+            self._suspected = fault
+            self._note(BreakerEvent.SUSPECTED)
             self._next_row, self._stride = row + 1, max(1, (self._rows - row - 1) // self._brake)
 
     def _suspects_node(self, kind: ErrorKind, brake: int, *, in_batches: bool) -> bool:
         """Return whether so many documents in a row have failed that the node may be to blame."""
+        if kind is ErrorKind.TRANSIENT and (self._any_success or not self._is_outage_plausible()):
+            return False
         if kind is not ErrorKind.UNFORESEEN or not in_batches:
             return self._counted[kind] >= brake
         failed = self._failing | Counter(self._failed_before)  # a batch that failed before may be retried now
         return len(failed) >= limits.BRAKE_BATCHES and failed.total() >= brake
 
     def _all_unreachable(self) -> bool:
-        """Return whether all documents failed with connection errors, and enough of them that the node is to blame."""
-        if self._brake is None or self._any_success or self._kinds != {ErrorKind.CONNECTION}:
+        """Return whether all documents failed with transient errors, and enough of them that the node is to blame."""
+        if self._brake is None or self._any_success or not self._kinds <= {*TRANSIENT}:
             return False
-        return not self._proven or len(self._unreached | self._unreached_before) >= limits.OUTAGE_DOCUMENTS
+        never_reached = not self._proven and self._kinds == {ErrorKind.CONNECTION}
+        return never_reached or self._is_outage_plausible()
+
+    def _is_outage_plausible(self) -> bool:
+        """Return whether enough documents that are tried for the first time failed with transient errors."""
+        return len(self._unreached | self._unreached_before) >= limits.OUTAGE_DOCUMENTS
 
     def _give_up(self, fault: NodeError) -> None:
         """Close the node, because the second look found no success."""
@@ -234,7 +252,13 @@ class NodeHealth:
         self._close(fault)
 
     def _close(self, fault: NodeError) -> None:
-        self._fault, self.closed = fault, True
+        self._fault = fault
+        permanent = self._stopped or fault.kind is ErrorKind.MISCONFIGURED
+        self._note(BreakerEvent.MISCONFIGURED if permanent else BreakerEvent.UNAVAILABLE)
+
+    def _note(self, event: BreakerEvent) -> None:
+        self._breaker.note(event)
+        self.closed = self._breaker.state is not BreakerState.CLOSED
 
 
 def health_of_nodes(plan: Plan, now: NodeStates, rows: int) -> dict[str, NodeHealth]:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
+from ferryman.breaker import BreakerEvent, Breakers
 from ferryman.intake import Batch, Job
 from ferryman.intake.service.errors import SlowHost
 from ferryman.limits import KIB
@@ -37,20 +38,24 @@ class SlowHosts:
     def __init__(
         self, prompt_s: float = PROMPT_S, rate: float = PROMPT_RATE, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.prompt_s, self.rate, self._clock = prompt_s, rate, clock
-        self._until: dict[str, float] = {}
+        self.prompt_s, self.rate = prompt_s, rate
+        self._slow = Breakers(clock)
 
     def raise_if_slow(self, url: str) -> None:
         """Raise ``SlowHost`` if the URL's host is slow."""
-        host = split(url)[1].netloc.rpartition("@")[2]
-        if self._until.get(host, 0.0) > self._clock():
+        if self._slow.blocking(host := _host_of(url)) is not None:
             raise SlowHost(host)
 
     def mark_slow(self, url: str) -> SlowHost:
         """Record that the URL's host is slow. Returns the error to raise."""
-        host = split(url)[1].netloc.rpartition("@")[2]
-        self._until[host] = self._clock() + SLOW_FOR_S
+        host = _host_of(url)
+        self._slow.fail(host, BreakerEvent.UNAVAILABLE, "slow", SLOW_FOR_S)
         return SlowHost(host)
+
+
+def _host_of(url: str) -> str:
+    """Return host and port of a URL."""
+    return split(url)[1].netloc.rpartition("@")[2]
 
 
 Locked = TypeVar("Locked", Job, Batch)

@@ -1,0 +1,204 @@
+"""Deliver: a chunk that fails as if the whole destination did, although `check` succeeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ferryman import limits
+from ferryman.destinations.base import Delivery, Outcome
+from ferryman.errors import Misconfigured, Unavailable
+from tests.support.delivering import HUNG_S, hang, kept, sizes
+from tests.support.invariants import rows
+from tests.support.plan_world import PlanWorld
+
+WAYS: dict[str, Callable[[], Exception]] = {
+    "reset": lambda: ConnectionResetError("Connection reset by peer"),
+    "time-out": lambda: TimeoutError("no answer"),
+    "403": lambda: Misconfigured("answered 403 Forbidden"),
+    "401": lambda: Misconfigured("answered 401 Unauthorized"),
+    "lost": lambda: Unavailable("the server ended the session"),
+}
+SPENDING = ["reset", "time-out", "403"]
+"""Ways that spend attempts; what is declared unavailable is retried with patience."""
+
+
+def breaks_at(way: str, *ids: str) -> Callable[[list[Delivery]], None]:
+    """Raise for each chunk with one of these rows, as if the destination were away."""
+
+    def before(chunk: list[Delivery]) -> None:
+        if any(d.id in ids for d in chunk):
+            raise WAYS[way]()
+
+    return before
+
+
+def breaks_above(most: int) -> Callable[[list[Delivery]], None]:
+    """Raise for each chunk with more rows than that."""
+
+    def before(chunk: list[Delivery]) -> None:
+        if len(chunk) > most:
+            raise ConnectionResetError("Connection reset by peer")
+
+    return before
+
+
+def names(n: int) -> list[str]:
+    return [f"d{i:02}" for i in range(n)]
+
+
+@pytest.mark.rule("destination.doubted")
+@pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once"])
+@pytest.mark.parametrize("way", SPENDING)
+@pytest.mark.parametrize(
+    ("bad", "batch"), [(["d00"], 8), (["d13"], 8), (["d02", "d03", "d15"], 8), (["d05"], 100), (["d00", "d09"], 1)]
+)
+def test_a_row_that_breaks_the_connection_fails_alone(
+    place: Path, guarantee: str, way: str, bad: list[str], batch: int
+) -> None:
+    """In one run that waits for nothing: all others arrive, each once, with their first attempt."""
+    out = kept(place, guarantee, before=breaks_at(way, *bad))
+    trial = PlanWorld(place).build(out=out, guarantee=guarantee, batch=batch, attempts=1)
+    trial.put(*names(16))
+    summary = trial.run(wait=0)
+    assert out.counted() == dict.fromkeys(sorted({*names(16)} - {*bad}), 1)
+    assert trial.counts() == {"delivered": 16 - len(bad), "failed": len(bad)}
+    assert (summary.exit, {line["attempt"] for line in out.lines()}) == (3, {1})
+    for id in bad:
+        message = trial.history(id)[-1]["message"]
+        assert message.startswith("each time this is sent, while others are accepted: "), message
+        assert str(WAYS[way]()) in message
+
+
+@pytest.mark.rule("destination.doubted")
+def test_it_has_its_attempts_and_their_waits(place: Path) -> None:
+    """Each is spent when it was sent alone again."""
+    out = kept(place, "at-least-once", before=breaks_at("reset", "d03"))
+    trial = PlanWorld(place).build(out=out, batch=8, attempts=3)
+    trial.put(*names(8))
+    assert trial.run(wait=100).exit == 3
+    assert trial.statuses("d03") == ["ERROR", "ERROR", "DEAD"]
+    assert trial.counts() == {"delivered": 7, "failed": 1}
+
+
+def test_what_a_destination_declares_unavailable_is_retried_with_patience(place: Path) -> None:
+    """Alone: it does not hold up the others, and is pending as after any transient error."""
+    out = kept(place, "at-least-once", before=breaks_at("lost", "d03"))
+    trial = PlanWorld(place).build(out=out, batch=8)
+    trial.put(*names(8))
+    assert trial.run(wait=0).exit == 4
+    assert trial.counts() == {"delivered": 7, "pending": 1}
+    assert set(trial.statuses("d03")) == {"ERROR"}
+
+
+@pytest.mark.rule("destination.doubted")
+@pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("batch", [1, 8, 64])
+def test_where_nothing_passes_it_is_the_destination(place: Path, guarantee: str, way: str, batch: int) -> None:
+    """No attempt is spent, the run ends with 4, and it is not sent to for ever."""
+    out = kept(place, guarantee, before=breaks_at(way, *names(64)))
+    trial = PlanWorld(place).build(out=out, guarantee=guarantee, batch=batch)
+    trial.put(*names(64))
+    summary = trial.run(wait=0)
+    assert (summary.exit, trial.counts()) == (4, {"pending": 64})
+    assert {r["attempt"] for r in rows(trial.root, "outbox")} == {0}
+    assert len(sizes(out)) <= 2 * (1 + limits.DOUBTED_SENDS)
+    word = "fix it and run again" if way in ("401", "403") else "run again when it is back"
+    assert any(m.startswith("destination out: ") and word in m for m in summary.messages)
+
+
+@pytest.mark.rule("destination.doubted")
+def test_a_check_that_fails_is_believed(place: Path) -> None:
+    """What was sent once is not sent again."""
+    broken = place / "broken"
+
+    def before(chunk: list[Delivery]) -> None:
+        broken.touch()
+        raise ConnectionResetError("reset")
+
+    def refuse() -> None:
+        if broken.exists():
+            raise ConnectionRefusedError("refused")
+
+    out = kept(place, "at-least-once", before=before, refuse=refuse)
+    trial = PlanWorld(place).build(out=out)
+    trial.put(*names(8))
+    assert trial.run(wait=0).exit == 4
+    assert (sizes(out), trial.counts()) == ([8], {"pending": 8})
+
+
+@pytest.mark.rule("destination.takes")
+@pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once"])
+def test_chunks_are_cut_to_what_the_destination_takes(place: Path, guarantee: str) -> None:
+    """Everything arrives in one run, and the next run begins with chunks that it takes."""
+    out = kept(place, guarantee, before=breaks_above(5))
+    trial = PlanWorld(place).build(out=out, guarantee=guarantee, batch=40)
+    trial.put(*names(40), text="x" * 100)
+    assert trial.run(wait=0).exit == 0
+    assert out.counted() == dict.fromkeys(names(40), 1)
+    before = len(sizes(out))
+    trial.put(*(f"e{i}" for i in range(40)), text="x" * 100)
+    assert trial.run(wait=0).exit == 0
+    assert max(sizes(out)[before:]) <= 5
+    assert trial.counts() == {"delivered": 80}
+
+
+@pytest.mark.rule("destination.doubted", "destination.at-most-once")
+def test_under_at_most_once_a_row_that_is_refused_as_if_all_were_fails_alone(place: Path) -> None:
+    """The destination says that nothing took effect, so it may be sent again."""
+
+    def answer(delivery: Delivery) -> Outcome:
+        return Outcome.misconfigured("answered 403") if delivery.id == "d03" else Outcome.ok()
+
+    out = kept(place, "at-most-once", answer=answer)
+    trial = PlanWorld(place).build(out=out, batch=4, attempts=1)
+    trial.put(*names(12))
+    assert trial.run(wait=0).exit == 3
+    assert trial.counts() == {"delivered": 11, "failed": 1}
+
+
+@pytest.mark.rule("destination.doubted", "destination.at-most-once")
+def test_under_at_most_once_rows_whose_connection_broke_are_in_doubt(place: Path) -> None:
+    """They are not sent again; once the destination is doubted, the next one is in doubt alone."""
+    out = kept(place, "at-most-once", before=breaks_at("reset", "d01", "d06"))
+    trial = PlanWorld(place).build(out=out, batch=4)
+    trial.put(*names(12))
+    trial.run()
+    assert trial.counts() == {"delivered": 7, "in_doubt": 5}
+    sent = [line["rows"] for line in out.calls()]
+    assert sum(sent) == 12
+
+
+@pytest.mark.slow
+@pytest.mark.rule("destination.doubted", "destination.hangs")
+def test_a_row_that_makes_the_destination_hang_fails_alone(place: Path) -> None:
+    def before(chunk: list[Delivery]) -> None:
+        if any(d.id == "d03" for d in chunk):
+            hang(chunk)
+
+    out = kept(place, "at-least-once", before=before)
+    trial = PlanWorld(place).build(out=out, batch=32, attempts=1, send_timeout=HUNG_S)
+    trial.put(*names(32))
+    assert trial.run(wait=0).exit == 3
+    assert trial.counts() == {"delivered": 31, "failed": 1}
+
+
+def test_an_error_that_passes_spends_nothing(place: Path) -> None:
+    """The connection breaks once: the chunk is sent again at once, whole."""
+    flag = place / "once"
+
+    def before(chunk: list[Delivery]) -> Any:
+        if not flag.exists():
+            flag.touch()
+            raise ConnectionResetError("reset")
+
+    out = kept(place, "at-least-once", before=before)
+    trial = PlanWorld(place).build(out=out, batch=8)
+    trial.put(*names(8))
+    assert trial.run(wait=0).exit == 0
+    assert sizes(out) == [8, 8]
+    assert {line["attempt"] for line in out.lines()} == {1}
