@@ -32,7 +32,7 @@ class Machines(InProcess):
         super().__init__(slots=len(has))
         self.has = list(has)
         self._random = random.Random(0)
-        self.start()  # nothing runs beside the driver
+        self.started = True  # nothing runs beside the driver
 
     def run(self, task: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         """See ``Runner.run``."""

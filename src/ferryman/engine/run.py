@@ -33,9 +33,9 @@ from ferryman.engine.logs import Logs
 from ferryman.engine.pending_work import Backlog, PendingWork, UnlistedDocuments
 from ferryman.engine.reset import reset_states
 from ferryman.engine.results import Staged
-from ferryman.engine.runner.base import IsolatingRunner, PickledPlan, Runner
+from ferryman.engine.runner.base import PickledPlan, Runner, run_isolating
 from ferryman.engine.scan.phase import Allowed, ChangeSet, ScanPhase
-from ferryman.engine.settle import has_late_answers, settle
+from ferryman.engine.settle import RunTasks, has_late_answers, settle
 from ferryman.engine.summary import Summary as Summary
 from ferryman.engine.summary import describe_staged
 from ferryman.engine.tasks import LogBatch, WaveBatch
@@ -79,7 +79,7 @@ class Run:
         self._state = state
         self._plan = state.plan
         self._runner = runner
-        self._isolating_runner = IsolatingRunner(runner)
+        self._run_tasks: RunTasks = partial(run_isolating, runner)
         self._observer = observer
         self._wait = wait
         self._reset = reset
@@ -110,7 +110,6 @@ class Run:
             state,
             self._pickled_plan,
             runner,
-            self._isolating_runner,
             self._nodes,
             self._logs,
             self._pending,
@@ -186,9 +185,9 @@ class Run:
         self._sequence_guard.refuse_old_copy()
         actions = []
         if state.wave > state.settled:
-            settled = settle(state, state.wave, self._isolating_runner.run)
+            settled = settle(state, state.wave, self._run_tasks)
             actions.append(f"settled wave {state.wave} ({settled['delivered']} deliveries were recorded)")
-        actions += recover_once_wave(state, self._isolating_runner.run)
+        actions += recover_once_wave(state, self._run_tasks)
         crash.point("recover.settled")
         if migration.is_pending(state):
             self._add_message(migration.finish(state))
@@ -209,7 +208,7 @@ class Run:
         pending."""
         self._take_commands()
         self._scan_stopped &= only_pending
-        self._nodes.check_capabilities(self._isolating_runner)
+        self._nodes.check_capabilities(self._runner)
         complete, min_waves = None, 1
         while complete is None and self._has_room():
             complete = self._run_waves(self._scanning.run(only_pending=only_pending), min_waves)
@@ -309,7 +308,7 @@ class Run:
             self._add_message(failure)
         crash.point("deliver.done")
         self._observer.phase(number, "settle")
-        settled = settle(self._state, number, self._isolating_runner.run)
+        settled = settle(self._state, number, self._run_tasks)
         self._summary.waves += 1
         self._summary.delivered += settled["delivered"] - settled["deleted"]
         self._summary.deleted += settled["deleted"]

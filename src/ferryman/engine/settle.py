@@ -62,7 +62,7 @@ _A = TypeVar("_A")
 
 
 class RunTasks(Protocol):
-    """``Runner.run``: task(item) for every item, on executors."""
+    """Runs task(item) for every item, on executors, see ``runner.base.run_isolating``."""
 
     def __call__(self, task: Callable[[_I], _A], items: Sequence[_I], /) -> list[_A]: ...
 

@@ -46,7 +46,6 @@ class ScanPhase:
     """Runs all scans of a run.
 
     Args:
-        isolating_runner: runs tasks that must survive the death of a worker.
         report: called with each message; repeated messages should be dropped.
 
     Attributes:
@@ -58,7 +57,6 @@ class ScanPhase:
         state: State,
         shipped: PickledPlan,
         runner: Runner,
-        isolating_runner: Runner,
         nodes: NodeBreakers,
         logs: Logs,
         pending: PendingWork,
@@ -73,7 +71,6 @@ class ScanPhase:
         self._state = state
         self._shipped = shipped
         self._runner = runner
-        self._isolating_runner = isolating_runner
         self._nodes = nodes
         self._logs = logs
         self._pending = pending
@@ -103,7 +100,7 @@ class ScanPhase:
         else:
             self._pending.unlisted_sources = set()
         with self._live.follow() as live:
-            listings = list_sources(state.plan, self._shipped, folder, self._isolating_runner, wanted, live, entries)
+            listings = list_sources(state.plan, self._shipped, folder, self._runner, wanted, live, entries)
         self._pending.unlisted_sources |= self._nodes.record_listings(listings)
         crash.point("scan.listed")
         changes = detect_changes(
@@ -366,14 +363,15 @@ def look_early(changes: ChangeSet, shipped: PickledPlan, runner: Runner, live: P
     """Drop documents that turn out to be unchanged from the changes. Does nothing if Spark is already running, or is
     needed anyway."""
     tasks = [task for batch in changes.batches for task in batch.tasks]
+    early = runner.early
     if (
         not tasks
-        or runner.started
+        or early is None
         or not all(task.compared and task.reasons().keys() <= {Reason.LOOK} for task in tasks)
     ):
         return changes
     with live.follow() as folder:
-        changed = iter(runner.run_early(FindChanged(shipped, folder), tasks))
+        changed = iter(early.submit(FindChanged(shipped, folder), tasks).result())
     left = []
     for batch in changes.batches:
         changed_tasks = [_select_rows(task, next(changed)) for task in batch.tasks]
