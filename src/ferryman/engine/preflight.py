@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 import ferryman
-from ferryman.engine.runner.base import Answer, Deferred, Item, Runner
+from ferryman.engine.runner.base import Answer, Deferred, Item, Runner, set_outcome
 from ferryman.errors import EngineError, FerrymanError, UsageError, message_of
 from ferryman.plan import DestinationNode, Node, Plan, SourceNode
 from ferryman.storage import files
@@ -100,7 +100,7 @@ class CheckedRunner(Runner):
         """
         checked = CheckedTask(task, self._facts)
         submitted: Future[list[Any]] = self._runner.submit(checked, items, background=background)
-        return Deferred(partial(self._collect, checked, items, submitted))
+        return Deferred(lambda done: set_outcome(done, partial(self._collect, checked, items, submitted)))
 
     def _collect(self, task: CheckedTask, items: Sequence[Any], submitted: Future[list[Any]]) -> list[Any]:
         """Wait for the answers, and submit tasks again that were refused."""

@@ -16,7 +16,7 @@ afterwards.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import zip_longest
 from typing import Final
@@ -30,11 +30,12 @@ from ferryman.engine.commit import NO_POSITIONS, commit_staged
 from ferryman.engine.deliver.dispatch import Dispatcher, SequenceGuard
 from ferryman.engine.live import ProgressReader
 from ferryman.engine.logs import Logs
-from ferryman.engine.pending_work import Backlog, PendingWork, UnlistedDocuments
+from ferryman.engine.pending_work import Backlog, PendingWork
 from ferryman.engine.reset import reset_states
 from ferryman.engine.results import Staged
 from ferryman.engine.runner.base import PickledPlan, Runner, run_isolating
-from ferryman.engine.scan.phase import Allowed, ChangeSet, ScanPhase
+from ferryman.engine.scan.phase import ChangeSet, ScanPhase
+from ferryman.engine.settings import DEFAULT_CLOCK, DEFAULT_SETTINGS, Clock, RunSettings
 from ferryman.engine.settle import RunTasks, has_late_answers, settle
 from ferryman.engine.summary import Summary as Summary
 from ferryman.engine.summary import describe_staged
@@ -42,7 +43,6 @@ from ferryman.engine.tasks import LogBatch, WaveBatch
 from ferryman.engine.transform.phase import TransformPhase
 from ferryman.notify import Reporter, Stopped
 from ferryman.observe import Observer
-from ferryman.plan import NotifyTarget
 from ferryman.records.rows import now_us
 from ferryman.state.commands import queued_commands
 from ferryman.state.maintenance import maintain, sweep
@@ -65,60 +65,38 @@ class Run:
         state: State,
         runner: Runner,
         observer: Observer,
-        *,
-        wait: float | None = None,
-        allow_deletes: Allowed = False,
-        notify: Sequence[NotifyTarget] = (),
-        wave_bytes: int = limits.WAVE_BYTES,
-        max_pending: int | None = None,
-        reset: Collection[str] = (),
-        pace_s: float = limits.PACE_S,
-        sleep: Callable[[float], None] = time.sleep,
-        clock: Callable[[], float] = time.monotonic,
+        settings: RunSettings = DEFAULT_SETTINGS,
+        clock: Clock = DEFAULT_CLOCK,
     ) -> None:
         self._state = state
         self._plan = state.plan
         self._runner = runner
         self._run_tasks: RunTasks = partial(run_isolating, runner)
         self._observer = observer
-        self._wait = wait
-        self._reset = reset
-        self._wave_bytes = wave_bytes
-        self._sleep = sleep
-        self._pickled_plan = PickledPlan.of(state.plan)
-        self._destination_breakers = BreakerRegistry("destination", self._add_message, clock)
-        self._dispatcher = Dispatcher(state, self._pickled_plan, runner, self._destination_breakers, pace_s=pace_s)
-        self._sequence_guard = SequenceGuard(state, self._dispatcher, self._add_message)
+        self._settings = settings
+        self._clock = clock
         self._summary = Summary()
-        self._reporter = Reporter(state, [*state.plan.notified, *notify], self._add_message)
+        self._reporter = Reporter(state, [*state.plan.notified, *settings.notify], self._add_message)
         self._count_cache = CountCache(state)
-        self._backlog = Backlog(state, limits.MAX_PENDING_BYTES if max_pending is None else max_pending)
+        self._backlog = Backlog(state, settings.max_pending)
         self._listing_incomplete = False
         self._scan_stopped = False
         """The last full scan, or one since, stopped early because too much is pending."""
         self._backlog_reported = self._endless = False
         self._waited = 0.0
+        pickled_plan = PickledPlan.of(state.plan)
+        self._destination_breakers = BreakerRegistry("destination", self._add_message, clock.now)
+        self._dispatcher = Dispatcher(state, pickled_plan, runner, self._destination_breakers, pace_s=settings.pace_s)
+        self._sequence_guard = SequenceGuard(state, self._dispatcher, self._add_message)
         self._progress = ProgressReader(state.local_scratch / _PROGRESS_FOLDER, observer)
-        self._nodes = NodeBreakers(state.plan, self._add_message, clock)
-        self._unlisted = UnlistedDocuments(state.plan, clock)
+        self._nodes = NodeBreakers(state.plan, self._add_message, clock.now)
         self._logs = Logs(state, self._nodes, self._add_message)
         self._transform = TransformPhase(
-            state, self._pickled_plan, runner, self._nodes, self._logs, self._progress, self._add_message
+            state, pickled_plan, runner, self._nodes, self._logs, self._progress, self._add_message
         )
-        self._pending = PendingWork(state, self._dispatcher, self._nodes, self._unlisted, self._logs)
+        self._pending = PendingWork(state, self._dispatcher, self._nodes, self._logs, clock.now)
         self._scanning = ScanPhase(
-            state,
-            self._pickled_plan,
-            runner,
-            self._nodes,
-            self._logs,
-            self._pending,
-            self._unlisted,
-            self._progress,
-            observer,
-            self._add_message_once,
-            allow_deletes=allow_deletes,
-            wave_bytes=wave_bytes,
+            state, pickled_plan, runner, self._pending, self._progress, settings, self._add_message_once
         )
         self._upkeep = Upkeep(state, self._add_message_once)
 
@@ -131,7 +109,7 @@ class Run:
             self.report()
             if every is None:
                 return self.finish()
-            self._sleep(max(0.0, started + every - time.monotonic()))
+            self._clock.sleep(max(0.0, started + every - time.monotonic()))
 
     def turn(self, *, scan: bool = True, endless: bool = True, until: float | None = None) -> bool:
         """Scan once, if asked to, and deliver what is due; returns whether the listing was complete.
@@ -191,8 +169,8 @@ class Run:
         crash.point("recover.settled")
         if migration.is_pending(state):
             self._add_message(migration.finish(state))
-        if self._reset:
-            self._add_message(reset_states(state, self._reset))
+        if self._settings.reset:
+            self._add_message(reset_states(state, self._settings.reset))
         self._logs.refuse_replaced_logs()
         if orphans := sweep(state):
             actions.append(f"removed {orphans} staged files that no wave had committed")
@@ -222,7 +200,8 @@ class Run:
         """Run waves for the entries that logs have now; False: a log was unavailable, or too much is pending."""
         complete = self._logs.refresh()
         idle = 0
-        while idle < _IDLE_TURNS and (batch := self._logs.next_batch(self._runner.slots, self._wave_bytes)) is not None:
+        slots, wave_bytes = self._runner.slots, self._settings.wave_bytes
+        while idle < _IDLE_TURNS and (batch := self._logs.next_batch(slots, wave_bytes)) is not None:
             if not self._has_room():
                 return False
             before = self._state.wave
@@ -325,7 +304,7 @@ class Run:
         before = self._state.wave
         for command in queued_commands(self._state):
             count = commands.apply(self._state, command)
-            self._unlisted.forget()
+            self._pending.unlisted.forget()
             self._add_message(f"applied `{command.verb}` by {command.who}: {count} deliveries")
         return self._state.wave > before
 
@@ -343,11 +322,11 @@ class Run:
             if pause is None or idle >= _IDLE_TURNS:
                 return
             if pause > 0:
-                limit = limits.WAIT_S if self._wait is None else self._wait - self._waited
+                limit = limits.WAIT_S if self._settings.wait is None else self._settings.wait - self._waited
                 if pause > limit or (until is not None and time.monotonic() + pause > until):
                     return
-                self._waited += pause if self._wait is not None else 0
-                self._sleep(pause)
+                self._waited += pause if self._settings.wait is not None else 0
+                self._clock.sleep(pause)
                 idle = 0
                 continue
             before = self._state.wave

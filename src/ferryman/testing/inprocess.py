@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import os
 import pickle
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from ferryman.engine.runner.base import Answer, Deferred, Item, Runner, call_now, treat_memory_errors_as_deaths
+from ferryman.engine.runner.base import (
+    Answer,
+    Deferred,
+    Item,
+    Runner,
+    call_now,
+    set_outcome,
+    treat_memory_errors_as_deaths,
+)
 from ferryman.errors import EngineError, WorkerDied
 from ferryman.plan.calls import dumps
 
@@ -33,6 +42,8 @@ class InProcess(Runner):
         self.started = False
         self._fork = fork
         self._failures = failures
+        self._submitted: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
 
     @property
     def slots(self) -> int:
@@ -46,11 +57,26 @@ class InProcess(Runner):
     def submit(
         self, task: Callable[[Item], Answer], items: Sequence[Item], *, background: bool = False
     ) -> Future[list[Answer]]:
-        """Implement ``Runner.submit``: tasks run when their answers are asked for, and those in the background now, so
-        that they run ahead of the others in every test."""
+        """Implement ``Runner.submit``: tasks run when answers are asked for, and those in the background now, so that
+        they run ahead of the others in every test."""
         self.started = True
         work = partial(self.run, task, items)
-        return call_now(work) if background else Deferred(work)
+        if background:
+            return call_now(work)
+        submitted: Deferred[list[Answer]] = Deferred(lambda _: self._run_submitted())
+        with self._lock:
+            self._submitted.append(partial(set_outcome, submitted, work))
+        return submitted
+
+    def _run_submitted(self) -> None:
+        """Run all that was submitted: each in a thread, unless it is the only one."""
+        with self._lock:
+            submitted, self._submitted = self._submitted, []
+        if len(submitted) == 1:
+            submitted[0]()
+        else:
+            for each in submitted:
+                threading.Thread(target=each, name="ferryman-tasks").start()
 
     def run(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
         """Run one task after the other."""

@@ -17,7 +17,7 @@ import pytest
 from ferryman import limits
 from ferryman.destinations import Delivery, DestinationContext, Guarantee, Queue
 from ferryman.engine.deliver.turn import ProcessCaller
-from ferryman.engine.runner.child import Child, Died, Stopped, call_parent
+from ferryman.engine.runner.child import Child, Died, RequestStopped, call_parent
 from ferryman.engine.runner.fork_server import ForkServer, fork_server
 from ferryman.errors import WorkerDied
 from ferryman.queues import Queue as DurableQueue
@@ -106,7 +106,7 @@ def test_a_request_is_stopped() -> None:
 
     child, looks = Child(serve), iter([False, False, True])
     first = child.ask(False)
-    with pytest.raises(Stopped):
+    with pytest.raises(RequestStopped):
         child.ask(True, is_stopped=lambda: next(looks))
     assert child.ask(False) != first
     child.end()

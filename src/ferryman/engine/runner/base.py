@@ -106,16 +106,20 @@ def set_outcome(done: Future[Answer], work: Callable[[], Answer]) -> None:
 
 
 class Deferred(Future[Answer]):
-    """Result of work that is done when somebody asks for it."""
+    """Future whose work begins when somebody asks for its result.
 
-    def __init__(self, work: Callable[[], Answer]) -> None:
+    Args:
+        begin: sets the outcome, now or soon.
+    """
+
+    def __init__(self, begin: Callable[[Deferred[Answer]], object]) -> None:
         super().__init__()
-        self._work = work
+        self._begin = begin
 
     def result(self, timeout: float | None = None) -> Answer:
-        """Do the work, and return or raise its result."""
+        """Do the work unless it was done, and return or raise its result."""
         if not self.done():
-            set_outcome(self, self._work)
+            self._begin(self)
         return super().result(timeout)
 
 

@@ -69,7 +69,7 @@ class Died(Exception):
         return f"{describe_memory_error(self.error, size)}{tries}"
 
 
-class Stopped(Exception):
+class RequestStopped(Exception):
     """The parent was to stop, and the child was killed over its request."""
 
 
@@ -128,7 +128,7 @@ class Child:
             is_stopped: called now and then while the child is at work; True ends it.
 
         Raises:
-            Stopped: see ``is_stopped``.
+            RequestStopped: see ``is_stopped``.
             Died: it died over the request, or was ended because an allocation failed, here or there.
             TooLong: no answer within ``timeout_s``.
             WorkerDied: there is no child, and the request is not to blame: none could be forked, or it was killed
@@ -155,7 +155,7 @@ class Child:
         except TimeoutError:
             self._kill()
             raise TooLong(self._read_place()) from None
-        except Stopped:
+        except RequestStopped:
             self._kill()
             raise
         if kind is _Kind.ERROR and lacks_memory(value):
@@ -302,7 +302,7 @@ class _ChildEnds(NamedTuple):
 
 
 _own_ends: list[_ChildEnds] = []
-"""Those of this process, if it is a child."""
+"""Pipes and memory of this process, if it is a child."""
 
 
 def call_parent(value: Any) -> Any:  # pragma: no cover - the child
@@ -391,7 +391,7 @@ def _receive(pipe: int, until: float | None = None, is_stopped: Callable[[], boo
 
     Raises:
         TimeoutError: it is not complete at ``until`` (monotonic time).
-        Stopped: ``is_stopped`` returned True.
+        RequestStopped: ``is_stopped`` returned True.
     """
     head = _read(pipe, _SIZE.size, until, is_stopped)
     return None if head is None else _read(pipe, _SIZE.unpack(head)[0], until, is_stopped)
@@ -424,6 +424,6 @@ def _wait_readable(pipe: int, until: float | None, is_stopped: Callable[[], bool
         if waiting.poll(None if left_s is None else left_s * 1000):
             return
         if is_stopped is not None and is_stopped():
-            raise Stopped
+            raise RequestStopped
         if until is not None and time.monotonic() >= until:
             raise TimeoutError

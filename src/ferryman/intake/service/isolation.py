@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
 
 from ferryman import crash
-from ferryman.engine.runner.child import Child, Died, Stopped, call_parent
+from ferryman.engine.runner.child import Child, Died, RequestStopped, call_parent
 from ferryman.errors import PermanentError, WorkerDied
 from ferryman.intake import Batch, Job, JobQueue, JobState
 from ferryman.intake.service.errors import ChildDied, StopRequested, TryLater
@@ -310,7 +310,7 @@ class Isolation:
             return child.ask(task, answer_call=answer_call, is_stopped=self._stop.is_set)
         except Died as e:
             raise ChildDied(e.how) from None
-        except Stopped:
+        except RequestStopped:
             raise StopRequested from None
         except WorkerDied as e:  # the work is not to blame
             raise TryLater(str(e), DEATH_RETRY_S) from None
