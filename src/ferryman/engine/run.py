@@ -164,7 +164,7 @@ class Run:
         actions = []
         if state.wave > state.settled:
             settled = settle(state, state.wave, self._run_tasks)
-            actions.append(f"settled wave {state.wave} ({settled['delivered']} deliveries were recorded)")
+            actions.append(f"settled wave {state.wave} ({settled.delivered} deliveries were recorded)")
         actions += recover_once_wave(state, self._run_tasks)
         crash.point("recover.settled")
         if migration.is_pending(state):
@@ -258,25 +258,22 @@ class Run:
         crash.point("transform.done")
         if positions or any(s.outbox or s.documents or s.ledger for s in staged):
             self._observer.staged(sum(part.rows for s in staged for _, part in s.outbox))
-            self._summary.dropped += sum(s.counts["dropped"] for s in staged)
             self._commit(number, staged, positions)
             self._logs.after_commit()
-            refused = sum(s.counts["dead"] + s.counts["error_doc"] for s in staged)
             if next_batch and (defer_commands or not queued_commands(self._state)) and not self._backlog.too_large:
-                self._deliver_and_settle(number, refused, partial(self._transform.begin, number + 1, next_batch))
+                self._deliver_and_settle(number, partial(self._transform.begin, number + 1, next_batch))
             else:
-                self._deliver_and_settle(number, refused)
+                self._deliver_and_settle(number)
 
     def _commit(self, number: int, staged: list[Staged], positions: Mapping[str, int] = NO_POSITIONS) -> None:
         self._observer.phase(number, "commit")
         self._sequence_guard.before_commit()
         commit_staged(self._state, number, staged, positions)
 
-    def _deliver_and_settle(self, number: int, refused: int = 0, meanwhile: Callable[[], None] = lambda: None) -> int:
+    def _deliver_and_settle(self, number: int, meanwhile: Callable[[], None] = lambda: None) -> int:
         """Deliver and settle a wave (4 and 5); returns the number of rows sent.
 
         Args:
-            refused: number of documents of this wave that failed or were rejected before the outbox.
             meanwhile: called once, after all rows have been submitted to executors, to start other work in parallel.
         """
         self._observer.phase(number, "deliver")
@@ -289,15 +286,16 @@ class Run:
         self._observer.phase(number, "settle")
         settled = settle(self._state, number, self._run_tasks)
         self._summary.waves += 1
-        self._summary.delivered += settled["delivered"] - settled["deleted"]
-        self._summary.deleted += settled["deleted"]
-        self._sequence_guard.record_stale(settled["stale"])
+        self._summary.delivered += settled.delivered - settled.deleted
+        self._summary.deleted += settled.deleted
+        self._summary.dropped += settled.dropped
+        self._sequence_guard.record_stale(settled.stale)
         self._upkeep.run(staging=self._transform.runs_ahead, strays=self._transform.has_orphans)
         self._transform.has_orphans = False
         self._nodes.forget_scopes(self._pending.step_debts())
         owed = sum(debt.owed for debt in self._pending.step_debts()) + self._pending.row_count()
-        self._observer.settled(settled["delivered"], owed, settled["dead"] + refused)
-        return int(settled["sent"])
+        self._observer.settled(settled.delivered, owed, settled.failed)
+        return settled.sent
 
     def _take_commands(self) -> bool:
         """Apply queued commands and return whether they changed anything."""
