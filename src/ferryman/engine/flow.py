@@ -7,6 +7,8 @@
 4. Repeat rounds until one commits nothing. Then wait for whatever comes due next in any plan, or end if nothing does.
 5. With ``every``, begin the next period: each plan scans again, and plans that had stopped are restarted.
 
+If Spark is lost, all plans stop: none could do anything in this process.
+
 A flow stores nothing besides its plans' own states: if it is killed and started again, it continues like these.
 """
 
@@ -22,7 +24,7 @@ from ferryman.engine import migration
 from ferryman.engine.breakers import backoff_s
 from ferryman.engine.driver import explain_errors, record_plan_changes
 from ferryman.engine.run import Run
-from ferryman.engine.runner.base import Runner
+from ferryman.engine.runner.base import Runner, RunnerLost
 from ferryman.engine.settings import DEFAULT_CLOCK, DEFAULT_SETTINGS, Clock, RunSettings
 from ferryman.engine.summary import FlowSummary, Summary
 from ferryman.errors import PlanChanged, StateLost, message_of
@@ -83,6 +85,8 @@ class FlowRun:
         self._waited = 0.0
         self._clock = clock
         self._endless = False
+        self._lost: RunnerLost | None = None
+        """Why no plan can do anything any more."""
         self._restart_times: dict[str, float] = {}
         """Plan that has stopped -> time of the clock at which it is started again."""
 
@@ -94,6 +98,8 @@ class FlowRun:
             started = self._clock.now()
             self._run_rounds(None if every is None else started + every)
             self._for_each_plan(FlowPlan.report)
+            if self._lost is not None:
+                self._stop_all(self._lost)
             if every is None or not any(plan.is_running for plan in self._plans):
                 return self._finish()
             self._clock.sleep(max(0.0, started + every - self._clock.now()))
@@ -158,8 +164,13 @@ class FlowRun:
     def _for_each_plan(self, act: Callable[[FlowPlan], None]) -> None:
         """Call ``act`` for every plan that has not stopped; messages meanwhile are about that plan."""
         for plan in self._plans:
-            if plan.error is None:
+            if plan.error is None and self._lost is None:
                 self._run_for_plan(plan, act)
+
+    def _stop_all(self, error: RunnerLost) -> None:
+        for plan in self._plans:
+            if plan.error is None:
+                plan.stop(error)
 
     def _run_for_plan(self, plan: FlowPlan, act: Callable[[FlowPlan], None]) -> None:
         """Call ``act`` for a plan, and report if an error in it stops the plan."""
@@ -171,6 +182,9 @@ class FlowRun:
             self._restart_times[plan.name] = self._clock.now() + pause
             restart = f" It is started again after {pause:g} s." if self._endless and plan.may_restart else ""
             others = " The other plans go on." if any(m.error is None for m in self._plans) else ""
+            if isinstance(plan.error, RunnerLost):
+                self._lost = plan.error
+                others, restart = others.replace("go on", "stop, too"), ""
             if previous_error is None or message_of(previous_error) != message_of(plan.error):
                 self._observer.message(f"error: it stopped: {message_of(plan.error)}{others}{restart}")
         self._observer.about("")

@@ -24,6 +24,10 @@ class QueryFailed(EngineError):
     """A user's DataFrame failed: the function that builds it, or its query. ``__cause__``: the original error."""
 
 
+class RunnerLost(EngineError):
+    """There are no executors any more, and this program cannot start others: no task can run."""
+
+
 class Runner(Protocol):
     """Runs tasks on executors. A task may run more than once, also at the same time; there is one answer per item."""
 
@@ -45,6 +49,7 @@ class Runner(Protocol):
         Tasks that are submitted later run behind these. The future raises:
 
         - WorkerDied: the process of a task ended in the middle of it, as often as the runner tries.
+        - RunnerLost: there are no executors any more.
         - EngineError: a task failed permanently.
 
         Args:

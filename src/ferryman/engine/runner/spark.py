@@ -25,7 +25,15 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import spark_partition_id
 
-from ferryman.engine.runner.base import Answer, Item, QueryFailed, Runner, set_outcome, treat_memory_errors_as_deaths
+from ferryman.engine.runner.base import (
+    Answer,
+    Item,
+    QueryFailed,
+    Runner,
+    RunnerLost,
+    set_outcome,
+    treat_memory_errors_as_deaths,
+)
 from ferryman.engine.runner.sessions import expose_session, is_alive, was_stopped
 from ferryman.engine.runner.spark_errors import describe_spark_error, pack_errors, unpack_error
 from ferryman.engine.runner.worker import ImportPath, check_descriptors
@@ -141,7 +149,7 @@ class SparkRunner(Runner):
             frame: the block runs a user's DataFrame: if Spark itself works, the error is that of the DataFrame.
 
         Raises:
-            WorkerDied, EngineError, QueryFailed: see ``Runner.submit`` and ``Runner.run_frame``.
+            WorkerDied, RunnerLost, EngineError, QueryFailed: see ``Runner.submit`` and ``Runner.run_frame``.
             FerrymanError: an error of ours that a task or the user's function raised.
         """
         try:
@@ -153,7 +161,7 @@ class SparkRunner(Runner):
                 raise error_of_task from e
             unanswered = not frame and isinstance(e, (Py4JNetworkError, ConnectionError))
             if unanswered or not is_alive(self.spark):
-                raise EngineError(_STOPPED if was_stopped(self.spark) else _JVM_ENDED) from e
+                raise RunnerLost(_STOPPED if was_stopped(self.spark) else _JVM_ENDED) from e
             if any(sign in plain_text(e) for sign in _SIGNS_OF_DEATH):
                 raise WorkerDied(f"Spark: {_DEATH_TEXT}") from e
             if (match := _NO_MEMORY.search(str(e))) is not None:
