@@ -83,10 +83,11 @@ class SparkRunner(Runner):
             return done
         try:
             with self._convert_errors():
-                collect: Callable[[], list[Answer]] = partial(self._collect, self._make_frame(task, items), background)
+                collect = partial(self._collect, self._make_frame(task, items), background)
                 if isinstance(self.spark, SparkSession):  # what the program has set for this thread, such as a pool
                     collect = inheritable_thread_target(self.spark)(collect)
-            threading.Thread(target=set_outcome, args=(done, collect), name="ferryman-tasks", daemon=True).start()
+            work = partial(set_outcome, done, partial(self._answers, collect))
+            threading.Thread(target=work, name="ferryman-tasks", daemon=True).start()
         except Exception as e:
             done.set_exception(e)
         return done
@@ -116,12 +117,15 @@ class SparkRunner(Runner):
         with expose_session(self.spark):
             return self.spark.range(0, len(items), 1, len(items)).mapInArrow(stage, _ANSWER_SCHEMA)
 
-    def _collect(self, frame: Any, background: bool) -> list[Any]:
+    def _collect(self, frame: Any, background: bool) -> Any:
+        if background:
+            with contextlib.suppress(PySparkException):  # Connect has no pools
+                self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", _BACKGROUND_POOL)
+        return frame.collect()
+
+    def _answers(self, collect: Callable[[], Any]) -> list[Any]:
         with self._convert_errors():
-            if background:
-                with contextlib.suppress(PySparkException):  # Connect has no pools
-                    self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", _BACKGROUND_POOL)
-            return _read_answers(frame.collect())
+            return _read_answers(collect())
 
     def run_frame(self, read: Callable[[Any], Any], task: Callable[[int, Any], Answer]) -> list[Answer]:
         """Run the task for each partition of a frame, see ``Runner.run_frame``."""
