@@ -35,7 +35,7 @@ class Machines(InProcess):
         self.started = True  # nothing runs beside the driver
 
     def run(self, task: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        """See ``Runner.run``."""
+        """See ``InProcess.run``."""
         answers = []
         with pytest.MonkeyPatch.context() as patch:
             for item in items:
@@ -50,7 +50,7 @@ class Asked(Machines):
     times = 0
 
     def run(self, task: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        """See ``Runner.run``."""
+        """See ``InProcess.run``."""
         self.times += 1
         return super().run(task, items)
 
