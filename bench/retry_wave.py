@@ -47,7 +47,7 @@ def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
             timed(lambda retry_plan=retry_plan, state=state: run(retry_plan, state=state, spark=spark(), wait=0))
         )
         again.append(timed(lambda retry_plan=retry_plan, state=state: _retry(retry_plan, state)))
-        job.append(timed(lambda: SparkRunner(spark()).run(_nothing, [0, 1])))
+        job.append(timed(lambda: SparkRunner(spark()).submit(_nothing, [0, 1]).result()))
     retry_s, whole_s, scan_s, job_s = (_median(each) for each in (again, first, idle, job))
     wave_s = retry_s - scan_s
     limit_s = TARGET * whole_s + job_s

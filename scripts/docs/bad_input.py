@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from ferryman import Document, PermanentError, Plan, account, limits
 from ferryman.destinations import Sql
 from ferryman.engine.run import Run, Summary
+from ferryman.engine.settings import RunSettings
 from ferryman.errors import TransientError
 from ferryman.observe import Silent
 from ferryman.sources import Files, Listed
@@ -106,7 +107,7 @@ def outcomes() -> tuple[dict[str, tuple[str, str]], Summary]:
             plan = _plan(corpus, folder / "out.db")
             plan.freeze()
             with State.take(state_root(plan, folder / "state"), plan) as state:
-                summary = Run(state, InProcess(), Silent(), wait=5).run()
+                summary = Run(state, InProcess(), Silent(), RunSettings(wait=5)).run()
             rows = account.deliveries(state_root(plan, folder / "state"))
 
         def clean(text: str) -> str:

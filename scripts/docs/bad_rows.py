@@ -12,6 +12,7 @@ from typing import NamedTuple
 from ferryman import Plan, account
 from ferryman.destinations import Null
 from ferryman.engine.run import Run, Summary
+from ferryman.engine.settings import RunSettings
 from ferryman.observe import Silent
 from ferryman.sources import Csv, Files, JsonLines, Lines, Source
 from ferryman.state.state import State, state_root
@@ -94,7 +95,7 @@ def outcomes() -> tuple[dict[str, tuple[str, str]], Summary]:
         plan.destination("index", Null(), after=nodes)
         plan.freeze()
         with State.take(state_root(plan, folder / "state"), plan) as state:
-            summary = Run(state, InProcess(), Silent(), wait=5).run()
+            summary = Run(state, InProcess(), Silent(), RunSettings(wait=5)).run()
         rows = account.deliveries(state_root(plan, folder / "state"))
 
         def clean(text: str) -> str:

@@ -16,6 +16,7 @@ from ferryman.engine.commands import apply
 from ferryman.engine.flow import FlowRun, take_plans
 from ferryman.engine.migration import migrate
 from ferryman.engine.run import Run
+from ferryman.engine.settings import RunSettings
 from ferryman.engine.summary import FlowSummary, Summary
 from ferryman.errors import StateDamaged, StateForeign, StateHeld, UsageError
 from ferryman.observe import Observer, Silent
@@ -173,12 +174,18 @@ def run(plan: Plan | Flow, **options: Unpack[RunOptions]) -> Summary | FlowSumma
             locked_state,
             runner,
             observer,
-            wait=chosen["wait"],
-            allow_deletes=chosen["allow_deletes"],
-            notify=targets,
-            max_pending=chosen["max_pending"],
-            reset=chosen["reset_state"],
+            _settings_of(chosen, targets),
         ).run(chosen["every"])
+
+
+def _settings_of(options: RunOptions, targets: Sequence[NotifyTarget]) -> RunSettings:
+    return RunSettings(
+        wait=options["wait"],
+        allow_deletes=options["allow_deletes"],
+        notify=targets,
+        max_pending=options["max_pending"],
+        reset=options["reset_state"],
+    )
 
 
 def _run_flow(flow: Flow, options: RunOptions, targets: Sequence[NotifyTarget], observer: Observer) -> FlowSummary:
@@ -207,10 +214,7 @@ def _run_flow(flow: Flow, options: RunOptions, targets: Sequence[NotifyTarget], 
             plans,
             trusted,
             observer,
-            wait=options["wait"],
-            allow_deletes=options["allow_deletes"],
-            notify=targets,
-            max_pending=options["max_pending"],
+            _settings_of(options, targets),
         ).run(options["every"])
 
 

@@ -112,7 +112,7 @@ def test_a_settling_that_was_cut_off_is_finished(
         note(state, 2, 4, part=True)  # too late for this fold
     with committed.take() as state:
         info = settle(state, 1, here)
-        assert info["delivered"] == 2
+        assert info.delivered == 2
     assert committed.statuses("a") == ["INDEXED"]
     assert committed.statuses("c") == ["BATCHED"]
     summary = committed.run()
@@ -126,7 +126,7 @@ def test_nothing_noted_is_nothing_done(committed: PlanWorld) -> None:
     """A pass without any result leaves all rows owed, no attempt spent."""
     with committed.take() as state:
         info = settle(state, 1, here)
-        assert (info["delivered"], info["sent"], info["files"]) == (0, 0, {})
+        assert (info.delivered, info.sent, state.ledger.log.find("ledger", 1)["files"]) == (0, 0, {})
         assert state.journal.passes() == []
     assert {r["attempt"] for r in table_rows(committed.root, "outbox")} == {0}
     committed.run()
@@ -164,7 +164,7 @@ def test_of_a_mixed_file_the_rest_stays(committed: PlanWorld) -> None:
     with committed.take() as state:
         note(state, 0, 6, noted, part=True)
         info = settle(state, 1, here)
-        assert (info["delivered"], info["sent"], info["dead"]) == (3, 5, 1)
+        assert (info.delivered, info.sent, info.failed) == (3, 5, 1)
     after = {r["document"]: r for r in table_rows(committed.root, "outbox")}
     assert {i: (r["attempt"], r["due"]) for i, r in after.items()} == {"b": (1, 123), "c": (1, None), "d": (0, 0)}
     changes = ("attempt", "due")

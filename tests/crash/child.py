@@ -17,6 +17,7 @@ from ferryman.engine import run as wave
 from ferryman.engine.migration import migrate
 from ferryman.engine.run import Run
 from ferryman.engine.runner.base import Runner
+from ferryman.engine.settings import Clock, RunSettings
 from ferryman.errors import StateLost
 from ferryman.observe import Silent
 from ferryman.operations import resolve, retry
@@ -153,7 +154,7 @@ def state_of(job: Job) -> str:
 def run(plan: Any, job: Job, *, fork: bool = False) -> wave.Summary:
     plan.freeze()
     with State.take(state_root(plan, state_of(job)), plan) as state, driver.explain_errors(state):
-        summary = Run(state, InProcess(fork=fork), Spoken(), wait=5, wave_bytes=30).run()
+        summary = Run(state, InProcess(fork=fork), Spoken(), RunSettings(wait=5, wave_bytes=30)).run()
     assert summary.exit == 3, summary  # one document is bad, one refused
     return summary
 
@@ -172,15 +173,13 @@ def of_endless(job: Job) -> None:
                 state,
                 InProcess(fork=dies_in_a_task(job)),
                 history,
-                wait=0,
-                wave_bytes=12,
-                sleep=history.sleep,
-                clock=history.clock,
+                RunSettings(wait=0, wave_bytes=12),
+                Clock(history.clock, history.sleep),
             )
             with contextlib.suppress(endless.Enough):
                 run.run(every=0)
             return
-        summary = Run(state, InProcess(), Spoken(), wait=30, wave_bytes=12).run()
+        summary = Run(state, InProcess(), Spoken(), RunSettings(wait=30, wave_bytes=12)).run()
     assert summary.exit == 3, summary  # some are bad, some refused
     invariants.check(where, plan, summary)
     unknown = {(d["operation"], d["document"]) for d in account.deliveries(where, status="in_doubt")}
@@ -198,7 +197,9 @@ def of_drawn(job: Job) -> None:
 
     def go() -> wave.Summary:
         with State.take(where, plan) as state, driver.explain_errors(state):
-            return Run(state, InProcess(fork=dies_in_a_task(job)), Spoken(), wait=5, wave_bytes=of.wave_bytes).run()
+            return Run(
+                state, InProcess(fork=dies_in_a_task(job)), Spoken(), RunSettings(wait=5, wave_bytes=of.wave_bytes)
+            ).run()
 
     summary = go()
     if job.verb != "run":
@@ -257,7 +258,7 @@ def run_shape(job: Job, plan: Any, *, fork: bool = False) -> wave.Summary:
         driver.check_plan_changes(state, False),
         runner_for(shape, fork=fork) as runner,
     ):
-        summary = Run(state, runner, Spoken(), wait=wait, wave_bytes=shape.wave_bytes).run()
+        summary = Run(state, runner, Spoken(), RunSettings(wait=wait, wave_bytes=shape.wave_bytes)).run()
     if last:
         assert summary.exit == (3 if summary.in_doubt else shape.left), summary
     return summary

@@ -12,6 +12,7 @@ import msgspec
 from ferryman import crash, limits
 from ferryman.engine import driver
 from ferryman.engine.run import Run
+from ferryman.engine.settings import RunSettings
 from ferryman.net.relative_paths import relative_to
 from ferryman.state.state import State, state_root
 from ferryman.testing.inprocess import InProcess
@@ -52,7 +53,7 @@ def work(job: Job) -> None:
         crash.arm(job.arm, str(root / "killed"))
     where = state_root(plan, root / "state")
     with State.take(where, plan) as state, driver.explain_errors(state):
-        summary = Run(state, InProcess(fork=job.fork), Watch(), wait=30).run()
+        summary = Run(state, InProcess(fork=job.fork), Watch(), RunSettings(wait=30)).run()
     assert summary.exit == 0, summary
     if not job.arm:
         invariants.check(where, plan, summary)

@@ -16,6 +16,7 @@ import msgspec
 from ferryman import Document, account, crash, limits, operations
 from ferryman.engine import driver
 from ferryman.engine.run import Run, Summary
+from ferryman.engine.settings import RunSettings
 from ferryman.errors import PermanentError
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
@@ -68,7 +69,7 @@ def run(root: Path, plan: Plan, *, fork: bool = False) -> Summary:
     plan.freeze()
     where = state_root(plan, root / "state")
     with State.take(where, plan) as state, driver.explain_errors(state):
-        return Run(state, InProcess(fork=fork), Watch(), wait=30, wave_bytes=4 * limits.KIB).run()
+        return Run(state, InProcess(fork=fork), Watch(), RunSettings(wait=30, wave_bytes=4 * limits.KIB)).run()
 
 
 def make_plan(root: Path, buckets: int = 32) -> Plan:

@@ -16,6 +16,7 @@ import msgspec
 from ferryman import Document, account, crash, limits, operations
 from ferryman.engine import driver
 from ferryman.engine.run import Run, Summary
+from ferryman.engine.settings import RunSettings
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Changes, Queue
@@ -104,7 +105,7 @@ def noted(doc: Document) -> Document:
 def run(root: Path, plan: Plan, *, fork: bool = False) -> Summary:
     plan.freeze()
     with State.take(state_root(plan, root / "state"), plan) as state, driver.explain_errors(state):
-        return Run(state, InProcess(fork=fork), Watch(), wait=30, wave_bytes=4 * limits.KIB).run()
+        return Run(state, InProcess(fork=fork), Watch(), RunSettings(wait=30, wave_bytes=4 * limits.KIB)).run()
 
 
 def check(root: Path, keeper: Plan, copy: Plan, summary: Summary) -> None:

@@ -15,6 +15,7 @@ from ferryman.engine import driver, run
 from ferryman.engine.migration import migrate
 from ferryman.engine.runner.sessions import start
 from ferryman.engine.runner.spark import SparkRunner
+from ferryman.engine.settings import RunSettings
 from ferryman.plan import Plan
 from ferryman.sources import Files
 from ferryman.state.state import State, state_root
@@ -65,7 +66,7 @@ def main(job: child.Job) -> None:
         migrate(where, plan, older)
     with State.take(where, plan) as state, driver.check_plan_changes(state, accept_changes=False):
         spark = start("local[2,4]", CONF, "crash")
-        summary = run.Run(state, SparkRunner(spark), child.Spoken(), wait=5, wave_bytes=wave_bytes).run()
+        summary = run.Run(state, SparkRunner(spark), child.Spoken(), RunSettings(wait=5, wave_bytes=wave_bytes)).run()
         print(summary, flush=True)
 
 

@@ -23,6 +23,7 @@ from ferryman import Document, account, crash, limits, operations
 from ferryman.destinations import Queue as ToQueue
 from ferryman.engine import driver
 from ferryman.engine.run import Run
+from ferryman.engine.settings import RunSettings
 from ferryman.errors import StateLost
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
@@ -132,7 +133,7 @@ def run(job: Job) -> None:
     root = state_root(plan, job.state)
     with State.take(root, plan, take_over=bool(job.store)) as taken, driver.explain_errors(taken):
         driver.record_plan_changes(taken, accept_changes=True)
-        said = Run(taken, InProcess(slots=1), Watch(), wait=30).run()
+        said = Run(taken, InProcess(slots=1), Watch(), RunSettings(wait=30)).run()
         assert said.exit == 0, said
 
 

@@ -14,6 +14,7 @@ from ferryman import limits
 from ferryman.cli.options import size_bytes
 from ferryman.destinations.base import Delivery, Outcome
 from ferryman.engine.run import Run
+from ferryman.engine.settings import RunSettings
 from ferryman.errors import UsageError
 from ferryman.limits import GIB, KIB, MIB
 from ferryman.plan import Plan
@@ -104,7 +105,7 @@ def test_what_goes_on_by_itself_is_told_once(trial: PlanWorld, monkeypatch: pyte
         document["raw"] = document["raw"][::-1]
     watch = Watch()
     with trial.take() as state:
-        run = Run(state, InProcess(), watch, wait=0, **SMALL)
+        run = Run(state, InProcess(), watch, RunSettings(wait=0, **SMALL))
         for _ in range(2):
             run.turn()
     [waits] = [message for message in watch.messages if "--max-pending" in message]

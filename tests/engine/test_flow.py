@@ -9,6 +9,7 @@ import pytest
 
 from ferryman import Document, Flow, account
 from ferryman.destinations import Delivery, Outcome
+from ferryman.engine.runner.base import RunnerLost
 from ferryman.errors import EngineError, PlanChanged, StateHeld, Unavailable, UsageError, message_of
 from ferryman.queues import Queue
 from ferryman.sources import Memory
@@ -331,6 +332,22 @@ def test_with_every_a_plan_that_stopped_is_started_again(chain: Chain) -> None:
         "second: it is started again",
         recovered,
     ]
+
+
+@pytest.mark.rule("flow.stop")
+def test_with_every_it_ends_when_spark_is_lost(chain: Chain) -> None:
+    """With one message: no plan can do anything any more, and those that are idle would never find out."""
+    told, sleeper = Fault("second", "transform", RunnerLost("Spark's JVM ended. Run again.")), Sleeper()
+
+    summary = chain.run(every=10.0, observer=told, **sleeper.options())
+
+    assert not sleeper.slept
+    assert summary.exit == 1
+    assert set(summary.errors) == {"first", "second", "third"}
+    assert (summary.plans["first"].exit, summary.plans["first"].delivered) == (1, 3)
+    assert told.lines == ["second: error: it stopped: Spark's JVM ended. Run again. The other plans stop, too."]
+    assert chain.run().exit == 0
+    assert chain.out().arrived() == ["1", "2", "3"]
 
 
 @pytest.mark.rule("flow.stop")

@@ -42,4 +42,4 @@ def test_documents_go_through_all_plans(place: Path, spark: Any) -> None:
     )
     assert [m.body["n"] for m in Queue("b", place).read(start=1, limit=1000)] == [n + 2 for n in range(100)]
     assert len({line["id"] for line in out.lines() if line["said"] == "ok"}) == 100
-    assert spark.run(len, ["the session is still there"]) == [26]
+    assert spark.submit(len, ["the session is still there"]).result() == [26]

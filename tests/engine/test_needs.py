@@ -32,10 +32,10 @@ class Machines(InProcess):
         super().__init__(slots=len(has))
         self.has = list(has)
         self._random = random.Random(0)
-        self.start()  # nothing runs beside the driver
+        self.started = True  # nothing runs beside the driver
 
     def run(self, task: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        """See ``Runner.run``."""
+        """See ``InProcess.run``."""
         answers = []
         with pytest.MonkeyPatch.context() as patch:
             for item in items:
@@ -50,7 +50,7 @@ class Asked(Machines):
     times = 0
 
     def run(self, task: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        """See ``Runner.run``."""
+        """See ``InProcess.run``."""
         self.times += 1
         return super().run(task, items)
 

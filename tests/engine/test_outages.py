@@ -12,6 +12,7 @@ import pytest
 from ferryman import limits
 from ferryman.document import Document
 from ferryman.engine.run import Run
+from ferryman.engine.settings import RunSettings
 from ferryman.errors import Misconfigured, TransientError, Unavailable
 from ferryman.routers import Duplicate, Router
 from ferryman.sources.base import Listed
@@ -235,7 +236,7 @@ def test_an_outage_between_small_waves(trial: PlanWorld) -> None:
     flag, watch, sleeper = trial.folder / "down", Watch(), Sleeper()
     trial.build(asking(flag, AWAY["connection"]), backoff=1)
     with trial.take() as state:
-        run = Run(state, InProcess(), watch, wait=0, **sleeper.options())
+        run = Run(state, InProcess(), watch, RunSettings(wait=0), sleeper.clock())
         for name in ["before", "first", "second", "third", "fourth", "fifth"]:
             trial.put(name)
             run.turn()

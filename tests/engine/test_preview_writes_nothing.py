@@ -17,6 +17,7 @@ import pytest
 from ferryman import limits
 from ferryman.engine.preview import scratch_folder
 from ferryman.engine.run import Run
+from ferryman.engine.settings import RunSettings
 from ferryman.errors import EngineError, PlanError, StateDamaged, StateForeign, UsageError
 from ferryman.observe import Silent
 from ferryman.plan import Plan
@@ -93,7 +94,7 @@ def test_a_state_that_is_held_is_read_all_the_same(net: PlanWorld) -> None:
         before = snapshot(net.folder)
         assert look(net).documents
         assert snapshot(net.folder) == before
-        Run(held, InProcess(), Silent(), wait=0).run()
+        Run(held, InProcess(), Silent(), RunSettings(wait=0)).run()
     assert net.arrived("out")["a"] == 2
 
 

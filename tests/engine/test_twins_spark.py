@@ -42,11 +42,11 @@ def see(doc):
     return doc
 
 class Noting(SparkRunner):
-    def run_with_callback(self, task, items, then):
+    def submit(self, task, items, **options):
         def noted(item):
             (folder / f"attempt-{item.number}-{TaskContext.get().taskAttemptId()}").touch()
             return task(item)
-        return super().run_with_callback(noted if isinstance(task, Transform) else task, items, then)
+        return super().submit(noted if isinstance(task, Transform) else task, items, **options)
 
 plan = Plan("once", version=1, strategy="at-most-once")
 plan.source("in", Queue("in", folder)).step("see", see).destination("out", Out("out", folder))

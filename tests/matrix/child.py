@@ -12,6 +12,7 @@ from ferryman import account, crash, operations
 from ferryman.engine import driver
 from ferryman.engine.run import Run, Summary
 from ferryman.engine.runner.base import Runner
+from ferryman.engine.settings import RunSettings
 from ferryman.plan import Plan
 from ferryman.state.state import State, state_root
 from ferryman.storage import files, objects
@@ -90,7 +91,7 @@ def run(plan: Plan, world: World, runner: Runner, observer: Watch | None = None)
     """Run a plan to its end."""
     plan.freeze()
     with State.take(state_root(plan, world.states), plan) as state, driver.explain_errors(state):
-        return Run(state, runner, observer or Watch(), wait=30, wave_bytes=300).run()
+        return Run(state, runner, observer or Watch(), RunSettings(wait=30, wave_bytes=300)).run()
 
 
 def waves(world: World) -> int:

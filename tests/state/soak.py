@@ -15,6 +15,7 @@ from pathlib import Path
 from ferryman.destinations.base import Delivery, Outcome
 from ferryman.document import Document
 from ferryman.engine.run import Run
+from ferryman.engine.settings import RunSettings
 from ferryman.errors import PermanentError
 from ferryman.observe import Silent
 from ferryman.plan import Plan
@@ -82,7 +83,7 @@ class Soak:
         self.memory.write_text("")
         with State.take(self.root, self.plan) as state, self.memory.open("a") as memory:
             chance = random.Random(seed)
-            run = Run(state, InProcess(), Silent(), wait=0)
+            run = Run(state, InProcess(), Silent(), RunSettings(wait=0))
             run.recover()
             while state.wave < waves:
                 self.change(chance)

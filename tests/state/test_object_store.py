@@ -194,7 +194,7 @@ class OnAnotherMachine(InProcess):
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self._folder = folder
-        self.start()  # nothing runs beside the driver
+        self.started = True  # nothing runs beside the driver
 
     def run(self, task: Any, items: Sequence[Any]) -> list[Any]:
         before = os.environ[objects.CACHE_VARIABLE]

@@ -15,6 +15,7 @@ import pytest
 from ferryman import limits
 from ferryman.document import Document
 from ferryman.engine.run import Run
+from ferryman.engine.settings import RunSettings
 from ferryman.errors import Unavailable
 from ferryman.steps import fetch_url
 from ferryman.testing.inprocess import InProcess
@@ -102,7 +103,7 @@ def test_a_host_that_wants_to_be_left_alone(trial: PlanWorld, monkeypatch: pytes
     with served() as port, trial.take() as state:
         put(trial, "page", port)
         watch = Watch()
-        run = Run(state, InProcess(), watch, wait=0)
+        run = Run(state, InProcess(), watch, RunSettings(wait=0))
         run.turn()
         assert trial.counts() == {"pending": 25}
         Pages.busy = False

@@ -18,7 +18,7 @@ from ferryman.sources import Memory, Source
 from ferryman.state.state import state_root
 from ferryman.testing.inprocess import InProcess
 from tests.support.invariants import check
-from tests.support.plan_world import PlanWorld
+from tests.support.plan_world import PlanWorld, settings_and_clock
 
 __all__ = ["FlowWorld", "Into", "Messages", "Told", "pipe", "run_flow", "same"]
 
@@ -74,7 +74,8 @@ def run_flow(
     """``ferryman.run(flow)`` without Spark, with all the knobs of ``FlowRun``; then the state of each plan is checked
     that did not stop."""
     with take_plans(flow, state, accept_changes) as plans:
-        summary = FlowRun(flow.name, plans, runner or InProcess(), observer or Told(), **options).run(every)
+        settings, clock = settings_and_clock(options)
+        summary = FlowRun(flow.name, plans, runner or InProcess(), observer or Told(), settings, clock).run(every)
     for plan in flow.plans:
         if flow.label(plan) not in summary.errors:
             check(state_root(plan, state), plan, summary.plans[flow.label(plan)])

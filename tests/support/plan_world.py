@@ -32,6 +32,7 @@ from ferryman.engine.migration import migrate
 from ferryman.engine.run import Run, Summary
 from ferryman.engine.runner import fork_server
 from ferryman.engine.runner.base import Runner
+from ferryman.engine.settings import Clock, RunSettings
 from ferryman.observe import Silent
 from ferryman.operations import Retried, retry
 from ferryman.plan import Handle, Plan
@@ -83,6 +84,14 @@ class Until(Watch):
         super().phase(wave, name)
 
 
+def settings_and_clock(options: dict[str, Any]) -> tuple[RunSettings, Clock]:
+    """Return what a run takes as two objects: ``sleep`` and ``clock`` (either a function or both), and all else."""
+    clock = options.pop("clock", Clock())
+    clock = clock if isinstance(clock, Clock) else Clock(now=clock)
+    clock = clock._replace(sleep=options.pop("sleep", clock.sleep))
+    return RunSettings(**options), clock
+
+
 def run_plan(
     plan: Plan,
     state: Path,
@@ -107,7 +116,7 @@ def run_plan(
         stack.enter_context(driver.explain_errors(taken))
         if accept_changes is not None:
             driver.record_plan_changes(taken, accept_changes)
-        summary = Run(taken, runner or InProcess(), observer or Watch(), **options).run(every)
+        summary = Run(taken, runner or InProcess(), observer or Watch(), *settings_and_clock(options)).run(every)
     if checked:
         invariants.check(root, plan, summary)
     return summary

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ferryman.engine.settings import Clock
+
 
 class Sleeper:
     """Time that goes by only while a run sleeps.
@@ -23,4 +25,8 @@ class Sleeper:
 
     def options(self) -> dict[str, Any]:
         """For ``PlanWorld.run``."""
-        return {"sleep": self, "clock": lambda: sum(self.slept)}
+        return {"clock": self.clock()}
+
+    def clock(self) -> Clock:
+        """Return a clock that only moves while this sleeps."""
+        return Clock(lambda: sum(self.slept), self)

@@ -8,12 +8,13 @@ import os
 import pickle
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from multiprocessing.connection import Connection
 from typing import Any
 
 import cloudpickle
 
-from ferryman.engine.runner.base import Answer, Item, Runner
+from ferryman.engine.runner.base import Answer, Item, Runner, call_now
 from ferryman.engine.runner.child import Died
 from ferryman.errors import EngineError, WorkerDied, as_exception
 
@@ -33,9 +34,11 @@ class OneWorker(Runner):
         self._failures = failures
         self._child = _Forked()
 
-    def run(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-        """See ``Runner.run``."""
-        return [self._one(task, item) for item in items]
+    def submit(
+        self, task: Callable[[Item], Answer], items: Sequence[Item], *, background: bool = False
+    ) -> Future[list[Answer]]:
+        """See ``Runner.submit``."""
+        return call_now(lambda: [self._one(task, item) for item in items])
 
     def run_frame(self, read: Callable[[Any], Any], task: Callable[[int, Any], Answer]) -> list[Answer]:
         raise EngineError("no DataFrames here")

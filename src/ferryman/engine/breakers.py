@@ -15,7 +15,7 @@ from typing import Final
 from ferryman import limits
 from ferryman.breaker import Breaker, BreakerEvent, Breakers, BreakerState, backoff_s
 from ferryman.engine.results import ErrorKind, Listing, NodeError, NodeReport, NodeStates, PendingRetries
-from ferryman.engine.runner.base import Runner
+from ferryman.engine.runner.base import Runner, run_isolating
 from ferryman.notify import Stopped
 from ferryman.plan import DestinationNode, JoinNode, Plan, StepNode
 from ferryman.plan.calls import REMEDY, always_returns_none
@@ -184,7 +184,7 @@ class NodeBreakers:
         if not self._needs or (self._clock() < self._next_check and not due):
             return
         self._next_check = self._clock() + _CHECK_EVERY_S
-        capabilities = runner.run(ListCapabilities(), range(_PROBES_PER_SLOT * runner.slots))
+        capabilities = run_isolating(runner, ListCapabilities(), range(_PROBES_PER_SLOT * runner.slots))
         for node, needs in self._needs.items():
             if not any(needs <= has for has in capabilities):
                 why = (

@@ -23,6 +23,8 @@ def commit_wave(
     outbox: Sequence[tuple[str, Part]] = (),
     documents: Sequence[Part] = (),
     new: int = 0,
+    dropped: int = 0,
+    failed: int = 0,
     ledger: Sequence[Part] = (),
     replaced: Sequence[tuple[str, DataFile | None]] = (),
     positions: Mapping[str, int] = NO_POSITIONS,
@@ -41,6 +43,8 @@ def commit_wave(
     Args:
         outbox: (destination, file) in the order of their rows.
         new: lower bound of the number of ``documents`` rows that are the first of their document.
+        dropped: number of deliveries that steps dropped, for the counts of the wave's ledger commit.
+        failed: number of those that failed or were rejected in steps, likewise.
         replaced: (path of a live outbox file, its replacement or None), from an operator command on waiting rows.
         keyed: files that settle adds to the tables of keyed nodes, see ``settle.keyed_files``.
         positions: application transactions that say how far logs were read; see ``state.logs.LogPositions``.
@@ -65,7 +69,15 @@ def commit_wave(
         adds=adds,
         removes=[path for path, _ in replaced],
         transactions={WAVE: number, SEQUENCE: sequence, **positions},
-        info={"wave": number, "documents": list(documents), "new": new, "ledger": list(ledger), "keyed": dict(keyed)},
+        info={
+            "wave": number,
+            "documents": list(documents),
+            "new": new,
+            "dropped": dropped,
+            "failed": failed,
+            "ledger": list(ledger),
+            "keyed": dict(keyed),
+        },
     )
 
 
@@ -79,6 +91,8 @@ def commit_staged(
         outbox=[part for s in staged for part in s.outbox],
         documents=[part for s in staged for part in s.documents],
         new=sum(s.new for s in staged),
+        dropped=sum(s.counts["dropped"] for s in staged),
+        failed=sum(s.counts["dead"] + s.counts["error_doc"] for s in staged),
         ledger=[part for s in staged for part in s.ledger],
         positions=positions,
     )

@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 from ferryman.engine import migration
 from ferryman.engine.preflight import check_runner
@@ -21,9 +21,6 @@ from ferryman.plan.load import pickle_neighbours_by_value
 from ferryman.sources import DataFrame
 from ferryman.state.state import State, state_root
 from ferryman.storage.files import StatePath, is_disk_full
-
-_PRELOADED: Final = ("ferryman.engine.scan.listing", "ferryman.engine.scan.phase")
-"""Modules that helper processes load ahead: those of the tasks that may run before Spark has started."""
 
 
 @contextlib.contextmanager
@@ -149,11 +146,11 @@ def open_runner(
             yield start()
             return
         check_java()
-        with OnDemandRunner(start, cores, conf, _PRELOADED, announce) as on_demand:
+        with OnDemandRunner(start, cores, conf, announce) as on_demand:
             if start_early and not queries:  # a session is active only in the thread that made it
                 on_demand.start_early()
             yield on_demand
-    if on_demand.started:
+    if on_demand.early is None:
         make_in_background()
 
 

@@ -7,22 +7,25 @@
 4. Repeat rounds until one commits nothing. Then wait for whatever comes due next in any plan, or end if nothing does.
 5. With ``every``, begin the next period: each plan scans again, and plans that had stopped are restarted.
 
+If Spark is lost, all plans stop: none could do anything in this process.
+
 A flow stores nothing besides its plans' own states: if it is killed and started again, it continues like these.
 """
 
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, TypeVar
+from dataclasses import replace
+from typing import Final, TypeVar
 
 from ferryman import limits
 from ferryman.breaker import backoff_s
 from ferryman.engine import migration
 from ferryman.engine.driver import explain_errors, record_plan_changes
 from ferryman.engine.run import Run
-from ferryman.engine.runner.base import Runner
+from ferryman.engine.runner.base import Runner, RunnerLost
+from ferryman.engine.settings import DEFAULT_CLOCK, DEFAULT_SETTINGS, Clock, RunSettings
 from ferryman.engine.summary import FlowSummary, Summary
 from ferryman.errors import PlanChanged, StateLost, message_of
 from ferryman.observe import Observer
@@ -62,8 +65,7 @@ class FlowRun:
     Args:
         flow: its name.
         plans: see ``take_plans``.
-        wait: as for ``Run``; all plans wait together.
-        options: of each plan's ``Run``.
+        settings: of each plan's ``Run``; all plans wait together.
     """
 
     def __init__(
@@ -72,22 +74,19 @@ class FlowRun:
         plans: Sequence[FlowPlan],
         runner: Runner,
         observer: Observer,
-        *,
-        wait: float | None = None,
-        sleep: Callable[[float], None] = time.sleep,
-        clock: Callable[[], float] = time.monotonic,
-        **options: Any,
+        settings: RunSettings = DEFAULT_SETTINGS,
+        clock: Clock = DEFAULT_CLOCK,
     ) -> None:
         self._flow = flow
         self._plans = plans
         self._runner = runner
         self._observer = observer
-        self._wait = wait
+        self._settings = settings
         self._waited = 0.0
-        self._sleep = sleep
         self._clock = clock
-        self._options = options
         self._endless = False
+        self._lost: RunnerLost | None = None
+        """Why no plan can do anything any more."""
         self._restart_times: dict[str, float] = {}
         """Plan that has stopped -> time of the clock at which it is started again."""
 
@@ -96,16 +95,18 @@ class FlowRun:
         self._endless = every is not None
         self._for_each_plan(lambda plan: plan.start(self._make_run))  # 2
         while True:
-            started = self._clock()
+            started = self._clock.now()
             self._run_rounds(None if every is None else started + every)
             self._for_each_plan(FlowPlan.report)
+            if self._lost is not None:
+                self._stop_all(self._lost)
             if every is None or not any(plan.is_running for plan in self._plans):
                 return self._finish()
-            self._sleep(max(0.0, started + every - self._clock()))
+            self._clock.sleep(max(0.0, started + every - self._clock.now()))
             self._begin_period()
 
     def _make_run(self, state: State) -> Run:
-        return Run(state, self._runner, self._observer, wait=0, sleep=self._sleep, clock=self._clock, **self._options)
+        return Run(state, self._runner, self._observer, replace(self._settings, wait=0), self._clock)
 
     def _run_rounds(self, until: float | None) -> None:
         """Run rounds, and wait for what comes due between them (3 and 4)."""
@@ -115,12 +116,12 @@ class FlowRun:
             pause = self._pause_s()
             if pause is None:
                 return
-            limit = limits.WAIT_S if self._wait is None else self._wait - self._waited
-            if pause > limit or (until is not None and self._clock() + pause > until):
+            limit = limits.WAIT_S if self._settings.wait is None else self._settings.wait - self._waited
+            if pause > limit or (until is not None and self._clock.now() + pause > until):
                 return
             if pause > 0:
-                self._waited += pause if self._wait is not None else 0
-                self._sleep(pause)
+                self._waited += pause if self._settings.wait is not None else 0
+                self._clock.sleep(pause)
 
     def _pause_s(self) -> float | None:
         """Return the seconds until any plan can do something; None: no plan can."""
@@ -148,7 +149,7 @@ class FlowRun:
         """Have each plan scan again, and restart those that stopped (5)."""
         for plan in self._plans:
             plan.has_new_input = True
-            if plan.may_restart and self._clock() >= self._restart_times.get(plan.name, 0.0):
+            if plan.may_restart and self._clock.now() >= self._restart_times.get(plan.name, 0.0):
                 self._run_for_plan(plan, self._restart)
 
     def _restart(self, plan: FlowPlan) -> None:
@@ -163,8 +164,13 @@ class FlowRun:
     def _for_each_plan(self, act: Callable[[FlowPlan], None]) -> None:
         """Call ``act`` for every plan that has not stopped; messages meanwhile are about that plan."""
         for plan in self._plans:
-            if plan.error is None:
+            if plan.error is None and self._lost is None:
                 self._run_for_plan(plan, act)
+
+    def _stop_all(self, error: RunnerLost) -> None:
+        for plan in self._plans:
+            if plan.error is None:
+                plan.stop(error)
 
     def _run_for_plan(self, plan: FlowPlan, act: Callable[[FlowPlan], None]) -> None:
         """Call ``act`` for a plan, and report if an error in it stops the plan."""
@@ -173,9 +179,12 @@ class FlowRun:
         act(plan)
         if plan.error is not None and plan.error is not previous_error:
             pause = backoff_s(plan.failures)
-            self._restart_times[plan.name] = self._clock() + pause
+            self._restart_times[plan.name] = self._clock.now() + pause
             restart = f" It is started again after {pause:g} s." if self._endless and plan.may_restart else ""
             others = " The other plans go on." if any(m.error is None for m in self._plans) else ""
+            if isinstance(plan.error, RunnerLost):
+                self._lost = plan.error
+                others, restart = others.replace("go on", "stop, too"), ""
             if previous_error is None or message_of(previous_error) != message_of(plan.error):
                 self._observer.message(f"error: it stopped: {message_of(plan.error)}{others}{restart}")
         self._observer.about("")

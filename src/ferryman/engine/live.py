@@ -74,7 +74,7 @@ class ProgressReader:
 
     def __init__(self, folder: Path, observer: Observer) -> None:
         self._folder = folder
-        self._observer = observer
+        self.observer = observer
         self._errors_left = MAX_ERRORS
         self._similar: Counter[str] = Counter()
         self._offsets: dict[Path, int] = {}
@@ -82,7 +82,7 @@ class ProgressReader:
 
     def make_folder(self) -> str:
         """Make a folder for the tasks of a phase that is followed later; "" if the observer shows no progress."""
-        if not self._observer.wants_live:
+        if not self.observer.wants_live:
             return ""
         self._phases += 1
         folder = self._folder / str(self._phases)
@@ -125,7 +125,7 @@ class ProgressReader:
                     self._report_errors(path)
                 elif len(count := path.read_bytes()) == _COUNT.size:
                     documents += _COUNT.unpack(count)[0]
-        self._observer.live(documents)
+        self.observer.live(documents)
 
     def _report_errors(self, path: Path) -> None:
         with open(path, encoding="utf-8") as file:
@@ -137,4 +137,4 @@ class ProgressReader:
                 if self._errors_left and self._similar[cause] < _MAX_SIMILAR:
                     self._errors_left -= 1
                     self._similar[cause] += 1
-                    self._observer.error(document, text, trace)
+                    self.observer.error(document, text, trace)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -14,7 +14,7 @@ from ferryman.engine.breakers import NodeBreakers
 from ferryman.engine.deliver.dispatch import Dispatcher
 from ferryman.engine.due_documents import Hashes
 from ferryman.engine.logs import Logs
-from ferryman.engine.results import PendingRetries
+from ferryman.engine.results import Listing, PendingRetries, WantedIds
 from ferryman.limits import GIB, KIB, MIB
 from ferryman.plan import Plan, sources_of
 from ferryman.records.rows import now_us, wait_s
@@ -26,21 +26,22 @@ class PendingWork:
     """Pending work of a run: rows of the outbox, documents that failed at steps, unavailable sources.
 
     Attributes:
+        unlisted: failed documents that scans need not look for now.
         unlisted_sources: keys of sources that were unavailable while they were listed, or while their known documents
             were read, so that another full scan is needed.
     """
 
     def __init__(
-        self, state: State, dispatcher: Dispatcher, nodes: NodeBreakers, unlisted: UnlistedDocuments, logs: Logs
+        self, state: State, dispatcher: Dispatcher, nodes: NodeBreakers, logs: Logs, clock: Callable[[], float]
     ) -> None:
         self._state = state
         self._dispatcher = dispatcher
         self._nodes = nodes
-        self._unlisted = unlisted
+        self.unlisted = UnlistedDocuments(state.plan, clock)
         self._logs = logs
         self._longest_s = state.plan.longest_backoff_s
         self._step_debts: list[PendingRetries] = []
-        self._step_debts_key: tuple[frozenset[str], Hashes] = (frozenset(), unlisted.hashes)
+        self._step_debts_key: tuple[frozenset[str], Hashes] = (frozenset(), self.unlisted.hashes)
         """Key of the cached ``_step_debts``, since computing them reads all of ``documents``: the table's files, and
         the hashes of unlisted documents."""
         self.unlisted_sources: set[str] = set()
@@ -79,10 +80,22 @@ class PendingWork:
 
     def step_debts(self) -> list[PendingRetries]:
         """Return the pending retries of steps, see ``due_documents.pending_retries``."""
-        key = (frozenset(self._state.documents.files), self._unlisted.hashes)
+        key = (frozenset(self._state.documents.files), self.unlisted.hashes)
         if key[0] != self._step_debts_key[0] or key[1] is not self._step_debts_key[1]:
             self._step_debts, self._step_debts_key = due_documents.pending_retries(self._state, key[1]), key
         return self._step_debts
+
+    def blocked_holds(self) -> frozenset[str]:
+        """Return the values of ``held`` whose documents cannot be tried now."""
+        return frozenset(self._nodes.blocked_holds(self.step_debts()))
+
+    def due_entries(self) -> WantedIds:
+        """Return source -> ids of log entries to read again."""
+        return self._logs.due_entries()
+
+    def record_listings(self, listings: Sequence[Listing]) -> None:
+        """Record which sources were available when they were listed."""
+        self.unlisted_sources |= self._nodes.record_listings(listings)
 
     def has_due_steps(self) -> bool:
         """Return whether documents that failed at steps can be retried now."""
@@ -105,12 +118,12 @@ class Backlog:
     """Pending rows of a state, measured against a limit.
 
     Args:
-        max_bytes: size on disk above which no more documents are read.
+        max_bytes: size on disk above which no more documents are read; None: ``limits.MAX_PENDING_BYTES``.
     """
 
-    def __init__(self, state: State, max_bytes: int) -> None:
+    def __init__(self, state: State, max_bytes: int | None) -> None:
         self._state = state
-        self._max_bytes = max_bytes
+        self._max_bytes = limits.MAX_PENDING_BYTES if max_bytes is None else max_bytes
 
     @property
     def too_large(self) -> bool:

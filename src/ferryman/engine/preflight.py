@@ -12,10 +12,11 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import ferryman
-from ferryman.engine.runner.base import Answer, Item, Runner
+from ferryman.engine.runner.base import Answer, Deferred, Item, Runner, set_outcome
 from ferryman.errors import EngineError, FerrymanError, UsageError, message_of
 from ferryman.plan import DestinationNode, Node, Plan, SourceNode
 from ferryman.storage import files
@@ -84,37 +85,29 @@ class CheckedRunner(Runner):
         self._report = report
         self._reported: set[str] = set()
 
+    on_one_machine = False
+
     @property
     def slots(self) -> int:
         return self._runner.slots
 
-    @property
-    def on_one_machine(self) -> bool:
-        return False
+    def submit(
+        self, task: Callable[[Item], Answer], items: Sequence[Item], *, background: bool = False
+    ) -> Future[list[Answer]]:
+        """Run the checked task for each item, see ``Runner.submit``.
 
-    @property
-    def concurrent(self) -> bool:
-        return self._runner.concurrent
-
-    def run(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-        """Run the checked task for each item, see ``Runner.run``.
-
-        Raises:
-            EngineError: as in ``Runner.run``, or no executor that sees the same as the driver could run the task.
+        The future also raises EngineError if no executor that sees the same as the driver could run a task.
         """
-        return self.run_with_callback(task, items, lambda: None)
+        checked = CheckedTask(task, self._facts)
+        submitted: Future[list[Any]] = self._runner.submit(checked, items, background=background)
+        return Deferred(lambda done: set_outcome(done, partial(self._collect, checked, items, submitted)))
 
-    def run_with_callback(
-        self, task: Callable[[Item], Answer], items: Sequence[Item], on_submitted: Callable[[], None]
-    ) -> list[Answer]:
-        """Run the checked task and call ``on_submitted``, see ``Runner.run_with_callback``."""
-        answers: dict[int, Answer] = {}
+    def _collect(self, task: CheckedTask, items: Sequence[Any], submitted: Future[list[Any]]) -> list[Any]:
+        """Wait for the answers, and submit tasks again that were refused."""
+        answers: dict[int, Any] = {}
         remaining = list(range(len(items)))
-        for turn in range(_MAX_ATTEMPTS):
-            callback = (lambda: None) if turn else on_submitted
-            results: list[Any] = self._runner.run_with_callback(
-                CheckedTask(task, self._facts), [items[n] for n in remaining], callback
-            )
+        for _ in range(_MAX_ATTEMPTS):
+            results = submitted.result()
             answers |= {
                 n: answer for n, answer in zip(remaining, results, strict=True) if not isinstance(answer, TaskRefused)
             }
@@ -122,6 +115,7 @@ class CheckedRunner(Runner):
             remaining = [n for n in remaining if n not in answers]
             if not remaining:
                 return [answers[n] for n in range(len(items))]
+            submitted = self._runner.submit(task, [items[n] for n in remaining])
         raise self._no_executor_error()
 
     def run_frame(self, read: Callable[[Any], Any], task: Callable[[int, Any], Answer]) -> list[Answer]:
@@ -132,10 +126,6 @@ class CheckedRunner(Runner):
                 return answers
             self._report_differences(answers)
         raise self._no_executor_error()
-
-    def run_ahead(self, work: Callable[[], Answer]) -> Future[Answer]:
-        """Run work ahead, see ``Runner.run_ahead``."""
-        return self._runner.run_ahead(work)
 
     def _report_differences(self, answers: Sequence[Any]) -> None:
         for answer in answers:
@@ -171,7 +161,7 @@ def check_runner(
 def _check_executors(runner: Runner, facts: DriverView, plans: Sequence[Plan]) -> None:
     persistent: set[str] | None = None
     for _ in range(_ROUNDS):
-        views = runner.run(InspectTask(facts), list(range(min(_MAX_PROBES, max(2, runner.slots)))))
+        views = runner.submit(InspectTask(facts), range(min(_MAX_PROBES, max(2, runner.slots)))).result()
         proofs = [proof for each in views for proof in each.proofs]
         problems = [why for each in views for why in each.differences]
         problems += [

@@ -28,7 +28,7 @@ from ferryman.engine import driver, migration
 from ferryman.engine.breakers import BreakerRegistry, NodeBreakers
 from ferryman.engine.logs import inspect_log, iter_pieces, read_due_entries
 from ferryman.engine.results import NO_IDS, Listing, Staged, WantedIds
-from ferryman.engine.runner.base import IsolatingRunner, PickledPlan, Runner, run_isolating
+from ferryman.engine.runner.base import PickledPlan, Runner, run_isolating
 from ferryman.engine.scan.listing import list_sources
 from ferryman.engine.scan.phase import ChangeSet, detect_changes
 from ferryman.engine.tasks import BATCH_FILE, LISTED, LogSplit, Reason, RowRange, TaskSplit, link_files
@@ -224,8 +224,7 @@ class PreviewRun:
         listed = self._folder / "listed"
         listed.mkdir()
         entries = self._select_entries(preview, document)
-        runner = IsolatingRunner(self._runner)
-        listings = list_sources(self._plan, self._pickled_plan, listed, runner, entries=entries)
+        listings = list_sources(self._plan, self._pickled_plan, listed, self._runner, entries=entries)
         with State(self._root, self._plan).readers.reading():  # tasks also read rows of documents from here
             self._fill_preview(preview, listings, limit, document)
         return preview

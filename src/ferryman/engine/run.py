@@ -16,7 +16,7 @@ afterwards.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import zip_longest
 from typing import Final
@@ -30,19 +30,19 @@ from ferryman.engine.commit import NO_POSITIONS, commit_staged
 from ferryman.engine.deliver.dispatch import Dispatcher, SequenceGuard
 from ferryman.engine.live import ProgressReader
 from ferryman.engine.logs import Logs
-from ferryman.engine.pending_work import Backlog, PendingWork, UnlistedDocuments
+from ferryman.engine.pending_work import Backlog, PendingWork
 from ferryman.engine.reset import reset_states
 from ferryman.engine.results import Staged
-from ferryman.engine.runner.base import IsolatingRunner, PickledPlan, Runner
-from ferryman.engine.scan.phase import Allowed, ChangeSet, ScanPhase
-from ferryman.engine.settle import has_late_answers, settle
+from ferryman.engine.runner.base import PickledPlan, Runner, run_isolating
+from ferryman.engine.scan.phase import ChangeSet, ScanPhase
+from ferryman.engine.settings import DEFAULT_CLOCK, DEFAULT_SETTINGS, Clock, RunSettings
+from ferryman.engine.settle import RunTasks, has_late_answers, settle
 from ferryman.engine.summary import Summary as Summary
 from ferryman.engine.summary import describe_staged
 from ferryman.engine.tasks import LogBatch, WaveBatch
 from ferryman.engine.transform.phase import TransformPhase
 from ferryman.notify import Reporter
 from ferryman.observe import Observer
-from ferryman.plan import NotifyTarget
 from ferryman.records.rows import now_us
 from ferryman.state.commands import queued_commands
 from ferryman.state.maintenance import maintain, sweep
@@ -65,61 +65,38 @@ class Run:
         state: State,
         runner: Runner,
         observer: Observer,
-        *,
-        wait: float | None = None,
-        allow_deletes: Allowed = False,
-        notify: Sequence[NotifyTarget] = (),
-        wave_bytes: int = limits.WAVE_BYTES,
-        max_pending: int | None = None,
-        reset: Collection[str] = (),
-        pace_s: float = limits.PACE_S,
-        sleep: Callable[[float], None] = time.sleep,
-        clock: Callable[[], float] = time.monotonic,
+        settings: RunSettings = DEFAULT_SETTINGS,
+        clock: Clock = DEFAULT_CLOCK,
     ) -> None:
         self._state = state
         self._plan = state.plan
         self._runner = runner
-        self._isolating_runner = IsolatingRunner(runner)
+        self._run_tasks: RunTasks = partial(run_isolating, runner)
         self._observer = observer
-        self._wait = wait
-        self._reset = reset
-        self._wave_bytes = wave_bytes
-        self._sleep = sleep
-        self._pickled_plan = PickledPlan.of(state.plan)
-        self._breakers = BreakerRegistry(state.plan, self._add_message, clock)
-        self._dispatcher = Dispatcher(state, self._pickled_plan, runner, self._breakers, pace_s=pace_s)
-        self._sequence_guard = SequenceGuard(state, self._dispatcher, self._add_message)
+        self._settings = settings
+        self._clock = clock
         self._summary = Summary()
-        self._reporter = Reporter(state, [*state.plan.notified, *notify], self._add_message)
+        self._reporter = Reporter(state, [*state.plan.notified, *settings.notify], self._add_message)
         self._count_cache = CountCache(state)
-        self._backlog = Backlog(state, limits.MAX_PENDING_BYTES if max_pending is None else max_pending)
+        self._backlog = Backlog(state, settings.max_pending)
         self._listing_incomplete = False
         self._scan_stopped = False
         """The last full scan, or one since, stopped early because too much is pending."""
         self._backlog_reported = self._endless = False
         self._waited = 0.0
+        pickled_plan = PickledPlan.of(state.plan)
+        self._breakers = BreakerRegistry(state.plan, self._add_message, clock.now)
+        self._dispatcher = Dispatcher(state, pickled_plan, runner, self._breakers, pace_s=settings.pace_s)
+        self._sequence_guard = SequenceGuard(state, self._dispatcher, self._add_message)
         self._progress = ProgressReader(state.local_scratch / _PROGRESS_FOLDER, observer)
-        self._nodes = NodeBreakers(state.plan, self._breakers, clock)
-        self._unlisted = UnlistedDocuments(state.plan, clock)
+        self._nodes = NodeBreakers(state.plan, self._breakers, clock.now)
         self._logs = Logs(state, self._nodes, self._add_message)
         self._transform = TransformPhase(
-            state, self._pickled_plan, runner, self._nodes, self._logs, self._progress, self._add_message
+            state, pickled_plan, runner, self._nodes, self._logs, self._progress, self._add_message
         )
-        self._pending = PendingWork(state, self._dispatcher, self._nodes, self._unlisted, self._logs)
+        self._pending = PendingWork(state, self._dispatcher, self._nodes, self._logs, clock.now)
         self._scanning = ScanPhase(
-            state,
-            self._pickled_plan,
-            runner,
-            self._isolating_runner,
-            self._nodes,
-            self._logs,
-            self._pending,
-            self._unlisted,
-            self._progress,
-            observer,
-            self._add_message_once,
-            allow_deletes=allow_deletes,
-            wave_bytes=wave_bytes,
+            state, pickled_plan, runner, self._pending, self._progress, settings, self._add_message_once
         )
         self._upkeep = Upkeep(state, self._add_message_once)
 
@@ -132,7 +109,7 @@ class Run:
             self.report()
             if every is None:
                 return self.finish()
-            self._sleep(max(0.0, started + every - time.monotonic()))
+            self._clock.sleep(max(0.0, started + every - time.monotonic()))
 
     def turn(self, *, scan: bool = True, endless: bool = True, until: float | None = None) -> bool:
         """Scan once, if asked to, and deliver what is due; returns whether the listing was complete.
@@ -181,14 +158,14 @@ class Run:
         self._sequence_guard.refuse_old_copy()
         actions = []
         if state.wave > state.settled:
-            settled = settle(state, state.wave, self._isolating_runner.run)
-            actions.append(f"settled wave {state.wave} ({settled['delivered']} deliveries were recorded)")
-        actions += recover_once_wave(state, self._isolating_runner.run)
+            settled = settle(state, state.wave, self._run_tasks)
+            actions.append(f"settled wave {state.wave} ({settled.delivered} deliveries were recorded)")
+        actions += recover_once_wave(state, self._run_tasks)
         crash.point("recover.settled")
         if migration.is_pending(state):
             self._add_message(migration.finish(state))
-        if self._reset:
-            self._add_message(reset_states(state, self._reset))
+        if self._settings.reset:
+            self._add_message(reset_states(state, self._settings.reset))
         self._logs.refuse_replaced_logs()
         if orphans := sweep(state):
             actions.append(f"removed {orphans} staged files that no wave had committed")
@@ -204,7 +181,7 @@ class Run:
         pending."""
         self._take_commands()
         self._scan_stopped &= only_pending
-        self._nodes.check_capabilities(self._isolating_runner)
+        self._nodes.check_capabilities(self._runner)
         complete, min_waves = None, 1
         while complete is None and self._has_room():
             complete = self._run_waves(self._scanning.run(only_pending=only_pending), min_waves)
@@ -218,7 +195,8 @@ class Run:
         """Run waves for the entries that logs have now; False: a log was unavailable, or too much is pending."""
         complete = self._logs.refresh()
         idle = 0
-        while idle < _IDLE_TURNS and (batch := self._logs.next_batch(self._runner.slots, self._wave_bytes)) is not None:
+        slots, wave_bytes = self._runner.slots, self._settings.wave_bytes
+        while idle < _IDLE_TURNS and (batch := self._logs.next_batch(slots, wave_bytes)) is not None:
             if not self._has_room():
                 return False
             before = self._state.wave
@@ -275,25 +253,22 @@ class Run:
         crash.point("transform.done")
         if positions or any(s.outbox or s.documents or s.ledger for s in staged):
             self._observer.staged(sum(part.rows for s in staged for _, part in s.outbox))
-            self._summary.dropped += sum(s.counts["dropped"] for s in staged)
             self._commit(number, staged, positions)
             self._logs.after_commit()
-            refused = sum(s.counts["dead"] + s.counts["error_doc"] for s in staged)
             if next_batch and (defer_commands or not queued_commands(self._state)) and not self._backlog.too_large:
-                self._deliver_and_settle(number, refused, partial(self._transform.begin, number + 1, next_batch))
+                self._deliver_and_settle(number, partial(self._transform.begin, number + 1, next_batch))
             else:
-                self._deliver_and_settle(number, refused)
+                self._deliver_and_settle(number)
 
     def _commit(self, number: int, staged: list[Staged], positions: Mapping[str, int] = NO_POSITIONS) -> None:
         self._observer.phase(number, "commit")
         self._sequence_guard.before_commit()
         commit_staged(self._state, number, staged, positions)
 
-    def _deliver_and_settle(self, number: int, refused: int = 0, meanwhile: Callable[[], None] = lambda: None) -> int:
+    def _deliver_and_settle(self, number: int, meanwhile: Callable[[], None] = lambda: None) -> int:
         """Deliver and settle a wave (4 and 5); returns the number of rows sent.
 
         Args:
-            refused: number of documents of this wave that failed or were rejected before the outbox.
             meanwhile: called once, after all rows have been submitted to executors, to start other work in parallel.
         """
         self._observer.phase(number, "deliver")
@@ -304,24 +279,25 @@ class Run:
             self._add_message(failure)
         crash.point("deliver.done")
         self._observer.phase(number, "settle")
-        settled = settle(self._state, number, self._isolating_runner.run)
+        settled = settle(self._state, number, self._run_tasks)
         self._summary.waves += 1
-        self._summary.delivered += settled["delivered"] - settled["deleted"]
-        self._summary.deleted += settled["deleted"]
-        self._sequence_guard.record_stale(settled["stale"])
+        self._summary.delivered += settled.delivered - settled.deleted
+        self._summary.deleted += settled.deleted
+        self._summary.dropped += settled.dropped
+        self._sequence_guard.record_stale(settled.stale)
         self._upkeep.run(staging=self._transform.runs_ahead, strays=self._transform.has_orphans)
         self._transform.has_orphans = False
         self._nodes.forget_scopes(self._pending.step_debts())
         owed = sum(debt.owed for debt in self._pending.step_debts()) + self._pending.row_count()
-        self._observer.settled(settled["delivered"], owed, settled["dead"] + refused)
-        return int(settled["sent"])
+        self._observer.settled(settled.delivered, owed, settled.failed)
+        return settled.sent
 
     def _take_commands(self) -> bool:
         """Apply queued commands and return whether they changed anything."""
         before = self._state.wave
         for command in queued_commands(self._state):
             count = commands.apply(self._state, command)
-            self._unlisted.forget()
+            self._pending.unlisted.forget()
             self._add_message(f"applied `{command.verb}` by {command.who}: {count} deliveries")
         return self._state.wave > before
 
@@ -339,11 +315,11 @@ class Run:
             if pause is None or idle >= _IDLE_TURNS:
                 return
             if pause > 0:
-                limit = limits.WAIT_S if self._wait is None else self._wait - self._waited
+                limit = limits.WAIT_S if self._settings.wait is None else self._settings.wait - self._waited
                 if pause > limit or (until is not None and time.monotonic() + pause > until):
                     return
-                self._waited += pause if self._wait is not None else 0
-                self._sleep(pause)
+                self._waited += pause if self._settings.wait is not None else 0
+                self._clock.sleep(pause)
                 idle = 0
                 continue
             before = self._state.wave

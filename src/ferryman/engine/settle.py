@@ -62,7 +62,7 @@ _A = TypeVar("_A")
 
 
 class RunTasks(Protocol):
-    """``Runner.run``: task(item) for every item, on executors."""
+    """Runs task(item) for every item, on executors, see ``runner.base.run_isolating``."""
 
     def __call__(self, task: Callable[[_I], _A], items: Sequence[_I], /) -> list[_A]: ...
 
@@ -96,8 +96,23 @@ class Fold(NamedTuple):
     """Results of keyed nodes."""
 
 
-def settle(state: State, wave: int, run: RunTasks, plan: Plan | None = None) -> dict[str, Any]:
-    """Settle a committed wave and return the ``info`` of its ledger commit (``delivered``, ``dead`` …). Idempotent.
+class Settled(NamedTuple):
+    """Counts of a wave as its ledger commit has them, from which a run's summary is added up."""
+
+    delivered: int
+    """Deliveries that have ended at their destinations, deletes among them."""
+    deleted: int
+    dropped: int
+    failed: int
+    """Deliveries that failed or were rejected, in steps or at destinations."""
+    sent: int
+    """Rows of the outbox that were attempted."""
+    stale: dict[str, int]
+    """Destination -> deliveries that were older than what it had."""
+
+
+def settle(state: State, wave: int, run: RunTasks, plan: Plan | None = None) -> Settled:
+    """Settle a committed wave and return its counts. Idempotent.
 
     Args:
         plan: the plan whose error queue gets messages of failed rows; None: the state's.
@@ -145,7 +160,7 @@ def settle(state: State, wave: int, run: RunTasks, plan: Plan | None = None) -> 
         numbers = {SETTLED: wave, **sequence}
         state.outbox.commit("outbox", adds=[*adds, *errors], removes=list(touched), transactions=numbers)  # 8
         state.retire(state.outbox, touched)
-    return info
+    return Settled(info["delivered"], info["deleted"], info["dropped"], info["dead"], info["sent"], info["stale"])
 
 
 def read_fold(state: State, wave: int) -> Fold:
@@ -245,6 +260,7 @@ def _commit_ledger(state: State, wave: int, fold: Fold, run: RunTasks) -> None:
     commit = state.outbox.log.find("wave", wave)
     staged = [Part(*p) for p in commit["ledger"]]
     failed = sum(n.status in (Status.DEAD, Status.ERROR_DOC) for item in repairs for n in item.results)
+    failed += sum(each.failed for each in fold.results) + sum(each.failed for each in fold.updates)
     named = [*staged, *(part for each in parts.values() for part in each)]  # an update's is named by several files
     fsync_folder(state.ledger.folder)
     state.ledger.commit(  # 4
@@ -262,7 +278,8 @@ def _commit_ledger(state: State, wave: int, fold: Fold, run: RunTasks) -> None:
             "deleted": deleted,
             "sent": sum(touched.values()) + sum(each.withdrawn for each in fold.updates),
             "stale": _count_stale(fold, by_key),
-            "dead": failed + sum(each.failed for each in fold.results) + sum(each.failed for each in fold.updates),
+            "dropped": commit.get("dropped", 0),
+            "dead": commit.get("failed", 0) + failed,
             "keyed": {**keyed_files(fold.updates), **commit.get("keyed", {})},
         },
     )

@@ -635,7 +635,7 @@ MISSED: Final = "passed.json"
 """File of log entries that destinations have missed; see ``MissedEntries``."""
 
 COUNTED: Final = "counted.json"
-"""Cached counts that ``status`` shows of a large state; see ``account.counts``."""
+"""Cache of the counts over the ledger that ``status`` shows of a large state; see ``account.counts``."""
 
 READERS: Final = "readers"
 """File that is locked by every process reading the state; see ``storage.locks.Readers``."""

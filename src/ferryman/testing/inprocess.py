@@ -8,10 +8,21 @@ from __future__ import annotations
 
 import os
 import pickle
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
-from ferryman.engine.runner.base import Answer, Item, Runner, treat_memory_errors_as_deaths
+from ferryman.engine.runner.base import (
+    Answer,
+    Deferred,
+    Item,
+    Runner,
+    call_now,
+    set_outcome,
+    treat_memory_errors_as_deaths,
+)
 from ferryman.errors import EngineError, WorkerDied
 from ferryman.plan.calls import dumps
 
@@ -24,35 +35,51 @@ class InProcess(Runner):
         failures: number of times a task's process may die before the run fails (``spark.task.maxFailures``).
     """
 
+    on_one_machine = True
+
     def __init__(self, *, slots: int = 2, fork: bool = False, failures: int = 4) -> None:
         self._slots = slots
+        self.started = False
         self._fork = fork
         self._failures = failures
-        self._started = False
+        self._submitted: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
 
     @property
     def slots(self) -> int:
         return self._slots
 
     @property
-    def on_one_machine(self) -> bool:
-        return True
+    def early(self) -> Runner | None:
+        """Return a runner for tasks that only read, until other tasks were submitted, see ``Runner.early``."""
+        return None if self.started else _EarlyTasks(self)
 
-    @property
-    def started(self) -> bool:
-        return self._started
+    def submit(
+        self, task: Callable[[Item], Answer], items: Sequence[Item], *, background: bool = False
+    ) -> Future[list[Answer]]:
+        """Implement ``Runner.submit``: tasks run when answers are asked for, and those in the background now, so that
+        they run ahead of the others in every test."""
+        self.started = True
+        work = partial(self.run, task, items)
+        if background:
+            return call_now(work)
+        submitted: Deferred[list[Answer]] = Deferred(lambda _: self._run_submitted())
+        with self._lock:
+            self._submitted.append(partial(set_outcome, submitted, work))
+        return submitted
 
-    def start(self) -> None:
-        """Implement ``Runner.start``."""
-        self._started = True
+    def _run_submitted(self) -> None:
+        """Run all that was submitted: each in a thread, unless it is the only one."""
+        with self._lock:
+            submitted, self._submitted = self._submitted, []
+        if len(submitted) == 1:
+            submitted[0]()
+        else:
+            for each in submitted:
+                threading.Thread(target=each, name="ferryman-tasks").start()
 
     def run(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-        """Implement ``Runner.run``: one task after the other."""
-        self.start()
-        return self.run_early(task, items)
-
-    def run_early(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-        """Implement ``Runner.run_early``."""
+        """Run one task after the other."""
         return [self._run_one(dumps((task, item))) for item in items]
 
     def run_frame(self, read: Callable[[Any], Any], task: Callable[[int, Any], Answer]) -> list[Answer]:
@@ -69,6 +96,27 @@ class InProcess(Runner):
                     return value
                 raise value
         raise WorkerDied(f"a worker died over a task, as often as it may ({self._failures})")
+
+
+class _EarlyTasks(Runner):
+    """Runs tasks in an in-process runner, and leaves it as one that has not started."""
+
+    on_one_machine = True
+
+    def __init__(self, runner: InProcess) -> None:
+        self._runner = runner
+
+    @property
+    def slots(self) -> int:
+        return self._runner.slots
+
+    def submit(
+        self, task: Callable[[Item], Answer], items: Sequence[Item], *, background: bool = False
+    ) -> Future[list[Answer]]:
+        return call_now(lambda: InProcess.run(self._runner, task, items))
+
+    def run_frame(self, read: Callable[[Any], Any], task: Callable[[int, Any], Answer]) -> list[Answer]:
+        return self._runner.run_frame(read, task)
 
 
 def _call(call: bytes) -> Any:

@@ -11,6 +11,7 @@ import msgspec
 from ferryman import crash, limits
 from ferryman.engine import driver, logs
 from ferryman.engine.run import Run
+from ferryman.engine.settings import RunSettings
 from ferryman.errors import StateLost
 from ferryman.operations import retry
 from ferryman.state.state import State, state_root
@@ -92,7 +93,7 @@ def _run(job: LineJob, plan: Any, root: Path) -> Any:
     plan.freeze()
     with State.take(state_root(plan, root / "state"), plan) as state, driver.explain_errors(state):
         summary = Run(
-            state, InProcess(fork=bool(job.arm) and not job.stop), child.Spoken(), wait=5, wave_bytes=30
+            state, InProcess(fork=bool(job.arm) and not job.stop), child.Spoken(), RunSettings(wait=5, wave_bytes=30)
         ).run()
     assert summary.exit == 0, summary  # what failed is in the error queue
     return summary

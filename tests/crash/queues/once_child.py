@@ -10,6 +10,7 @@ import msgspec
 from ferryman import crash, limits
 from ferryman.engine import driver, logs
 from ferryman.engine.run import Run
+from ferryman.engine.settings import RunSettings
 from ferryman.errors import StateLost
 from ferryman.operations import resolve
 from ferryman.state.state import State, state_root
@@ -65,7 +66,7 @@ def _do(job: OnceJob) -> None:
         return
     plan.freeze()
     with State.take(state_root(plan, root / "state"), plan) as state, driver.explain_errors(state):
-        summary = Run(state, InProcess(fork=not job.stop), child.Spoken(), wait=5, wave_bytes=30).run()
+        summary = Run(state, InProcess(fork=not job.stop), child.Spoken(), RunSettings(wait=5, wave_bytes=30)).run()
     if job.stop:
         return
     invariants.check(state_root(plan, root / "state"), plan, summary)

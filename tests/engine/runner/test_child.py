@@ -8,6 +8,7 @@ import resource
 import signal
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 from ferryman import limits
 from ferryman.destinations import Delivery, DestinationContext, Guarantee, Queue
 from ferryman.engine.deliver.turn import ProcessCaller
-from ferryman.engine.runner.child import Child, Died
+from ferryman.engine.runner.child import Child, Died, RequestStopped, call_parent
 from ferryman.engine.runner.fork_server import ForkServer, fork_server
 from ferryman.errors import WorkerDied
 from ferryman.queues import Queue as DurableQueue
@@ -60,6 +61,55 @@ def test_a_child_of_a_worker_that_has_folded_a_log(tmp_path: Path) -> None:
 @pytest.mark.rule("engine.fresh-child")
 def test_a_child_of_a_worker_that_uses_a_store(states: str) -> None:
     written_by_a_child(states)
+
+
+@pytest.mark.rule("engine.fresh-child")
+def test_the_process_that_forks_has_one_thread() -> None:
+    """Whatever the libraries start that it has loaded: a fork would copy the locks of their threads."""
+    child = Child(lambda _: [*sys.modules])
+    assert {"numpy", "pyarrow", "duckdb"} <= set(child.ask(None))
+    status = Path(f"/proc/{fork_server()._process.pid}/status").read_text()
+    assert "Threads:\t1\n" in status
+    child.end()
+
+
+def test_a_child_calls_its_parent() -> None:
+    """From any thread, as often as it likes; what is raised there is raised here."""
+
+    def serve(numbers: list[int]) -> list[int]:
+        with pytest.raises(KeyError, match="unknown"):
+            call_parent("unknown")
+        with ThreadPoolExecutor(4) as pool:
+            return list(pool.map(call_parent, numbers))
+
+    child = Child(serve)
+    asked: list[int] = []
+
+    def answer(number: int) -> int:
+        if isinstance(number, str):
+            raise KeyError(number)
+        asked.append(number)
+        return number + 1
+
+    assert child.ask(list(range(40)), 300, answer) == list(range(1, 41))
+    assert sorted(asked) == list(range(40))
+    child.end()
+
+
+def test_a_request_is_stopped() -> None:
+    """The child is killed, and the next request is answered by another one."""
+
+    def serve(wait: bool) -> int:
+        if wait:
+            signal.pause()
+        return os.getpid()
+
+    child, looks = Child(serve), iter([False, False, True])
+    first = child.ask(False)
+    with pytest.raises(RequestStopped):
+        child.ask(True, is_stopped=lambda: next(looks))
+    assert child.ask(False) != first
+    child.end()
 
 
 def test_a_child_that_dies() -> None:

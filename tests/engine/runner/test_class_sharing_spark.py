@@ -26,7 +26,7 @@ session = start("local[1]", {"spark.driver.extraJavaOptions": "-Dmine=1"}, "shar
 jvm = SparkContext._gateway.proc
 maps = Path(f"/proc/{jvm.pid}/maps").read_text()
 options = Path(f"/proc/{jvm.pid}/cmdline").read_text().split("\\0")
-print(SparkRunner(session).run(str, [1, 2]), "/spark-" in maps, "-Dmine=1" in options)
+print(SparkRunner(session).submit(str, [1, 2]).result(), "/spark-" in maps, "-Dmine=1" in options)
 stop(session)
 """
 

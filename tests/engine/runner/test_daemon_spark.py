@@ -36,4 +36,4 @@ def test_workers_load_the_installed_package(spark: Any) -> None:
     """A zip has no bytecode: each worker would compile what it loads."""
     import pyspark
 
-    assert set(spark.run(Where(), range(2))) == {pyspark.__file__}
+    assert set(spark.submit(Where(), range(2)).result()) == {pyspark.__file__}

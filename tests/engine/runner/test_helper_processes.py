@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 from ferryman.engine.runner.helper_processes import HelperProcesses
+from ferryman.testing.inprocess import InProcess
 from tests.support.waiting import LATE_S, wait_until
 
 
 @pytest.fixture
 def beside() -> Iterator[HelperProcesses]:
-    processes = HelperProcesses(2, os.environ, ["ferryman.errors"])
+    processes = HelperProcesses(2, os.environ, InProcess())
     yield processes
     processes.end()
 
@@ -74,7 +75,7 @@ class Unpicklable:
 
 
 def test_they_have_the_environment_of_executors() -> None:
-    processes = HelperProcesses(1, {**os.environ, "FERRYMAN_MACHINE_HAS": "ocr"})
+    processes = HelperProcesses(1, {**os.environ, "FERRYMAN_MACHINE_HAS": "ocr"}, InProcess())
     try:
         assert processes.run(os.getenv, ["FERRYMAN_MACHINE_HAS"]) == ["ocr"]
     finally:
@@ -82,13 +83,21 @@ def test_they_have_the_environment_of_executors() -> None:
 
 
 def test_ctrl_c_is_for_the_driver(beside: HelperProcesses) -> None:
-    """A terminal sends it to all processes of a command."""
+    """A terminal sends it to all processes of a command's group."""
+    groups = beside.run(lambda _: os.getpgrp(), [0, 0])
+    assert groups is not None
+    assert os.getpgrp() not in groups
 
-    def task(_: int) -> int:
-        os.kill(os.getpid(), signal.SIGINT)
-        return 1
 
-    assert beside.run(task, [0, 0]) == [1, 1]
+def test_what_fails_is_run_by_the_fallback() -> None:
+    """Which is the driver here, where it does not fail."""
+    driver = os.getpid()
+    processes = HelperProcesses(1, os.environ, InProcess())
+
+    def task(item: int) -> int:
+        return item if os.getpid() == driver else 1 // 0
+
+    assert processes.submit(task, [1, 2]).result() == [1, 2]
 
 
 def test_they_end_with_the_driver(tmp_path: Path) -> None:
@@ -97,6 +106,7 @@ def test_they_end_with_the_driver(tmp_path: Path) -> None:
 import os, time
 from pathlib import Path
 from ferryman.engine.runner.helper_processes import HelperProcesses
+from ferryman.testing.inprocess import InProcess
 from tests.support.waiting import LATE_S, wait_until
 
 def task(item):
@@ -104,7 +114,7 @@ def task(item):
     os.rename({str(tmp_path)!r} + f"/{{item}}.new", {str(tmp_path)!r} + f"/{{item}}")
     time.sleep(3600)
 
-HelperProcesses(2, os.environ).run(task, [0, 1])
+HelperProcesses(2, os.environ, InProcess()).run(task, [0, 1])
 """
     with subprocess.Popen([sys.executable, "-c", program]) as driver:
         wait_until(lambda: (tmp_path / "0").exists() and (tmp_path / "1").exists())
@@ -116,7 +126,7 @@ HelperProcesses(2, os.environ).run(task, [0, 1])
 
 def test_what_they_are_at_is_not_waited_for(tmp_path: Path) -> None:
     """When one of them fails."""
-    processes = HelperProcesses(2, os.environ)
+    processes = HelperProcesses(2, os.environ, InProcess())
 
     def task(item: int) -> None:
         if item:
@@ -139,9 +149,10 @@ def is_alive(pid: int) -> bool:
 PROGRAM = """
 import os, sys
 from ferryman.engine.runner.helper_processes import HelperProcesses
+from ferryman.testing.inprocess import InProcess
 import neighbour
 
-processes = HelperProcesses(1, os.environ)
+processes = HelperProcesses(1, os.environ, InProcess())
 print(processes.run(neighbour.double, [1, 2]))
 processes.end()
 """

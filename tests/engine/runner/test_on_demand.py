@@ -43,7 +43,7 @@ def run(trial: PlanWorld, cores: int = 2) -> tuple[list[str], int]:
     trial.out().forget()
     with OnDemandRunner(begin, cores, {}) as runner:
         trial.run(runner=runner)
-        assert runner.started == bool(begun)
+        assert (runner.early is None) == bool(begun)
     return sorted(trial.out().counted()), len(begun)
 
 
@@ -143,7 +143,7 @@ def test_a_source_that_is_away(place: Path, corpus: Path) -> None:
     (corpus.parent / "offline").touch()
     with OnDemandRunner(InProcess, 1, {}) as runner:
         summary = trial.run(runner=runner, wait=0)
-        assert runner.started
+        assert runner.early is None
     assert summary.exit == 4
     beside = [line for line in reads.read_text().splitlines() if line.split()[0] != str(os.getpid())]
     assert 0 < len(beside) < FILES, beside
@@ -219,7 +219,7 @@ def test_what_is_expected_starts_meanwhile(trial: PlanWorld, corpus: Path) -> No
     with OnDemandRunner(fail, 2, {}) as runner:
         runner.start_early()
         with pytest.raises(UsageError, match="there is no Spark"):
-            runner.run(abs, [1])
+            runner.submit(abs, [1]).result()
 
 
 @pytest.mark.parametrize(

@@ -148,8 +148,8 @@ def test_a_session_that_ends_in_the_middle_of_a_run(place: Path) -> None:
     """The words say so, and blame nothing else; the next run of the program starts another."""
     said = program(place, ENDED)
 
-    assert said["stopped"].startswith("EngineError: The Spark session was stopped in the middle of the run, by this")
-    assert said["killed"].startswith("EngineError: Spark's JVM ended in the middle of the run: it was killed from")
+    assert said["stopped"].startswith("RunnerLost: The Spark session was stopped in the middle of the run, by this")
+    assert said["killed"].startswith("RunnerLost: Spark's JVM ended in the middle of the run: it was killed from")
     assert (said["frame"], said["ended"], said["after it"], said["started anew"]) == (2, True, 3, 3)
 
 

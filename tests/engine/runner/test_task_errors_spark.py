@@ -25,7 +25,7 @@ def refused(_: int) -> None:
 def test_errors_of_tasks(spark: Any) -> None:
     """One of ours as it is; of others kind and words."""
     with pytest.raises(StateDamaged) as raised:
-        spark.run(damaged, [1])
+        spark.submit(damaged, [1]).result()
     assert (raised.value.path, raised.value.what) == ("/state/x", "it is cut short")
     with pytest.raises(EngineError, match=r"^Spark: .*Refused: not today$"):
-        spark.run(refused, [1])
+        spark.submit(refused, [1]).result()

@@ -10,6 +10,7 @@ import pytest
 
 from ferryman.document import Document
 from ferryman.engine.run import Run
+from ferryman.engine.settings import Clock, RunSettings
 from ferryman.sources import Memory
 from ferryman.sources.base import Listed
 from ferryman.testing.inprocess import InProcess
@@ -62,7 +63,7 @@ class Turns:
         """What ``status`` says after each batch; then all of it is checked."""
         said = []
         with self.trial.take() as taken:
-            run = Run(taken, InProcess(slots=1), self.watch, wait=0, clock=lambda: 0.0)
+            run = Run(taken, InProcess(slots=1), self.watch, RunSettings(wait=0), Clock(now=lambda: 0.0))
             for each in batches:
                 put(self.trial, *each)
                 run.turn()

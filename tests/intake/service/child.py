@@ -47,7 +47,7 @@ def work(job: Job) -> None:
         threading.Timer(job.kill_after_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
     if job.killer:
         killer.install()
-        isolation.COMMAND = killer.COMMAND  # type: ignore[misc]
+        isolation.run_task = killer.run_task
     if job.command:
         assert start(job.command) == 0
         return

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from ferryman.intake.service import fetch, isolation
 
-COMMAND = (sys.executable, "-m", __name__)
 KILLS, ONCE = "KILLS", "KILLS-ONCE"
 
 
@@ -41,6 +39,7 @@ def _is_first(url: str) -> bool:
     return True
 
 
-if __name__ == "__main__":
+def run_task(task: isolation.Task) -> Any:
+    """``isolation.run_task``, where such a file ends the child."""
     install()
-    isolation.main(int(sys.argv[1]))
+    return task.run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -251,7 +252,8 @@ def test_a_stop_ends_the_child(intake: Place, monkeypatch: pytest.MonkeyPatch) -
     intake.submit(payload_url=intake.put("a.txt", "a").as_uri(), local_id="a")
     batch = intake.queue.acquire_pending_batch()
     assert batch is not None
-    apart = isolation.Isolation(intake.queue, intake.serving, stop, ("sh", "-c", "exec sleep 600"))
+    monkeypatch.setattr(isolation, "run_task", lambda task: signal.pause())
+    apart = isolation.Isolation(intake.queue, intake.serving, stop)
     stop.set()
     with pytest.raises(StopRequested):
         apart.plan_batch(batch)

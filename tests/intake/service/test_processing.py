@@ -15,6 +15,7 @@ from ferryman import Effect, Plan, Unavailable
 from ferryman.cli.app import start
 from ferryman.destinations import Delivery, Destination, Outcome
 from ferryman.engine.run import Run
+from ferryman.engine.settings import Clock, RunSettings
 from ferryman.intake import JobQueue
 from ferryman.intake.service.processing import ProcessingConsumer
 from ferryman.sources import Jobs
@@ -96,7 +97,7 @@ def test_a_retry_of_a_document_whose_job_is_done(intake: Place) -> None:
         return intake.said.scans - before
 
     with intake.driving() as (state, runner):
-        run = Run(state, runner, intake.said, wait=0, clock=lambda: seconds[0])
+        run = Run(state, runner, intake.said, RunSettings(wait=0), Clock(now=lambda: seconds[0]))
         processing = ProcessingConsumer(intake.queue, run, state, intake.said.message, threading.Event())
         for _ in range(2):
             queue_retry(state, "jobs", ["o/bad.txt"], "mended")

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, Final
 
 import numpy as np
@@ -80,9 +79,6 @@ class Dispatcher:
             progress_folder: for live progress of the tasks, see ``engine.live``.
             on_sent: called once, after all lanes have been submitted; tasks that it submits are queued after them.
         """
-        if not self._runner.concurrent:
-            on_sent()
-            on_sent = _do_nothing
         failures = self._send(number, now_us, progress_folder, on_sent)
         self._updates.run(number, now_us)
         return failures
@@ -114,12 +110,9 @@ class Dispatcher:
             progress_folder=progress_folder,
         )
         lanes = [self._make_lanes(number, now_us, node, files, alone=len(work) == 1) for node, files in work]
-        on_lane_sent = _CallOnLast(len(lanes), on_sent)
-        if len(lanes) == 1:
-            outcomes = [self._deliver_one(task, lanes[0], on_lane_sent)]
-        else:
-            with ThreadPoolExecutor(len(lanes), thread_name_prefix="ferryman-deliver") as pool:
-                outcomes = list(pool.map(lambda each: self._deliver_one(task, each, on_lane_sent), lanes))
+        submitted = [self._runner.submit(task, each) for each in lanes]
+        on_sent()
+        outcomes = [self._wait(number, each, reports) for each, reports in zip(lanes, submitted, strict=True)]
         failures = []
         for (node, _), (reports, failure) in zip(work, outcomes, strict=True):
             if failure:
@@ -292,21 +285,21 @@ class Dispatcher:
         paths = {first_sequence(f): self._state.outbox.path(f.path) for f in files}
         return send_orders(paths, sum(map(pending_rows, files)), self._state.local_scratch)
 
-    def _deliver_one(
-        self, task: Pass, lanes: list[Lane], on_lane_sent: Callable[[], None]
+    def _wait(
+        self, number: int, lanes: list[Lane], submitted: Future[list[LaneReport]]
     ) -> tuple[list[LaneReport], str]:
-        """Run the lanes of one destination; return their reports, and an error message or "".
+        """Wait for the lanes of one destination; return their reports, and an error message or "".
 
         A worker that dies ends only this destination's pass: the results it recorded count, the rest stays pending.
         """
         name = lanes[0].destination
         try:
-            reports = self._runner.run_with_callback(task, lanes, on_lane_sent)
+            reports = submitted.result()
             (self._isolated.add if any(r.hung for r in reports) else self._isolated.discard)(name)
             return reports, ""
         except WorkerDied as e:
             self._isolated.add(name)
-            if (why := self._state.journal.given_up(task.number, name)) is not None:
+            if (why := self._state.journal.given_up(number, name)) is not None:
                 return [LaneReport(name, why, hung=True, others=len(lanes) > 1)], ""
             return [], f"{e}. The results it recorded count; the rest is sent from a child process."
         except EngineError as e:
@@ -344,22 +337,6 @@ class Dispatcher:
         note, outbox = f"{_TAKES}{destination}", self._state.outbox
         if sizes and min(sizes) != outbox.transaction(note):
             outbox.commit("epoch", transactions={note: min(sizes)})
-
-
-class _CallOnLast:
-    """Calls ``function`` once this object has been called ``times`` times, from any threads."""
-
-    def __init__(self, times: int, function: Callable[[], None]) -> None:
-        self._left = times
-        self._function = function
-        self._counting = threading.Lock()
-
-    def __call__(self) -> None:
-        with self._counting:
-            self._left -= 1
-            last = not self._left
-        if last:
-            self._function()
 
 
 _NO_ORDER: Final = SendOrder(np.array([]), np.array([]))

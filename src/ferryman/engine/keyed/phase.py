@@ -16,7 +16,7 @@ from ferryman import crash, limits
 from ferryman.engine.breakers import BreakerRegistry
 from ferryman.engine.keyed.grouping import GroupByKey, GroupFile, SortedRun, range_starts
 from ferryman.engine.keyed.update import KeyRange, KeyReport, UpdateKeys
-from ferryman.engine.runner.base import IsolatingRunner, PickledPlan, Runner, run_isolating
+from ferryman.engine.runner.base import PickledPlan, Runner, run_isolating
 from ferryman.engine.send_order import rows_behind, send_orders
 from ferryman.errors import WorkerDied
 from ferryman.plan import KeyedNode, errors_node, keyed_nodes
@@ -37,7 +37,7 @@ class KeyUpdates:
     def __init__(self, state: State, shipped: PickledPlan, runner: Runner, breakers: BreakerRegistry) -> None:
         self._state = state
         self._shipped = shipped
-        self._plain_runner, self._runner = runner, IsolatingRunner(runner)
+        self._runner = runner
         self._breakers = breakers
         self._nodes = keyed_nodes(state.plan.nodes)
 
@@ -66,11 +66,9 @@ class KeyUpdates:
         update_keys = UpdateKeys(self._shipped, str(state.root), node.name, ranges, number, now_us, state.epoch)
         try:
             to_group = self._files_to_group(node, files, number)
-            runs = run_isolating(
-                self._plain_runner, group_by_key, to_group, dataclasses.replace(group_by_key, isolated=True)
-            )
+            runs = run_isolating(self._runner, group_by_key, to_group, dataclasses.replace(group_by_key, isolated=True))
             work = list(self._key_ranges(node, [run for each in runs for run in each], ranges))
-            return run_isolating(self._plain_runner, update_keys, work, dataclasses.replace(update_keys, isolated=True))
+            return run_isolating(self._runner, update_keys, work, dataclasses.replace(update_keys, isolated=True))
         except WorkerDied as e:
             return [KeyReport(f"its worker died, as often as it was tried ({e})", permanent=True)]
         finally:

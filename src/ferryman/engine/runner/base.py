@@ -24,11 +24,12 @@ class QueryFailed(EngineError):
     """A user's DataFrame failed: the function that builds it, or its query. ``__cause__``: the original error."""
 
 
-class Runner(Protocol):
-    """Runs tasks on executors. A task may run more than once, also at the same time; one answer per item is returned.
+class RunnerLost(EngineError):
+    """There are no executors any more, and this program cannot start others: no task can run."""
 
-    The methods about starting have defaults for runners whose executors exist from the beginning.
-    """
+
+class Runner(Protocol):
+    """Runs tasks on executors. A task may run more than once, also at the same time; there is one answer per item."""
 
     @property
     def slots(self) -> int:
@@ -40,12 +41,20 @@ class Runner(Protocol):
         """Return whether tasks run on the driver's machine, and see what the driver sees."""
         ...
 
-    def run(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
+    def submit(
+        self, task: Callable[[Item], Answer], items: Sequence[Item], *, background: bool = False
+    ) -> Future[list[Answer]]:
         """Run ``task(item)`` for every item; returns the answers in the items' order. All of it is pickled.
 
-        Raises:
-            WorkerDied: the process of a task ended in the middle of it, as often as the runner tries.
-            EngineError: a task failed permanently.
+        Tasks that are submitted later run behind these. The future raises:
+
+        - WorkerDied: the process of a task ended in the middle of it, as often as the runner tries.
+        - RunnerLost: there are no executors any more.
+        - EngineError: a task failed permanently.
+
+        Args:
+            background: the tasks run ahead of their wave. They share the executors with others, however many of these
+                wait.
         """
         ...
 
@@ -57,45 +66,18 @@ class Runner(Protocol):
 
         Raises:
             QueryFailed: the frame cannot be built, or its rows cannot be computed. Spark itself works.
-            WorkerDied, EngineError: see ``run``.
+            WorkerDied, EngineError: see ``submit``.
         """
         ...
 
     @property
-    def started(self) -> bool:
-        """Return whether there are executors. If not, the first ``run`` waits for them; ``run_early`` does not."""
-        return True
+    def early(self) -> Runner | None:
+        """Return what runs tasks that call no step and only read, before there are executors; None: there are some."""
+        return None
 
     def start(self) -> None:
-        """Start the executors now."""
+        """Start the executors, if there are none yet; otherwise the first ``submit`` waits for them."""
         return
-
-    def run_early(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-        """Run a task that calls no step and only reads; it may run before there are executors."""
-        return self.run(task, items)
-
-    @property
-    def concurrent(self) -> bool:
-        """Return whether jobs of several threads run at the same time. If not, ``run_ahead`` runs its work at once, in
-        the calling thread, so that tests see the same order each time."""
-        return False
-
-    def run_with_callback(
-        self, task: Callable[[Item], Answer], items: Sequence[Item], on_submitted: Callable[[], None]
-    ) -> list[Answer]:
-        """Run the task, and call ``on_submitted`` when its tasks have been submitted.
-
-        Args:
-            on_submitted: called once; tasks that it submits run behind these.
-        """
-        on_submitted()
-        return self.run(task, items)
-
-    def run_ahead(self, work: Callable[[], Answer]) -> Future[Answer]:
-        """Call ``work``, which calls ``run``, in the background; or at once, see ``concurrent``."""
-        done: Future[Answer] = Future()
-        set_outcome(done, work)
-        return done
 
 
 @contextmanager
@@ -113,6 +95,13 @@ def treat_memory_errors_as_deaths() -> Iterator[None]:
         raise OutOfMemory(f"a task ended: {describe_memory_error(e)}") from e
 
 
+def call_now(work: Callable[[], Answer]) -> Future[Answer]:
+    """Call ``work``, and return its result or error as a future."""
+    done: Future[Answer] = Future()
+    set_outcome(done, work)
+    return done
+
+
 def set_outcome(done: Future[Answer], work: Callable[[], Answer]) -> None:
     """Call ``work``, and set its result or error as that of ``done``."""
     try:
@@ -121,31 +110,51 @@ def set_outcome(done: Future[Answer], work: Callable[[], Answer]) -> None:
         done.set_exception(e)
 
 
+class Deferred(Future[Answer]):
+    """Future whose work begins when somebody asks for its result.
+
+    Args:
+        begin: sets the outcome, now or soon.
+    """
+
+    def __init__(self, begin: Callable[[Deferred[Answer]], object]) -> None:
+        super().__init__()
+        self._begin = begin
+
+    def result(self, timeout: float | None = None) -> Answer:
+        """Do the work unless it was done, and return or raise its result."""
+        if not self.done():
+            self._begin(self)
+        return super().result(timeout)
+
+
 def run_isolating(
     runner: Runner,
     task: Callable[[Item], Answer],
     items: Sequence[Item],
     isolated: Callable[[Item], Answer] | None = None,
     on_death: Callable[[WorkerDied], None] = lambda death: None,
+    submitted: Future[list[Answer]] | None = None,
 ) -> list[Answer]:
-    """Call ``runner.run``; if a worker dies, run each task again on its own, so that one death fails only one task.
+    """Run the tasks; if a worker dies, run each task again on its own, so that one death fails only one task.
 
     Args:
         isolated: the task in isolation mode, for an item over which the worker dies again.
         on_death: called with the first death.
+        submitted: the tasks, if they have been submitted already.
 
     Raises:
         WorkerDied: it died over the same item ``limits.DEATHS`` times more.
     """
     try:
-        return runner.run(task, items)
+        return (submitted or runner.submit(task, items)).result()
     except WorkerDied as e:
         on_death(e)
 
     def one(item: Item) -> Answer:
         for task_now in [task, *[isolated or task] * limits.DEATHS]:
             try:
-                [answer] = runner.run(task_now, [item])
+                [answer] = runner.submit(task_now, [item]).result()
             except WorkerDied as e:
                 death = e
                 continue
@@ -156,44 +165,14 @@ def run_isolating(
         return list(pool.map(one, items))
 
 
-class IsolatingRunner(Runner):
-    """Runs tasks again, one by one, if a worker dies. For tasks of our own, which are not what kills workers."""
-
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
-
-    @property
-    def slots(self) -> int:
-        return self._runner.slots
-
-    @property
-    def on_one_machine(self) -> bool:
-        return self._runner.on_one_machine
-
-    def run(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-        """Run the task for each item, see ``Runner.run``."""
-        return run_isolating(self._runner, task, items)
-
-    def run_frame(self, read: Callable[[Any], Any], task: Callable[[int, Any], Answer]) -> list[Answer]:
-        """Run the task for each partition of a frame, see ``Runner.run_frame``."""
-        for _ in range(limits.DEATHS):
-            try:
-                return self._runner.run_frame(read, task)
-            except WorkerDied:
-                continue
-        return self._runner.run_frame(read, task)
-
-    @property
-    def started(self) -> bool:
-        return self._runner.started
-
-    def start(self) -> None:
-        """Start the runner, see ``Runner.start``."""
-        self._runner.start()
-
-    def run_early(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-        """Run a task that only reads, see ``Runner.run_early``."""
-        return self.run(task, items) if self.started else self._runner.run_early(task, items)
+def run_frame_again(runner: Runner, read: Callable[[Any], Any], task: Callable[[int, Any], Answer]) -> list[Answer]:
+    """Run the task for each partition of a frame; if a worker dies, run all of them again, ``limits.DEATHS`` times."""
+    for _ in range(limits.DEATHS):
+        try:
+            return runner.run_frame(read, task)
+        except WorkerDied:
+            continue
+    return runner.run_frame(read, task)
 
 
 class PickledPlan(NamedTuple):

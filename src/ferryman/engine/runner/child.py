@@ -10,8 +10,10 @@ import select
 import signal
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable
+from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from ferryman.engine.runner.fork_server import ForkServer, fork_server
@@ -34,6 +36,8 @@ _MAX_PLACE_BYTES: Final = 64 * 1024
 _GRACE_S: Final = 2.0
 """Seconds that a child that has closed its pipes gets to end by itself, before it is killed."""
 _POLL_S: Final = 0.002
+_STOP_POLL_S: Final = 0.1
+"""Seconds between two checks whether to stop."""
 
 _SIZE: Final = struct.Struct("<Q")
 
@@ -65,6 +69,10 @@ class Died(Exception):
         return f"{describe_memory_error(self.error, size)}{tries}"
 
 
+class RequestStopped(Exception):
+    """The parent was to stop, and the child was killed over its request."""
+
+
 class TooLong(Exception):
     """The child gave no answer in time, and was killed. ``place``: its last note, see ``note``."""
 
@@ -87,11 +95,18 @@ class Child:
     Args:
         serve: called in the child, for which it is pickled. What it raises is raised by ``ask``.
         on_start: called in each new child before its first request; pickled together with ``serve``.
+        find_server: returns the fork server of a new child.
     """
 
-    def __init__(self, serve: Callable[[Any], Any], on_start: Callable[[], object] = _do_nothing) -> None:
+    def __init__(
+        self,
+        serve: Callable[[Any], Any],
+        on_start: Callable[[], object] = _do_nothing,
+        find_server: Callable[[], ForkServer] = fork_server,
+    ) -> None:
         self._serve = serve
         self._on_start = on_start
+        self._find_server = find_server
         self._place_fd = os.memfd_create("ferryman-place")
         os.ftruncate(self._place_fd, _MAX_PLACE_BYTES)
         self._place = mmap.mmap(self._place_fd, _MAX_PLACE_BYTES)
@@ -99,10 +114,21 @@ class Child:
         self._pid = 0
         self._requests = self._answers = -1
 
-    def ask(self, request: Any, timeout_s: float | None = None) -> Any:
+    def ask(
+        self,
+        request: Any,
+        timeout_s: float | None = None,
+        answer_call: Callable[[Any], Any] | None = None,
+        is_stopped: Callable[[], bool] | None = None,
+    ) -> Any:
         """Return or raise what ``serve(request)`` returned or raised in the child. Requests and answers are pickled.
 
+        Args:
+            answer_call: called with what the child gives to ``call_parent``, which returns or raises the same there.
+            is_stopped: called now and then while the child is at work; True ends it.
+
         Raises:
+            RequestStopped: see ``is_stopped``.
             Died: it died over the request, or was ended because an allocation failed, here or there.
             TooLong: no answer within ``timeout_s``.
             WorkerDied: there is no child, and the request is not to blame: none could be forked, or it was killed
@@ -111,27 +137,35 @@ class Child:
         if not self._pid:
             self._start()
         value: Any = None
-        answer, succeeded = None, True
+        kind: _Kind | None = None
+        until = None if timeout_s is None else time.monotonic() + timeout_s
         try:
             _send(self._requests, dumps(request))
-            answer = _receive(self._answers, None if timeout_s is None else time.monotonic() + timeout_s)
-            if answer is not None:
-                succeeded, value = pickle.loads(answer)
+            while (answer := _receive(self._answers, until, is_stopped)) is not None:
+                kind, value = pickle.loads(answer)
+                if kind is not _Kind.CALL:
+                    break
+                assert answer_call is not None
+                kind = None
+                _send(self._requests, _pickle_result(answer_call, value))
         except BrokenPipeError:
             pass
         except MemoryError as e:  # the rest of a message would be taken for the next one, so the child is killed below
-            succeeded, value = False, e
+            kind, value = _Kind.ERROR, e
         except TimeoutError:
             self._kill()
             raise TooLong(self._read_place()) from None
-        if not succeeded and lacks_memory(value):
+        except RequestStopped:
+            self._kill()
+            raise
+        if kind is _Kind.ERROR and lacks_memory(value):
             self._kill()
             raise Died(describe_memory_error(value), self._read_place(), value) from value
-        if answer is None:
+        if kind is None:
             raise Died(_describe_status(self._wait_for_exit()), self._read_place())
-        if succeeded:
-            return value
-        raise value
+        if kind is _Kind.ERROR:
+            raise value
+        return value
 
     def end(self) -> None:
         """End the child; a later request starts a new one."""
@@ -141,6 +175,7 @@ class Child:
 
     def __del__(self) -> None:
         os.close(self._place_fd)
+        self._close_pipes()
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -155,7 +190,7 @@ class Child:
         request_end, self._requests = os.pipe()
         self._answers, answer_end = os.pipe()
         try:
-            self._fork_server = fork_server()
+            self._fork_server = self._find_server()
             self._pid = self._fork_server.fork(request_end, answer_end, self._place_fd)
         except BaseException as e:
             self._close_pipes()
@@ -166,17 +201,17 @@ class Child:
             os.close(request_end)
             os.close(answer_end)
         try:
-            _send(self._requests, dumps((sys.path, _working_folder(), dict(os.environ))))
+            _send(self._requests, dumps((sys.path, _working_folder(), self._fork_server.environment())))
             _send(self._requests, work)
-            answer = _receive(self._answers, None)
+            answer = _receive(self._answers)
         except BrokenPipeError:
             answer = None
         if answer is None:
             raise WorkerDied(
                 f"a child process ended before it had anything to do: {_describe_status(self._wait_for_exit())}"
             )
-        succeeded, value = pickle.loads(answer)
-        if not succeeded:
+        kind, value = pickle.loads(answer)
+        if kind is _Kind.ERROR:
             self._kill()
             raise value
 
@@ -225,8 +260,8 @@ def serve_requests(requests: int, answers: int, place: int) -> None:  # pragma: 
     requests."""
     me = os.getpid()
     pipes = Descriptors((requests, answers))
-    _own_place.append(_PlaceMemory(mmap.mmap(place, _MAX_PLACE_BYTES), pipes))
-    settings, work = _receive(requests, None), _receive(requests, None)
+    _own_ends.append(_ChildEnds(requests, answers, pipes, mmap.mmap(place, _MAX_PLACE_BYTES), threading.Lock()))
+    settings, work = _receive(requests), _receive(requests)
     if settings is None or work is None:
         return
     try:
@@ -241,22 +276,47 @@ def serve_requests(requests: int, answers: int, place: int) -> None:  # pragma: 
     except BaseException as e:
         _send(answers, _pickle_error(as_exception(e)))
         return
-    _send(answers, dumps((True, None)))
+    _send(answers, dumps((_Kind.RESULT, None)))
     while (answer := _answer_next(serve, requests)) is not None:
         exit_if_forked(me)
         pipes.exit_unless_intact()
         _send(answers, answer)
 
 
-class _PlaceMemory(NamedTuple):
-    """Memory shared with the parent, where a child notes its place."""
+class _Kind(Enum):
+    """Kind of a message from a child, or of the reply to its call."""
 
-    memory: mmap.mmap
+    RESULT = 1
+    ERROR = 2
+    CALL = 3
+
+
+class _ChildEnds(NamedTuple):
+    """Ends of the pipes and memory that this child shares with its parent."""
+
+    requests: int
+    answers: int
     pipes: Descriptors
+    place: mmap.mmap
+    calling: threading.Lock
 
 
-_own_place: list[_PlaceMemory] = []
-"""This child's own place."""
+_own_ends: list[_ChildEnds] = []
+"""Pipes and memory of this process, if it is a child."""
+
+
+def call_parent(value: Any) -> Any:  # pragma: no cover - the child
+    """Return or raise, in a child, what ``answer_call(value)`` returned or raised in its parent; see ``Child.ask``."""
+    (ends,) = _own_ends
+    with ends.calling:
+        _send(ends.answers, dumps((_Kind.CALL, value)))
+        reply = _receive(ends.requests)
+    if reply is None:
+        os._exit(0)  # there is no parent any more
+    kind, answer = pickle.loads(reply)
+    if kind is _Kind.ERROR:
+        raise answer
+    return answer
 
 
 def note(place: str) -> None:  # pragma: no cover - the child
@@ -264,33 +324,41 @@ def note(place: str) -> None:  # pragma: no cover - the child
 
     A child whose pipes were closed by the code it called ends here, with the note of that code still in place.
     """
-    (place_memory,) = _own_place
-    place_memory.pipes.exit_unless_intact()
+    (ends,) = _own_ends
+    ends.pipes.exit_unless_intact()
     text = place.encode("utf-8", "surrogatepass")[: _MAX_PLACE_BYTES - _SIZE.size]
-    place_memory.memory[_SIZE.size : _SIZE.size + len(text)] = text
-    place_memory.memory[: _SIZE.size] = _SIZE.pack(len(text))
+    ends.place[_SIZE.size : _SIZE.size + len(text)] = text
+    ends.place[: _SIZE.size] = _SIZE.pack(len(text))
 
 
 def _answer_next(serve: Callable[[Any], Any], requests: int) -> bytes | None:  # pragma: no cover - the child
     """Return the answer to the next request; None: there are no more."""
     try:
-        if (request := _receive(requests, None)) is None:
+        if (request := _receive(requests)) is None:
             return None
-        return dumps((True, serve(pickle.loads(request))))
+        return _pickle_result(lambda text: serve(pickle.loads(text)), request)
     except BaseException as e:
         return _pickle_error(as_exception(e))
 
 
-def _pickle_error(error: Exception) -> bytes:  # pragma: no cover - the child
-    """Return an error pickled for the parent; one that cannot be pickled becomes the nearest base class of ours."""
+def _pickle_result(function: Callable[[Any], Any], argument: Any) -> bytes:
+    """Call the function, and return its result or error, pickled for the other process."""
+    try:
+        return dumps((_Kind.RESULT, function(argument)))
+    except Exception as e:
+        return _pickle_error(e)
+
+
+def _pickle_error(error: Exception) -> bytes:
+    """Return an error pickled for the other process; the nearest base class of ours if it cannot be pickled."""
     with contextlib.suppress(Exception):
-        answer = dumps((False, error))
+        answer = dumps((_Kind.ERROR, error))
         pickle.loads(answer)
         return answer
     for kind in (Misconfigured, PermanentError, Unavailable, TransientError, ConnectionError, TimeoutError):
         if isinstance(error, kind):
-            return dumps((False, kind(describe(error))))
-    return dumps((False, RuntimeError(describe(error))))
+            return dumps((_Kind.ERROR, kind(describe(error))))
+    return dumps((_Kind.ERROR, RuntimeError(describe(error))))
 
 
 def _describe_status(status: int) -> str:
@@ -318,21 +386,22 @@ def _send(pipe: int, message: bytes) -> None:
             view = view[os.write(pipe, view) :]
 
 
-def _receive(pipe: int, until: float | None) -> bytes | None:
+def _receive(pipe: int, until: float | None = None, is_stopped: Callable[[], bool] | None = None) -> bytes | None:
     """Read the next message; None: the other end is closed.
 
     Raises:
         TimeoutError: it is not complete at ``until`` (monotonic time).
+        RequestStopped: ``is_stopped`` returned True.
     """
-    head = _read(pipe, _SIZE.size, until)
-    return None if head is None else _read(pipe, _SIZE.unpack(head)[0], until)
+    head = _read(pipe, _SIZE.size, until, is_stopped)
+    return None if head is None else _read(pipe, _SIZE.unpack(head)[0], until, is_stopped)
 
 
-def _read(pipe: int, size: int, until: float | None) -> bytes | None:
+def _read(pipe: int, size: int, until: float | None, is_stopped: Callable[[], bool] | None) -> bytes | None:
     chunks = []
     while size:
-        if until is not None and not _readable(pipe, until):
-            raise TimeoutError
+        if until is not None or is_stopped is not None:
+            _wait_readable(pipe, until, is_stopped)
         chunk = os.read(pipe, min(size, 1 << 20))
         if not chunk:
             return None
@@ -341,11 +410,20 @@ def _read(pipe: int, size: int, until: float | None) -> bytes | None:
     return b"".join(chunks)
 
 
-def _readable(pipe: int, until: float) -> bool:
-    """Return whether there is something to read, or no writer any more, before ``until``.
+def _wait_readable(pipe: int, until: float | None, is_stopped: Callable[[], bool] | None) -> None:
+    """Wait until there is something to read, or no writer any more.
 
     Uses ``poll``: ``select`` accepts only descriptors below 1024, and a worker may have more files open.
     """
     waiting = select.poll()
     waiting.register(pipe, select.POLLIN)
-    return bool(waiting.poll(max(0.0, until - time.monotonic()) * 1000))
+    while True:
+        left_s = None if until is None else max(0.0, until - time.monotonic())
+        if is_stopped is not None:
+            left_s = _STOP_POLL_S if left_s is None else min(left_s, _STOP_POLL_S)
+        if waiting.poll(None if left_s is None else left_s * 1000):
+            return
+        if is_stopped is not None and is_stopped():
+            raise RequestStopped
+        if until is not None and time.monotonic() >= until:
+            raise TimeoutError

@@ -24,7 +24,7 @@ def main(archive: Path) -> int:
     option = shlex.quote(f"-XX:ArchiveClassesAtExit={archive}")
     session = start("local[2]", {"spark.driver.extraJavaOptions": option}, "ferryman training", queries=False)
     runner = SparkRunner(session)
-    runner.run(_number, [0, 1, 2])
+    runner.submit(_number, [0, 1, 2]).result()
     pq.write_table(pa.table({"id": ["a", "b"], "number": [1, 2]}), "rows.parquet")
     runner.run_frame(_rows, _count)
     session.stop()

@@ -1,6 +1,7 @@
 """A fork server: a process that has loaded the modules of children, and opened nothing; each child is forked from it.
 
-It is started, not forked, when a process needs its first child, and ends with that process.
+It is started, not forked, when a process needs its first child, and ends with that process. It has one thread: a fork
+copies the locks that other threads hold, and nobody would release them in the copy.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from ferryman.errors import WorkerDied
@@ -24,10 +25,19 @@ from ferryman.errors import WorkerDied
 preloaded = [
     "ferryman.engine.deliver.turn",
     "ferryman.engine.keyed.update",
+    "ferryman.engine.scan.phase",
     "ferryman.engine.transform.isolation",
 ]
 """Modules that children need. Others that are added here are loaded once, not in each child."""
 
+_ONE_THREAD: Final = {
+    **dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
+"""Environment variables for a fork server: without them numpy and Arrow start threads when they are loaded."""
+
+_KILL_FIRST: Final = "1000"
+"""Value for Linux's ``oom_score_adj``: if memory runs out, a child is killed and not its parent."""
 _DIE_WITH_PARENT: Final = 1  # PR_SET_PDEATHSIG of Linux
 _REQUEST: Final = struct.Struct("<ci")
 """A request: the command, and a process id."""
@@ -37,18 +47,33 @@ _ANSWER: Final = struct.Struct("<i")
 
 
 class ForkServer:
-    """Forks children, kills and reaps them. Threads may share it."""
+    """Forks children, kills and reaps them. Threads may share it.
 
-    def __init__(self) -> None:
+    Args:
+        environment: environment variables of the children; None: those of this process when a child starts.
+    """
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        self._environment = environment
         self._lock = threading.Lock()
         self._socket, server_socket = socket.socketpair()
         with server_socket:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(server_socket.fileno()), *preloaded],
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(_import_path()), "PYTHONSAFEPATH": "1"},
+                stdout=2,  # a command's output may be for a program
+                env={
+                    **self.environment(),
+                    **_ONE_THREAD,
+                    "PYTHONPATH": os.pathsep.join(_import_path()),
+                    "PYTHONSAFEPATH": "1",
+                },
                 pass_fds=[server_socket.fileno()],
             )
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment variables of a child that starts now."""
+        return dict(os.environ if self._environment is None else self._environment)
 
     @property
     def alive(self) -> bool:
@@ -83,6 +108,11 @@ class ForkServer:
         """
         return self._ask(_REAP, pid, [])
 
+    def end(self) -> None:
+        """Kill the fork server, and with it its children. Threads that wait for a child see its death."""
+        self._process.kill()
+        self._process.wait()
+
     def _ask(self, command: bytes, pid: int, descriptors: list[int]) -> int:
         with self._lock:
             try:
@@ -116,7 +146,13 @@ def _import_path() -> list[str]:
     return [each for each in sys.path if isinstance(each, str)]
 
 
-def die_with_parent(parent: int) -> None:  # pragma: no cover - the child
+def _be_killed_first() -> None:  # pragma: no cover - the child
+    """Have the system kill this process before others if memory runs out, where it can do that."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as out:
+        out.write(_KILL_FIRST)
+
+
+def _die_with_parent(parent: int) -> None:  # pragma: no cover - the child
     """Have the system kill this process when its parent ends, where it can do that."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
@@ -160,7 +196,8 @@ def _fork(connection: socket.socket, descriptors: list[int]) -> int:  # pragma: 
         return pid
     try:
         connection.close()
-        die_with_parent(me)
+        _die_with_parent(me)
+        _be_killed_first()
         os.setpgid(0, 0)  # code that kills its process group then kills only itself
         signal.signal(signal.SIGINT, signal.default_int_handler)
         from ferryman.engine.runner.child import serve_requests

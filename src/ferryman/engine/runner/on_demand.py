@@ -10,10 +10,9 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from functools import partial
 from typing import Any, Final, Self
 
-from ferryman.engine.runner.base import Answer, Item, Runner
+from ferryman.engine.runner.base import Answer, Item, Runner, call_now, set_outcome
 from ferryman.engine.runner.helper_processes import HelperProcesses
 
 _LOCAL: Final = re.compile(r"local(?:\[(?P<cores>\d+|\*)(?:\s*,\s*\d+)?\])?")
@@ -36,21 +35,20 @@ class OnDemandRunner(Runner):
         start_runner: starts it. Called once, perhaps in a thread of its own.
         cores: task slots that it will have.
         conf: settings of Spark; helper processes get the environment variables that they name for executors.
-        modules: names of modules that helper processes load ahead.
         announce: called before the runner is started.
     """
+
+    on_one_machine = True
 
     def __init__(
         self,
         start_runner: Callable[[], Runner],
         cores: int,
         conf: Mapping[str, str],
-        modules: Sequence[str] = (),
         announce: Callable[[], object] = lambda: None,
     ) -> None:
         environment = {k.removeprefix(_ENVIRONMENT): v for k, v in conf.items() if k.startswith(_ENVIRONMENT)}
-        self._make_helpers = partial(HelperProcesses, cores, {**os.environ, **environment}, modules)
-        self._helpers: HelperProcesses | None = None
+        self._helpers = HelperProcesses(cores, {**os.environ, **environment}, fallback=self)
         self._start_runner = start_runner
         self._announce = announce
         self._cores = cores
@@ -61,7 +59,7 @@ class OnDemandRunner(Runner):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end_helpers()
+        self._helpers.end()
         if self._starting is not None:
             wait([self._starting])  # a start that is interrupted leaves a JVM that nobody ends
 
@@ -70,70 +68,38 @@ class OnDemandRunner(Runner):
         if self._starting is None:
             self._announce()
             self._starting = Future()
-            threading.Thread(target=self._set_started, args=(self._starting,), name="ferryman-start").start()
+            threading.Thread(
+                target=set_outcome, args=(self._starting, self._start_runner), name="ferryman-start"
+            ).start()
 
     @property
     def slots(self) -> int:
         return self._cores if self._runner is None else self._runner.slots
 
     @property
-    def on_one_machine(self) -> bool:
-        return True
-
-    @property
-    def concurrent(self) -> bool:
-        return True
-
-    @property
-    def started(self) -> bool:
-        return self._runner is not None
+    def early(self) -> Runner | None:
+        """Return the helper processes until Spark is used, see ``Runner.early``."""
+        return self._helpers if self._runner is None else None
 
     def start(self) -> None:
         """Start Spark, see ``Runner.start``."""
-        self._start_and_wait()
+        self._started()
 
-    def run(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-        """Run the task on Spark, see ``Runner.run``."""
-        return self._start_and_wait().run(task, items) if items else []
+    def submit(
+        self, task: Callable[[Item], Answer], items: Sequence[Item], *, background: bool = False
+    ) -> Future[list[Answer]]:
+        """Run the task on Spark, see ``Runner.submit``."""
+        return self._started().submit(task, items, background=background) if items else call_now(list)
 
     def run_frame(self, read: Callable[[Any], Any], task: Callable[[int, Any], Answer]) -> list[Answer]:
         """Run the task for each partition of a frame, see ``Runner.run_frame``."""
-        return self._start_and_wait().run_frame(read, task)
+        return self._started().run_frame(read, task)
 
-    def run_early(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-        """Run a task that only reads in helper processes, see ``Runner.run_early``; if that fails, on Spark."""
-        if self._runner is None and items:
-            self._helpers = self._helpers or self._make_helpers()
-            if (answers := self._helpers.run(task, items)) is not None:
-                return answers
-        return self.run(task, items)
-
-    def run_with_callback(
-        self, task: Callable[[Item], Answer], items: Sequence[Item], on_submitted: Callable[[], None]
-    ) -> list[Answer]:
-        """Run the task on Spark, see ``Runner.run_with_callback``."""
-        return self._start_and_wait().run_with_callback(task, items, on_submitted)
-
-    def run_ahead(self, work: Callable[[], Answer]) -> Future[Answer]:
-        """Run work ahead on Spark, see ``Runner.run_ahead``."""
-        return self._start_and_wait().run_ahead(work)
-
-    def _start_and_wait(self) -> Runner:
+    def _started(self) -> Runner:
         if self._runner is None:
-            self._end_helpers()
+            self._helpers.end()
             if self._starting is None:
                 self._announce()
-                self._starting = Future()
-                self._set_started(self._starting)
+                self._starting = call_now(self._start_runner)
             self._runner = self._starting.result()
         return self._runner
-
-    def _end_helpers(self) -> None:
-        if self._helpers is not None:
-            self._helpers.end()
-
-    def _set_started(self, waiting: Future[Runner]) -> None:
-        try:
-            waiting.set_result(self._start_runner())
-        except BaseException as e:
-            waiting.set_exception(e)

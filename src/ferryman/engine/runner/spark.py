@@ -14,16 +14,26 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from itertools import starmap
 from typing import Any
 
 import pyarrow as pa
 from py4j.protocol import Py4JError, Py4JNetworkError
-from pyspark import TaskContext
+from pyspark import TaskContext, inheritable_thread_target
 from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 from pyspark.sql.functions import spark_partition_id
 
-from ferryman.engine.runner.base import Answer, Item, QueryFailed, Runner, set_outcome, treat_memory_errors_as_deaths
+from ferryman.engine.runner.base import (
+    Answer,
+    Item,
+    QueryFailed,
+    Runner,
+    RunnerLost,
+    set_outcome,
+    treat_memory_errors_as_deaths,
+)
 from ferryman.engine.runner.sessions import expose_session, is_alive, was_stopped
 from ferryman.engine.runner.spark_errors import describe_spark_error, pack_errors, unpack_error
 from ferryman.engine.runner.worker import ImportPath, check_descriptors
@@ -35,8 +45,8 @@ _MANY_ROWS = 100_000
 
 _ANSWER_SCHEMA = "number long, answer binary"
 
-_AHEAD_POOL = "ferryman-ahead"
-"""Spark's pool for jobs that run ahead. Within a pool the first job gets all cores; pools get equal shares."""
+_BACKGROUND_POOL = "ferryman-ahead"
+"""Spark's pool for jobs in the background. Within a pool the first job gets all cores; pools get equal shares."""
 
 
 class SparkRunner(Runner):
@@ -62,22 +72,28 @@ class SparkRunner(Runner):
             return master.startswith("local") and not master.startswith("local-cluster")
         return False  # Connect: the server is another process at least, perhaps of another user
 
-    @property
-    def concurrent(self) -> bool:
-        return True
-
-    def run(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-        """Run the task for each item as a Spark job, see ``Runner.run``."""
-        return self.run_with_callback(task, items, lambda: None)
-
-    def run_with_callback(
-        self, task: Callable[[Item], Answer], items: Sequence[Item], on_submitted: Callable[[], None]
-    ) -> list[Answer]:
-        """Run the task and call ``on_submitted``, see ``Runner.run_with_callback``. Spark starts the tasks of the
-        first of two jobs first."""
+    def submit(
+        self, task: Callable[[Item], Answer], items: Sequence[Item], *, background: bool = False
+    ) -> Future[list[Answer]]:
+        """Run the task for each item as a Spark job, see ``Runner.submit``. Spark starts the tasks of the first of two
+        jobs first, unless one runs in the background."""
+        done: Future[list[Answer]] = Future()
         if not items:
-            on_submitted()
-            return []
+            done.set_result([])
+            return done
+        try:
+            with self._convert_errors():
+                collect = partial(self._collect, self._make_frame(task, items), background)
+                if isinstance(self.spark, SparkSession):  # what the program has set for this thread, such as a pool
+                    collect = inheritable_thread_target(self.spark)(collect)
+            work = partial(set_outcome, done, partial(self._answers, collect))
+            threading.Thread(target=work, name="ferryman-tasks", daemon=True).start()
+        except Exception as e:
+            done.set_exception(e)
+        return done
+
+    def _make_frame(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> Any:
+        """Return an RDD, or a DataFrame, of which only the job has to be run."""
         pickled = [dumps(item) for item in items]  # classes of the plan file travel by value
         path = ImportPath.of_driver()
 
@@ -89,23 +105,27 @@ class SparkRunner(Runner):
                 _prepare_worker()
                 yield number, pickle.dumps(answer)
 
-        if self.on_one_machine:  # Connect has no RDDs, and some clusters allow none
-            # The first job of a session takes 0.7 s less: the time to load what plans a query, and to plan it.
-            with self._convert_errors():
-                numbers = self.spark.sparkContext.parallelize(range(len(items)), len(items))
-                rdd: Any = numbers.mapPartitions(answers)
-                _ = rdd._jrdd  # built now, so that only the job itself comes after ``on_submitted``
-            on_submitted()
-            return self._collect(rdd)
-
         def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
                 yield from starmap(_answer_batch, answers(batch.column(0).to_pylist()))
 
-        with self._convert_errors(), expose_session(self.spark):
-            frame = self.spark.range(0, len(items), 1, len(items)).mapInArrow(stage, _ANSWER_SCHEMA)
-        on_submitted()
-        return self._collect(frame)
+        if self.on_one_machine:  # Connect has no RDDs, and some clusters allow none
+            # The first job of a session takes 0.7 s less: the time to load what plans a query, and to plan it.
+            rdd: Any = self.spark.sparkContext.parallelize(range(len(items)), len(items)).mapPartitions(answers)
+            _ = rdd._jrdd  # built now, so that the thread only runs the job
+            return rdd
+        with expose_session(self.spark):
+            return self.spark.range(0, len(items), 1, len(items)).mapInArrow(stage, _ANSWER_SCHEMA)
+
+    def _collect(self, frame: Any, background: bool) -> Any:
+        if background:
+            with contextlib.suppress(PySparkException):  # Connect has no pools
+                self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", _BACKGROUND_POOL)
+        return frame.collect()
+
+    def _answers(self, collect: Callable[[], Any]) -> list[Any]:
+        with self._convert_errors():
+            return _read_answers(collect())
 
     def run_frame(self, read: Callable[[Any], Any], task: Callable[[int, Any], Answer]) -> list[Answer]:
         """Run the task for each partition of a frame, see ``Runner.run_frame``."""
@@ -125,25 +145,6 @@ class SparkRunner(Runner):
                 frame = read(self.spark).mapInArrow(stage, _ANSWER_SCHEMA)
             return _read_answers(frame.collect())
 
-    def run_ahead(self, work: Callable[[], Answer]) -> Future[Answer]:
-        """Run work in a thread, see ``Runner.run_ahead``. Its jobs share the cores with those of other threads."""
-        done: Future[Answer] = Future()
-
-        def run() -> None:
-            set_outcome(done, in_pool)
-
-        def in_pool() -> Answer:
-            with self._convert_errors(), contextlib.suppress(PySparkException):  # Connect has no pools
-                self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", _AHEAD_POOL)
-            return work()
-
-        threading.Thread(target=run, name="ferryman-ahead", daemon=True).start()
-        return done
-
-    def _collect(self, frame: Any) -> list[Any]:
-        with self._convert_errors():
-            return _read_answers(frame.collect())
-
     @contextlib.contextmanager
     def _convert_errors(self, *, frame: bool = False) -> Iterator[None]:
         """Convert errors of Spark, or of the bridge to its JVM, to errors of ours.
@@ -152,7 +153,7 @@ class SparkRunner(Runner):
             frame: the block runs a user's DataFrame: if Spark itself works, the error is that of the DataFrame.
 
         Raises:
-            WorkerDied, EngineError, QueryFailed: see ``Runner.run`` and ``Runner.run_frame``.
+            WorkerDied, RunnerLost, EngineError, QueryFailed: see ``Runner.submit`` and ``Runner.run_frame``.
             FerrymanError: an error of ours that a task or the user's function raised.
         """
         try:
@@ -164,7 +165,7 @@ class SparkRunner(Runner):
                 raise error_of_task from e
             unanswered = not frame and isinstance(e, (Py4JNetworkError, ConnectionError))
             if unanswered or not is_alive(self.spark):
-                raise EngineError(_STOPPED if was_stopped(self.spark) else _JVM_ENDED) from e
+                raise RunnerLost(_STOPPED if was_stopped(self.spark) else _JVM_ENDED) from e
             if any(sign in plain_text(e) for sign in _SIGNS_OF_DEATH):
                 raise WorkerDied(f"Spark: {_DEATH_TEXT}") from e
             if (match := _NO_MEMORY.search(str(e))) is not None:

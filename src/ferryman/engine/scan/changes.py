@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import duckdb
 import numpy as np
@@ -97,6 +97,30 @@ _DEPTH: Final = 24
 _PartTables = dict[str, pa.Table]
 
 
+class KnownDocuments(NamedTuple):
+    """Documents that a state knows, and their rows that wait to be sent."""
+
+    documents: Table
+    files: list[str]
+    """Paths of the files of ``documents``, in order, as tasks can read them."""
+    outbox: Table
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.documents.files.values())
+
+
+class WantedDocuments(NamedTuple):
+    """Documents that are processed although they have not changed."""
+
+    due: str
+    """SQL condition that a failed step of row ``k`` is due; see ``due_now``."""
+    now_us: int
+    """The current time, µs since 1970; documents that a step asked to have read again by then are processed."""
+    only_pending: bool
+    """Whether no others are processed."""
+
+
 class SourceComparison:
     """Compares one source's listing with `documents`, in three steps, each in bounded memory.
 
@@ -113,9 +137,6 @@ class SourceComparison:
 
     Args:
         folder: for data that does not fit into memory; used by nothing else.
-        files: paths of the files of ``documents``, in order, as tasks can read them.
-        due: SQL condition that a failed step of row ``k`` is due; see ``due_now``.
-        now_us: the current time, µs since 1970; documents that a step asked to have read again by then are processed.
         conflicting_sources: name of each source that may send the same ids to the same destination -> its comparison,
             if it is listed before this one.
     """
@@ -125,12 +146,8 @@ class SourceComparison:
         db: duckdb.DuckDBPyConnection,
         folder: Path,
         listing: Listing,
-        documents: Table,
-        files: list[str],
-        outbox: Table,
-        due: str,
-        now_us: int,
-        only_pending: bool,
+        known: KnownDocuments,
+        wanted: WantedDocuments,
         conflicting_sources: Mapping[str, SourceComparison | None],
     ) -> None:
         self._db = db
@@ -138,12 +155,9 @@ class SourceComparison:
         self._source = listing.source.source
         self.name = listing.source.name
         self.max_deleted = self._source.max_deleted
-        self._due = due
-        self._now_us = now_us
-        self._files = files
-        self._outbox = outbox
-        self._only_pending = only_pending
-        self._finds_deleted = self._source.lists_all and not only_pending and not listing.failures
+        self._documents = known
+        self._wanted = wanted
+        self._finds_deleted = self._source.lists_all and not wanted.only_pending and not listing.failures
         self._others = conflicting_sources
         self.paths = [p.path for p in listing.parts if p.rows]
         self._starts = np.cumsum([0, *(p.rows for p in listing.parts if p.rows)])
@@ -155,13 +169,12 @@ class SourceComparison:
             f"its id is taken: source {' or '.join(conflicting_sources)} sends a document of this id to the same "
             "destination: give each source a prefix="
         )
-        self._order = SourceOrder(self.paths, self._starts, files, why)
-        known_rows = sum(f.rows for f in documents.files.values())
+        self._order = SourceOrder(self.paths, self._starts, known.files, why)
         self._candidates = find_candidates(
             self._hashes(),
             folder,
-            self._rows + known_rows,
-            only_waiting=only_pending,
+            self._rows + known.rows,
+            only_waiting=wanted.only_pending,
             find_deleted=self._finds_deleted,
         )
         self.known = self._candidates.known
@@ -169,10 +182,10 @@ class SourceComparison:
         if not self._is_all_new:
             self._range = max(limits.SORTED_ROWS, -(-2 * self._rows // 256))
             self._to_process = PartitionFiles(folder, "to-process", _CHANGE, 2 * self._rows // self._range + 1)
-            self._deleted_parts = min(len(files), 256) or 1
+            self._deleted_parts = min(len(known.files), 256) or 1
             self._deleted_files = PartitionFiles(folder, "missing", _CHANGE, self._deleted_parts)
             if self._candidates.rows:
-                self._compare(documents)
+                self._compare()
             self._to_process.close()
             self._deleted_files.close()
 
@@ -182,7 +195,7 @@ class SourceComparison:
             for part in range(2 * self._rows // self._range + 1):
                 for rows in self._order.rows_to_process(self._to_process.read(part)):
                     splitter.add_compared(self.name, rows)
-        elif not self._only_pending:
+        elif not self._wanted.only_pending:
             for path in self.paths:
                 splitter.add_listed(self.name, path)
 
@@ -213,7 +226,9 @@ class SourceComparison:
         if self._source.detect == "fingerprint":
             listed_print = "CASE WHEN fingerprint <> '' AND refused IS NULL THEN fingerprint END"
             known_print = "fingerprint"
-        settled = f"operation = 'upsert' AND NOT forced AND due IS NULL AND (again > {self._now_us}) IS NOT FALSE"
+        settled = (
+            f"operation = 'upsert' AND NOT forced AND due IS NULL AND (again > {self._wanted.now_us}) IS NOT FALSE"
+        )
         if self._source.detect == "none":
             settled = "false"
         flags = (
@@ -238,18 +253,17 @@ class SourceComparison:
 
     # -- 2: by the whole rules ---------------------------------------------------------------------
 
-    def _compare(self, documents: Table) -> None:
+    def _compare(self) -> None:
         """Compare all candidates exactly, one partition of their hashes at a time."""
-        rows = self._rows + sum(f.rows for f in documents.files.values())
+        rows = self._rows + self._documents.rows
         share = min(1.0, self._candidates.rows / max(1, rows))
-        size = share * (
-            sum(map(uncompressed_bytes, self.paths)) + sum(uncompressed_bytes(f, _NARROW) for f in self._files)
-        )
+        of_known = sum(uncompressed_bytes(f, _NARROW) for f in self._documents.files)
+        size = share * (sum(map(uncompressed_bytes, self.paths)) + of_known)
         parts = partitions_for(self._candidates.rows, int(size), limits.JOINED_ROWS, limits.JOINED_BYTES)
         streams = {
             "listed": (_LISTED, self._listed()),
             "known": (_KNOWN, self._known()),
-            "unconfirmed": (UNCONFIRMED, unconfirmed(self._db, self._outbox, self.name)),
+            "unconfirmed": (UNCONFIRMED, unconfirmed(self._db, self._documents.outbox, self.name)),
             "conflicting": (_CONFLICTING, self._conflicting_ids()),
         }
         files_by_name = {
@@ -280,7 +294,7 @@ class SourceComparison:
         is_given = "given <> ''" if self._others else "false"
         size = "strlen(given) + coalesce(strlen(failed), 0)"
         columns = f"document, source, {', '.join(_NARROW)}, {is_given}, file, file_row_number, {size}"
-        return read_rows(self._db, self._files, columns, _KNOWN, f"source IN (SELECT unnest({sources}))")
+        return read_rows(self._db, self._documents.files, columns, _KNOWN, f"source IN (SELECT unnest({sources}))")
 
     def _conflicting_ids(self) -> Iterator[pa.RecordBatch]:
         for other in self._others.values():
@@ -366,8 +380,8 @@ class SourceComparison:
 
     def _reason(self) -> str:
         """Return SQL for the reason why a document is processed; NULL: it is not."""
-        due = f"WHEN {self._due} THEN '{Reason.RETRY}'"
-        if self._only_pending:
+        due = f"WHEN {self._wanted.due} THEN '{Reason.RETRY}'"
+        if self._wanted.only_pending:
             return f"CASE WHEN k.forced THEN '{Reason.FORCED}' {due} END"
         always = f"WHEN k.operation = 'upsert' THEN '{Reason.AGAIN}'" if self._source.detect == "none" else ""
         same_print = "l.fingerprint <> '' AND l.fingerprint = k.fingerprint AND NOT l.refused"
@@ -375,7 +389,7 @@ class SourceComparison:
         return (
             f"CASE WHEN k.document IS NULL THEN '{Reason.NEW}' "
             f"WHEN l.id IS NULL THEN CASE WHEN k.operation = 'upsert' THEN '{Reason.DELETED}' END "
-            f"WHEN k.forced OR k.again <= {self._now_us} THEN '{Reason.FORCED}' {due} {always} "
+            f"WHEN k.forced OR k.again <= {self._wanted.now_us} THEN '{Reason.FORCED}' {due} {always} "
             f"WHEN k.operation = 'delete' THEN '{Reason.NEW}' "
             "WHEN l.version = k.version THEN NULL "
             f"WHEN l.version IS NOT NULL THEN '{Reason.CHANGED}' {trusted} "
@@ -390,7 +404,7 @@ class SourceComparison:
         self.missing_count += missing.num_rows
         for batch in missing.to_batches():
             files = batch.column("file").to_numpy(zero_copy_only=False).astype(np.int64)
-            self._deleted_files.add(batch, files * self._deleted_parts // len(self._files))
+            self._deleted_files.add(batch, files * self._deleted_parts // len(self._documents.files))
         for batch in joined.filter(pc.invert(is_missing)).combine_chunks().to_batches():
             place, clash = (batch.column(name).to_numpy(zero_copy_only=False) for name in ("place", "clash"))
             self._to_process.add(batch, (place.astype(np.int64) + self._rows * clash) // self._range)

@@ -28,7 +28,7 @@ from ferryman.document import (
 )
 from ferryman.engine.live import ProgressWriter
 from ferryman.engine.results import NO_IDS, ListedPart, Listing, Outage, WantedIds, outage_of
-from ferryman.engine.runner.base import PickledPlan, QueryFailed, Runner
+from ferryman.engine.runner.base import PickledPlan, QueryFailed, Runner, run_frame_again, run_isolating
 from ferryman.engine.tasks import CONTENT, LISTING, content_path
 from ferryman.errors import (
     BadDocument,
@@ -105,14 +105,16 @@ def list_sources(
             fail(node, e)
     per_task = -(-len(partitions) // (_TASKS_A_SLOT * runner.slots))  # a task costs more than a small folder
     tasks = [partitions[at : at + per_task] for at in range(0, len(partitions), per_task)] if partitions else []
-    listed = chain.from_iterable(runner.run_early(ListPartitions(shipped, str(folder), only, live), tasks))
+    listed = chain.from_iterable(
+        run_isolating(runner.early or runner, ListPartitions(shipped, str(folder), only, live), tasks)
+    )
     by_name = {node.name: node.source for node in sources}
     parts += [_check_doubts(by_name[part.source], part) for part in listed]
     for node in sources:
         if isinstance(node.source, DataFrame) and all(p.source != node.name for p in parts):
             read = node.source.read if only is None else partial(_read_only, node.source, only[node.name])
             try:
-                parts += runner.run_frame(read, ListFrame(shipped, str(folder), node.name))
+                parts += run_frame_again(runner, read, ListFrame(shipped, str(folder), node.name))
             except BaseException as e:  # also what its function raises
                 fail(node, e)
     if refused and len(refused) == len(sources_of(plan.nodes)):

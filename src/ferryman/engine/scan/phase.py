@@ -15,20 +15,18 @@ import pyarrow.compute as pc
 
 from ferryman import crash, limits
 from ferryman.engine import due_documents
-from ferryman.engine.breakers import NodeBreakers
 from ferryman.engine.live import ProgressReader, ProgressWriter
-from ferryman.engine.logs import Logs
-from ferryman.engine.pending_work import PendingWork, UnlistedDocuments
+from ferryman.engine.pending_work import PendingWork
 from ferryman.engine.results import ErrorKind, Listing, classify_error
 from ferryman.engine.runner.base import PickledPlan, Runner
-from ferryman.engine.scan.changes import SourceComparison, due_now
+from ferryman.engine.scan.changes import KnownDocuments, SourceComparison, WantedDocuments, due_now
 from ferryman.engine.scan.listing import list_sources
 from ferryman.engine.scan.splitting import Splitter
+from ferryman.engine.settings import Allowed, RunSettings
 from ferryman.engine.summary import describe_listing
 from ferryman.engine.tasks import Reason, RowRange, TaskSplit, WaveBatch, link_files
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.reader import listed_document, unread_version, version_of
-from ferryman.observe import Observer
 from ferryman.plan import conflicting_sources, find_source
 from ferryman.records.rows import DOCUMENTS, now_us
 from ferryman.sources import Source
@@ -46,7 +44,6 @@ class ScanPhase:
     """Runs all scans of a run.
 
     Args:
-        isolating_runner: runs tasks that must survive the death of a worker.
         report: called with each message; repeated messages should be dropped.
 
     Attributes:
@@ -56,33 +53,21 @@ class ScanPhase:
     def __init__(
         self,
         state: State,
-        shipped: PickledPlan,
+        pickled_plan: PickledPlan,
         runner: Runner,
-        isolating_runner: Runner,
-        nodes: NodeBreakers,
-        logs: Logs,
         pending: PendingWork,
-        unlisted: UnlistedDocuments,
-        live: ProgressReader,
-        observer: Observer,
+        progress: ProgressReader,
+        settings: RunSettings,
         report: Callable[[str], None],
-        *,
-        allow_deletes: Allowed,
-        wave_bytes: int,
     ) -> None:
         self._state = state
-        self._shipped = shipped
+        self._pickled_plan = pickled_plan
         self._runner = runner
-        self._isolating_runner = isolating_runner
-        self._nodes = nodes
-        self._logs = logs
         self._pending = pending
-        self._unlisted = unlisted
-        self._live = live
-        self._observer = observer
+        self._progress = progress
+        self._observer = progress.observer
+        self._settings = settings
         self._report = report
-        self._allow_deletes = allow_deletes
-        self._wave_bytes = wave_bytes
         self.held = False
 
     def run(self, *, only_pending: bool) -> ChangeSet:
@@ -95,16 +80,16 @@ class ScanPhase:
         self._observer.phase(state.wave + 1, "scan")
         state.remove_retired()  # no task reads it any more
         folder = state.scratch(_SCRATCH)
-        waiting = self._nodes.blocked_holds(self._pending.step_debts())
-        due, wanted, entries = None, None, self._logs.due_entries()
+        waiting = self._pending.blocked_holds()
+        due, wanted, entries = None, None, self._pending.due_entries()
         if only_pending:
             due = due_documents.due_documents(state, now_us(), waiting)
             wanted = due_documents.ids_by_source(state, due) if len(due) <= limits.NAMED_DOCUMENTS else None
         else:
             self._pending.unlisted_sources = set()
-        with self._live.follow() as live:
-            listings = list_sources(state.plan, self._shipped, folder, self._isolating_runner, wanted, live, entries)
-        self._pending.unlisted_sources |= self._nodes.record_listings(listings)
+        with self._progress.follow() as live:
+            listings = list_sources(state.plan, self._pickled_plan, folder, self._runner, wanted, live, entries)
+        self._pending.record_listings(listings)
         crash.point("scan.listed")
         changes = detect_changes(
             listings,
@@ -113,12 +98,12 @@ class ScanPhase:
             now_us=now_us(),
             only_pending=only_pending,
             waiting=waiting,
-            allow_deletes=self._allow_deletes,
+            allow_deletes=self._settings.allow_deletes,
             slots=self._runner.slots,
-            wave_bytes=self._wave_bytes,
+            wave_bytes=self._settings.wave_bytes,
         )
         crash.point("scan.judged")
-        changes = look_early(changes, self._shipped, self._runner, self._live)
+        changes = look_early(changes, self._pickled_plan, self._runner, self._progress)
         if rows := sum(batch.rows for batch in changes.batches):
             self._observer.outcome(describe_listing(listings, changes.batches))
             self._observer.planned(rows)
@@ -126,8 +111,8 @@ class ScanPhase:
         for note in (*changes.notes, *changes.too_many):
             self._report(note)  # a scan for pending documents finds the same again
         if due is not None and not changes.batches:
-            self._unlisted.add(due)
-            for note in self._unlisted.describe(wanted or {}) if changes.complete else ():
+            self._pending.unlisted.add(due)
+            for note in self._pending.unlisted.describe(wanted or {}) if changes.complete else ():
                 self._report(note)
         return changes
 
@@ -180,7 +165,8 @@ def detect_changes(
     scratch = local_folder(folder)
     files = link_files(state.documents, scratch / "known")
     conflicts = conflicting_sources(state.plan.nodes)
-    due = due_now(now_us, state.plan.longest_backoff_s, waiting)
+    known = KnownDocuments(state.documents, files, state.outbox)
+    wanted = WantedDocuments(due_now(now_us, state.plan.longest_backoff_s, waiting), now_us, only_pending)
     with connect(scratch) as db:
         register(db, "documents", local_copies(map(path_of, files)), DOCUMENTS)
         comparisons: dict[str, SourceComparison] = {}
@@ -188,9 +174,7 @@ def detect_changes(
             name = listing.source.name
             others = {other: comparisons.get(other) for other in conflicts.get(name, ())}
             place = Path(tempfile.mkdtemp(dir=scratch))
-            comparisons[name] = SourceComparison(
-                db, place, listing, state.documents, files, state.outbox, due, now_us, only_pending, others
-            )
+            comparisons[name] = SourceComparison(db, place, listing, known, wanted, others)
         for c in comparisons.values():
             if c.duplicates:
                 notes.append(
@@ -216,9 +200,6 @@ def _incomplete(listing: Listing, why: str) -> str:
 # A document that is no longer listed is deleted at all destinations. Before that, the driver looks for some of these
 # documents itself, since another machine may have listed them. If too many are missing in a source or in one of its
 # first-level folders, their deletes wait for an operator; everything else continues.
-
-Allowed = bool | Collection[str]
-"""Deletes beyond ``max_deleted`` that an operator allows: True for all, or those in these first-level folders."""
 
 
 @dataclass
@@ -366,14 +347,15 @@ def look_early(changes: ChangeSet, shipped: PickledPlan, runner: Runner, live: P
     """Drop documents that turn out to be unchanged from the changes. Does nothing if Spark is already running, or is
     needed anyway."""
     tasks = [task for batch in changes.batches for task in batch.tasks]
+    early = runner.early
     if (
         not tasks
-        or runner.started
+        or early is None
         or not all(task.compared and task.reasons().keys() <= {Reason.LOOK} for task in tasks)
     ):
         return changes
     with live.follow() as folder:
-        changed = iter(runner.run_early(FindChanged(shipped, folder), tasks))
+        changed = iter(early.submit(FindChanged(shipped, folder), tasks).result())
     left = []
     for batch in changes.batches:
         changed_tasks = [_select_rows(task, next(changed)) for task in batch.tasks]

@@ -31,10 +31,8 @@ class _TasksAhead(NamedTuple):
 
     number: int
     batch: WaveBatch
-    live: str
-    """Folder for their live progress."""
-    deaths: list[WorkerDied]
-    staged: Future[list[Staged]]
+    task: Transform
+    submitted: Future[list[Staged]]
 
 
 class TransformPhase:
@@ -76,9 +74,9 @@ class TransformPhase:
 
     def begin(self, number: int, batch: WaveBatch) -> None:
         """Start the tasks of this wave in the background; ``run`` returns what they staged."""
-        live, deaths = self._live.make_folder(), list[WorkerDied]()
-        tasks = partial(self._tasks, self._task(number, batch, live), batch.tasks, deaths.append)
-        self._ahead = _TasksAhead(number, batch, live, deaths, self._runner.run_ahead(tasks))
+        task = self._task(number, batch, self._live.make_folder())
+        submitted = self._runner.submit(task, batch.tasks, background=True)
+        self._ahead = _TasksAhead(number, batch, task, submitted)
 
     def run(self, number: int, batch: WaveBatch | LogBatch) -> tuple[list[Staged], dict[str, int]]:
         """Run the tasks of this wave; return what it commits: the staged results, and the logs' new positions."""
@@ -112,11 +110,8 @@ class TransformPhase:
         ahead, self._ahead = self._ahead, None
         assert ahead is not None
         assert (ahead.number, ahead.batch) == (number, batch)
-        with self._live.follow(ahead.live):
-            staged = ahead.staged.result()
-        for death in ahead.deaths:
-            self._note_death(number, death)
-        return staged
+        with self._live.follow(ahead.task.live):
+            return self._tasks(ahead.task, batch.tasks, partial(self._note_death, number), ahead.submitted)
 
     def _run_logs(self, batch: LogBatch, task: Transform) -> tuple[list[Staged], dict[str, int]]:
         if batch.once:
@@ -152,10 +147,14 @@ class TransformPhase:
                     files.remove(table.folder / part.path)
 
     def _tasks(
-        self, task: Transform, items: Sequence[TaskSplit | LogSplit], died: Callable[[WorkerDied], None]
+        self,
+        task: Transform,
+        items: Sequence[TaskSplit | LogSplit],
+        died: Callable[[WorkerDied], None],
+        submitted: Future[list[Staged]] | None = None,
     ) -> list[Staged]:
         """Run the tasks. If a worker dies, run them one by one, and those whose worker dies again in isolation mode."""
-        return run_isolating(self._runner, task, items, dataclasses.replace(task, isolated=True), died)
+        return run_isolating(self._runner, task, items, dataclasses.replace(task, isolated=True), died, submitted)
 
     def _note_death(self, wave: int, death: WorkerDied, *, once: bool = False) -> None:
         again = "What it had begun is in doubt, the rest goes on" if once else "Its tasks are run again, one by one"

@@ -1,32 +1,25 @@
 """Isolation: work that may have killed its process is done again in a child process, so that ``serve`` survives it.
 
-1. The child runs one task, and calls its parent for anything it needs from the queue.
+1. The child (``engine.runner.child``) runs one task, and calls its parent for anything it needs from the queue.
 2. ``CurrentWork``: files that record what is being done, in case the process dies.
 3. ``Isolation``: the parent's side; starts a child for each task.
 """
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import os
-import pickle
-import signal
-import subprocess
-import sys
 import threading
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
-from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from signal import Signals
 from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
 
 from ferryman import crash
-from ferryman.errors import PermanentError, describe
+from ferryman.engine.runner.child import Child, Died, RequestStopped, call_parent
+from ferryman.errors import PermanentError, WorkerDied
 from ferryman.intake import Batch, Job, JobQueue, JobState
 from ferryman.intake.service.errors import ChildDied, StopRequested, TryLater
 from ferryman.intake.service.finisher import finish
@@ -36,38 +29,23 @@ from ferryman.intake.service.stages import StageResult
 from ferryman.intake.service.workspace import Workspace
 from ferryman.storage import files
 
-_DIE_WITH_PARENT: Final = 1  # PR_SET_PDEATHSIG of Linux
-_KILL_FIRST: Final = "1000"
-"""Value for Linux's ``oom_score_adj``: if memory runs out, the child is killed and not its parent."""
-
 _METHODS: Final = ("set_space_needed", "set_identifiers", "set_inventory", "set_store", "check", "lock", "unlock")
 
 
 class ParentCall(NamedTuple):
-    """Request from the child: the value of an attribute, or with ``args`` the result of a method."""
+    """Call from the child: the value of an attribute of one of the parent's objects, or with ``args`` the result of a
+    method."""
 
     target: str
     name: str
     args: tuple[Any, ...] | None
 
 
-class ReplyValue(NamedTuple):
-    """Answer to a ``ParentCall``; from the child, the result of its task."""
-
-    value: Any
-
-
-class ReplyError(NamedTuple):
-    """Answer to a ``ParentCall`` that raises this error; from the child, the error of its task."""
-
-    error: BaseException
-
-
 class Task(Protocol):
     """Work for a child process."""
 
-    def run(self, call_parent: Callable[..., Any]) -> Any:
-        """Do the work. ``call_parent(call)`` sends a ``ParentCall`` to the parent and returns its answer."""
+    def run(self) -> Any:
+        """Do the work."""
         ...
 
 
@@ -78,13 +56,13 @@ class StageTask:
     serving: Serving
     state: JobState
 
-    def run(self, call_parent: Callable[..., Any]) -> Any:
-        queue = cast("JobQueue", _ParentQueue(call_parent))
+    def run(self) -> Any:
+        queue = cast("JobQueue", _ParentQueue())
         stop, work = threading.Event(), Workspace(self.serving.work)
         fetcher, callback = self.serving.fetcher(stop), self.serving.callback(stop)
         stages = self.serving.stages(queue, work, fetcher, callback, stop, lambda text: None)
         (stage,) = (one for one in stages if one.state is self.state)
-        result = stage.work(cast("Job", _ParentObject(call_parent, "job")))
+        result = stage.work(cast("Job", _ParentObject("job")))
         finish(result.steps)
         return result._replace(steps=())
 
@@ -97,7 +75,7 @@ class BatchTask:
     submission: dict[str, Any]
     batch_id: str
 
-    def run(self, call_parent: Callable[..., Any]) -> Any:
+    def run(self) -> Any:
         fetcher = self.serving.fetcher(threading.Event())
         return list(plan_jobs(self.submission, self.batch_id, Workspace(self.serving.work), fetcher))
 
@@ -105,66 +83,25 @@ class BatchTask:
 class _ParentObject:
     """Proxy for an object in the parent process."""
 
-    def __init__(self, call_parent: Callable[..., Any], target: str) -> None:
-        self._call, self._target = call_parent, target
+    def __init__(self, target: str) -> None:
+        self._target = target
 
     def __getattr__(self, name: str) -> Any:
         if name in _METHODS:
-            return lambda *args: self._call(ParentCall(self._target, name, args))
-        return self._call(ParentCall(self._target, name, None))
+            return lambda *args: call_parent(ParentCall(self._target, name, args))
+        return call_parent(ParentCall(self._target, name, None))
 
 
 class _ParentQueue:
     """Proxy for the parent's queue, with the methods that stages need."""
 
-    def __init__(self, call_parent: Callable[..., Any]) -> None:
-        self.locks = _ParentObject(call_parent, "locks")
+    def __init__(self) -> None:
+        self.locks = _ParentObject("locks")
 
 
-def main(descriptor: int) -> None:
-    """Run the task that is received over this connection, in a child process."""
-    _die_with(os.getppid())
-    with Connection(descriptor) as parent:
-        try:
-            task: Task = parent.recv()
-            try:
-                reply: ReplyValue | ReplyError = ReplyValue(task.run(partial(_call_parent, parent, threading.Lock())))
-            except Exception as e:
-                reply = ReplyError(_picklable(e))
-            parent.send(reply)
-        except (EOFError, ConnectionError):
-            os._exit(1)  # the parent has gone
-
-
-def _call_parent(parent: Connection, lock: threading.Lock, call: ParentCall) -> Any:
-    with lock:  # several threads fetch files
-        parent.send(call)
-        reply: ReplyValue | ReplyError = parent.recv()
-    if isinstance(reply, ReplyError):
-        raise reply.error
-    return reply.value
-
-
-def _picklable(error: Exception) -> Exception:
-    """Return the error, or one with the same text that can be pickled."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return PermanentError(describe(error))
-    return error
-
-
-def _die_with(parent: int) -> None:
-    """Make this process end together with its parent, since another process may do the work then. Signals from a
-    terminal are left to the parent."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-        with open("/proc/self/oom_score_adj", "w") as out:
-            out.write(_KILL_FIRST)
-    if os.getppid() != parent:
-        os._exit(1)
+def run_task(task: Task) -> Any:
+    """Run a task in a child process."""
+    return task.run()
 
 
 # Files that record current work, so that it is known what was being done when a process died, and can be isolated.
@@ -319,17 +256,7 @@ class CurrentWork:
 # Work in a child process: if the work kills its process, only the child dies, and ``serve`` sees how.
 #
 # The child does the work of a stage; whatever it needs of the job and the queue it requests from its parent, which
-# holds the lock. So it needs no access to the queue. It dies with its parent.
-
-COMMAND: Final = (
-    sys.executable,
-    "-c",
-    "import sys; from ferryman.intake.service.isolation import main; main(int(sys.argv[1]))",
-)
-"""Command that starts a child, without its last argument: the number of the connection's file descriptor."""
-
-STOP_POLL_S: Final = 0.1
-"""Seconds between two checks whether to stop."""
+# holds the lock. So it needs no access to the queue.
 
 JOB_ATTRIBUTES: Final = frozenset(
     (
@@ -349,11 +276,10 @@ class Isolation:
 
     Args:
         stop: when it is set, the child is killed and ``StopRequested`` raised.
-        command: command to start; default: ``COMMAND``.
     """
 
-    def __init__(self, queue: JobQueue, serving: Serving, stop: threading.Event, command: tuple[str, ...] = ()) -> None:
-        self._queue, self._serving, self._stop, self._command = queue, serving, stop, command or COMMAND
+    def __init__(self, queue: JobQueue, serving: Serving, stop: threading.Event) -> None:
+        self._queue, self._serving, self._stop = queue, serving, stop
 
     def run_stage(self, job: Job, state: JobState) -> StageResult:
         """Run the stage of this state for a job. Raises as the stage does, and ``ChildDied``, ``StopRequested``."""
@@ -372,52 +298,21 @@ class Isolation:
         return replace(self._serving, threads=1)
 
     def _run(self, task: Task, targets: Mapping[str, tuple[Any, frozenset[str]]]) -> Any:
-        parent_end, child_end = Pipe()
-        with parent_end:
-            with child_end:
-                command = [*self._command, str(child_end.fileno())]
-                child = subprocess.Popen(
-                    command, pass_fds=[child_end.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-                )
-            try:
-                parent_end.send(task)
-                return self._answer_until_done(parent_end, child, targets)
-            except (EOFError, ConnectionError):
-                raise ChildDied(_describe_exit(child.wait())) from None
-            finally:
-                child.kill()
-                child.wait()
+        def answer_call(call: ParentCall) -> Any:
+            target, allowed = targets[call.target]
+            if call.name not in allowed:
+                raise AttributeError(call.name)
+            value: Any = getattr(target, call.name)
+            return value if call.args is None else value(*call.args)
 
-    def _answer_until_done(
-        self, in_process: Connection, child: Any, targets: Mapping[str, tuple[Any, frozenset[str]]]
-    ) -> Any:
-        """Answer the child's calls until it has a result."""
-        while True:
-            while not in_process.poll(STOP_POLL_S):
-                if self._stop.is_set():
-                    raise StopRequested
-            match in_process.recv():
-                case ReplyValue(value):
-                    return value
-                case ReplyError(error):
-                    raise error
-                case ParentCall(target_name, name, args):
-                    target, allowed = targets[target_name]
-                    in_process.send(_reply(target, name, args) if name in allowed else ReplyError(AttributeError(name)))
-
-
-def _reply(target: Any, name: str, args: tuple[Any, ...] | None) -> ReplyValue | ReplyError:
-    try:
-        value: Any = getattr(target, name)
-        return ReplyValue(value if args is None else value(*args))
-    except Exception as e:
-        return ReplyError(e)
-
-
-def _describe_exit(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"signal {-code} ({Signals(-code).name})"
-    except ValueError:
-        return f"signal {-code}"
+        child = Child(run_task)
+        try:
+            return child.ask(task, answer_call=answer_call, is_stopped=self._stop.is_set)
+        except Died as e:
+            raise ChildDied(e.how) from None
+        except RequestStopped:
+            raise StopRequested from None
+        except WorkerDied as e:  # the work is not to blame
+            raise TryLater(str(e), DEATH_RETRY_S) from None
+        finally:
+            child.end()

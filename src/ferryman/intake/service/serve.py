@@ -153,8 +153,9 @@ def _process(
 ) -> None:
     """Run the plan for jobs in Processing."""
     from ferryman.engine.run import Run
+    from ferryman.engine.settings import RunSettings
 
-    run = Run(state, runner, _StopBetweenWaves(observer, stop), wait=0)
+    run = Run(state, runner, _StopBetweenWaves(observer, stop), RunSettings(wait=0))
     processing = ProcessingConsumer(queue, run, state, consumers.print_line, stop, turn_size=turn_size)
     try:
         run.recover()
