@@ -182,8 +182,8 @@ def _unicode_path(extra: bytes, name: bytes) -> str:
 
 def _tar_name(info: tarfile.TarInfo, names: str) -> str:
     """Return the name of a tar's member; only extended headers declare that it is UTF-8."""
-    raw = info.name.encode("utf-8", "surrogateescape")
-    return _decode_name(raw, "" if "path" in info.pax_headers else names, "cp1252")
+    is_declared = "path" in info.pax_headers and info.pax_headers.get("hdrcharset") != "BINARY"
+    return _decode_name(info.name.encode("utf-8", "surrogateescape"), "" if is_declared else names, "cp1252")
 
 
 def _zip_members(plain: io.BufferedReader, budget: Budget, names: str) -> Iterator[Member]:
