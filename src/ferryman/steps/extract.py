@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, ClassVar, Final, Literal
 from urllib.parse import unquote
@@ -14,7 +13,7 @@ from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import BadDocument, DeliveryError, Dropped, Unsupported, UsageError, describe
 from ferryman.steps.fields import StepWithDefaults, unique_keys
-from ferryman.steps.formats import MAIL, Attachment, Content, ContentKind, Unreadable, clean, kind_of
+from ferryman.steps.formats import MAIL, Attachment, Content, ContentKind, Unreadable, clean, kind_of, load_reader
 
 Unknown = Literal["refuse", "drop", "pass"]
 """Treatment of content that no reader exists for."""
@@ -114,7 +113,7 @@ class extract_text(StepWithDefaults):
             error = BadDocument if kind.locked else Unsupported
             raise error(f"{doc.id}: it is {kind.label}, of which no text is read. {advice}.")
         try:
-            content: Content = _load_reader(kind.reader)(raw)
+            content: Content = load_reader(kind.reader)(raw)
         except (DeliveryError, MemoryError):  # the step's time is up; the machine is too small
             raise
         except Unreadable as e:
@@ -176,11 +175,6 @@ _SHOWN_CHARACTERS: Final = 200
 def _content_name(doc: Document) -> str:
     """Return the content's name: the last part of its path, or of a member's path in its archive."""
     return unquote(doc.id.rpartition("#")[2]) if doc.parent_id else doc.id
-
-
-def _load_reader(name: str) -> Any:
-    module, function = name.split(".")
-    return getattr(import_module(f"ferryman.steps.formats.{module}"), function)
 
 
 def _detect_language(text: str, allowed: Sequence[str]) -> str:

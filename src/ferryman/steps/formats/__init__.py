@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import re
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
+from importlib import import_module
 from io import BytesIO
 from typing import Any, Final, NamedTuple
 
@@ -126,7 +128,7 @@ PDF: Final = ContentKind("application/pdf", "PDF", "pdf.pdf")
 DOCX: Final = ContentKind(_OFFICE + "wordprocessingml.document", "DOCX", "office.docx")
 PPTX: Final = ContentKind(_OFFICE + "presentationml.presentation", "PPTX", "office.pptx")
 XLSX: Final = ContentKind(_OFFICE + "spreadsheetml.sheet", "XLSX", "office.xlsx")
-XLSB: Final = ContentKind("application/vnd.ms-excel.sheet.binary.macroenabled.12", "XLSB", "office.xls")
+XLSB: Final = ContentKind("application/vnd.ms-excel.sheet.binary.macroenabled.12", "XLSB", "office.xlsb")
 XLS: Final = ContentKind("application/vnd.ms-excel", "XLS", "office.xls")
 ODT: Final = ContentKind(_ODF + "text", "ODT", "office.odf")
 ODP: Final = ContentKind(_ODF + "presentation", "ODP", "office.odf")
@@ -137,10 +139,14 @@ XML: Final = ContentKind("application/xml", "XML", "markup.xml")
 RTF: Final = ContentKind("application/rtf", "RTF", "plain.rtf")
 MARKDOWN: Final = ContentKind("text/markdown", "Markdown", "plain.markdown")
 MAIL: Final = ContentKind("message/rfc822", "e-mail", "mail.mail")
+MBOX: Final = ContentKind("application/mbox", "a mailbox", "mail.mbox")
+MSG: Final = ContentKind("application/vnd.ms-outlook", "an Outlook message", "outlook.msg")
 TROFF: Final = ContentKind("text/troff", "a manual page", "troff.troff")
 PLAIN: Final = ContentKind("text/plain", "plain text", "plain.plain")
 
-READ: Final = (PDF, DOCX, PPTX, XLSX, XLSB, XLS, ODT, ODP, ODS, EPUB, HTML, XML, RTF, MARKDOWN, MAIL, TROFF, PLAIN)
+READ: Final = (
+    *(PDF, DOCX, PPTX, XLSX, XLSB, XLS, ODT, ODP, ODS, EPUB, HTML, XML, RTF, MARKDOWN, MAIL, MBOX, MSG, TROFF, PLAIN),
+)
 """Kinds that are read."""
 
 ZIP: Final = ContentKind("application/zip", "a zip archive", advice="Unpack it with steps.unpack() before")
@@ -153,6 +159,7 @@ _OLD: Final = "Save it in the newer format (DOCX, PPTX)"
 _DOC: Final = ContentKind("application/msword", "a Word file of before 2007", advice=_OLD)
 _PPT: Final = ContentKind("application/vnd.ms-powerpoint", "a PowerPoint file of before 2007", advice=_OLD)
 _OLE: Final = ContentKind("application/x-ole-storage", "a file of an older Office program", advice=_OLD)
+_IWORK: Final = ContentKind("application/vnd.apple.iwork", "an Apple iWork document", advice="Export it as PDF")
 
 _ZIP_MAGIC: Final = (b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")
 """First bytes of a zip with members, of an empty one, of a part of several."""
@@ -167,6 +174,33 @@ _STREAMS: Final = (
     ("Book", XLS),
 )
 """Streams of Office files from before 2007, and of encrypted ones from later."""
+
+_OUTLOOK_STREAM: Final = "__substg1.0_"
+"""Beginning of the names of an Outlook message's streams, one for each property."""
+
+_MAIN_TYPE: Final = re.compile(rb"application/vnd\.([a-z.-]{1,100})\.main\b")
+"""Content type of the main part of an Office package, in lower case."""
+_APPLICATIONS: Final = (
+    (b"wordprocessingml", DOCX),
+    (b"ms-word", DOCX),
+    (b"presentationml", PPTX),
+    (b"ms-powerpoint", PPTX),
+    (b"excel.sheet.binary", XLSB),
+    (b"spreadsheetml", XLSX),
+    (b"ms-excel", XLSX),
+    (b"ms-visio", ContentKind("application/vnd.ms-visio.drawing", "a Visio drawing", advice="Export it as PDF")),
+)
+_MAIN_PARTS: Final = (
+    ("xl/workbook.bin", XLSB),
+    ("xl/workbook.xml", XLSX),
+    ("ppt/presentation.xml", PPTX),
+    ("index/document.iwa", _IWORK),
+    ("index.zip", _IWORK),
+)
+"""Parts that tell the kind of a package that states no content type."""
+_TYPES_PART: Final = "[content_types].xml"
+_TYPES_BYTES: Final = 8 << 20
+"""Longest list of content types that is inspected: an Office file has some thousand parts at most."""
 
 _PACKAGES: Final = (DOCX, PPTX, XLSX, XLSB, ODT, ODP, ODS, EPUB)
 _MAGIC: Final = (
@@ -199,6 +233,8 @@ _BY_ENDING: Final = {
     "xhtml": HTML,
     "xml": XML,
     "eml": MAIL,
+    "mht": MAIL,
+    "mhtml": MAIL,
     "txt": PLAIN,
 }
 """Hints for content that is text."""
@@ -220,6 +256,11 @@ _HEADER: Final = re.compile(
 )
 _HEADERS: Final = 3
 """Number of a mail's own headers among the first lines that make it a mail, whatever its name."""
+
+_MBOX: Final = re.compile(
+    rb"From [^\r\n]{0,200} (?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) [^\r\n]{0,100}[0-9]{4}[^\r\n]{0,20}\r?\n[!-9;-~]+:"
+)
+"""Beginning of a mailbox: the line before each message, then its first header."""
 
 _TEXT_BOMS: Final = (b"\xff\xfe", b"\xfe\xff", b"\xef\xbb\xbf")
 
@@ -268,6 +309,8 @@ def _text_kind(head: bytes, ending: str) -> ContentKind:
     if b"\0" in head and not head.startswith(_TEXT_BOMS):
         return UNKNOWN
     hint = _BY_ENDING.get(ending)
+    if _MBOX.match(head):
+        return MBOX
     if _HTML.match(head):
         return HTML
     if hint is not None:
@@ -286,7 +329,7 @@ def _zip_kind(raw: bytes, ending: str) -> ContentKind:
     """Return the kind of a zip by its members: a package states its type, or has the parts of one."""
     try:
         archive = zipfile.ZipFile(BytesIO(raw))
-        names = set(archive.namelist())
+        names = archive.NameToInfo
         if "mimetype" in names and archive.getinfo("mimetype").file_size < _HEAD_BYTES:
             declared = archive.read("mimetype").strip().decode("ascii", "replace").removesuffix("-template")
             for kind in (ODT, ODP, ODS, EPUB):
@@ -296,12 +339,36 @@ def _zip_kind(raw: bytes, ending: str) -> ContentKind:
         raise
     except Exception:  # there is hardly one that a damaged archive does not raise
         return _torn_zip_kind(raw, ending)
-    for kind, part in ((XLSB, "xl/workbook.bin"), (XLSX, "xl/workbook.xml"), (PPTX, "ppt/presentation.xml")):
-        if part in names:
+    return _package_kind(archive) or ZIP
+
+
+def _package_kind(archive: zipfile.ZipFile) -> ContentKind | None:
+    """Return the kind of an Office package by the content type of its main part, which may be in any folder.
+
+    The names of parts are compared as Office does: without regard to case; some programs write backslashes.
+    """
+    parts = {info.filename.replace("\\", "/").lstrip("/").lower(): info for info in archive.infolist()}
+    types = parts.get(_TYPES_PART)
+    for application in _MAIN_TYPE.findall(_content_types(archive, types)):
+        for mark, kind in _APPLICATIONS:
+            if mark in application:
+                return kind
+    for part, kind in _MAIN_PARTS:
+        if part in parts:
             return kind
-    if "[Content_Types].xml" in names and any(name.startswith("word/") for name in names):
-        return DOCX
-    return ZIP
+    return DOCX if types is not None and any(name.startswith("word/") for name in parts) else None
+
+
+def _content_types(archive: zipfile.ZipFile, part: zipfile.ZipInfo | None) -> bytes:
+    """Return the list of content types in lower case, without the zeros of UTF-16; b"" if it cannot be read."""
+    if part is None or part.file_size > _TYPES_BYTES:
+        return b""
+    try:
+        return archive.read(part).replace(b"\0", b"").lower()
+    except DeliveryError:  # the step's time is up
+        raise
+    except Exception:  # damaged, or encrypted
+        return b""
 
 
 def _torn_zip_kind(raw: bytes, ending: str) -> ContentKind:
@@ -317,7 +384,16 @@ def _torn_zip_kind(raw: bytes, ending: str) -> ContentKind:
 
 def _ole_kind(raw: bytes, ending: str) -> ContentKind:
     """Return the kind of an OLE file by the names of its streams, in UTF-16; if it embeds others, also by its name."""
+    if _OUTLOOK_STREAM.encode("utf-16-le") in raw and ending not in ("doc", "ppt", "xls"):
+        return MSG
     kinds = [kind for stream, kind in _STREAMS if stream.encode("utf-16-le") in raw]
     if not kinds:
         return _OLE
     return XLS if XLS in kinds and ending == "xls" and kinds[0] != _LOCKED else kinds[0]
+
+
+def load_reader(name: str) -> Callable[..., Content]:
+    """Return the reader of this name, which is loaded now: most runs need few of them."""
+    module, function = name.split(".")
+    reader: Callable[..., Content] = getattr(import_module(f"ferryman.steps.formats.{module}"), function)
+    return reader
