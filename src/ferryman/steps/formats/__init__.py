@@ -59,6 +59,17 @@ class Content:
     verbatim: bool = False
 
 
+class Unread(dict[str, None]):
+    """Names of what a document has and a reader leaves out, for the field ``unread``; each once, in order."""
+
+    def add(self, what: str) -> None:
+        self[what] = None
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        return {"unread": list(self)} if self else {}
+
+
 def clean(text: str, verbatim: bool = False) -> str:
     """Clean text so that every destination accepts it: no control characters, no lone surrogates, uniform line ends.
 
@@ -139,8 +150,8 @@ XML: Final = ContentKind("application/xml", "XML", "markup.xml")
 RTF: Final = ContentKind("application/rtf", "RTF", "plain.rtf")
 MARKDOWN: Final = ContentKind("text/markdown", "Markdown", "plain.markdown")
 MAIL: Final = ContentKind("message/rfc822", "e-mail", "mail.mail")
-MBOX: Final = ContentKind("application/mbox", "a mailbox", "mail.mbox")
-MSG: Final = ContentKind("application/vnd.ms-outlook", "an Outlook message", "outlook.msg")
+MBOX: Final = ContentKind("application/mbox", "mailbox", "mail.mbox")
+MSG: Final = ContentKind("application/vnd.ms-outlook", "Outlook message", "outlook.msg")
 TROFF: Final = ContentKind("text/troff", "a manual page", "troff.troff")
 PLAIN: Final = ContentKind("text/plain", "plain text", "plain.plain")
 
@@ -257,10 +268,11 @@ _HEADER: Final = re.compile(
 _HEADERS: Final = 3
 """Number of a mail's own headers among the first lines that make it a mail, whatever its name."""
 
-_MBOX: Final = re.compile(
-    rb"From [^\r\n]{0,200} (?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) [^\r\n]{0,100}[0-9]{4}[^\r\n]{0,20}\r?\n[!-9;-~]+:"
+MAILBOX_LINE: Final = re.compile(
+    rb"(?:\A|(?<=\n\n)|(?<=\n\r\n))"
+    rb"From [^\r\n]{0,200} (?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) [^\r\n]{0,100}[0-9]{4}[^\r\n]{0,20}\r?\n(?=[!-9;-~]+:)"
 )
-"""Beginning of a mailbox: the line before each message, then its first header."""
+"""Line before each message of a mailbox, and where it stands: after a blank line, before a header."""
 
 _TEXT_BOMS: Final = (b"\xff\xfe", b"\xfe\xff", b"\xef\xbb\xbf")
 
@@ -309,7 +321,7 @@ def _text_kind(head: bytes, ending: str) -> ContentKind:
     if b"\0" in head and not head.startswith(_TEXT_BOMS):
         return UNKNOWN
     hint = _BY_ENDING.get(ending)
-    if _MBOX.match(head):
+    if MAILBOX_LINE.match(head):
         return MBOX
     if _HTML.match(head):
         return HTML

@@ -1,16 +1,31 @@
-"""E-mail (RFC 5322), read by the standard library."""
+"""E-mail (RFC 5322), saved web pages (MHTML) and mailboxes, read by the standard library."""
 
 from __future__ import annotations
 
 import email
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable, Iterator
 from email.message import EmailMessage
 from email.policy import EmailPolicy
 from typing import Any, Final
 
+from ferryman import limits
 from ferryman.errors import DeliveryError
 from ferryman.limits import KIB
-from ferryman.steps.formats import Attachment, Content, clean, format_time, one_line
+from ferryman.steps.formats import (
+    HTML,
+    MAIL,
+    MAILBOX_LINE,
+    Attachment,
+    Content,
+    Unread,
+    Unreadable,
+    clean,
+    format_time,
+    kind_of,
+    one_line,
+)
+from ferryman.steps.formats.charsets import decode
 from ferryman.steps.formats.markup import html
 
 HEADER_CHARS: Final = 4 * KIB
@@ -38,8 +53,30 @@ def _cut(value: str, limit: int) -> str:
     return value[: next((end for end in ends if end > limit // 2), limit)]
 
 
+_READ_AS_TEXT: Final = frozenset({"text/plain", "text/html", "text/enriched", "text/richtext", "text/rfc822-headers"})
+_REPORTS: Final = frozenset({"message/delivery-status", "message/disposition-notification", "message/feedback-report"})
+"""Parts of reports, made of headers."""
+
+_SHOWN: Final = ("image/", "audio/", "video/", "font/", "text/css", "text/javascript", "application/javascript")
+"""Types of what a page or a mail shows or uses, and that is not text."""
+_SIGNATURES: Final = ("application/pgp-signature", "application/pkcs7-signature", "application/x-pkcs7-signature")
+_OTHER_FORMS: Final = ("text/x-amp-html", "text/watch-html")
+"""Forms of a mail for a few programs, with what is in its HTML, too."""
+
+_FULLER: Final = 2
+"""How many times as many words an alternative must have for its plain text to be a stub."""
+
+_LOST_BOUNDARY: Final = re.compile(
+    rb"^--([^\s\"\\][^\r\n\"\\]{0,199}?)[ \t]*\r?\n(?=Content-[\w-]{1,50}:|\r?\n)", re.MULTILINE | re.IGNORECASE
+)
+"""Line between parts of a mail whose header states another one, or none."""
+
+
 def mail(raw: bytes) -> Content:
-    """Read a mail: its text; subject, sender, receivers and date as fields; attachments as parts."""
+    """Read a mail: its text; subject, sender, receivers and date as fields; attachments as parts.
+
+    The text is the plain text unless it is blank or a stub beside fuller HTML; texts between attachments are joined.
+    """
     message = email.message_from_bytes(raw, policy=_BoundedHeaders())
     assert isinstance(message, EmailMessage)
     fields = {
@@ -48,12 +85,221 @@ def mail(raw: bytes) -> Content:
         "to": one_line(_header(message, "to")),
         "created": _date(message),
     }
-    body = _body(message)
-    return Content(
-        _text(body) if body is not None else "",
-        {name: value for name, value in fields.items() if value},
-        [_part(each) for each in _attachments(message, body)],
-    )
+    reader = _PartReader()
+    reader.read(message, is_body=True)
+    return reader.content({name: value for name, value in fields.items() if value})
+
+
+def mbox(raw: bytes) -> Content:
+    """Read a mailbox: each message becomes a part, with a document of its own."""
+    starts = [match.start() for match in MAILBOX_LINE.finditer(raw)]
+    if len(starts) > limits.UNPACK_MEMBERS:
+        raise Unreadable(f"it has {len(starts)} messages, more than {limits.UNPACK_MEMBERS}. Split it")
+    messages = []
+    for start, end in zip(starts, [*starts[1:], len(raw)], strict=True):
+        message = raw[raw.index(b"\n", start) + 1 : end]
+        messages.append(Attachment("", _QUOTED_LINE.sub(rb"\1", message), MAIL.type))
+    return Content("", {"messages": len(messages)}, messages)
+
+
+_QUOTED_LINE: Final = re.compile(rb"^>(>*From )", re.MULTILINE)
+"""Line of a message that its mailbox quotes, so that it does not begin the next one."""
+
+
+class _PartReader:
+    """Reads the parts of a mail into text and attachments."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.attachments: list[Attachment] = []
+        self.unread = Unread()
+        self._replaced = 0
+        self._error: Unreadable | None = None
+
+    def content(self, fields: dict[str, Any]) -> Content:
+        text = "\n\n".join(text for text in self.texts if text.strip())
+        if self._error is not None:
+            if not text:
+                raise self._error
+            self.unread.add("HTML")
+        if self._replaced:
+            fields["replaced_characters"] = self._replaced
+        return Content(text, fields | self.unread.fields, self.attachments)
+
+    def read(self, part: Any, is_body: bool = False) -> None:
+        """Add a part and what is in it.
+
+        Args:
+            is_body: whether the part stands where the text of a mail stands, whatever its name.
+        """
+        kind = part.get_content_type()
+        if part.get_content_maintype() == "multipart":
+            self._read_parts(part, kind)
+        elif kind in _REPORTS:
+            self.texts.append(_headers_text(part))
+        elif _is_text(part, is_body):
+            self.texts.append(self._text(part, kind))
+        elif not _is_shown(part) and kind != "application/applefile":
+            self._attach(part)
+
+    def _read_parts(self, part: Any, kind: str) -> None:
+        parts = _parts_of(part)
+        if not parts:
+            self._read_without_parts(part)
+        elif kind == "multipart/alternative":
+            self._read_alternative(parts)
+        elif kind == "multipart/related":
+            self._read_related(part, parts)
+        else:
+            if kind == "multipart/encrypted":
+                self.unread.add("encrypted text")
+            for each in parts:
+                if not (kind == "multipart/signed" and each.get_content_type() in _SIGNATURES):
+                    self.read(each)
+
+    def _read_without_parts(self, part: Any) -> None:
+        """Read what should have parts and has none: as a text."""
+        raw = _bytes(part)
+        if raw.strip():
+            self.texts.append(self._decoded_text(raw, "", is_html=kind_of(raw) == HTML))
+
+    def _read_alternative(self, parts: list[Any]) -> None:
+        """Read the fullest of several forms, and what is attached among them."""
+        plain, rich, others = list[str](), list[str](), list[Any]()
+        for part in parts:
+            kind = part.get_content_type()
+            if part.get_content_maintype() == "multipart":
+                inner = _PartReader()
+                inner.read(part, is_body=True)
+                rich += inner.texts
+                self._take_over(inner)
+            elif _is_text(part, is_body=True):
+                (plain if kind == "text/plain" else rich).append(self._text(part, kind))
+            elif kind == "text/calendar" and not part.get_filename():
+                self.unread.add("calendar")
+            elif kind not in _OTHER_FORMS:
+                others.append(part)
+        self.texts.append(fuller_text(_join_once(plain), _join_once(rich)))
+        for part in others:
+            self.read(part)
+
+    def _take_over(self, inner: _PartReader) -> None:
+        """Take over all of another reader but its texts."""
+        self.attachments += inner.attachments
+        self.unread |= inner.unread
+        self._replaced += inner._replaced
+        self._error = self._error or inner._error
+
+    def _read_related(self, whole: Any, parts: list[Any]) -> None:
+        """Read a text with what it shows: frames are text, too; pictures and styles are not."""
+        start = str(_try_parse(lambda: whole.get_param("start")) or "")
+        root = next((part for part in parts if start and str(part["content-id"] or "").strip() == start), parts[0])
+        self.read(root, is_body=True)
+        for part in parts:
+            if part is not root:
+                self.read(part)
+
+    def _text(self, part: Any, kind: str) -> str:
+        raw, charset = _bytes(part), str(_try_parse(part.get_content_charset) or "")
+        text = self._decoded_text(raw, charset, is_html=kind == "text/html")
+        return _without_enrichment(text) if kind in ("text/enriched", "text/richtext") else text
+
+    def _decoded_text(self, raw: bytes, charset: str, is_html: bool) -> str:
+        try:
+            content = html(raw, charset) if is_html else None
+        except Unreadable as e:
+            self._error = e
+            return ""
+        if content is not None:
+            self._replaced += content.fields.get("replaced_characters", 0)
+            return content.text
+        decoded = decode(raw, charset)
+        self._replaced += decoded.replaced
+        return decoded.text
+
+    def _attach(self, part: Any) -> None:
+        raw, name = _bytes(part), str(_try_parse(part.get_filename) or "")
+        if raw or name:
+            charset = str(_try_parse(part.get_content_charset) or "")
+            self.attachments.append(Attachment(name, raw, part.get_content_type(), charset))
+
+
+def fuller_text(plain: str, rich: str) -> str:
+    """Return the plain text of a mail, unless it is a stub beside the text of its HTML."""
+    return rich if len(rich.split()) >= max(1, _FULLER * len(plain.split())) else plain
+
+
+def _join_once(texts: Iterable[str]) -> str:
+    return "\n\n".join(dict.fromkeys(text.strip() for text in texts if text.strip()))
+
+
+def _is_text(part: Any, is_body: bool) -> bool:
+    """Return whether a part is shown as text; with a name it is an attachment, unless it stands for the body."""
+    if part.get_content_type() not in _READ_AS_TEXT or _disposition(part) == "attachment":
+        return False
+    return is_body or not _try_parse(part.get_filename)
+
+
+def _is_shown(part: Any) -> bool:
+    """Return whether a part is a picture, style or the like that a text shows or uses."""
+    if _disposition(part) == "attachment" or not part.get_content_type().startswith(_SHOWN):
+        return False
+    return bool(part["content-id"] or part["content-location"])
+
+
+def _disposition(part: Any) -> str:
+    return str(_try_parse(part.get_content_disposition) or "")
+
+
+def _parts_of(part: Any) -> list[Any]:
+    """Return the parts of a multipart; where its boundary is missing or another one, by the first line that looks like
+    one."""
+    parts = part.get_payload()
+    if isinstance(parts, list):
+        return parts
+    raw = _bytes(part)
+    boundary = _LOST_BOUNDARY.search(raw)
+    if boundary is None:
+        return []
+    header = b'Content-Type: multipart/mixed; boundary="%s"\r\n\r\n' % boundary[1]
+    parts = email.message_from_bytes(header + raw[boundary.start() :], policy=_BoundedHeaders()).get_payload()
+    return parts if isinstance(parts, list) else []
+
+
+def _headers_text(part: Any) -> str:
+    """Return the text of a report that is made of headers, such as why a mail was not delivered."""
+    blocks = part.get_payload() if part.is_multipart() else []
+    lines = ("\n".join(_header_lines(block)) for block in blocks)
+    return "\n\n".join(line for line in lines if line) or decode(_bytes(part)).text
+
+
+def _header_lines(message: Any) -> Iterator[str]:
+    for name in dict.fromkeys(message.keys()):
+        yield f"{name}: {one_line(_header(message, name))}"
+
+
+_ENRICHED: Final = re.compile(r"<<|<param>[^<]{0,1000}</param>|</?[A-Za-z][A-Za-z0-9-]{0,59}>|\n+", re.IGNORECASE)
+
+
+def _without_enrichment(text: str) -> str:
+    """Return the text in ``text/enriched`` (RFC 1896), where one line end is a space, and several are one fewer."""
+
+    def plain(match: re.Match[str]) -> str:
+        found = match[0]
+        if found.startswith("\n"):
+            return "\n" * (len(found) - 1) or " "
+        return "<" if found == "<<" else "\n" if found.lower() == "<nl>" else ""
+
+    return _ENRICHED.sub(plain, text.replace("\r\n", "\n"))
+
+
+def _bytes(part: Any) -> bytes:
+    """Return a part's content, decoded from its transfer encoding; for an attached message, its bytes."""
+    if part.get_content_type() == "message/rfc822":
+        inner = part.get_payload()
+        return bytes(inner[0]) if isinstance(inner, list) and inner else b""
+    payload: Any = _try_parse(lambda: part.get_payload(decode=True))
+    return payload if isinstance(payload, bytes) else b""
 
 
 def _try_parse(read: Callable[[], Any]) -> Any:
@@ -72,61 +318,3 @@ def _header(message: EmailMessage, name: str) -> str:
 
 def _date(message: EmailMessage) -> str:
     return str(_try_parse(lambda: format_time(message["date"].datetime)) or "")
-
-
-def _body(message: EmailMessage) -> EmailMessage | None:
-    """Return the part to read, preferably plain text, else HTML."""
-    body = _try_parse(lambda: message.get_body(("plain", "html")))
-    return body if isinstance(body, EmailMessage) else None
-
-
-def _text(part: EmailMessage) -> str:
-    raw = _bytes(part)
-    if part.get_content_type() == "text/html":
-        return html(raw).text
-    charset = part.get_content_charset("utf-8")
-    try:
-        return raw.decode(charset)
-    except (LookupError, UnicodeError):
-        from ferryman.steps.formats.plain import decode_text
-
-        return decode_text(raw)[0]
-
-
-def _attachments(message: EmailMessage, body: EmailMessage | None) -> list[EmailMessage]:
-    """Return the attachments: everything with content but the body, its other forms, and inline parts of it."""
-    attachments: list[EmailMessage] = []
-    _gather(message, body, attachments)
-    return attachments
-
-
-def _gather(part: Any, body: EmailMessage | None, attachments: list[EmailMessage]) -> None:
-    kind = part.get_content_type()
-    if part is body:
-        return
-    if part.is_multipart() and kind != "message/rfc822":
-        parts = part.get_payload()
-        if kind == "multipart/alternative":
-            parts = [each for each in parts if each.is_multipart()]  # the others say the same in another form
-        for each in parts:
-            _gather(each, body, attachments)
-    elif part.get_content_maintype() != "multipart" and not _is_inline(part):
-        attachments.append(part)
-
-
-def _is_inline(part: Any) -> bool:
-    """Return whether the part is a picture that the body shows."""
-    return bool(part["content-id"]) and part.get_content_disposition() != "attachment" and not part.get_filename()
-
-
-def _part(part: EmailMessage) -> Attachment:
-    return Attachment(str(_try_parse(part.get_filename) or ""), _bytes(part), part.get_content_type())
-
-
-def _bytes(part: Any) -> bytes:
-    """Return a part's content, decoded from its transfer encoding; for an attached message, its bytes."""
-    if part.get_content_type() == "message/rfc822":
-        inner = part.get_payload()
-        return bytes(inner[0]) if isinstance(inner, list) and inner else b""
-    payload: Any = part.get_payload(decode=True)
-    return payload if isinstance(payload, bytes) else b""

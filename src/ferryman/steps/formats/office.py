@@ -26,6 +26,7 @@ from ferryman.steps.formats import (
     PLAIN,
     RTF,
     Content,
+    Unread,
     Unreadable,
     format_time,
     iso_date,
@@ -56,17 +57,6 @@ _EMBEDDED: Final = frozenset({"package", "oleObject"})
 
 _NESTED: Final = 3
 """Depth to which parts are read that others insert: documents in documents."""
-
-
-class Unread(dict[str, None]):
-    """Names of what a document has and a reader leaves out, for the field ``unread``; each once, in order."""
-
-    def add(self, what: str) -> None:
-        self[what] = None
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        return {"unread": list(self)} if self else {}
 
 
 def docx(raw: bytes, depth: int = 0) -> Content:
